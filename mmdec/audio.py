@@ -1,0 +1,260 @@
+"""Sound in, sound out, and the features between them. The only file that imports torchaudio or soundfile.
+
+Source features are Kaldi's 80 filterbanks (25 ms window, 10 ms hop), normalised per utterance. Target features live on
+one frame grid: 16 kHz, window and FFT 1024, hop 256, centred, so T samples give 1 + T // 256 frames.
+"""
+
+import math
+import os
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import soundfile
+import torch
+import torchaudio.compliance.kaldi as kaldi
+import torchaudio.functional as F
+from torch import Tensor
+
+from mmdec.types import InputError
+
+SAMPLE_RATE = 16_000  # Hz, of every network here
+HOP = 256  # samples between target frames
+WINDOW = 1024  # samples in a target frame
+MELS = 80
+LOG_FLOOR = 1e-5
+MIN_RATE, MAX_RATE = 8_000, 192_000  # Hz
+MAX_SECONDS = 3_600.0
+
+AudioSource = str | os.PathLike[str] | BinaryIO
+
+
+def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE) -> Tensor:
+    """One sound file, mixed down to mono and resampled: (T,) float32 in [-1, 1].
+
+    Reads what libsndfile reads: wav, flac, ogg, mp3, aiff; 8 to 32 bit integers and floats. Raises InputError for
+    anything else, and for audio that `check_samples` refuses.
+    """
+    name = os.fspath(source) if isinstance(source, (str, os.PathLike)) else getattr(source, "name", "a file object")
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        if path.is_dir():
+            raise InputError(f"`audio` must be a sound file, but '{name}' is a directory. Name the files in it.")
+        if not path.is_file():
+            raise InputError(f"`audio` must be an existing file, but '{name}' does not exist. Check the path.")
+    try:
+        with soundfile.SoundFile(source) as file:
+            rate = file.samplerate
+            check_rate(rate)
+            check_seconds(file.frames / rate)
+            data = file.read(dtype="float32", always_2d=True)  # (T, channels)
+    except (soundfile.SoundFileError, OSError, TypeError, EOFError) as error:
+        raise InputError(
+            f"`audio` must be a sound file that libsndfile can read, but '{name}' is not ({error}). "
+            "Convert it to 16-bit PCM wav."
+        ) from error
+    samples = torch.from_numpy(data).mean(dim=1)  # (T,)
+    check_samples(samples)
+    return resample(samples, rate, sample_rate)
+
+
+def save_audio(path: str | os.PathLike[str], samples: Tensor | np.ndarray, sample_rate: int = SAMPLE_RATE) -> Path:
+    """Write (T,) float samples as 16-bit audio, whole or not at all. The suffix of `path` names the format."""
+    path = Path(path)
+    kind = path.suffix.lstrip(".").upper()
+    if kind not in soundfile.available_formats():
+        raise InputError(f"`path` must end in .wav, .flac or .ogg, but is '{path}'. Rename the output.")
+    data = samples.detach().cpu().numpy() if isinstance(samples, Tensor) else np.asarray(samples)
+    data = np.clip(data.astype(np.float32, copy=False), -1.0, 1.0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
+    os.close(descriptor)
+    try:
+        soundfile.write(temporary, data, sample_rate, subtype="PCM_16" if kind in ("WAV", "FLAC", "AIFF") else None)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def check_rate(rate: int) -> None:
+    """Refuse sample rates outside 8 to 192 kHz."""
+    if rate < MIN_RATE:
+        raise InputError(f"`sample_rate` must be at least {MIN_RATE} Hz, but is {rate}. Resample the audio first.")
+    if rate > MAX_RATE:
+        raise InputError(f"`sample_rate` must be at most {MAX_RATE} Hz, but is {rate}. Resample the audio first.")
+
+
+def check_seconds(seconds: float) -> None:
+    """Refuse audio longer than an hour: it is read whole."""
+    if seconds > MAX_SECONDS:
+        raise InputError(
+            f"`audio` must last at most {MAX_SECONDS:.0f} seconds, but lasts {seconds:.0f}. Cut it into several files."
+        )
+
+
+def check_samples(samples: Tensor) -> None:
+    """Refuse (T,) samples that hold no sound at all, or that are not finite numbers."""
+    if samples.numel() == 0:
+        raise InputError("`audio` must hold at least one sample, but is empty. Check the recording.")
+    finite = torch.isfinite(samples)
+    if not bool(finite.all()):
+        count = int((~finite).sum())
+        raise InputError(
+            f"`audio` must hold finite numbers, but {count} of {samples.numel()} samples are NaN or infinite. "
+            "Replace them, with zeros for instance."
+        )
+
+
+def resample(samples: Tensor, rate: int, new_rate: int = SAMPLE_RATE) -> Tensor:
+    """(..., T) at `rate` Hz to (..., ceil(T * new_rate / rate)) at `new_rate` Hz, without aliasing."""
+    if rate == new_rate or samples.shape[-1] == 0:
+        return samples
+    divisor = math.gcd(rate, new_rate)
+    if max(rate, new_rate) // divisor <= 1000:
+        return F.resample(samples, rate, new_rate)
+    # Rates with no small ratio (44,101 Hz, say) would need a filter bank of gigabytes: cut the spectrum instead.
+    length = samples.shape[-1]
+    seconds = math.ceil(length / rate)  # whole seconds hold a whole number of samples at both rates
+    spectrum = torch.fft.rfft(samples, n=seconds * rate)
+    bins = seconds * new_rate // 2 + 1
+    spectrum = spectrum[..., :bins]
+    result = torch.fft.irfft(spectrum, n=seconds * new_rate) * (new_rate / rate)
+    return result[..., : math.ceil(length * new_rate / rate)]
+
+
+def fbank(samples: Tensor) -> Tensor:
+    """16 kHz samples (T,) to the encoder's features (N, 80): Kaldi filterbanks, mean 0 and variance 1 per utterance.
+
+    Fewer samples than one 25 ms window (400) are padded with zeros to one frame.
+    """
+    if samples.shape[-1] < 400:
+        samples = torch.nn.functional.pad(samples, (0, 400 - samples.shape[-1]))
+    features = kaldi.fbank(samples[None] * 32768.0, num_mel_bins=MELS, sample_frequency=SAMPLE_RATE, dither=0.0)
+    spread, mean = torch.std_mean(features, dim=0, correction=0)
+    return (features - mean) / spread.clamp(min=1e-5)  # (N, 80)
+
+
+def frame_count(samples: int) -> int:
+    """How many target frames `samples` samples give."""
+    return 1 + samples // HOP
+
+
+def magnitudes(samples: Tensor) -> Tensor:
+    """16 kHz samples (..., T) to the magnitudes (..., 513, F) of the target frame grid. Differentiable."""
+    spectrum = torch.stft(
+        samples, WINDOW, HOP, window=_window(samples.device), center=True, pad_mode="constant", return_complex=True
+    )
+    return (spectrum.real.square() + spectrum.imag.square() + 1e-9).sqrt()  # the floor keeps the gradient finite at 0
+
+
+def log_mel(samples: Tensor) -> Tensor:
+    """16 kHz samples (..., T) to the target features (..., F, 80): natural log of mel magnitudes. Differentiable."""
+    mel = magnitudes(samples).transpose(-1, -2) @ _mel_filters(samples.device)  # (..., F, 80)
+    return mel.clamp(min=LOG_FLOOR).log()
+
+
+def energy(samples: Tensor) -> Tensor:
+    """16 kHz samples (..., T) to (..., F): the L2 norm of each frame's magnitudes, as FastSpeech 2 has it."""
+    return magnitudes(samples).square().sum(dim=-2).sqrt()
+
+
+def pitch(samples: Tensor, low: float = 60.0, high: float = 400.0, threshold: float = 0.2) -> Tensor:
+    """16 kHz samples (T,) to (F,): the fundamental in Hz on the target frame grid, 0 where the frame is unvoiced.
+
+    YIN (de Cheveigne and Kawahara, 2002): the first dip of the cumulative mean normalised difference below
+    `threshold`, refined by a parabola. `low` and `high` bound the search in Hz.
+    """
+    padded = torch.nn.functional.pad(samples, (WINDOW // 2, WINDOW // 2))
+    frames = padded.unfold(0, WINDOW, HOP)  # (F, 1024)
+    width = WINDOW // 2
+    lags = min(math.ceil(SAMPLE_RATE / low) + 2, width)
+    head = torch.fft.rfft(frames[:, :width], n=WINDOW)
+    correlation = torch.fft.irfft(torch.fft.rfft(frames, n=WINDOW) * head.conj(), n=WINDOW)[:, :lags]  # no wrap < 512
+    total = torch.nn.functional.pad(frames.square().cumsum(dim=1), (1, 0))
+    power = total[:, width : width + lags] - total[:, :lags]  # (F, lags), of each shifted window
+    difference = (power[:, :1] + power - 2 * correlation).clamp(min=0)
+    steps = torch.arange(1, lags, device=samples.device)
+    mean = difference[:, 1:].cumsum(dim=1) / steps
+    dip = torch.cat([torch.ones_like(mean[:, :1]), difference[:, 1:] / mean.clamp(min=1e-9)], dim=1)  # (F, lags)
+
+    first = math.floor(SAMPLE_RATE / high)
+    inner = dip[:, first : lags - 1]
+    bottom = (inner <= dip[:, first - 1 : lags - 2]) & (inner < dip[:, first + 1 : lags]) & (inner < threshold)
+    voiced = bottom.any(dim=1) & (power[:, 0] > 1e-4 * width * 1e-2)  # quieter than -60 dB is silence
+    lag = bottom.int().argmax(dim=1) + first
+    left, middle, right = (dip.gather(1, (lag + shift)[:, None])[:, 0] for shift in (-1, 0, 1))
+    curve = (left - 2 * middle + right).clamp(min=1e-9)
+    refined = lag + (0.5 * (left - right) / curve).clamp(-1, 1)
+    return torch.where(voiced, SAMPLE_RATE / refined, 0.0)
+
+
+def griffin_lim(mel: Tensor, iterations: int = 32) -> Tensor:
+    """Log mel (F, 80) to samples (F * 256,) without weights: the named fallback where no vocoder was trained."""
+    filters = _mel_filters(mel.device)  # (513, 80)
+    power = (mel.exp() @ torch.linalg.pinv(filters)).clamp(min=0).T  # (513, F)
+    samples = F.griffinlim(
+        power[None],
+        window=_window(mel.device),
+        n_fft=WINDOW,
+        hop_length=HOP,
+        win_length=WINDOW,
+        power=1.0,
+        n_iter=iterations,
+        momentum=0.99,
+        length=(mel.shape[0] - 1) * HOP,
+        rand_init=False,
+    )[0]
+    return torch.nn.functional.pad(samples, (0, HOP))
+
+
+def split_at_pauses(samples: Tensor, max_seconds: float = 8.0, min_pause: float = 0.15) -> list[tuple[int, int]]:
+    """Cut 16 kHz samples (T,) into pieces of at most `max_seconds`: [(start, end), ...] that cover every sample.
+
+    A piece that is too long is cut in the middle of its longest pause (at least `min_pause` seconds, 30 dB below the
+    loud frames), or at its quietest place where it has none; then its parts are looked at in the same way.
+    """
+    length = samples.shape[-1]
+    limit = int(max_seconds * SAMPLE_RATE)
+    if length <= limit:
+        return [(0, length)]
+    step = SAMPLE_RATE // 100  # 10 ms
+    padded = torch.nn.functional.pad(samples, (0, -length % step))
+    level = padded.reshape(-1, step).square().mean(dim=1).sqrt().numpy()  # (frames,)
+    smooth = np.convolve(level, np.full(5, 0.2), mode="same")
+    quiet = smooth < max(float(np.quantile(smooth, 0.95)) * 10 ** (-30 / 20), 1e-4)
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], quiet.astype(np.int8), [0]])))
+    pauses = [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True) if (b - a) * 0.01 >= min_pause]
+
+    pieces: list[tuple[int, int]] = []
+    waiting = [(0, len(level))]  # in frames
+    while waiting:
+        start, end = waiting.pop()
+        if (end - start) * step <= limit:
+            pieces.append((start * step, min(end * step, length)))
+            continue
+        margin = min(50, (end - start) // 4)  # a part of less than half a second is no sentence
+        inside = [(max(a, start), min(b, end)) for a, b in pauses]
+        inside = [(a, b) for a, b in inside if b > a and start + margin <= (a + b) // 2 <= end - margin]
+        if inside:
+            a, b = max(inside, key=lambda pause: pause[1] - pause[0])
+            cut = (a + b) // 2
+        else:
+            cut = start + margin + int(np.argmin(smooth[start + margin : end - margin]))
+        waiting += [(cut, end), (start, cut)]  # a stack: the left part comes next
+    return pieces
+
+
+@lru_cache(maxsize=8)
+def _window(device: torch.device) -> Tensor:
+    return torch.hann_window(WINDOW, device=device)
+
+
+@lru_cache(maxsize=8)
+def _mel_filters(device: torch.device) -> Tensor:  # (513, 80)
+    filters = F.melscale_fbanks(WINDOW // 2 + 1, 20.0, 8000.0, MELS, SAMPLE_RATE, norm="slaney", mel_scale="slaney")
+    return filters.to(device)

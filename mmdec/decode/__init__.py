@@ -1,0 +1,1 @@
+"""The decoding core: paths through a lattice, words from phones. Decoding knows nothing of networks."""

@@ -1,0 +1,201 @@
+"""Speech encoder: a 4x convolutional subsampler and Conformer blocks with relative positions.
+
+The architecture is that of the fairseq family (`s2t_conformer`; Gulati et al. 2020, with the Transformer-XL relative
+positions of Dai et al. 2019), name for name, so that weights travel both ways: see `conformer_weights.py`.
+It knows nothing of units, graphs or languages.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mmdec.nn.dropout import PooledDropout
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """Sizes of the speech encoder; the defaults are DASpeech's (33.5 M parameters)."""
+
+    features: int = 80
+    channels: int = 1024  # of the subsampler's first convolution, before its GLU halves them
+    d_model: int = 256
+    ffn: int = 2048
+    heads: int = 4
+    layers: int = 12
+    kernel: int = 31
+    dropout: float = 0.1
+
+
+def lengths_to_mask(lengths: Tensor, size: int) -> Tensor:
+    """(B,) -> (B, size) bool, True where a position is real."""
+    return torch.arange(size, device=lengths.device)[None] < lengths[:, None]
+
+
+def subsampled(lengths: Tensor) -> Tensor:
+    """Frames after the two convolutions of stride 2."""
+    for _ in range(2):
+        lengths = torch.div(lengths - 1, 2, rounding_mode="floor") + 1
+    return lengths
+
+
+class Subsampler(nn.Module):
+    """(B, N, 80) -> (B, ~N/4, d): two convolutions of width 5 and stride 2, each gated."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.conv_layers = nn.ModuleList(
+            [
+                nn.Conv1d(config.features, config.channels, 5, stride=2, padding=2),
+                nn.Conv1d(config.channels // 2, config.d_model * 2, 5, stride=2, padding=2),
+            ]
+        )
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        x = features.transpose(1, 2)  # (B, 80, N)
+        for conv in self.conv_layers:
+            x = F.glu(conv(x), dim=1)
+            lengths = torch.div(lengths - 1, 2, rounding_mode="floor") + 1
+            # What lies beyond a row's end must be zero, or the batch would leak into the row's last frames.
+            x = x * lengths_to_mask(lengths, x.shape[2])[:, None].to(x.dtype)
+        return x.transpose(1, 2), lengths
+
+
+class FeedForward(nn.Module):
+    """Pre-norm position-wise network; the block adds half of it."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.layer_norm = nn.LayerNorm(config.d_model)
+        self.w_1 = nn.Linear(config.d_model, config.ffn)
+        self.w_2 = nn.Linear(config.ffn, config.d_model)
+        self.dropout = PooledDropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.dropout(F.silu(self.w_1(self.layer_norm(x))))
+        return self.dropout(self.w_2(x))
+
+
+class RelativeAttention(nn.Module):
+    """Self-attention with Transformer-XL relative positions: content and position scores with a learned bias each."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        d = config.d_model
+        self.heads = config.heads
+        self.linear_q = nn.Linear(d, d)
+        self.linear_k = nn.Linear(d, d)
+        self.linear_v = nn.Linear(d, d)
+        self.linear_out = nn.Linear(d, d)
+        self.linear_pos = nn.Linear(d, d, bias=False)
+        self.pos_bias_u = nn.Parameter(torch.empty(config.heads, d // config.heads))
+        self.pos_bias_v = nn.Parameter(torch.empty(config.heads, d // config.heads))
+        nn.init.xavier_uniform_(self.pos_bias_u)
+        nn.init.xavier_uniform_(self.pos_bias_v)
+        self.dropout = PooledDropout(config.dropout)
+
+    def forward(self, x: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        """x (B, S, d); positions (2S-1, d), from distance S-1 down to -(S-1); mask (B, 1, 1, S) additive."""
+        b, s, d = x.shape
+        h = self.heads
+        q = self.linear_q(x).view(b, s, h, -1)
+        k = self.linear_k(x).view(b, s, h, -1).permute(0, 2, 3, 1)  # (B, H, D, S)
+        v = self.linear_v(x).view(b, s, h, -1).transpose(1, 2)
+        p = self.linear_pos(positions).view(2 * s - 1, h, -1).permute(1, 2, 0)  # (H, D, 2S-1)
+        content = (q + self.pos_bias_u.to(q.dtype)).transpose(1, 2) @ k  # (B, H, S, S)
+        place = (q + self.pos_bias_v.to(q.dtype)).transpose(1, 2) @ p  # (B, H, S, 2S-1)
+        # Row i wants the entries of distance i-j: a skewed view of the padded rows, no gather.
+        place = F.pad(place, (1, 0)).view(b, h, 2 * s, s)[:, :, 1:].reshape(b, h, s, 2 * s - 1)[..., :s]
+        scores = (content + place).float() / math.sqrt(d // h) + mask
+        weights = self.dropout(scores.softmax(-1).to(v.dtype))
+        return self.linear_out((weights @ v).transpose(1, 2).reshape(b, s, d))
+
+
+class Convolution(nn.Module):
+    """Pointwise, GLU, depthwise, BatchNorm, swish, pointwise."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        d = config.d_model
+        self.layer_norm = nn.LayerNorm(d)
+        self.pointwise_conv1 = nn.Conv1d(d, 2 * d, 1, bias=False)
+        self.depthwise_conv = nn.Conv1d(d, d, config.kernel, padding=config.kernel // 2, groups=d, bias=False)
+        self.batch_norm = nn.BatchNorm1d(d)
+        self.pointwise_conv2 = nn.Conv1d(d, d, 1, bias=False)
+        self.dropout = PooledDropout(config.dropout)
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        """x (B, S, d); keep (B, S, 1), 0 at padding."""
+        x = self.layer_norm(x) * keep.to(x.dtype)
+        # A convolution of width 1 is a linear map: as such it is faster on a CPU.
+        x = F.glu(F.linear(x, self.pointwise_conv1.weight.squeeze(-1)), dim=-1)
+        x = self.depthwise_conv(x.transpose(1, 2))
+        x = F.silu(self.batch_norm(x)).transpose(1, 2)
+        return self.dropout(F.linear(x, self.pointwise_conv2.weight.squeeze(-1)))
+
+
+class ConformerLayer(nn.Module):
+    """Half feed-forward, attention, convolution, half feed-forward, layer norm."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.ffn1 = FeedForward(config)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
+        self.self_attn = RelativeAttention(config)
+        self.conv_module = Convolution(config)
+        self.ffn2 = FeedForward(config)
+        self.final_layer_norm = nn.LayerNorm(config.d_model)
+        self.dropout = PooledDropout(config.dropout)
+
+    def forward(self, x: Tensor, positions: Tensor, mask: Tensor, keep: Tensor) -> Tensor:
+        x = x + 0.5 * self.ffn1(x)
+        x = x + self.dropout(self.self_attn(self.self_attn_layer_norm(x), positions, mask))
+        x = x + self.conv_module(x, keep)
+        x = x + 0.5 * self.ffn2(x)
+        return self.final_layer_norm(x)
+
+
+def relative_positions(size: int, d_model: int, device: torch.device) -> Tensor:
+    """Sinusoids of the distances size-1 ... -(size-1): (2*size-1, d_model), sine and cosine interleaved."""
+    distance = torch.arange(size - 1, -size, -1, dtype=torch.float32, device=device)[:, None]
+    rate = torch.exp(torch.arange(0, d_model, 2, dtype=torch.float32, device=device) * (-math.log(1e4) / d_model))
+    angles = distance * rate
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).view(2 * size - 1, d_model)
+
+
+class SpeechEncoder(nn.Module):
+    """Conformer over filterbank features.
+
+    forward: features (B, N, 80) float, lengths (B,) in frames -> states (B, S, d), lengths (B,), S = N/4 rounded up.
+    `middle` names a layer (1-based) whose states are returned too, for an auxiliary loss.
+    Source: facts of DASpeech (Fang et al., NeurIPS 2023, section 3.1); no final norm after the stack.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.subsample = Subsampler(config)
+        self.linear = nn.Linear(config.d_model, config.d_model)
+        self.conformer_layers = nn.ModuleList([ConformerLayer(config) for _ in range(config.layers)])
+        self.dropout = PooledDropout(config.dropout)
+
+    def forward(
+        self, features: Tensor, lengths: Tensor, middle: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        x, lengths = self.subsample(features, lengths)
+        x = math.sqrt(self.config.d_model) * x
+        real = lengths_to_mask(lengths, x.shape[1])
+        mask = torch.zeros(real.shape, device=x.device).masked_fill(~real, -1e9)[:, None, None]
+        keep = real[..., None].to(torch.float32)
+        positions = self.dropout(relative_positions(x.shape[1], self.config.d_model, x.device))
+        x = self.dropout(self.linear(x))
+        tapped: Tensor | None = None
+        for index, layer in enumerate(self.conformer_layers, start=1):
+            x = layer(x, positions, mask, keep)
+            if index == middle:
+                tapped = x
+        return x, lengths, tapped

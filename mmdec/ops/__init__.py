@@ -1,0 +1,1 @@
+"""Tensors in, tensors out: dynamic programs and kernels. An operator knows nothing of models."""

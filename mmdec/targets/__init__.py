@@ -1,0 +1,1 @@
+"""Targets: each one knows a model whole, and nothing of drafting."""
