@@ -57,6 +57,7 @@ class Subsampler(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         x = features.transpose(1, 2)  # (B, 80, N)
+        x = x * lengths_to_mask(lengths, x.shape[2])[:, None].to(x.dtype)
         for conv in self.conv_layers:
             x = F.glu(conv(x), dim=1)
             lengths = torch.div(lengths - 1, 2, rounding_mode="floor") + 1

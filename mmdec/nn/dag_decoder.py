@@ -1,0 +1,174 @@
+"""Linguistic decoder: one parallel pass that fills a directed acyclic graph of tokens.
+
+Every vertex gets a hidden state, a distribution over units (its emission) and transition probabilities to all later
+vertices (its links). Source: DA-Transformer (Huang et al., ICML 2022, section 3), as used by DASpeech (Fang et al.,
+NeurIPS 2023, section 3.2). What the small recipe adds (`link_prior`, `copy_encoder`, sinusoidal positions) is off in
+the paper's configuration. How a path is found is not known here: see `ops/dag.py` and `decode/lattice.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mmdec.nn.conformer import lengths_to_mask
+from mmdec.nn.dropout import PooledDropout
+from mmdec.nn.transformer import DecoderLayer, sinusoids
+
+BOS, PAD, EOS, UNK = 0, 1, 2, 3  # the first four units of every vocabulary
+
+
+@dataclass(frozen=True)
+class DagConfig:
+    """Sizes of the graph decoder; the defaults are DASpeech's (18 M parameters)."""
+
+    d_model: int = 512
+    ffn: int = 2048
+    heads: int = 8
+    layers: int = 4
+    dropout: float = 0.1
+    upsample: float = 0.5  # vertices per filterbank frame (lambda)
+    min_vertices: int = 2
+    max_vertices: int = 1024
+    link_heads: int = 8
+    link_dim: int = 64  # of a head's query and key
+    positions: Literal["learned", "sinusoidal"] = "learned"
+    link_prior: bool = False  # log-linear penalty on long jumps, one learned slope a head
+    copy_encoder: bool = False  # add the encoder's states, stretched to the graph, to the vertices' inputs
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """A batch of graphs; vertex 0 starts every path, vertex lengths-1 ends it."""
+
+    hidden: Tensor  # (B, L, D)
+    emissions: Tensor  # (B, L, V) log-probabilities, fp32
+    links: Tensor  # (B, L, L) log-probabilities, fp32; -inf where j <= i or beyond a row's end
+    lengths: Tensor  # (B,)
+
+
+def graph_sizes(config: DagConfig, frame_lengths: Tensor) -> Tensor:
+    """(B,) frames -> (B,) vertices: clamp(floor(lambda * frames))."""
+    sizes = (config.upsample * frame_lengths.to(torch.float64)).floor().to(torch.long)
+    return sizes.clamp(config.min_vertices, config.max_vertices)
+
+
+class Links(nn.Module):
+    """Transition scores between vertices: a mixture of heads, gated by the vertex that is left."""
+
+    def __init__(self, config: DagConfig) -> None:
+        super().__init__()
+        self.config = config
+        d, width = config.d_model, config.link_heads * config.link_dim
+        self.link_positional = nn.Embedding(config.max_vertices + 2, d) if config.positions == "learned" else None
+        self.query_linear = nn.Linear(2 * d, width)
+        self.key_linear = nn.Linear(2 * d, width)
+        self.gate_linear = nn.Linear(2 * d, config.link_heads)
+        if config.link_prior:
+            # softplus of these gives .6 ... .15 nats a vertex: a first jump that does not skip the graph.
+            slopes = torch.logspace(math.log10(0.6), math.log10(0.15), config.link_heads)
+            self.prior = nn.Parameter(torch.log(torch.expm1(slopes)))
+        else:
+            self.register_parameter("prior", None)
+
+    def forward(self, hidden: Tensor, lengths: Tensor) -> Tensor:
+        """hidden (B, L, d), lengths (B,) -> log E (B, L, L), fp32."""
+        b, size, d = hidden.shape
+        config = self.config
+        with torch.autocast(hidden.device.type, enabled=False):
+            hidden = hidden.float()
+            if self.link_positional is None:
+                place = sinusoids(size, d, hidden.device)
+            else:
+                place = self.link_positional.weight[:size]
+            x = torch.cat([hidden, place.expand(b, -1, -1)], dim=-1)  # (B, L, 2d)
+            q = self.query_linear(x).view(b, size, config.link_heads, -1).transpose(1, 2)
+            k = self.key_linear(x).view(b, size, config.link_heads, -1).transpose(1, 2)
+            scores = q @ k.transpose(2, 3) * config.link_dim**-0.5  # (B, H, L, L)
+            steps = torch.arange(size, device=hidden.device)
+            jump = steps[None, :] - steps[:, None]  # j - i
+            if self.prior is not None:
+                scores = scores - F.softplus(self.prior)[:, None, None] * jump
+            allowed = (jump > 0) & lengths_to_mask(lengths, size)[:, None, :]  # (B, L, L)
+            # A finite floor keeps softmax and its gradient free of NaN in rows with no successor.
+            scores = scores.masked_fill(~allowed[:, None], -1e30)
+            heads = scores.log_softmax(-1)  # (B, H, L, L)
+            gates = self.gate_linear(x).log_softmax(-1).transpose(1, 2)[..., None]  # (B, H, L, 1)
+            links = torch.logsumexp(heads + gates, dim=1)
+            return links.masked_fill(~allowed, -torch.inf)
+
+
+class DagDecoder(nn.Module):
+    """Vertices from encoder states in one pass.
+
+    forward: states (B, S, d_memory), state_lengths (B,), frame_lengths (B,) -> Lattice. `given` (B, L), with -1 where
+    nothing is given, puts tokens at vertices: the glancing of GLAT.
+    """
+
+    def __init__(self, config: DagConfig, num_units: int, d_memory: int) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(num_units, config.d_model)
+        nn.init.normal_(self.embed_tokens.weight, std=config.d_model**-0.5)
+        if config.positions == "learned":
+            self.embed_positions = nn.Embedding(config.max_vertices + 2, config.d_model)
+            nn.init.normal_(self.embed_positions.weight, std=0.02)
+        else:
+            self.embed_positions = None
+        self.copy = nn.Linear(d_memory, config.d_model) if config.copy_encoder else None
+        self.layers = nn.ModuleList(
+            [
+                DecoderLayer(config.d_model, config.ffn, config.heads, config.dropout, d_memory)
+                for _ in range(config.layers)
+            ]
+        )
+        self.links = Links(config)
+        self.dropout = PooledDropout(config.dropout)
+
+    def inputs(self, states: Tensor, state_lengths: Tensor, lengths: Tensor, given: Tensor | None) -> Tensor:
+        """The vertices before the first layer: (B, L, d)."""
+        size, d = int(lengths.max()), self.config.d_model
+        steps = torch.arange(size, device=states.device)
+        tokens = torch.full((states.shape[0], size), UNK, device=states.device)
+        tokens = torch.where(steps == lengths[:, None] - 1, EOS, tokens)
+        tokens[:, 0] = BOS
+        if given is not None:
+            tokens = torch.where(given >= 0, given, tokens)
+        x = math.sqrt(d) * self.embed_tokens(tokens)
+        if self.embed_positions is None:
+            x = x + sinusoids(size, d, states.device)
+        else:
+            x = x + self.embed_positions.weight[:size]
+        if self.copy is not None:
+            # Vertex j looks at the place j (S-1)/(L-1) of the encoder's states, between two of them.
+            place = steps * ((state_lengths - 1) / (lengths - 1).clamp(min=1))[:, None]
+            place = torch.minimum(place, (state_lengths - 1)[:, None].to(place.dtype))  # (B, L)
+            low = place.floor().to(torch.long)
+            high = torch.minimum(low + 1, (state_lengths - 1)[:, None])
+            part = (place - low)[..., None]
+            copied = self.copy(states)
+            index = low[..., None].expand(-1, -1, d), high[..., None].expand(-1, -1, d)
+            x = x + copied.gather(1, index[0]) * (1 - part) + copied.gather(1, index[1]) * part
+        return self.dropout(x)
+
+    def forward(
+        self, states: Tensor, state_lengths: Tensor, frame_lengths: Tensor, given: Tensor | None = None
+    ) -> Lattice:
+        lengths = graph_sizes(self.config, frame_lengths)
+        x = self.inputs(states, state_lengths, lengths, given)
+        self_mask = additive(lengths_to_mask(lengths, x.shape[1]))
+        memory_mask = additive(lengths_to_mask(state_lengths, states.shape[1]))
+        for layer in self.layers:
+            x = layer(x, self_mask, states, memory_mask)
+        emissions = F.linear(x, self.embed_tokens.weight).float().log_softmax(-1)
+        return Lattice(x, emissions, self.links(x, lengths), lengths)
+
+
+def additive(real: Tensor) -> Tensor:
+    """(B, S) bool -> (B, 1, 1, S) float: 0 at real positions, a large negative number elsewhere."""
+    return torch.zeros(real.shape, device=real.device).masked_fill(~real, -1e9)[:, None, None]

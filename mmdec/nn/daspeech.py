@@ -1,0 +1,119 @@
+"""DASpeech: speech encoder, graph decoder, adaptor and FastSpeech 2 in one network (Fang et al., NeurIPS 2023).
+
+`SpeechToUnits` is the linguistic half (speech to phones), with the autoregressive baseline on the same encoder;
+`DASpeech` adds the acoustic half (phones' hidden states to mel spectrogram). The vocoder is a network of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from mmdec.nn.ar_decoder import ArConfig, ArDecoder
+from mmdec.nn.conformer import EncoderConfig, SpeechEncoder
+from mmdec.nn.dag_decoder import DagConfig, DagDecoder, Lattice
+from mmdec.nn.dropout import PooledDropout
+from mmdec.nn.fastspeech2 import FastSpeech2, FastSpeech2Config
+
+
+@dataclass(frozen=True)
+class DASpeechConfig:
+    """All sizes; the defaults are the paper's model of 93 M parameters."""
+
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    dag: DagConfig = field(default_factory=DagConfig)
+    ar: ArConfig = field(default_factory=ArConfig)
+    tts: FastSpeech2Config = field(default_factory=FastSpeech2Config.paper)
+    adaptor_ffn: int = 1024
+    adaptor_dropout: float = 0.1
+    ctc_layer: int = 8  # encoder layer under the auxiliary CTC loss
+    ctc_characters: int = 0  # 0: no CTC head
+
+    @classmethod
+    def paper(cls) -> DASpeechConfig:
+        """DASpeech as published."""
+        return cls()
+
+    @classmethod
+    def small(cls, dropout: float = 0.1) -> DASpeechConfig:
+        """The model that ships: about a tenth of the paper's size, for CPUs."""
+        return cls(
+            encoder=EncoderConfig(channels=384, d_model=192, ffn=512, layers=6, kernel=15, dropout=dropout),
+            dag=DagConfig(
+                d_model=192,
+                ffn=512,
+                heads=4,
+                layers=3,
+                dropout=dropout,
+                upsample=0.25,
+                min_vertices=24,
+                link_heads=4,
+                link_dim=48,
+                positions="sinusoidal",
+                link_prior=True,
+                copy_encoder=True,
+            ),
+            ar=ArConfig(d_model=192, ffn=512, heads=4, layers=3, dropout=dropout),
+            tts=FastSpeech2Config.small(),
+            adaptor_ffn=384,
+            ctc_layer=4,
+            ctc_characters=48,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> DASpeechConfig:
+        parts = {"encoder": EncoderConfig, "dag": DagConfig, "ar": ArConfig, "tts": FastSpeech2Config}
+        return cls(**{key: parts[key](**value) if key in parts else value for key, value in values.items()})
+
+
+class SpeechToUnits(nn.Module):
+    """Speech encoder with two decoders: the graph (`decoder`) and the autoregressive baseline (`ar`)."""
+
+    def __init__(self, config: DASpeechConfig, num_units: int) -> None:
+        super().__init__()
+        self.config = config
+        self.num_units = num_units
+        self.encoder = SpeechEncoder(config.encoder)
+        self.decoder = DagDecoder(config.dag, num_units, config.encoder.d_model)
+        self.ar = ArDecoder(config.ar, num_units, config.encoder.d_model)
+        self.ctc = nn.Linear(config.encoder.d_model, config.ctc_characters) if config.ctc_characters else None
+
+    def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """features (B, N, 80), lengths (B,) -> states (B, S, d), state lengths (B,)."""
+        states, state_lengths, _ = self.encoder(features, lengths)
+        return states, state_lengths
+
+    def lattice(self, states: Tensor, state_lengths: Tensor, frame_lengths: Tensor) -> Lattice:
+        """The graph of a batch; `frame_lengths` are filterbank frames, which set the graphs' sizes."""
+        return self.decoder(states, state_lengths, frame_lengths)
+
+
+class DASpeech(SpeechToUnits):
+    """The whole model but its vocoder."""
+
+    def __init__(self, config: DASpeechConfig, num_units: int) -> None:
+        super().__init__(config, num_units)
+        self.adaptor = Adaptor(config.dag.d_model, config.adaptor_ffn, config.tts.d_model, config.adaptor_dropout)
+        self.tts = FastSpeech2(config.tts, num_units)
+
+    def acoustic_input(self, hidden: Tensor) -> Tensor:
+        """Hidden states of vertices (B, K, D) -> inputs of the acoustic model (B, K, d_tts)."""
+        return self.adaptor(hidden)
+
+
+class Adaptor(nn.Module):
+    """Two linear maps between the graph's width and the acoustic model's."""
+
+    def __init__(self, d_in: int, ffn: int, d_out: int, dropout: float) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(d_in, ffn)
+        self.fc2 = nn.Linear(ffn, d_out)
+        self.dropout = PooledDropout(dropout)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.fc2(self.dropout(self.fc1(hidden).relu()))

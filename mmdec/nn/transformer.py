@@ -1,0 +1,86 @@
+"""The post-norm Transformer decoder layer that the graph decoder and the autoregressive decoder share."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mmdec.nn.dropout import PooledDropout
+
+
+def sinusoids(size: int, d_model: int, device: torch.device, start: int = 0) -> Tensor:
+    """Absolute positions start ... start+size-1 as sines, then cosines: (size, d_model)."""
+    place = torch.arange(start, start + size, dtype=torch.float32, device=device)[:, None]
+    rate = torch.exp(torch.arange(d_model // 2, dtype=torch.float32, device=device) * (-math.log(1e4) / (d_model // 2)))
+    return torch.cat([(place * rate).sin(), (place * rate).cos()], dim=-1)
+
+
+class Attention(nn.Module):
+    """Multi-head attention by plain matrix products: on a CPU, and with masks, faster in training than fused kernels."""
+
+    def __init__(self, d_model: int, heads: int, dropout: float, d_memory: int | None = None) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q = nn.Linear(d_model, d_model)
+        self.kv = nn.Linear(d_memory or d_model, 2 * d_model)
+        self.out = nn.Linear(d_model, d_model)
+        self.dropout = PooledDropout(dropout)
+
+    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, S, d_memory) -> keys and values (B, H, S, D)."""
+        b, s, _ = memory.shape
+        k, v = self.kv(memory).view(b, s, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
+        return k, v
+
+    def attend(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """x (B, M, d) looks at keys and values (B, H, S, D); mask additive, broadcastable to (B, H, M, S)."""
+        b, m, d = x.shape
+        q = self.q(x).view(b, m, self.heads, -1).transpose(1, 2)
+        if not self.training:
+            y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask if mask is None else mask.to(q.dtype))
+        else:
+            scores = (q @ keys.transpose(2, 3)).float() * (d // self.heads) ** -0.5
+            if mask is not None:
+                scores = scores + mask
+            y = self.dropout(scores.softmax(-1).to(values.dtype)) @ values
+        return self.out(y.transpose(1, 2).reshape(b, m, d))
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention, attention to the encoder's states, feed-forward; each followed by its norm (post-norm)."""
+
+    def __init__(self, d_model: int, ffn: int, heads: int, dropout: float, d_memory: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(d_model, heads, dropout)
+        self.self_attn_layer_norm = nn.LayerNorm(d_model)
+        self.encoder_attn = Attention(d_model, heads, dropout, d_memory)
+        self.encoder_attn_layer_norm = nn.LayerNorm(d_model)
+        self.fc1 = nn.Linear(d_model, ffn)
+        self.fc2 = nn.Linear(ffn, d_model)
+        self.final_layer_norm = nn.LayerNorm(d_model)
+        self.dropout = PooledDropout(dropout)
+
+    def forward(self, x: Tensor, self_mask: Tensor | None, memory: Tensor, memory_mask: Tensor | None) -> Tensor:
+        """x (B, M, d), memory (B, S, d_memory); masks additive, float."""
+        keys, values = self.self_attn.keys_values(x)
+        return self.rest(x, keys, values, self_mask, *self.encoder_attn.keys_values(memory), memory_mask)
+
+    def rest(
+        self,
+        x: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        self_mask: Tensor | None,
+        memory_keys: Tensor,
+        memory_values: Tensor,
+        memory_mask: Tensor | None,
+    ) -> Tensor:
+        """The layer once keys and values are known: what a step with a cache runs."""
+        x = self.self_attn_layer_norm(x + self.dropout(self.self_attn.attend(x, keys, values, self_mask)))
+        y = self.encoder_attn.attend(x, memory_keys, memory_values, memory_mask)
+        x = self.encoder_attn_layer_norm(x + self.dropout(y))
+        y = self.fc2(self.dropout(F.gelu(self.fc1(x))))
+        return self.final_layer_norm(x + self.dropout(y))
