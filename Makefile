@@ -1,0 +1,43 @@
+# Each command works in a fresh checkout, with Python 3.11 or newer and make alone. No root, no GPU.
+
+PYTHON ?= python3
+MINUTES ?= 25
+TORCH = torch==2.11.0 torchaudio==2.11.0
+BIN = .venv/bin
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+export PYTHONUNBUFFERED = 1
+
+.PHONY: translate test check corpus train demo wheel clean
+
+translate: .venv/ready  ## translate the sample recordings into out/
+	$(BIN)/python -m mmdec translate data/samples/*.wav --output out --verbose
+
+test: .venv/ready  ## every test
+	$(BIN)/python -m pytest
+
+check: .venv/ready  ## style, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+corpus: .venv/ready  ## the French-English phrasebook corpus: needs espeak-ng and flite
+	$(BIN)/python data/build/phrasebook.py
+
+train: .venv/ready  ## train or resume the shipped models for MINUTES=25
+	$(BIN)/python -m mmdec train --minutes $(MINUTES)
+
+demo: .venv/ready  ## the page that records and translates
+	$(BIN)/python -m mmdec demo
+
+wheel: .venv/ready  ## dist/mmdec-*.whl, with the models in it
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean:  ## what the commands above wrote, but not .venv
+	rm -rf dist out .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+.venv/ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("mmdec needs Python 3.11 or newer, but $(PYTHON) is %d.%d. Name another: make PYTHON=python3.12" % v[:2])'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet $(TORCH) --editable '.[test]'
+	@touch $@

@@ -1,0 +1,17 @@
+"""Puts models/ and demos/ into the wheel as mmdec/_models and mmdec/_demos. An editable install reads the checkout."""
+
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class ArtefactsHook(BuildHookInterface):
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version == "editable":
+            return
+        for name in ("models", "demos"):
+            folder = Path(self.root, name)
+            for path in sorted(folder.rglob("*")):
+                if path.is_file() and "__pycache__" not in path.parts:
+                    build_data["force_include"][str(path)] = f"mmdec/_{name}/{path.relative_to(folder).as_posix()}"
