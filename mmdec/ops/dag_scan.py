@@ -1,0 +1,162 @@
+"""Forward-backward over a DAG: log-likelihood, vertex posterior and expected link counts, without an autograd tape.
+
+    alpha_t(j) = match_t(j) + LSE_{i<j}(alpha_{t-1}(i) + E_ij)      alpha_0 lives on vertex 0 alone
+    beta_t(i)  = LSE_{j>i}(E_ij + match_{t+1}(j) + beta_{t+1}(j))   beta_last lives on the last vertex alone
+
+`scaled` works on probabilities in float64, each step divided by its peak, so a step is one batched product of a vector
+and a matrix instead of L^2 exponentials. A number further than e^-708 below its peak is flushed to 0. Whether that can
+matter is decided afterwards, for each sample, from the scan itself. With
+
+    gap = max_t  max log alpha_t  +  max E  +  max match_{t+1}  +  max log beta_{t+1}  -  log P,
+
+what one vertex can lose in one step is less than 3 L e^-708 times the product of those four peaks, so all steps
+together lose less than 3 M L^2 e^(gap - 708) of P. A sample with gap <= 640, and no step that falls by more than
+e^-640, is right to 1e-16 in log P and, absolutely, in every posterior, for M L^2 < 1e13. The others, impossible ones
+among them, are recomputed by `exact`, which stays in log space throughout and has no such limit.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmdec.ops.dag_links import NEG_INF, forward_links
+
+TINY = 2.3e-308
+TRUSTED = 640.0
+
+
+class Posterior(NamedTuple):
+    """What the forward-backward pass knows. All float64; all zero where a sample is impossible."""
+
+    log_prob: Tensor  # (B,), -inf where no path emits the target
+    vertices: Tensor  # (B, M, L), P(y_t is emitted by v_j | Y)
+    links: Tensor  # (B, L, L), P(the path jumps i -> j | Y)
+
+
+def masked_inputs(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+    """Float64 match and links, -inf wherever no complete path can pass (too early, too late, padding)."""
+    steps = torch.arange(match.size(1), device=match.device)
+    vertex = torch.arange(match.size(2), device=match.device)
+    # Token t sits on vertex t at the earliest, and leaves room for the tokens after it.
+    earliest = vertex >= steps[:, None]  # (M, L)
+    latest = vertex <= (ends - last)[:, None, None] + steps[:, None]  # (B, M, L)
+    possible = earliest & latest & (steps <= last[:, None])[:, :, None]
+    return match.double().masked_fill(~possible, NEG_INF), forward_links(links.double(), ends + 1)
+
+
+def forward_backward(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Posterior:
+    """match (B, M, L) and dense links (B, L, L) in any float; last token and last vertex (B,) as indices."""
+    match, links = masked_inputs(match, links, last, ends)
+    result, trusted = scaled(match, links, last, ends)
+    doubtful = (~trusted).nonzero().squeeze(1)  # the one device sync of the whole pass
+    if len(doubtful) == 0:
+        return result
+    repaired = exact(match[doubtful], links[doubtful], last[doubtful], ends[doubtful])
+    return Posterior(*(whole.index_copy(0, doubtful, part) for whole, part in zip(result, repaired, strict=True)))
+
+
+def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Posterior, Tensor]:
+    """The fast pass on masked float64 inputs, and for each sample whether it is exact (B,)."""
+    batch, steps, size = match.shape
+    step = torch.arange(steps, device=match.device)
+    link_top = _finite(links.amax((1, 2)))  # (B,)
+    match_top = _finite(match.amax(2))  # (B, M)
+    weights = (links - link_top[:, None, None]).exp()  # (B, L, L)
+    emission = (match - match_top[:, :, None]).exp()  # (B, M, L)
+
+    # Backwards is forwards in a mirror: tokens reversed for each sample, links transposed. Both run in one batch of 2B.
+    mirror = last[:, None] - step  # (B, M), step k of the mirror is token last - k
+    outside = mirror < 0
+    mirror = mirror.clamp(min=0)
+    mirrored = emission.gather(1, mirror[:, :, None].expand_as(emission)).masked_fill(outside[:, :, None], 0.0)
+    factors = torch.cat([emission, mirrored]).transpose(0, 1).contiguous()  # (M, 2B, L)
+    tops = torch.cat([match_top, match_top.gather(1, mirror)]) + link_top.repeat(2)[:, None]  # (2B, M)
+
+    row = torch.arange(batch, device=match.device)
+    arrivals = match.new_zeros(steps, 2 * batch, size)  # before the token is emitted
+    arrivals[0, :batch, 0] = 1.0
+    arrivals[0, batch + row, ends] = 1.0
+    states = arrivals.clone()  # after it, divided by its peak
+    peaks = match.new_ones(steps, 2 * batch, 1)
+    both = torch.cat([weights, weights.transpose(1, 2)])  # (2B, L, L)
+    for k in range(1, steps):
+        arrive, state, peak = arrivals[k], states[k], peaks[k]
+        torch.bmm(states[k - 1].unsqueeze(1), both, out=arrive.unsqueeze(1))
+        torch.mul(arrive, factors[k], out=state)
+        torch.amax(state, 1, keepdim=True, out=peak)
+        state.div_(peak.clamp_min_(TINY))
+
+    log_peaks = peaks.squeeze(2).t().log()  # (2B, M)
+    start = torch.cat([match[:, 0, 0], match[row, last, ends]])  # (2B,)
+    scale = torch.cat([start[:, None], log_peaks[:, 1:] + tops[:, 1:]], 1).cumsum(1)  # (2B, M): log of each peak
+    arrival_scale = torch.cat([torch.zeros_like(start)[:, None], scale[:, :-1] + link_top.repeat(2)[:, None]], 1)
+
+    def tokens(values: Tensor) -> Tensor:
+        """The mirror's half of a (M, 2B, L) buffer, back in the order of tokens: (B, M, L)."""
+        half = values[:, batch:].transpose(0, 1)
+        return half.gather(1, mirror[:, :, None].expand(batch, steps, half.size(2)))
+
+    alpha, beta = states[:, :batch].transpose(0, 1), tokens(arrivals)  # (B, M, L)
+    alpha_scale, beta_scale = scale[:batch], arrival_scale[batch:].gather(1, mirror)  # (B, M)
+    log_prob = alpha_scale.gather(1, last[:, None]).squeeze(1) + alpha[row, last, ends].log()  # (B,)
+
+    excess = (alpha_scale + beta_scale - log_prob[:, None]).masked_fill(outside, NEG_INF)
+    vertices = alpha * beta * excess.exp()[:, :, None]  # (B, M, L)
+
+    # A link's count: leave v_i after token t, then arrive at v_j and emit token t + 1.
+    following = mirror[:, 1:]  # (B, M - 1)
+    leaving = alpha_scale[:, :-1] + link_top[:, None] - log_prob[:, None]
+    emitted_scale = scale[batch:].gather(1, following)
+    into = (leaving + emitted_scale).masked_fill(outside[:, 1:], NEG_INF).exp()[:, :, None]
+    counts = torch.bmm((alpha[:, :-1] * into).transpose(1, 2), tokens(states)[:, 1:]) * weights  # (B, L, L)
+
+    beta_top = tokens(arrivals.amax(2, keepdim=True)).squeeze(2).log() + beta_scale  # (B, M)
+    gap = (leaving + match_top[:, 1:] + beta_top[:, 1:]).masked_fill(outside[:, 1:], NEG_INF)
+    fall = log_peaks[:, 1:].masked_fill(outside.repeat(2, 1)[:, 1:], 0.0)
+    smooth = (fall >= -TRUSTED).all(1)
+    trusted = (gap <= TRUSTED).all(1) & smooth[:batch] & smooth[batch:] & log_prob.isfinite()
+    return Posterior(log_prob, vertices, counts), trusted
+
+
+def exact(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Posterior:
+    """The slow pass on masked float64 inputs: log space throughout, right for every input."""
+    alpha, beta, log_prob = log_alpha_beta(match, links, last, ends)
+    shift = _finite(log_prob)[:, None, None]  # an impossible sample has no finite alpha + beta: exp gives 0
+    vertices = (alpha + beta - shift).exp()
+    counts = torch.zeros_like(links)
+    for t in range(match.size(1) - 1):
+        into = match[:, t + 1] + beta[:, t + 1]  # (B, L)
+        counts += (alpha[:, t, :, None] + links + into[:, None, :] - shift).exp()
+    return Posterior(log_prob, vertices, counts)
+
+
+def log_alpha_beta(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log alpha (emission included) and log beta (emission not included), both (B, M, L), and log P (B,)."""
+    steps = match.size(1)
+    row = torch.arange(match.size(0), device=match.device)
+    alpha = torch.full_like(match, NEG_INF)
+    alpha[:, 0, 0] = match[:, 0, 0]
+    transposed = links.transpose(1, 2).contiguous()
+    for t in range(1, steps):
+        alpha[:, t] = match[:, t] + _log_sum(transposed + alpha[:, t - 1, None, :])
+    final = torch.full_like(match[:, 0], NEG_INF)
+    final[row, ends] = 0.0
+    beta = torch.full_like(match, NEG_INF)
+    after = torch.full_like(final, NEG_INF)
+    for t in range(steps - 1, -1, -1):
+        after = torch.where((last == t)[:, None], final, after)  # -inf until the sample's last token
+        beta[:, t] = after
+        after = _log_sum(links + (match[:, t] + after)[:, None, :])
+    return alpha, beta, alpha[row, last, ends]
+
+
+def _log_sum(scores: Tensor) -> Tensor:
+    """Log-sum-exp over the last axis; -inf where every score is."""
+    top = _finite(scores.amax(-1, keepdim=True))
+    return (scores - top).exp_().sum(-1).log_() + top.squeeze(-1)
+
+
+def _finite(values: Tensor) -> Tensor:
+    """-inf replaced by 0, so that it can be subtracted from another -inf."""
+    return values.masked_fill(values == NEG_INF, 0.0)
