@@ -4,6 +4,7 @@ Source features are Kaldi's 80 filterbanks (25 ms window, 10 ms hop), normalised
 one frame grid: 16 kHz, window and FFT 1024, hop 256, centred, so T samples give 1 + T // 256 frames.
 """
 
+import io
 import math
 import os
 import tempfile
@@ -23,6 +24,7 @@ from mmdec.types import InputError
 SAMPLE_RATE = 16_000  # Hz, of every network here
 HOP = 256  # samples between target frames
 WINDOW = 1024  # samples in a target frame
+STEP = 160  # samples in 10 ms, the grid of pauses
 MELS = 80
 LOG_FLOOR = 1e-5
 MIN_RATE, MAX_RATE = 8_000, 192_000  # Hz
@@ -37,25 +39,31 @@ def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE) -> Tensor:
     Reads what libsndfile reads: wav, flac, ogg, mp3, aiff; 8 to 32 bit integers and floats. Raises InputError for
     anything else, and for audio that `check_samples` refuses.
     """
-    name = os.fspath(source) if isinstance(source, (str, os.PathLike)) else getattr(source, "name", "a file object")
     if isinstance(source, (str, os.PathLike)):
+        name = f"'{os.fspath(source)}'"
         path = Path(source)
         if path.is_dir():
-            raise InputError(f"`audio` must be a sound file, but '{name}' is a directory. Name the files in it.")
+            raise InputError(f"`audio` must be a sound file, but {name} is a directory. Name the files in it.")
         if not path.is_file():
-            raise InputError(f"`audio` must be an existing file, but '{name}' does not exist. Check the path.")
+            raise InputError(f"`audio` must be an existing file, but {name} does not exist. Check the path.")
+    else:
+        name = "the file object"
+        if not source.seekable():
+            source = io.BytesIO(source.read())
+    blocks: list[np.ndarray] = []
     try:
         with soundfile.SoundFile(source) as file:
             rate = file.samplerate
             check_rate(rate)
             check_seconds(file.frames / rate)
-            data = file.read(dtype="float32", always_2d=True)  # (T, channels)
+            for block in file.blocks(blocksize=1 << 20, dtype="float32", always_2d=True):  # (<= 2^20, channels)
+                blocks.append(block.mean(axis=1))
     except (soundfile.SoundFileError, OSError, TypeError, EOFError) as error:
         raise InputError(
-            f"`audio` must be a sound file that libsndfile can read, but '{name}' is not ({error}). "
+            f"`audio` must be a sound file that libsndfile can read, but {name} is not ({error}). "
             "Convert it to 16-bit PCM wav."
         ) from error
-    samples = torch.from_numpy(data).mean(dim=1)  # (T,)
+    samples = torch.from_numpy(np.concatenate(blocks)) if blocks else torch.zeros(0)
     check_samples(samples)
     return resample(samples, rate, sample_rate)
 
@@ -212,41 +220,53 @@ def griffin_lim(mel: Tensor, iterations: int = 32) -> Tensor:
     return torch.nn.functional.pad(samples, (0, HOP))
 
 
-def split_at_pauses(samples: Tensor, max_seconds: float = 8.0, min_pause: float = 0.15) -> list[tuple[int, int]]:
+def split_at_pauses(
+    samples: Tensor, max_seconds: float = 8.0, long_pause: float = 0.6, min_pause: float = 0.15
+) -> list[tuple[int, int]]:
     """Cut 16 kHz samples (T,) into pieces of at most `max_seconds`: [(start, end), ...] that cover every sample.
 
-    A piece that is too long is cut in the middle of its longest pause (at least `min_pause` seconds, 30 dB below the
-    loud frames), or at its quietest place where it has none; then its parts are looked at in the same way.
+    A pause of `long_pause` seconds always ends a piece: what follows is another sentence. A piece that is still too
+    long is cut in the middle of its longest pause (at least `min_pause` seconds), or at its quietest place where it
+    has none; then its parts are looked at in the same way.
     """
     length = samples.shape[-1]
-    limit = int(max_seconds * SAMPLE_RATE)
-    if length <= limit:
-        return [(0, length)]
-    step = SAMPLE_RATE // 100  # 10 ms
-    padded = torch.nn.functional.pad(samples, (0, -length % step))
-    level = padded.reshape(-1, step).square().mean(dim=1).sqrt().numpy()  # (frames,)
-    smooth = np.convolve(level, np.full(5, 0.2), mode="same")
-    quiet = smooth < max(float(np.quantile(smooth, 0.95)) * 10 ** (-30 / 20), 1e-4)
+    level, quiet = _quiet_frames(samples)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], quiet.astype(np.int8), [0]])))
-    pauses = [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True) if (b - a) * 0.01 >= min_pause]
+    pauses = [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    pauses = [(a, b) for a, b in pauses if b - a >= min_pause * 100 and a > 0 and b < len(level)]
 
     pieces: list[tuple[int, int]] = []
-    waiting = [(0, len(level))]  # in frames
+    waiting = [(0, len(level))]  # in frames of 10 ms
     while waiting:
         start, end = waiting.pop()
-        if (end - start) * step <= limit:
-            pieces.append((start * step, min(end * step, length)))
+        inside = [(b - a, (a + b) // 2) for a, b in pauses if start < a and b < end]
+        pause, cut = max(inside, default=(0, 0))
+        too_long = end - start > max_seconds * 100
+        if not too_long and pause < long_pause * 100:
+            pieces.append((start * STEP, min(end * STEP, length)))
             continue
-        margin = min(50, (end - start) // 4)  # a part of less than half a second is no sentence
-        inside = [(max(a, start), min(b, end)) for a, b in pauses]
-        inside = [(a, b) for a, b in inside if b > a and start + margin <= (a + b) // 2 <= end - margin]
-        if inside:
-            a, b = max(inside, key=lambda pause: pause[1] - pause[0])
-            cut = (a + b) // 2
-        else:
-            cut = start + margin + int(np.argmin(smooth[start + margin : end - margin]))
+        if not inside:
+            margin = min(100, (end - start) // 4)  # half a word at the edge is no piece
+            cut = start + margin + int(np.argmin(level[start + margin : end - margin]))
         waiting += [(cut, end), (start, cut)]  # a stack: the left part comes next
     return pieces
+
+
+def trim_silence(samples: Tensor, keep: float = 0.15) -> Tensor:
+    """16 kHz samples (T,) without the silence at both ends, but for `keep` seconds of it."""
+    loud = np.flatnonzero(~_quiet_frames(samples)[1])
+    if len(loud) == 0:
+        return samples
+    margin = int(keep * SAMPLE_RATE)
+    return samples[max(int(loud[0]) * STEP - margin, 0) : (int(loud[-1]) + 1) * STEP + margin]
+
+
+def _quiet_frames(samples: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """(T,) -> smoothed level of each 10 ms (N,), and whether it lies 35 dB below the loud ones (N,)."""
+    padded = torch.nn.functional.pad(samples, (0, -samples.shape[-1] % STEP))
+    level = padded.reshape(-1, STEP).square().mean(dim=1).sqrt().cpu().numpy()
+    level = np.convolve(level, np.full(5, 0.2), mode="same")[: len(level)]
+    return level, level < max(float(np.quantile(level, 0.95)) * 10 ** (-35 / 20), 1e-4)
 
 
 @lru_cache(maxsize=8)
