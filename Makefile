@@ -10,7 +10,7 @@ export PYTHONUNBUFFERED = 1
 .PHONY: translate test check corpus train demo wheel clean
 
 translate: .venv/ready  ## translate the sample recordings into out/
-	$(BIN)/python -m mmdec translate data/samples/*.wav --output out --verbose
+	$(BIN)/python -m mmdec translate data/samples/*.wav --output out
 
 test: .venv/ready  ## every test
 	$(BIN)/python -m pytest

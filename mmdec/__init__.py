@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 from mmdec.types import InputError, MmdecError
 
 if TYPE_CHECKING:
-    from mmdec.api import Translation, load, translate_speech
+    from mmdec.api import BatchError, Translation, load, translate_speech
 
 __version__ = "0.1.0"
-__all__ = ["InputError", "MmdecError", "Translation", "__version__", "load", "translate_speech"]
+__all__ = ["BatchError", "InputError", "MmdecError", "Translation", "__version__", "load", "translate_speech"]
 
-_LAZY = {"Translation": "mmdec.api", "load": "mmdec.api", "translate_speech": "mmdec.api"}
+_LAZY = dict.fromkeys(("BatchError", "Translation", "load", "translate_speech"), "mmdec.api")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,243 @@
+"""The one-call functions. They turn what people have (files, arrays, long recordings) into utterances and back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmdec import audio as sound
+from mmdec.hub import DEFAULT_MODEL, load
+from mmdec.targets.speech import SpeechTranslator, check_strategy, total_timings
+from mmdec.types import InputError
+
+__all__ = ["BatchError", "Translation", "load", "translate_speech"]
+
+Audio = str | os.PathLike[str] | BinaryIO | np.ndarray | Tensor
+PAUSE = 0.3  # seconds between two translated pieces
+MIN_SECONDS = 0.1
+SILENCE = 5e-4  # of full scale: -66 dB
+MAX_CHANNELS = 8
+
+
+@dataclass(frozen=True)
+class Translation:
+    """English speech and text for one recording."""
+
+    text: str
+    audio: np.ndarray = field(repr=False)  # (T,) float32 in [-1, 1]
+    sample_rate: int  # Hz
+    units: list[str] = field(repr=False)  # phones; the pieces of a long recording follow one another
+    timings: dict[str, float] = field(repr=False)  # seconds of each stage
+    seconds_source: float = 0.0  # length of the French recording
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the speech as 16-bit audio, whole or not at all; the suffix names the format."""
+        return sound.save_audio(path, self.audio, self.sample_rate)
+
+
+class BatchError(InputError):
+    """Some recordings of a batch were refused; the others are in `results`."""
+
+    def __init__(self, results: list[Translation | None], errors: dict[int, InputError]) -> None:
+        self.results = results  # in order, None where refused
+        self.errors = errors  # by place in the batch
+        first = next(iter(errors))
+        super().__init__(
+            f"{len(errors)} of {len(results)} recordings were refused, the first at place {first}: {errors[first]} "
+            "The others are in `results` of this error."
+        )
+
+
+@overload
+def translate_speech(
+    audio: Audio,
+    *,
+    sample_rate: int | None = None,
+    model: str | os.PathLike[str] | SpeechTranslator = DEFAULT_MODEL,
+    strategy: str = "lookahead",
+    device: str | torch.device | None = None,
+    threads: int | None = None,
+) -> Translation: ...
+
+
+@overload
+def translate_speech(
+    audio: list[Audio] | tuple[Audio, ...] | list[str] | list[Path] | list[np.ndarray] | list[Tensor],
+    *,
+    sample_rate: int | None = None,
+    model: str | os.PathLike[str] | SpeechTranslator = DEFAULT_MODEL,
+    strategy: str = "lookahead",
+    device: str | torch.device | None = None,
+    threads: int | None = None,
+) -> list[Translation]: ...
+
+
+def translate_speech(
+    audio: Audio | Sequence[Audio],
+    *,
+    sample_rate: int | None = None,
+    model: str | os.PathLike[str] | SpeechTranslator = DEFAULT_MODEL,
+    strategy: str = "lookahead",
+    device: str | torch.device | None = None,
+    threads: int | None = None,
+) -> Translation | list[Translation]:
+    """French speech to English speech and text.
+
+    `audio` is a path, a file object, or samples with their `sample_rate` in Hz: (T,), (T, channels) or (channels, T),
+    floats or integers up to 32 bit. A list gives a list back, in order; on a CPU it equals one by one exactly.
+    `model` is a shipped name, a directory, a hub id, or what `load` gave. `strategy` is lookahead, greedy, viterbi,
+    joint-viterbi or autoregressive. `threads` sets torch's threads for this call.
+
+    Raises InputError for what cannot be translated, and BatchError, with the other results, in a list.
+    """
+    check_strategy(strategy)
+    batch = list(audio) if isinstance(audio, (list, tuple)) else [audio]
+    translator = model if isinstance(model, SpeechTranslator) else load(model, device)
+    readable: dict[int, Tensor] = {}
+    errors: dict[int, InputError] = {}
+    with _threads(threads):
+        for place, item in enumerate(batch):
+            try:
+                readable[place] = read(item, sample_rate)
+            except InputError as error:
+                errors[place] = error
+        done = dict(zip(readable, _translate(translator, list(readable.values()), strategy), strict=True))
+    if not isinstance(audio, (list, tuple)):
+        for error in errors.values():
+            raise error
+        return done[0]
+    if errors:
+        raise BatchError([done.get(place) for place in range(len(batch))], errors)
+    return [done[place] for place in range(len(batch))]
+
+
+def read(audio: Audio, sample_rate: int | None = None) -> Tensor:
+    """One recording in any accepted form to 16 kHz mono (T,), or an InputError that says what is wrong with it."""
+    if isinstance(audio, (np.ndarray, Tensor)):
+        samples = from_array(audio, sample_rate)
+    elif isinstance(audio, (str, os.PathLike)) or callable(getattr(audio, "read", None)):
+        samples = sound.load_audio(audio)
+    else:
+        raise InputError(
+            f"`audio` must be a path, a file object, an array or a list of these, but is a {type(audio).__name__}. "
+            "Convert it with numpy.asarray."
+        )
+    seconds = len(samples) / sound.SAMPLE_RATE
+    if seconds < MIN_SECONDS:
+        raise InputError(
+            f"`audio` must last at least {MIN_SECONDS} seconds, but lasts {seconds:.4f}. Check the recording."
+        )
+    peak = _peak(samples)
+    if peak < SILENCE:
+        raise InputError(
+            f"`audio` must hold speech, but is silent: its peak is {_decibels(peak)}, below {_decibels(SILENCE)}. "
+            "Check the microphone, or turn the recording up."
+        )
+    return samples
+
+
+def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
+    """Samples of any usual type and layout to 16 kHz mono (T,). Integers are scaled by their type's range."""
+    if sample_rate is None:
+        raise InputError("`sample_rate` must be given with an array, but is None. Pass sample_rate=16000, for instance.")
+    if isinstance(sample_rate, bool) or int(sample_rate) != sample_rate:
+        raise InputError(f"`sample_rate` must be a whole number of Hz, but is {sample_rate!r}. Round it.")
+    rate = int(sample_rate)
+    sound.check_rate(rate)
+    array = audio.detach().cpu() if isinstance(audio, Tensor) else audio
+    if isinstance(array, Tensor):
+        array = (array.float() if array.dtype == torch.bfloat16 else array).numpy()
+    data = _mono(array)  # (T,) float64 or float32
+    sound.check_seconds(len(data) / rate)
+    samples = torch.from_numpy(np.ascontiguousarray(data))
+    sound.check_samples(samples)
+    if np.issubdtype(array.dtype, np.floating):
+        samples = samples / samples.abs().max().clamp(min=1)  # a level above full scale would clip
+    return sound.resample(samples.float(), rate)
+
+
+def _mono(array: np.ndarray) -> np.ndarray:
+    kind = array.dtype
+    if kind.kind not in "fiu" or (kind.kind in "iu" and kind.itemsize > 4):
+        raise InputError(
+            f"`audio` must hold floats or integers of at most 32 bit, but holds {kind}. "
+            "Convert it with astype to the type it was recorded in."
+        )
+    if array.ndim not in (1, 2):
+        raise InputError(
+            f"`audio` must have shape (T,), (T, channels) or (channels, T), but has {array.shape}. "
+            "Pass a list of arrays for a batch."
+        )
+    if array.ndim == 2 and array.size and min(array.shape) > MAX_CHANNELS:
+        raise InputError(
+            f"`audio` must have at most {MAX_CHANNELS} channels, but has shape {array.shape}. "
+            "Pass a list of arrays for a batch."
+        )
+    if not array.size:
+        return np.zeros(0)
+    data = array.astype(np.float64)
+    if kind.kind in "iu":
+        half = 2.0 ** (8 * kind.itemsize - 1)
+        data = (data - half if kind.kind == "u" else data) / half
+    if data.ndim == 2:
+        data = data.mean(axis=int(np.argmin(data.shape)))
+    return data
+
+
+def _translate(translator: SpeechTranslator, recordings: list[Tensor], strategy: str) -> list[Translation]:
+    """16 kHz recordings of any length to one translation each: cut at pauses, translated, joined."""
+    pieces: list[Tensor] = []
+    owners: list[int] = []
+    for owner, samples in enumerate(recordings):
+        parts = [sound.trim_silence(samples[start:end]) for start, end in sound.split_at_pauses(samples)]
+        spoken = [part for part in parts if _peak(part) >= SILENCE]  # a piece of mere silence says nothing
+        pieces += spoken
+        owners += [owner] * len(spoken)
+    results = translator.translate(pieces, strategy)
+    translations = []
+    for owner in range(len(recordings)):
+        mine = [result for result, place in zip(results, owners, strict=True) if place == owner]
+        pause = np.zeros(int(PAUSE * sound.SAMPLE_RATE), dtype=np.float32)
+        joined = [part for result in mine for part in (pause, result.samples.numpy())][1:]
+        translations.append(
+            Translation(
+                text=" ".join(result.text for result in mine if result.text),
+                audio=np.concatenate(joined) if joined else pause,
+                sample_rate=sound.SAMPLE_RATE,
+                units=[unit for result in mine for unit in result.units],
+                timings=total_timings([result.timings for result in mine]),
+                seconds_source=len(recordings[owner]) / sound.SAMPLE_RATE,
+            )
+        )
+    return translations
+
+
+def _peak(samples: Tensor) -> float:
+    return float((samples - samples.mean()).abs().max())
+
+
+def _decibels(level: float) -> str:
+    return f"{20 * np.log10(level):.0f} dB" if level > 0 else "-inf dB"
+
+
+@contextmanager
+def _threads(threads: int | None) -> Iterator[None]:
+    if threads is None:
+        yield
+        return
+    if threads < 1:
+        raise InputError(f"`threads` must be at least 1, but is {threads}. Leave it out for torch's own choice.")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,181 @@
+"""`mmdec` on the command line: translate, eval, bench, train, demo. Heavy imports wait inside the verbs.
+
+Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 some inputs failed, 2 the call was wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mmdec import __version__
+from mmdec.types import InputError, MmdecError
+
+if TYPE_CHECKING:
+    from mmdec.api import Translation
+
+SOUND_SUFFIXES = (".wav", ".flac", ".ogg")
+
+app = typer.Typer(
+    name="mmdec",
+    help="French speech in, English speech out, decoded in parallel.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+eval_app = typer.Typer(help="Score a model on a split of its corpus.", no_args_is_help=True)
+bench_app = typer.Typer(help="Time a model, interleaved with its baseline.", no_args_is_help=True)
+app.add_typer(eval_app, name="eval")
+app.add_typer(bench_app, name="bench")
+
+Strategy = Annotated[
+    str, typer.Option("--strategy", "-s", help="lookahead, greedy, viterbi, joint-viterbi or autoregressive.")
+]
+Model = Annotated[str, typer.Option("--model", "-m", help="A shipped name, a directory or a hub id.")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; a GPU is taken where there is one.")]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; torch chooses if left out.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def translate(
+    inputs: Annotated[list[Path], typer.Argument(metavar="IN...", help="Sound files with French speech.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="OUT", help="A directory, or a .wav file for a single input.")
+    ],
+    strategy: Strategy = "lookahead",
+    model: Model = "daspeech-phrasebook",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line for each file.")] = False,
+    device: Device = None,
+    threads: Threads = None,
+) -> None:
+    """Translate French speech into English speech.
+
+    A file that cannot be translated does not stop the others: it is named at the end, and the exit code is 1.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from mmdec.api import translate_speech
+    from mmdec.hub import load
+    from mmdec.targets.speech import check_strategy
+
+    check_strategy(strategy)
+    targets = output_paths(inputs, output)
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    translator = load(model, device)
+    errors: dict[Path, str] = {}
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("translating", total=len(inputs))
+        for source, target in zip(inputs, targets, strict=True):
+            progress.update(task, description=source.name)
+            start = time.perf_counter()
+            try:
+                result = translate_speech(source, model=translator, strategy=strategy)
+                result.save(target)
+            except (MmdecError, OSError, RuntimeError) as error:
+                errors[source] = str(error)
+            else:
+                taken = time.perf_counter() - start
+                report = _json_line if as_json else _plain_lines
+                progress.console.file.flush()
+                print(report(source, target, result, taken), flush=True)
+            progress.advance(task)
+    for source, message in errors.items():
+        print(f"failed: {source}: {message}", file=sys.stderr)
+    if errors:
+        print(f"{len(errors)} of {len(inputs)} files failed", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@app.command()
+def train(
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long to train or resume.")] = 25.0,
+) -> None:
+    """Train, or resume, every shipped model by priority within the time given."""
+    from mmdec.training.schedule import main as schedule
+
+    schedule(minutes)
+
+
+@app.command()
+def demo(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to serve on.")] = 7860,
+    share: Annotated[bool, typer.Option(help="Ask Gradio for a public link.")] = False,
+) -> None:
+    """Open the page that records or takes a file and plays its translation."""
+    from runpy import run_path
+
+    from mmdec.hub import demo_file
+
+    run_path(str(demo_file()))["serve"](port=port, share=share)
+
+
+def output_paths(inputs: list[Path], output: Path) -> list[Path]:
+    """Where each input's translation goes; two inputs of one name get two outputs."""
+    if output.suffix.lower() in SOUND_SUFFIXES and not output.is_dir():
+        if len(inputs) > 1:
+            raise InputError(f"`--output` must be a directory for {len(inputs)} inputs, but is '{output}'. Name a directory.")
+        targets = [output]
+    else:
+        if output.exists() and not output.is_dir():
+            raise InputError(f"`--output` must be a directory or a .wav file, but is '{output}'. Name another.")
+        targets = []
+        for source in inputs:
+            target, number = output / f"{source.stem}.wav", 2
+            while target in targets:
+                target, number = output / f"{source.stem}-{number}.wav", number + 1
+            targets.append(target)
+    sources = {source.resolve() for source in inputs}
+    for target in targets:
+        if target.resolve() in sources:
+            raise InputError(f"`--output` must not overwrite an input, but '{target}' is one. Name another directory.")
+    return targets
+
+
+def _json_line(source: Path, target: Path, result: Translation, taken: float) -> str:
+    return json.dumps(
+        {
+            "input": str(source),
+            "output": str(target),
+            "text": result.text,
+            "units": result.units,
+            "seconds_audio": round(result.seconds_source, 3),
+            "seconds_taken": round(taken, 4),
+            "timings": {stage: round(seconds, 5) for stage, seconds in result.timings.items()},
+        },
+        ensure_ascii=False,
+    )
+
+
+def _plain_lines(source: Path, target: Path, result: Translation, taken: float) -> str:
+    stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in result.timings.items())
+    return (
+        f"{source} -> {target}\n  {result.text}\n"
+        f"  {result.seconds_source:.2f} s of audio in {taken:.3f} s: {stages}"
+    )
+
+
+def main() -> None:
+    """The console script: mmdec's own errors become one line on stderr."""
+    try:
+        app()
+    except MmdecError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
