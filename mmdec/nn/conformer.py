@@ -57,7 +57,7 @@ class Subsampler(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         x = features.transpose(1, 2)  # (B, 80, N)
-        x = x * lengths_to_mask(lengths, x.shape[2])[:, None].to(x.dtype)
+        x = x.masked_fill(~lengths_to_mask(lengths, x.shape[2])[:, None], 0.0)  # a product would keep NaN
         for conv in self.conv_layers:
             x = F.glu(conv(x), dim=1)
             lengths = torch.div(lengths - 1, 2, rounding_mode="floor") + 1
@@ -194,6 +194,7 @@ class SpeechEncoder(nn.Module):
         keep = real[..., None].to(torch.float32)
         positions = self.dropout(relative_positions(x.shape[1], self.config.d_model, x.device))
         x = self.dropout(self.linear(x))
+        positions = positions.to(x.dtype)  # so that an encoder cast to half or double runs
         tapped: Tensor | None = None
         for index, layer in enumerate(self.conformer_layers, start=1):
             x = layer(x, positions, mask, keep)
