@@ -1,0 +1,271 @@
+"""The corpus as tensors: features computed once into one memory-mapped file, batches that any run draws alike.
+
+Randomness belongs to the step, not to the process: the batches of an epoch follow from (seed, epoch), so that a run
+that was killed goes on with the batches, and the losses, of one that was not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset
+
+from mmdec import audio
+from mmdec.training.layout import BadRows, Row, canonical, normalise, read_rows, vocabulary
+from mmdec.types import MmdecError
+
+CHARACTERS = " abcdefghijklmnopqrstuvwxyzàâæçèéêëîïôœùûüÿ'-"  # of the CTC head; its index 0 is the blank
+BOS, PAD, EOS, UNK = 0, 1, 2, 3
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a training step of the linguistic half sees."""
+
+    features: Tensor  # (B, N, 80)
+    lengths: Tensor  # (B,) frames
+    units: Tensor  # (B, M) with <s> and </s>, padded with <pad>
+    unit_lengths: Tensor  # (B,)
+    text: Tensor  # (B, C) characters of the source sentence, padded with 0
+    text_lengths: Tensor  # (B,)
+    rows: list[tuple[int, ...]]  # which rows each item is made of
+
+    def to(self, device: torch.device) -> Batch:
+        tensors = (self.features, self.lengths, self.units, self.unit_lengths, self.text, self.text_lengths)
+        return Batch(*(tensor.to(device, non_blocking=True) for tensor in tensors), rows=self.rows)
+
+
+def _extract(clip: str) -> np.ndarray | str:
+    """Features of one recording (N, 80) fp16, or the reason why there are none."""
+    torch.set_num_threads(1)
+    try:
+        features = audio.fbank(audio.load_audio(clip))
+    except MmdecError as error:
+        return str(error)
+    if features.shape[0] < 8 or not bool(torch.isfinite(features).all()):
+        return "too short or not finite"
+    return features.to(torch.float16).numpy()
+
+
+class FeatureStore:
+    """Filterbanks of a list of recordings in one file; made in a few processes, whole or not at all."""
+
+    def __init__(self, folder: Path, clips: Sequence[Path], jobs: int) -> None:
+        digest = hashlib.blake2b("\n".join(f"{c.name} {c.stat().st_size}" for c in clips).encode(), digest_size=8)
+        self.folder = folder / digest.hexdigest()
+        if not (self.folder / "index.json").is_file():
+            self._build(clips, jobs)
+        with open(self.folder / "index.json", encoding="utf-8") as file:
+            index = json.load(file)
+        self.lengths = np.asarray(index["lengths"], dtype=np.int64)
+        self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
+        self.reasons: dict[str, str] = index["bad"]
+        self.data = np.memmap(self.folder / "fbank.f16", np.float16, "r").reshape(-1, audio.MELS)
+
+    def _build(self, clips: Sequence[Path], jobs: int) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lengths, bad = [], {}
+        part = self.folder / f"fbank.{os.getpid()}.part"
+        with open(part, "wb") as file, ProcessPoolExecutor(jobs) as pool:
+            for clip, features in zip(clips, pool.map(_extract, map(str, clips), chunksize=32), strict=True):
+                if isinstance(features, str):
+                    bad[clip.name] = features
+                    lengths.append(0)
+                else:
+                    file.write(features.tobytes())
+                    lengths.append(len(features))
+        os.replace(part, self.folder / "fbank.f16")
+        index = self.folder / "index.part"
+        index.write_text(json.dumps({"lengths": lengths, "bad": bad}), encoding="utf-8")
+        os.replace(index, self.folder / "index.json")
+
+    def __getitem__(self, index: int) -> Tensor:
+        part = self.data[self.starts[index] : self.starts[index + 1]]
+        return torch.from_numpy(part.astype(np.float32))
+
+
+class SpeechDataset(Dataset[tuple[Tensor, list[int], list[int], tuple[int, ...]]]):
+    """Items are tuples of row numbers: several rows become one utterance with a pause between them."""
+
+    def __init__(self, rows: Sequence[Row], store: FeatureStore, places: Sequence[int], units: Sequence[str]) -> None:
+        self.rows = list(rows)
+        self.store = store
+        self.places = list(places)
+        index = {unit: number for number, unit in enumerate(units)}
+        letters = {letter: number for number, letter in enumerate(CHARACTERS, start=1)}
+        self.units = [[index.get(unit, UNK) for unit in row.units] for row in self.rows]
+        self.text = [
+            [letters[letter] for letter in normalise(row.source_text) if letter in letters] for row in self.rows
+        ]
+        self.lengths = [int(store.lengths[place]) for place in self.places]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, item: tuple[int, ...]) -> tuple[Tensor, list[int], list[int], tuple[int, ...]]:
+        features = torch.cat([self.store[self.places[number]] for number in item])
+        units = [unit for number in item for unit in self.units[number]]
+        text = self.text[item[0]]
+        for number in item[1:]:
+            text = text + [1] + self.text[number]
+        return features, units, text, item
+
+
+def collate(items: Sequence[tuple[Tensor, list[int], list[int], tuple[int, ...]]]) -> Batch:
+    """Pad to the longest; units get <s> and </s>."""
+    features, units, text, rows = zip(*items, strict=True)
+    targets = [torch.tensor([BOS, *row, EOS]) for row in units]
+    return Batch(
+        pad_sequence(list(features), batch_first=True),
+        torch.tensor([len(row) for row in features]),
+        pad_sequence(targets, batch_first=True, padding_value=PAD),
+        torch.tensor([len(row) for row in targets]),
+        pad_sequence([torch.tensor(row, dtype=torch.long) for row in text], batch_first=True),
+        torch.tensor([len(row) for row in text]),
+        list(rows),
+    )
+
+
+class EpochBatches:
+    """The batches of one epoch: a fixed number of steps, similar lengths together, a share of them concatenated."""
+
+    def __init__(
+        self, lengths: Sequence[int], batch_size: int, steps: int, seed: int, epoch: int, concatenate: float, rank: int, world: int
+    ) -> None:
+        generator = np.random.default_rng([seed, epoch])
+        count = steps * world * batch_size
+        rounds = [generator.permutation(len(lengths)) for _ in range(-(-2 * count // len(lengths)))]
+        numbers = np.concatenate(rounds).tolist()
+        items: list[tuple[int, ...]] = []
+        joined = generator.random(count) < concatenate
+        for join in joined:
+            items.append((numbers.pop(), numbers.pop()) if join else (numbers.pop(),))
+        items.sort(key=lambda item: sum(lengths[number] for number in item))
+        batches = [items[start : start + batch_size] for start in range(0, count, batch_size)]
+        # Neighbouring lengths go to different ranks at one step, so that no rank waits for another.
+        groups = [batches[start : start + world] for start in range(0, len(batches), world)]
+        order = generator.permutation(len(groups))
+        self.batches = [groups[number][rank] for number in order]
+
+    def __iter__(self) -> Iterator[list[tuple[int, ...]]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class SpeechTranslationData(LightningDataModule):
+    """CVSS with Common Voice, or the phrasebook, which has the same layout.
+
+    Args: the two corpora's folders; `rendering`: "all" takes each row's own translation, "canonical" one for each
+    source sentence; `concatenate`: share of items made of two utterances; `steps_per_epoch`: an epoch is a number of
+    steps, after which a checkpoint may be written; `graph_size`: vertices for a number of frames, to leave out rows
+    whose units do not fit (set by the model).
+    """
+
+    def __init__(
+        self,
+        common_voice: str = "data/corpus/cv/fr",
+        cvss: str = "data/corpus/cvss_c",
+        batch_size: int = 32,
+        steps_per_epoch: int = 100,
+        rendering: str = "all",
+        concatenate: float = 0.0,
+        upsample: float = 0.5,
+        min_vertices: int = 2,
+        max_frames: int = 2048,
+        seed: int = 0,
+        jobs: int = 2,
+        validation_rows: int = 200,
+        validation_split: str = "dev",
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.common_voice, self.cvss = Path(common_voice), Path(cvss)
+        self.batch_size, self.steps_per_epoch = batch_size, steps_per_epoch
+        self.rendering, self.concatenate, self.seed, self.jobs = rendering, concatenate, seed, jobs
+        self.upsample, self.min_vertices, self.max_frames = upsample, min_vertices, max_frames
+        self.validation_rows, self.validation_split = validation_rows, validation_split
+        self.bad = BadRows()
+        self._units: list[str] | None = None
+        self.train_set: SpeechDataset | None = None
+        self.validation_set: SpeechDataset | None = None
+
+    @property
+    def units(self) -> list[str]:
+        """The vocabulary: that of the training split's alignments."""
+        if self._units is None:
+            rows, _ = read_rows(self.common_voice, self.cvss, "train")
+            self._units = vocabulary(rows)
+        return self._units
+
+    def prepare_data(self) -> None:
+        """Features, once for all ranks."""
+        for split in ("train", self.validation_split):
+            self._dataset(split, BadRows())
+
+    def _dataset(self, split: str, bad: BadRows, limit: int | None = None) -> SpeechDataset:
+        rows, missing = read_rows(self.common_voice, self.cvss, split)
+        store = FeatureStore(self.cvss.parent / "cache" / split, [row.clip for row in rows], self.jobs)
+        place = {row.path: number for number, row in enumerate(rows)}
+        if self.rendering == "canonical":
+            rows = canonical(rows)
+        kept = []
+        for row in rows:
+            frames = int(store.lengths[place[row.path]])
+            vertices = max(int(self.upsample * frames), self.min_vertices)
+            if frames == 0:
+                bad.add(f"source recording unusable: {store.reasons.get(row.path, '')}", row.path)
+            elif frames > self.max_frames:
+                bad.add(f"longer than {self.max_frames} frames", row.path)
+            elif len(row.units) + 2 > vertices:
+                bad.add("text does not fit the graph", row.path)
+            else:
+                kept.append(row)
+        for reason, names in missing.names.items():
+            for name in names:
+                bad.add(reason, name)
+        if limit is not None:
+            kept = kept[:limit]
+        return SpeechDataset(kept, store, [place[row.path] for row in kept], self.units)
+
+    def setup(self, stage: str) -> None:
+        if self.train_set is None:
+            self.train_set = self._dataset("train", self.bad)
+            self.validation_set = self._dataset(self.validation_split, self.bad, self.validation_rows)
+            rank_zero_info(f"corpus: {len(self.train_set)} training rows, {self.bad.count} left out")
+            if self.bad.count:
+                rank_zero_info(self.bad.report())
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        assert self.train_set is not None and self.trainer is not None
+        batches = EpochBatches(
+            self.train_set.lengths,
+            self.batch_size,
+            self.steps_per_epoch,
+            self.seed,
+            self.trainer.current_epoch,
+            self.concatenate,
+            self.trainer.global_rank,
+            self.trainer.world_size,
+        )
+        return DataLoader(self.train_set, batch_sampler=batches, collate_fn=collate)  # type: ignore[arg-type]
+
+    def val_dataloader(self) -> DataLoader[Batch]:
+        assert self.validation_set is not None and self.trainer is not None
+        numbers = range(self.trainer.global_rank, len(self.validation_set), self.trainer.world_size)
+        items = sorted(((number,) for number in numbers), key=lambda item: self.validation_set.lengths[item[0]])  # type: ignore[union-attr]
+        batches = [items[start : start + 16] for start in range(0, len(items), 16)]
+        return DataLoader(self.validation_set, batch_sampler=batches, collate_fn=collate)  # type: ignore[arg-type]

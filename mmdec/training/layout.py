@@ -1,0 +1,160 @@
+"""Reads the on-disk layout of CVSS and Common Voice into rows: paths and text, no sound yet.
+
+    <common_voice>/clips/*.mp3                  source speech
+    <common_voice>/{split}.tsv                  columns client_id, path, sentence, ... (or validated.tsv for all splits)
+    <cvss>/{split}/<path>.wav                   target speech
+    <cvss>/{split}.tsv                          path, translation; no header
+    <cvss>/{split}.alignment.tsv                path, "phone:end-second ..." (a forced aligner's output; see data/README)
+    <cvss>/{split}.references.tsv               path, every licensed translation (optional)
+"""
+
+from __future__ import annotations
+
+import csv
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from mmdec.types import InputError
+
+SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
+PAUSE = "pau"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One utterance: French speech and its translation."""
+
+    path: str  # of the clip, as both corpora name it
+    clip: Path
+    wav: Path
+    source_text: str
+    translation: str
+    phones: tuple[tuple[str, float], ...]  # phone and its end in seconds, pauses at the edges included
+    client: str = ""
+    references: tuple[str, ...] = ()
+
+    @property
+    def units(self) -> list[str]:
+        """The phones without the pauses at both edges."""
+        return trim([phone for phone, _ in self.phones])
+
+
+@dataclass
+class BadRows:
+    """Rows left out, counted by reason and named."""
+
+    names: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, reason: str, name: str) -> None:
+        self.names.setdefault(reason, []).append(name)
+
+    @property
+    def count(self) -> int:
+        return sum(len(names) for names in self.names.values())
+
+    def report(self, shown: int = 5) -> str:
+        """One line a reason: how many, and the first names."""
+        return "\n".join(
+            f"{reason}: {len(names)} ({', '.join(names[:shown])}{', ...' if len(names) > shown else ''})"
+            for reason, names in sorted(self.names.items())
+        )
+
+
+def trim(phones: list[str]) -> list[str]:
+    """Drop the pauses at both edges."""
+    start, end = 0, len(phones)
+    while start < end and phones[start] == PAUSE:
+        start += 1
+    while end > start and phones[end - 1] == PAUSE:
+        end -= 1
+    return phones[start:end]
+
+
+def normalise(text: str) -> str:
+    """Lower case, no punctuation but apostrophes, single spaces: the key by which equal source sentences meet."""
+    text = unicodedata.normalize("NFC", text).lower().replace("\u2019", "'")
+    return " ".join("".join(c if c.isalnum() or c in "'-" else " " for c in text).split())
+
+
+def _table(path: Path, header: bool) -> Iterator[list[str]]:
+    with open(path, encoding="utf-8", newline="") as file:
+        lines = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        if header:
+            yield next(lines, [])
+        yield from (line for line in lines if line)
+
+
+def _needed(path: Path) -> Path:
+    if not path.is_file():
+        raise InputError(f"`{path.name}` must exist, but '{path}' does not. Build the corpus, or check the path.")
+    return path
+
+
+def read_rows(common_voice: Path, cvss: Path, split: str) -> tuple[list[Row], BadRows]:
+    """All rows of a split whose files are there, in the order of the CVSS table; what is missing is counted."""
+    bad = BadRows()
+    listed = common_voice / f"{split}.tsv"
+    lines = _table(_needed(listed if listed.is_file() else common_voice / "validated.tsv"), header=True)
+    columns = next(lines)
+    try:
+        path_at, sentence_at, client_at = (columns.index(name) for name in ("path", "sentence", "client_id"))
+    except ValueError as error:
+        raise InputError(
+            f"`{listed.name}` must have the columns client_id, path and sentence, but has {columns}. "
+            "Use Common Voice's own tables."
+        ) from error
+    sources = {
+        line[path_at]: (line[sentence_at], line[client_at]) for line in lines if len(line) > max(path_at, sentence_at)
+    }
+    aligned = {}
+    for line in _table(_needed(cvss / f"{split}.alignment.tsv"), header=False):
+        try:
+            phones = tuple((phone, float(end)) for phone, end in (item.rsplit(":", 1) for item in line[1].split()))
+        except (IndexError, ValueError):
+            bad.add("alignment that cannot be read", line[0])
+            continue
+        aligned[line[0]] = phones
+    references = cvss / f"{split}.references.tsv"
+    licensed = {line[0]: tuple(line[1:]) for line in _table(references, header=False)} if references.is_file() else {}
+    rows = []
+    for line in _table(_needed(cvss / f"{split}.tsv"), header=False):
+        name, translation = line[0], line[1] if len(line) > 1 else ""
+        clip, wav = common_voice / "clips" / name, cvss / split / f"{name}.wav"
+        if name not in sources:
+            bad.add("no source sentence", name)
+        elif name not in aligned or not aligned[name]:
+            bad.add("no alignment", name)
+        elif not translation.strip():
+            bad.add("no translation", name)
+        elif not clip.is_file() or clip.stat().st_size == 0:
+            bad.add("source recording missing or empty", name)
+        elif not wav.is_file() or wav.stat().st_size <= 44:
+            bad.add("target recording missing or empty", name)
+        else:
+            text, client = sources[name]
+            phones = aligned[name]
+            row = Row(name, clip, wav, text, translation, phones, client, licensed.get(name, (translation,)))
+            if row.units:
+                rows.append(row)
+            else:
+                bad.add("alignment of pauses alone", name)
+    if not rows:
+        raise InputError(f"`split` must hold usable rows, but '{split}' has none.\n{bad.report()}")
+    return rows, bad
+
+
+def canonical(rows: Iterable[Row]) -> list[Row]:
+    """One rendering for each source sentence: that of its first recording (sequence-level distillation's effect)."""
+    first: dict[str, Row] = {}
+    result = []
+    for row in sorted(rows, key=lambda row: row.path):
+        chosen = first.setdefault(normalise(row.source_text), row)
+        result.append(replace(row, translation=chosen.translation, phones=chosen.phones, wav=chosen.wav))
+    return result
+
+
+def vocabulary(rows: Iterable[Row]) -> list[str]:
+    """The special units, then all phones in alphabetical order."""
+    return [*SPECIALS, *sorted({unit for row in rows for unit in row.units})]

@@ -1,0 +1,86 @@
+"""Losses of the linguistic half: the graph's marginal likelihood, glancing, the baseline's cross-entropy, CTC."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mmdec.nn.dag_decoder import PAD, DagDecoder, Lattice
+from mmdec.ops.dag import dag_best_alignment, dag_marginal
+
+
+def matches(lattice: Lattice, units: Tensor) -> Tensor:
+    """log P(y_t | v_j): (B, M, L) from emissions (B, L, V) and units (B, M)."""
+    size = lattice.emissions.shape[1]
+    return lattice.emissions.gather(2, units[:, None].expand(-1, size, -1)).transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class GraphLoss:
+    """Value and what else a step wants to know."""
+
+    value: Tensor  # scalar
+    invalid: Tensor  # rows whose target does not fit the graph, or whose likelihood is not finite; left out
+    match: Tensor  # (B, M, L)
+
+
+def graph_loss(lattice: Lattice, units: Tensor, unit_lengths: Tensor, forced: Tensor | None = None) -> GraphLoss:
+    """-mean over rows of log P(Y|X) / M (DASpeech; facts, section 2), rows that are not finite set to 0 and counted.
+
+    `forced` (B, L) holds at a vertex the index of the target token that GLAT showed it, -1 elsewhere: such a vertex
+    emits that token for sure and no other, without a gradient.
+    """
+    match = matches(lattice, units)
+    if forced is not None:
+        steps = torch.arange(units.shape[1], device=units.device)[None, :, None]
+        shown = forced[:, None, :]  # (B, 1, L)
+        match = torch.where(shown < 0, match, torch.where(shown == steps, 0.0, -torch.inf))
+    score = dag_marginal(match, lattice.links, unit_lengths, lattice.lengths)
+    valid = score.isfinite()
+    value = -(torch.where(valid, score, 0.0) / unit_lengths).mean()
+    return GraphLoss(value, (~valid).sum(), match)
+
+
+@torch.no_grad()
+def glance(
+    decoder: DagDecoder,
+    states: Tensor,
+    state_lengths: Tensor,
+    frame_lengths: Tensor,
+    units: Tensor,
+    unit_lengths: Tensor,
+    ratio: float,
+) -> tuple[Tensor, Tensor]:
+    """GLAT's first pass ("number-random"): which vertices get to see their token.
+
+    Returns `given` (B, L), unit or -1, for the decoder's second pass, and `forced` (B, L), target index or -1, for the
+    loss. The number shown is ratio x (M - tokens already right on the best path). Both passes use the same dropout.
+    """
+    state = torch.get_rng_state()
+    lattice = decoder(states, state_lengths, frame_lengths)
+    torch.set_rng_state(state)
+    path = dag_best_alignment(matches(lattice, units), lattice.links, unit_lengths, lattice.lengths)  # (B, L)
+    aligned = path >= 0
+    gold = torch.where(aligned, units.gather(1, path.clamp(min=0)), -1)
+    right = ((lattice.emissions.argmax(-1) == gold) & aligned).sum(1)
+    count = (ratio * (unit_lengths - right)).round().clamp(min=0)
+    order = torch.where(aligned, torch.rand(path.shape, device=path.device), 2.0).argsort(1).argsort(1)
+    chosen = aligned & (order < count[:, None])
+    return torch.where(chosen, gold, -1), torch.where(chosen, path, -1)
+
+
+def autoregressive_loss(logits: Tensor, units: Tensor, label_smoothing: float) -> Tensor:
+    """Cross-entropy of units (B, M) after <s>, given logits (B, M-1, V)."""
+    target = units[:, 1:]
+    return F.cross_entropy(
+        logits.float().transpose(1, 2), target, ignore_index=PAD, label_smoothing=label_smoothing
+    )
+
+
+def ctc_loss(logits: Tensor, lengths: Tensor, text: Tensor, text_lengths: Tensor) -> Tensor:
+    """CTC on source characters: logits (B, S, C), blank 0, text (B, T); per character."""
+    scores = logits.float().log_softmax(-1).transpose(0, 1)
+    return F.ctc_loss(scores, text, lengths, text_lengths, zero_infinity=True)

@@ -1,0 +1,28 @@
+"""Learning-rate schedules as plain functions of the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Relative learning rate at a step.
+
+    "inverse-sqrt": linear warm-up, then falling as 1/sqrt(step) (the paper's). "trapezoid": warm-up, flat, and a
+    linear fall to zero from step `decay_from` over `decay_steps`: a run can be prolonged without knowing its end.
+    """
+
+    kind: Literal["inverse-sqrt", "trapezoid"] = "inverse-sqrt"
+    warmup: int = 10_000
+    decay_from: int | None = None
+    decay_steps: int = 1000
+
+    def __call__(self, step: int) -> float:
+        rise = min(1.0, (step + 1) / max(self.warmup, 1))
+        if self.kind == "inverse-sqrt":
+            return rise * min(1.0, (max(self.warmup, 1) / (step + 1)) ** 0.5)
+        if self.decay_from is None or step < self.decay_from:
+            return rise
+        return rise * max(0.0, 1.0 - (step - self.decay_from) / max(self.decay_steps, 1))

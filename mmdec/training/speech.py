@@ -1,0 +1,162 @@
+"""Training of the linguistic half: speech to phones, through the graph and the autoregressive baseline at once."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from mmdec.decode.lattice import decode_lattice
+from mmdec.nn.daspeech import DASpeechConfig, SpeechToUnits
+from mmdec.training import losses
+from mmdec.training.augment import Augmentation
+from mmdec.training.corpus import BOS, EOS, PAD, Batch
+from mmdec.training.schedule_lr import Schedule
+
+SIZES = {"paper": DASpeechConfig.paper, "small": DASpeechConfig.small}
+
+
+def edit_distance(a: list[int], b: list[int]) -> int:
+    """Levenshtein distance of two unit sequences."""
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, start=1):
+        last, row[0] = row[0], i
+        for j, y in enumerate(b, start=1):
+            last, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, last + (x != y))
+    return row[-1]
+
+
+class SpeechToUnitsModule(LightningModule):
+    """L = L_DAG + ar_weight L_AR + ctc_weight L_CTC.
+
+    The defaults are the paper's recipe (S2TT stage: Adam .9/.999, 5e-4, warm-up 10k, inverse-sqrt, GLAT .5 to .1 over
+    100k updates, no auxiliary loss). All randomness of a step follows from (seed, step, rank).
+    """
+
+    def __init__(
+        self,
+        num_units: int,
+        size: Literal["paper", "small"] = "paper",
+        lr: float = 5e-4,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.01,
+        warmup: int = 10_000,
+        schedule: Literal["inverse-sqrt", "trapezoid"] = "inverse-sqrt",
+        decay_from: int | None = None,
+        decay_steps: int = 1000,
+        dropout: float = 0.1,
+        glat_start: float = 0.5,
+        glat_end: float = 0.1,
+        glat_steps: int = 100_000,
+        ar_weight: float = 1.0,
+        ctc_weight: float = 0.0,
+        label_smoothing: float = 0.1,
+        augmentation: Augmentation | None = None,
+        model: dict[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["augmentation"])
+        config = SIZES[size]().to_dict()
+        for part in ("encoder", "dag", "ar"):
+            config[part]["dropout"] = dropout
+        for name, value in (model or {}).items():
+            part, _, key = name.partition(".")
+            if key:
+                config[part][key] = value
+            else:
+                config[part] = value
+        self.config = DASpeechConfig.from_dict(config)
+        self.network = self.build(num_units)
+        self.augmentation = augmentation or Augmentation()
+        self.rate = Schedule(schedule, warmup, decay_from, decay_steps)
+
+    def build(self, num_units: int) -> SpeechToUnits:
+        return SpeechToUnits(self.config, num_units)
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        torch.manual_seed((self.hparams["seed"] * 1_000_003 + self.global_step) * 64 + self.global_rank)
+
+    def glat_ratio(self) -> float:
+        """Linear from start to end."""
+        part = min(1.0, self.global_step / max(self.hparams["glat_steps"], 1))
+        return self.hparams["glat_start"] + part * (self.hparams["glat_end"] - self.hparams["glat_start"])
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """All parts of the loss of a batch; `loss` is their sum."""
+        net = self.network
+        features, lengths = batch.features, batch.lengths
+        if self.training:
+            features, lengths = self.augmentation(features, lengths)
+        states, state_lengths, middle = net.encoder(features, lengths, self.config.ctc_layer)
+        given = forced = None
+        ratio = self.glat_ratio() if self.training else 0.0
+        if ratio > 0:
+            given, forced = losses.glance(
+                net.decoder, states, state_lengths, lengths, batch.units, batch.unit_lengths, ratio
+            )
+        lattice = net.decoder(states, state_lengths, lengths, given)
+        graph = losses.graph_loss(lattice, batch.units, batch.unit_lengths, forced)
+        parts = {"dag": graph.value, "invalid": graph.invalid.float()}
+        logits = net.ar(batch.units[:, :-1], states, state_lengths)
+        parts["ar"] = losses.autoregressive_loss(logits, batch.units, self.hparams["label_smoothing"])
+        parts["loss"] = parts["dag"] + self.hparams["ar_weight"] * parts["ar"]
+        if net.ctc is not None:
+            parts["ctc"] = losses.ctc_loss(net.ctc(middle), state_lengths, batch.text, batch.text_lengths)
+            parts["loss"] = parts["loss"] + self.hparams["ctc_weight"] * parts["ctc"]
+        return parts
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        parts = self.losses(batch)
+        self.log_dict({f"train/{name}": value.detach() for name, value in parts.items()}, batch_size=len(batch.rows))
+        return parts["loss"]
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        net = self.network
+        states, state_lengths = net.encode(batch.features, batch.lengths)
+        lattice = net.lattice(states, state_lengths, batch.lengths)
+        path = decode_lattice(lattice.emissions, lattice.links, lattice.lengths, "lookahead")
+        limit = int(lattice.lengths.max())
+        found = {
+            "dag": [
+                [unit for unit in row if unit not in (-1, BOS, PAD, EOS)] for row in path.tokens.tolist()
+            ],
+            "ar": net.ar.generate(states.float(), state_lengths, limit),
+        }
+        gold = [[unit for unit in row if unit not in (BOS, PAD, EOS)] for row in batch.units.tolist()]
+        size = len(gold)
+        length = torch.tensor(float(sum(map(len, gold))))
+        for name, rows in found.items():
+            errors = sum(edit_distance(a, b) for a, b in zip(rows, gold, strict=True))
+            exact = sum(a == b for a, b in zip(rows, gold, strict=True)) / size
+            self.log(f"dev/{name}_per", errors / length, batch_size=int(length), sync_dist=True, on_epoch=True)
+            self.log(f"dev/{name}_exact", exact, batch_size=size, sync_dist=True, on_epoch=True)
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        matrices = [p for p in self.network.parameters() if p.ndim > 1]
+        vectors = [p for p in self.network.parameters() if p.ndim <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": self.hparams["weight_decay"]},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        betas = tuple(self.hparams["betas"])
+        optimizer = torch.optim.AdamW(groups, lr=self.hparams["lr"], betas=betas, fused=True)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
+        """Encoder states, for tools that look at a module by its forward."""
+        return self.network.encode(features, lengths)[0]
+
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        return batch.to(device)
+
+
+def load_network(network: nn.Module, state: dict[str, Tensor]) -> list[str]:
+    """Load what fits by name and shape; returns the names that kept their initial values."""
+    own = network.state_dict()
+    fitting = {name: value for name, value in state.items() if name in own and own[name].shape == value.shape}
+    network.load_state_dict(fitting, strict=False)
+    return sorted(set(own) - set(fitting))
