@@ -122,7 +122,9 @@ class _Marginal(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, None, None]:
         vertices, counts, possible = ctx.saved_tensors
         # A loss may hand an impossible sample an infinite gradient; its counts are 0, and 0 * inf is not.
         grad = grads[0].masked_fill(~possible, 0.0)[:, None, None]
