@@ -1,0 +1,276 @@
+"""FastSpeech 2 (Ren et al., 2021) as DASpeech has it: one vector per phone in, a log-mel spectrogram out.
+
+The phones come as vectors (B, K, d): rows of the embedding here (`embed`), or what the adaptor makes of DAG vertices.
+Duration, pitch and energy are predicted per phone, before each phone is repeated for its frames. BOS is dropped by the
+caller; EOS stays, with duration 0. It knows nothing of units, samples or files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mmdec.nn.dropout import PooledDropout
+from mmdec.nn.transformer import Attention, sinusoids
+
+
+@dataclass(frozen=True)
+class FastSpeech2Config:
+    """Sizes; the defaults are DASpeech's, 41 M parameters."""
+
+    d_model: int = 256
+    encoder_layers: int = 4
+    decoder_layers: int = 4
+    heads: int = 4
+    ffn: int = 1024
+    kernels: tuple[int, int] = (9, 9)  # of the two convolutions of a feed-forward
+    dropout: float = 0.1
+    predictor: int = 256  # channels inside the predictors of duration, pitch and energy
+    predictor_kernel: int = 3
+    predictor_dropout: float = 0.5
+    bins: int = 256
+    pitch_range: tuple[float, float] = (1e-8, 6.6110)  # of log(Hz + 1), what the bins divide
+    energy_range: tuple[float, float] = (1e-8, 5.7056)  # of log(energy + 1)
+    mels: int = 80
+
+    @classmethod
+    def paper(cls) -> FastSpeech2Config:
+        """The table of DASpeech's appendix."""
+        return cls()
+
+    @classmethod
+    def small(cls) -> FastSpeech2Config:
+        """1.1 M parameters: what ships for the phrasebook, one voice of limited range."""
+        return cls(
+            d_model=128,
+            encoder_layers=2,
+            decoder_layers=3,
+            heads=2,
+            ffn=160,
+            kernels=(5, 1),
+            predictor=64,
+            predictor_dropout=0.3,
+            pitch_range=(4.4, 6.0),
+            energy_range=(0.0, 5.7056),
+        )
+
+
+@dataclass(frozen=True)
+class FastSpeech2Output:
+    """What one pass gives. Frames beyond `mel_lengths` and phones beyond the input's lengths hold zeros."""
+
+    mel: Tensor  # (B, F, 80), natural log
+    mel_lengths: Tensor  # (B,), in frames
+    log_durations: Tensor  # (B, K), predicted log(frames + 1)
+    durations: Tensor  # (B, K), frames as used: the given ones, else the predicted ones, rounded
+    pitch: Tensor  # (B, K), predicted log(Hz + 1)
+    energy: Tensor  # (B, K), predicted log(energy + 1)
+
+
+@dataclass(frozen=True)
+class AcousticBatch:
+    """The truth that `acoustic_loss` compares with. The last phone of a row is EOS, zero in all three rows."""
+
+    lengths: Tensor  # (B,), phones
+    durations: Tensor  # (B, K), frames
+    pitch: Tensor  # (B, K), Hz
+    energy: Tensor  # (B, K), linear
+    mel: Tensor  # (B, F, 80), natural log
+    mel_lengths: Tensor  # (B,), frames
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> AcousticBatch:
+        tensors = (self.lengths, self.durations, self.pitch, self.energy, self.mel, self.mel_lengths)
+        return AcousticBatch(*(tensor.to(device, non_blocking=non_blocking) for tensor in tensors))
+
+
+@dataclass(frozen=True)
+class AcousticLoss:
+    """The four parts, scalars, and their sum."""
+
+    mel: Tensor
+    duration: Tensor
+    pitch: Tensor
+    energy: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        return self.mel + self.duration + self.pitch + self.energy
+
+
+class FftBlock(nn.Module):
+    """Self-attention and a feed-forward of two convolutions, each followed by its norm (post-norm)."""
+
+    def __init__(self, config: FastSpeech2Config) -> None:
+        super().__init__()
+        d, (first, second) = config.d_model, config.kernels
+        self.attention = Attention(d, config.heads, config.dropout)
+        self.attention_norm = nn.LayerNorm(d)
+        self.conv1 = nn.Conv1d(d, config.ffn, first, padding=first // 2)
+        self.conv2 = nn.Conv1d(config.ffn, d, second, padding=second // 2)
+        self.ffn_norm = nn.LayerNorm(d)
+        self.dropout = PooledDropout(config.dropout)
+
+    def forward(self, x: Tensor, keep: Tensor, bias: Tensor) -> Tensor:
+        """x (B, T, d); keep (B, T, 1) is 1 where valid; bias (B, 1, 1, T) is -1e9 where not -> (B, T, d)."""
+        keys, values = self.attention.keys_values(x)
+        y = self.attention.attend(x, keys, values, bias)
+        x = self.attention_norm(x + self.dropout(y))
+        y = self.conv1((x * keep).transpose(1, 2)).relu()  # (B, ffn, T)
+        y = self.conv2(y * keep.transpose(1, 2)).transpose(1, 2)
+        return self.ffn_norm(x + self.dropout(y))
+
+
+class Predictor(nn.Module):
+    """One number per phone: two times convolution, ReLU, norm, dropout; then a linear layer."""
+
+    def __init__(self, config: FastSpeech2Config) -> None:
+        super().__init__()
+        d, size, kernel = config.d_model, config.predictor, config.predictor_kernel
+        self.convs = nn.ModuleList([nn.Conv1d(d if i == 0 else size, size, kernel, padding=kernel // 2) for i in (0, 1)])
+        self.norms = nn.ModuleList([nn.LayerNorm(size) for _ in (0, 1)])
+        self.dropout = PooledDropout(config.predictor_dropout)
+        self.out = nn.Linear(size, 1)
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        """x (B, K, d), keep (B, K, 1) -> (B, K), zero where not valid."""
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = conv((x * keep).transpose(1, 2)).transpose(1, 2)
+            x = self.dropout(norm(x.relu()))
+        return (self.out(x) * keep).squeeze(-1)
+
+
+class FastSpeech2(nn.Module):
+    """Phones as vectors to log-mel frames. See `embed` for the road from phone ids."""
+
+    mel_mean: Tensor
+    mel_std: Tensor
+    pitch_stats: Tensor
+    energy_stats: Tensor
+    pitch_edges: Tensor
+    energy_edges: Tensor
+
+    def __init__(self, config: FastSpeech2Config, num_units: int) -> None:
+        super().__init__()
+        self.config = config
+        d = config.d_model
+        self.units = nn.Embedding(num_units, d)
+        nn.init.normal_(self.units.weight, std=d**-0.5)
+        self.encoder_scale = nn.Parameter(torch.ones(()))  # of the positions
+        self.decoder_scale = nn.Parameter(torch.ones(()))
+        self.encoder = nn.ModuleList([FftBlock(config) for _ in range(config.encoder_layers)])
+        self.decoder = nn.ModuleList([FftBlock(config) for _ in range(config.decoder_layers)])
+        self.duration = Predictor(config)
+        self.pitch = Predictor(config)
+        self.energy = Predictor(config)
+        self.pitch_bins = nn.Embedding(config.bins, d)
+        self.energy_bins = nn.Embedding(config.bins, d)
+        for bins in (self.pitch_bins, self.energy_bins):
+            nn.init.normal_(bins.weight, std=d**-0.5)
+        self.out = nn.Linear(d, config.mels)
+        # Statistics of the training corpus: they travel with the weights, and are neutral until `set_statistics`.
+        self.register_buffer("mel_mean", torch.zeros(config.mels))
+        self.register_buffer("mel_std", torch.ones(config.mels))
+        self.register_buffer("pitch_stats", torch.tensor([0.0, 1.0]))  # mean and deviation of log(Hz + 1)
+        self.register_buffer("energy_stats", torch.tensor([0.0, 1.0]))  # and of log(energy + 1)
+        self.register_buffer("pitch_edges", torch.linspace(*config.pitch_range, config.bins - 1), persistent=False)
+        self.register_buffer("energy_edges", torch.linspace(*config.energy_range, config.bins - 1), persistent=False)
+
+    @torch.no_grad()
+    def set_statistics(self, mel_mean: Tensor, mel_std: Tensor, pitch: Tensor, energy: Tensor) -> None:
+        """Global mean and deviation: of the mel (80,) each, and of log(Hz + 1) and log(energy + 1), (2,) each."""
+        self.mel_mean.copy_(mel_mean)
+        self.mel_std.copy_(mel_std)
+        self.pitch_stats.copy_(pitch)
+        self.energy_stats.copy_(energy)
+
+    def embed(self, units: Tensor) -> Tensor:
+        """Phone ids (B, K) -> (B, K, d)."""
+        return self.units(units)
+
+    def forward(
+        self,
+        inputs: Tensor,
+        lengths: Tensor,
+        durations: Tensor | None = None,
+        pitch: Tensor | None = None,
+        energy: Tensor | None = None,
+        max_frames: int = 2048,
+    ) -> FastSpeech2Output:
+        """inputs (B, K, d), lengths (B,). Given durations (frames), pitch (Hz), energy (linear), each (B, K), are used
+        in place of the predicted ones: teacher forcing. Rows are cut at `max_frames`.
+
+        On a GPU the number of frames is read back once; nothing else waits for the device.
+        """
+        keep, bias = _masks(lengths, inputs.shape[1], inputs.dtype)
+        x = inputs + self.encoder_scale * sinusoids(inputs.shape[1], inputs.shape[2], inputs.device).to(inputs.dtype)
+        for block in self.encoder:
+            x = block(x, keep, bias)
+
+        log_durations = self.duration(x, keep).float()  # (B, K)
+        valid = keep.squeeze(-1)
+        pitch_log = self._predicted(self.pitch(x, keep), self.pitch_stats, valid)
+        used = pitch_log if pitch is None else pitch.log1p()
+        x = x + self.pitch_bins(torch.bucketize(used.detach(), self.pitch_edges))
+        energy_log = self._predicted(self.energy(x, keep), self.energy_stats, valid)
+        used = energy_log if energy is None else energy.log1p()
+        x = x + self.energy_bins(torch.bucketize(used.detach(), self.energy_edges))
+
+        if durations is None:
+            durations = (log_durations.detach().exp() - 1).round().clamp(min=0).long()
+        durations = durations * valid.long()
+        frames, mel_lengths = regulate(x, durations, max_frames)  # (B, F, d)
+        keep, bias = _masks(mel_lengths, frames.shape[1], frames.dtype)
+        y = frames + self.decoder_scale * sinusoids(frames.shape[1], frames.shape[2], frames.device).to(frames.dtype)
+        for block in self.decoder:
+            y = block(y, keep, bias)
+        mel = (self.out(y).float() * self.mel_std + self.mel_mean) * keep
+        return FastSpeech2Output(mel, mel_lengths, log_durations, durations, pitch_log, energy_log)
+
+    @staticmethod
+    def _predicted(raw: Tensor, stats: Tensor, valid: Tensor) -> Tensor:
+        return (raw.float() * stats[1] + stats[0]) * valid
+
+
+def regulate(x: Tensor, durations: Tensor, max_frames: int = 2048) -> tuple[Tensor, Tensor]:
+    """Repeat phone k of x (B, K, d) for durations (B, K) frames -> (B, F, d) and the lengths (B,), at most max_frames.
+
+    F is the longest row's, at least 1. Frames beyond a row's length repeat its last phone: mask them.
+    """
+    ends = durations.cumsum(1).clamp(max=max_frames)  # (B, K)
+    lengths = ends[:, -1]
+    size = max(1, int(lengths.max()))
+    places = torch.arange(size, device=x.device).expand(x.shape[0], size).contiguous()
+    index = torch.searchsorted(ends, places, right=True).clamp(max=x.shape[1] - 1)  # (B, F)
+    return x.gather(1, index[..., None].expand(-1, -1, x.shape[2])), lengths
+
+
+def acoustic_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSpeech2) -> AcousticLoss:
+    """L1 of the mel plus squared errors of log(duration + 1), log(Hz + 1), log(energy + 1), unit weights (section 3.4).
+
+    Mel, pitch and energy are compared in the units of the model's statistics, so that voices of other ranges weigh the
+    same; `output` must have been made with the batch's durations. Means are over valid frames and phones of the batch.
+    """
+    phones = torch.arange(batch.durations.shape[1], device=batch.lengths.device) < batch.lengths[:, None]  # (B, K)
+    spoken = phones & (batch.durations > 0)  # EOS has no pitch and no energy to learn
+    frames = torch.arange(output.mel.shape[1], device=batch.mel.device) < output.mel_lengths[:, None]  # (B, F)
+    apart = ((output.mel - batch.mel[:, : output.mel.shape[1]]).abs() / model.mel_std).mean(-1)
+
+    def squared(predicted: Tensor, truth: Tensor, mask: Tensor, scale: Tensor | float = 1.0) -> Tensor:
+        error = ((predicted - truth.float().log1p()) / scale).square()
+        return (error * mask).sum() / mask.sum().clamp(min=1)
+
+    return AcousticLoss(
+        mel=(apart * frames).sum() / frames.sum().clamp(min=1),
+        duration=squared(output.log_durations, batch.durations, phones),
+        pitch=squared(output.pitch, batch.pitch, spoken, model.pitch_stats[1]),
+        energy=squared(output.energy, batch.energy, spoken, model.energy_stats[1]),
+    )
+
+
+def _masks(lengths: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(B, size, 1) of ones where valid, and the additive mask of attention (B, 1, 1, size)."""
+    valid = torch.arange(size, device=lengths.device) < lengths[:, None]
+    return valid[..., None].to(dtype), torch.where(valid, 0.0, -1e9)[:, None, None, :]

@@ -1,0 +1,187 @@
+"""The English half of the corpus: distinct recordings with their acoustic targets, computed once and kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from mmdec.audio import MELS, load_audio
+from mmdec.nn.fastspeech2 import AcousticBatch
+from mmdec.training.layout import SPECIALS, BadRows
+from mmdec.training.targets import acoustic_targets, parse_alignment
+from mmdec.types import InputError
+
+_FORMAT = 2  # of the cache; a change makes the old one void
+
+
+class EnglishSpeech:
+    """Distinct sentences of `<root>/{split}.tsv` with `{split}.alignment.tsv` and `{split}/<path>.wav`.
+
+    Of recordings with the same translation and the same phones the first is taken. Rows that cannot be used are
+    counted and named in `bad`. Targets are cached in half precision under `<root>/../cache/english-...`.
+    """
+
+    def __init__(self, root: Path, split: str, limit: int | None = None) -> None:
+        self.root, self.split = root, split
+        self.rows, self.bad = _distinct(root, split, limit)  # path, text, alignment
+        digest = hashlib.blake2b(digest_size=8)
+        for row in self.rows:
+            digest.update("\t".join(row).encode())
+        folder = root.parent / "cache" / f"english-{split}-{_FORMAT}-{digest.hexdigest()}"
+        if not (folder / "index.json").is_file():
+            self._build(folder)
+        index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+        for reason, names in index["bad"].items():
+            for name in names:
+                self.bad.add(reason, name)
+        self.rows = [self.rows[place] for place in index["kept"]]
+        self.units: list[list[str]] = [line.split() for line in index["units"]]
+        if not self.rows:
+            raise InputError(f"`split` must hold usable rows, but '{split}' has none.\n{self.bad.report()}")
+        self._phones = np.load(folder / "phones.npy")  # (phones, 3): duration, pitch, energy
+        self._mel = np.load(folder / "mel.npy", mmap_mode="r")  # (frames, 80) fp16
+        self.frames = np.asarray(index["frames"], dtype=np.int64)
+        self.first_frames: list[int] = index["first_frames"]
+        self._phone_starts = np.concatenate([[0], np.cumsum([len(row) for row in self.units])])
+        self._frame_starts = np.concatenate([[0], np.cumsum(self.frames)])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def vocabulary(self) -> list[str]:
+        """The special units, then this split's phones in alphabetical order."""
+        phones = {unit for row in self.units for unit in row}
+        return [*SPECIALS, *sorted(phones - set(SPECIALS))]
+
+    def wav(self, item: int) -> Path:
+        return self.root / self.split / f"{self.rows[item][0]}.wav"
+
+    def text(self, item: int) -> str:
+        return self.rows[item][1]
+
+    def mel(self, item: int) -> Tensor:
+        """(F, 80), natural log, of the recording without the silence at its ends."""
+        part = self._mel[self._frame_starts[item] : self._frame_starts[item + 1]]
+        return torch.from_numpy(part.astype(np.float32))
+
+    def phones(self, item: int) -> Tensor:
+        """(3, K): durations in frames, pitch in Hz, energy; EOS is last, zero."""
+        return torch.from_numpy(self._phones[self._phone_starts[item] : self._phone_starts[item + 1]].T.copy())
+
+    def batch(self, items: Sequence[int], vocabulary: dict[str, int]) -> tuple[Tensor, AcousticBatch]:
+        """Unit ids (B, K) padded with <pad>, and the targets."""
+        units = [torch.tensor([vocabulary.get(unit, 3) for unit in self.units[item]]) for item in items]
+        phones = [self.phones(item).T for item in items]
+        mels = [self.mel(item) for item in items]
+        padded = pad_sequence(phones, batch_first=True)  # (B, K, 3)
+        targets = AcousticBatch(
+            lengths=torch.tensor([len(row) for row in units]),
+            durations=padded[..., 0].long(),
+            pitch=padded[..., 1],
+            energy=padded[..., 2],
+            mel=pad_sequence(mels, batch_first=True),
+            mel_lengths=torch.tensor([len(mel) for mel in mels]),
+        )
+        return pad_sequence(units, batch_first=True, padding_value=1), targets
+
+    def statistics(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Mel mean (80,), mel deviation (80,), and (mean, deviation) of log(Hz + 1) and of log(energy + 1)."""
+        count, total, squares = 0, np.zeros(MELS), np.zeros(MELS)
+        for start in range(0, len(self._mel), 1 << 16):
+            part = self._mel[start : start + (1 << 16)].astype(np.float64)
+            count, total, squares = count + len(part), total + part.sum(0), squares + (part**2).sum(0)
+        mean = total / count
+        deviation = np.sqrt(np.maximum(squares / count - mean**2, 1e-8))
+        spoken = np.log1p(self._phones[self._phones[:, 0] > 0, 1:].astype(np.float64))
+        pairs = np.stack([spoken.mean(0), np.maximum(spoken.std(0), 1e-4)], 1)  # (2, 2)
+        return tuple(torch.from_numpy(array).float() for array in (mean, deviation, pairs[0], pairs[1]))  # type: ignore[return-value]
+
+    def _build(self, folder: Path) -> None:
+        """Write the cache: into a folder of this process's own, renamed at the end."""
+        part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
+        part.mkdir(parents=True, exist_ok=True)
+        bad, kept, units, frames, firsts = BadRows(), [], [], [], []
+        phones: list[np.ndarray] = []
+        mels: list[np.ndarray] = []
+        for place, (name, _, alignment) in enumerate(self.rows):
+            try:
+                targets = acoustic_targets(load_audio(self.root / self.split / f"{name}.wav"), parse_alignment(alignment))
+            except InputError as error:
+                bad.add(f"no acoustic targets: {str(error).split(',')[0]}", name)
+                continue
+            kept.append(place)
+            units.append(" ".join(targets.units))
+            frames.append(targets.mel.shape[0])
+            firsts.append(targets.first_frame)
+            phones.append(torch.stack([targets.durations.float(), targets.pitch, targets.energy], 1).numpy())
+            mels.append(targets.mel.half().numpy())
+        np.save(part / "phones.npy", np.concatenate(phones) if phones else np.zeros((0, 3), np.float32))
+        np.save(part / "mel.npy", np.concatenate(mels) if mels else np.zeros((0, MELS), np.float16))
+        index = {"kept": kept, "units": units, "frames": frames, "first_frames": firsts, "bad": bad.names}
+        (part / "index.json").write_text(json.dumps(index), encoding="utf-8")
+        if folder.exists():  # another process was first
+            return
+        os.replace(part, folder)
+
+
+class EpochItems:
+    """Batches of item numbers for one epoch of a fixed number of steps, drawn from (seed, epoch), alike lengths together."""
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, steps: int, seed: int, epoch: int) -> None:
+        generator = np.random.default_rng([seed, epoch])
+        count = batch_size * steps
+        rounds = [generator.permutation(len(lengths)) for _ in range(-(-count // len(lengths)))]
+        items = np.concatenate(rounds)[:count]
+        items = items[np.argsort(np.asarray(lengths)[items], kind="stable")].reshape(steps, batch_size)
+        self.batches: list[list[int]] = items[generator.permutation(steps)].tolist()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def _distinct(root: Path, split: str, limit: int | None) -> tuple[list[tuple[str, str, str]], BadRows]:
+    """(path, translation, alignment) of the first recording of each rendering, in the order of the table."""
+    bad = BadRows()
+    table, alignments = root / f"{split}.tsv", root / f"{split}.alignment.tsv"
+    for path in (table, alignments):
+        if not path.is_file():
+            raise InputError(f"`root` must hold {path.name}, but '{path}' does not exist. Build the corpus, or check the path.")
+    aligned = dict(_pairs(alignments))
+    rows: list[tuple[str, str, str]] = []
+    seen: set[tuple[str, str]] = set()
+    for name, text in _pairs(table):
+        if limit is not None and len(rows) >= limit:
+            break
+        wav = root / split / f"{name}.wav"
+        alignment = aligned.get(name, "")
+        key = (text, " ".join(item.rpartition(":")[0] for item in alignment.split()))
+        if not alignment:
+            bad.add("no alignment", name)
+        elif key in seen:
+            continue
+        elif not wav.is_file() or wav.stat().st_size <= 44:
+            bad.add("target recording missing or empty", name)
+        else:
+            seen.add(key)
+            rows.append((name, text, alignment))
+    return rows, bad
+
+
+def _pairs(path: Path) -> Iterator[tuple[str, str]]:
+    """The first two columns of a table without a header."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        columns = line.split("\t")
+        if len(columns) >= 2:
+            yield columns[0], columns[1]
