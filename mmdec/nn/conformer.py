@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmdec.nn.dropout import PooledDropout
+from mmdec.types import InputError
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,12 @@ class EncoderConfig:
     layers: int = 12
     kernel: int = 31
     dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.kernel % 2 == 0:
+            raise InputError(f"`kernel` must be odd, but is {self.kernel}. An even one would change the length.")
+        if self.d_model % self.heads or self.d_model % 2:
+            raise InputError(f"`d_model` must be even and divide into {self.heads} heads, but is {self.d_model}.")
 
 
 def lengths_to_mask(lengths: Tensor, size: int) -> Tensor:
@@ -192,7 +199,7 @@ class SpeechEncoder(nn.Module):
         real = lengths_to_mask(lengths, x.shape[1])
         mask = torch.zeros(real.shape, device=x.device).masked_fill(~real, -1e9)[:, None, None]
         keep = real[..., None].to(torch.float32)
-        positions = self.dropout(relative_positions(x.shape[1], self.config.d_model, x.device))
+        positions = relative_positions(x.shape[1], self.config.d_model, x.device)
         x = self.dropout(self.linear(x))
         positions = positions.to(x.dtype)  # so that an encoder cast to half or double runs
         tapped: Tensor | None = None

@@ -1,0 +1,32 @@
+"""`python -m mmdec.training fit --config recipes/daspeech/phrasebook/units.yaml`: Lightning's own command line."""
+
+from __future__ import annotations
+
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+
+def _count(data: LightningDataModule) -> int:
+    return len(data.units)  # type: ignore[attr-defined]
+
+
+class TrainingCLI(LightningCLI):
+    """LightningCLI in subclass mode; what the model must know of the data is linked, not written twice."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.link_arguments("data", "model.init_args.num_units", compute_fn=_count, apply_on="instantiate")
+
+
+def main() -> None:
+    """Run the command line."""
+    TrainingCLI(
+        LightningModule,
+        LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        save_config_kwargs={"overwrite": True},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Callbacks that the recipes name: progress as plain lines, and weights to start from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from safetensors.torch import load_file
+
+from mmdec.training.speech import load_network
+from mmdec.types import InputError
+
+
+class PlainProgress(Callback):
+    """One line every `every` steps: step, utterances per second, losses; readable in a log file."""
+
+    def __init__(self, every: int = 50) -> None:
+        self.every = every
+        self.since = time.monotonic()
+        self.rows = 0
+
+    @rank_zero_only
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
+    ) -> None:
+        self.rows += len(getattr(batch, "rows", ())) * trainer.world_size
+        if trainer.global_step % self.every:
+            return
+        now = time.monotonic()
+        speed, self.since, self.rows = self.rows / (now - self.since), now, 0
+        self._line(trainer, f"{speed:.1f}/s", "train/")
+
+    @rank_zero_only
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self._line(trainer, "dev", "dev/")
+        self.since, self.rows = time.monotonic(), 0
+
+    def _line(self, trainer: Trainer, head: str, prefix: str) -> None:
+        values = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith(prefix)}
+        parts = " ".join(f"{name.removeprefix(prefix)} {value:.3f}" for name, value in sorted(values.items()))
+        rank_zero_info(f"{time.strftime('%H:%M:%S')} step {trainer.global_step} {head} {parts}")
+
+
+class InitialWeights(Callback):
+    """Loads safetensors into the network before a fresh run; a resumed run keeps its checkpoint's weights.
+
+    Names and shapes that do not fit keep their initial values and are counted: none fitting is an error.
+    """
+
+    def __init__(self, files: Sequence[str]) -> None:
+        self.files = [Path(file) for file in files]
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit" or trainer.ckpt_path:
+            return
+        for file in self.files:
+            if not file.is_file():
+                raise InputError(f"`files` must name existing safetensors, but '{file}' does not exist. Train it first.")
+            state = load_file(file)
+            network = pl_module.network
+            left = load_network(network, state)  # type: ignore[arg-type]
+            taken = len(network.state_dict()) - len(left)  # type: ignore[union-attr, operator]
+            if taken == 0:
+                raise InputError(f"`files` must fit the network, but no tensor of '{file}' does. Check the sizes.")
+            rank_zero_info(f"{file}: {taken} tensors loaded")
