@@ -1,0 +1,178 @@
+"""Sound in and out, and the features on their frame grids."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmdec import audio
+from mmdec.types import InputError
+from tests.conftest import RATE, buzz
+
+
+def tone(hertz: float, rate: int, seconds: float = 1.0) -> torch.Tensor:
+    return 0.5 * torch.sin(2 * torch.pi * hertz * torch.arange(int(rate * seconds), dtype=torch.float64) / rate).float()
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 16000, 22050, 44100, 48000, 96000, 44101])
+def test_resampling_keeps_a_tone(rate: int) -> None:
+    result = audio.resample(tone(440, rate), rate)
+    assert result.shape == (RATE,)
+    assert (result - tone(440, RATE))[200:-200].abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("rate", [48000, 44101])
+def test_resampling_removes_what_would_alias(rate: int) -> None:
+    assert audio.resample(tone(10_000, rate), rate)[500:-500].abs().max() < 0.01
+
+
+@pytest.mark.parametrize(
+    ("kind", "subtype", "error"),
+    [
+        ("wav", "PCM_U8", 1e-2),
+        ("wav", "PCM_16", 1e-4),
+        ("wav", "PCM_24", 1e-6),
+        ("wav", "PCM_32", 1e-7),
+        ("wav", "FLOAT", 1e-7),
+        ("wav", "DOUBLE", 1e-7),
+        ("flac", "PCM_16", 1e-4),
+    ],
+)
+def test_every_sample_format_reads_alike(tmp_path: Path, kind: str, subtype: str, error: float) -> None:
+    sound, path = buzz(0.3), tmp_path / f"x.{kind}"
+    soundfile.write(path, sound, RATE, subtype=subtype)
+    assert torch.allclose(audio.load_audio(path), torch.from_numpy(sound), atol=error)
+
+
+def test_mp3_and_ogg_read(tmp_path: Path) -> None:
+    for name in ("x.mp3", "x.ogg"):
+        soundfile.write(tmp_path / name, buzz(0.5), RATE)
+        assert audio.load_audio(tmp_path / name).shape[0] == pytest.approx(RATE * 0.5, abs=2500)
+
+
+def test_a_pipe_that_cannot_seek_is_read() -> None:
+    class Pipe(io.BytesIO):
+        def seekable(self) -> bool:
+            return False
+
+    buffer = io.BytesIO()
+    soundfile.write(buffer, buzz(0.3), RATE, format="WAV")
+    assert audio.load_audio(Pipe(buffer.getvalue())).shape == (4800,)
+
+
+def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = audio.save_audio(tmp_path / "new" / "x.wav", torch.from_numpy(buzz(0.2)))
+    before = path.read_bytes()
+
+    def broken(*_: object, **__: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(soundfile, "write", broken)
+    with pytest.raises(OSError, match="disk full"):
+        audio.save_audio(path, torch.zeros(10))
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == ["x.wav"]
+
+
+def test_saving_refuses_an_unknown_suffix(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"`path` must end in \.wav"):
+        audio.save_audio(tmp_path / "x.txt", torch.zeros(10))
+
+
+@given(st.integers(0, 4000))
+@settings(max_examples=25, deadline=None)
+def test_target_features_share_one_grid(samples: int) -> None:
+    sound = torch.from_numpy(buzz(0.25))[:samples]
+    frames = audio.frame_count(samples)
+    assert audio.log_mel(sound).shape == (frames, 80)
+    assert audio.energy(sound).shape == (frames,)
+    assert audio.pitch(sound).shape == (frames,)
+
+
+def test_source_features_are_normalised() -> None:
+    features = audio.fbank(torch.from_numpy(buzz(2.0)))
+    assert features.shape == (198, 80)
+    assert torch.allclose(features.mean(0), torch.zeros(80), atol=1e-4)
+    assert torch.allclose(features.std(0, correction=0), torch.ones(80), atol=1e-3)
+    assert torch.isfinite(audio.fbank(torch.zeros(10))).all()
+
+
+def test_source_features_do_not_depend_on_the_level() -> None:
+    sound = torch.from_numpy(buzz(1.0))
+    assert torch.allclose(audio.fbank(sound), audio.fbank(0.25 * sound), atol=1e-2)
+
+
+def test_log_mel_is_differentiable_even_in_silence() -> None:
+    sound = torch.zeros(2, 2000, requires_grad=True)
+    audio.log_mel(sound).sum().backward()
+    assert sound.grad is not None
+    assert torch.isfinite(sound.grad).all()
+
+
+@pytest.mark.parametrize("hertz", [75.0, 110.0, 180.0, 260.0, 380.0])
+def test_pitch_of_a_rich_tone(hertz: float) -> None:
+    sound = sum((tone(hertz * n, RATE) / n for n in range(1, 8)), torch.zeros(RATE))
+    assert audio.pitch(sound)[5:-5].median().item() == pytest.approx(hertz, rel=0.01)
+
+
+def test_noise_and_silence_have_no_pitch() -> None:
+    noise = 0.1 * torch.randn(RATE, generator=torch.Generator().manual_seed(0))
+    assert (audio.pitch(noise) > 0).float().mean() < 0.02
+    assert audio.pitch(torch.zeros(RATE)).sum() == 0
+
+
+def test_energy_follows_the_level() -> None:
+    sound = torch.from_numpy(buzz(1.0))
+    assert torch.allclose(audio.energy(2 * sound), 2 * audio.energy(sound), rtol=1e-2)
+
+
+def test_griffin_lim_returns_a_sound_of_like_spectrum() -> None:
+    mel = audio.log_mel(torch.from_numpy(buzz(1.0)))
+    sound = audio.griffin_lim(mel)
+    assert sound.shape == (len(mel) * audio.HOP,)
+    assert (audio.log_mel(sound)[: len(mel)] - mel).abs().mean() < 1.0
+
+
+def sentence_pattern(lengths: list[float], pause: float) -> torch.Tensor:
+    parts = [part for i, seconds in enumerate(lengths) for part in (buzz(seconds, i), np.zeros(int(pause * RATE)))]
+    return torch.from_numpy(np.concatenate(parts[:-1]).astype(np.float32))
+
+
+def test_cuts_fall_into_pauses_and_cover_everything() -> None:
+    sound = sentence_pattern([3.0, 2.0, 4.0, 2.5], pause=0.3)
+    pieces = audio.split_at_pauses(sound, max_seconds=5.5)
+    assert [start for start, _ in pieces] == [0] + [end for _, end in pieces[:-1]]
+    assert pieces[-1][1] == len(sound)
+    assert all(end - start <= 5.5 * RATE for start, end in pieces)
+    assert all(sound[end - 160 : end].abs().max() == 0 for _, end in pieces[:-1])
+
+
+def test_a_long_pause_always_ends_a_piece() -> None:
+    assert len(audio.split_at_pauses(sentence_pattern([1.0, 1.0], pause=0.8))) == 2
+    assert len(audio.split_at_pauses(sentence_pattern([1.0, 1.0], pause=0.2))) == 1
+
+
+@given(st.integers(1, 200_000), st.floats(0.5, 8.0), st.integers(0, 5))
+@settings(max_examples=20, deadline=None)
+def test_pieces_cover_any_sound(length: int, limit: float, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    sound = torch.from_numpy((random.standard_normal(length) * (random.random(length) > 0.5)).astype(np.float32))
+    pieces = audio.split_at_pauses(sound, max_seconds=limit)
+    assert pieces[0][0] == 0
+    assert pieces[-1][1] == length
+    assert all(a[1] == b[0] for a, b in zip(pieces, pieces[1:], strict=False))
+    assert all(0 < end - start <= limit * RATE + 160 for start, end in pieces)
+
+
+def test_trimming_leaves_the_speech() -> None:
+    sound = torch.from_numpy(np.concatenate([np.zeros(RATE), buzz(1.0), np.zeros(2 * RATE)]).astype(np.float32))
+    trimmed = audio.trim_silence(sound)
+    assert 0.9 * RATE < len(trimmed) < 1.5 * RATE
+    assert trimmed.square().sum() == pytest.approx(sound.square().sum().item(), rel=0.02)
