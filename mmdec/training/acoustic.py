@@ -66,7 +66,9 @@ class AcousticData(LightningDataModule):
             raise InputError(f"`max_frames` must leave a training row, but is {self.max_frames}. Raise it.")
         self.vocabulary = self.train_set.vocabulary
         bad = self.train_set.bad
-        rank_zero_info(f"English speech: {len(self.places)} distinct sentences, {bad.count} rows left out {bad.report()}")
+        rank_zero_info(
+            f"English speech: {len(self.places)} distinct sentences, {bad.count} rows left out {bad.report()}"
+        )
 
     def train_dataloader(self) -> DataLoader[Step]:
         assert self.train_set is not None and self.trainer is not None
@@ -114,7 +116,12 @@ class AcousticModule(LightningModule):
         if schedule not in ("inverse-sqrt", "cosine"):
             raise InputError(f"`schedule` must be inverse-sqrt or cosine, but is {schedule!r}. Choose one.")
         self.config_name, self.learning_rate, self.warmup, self.schedule = config, learning_rate, warmup, schedule
-        self.weight_decay, self.betas, self.normalise_variance, self.seed = weight_decay, betas, normalise_variance, seed
+        self.weight_decay, self.betas, self.normalise_variance, self.seed = (
+            weight_decay,
+            betas,
+            normalise_variance,
+            seed,
+        )
         self.tts: FastSpeech2 | None = None
         self.vocabulary: list[str] = []
 
@@ -150,7 +157,9 @@ class AcousticModule(LightningModule):
             self.parameters(), self.learning_rate, betas=self.betas, weight_decay=self.weight_decay
         )
         total = self.trainer.max_steps
-        rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warmed(step, self.warmup, self.schedule, total))
+        rate = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: warmed(step, self.warmup, self.schedule, total)
+        )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rate, "interval": "step"}}
 
     def on_train_batch_start(self, batch: Step, batch_idx: int) -> None:
@@ -167,9 +176,7 @@ class AcousticModule(LightningModule):
     def _losses(self, batch: Step) -> AcousticLoss:
         units, targets = batch
         assert self.tts is not None
-        output = self.tts(
-            self.tts.embed(units), targets.lengths, targets.durations, targets.pitch, targets.energy
-        )
+        output = self.tts(self.tts.embed(units), targets.lengths, targets.durations, targets.pitch, targets.energy)
         return acoustic_loss(output, targets, self.tts)
 
     def _log(self, name: str, loss: AcousticLoss, size: int) -> None:
@@ -185,7 +192,10 @@ class AcousticModule(LightningModule):
         """`tts.safetensors` (fp32 weights and statistics) and `tts.json` (sizes and phones)."""
         assert self.tts is not None
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({name: value.contiguous().cpu() for name, value in self.tts.state_dict().items()}, folder / "tts.safetensors")
+        save_file(
+            {name: value.contiguous().cpu() for name, value in self.tts.state_dict().items()},
+            folder / "tts.safetensors",
+        )
         described = {"config": asdict(self.tts.config), "units": self.vocabulary}
         (folder / "tts.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
 

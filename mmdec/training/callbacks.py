@@ -59,7 +59,9 @@ class InitialWeights(Callback):
             return
         for file in self.files:
             if not file.is_file():
-                raise InputError(f"`files` must name existing safetensors, but '{file}' does not exist. Train it first.")
+                raise InputError(
+                    f"`files` must name existing safetensors, but '{file}' does not exist. Train it first."
+                )
             state = load_file(file)
             network = pl_module.network
             left = load_network(network, state)  # type: ignore[arg-type]

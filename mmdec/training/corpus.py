@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,9 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from mmdec import audio
-from mmdec.training.layout import BadRows, Row, canonical, normalise, read_rows, vocabulary
+from mmdec.nn.fastspeech2 import AcousticBatch
+from mmdec.training.english import EnglishSpeech, acoustic_batch
+from mmdec.training.layout import PAUSE, BadRows, Row, canonical, normalise, read_rows, vocabulary
 from mmdec.types import MmdecError
 
 CHARACTERS = " abcdefghijklmnopqrstuvwxyzàâæçèéêëîïôœùûüÿ'-"  # of the CTC head; its index 0 is the blank
@@ -41,10 +43,28 @@ class Batch:
     text: Tensor  # (B, C) characters of the source sentence, padded with 0
     text_lengths: Tensor  # (B,)
     rows: list[tuple[int, ...]]  # which rows each item is made of
+    acoustic: AcousticBatch | None = None  # in the joint stage
 
     def to(self, device: torch.device) -> Batch:
+        """The same batch on another device."""
         tensors = (self.features, self.lengths, self.units, self.unit_lengths, self.text, self.text_lengths)
-        return Batch(*(tensor.to(device, non_blocking=True) for tensor in tensors), rows=self.rows)
+        moved = None
+        if self.acoustic is not None:
+            parts = (getattr(self.acoustic, field.name) for field in fields(AcousticBatch))
+            moved = AcousticBatch(*(part.to(device, non_blocking=True) for part in parts))
+        return Batch(*(tensor.to(device, non_blocking=True) for tensor in tensors), rows=self.rows, acoustic=moved)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One utterance, or several joined by pauses."""
+
+    features: Tensor  # (N, 80)
+    units: list[int]  # without <s> and </s>
+    text: list[int]
+    rows: tuple[int, ...]
+    phones: Tensor | None  # (3, K): durations, pitch, energy, </s> included
+    mel: Tensor | None  # (F, 80)
 
 
 def _extract(clip: str) -> np.ndarray | str:
@@ -96,45 +116,65 @@ class FeatureStore:
         return torch.from_numpy(part.astype(np.float32))
 
 
-class SpeechDataset(Dataset[tuple[Tensor, list[int], list[int], tuple[int, ...]]]):
+class SpeechDataset(Dataset[Item]):
     """Items are tuples of row numbers: several rows become one utterance with a pause between them."""
 
-    def __init__(self, rows: Sequence[Row], store: FeatureStore, places: Sequence[int], units: Sequence[str]) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        store: FeatureStore,
+        places: Sequence[int],
+        units: Sequence[str],
+        english: EnglishSpeech | None = None,
+    ) -> None:
         self.rows = list(rows)
         self.store = store
         self.places = list(places)
         index = {unit: number for number, unit in enumerate(units)}
         letters = {letter: number for number, letter in enumerate(CHARACTERS, start=1)}
+        self.pause = [index[PAUSE]] if PAUSE in index else []
         self.units = [[index.get(unit, UNK) for unit in row.units] for row in self.rows]
         self.text = [
             [letters[letter] for letter in normalise(row.source_text) if letter in letters] for row in self.rows
         ]
         self.lengths = [int(store.lengths[place]) for place in self.places]
+        self.english = english
+        if english is not None:
+            spoken = english.by_key()
+            self.spoken = [spoken[row.translation, tuple(row.units)] for row in self.rows]
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, item: tuple[int, ...]) -> tuple[Tensor, list[int], list[int], tuple[int, ...]]:
+    def __getitem__(self, item: tuple[int, ...]) -> Item:
         features = torch.cat([self.store[self.places[number]] for number in item])
-        units = [unit for number in item for unit in self.units[number]]
-        text = self.text[item[0]]
+        units, text = list(self.units[item[0]]), list(self.text[item[0]])
         for number in item[1:]:
-            text = text + [1] + self.text[number]
-        return features, units, text, item
+            units += self.pause + self.units[number]
+            text += [1, *self.text[number]]
+        phones = mel = None
+        if self.english is not None:
+            phones, mel = self.english.joined([self.spoken[number] for number in item], bool(self.pause))
+        return Item(features, units, text, item, phones, mel)
 
 
-def collate(items: Sequence[tuple[Tensor, list[int], list[int], tuple[int, ...]]]) -> Batch:
+def collate(items: Sequence[Item]) -> Batch:
     """Pad to the longest; units get <s> and </s>."""
-    features, units, text, rows = zip(*items, strict=True)
-    targets = [torch.tensor([BOS, *row, EOS]) for row in units]
+    targets = [torch.tensor([BOS, *item.units, EOS]) for item in items]
+    text = [torch.tensor(item.text, dtype=torch.long) for item in items]
+    acoustic = None
+    if items[0].phones is not None:
+        phones = [item.phones.T for item in items if item.phones is not None]
+        acoustic = acoustic_batch(phones, [item.mel for item in items if item.mel is not None])
     return Batch(
-        pad_sequence(list(features), batch_first=True),
-        torch.tensor([len(row) for row in features]),
+        pad_sequence([item.features for item in items], batch_first=True),
+        torch.tensor([len(item.features) for item in items]),
         pad_sequence(targets, batch_first=True, padding_value=PAD),
         torch.tensor([len(row) for row in targets]),
-        pad_sequence([torch.tensor(row, dtype=torch.long) for row in text], batch_first=True),
+        pad_sequence(text, batch_first=True),
         torch.tensor([len(row) for row in text]),
-        list(rows),
+        [item.rows for item in items],
+        acoustic,
     )
 
 
@@ -142,7 +182,15 @@ class EpochBatches:
     """The batches of one epoch: a fixed number of steps, similar lengths together, a share of them concatenated."""
 
     def __init__(
-        self, lengths: Sequence[int], batch_size: int, steps: int, seed: int, epoch: int, concatenate: float, rank: int, world: int
+        self,
+        lengths: Sequence[int],
+        batch_size: int,
+        steps: int,
+        seed: int,
+        epoch: int,
+        concatenate: float,
+        rank: int,
+        world: int,
     ) -> None:
         generator = np.random.default_rng([seed, epoch])
         count = steps * world * batch_size
@@ -171,8 +219,8 @@ class SpeechTranslationData(LightningDataModule):
 
     Args: the two corpora's folders; `rendering`: "all" takes each row's own translation, "canonical" one for each
     source sentence; `concatenate`: share of items made of two utterances; `steps_per_epoch`: an epoch is a number of
-    steps, after which a checkpoint may be written; `graph_size`: vertices for a number of frames, to leave out rows
-    whose units do not fit (set by the model).
+    steps, after which a checkpoint may be written; `upsample`, `min_vertices`: the model's graph size, to leave out
+    rows whose units do not fit; `acoustic`: what the joint stage needs besides.
     """
 
     def __init__(
@@ -186,6 +234,7 @@ class SpeechTranslationData(LightningDataModule):
         upsample: float = 0.5,
         min_vertices: int = 2,
         max_frames: int = 2048,
+        acoustic: bool = False,
         seed: int = 0,
         jobs: int = 2,
         validation_rows: int = 200,
@@ -197,6 +246,7 @@ class SpeechTranslationData(LightningDataModule):
         self.batch_size, self.steps_per_epoch = batch_size, steps_per_epoch
         self.rendering, self.concatenate, self.seed, self.jobs = rendering, concatenate, seed, jobs
         self.upsample, self.min_vertices, self.max_frames = upsample, min_vertices, max_frames
+        self.acoustic = acoustic
         self.validation_rows, self.validation_split = validation_rows, validation_split
         self.bad = BadRows()
         self._units: list[str] | None = None
@@ -222,6 +272,8 @@ class SpeechTranslationData(LightningDataModule):
         place = {row.path: number for number, row in enumerate(rows)}
         if self.rendering == "canonical":
             rows = canonical(rows)
+        english = EnglishSpeech(self.cvss, split) if self.acoustic else None
+        spoken = english.by_key() if english is not None else None
         kept = []
         for row in rows:
             frames = int(store.lengths[place[row.path]])
@@ -232,6 +284,8 @@ class SpeechTranslationData(LightningDataModule):
                 bad.add(f"longer than {self.max_frames} frames", row.path)
             elif len(row.units) + 2 > vertices:
                 bad.add("text does not fit the graph", row.path)
+            elif spoken is not None and (row.translation, tuple(row.units)) not in spoken:
+                bad.add("no acoustic targets", row.path)
             else:
                 kept.append(row)
         for reason, names in missing.names.items():
@@ -239,7 +293,7 @@ class SpeechTranslationData(LightningDataModule):
                 bad.add(reason, name)
         if limit is not None:
             kept = kept[:limit]
-        return SpeechDataset(kept, store, [place[row.path] for row in kept], self.units)
+        return SpeechDataset(kept, store, [place[row.path] for row in kept], self.units, english)
 
     def setup(self, stage: str) -> None:
         if self.train_set is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,12 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmdec.audio import MELS, load_audio
+from mmdec.audio import LOG_FLOOR, MELS, load_audio
 from mmdec.nn.fastspeech2 import AcousticBatch
 from mmdec.training.layout import SPECIALS, BadRows
 from mmdec.training.targets import acoustic_targets, parse_alignment
 from mmdec.types import InputError
 
+_PAUSE_FRAMES = 12  # between two joined items
 _FORMAT = 2  # of the cache; a change makes the old one void
 
 
@@ -77,20 +79,26 @@ class EnglishSpeech:
         """(3, K): durations in frames, pitch in Hz, energy; EOS is last, zero."""
         return torch.from_numpy(self._phones[self._phone_starts[item] : self._phone_starts[item + 1]].T.copy())
 
+    def by_key(self) -> dict[tuple[str, tuple[str, ...]], int]:
+        """Which item says a translation with these phones (</s> left out)."""
+        keys = ((row[1], tuple(units[:-1])) for row, units in zip(self.rows, self.units, strict=True))
+        return {key: item for item, key in enumerate(keys)}
+
+    def joined(self, items: Sequence[int], pause: bool) -> tuple[Tensor, Tensor]:
+        """Phones (3, K) and mel (F, 80) of several items one after another, a fifth of a second between if `pause`."""
+        phones, mels = self.phones(items[0]), [self.mel(items[0])]
+        for item in items[1:]:
+            silence = torch.tensor([[_PAUSE_FRAMES], [float(phones[1, :-1].mean())], [0.0]])
+            between = [silence] if pause else []
+            phones = torch.cat([phones[:, :-1], *between, self.phones(item)], dim=1)
+            mels += [torch.full((_PAUSE_FRAMES, MELS), math.log(LOG_FLOOR))] if pause else []
+            mels.append(self.mel(item))
+        return phones, torch.cat(mels)
+
     def batch(self, items: Sequence[int], vocabulary: dict[str, int]) -> tuple[Tensor, AcousticBatch]:
         """Unit ids (B, K) padded with <pad>, and the targets."""
         units = [torch.tensor([vocabulary.get(unit, 3) for unit in self.units[item]]) for item in items]
-        phones = [self.phones(item).T for item in items]
-        mels = [self.mel(item) for item in items]
-        padded = pad_sequence(phones, batch_first=True)  # (B, K, 3)
-        targets = AcousticBatch(
-            lengths=torch.tensor([len(row) for row in units]),
-            durations=padded[..., 0].long(),
-            pitch=padded[..., 1],
-            energy=padded[..., 2],
-            mel=pad_sequence(mels, batch_first=True),
-            mel_lengths=torch.tensor([len(mel) for mel in mels]),
-        )
+        targets = acoustic_batch([self.phones(item).T for item in items], [self.mel(item) for item in items])
         return pad_sequence(units, batch_first=True, padding_value=1), targets
 
     def statistics(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -114,7 +122,9 @@ class EnglishSpeech:
         mels: list[np.ndarray] = []
         for place, (name, _, alignment) in enumerate(self.rows):
             try:
-                targets = acoustic_targets(load_audio(self.root / self.split / f"{name}.wav"), parse_alignment(alignment))
+                targets = acoustic_targets(
+                    load_audio(self.root / self.split / f"{name}.wav"), parse_alignment(alignment)
+                )
             except InputError as error:
                 bad.add(f"no acoustic targets: {str(error).split(',')[0]}", name)
                 continue
@@ -131,6 +141,19 @@ class EnglishSpeech:
         if folder.exists():  # another process was first
             return
         os.replace(part, folder)
+
+
+def acoustic_batch(phones: Sequence[Tensor], mels: Sequence[Tensor]) -> AcousticBatch:
+    """Pad phones (K, 3) and mels (F, 80) to the longest."""
+    padded = pad_sequence(list(phones), batch_first=True)  # (B, K, 3)
+    return AcousticBatch(
+        lengths=torch.tensor([len(row) for row in phones]),
+        durations=padded[..., 0].long(),
+        pitch=padded[..., 1],
+        energy=padded[..., 2],
+        mel=pad_sequence(list(mels), batch_first=True),
+        mel_lengths=torch.tensor([len(mel) for mel in mels]),
+    )
 
 
 class EpochItems:
@@ -157,7 +180,9 @@ def _distinct(root: Path, split: str, limit: int | None) -> tuple[list[tuple[str
     table, alignments = root / f"{split}.tsv", root / f"{split}.alignment.tsv"
     for path in (table, alignments):
         if not path.is_file():
-            raise InputError(f"`root` must hold {path.name}, but '{path}' does not exist. Build the corpus, or check the path.")
+            raise InputError(
+                f"`root` must hold {path.name}, but '{path}' does not exist. Build the corpus, or check the path."
+            )
     aligned = dict(_pairs(alignments))
     rows: list[tuple[str, str, str]] = []
     seen: set[tuple[str, str]] = set()

@@ -1,11 +1,11 @@
 """Reads the on-disk layout of CVSS and Common Voice into rows: paths and text, no sound yet.
 
-    <common_voice>/clips/*.mp3                  source speech
-    <common_voice>/{split}.tsv                  columns client_id, path, sentence, ... (or validated.tsv for all splits)
-    <cvss>/{split}/<path>.wav                   target speech
-    <cvss>/{split}.tsv                          path, translation; no header
-    <cvss>/{split}.alignment.tsv                path, "phone:end-second ..." (a forced aligner's output; see data/README)
-    <cvss>/{split}.references.tsv               path, every licensed translation (optional)
+<common_voice>/clips/*.mp3                  source speech
+<common_voice>/{split}.tsv                  columns client_id, path, sentence, ... (or validated.tsv for all splits)
+<cvss>/{split}/<path>.wav                   target speech
+<cvss>/{split}.tsv                          path, translation; no header
+<cvss>/{split}.alignment.tsv                path, "phone:end-second ..." (a forced aligner's output; see data/README)
+<cvss>/{split}.references.tsv               path, every licensed translation (optional)
 """
 
 from __future__ import annotations

@@ -75,9 +75,7 @@ def glance(
 def autoregressive_loss(logits: Tensor, units: Tensor, label_smoothing: float) -> Tensor:
     """Cross-entropy of units (B, M) after <s>, given logits (B, M-1, V)."""
     target = units[:, 1:]
-    return F.cross_entropy(
-        logits.float().transpose(1, 2), target, ignore_index=PAD, label_smoothing=label_smoothing
-    )
+    return F.cross_entropy(logits.float().transpose(1, 2), target, ignore_index=PAD, label_smoothing=label_smoothing)
 
 
 def ctc_loss(logits: Tensor, lengths: Tensor, text: Tensor, text_lengths: Tensor) -> Tensor:

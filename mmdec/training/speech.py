@@ -1,4 +1,4 @@
-"""Training of the linguistic half: speech to phones, through the graph and the autoregressive baseline at once."""
+"""Training of DASpeech: speech to phones (graph and autoregressive baseline at once), then jointly with the voice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from mmdec.decode.lattice import decode_lattice
-from mmdec.nn.daspeech import DASpeechConfig, SpeechToUnits
+from mmdec.nn.daspeech import DASpeech, DASpeechConfig, Lattice, SpeechToUnits
+from mmdec.nn.fastspeech2 import acoustic_loss
+from mmdec.ops.dag import dag_posterior, expected_states
 from mmdec.training import losses
 from mmdec.training.augment import Augmentation
 from mmdec.training.corpus import BOS, EOS, PAD, Batch
@@ -28,8 +30,12 @@ def edit_distance(a: list[int], b: list[int]) -> int:
     return row[-1]
 
 
-class SpeechToUnitsModule(LightningModule):
-    """L = L_DAG + ar_weight L_AR + ctc_weight L_CTC.
+class DASpeechModule(LightningModule):
+    """L = L_DAG + ar_weight L_AR + ctc_weight L_CTC + mu L_TTS.
+
+    With `mu` 0 (first stage) there is no acoustic model. With `mu` > 0 (joint stage; the paper's is 5) the acoustic
+    model reads the expected hidden states of the graph under the `posterior`; a share `embedding_share` of the rows
+    reads phone embeddings instead, so that the autoregressive baseline keeps its road to the same voice.
 
     The defaults are the paper's recipe (S2TT stage: Adam .9/.999, 5e-4, warm-up 10k, inverse-sqrt, GLAT .5 to .1 over
     100k updates, no auxiliary loss). All randomness of a step follows from (seed, step, rank).
@@ -53,6 +59,9 @@ class SpeechToUnitsModule(LightningModule):
         ar_weight: float = 1.0,
         ctc_weight: float = 0.0,
         label_smoothing: float = 0.1,
+        mu: float = 0.0,
+        posterior: Literal["paper", "released"] = "paper",
+        embedding_share: float = 0.0,
         augmentation: Augmentation | None = None,
         model: dict[str, Any] | None = None,
         seed: int = 0,
@@ -74,7 +83,8 @@ class SpeechToUnitsModule(LightningModule):
         self.rate = Schedule(schedule, warmup, decay_from, decay_steps)
 
     def build(self, num_units: int) -> SpeechToUnits:
-        return SpeechToUnits(self.config, num_units)
+        kind = DASpeech if self.hparams["mu"] > 0 else SpeechToUnits
+        return kind(self.config, num_units)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         torch.manual_seed((self.hparams["seed"] * 1_000_003 + self.global_step) * 64 + self.global_rank)
@@ -106,7 +116,28 @@ class SpeechToUnitsModule(LightningModule):
         if net.ctc is not None:
             parts["ctc"] = losses.ctc_loss(net.ctc(middle), state_lengths, batch.text, batch.text_lengths)
             parts["loss"] = parts["loss"] + self.hparams["ctc_weight"] * parts["ctc"]
+        if self.hparams["mu"] > 0:
+            parts["tts"] = self.acoustic_loss(batch, lattice, graph.match)
+            parts["loss"] = parts["loss"] + self.hparams["mu"] * parts["tts"]
         return parts
+
+    def acoustic_loss(self, batch: Batch, lattice: Lattice, match: Tensor) -> Tensor:
+        """FastSpeech 2's loss on z_i = sum_j P(a_i = j | X, Y) v_j (section 3.3); gradients reach the vertices only."""
+        net, targets = self.network, batch.acoustic
+        assert isinstance(net, DASpeech) and targets is not None
+        posterior = dag_posterior(
+            match, lattice.links, batch.unit_lengths, lattice.lengths, variant=self.hparams["posterior"]
+        )
+        # <s> is dropped, </s> kept with no frames.
+        expected = expected_states(posterior.to(lattice.hidden.dtype), lattice.hidden)[:, 1:]
+        inputs = net.acoustic_input(expected)
+        share = self.hparams["embedding_share"]
+        if share > 0:
+            plain = torch.rand(len(inputs), 1, 1, device=inputs.device) < share
+            inputs = torch.where(plain, net.tts.embed(batch.units[:, 1:]).to(inputs.dtype), inputs)
+        lengths = batch.unit_lengths - 1
+        output = net.tts(inputs, lengths, targets.durations, targets.pitch, targets.energy)
+        return acoustic_loss(output, targets, net.tts).total
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         parts = self.losses(batch)
@@ -120,9 +151,7 @@ class SpeechToUnitsModule(LightningModule):
         path = decode_lattice(lattice.emissions, lattice.links, lattice.lengths, "lookahead")
         limit = int(lattice.lengths.max())
         found = {
-            "dag": [
-                [unit for unit in row if unit not in (-1, BOS, PAD, EOS)] for row in path.tokens.tolist()
-            ],
+            "dag": [[unit for unit in row if unit not in (-1, BOS, PAD, EOS)] for row in path.tokens.tolist()],
             "ar": net.ar.generate(states.float(), state_lengths, limit),
         }
         gold = [[unit for unit in row if unit not in (BOS, PAD, EOS)] for row in batch.units.tolist()]
