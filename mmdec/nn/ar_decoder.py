@@ -79,9 +79,7 @@ class ArDecoder(nn.Module):
         every = 1 if device.type == "cpu" else 16  # on a CPU the look at `done` is free
         for step in range(max_length + 1):
             x = (table[tokens[:, step]] + places[step])[:, None]  # (B, 1, d)
-            for layer, (keys, values), (memory_keys, memory_values) in zip(
-                self.layers, caches, memories, strict=True
-            ):
+            for layer, (keys, values), (memory_keys, memory_values) in zip(self.layers, caches, memories, strict=True):
                 key, value = layer.self_attn.keys_values(x)
                 keys[:, :, step] = key[:, :, 0]
                 values[:, :, step] = value[:, :, 0]

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mmdec.nn.dropout import PooledDropout
 from mmdec.nn.transformer import Attention, sinusoids
@@ -129,7 +128,9 @@ class Predictor(nn.Module):
     def __init__(self, config: FastSpeech2Config) -> None:
         super().__init__()
         d, size, kernel = config.d_model, config.predictor, config.predictor_kernel
-        self.convs = nn.ModuleList([nn.Conv1d(d if i == 0 else size, size, kernel, padding=kernel // 2) for i in (0, 1)])
+        self.convs = nn.ModuleList(
+            [nn.Conv1d(d if i == 0 else size, size, kernel, padding=kernel // 2) for i in (0, 1)]
+        )
         self.norms = nn.ModuleList([nn.LayerNorm(size) for _ in (0, 1)])
         self.dropout = PooledDropout(config.predictor_dropout)
         self.out = nn.Linear(size, 1)

@@ -19,7 +19,7 @@ def sinusoids(size: int, d_model: int, device: torch.device, start: int = 0) -> 
 
 
 class Attention(nn.Module):
-    """Multi-head attention by plain matrix products: on a CPU, and with masks, faster in training than fused kernels."""
+    """Multi-head attention by plain matrix products: on a CPU, with masks, faster in training than fused kernels."""
 
     def __init__(self, d_model: int, heads: int, dropout: float, d_memory: int | None = None) -> None:
         super().__init__()

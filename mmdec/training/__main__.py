@@ -6,15 +6,15 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 
-def _count(data: LightningDataModule) -> int:
-    return len(data.units)  # type: ignore[attr-defined]
+def _units(data: LightningDataModule) -> list[str]:
+    return data.units  # type: ignore[attr-defined]
 
 
 class TrainingCLI(LightningCLI):
     """LightningCLI in subclass mode; what the model must know of the data is linked, not written twice."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.link_arguments("data", "model.init_args.num_units", compute_fn=_count, apply_on="instantiate")
+        parser.link_arguments("data", "model.init_args.units", compute_fn=_units, apply_on="instantiate")
 
 
 def main() -> None:

@@ -304,7 +304,8 @@ class SpeechTranslationData(LightningDataModule):
                 rank_zero_info(self.bad.report())
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        assert self.train_set is not None and self.trainer is not None
+        assert self.train_set is not None
+        assert self.trainer is not None
         batches = EpochBatches(
             self.train_set.lengths,
             self.batch_size,
@@ -318,7 +319,8 @@ class SpeechTranslationData(LightningDataModule):
         return DataLoader(self.train_set, batch_sampler=batches, collate_fn=collate)  # type: ignore[arg-type]
 
     def val_dataloader(self) -> DataLoader[Batch]:
-        assert self.validation_set is not None and self.trainer is not None
+        assert self.validation_set is not None
+        assert self.trainer is not None
         numbers = range(self.trainer.global_rank, len(self.validation_set), self.trainer.world_size)
         items = sorted(((number,) for number in numbers), key=lambda item: self.validation_set.lengths[item[0]])  # type: ignore[union-attr]
         batches = [items[start : start + 16] for start in range(0, len(items), 16)]

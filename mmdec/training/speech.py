@@ -16,6 +16,7 @@ from mmdec.training import losses
 from mmdec.training.augment import Augmentation
 from mmdec.training.corpus import BOS, EOS, PAD, Batch
 from mmdec.training.schedule_lr import Schedule
+from mmdec.types import InputError
 
 SIZES = {"paper": DASpeechConfig.paper, "small": DASpeechConfig.small}
 
@@ -43,7 +44,7 @@ class DASpeechModule(LightningModule):
 
     def __init__(
         self,
-        num_units: int,
+        units: list[str],
         size: Literal["paper", "small"] = "paper",
         lr: float = 5e-4,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -78,7 +79,7 @@ class DASpeechModule(LightningModule):
             else:
                 config[part] = value
         self.config = DASpeechConfig.from_dict(config)
-        self.network = self.build(num_units)
+        self.network = self.build(len(units))
         self.augmentation = augmentation or Augmentation()
         self.rate = Schedule(schedule, warmup, decay_from, decay_steps)
 
@@ -124,7 +125,10 @@ class DASpeechModule(LightningModule):
     def acoustic_loss(self, batch: Batch, lattice: Lattice, match: Tensor) -> Tensor:
         """FastSpeech 2's loss on z_i = sum_j P(a_i = j | X, Y) v_j (section 3.3); gradients reach the vertices only."""
         net, targets = self.network, batch.acoustic
-        assert isinstance(net, DASpeech) and targets is not None
+        if not isinstance(net, DASpeech) or targets is None:
+            raise InputError(
+                "`acoustic` of the data must be true in the joint stage, but is false. Set it in the recipe."
+            )
         posterior = dag_posterior(
             match, lattice.links, batch.unit_lengths, lattice.lengths, variant=self.hparams["posterior"]
         )

@@ -77,7 +77,7 @@ def acoustic_targets(samples: Tensor, phones_with_ends: Sequence[tuple[str, floa
     return AcousticTargets(
         units=(*[phone for phone, _ in phones_with_ends[first:last]], EOS),
         durations=torch.cat([durations, zero.long()]),
-        pitch=torch.cat([_phone_means(_filled(pitch(samples)[window]), durations), zero]),
+        pitch=torch.cat([_phone_means(filled(pitch(samples)[window]), durations), zero]),
         energy=torch.cat([_phone_means(energy(samples)[window], durations), zero]),
         mel=log_mel(samples)[window],
         first_frame=low,
@@ -96,7 +96,7 @@ def _spoken(phones_with_ends: Sequence[tuple[str, float]]) -> tuple[int, int]:
     return first, last
 
 
-def _filled(contour: Tensor) -> Tensor:
+def filled(contour: Tensor) -> Tensor:
     """A pitch contour (F,) in Hz with its zeros replaced: linear between voiced frames, constant at both ends."""
     places = torch.nonzero(contour > 0)[:, 0]
     if places.numel() == 0:

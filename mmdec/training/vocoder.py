@@ -1,0 +1,288 @@
+"""Vocoder training: spectral losses first, then an optional light adversarial stage."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.utilities import rank_zero_info
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from mmdec.audio import HOP, load_audio, log_mel, pitch
+from mmdec.nn.fastspeech2 import FastSpeech2, FastSpeech2Config
+from mmdec.nn.vocoder import Vocoder, VocoderConfig
+from mmdec.training.acoustic import warmed
+from mmdec.training.discriminators import Discriminators, discriminator_loss, generator_loss
+from mmdec.training.english import EnglishSpeech, EpochItems
+from mmdec.training.targets import filled
+from mmdec.types import InputError
+
+
+@dataclass(frozen=True)
+class Crops:
+    """A batch of pieces of F frames."""
+
+    mel: Tensor  # (B, F, 80), what the vocoder sees
+    samples: Tensor  # (B, F * 256), what it should give
+    pitch: Tensor  # (B, F) Hz, without gaps
+    voiced: Tensor  # (B, F) bool
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Crops:
+        tensors = (self.mel, self.samples, self.pitch, self.voiced)
+        return Crops(*(tensor.to(device, non_blocking=non_blocking) for tensor in tensors))
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One recording, compact."""
+
+    samples: np.ndarray  # (F * 256,) int16
+    mel: np.ndarray  # (F, 80) fp16
+    predicted: np.ndarray | None  # (F, 80) fp16: as `mel`, where the acoustic model has its say
+    pitch: np.ndarray  # (F,) Hz, zero where unvoiced
+
+
+class VocoderData(LightningDataModule):
+    """Random pieces of the English recordings, silence included; drawn from (seed, epoch) alone.
+
+    `acoustic` names a folder with `tts.safetensors` and `tts.json`: then half of the pieces come with the mel that
+    this model predicts (durations, pitch and energy given), which is what the vocoder will see in use.
+    """
+
+    def __init__(
+        self,
+        root: str = "data/corpus/cvss_c",
+        batch_size: int = 8,
+        crop_frames: int = 64,
+        steps_per_epoch: int = 100,
+        limit: int | None = 2000,
+        acoustic: str | None = None,
+        validation_split: str = "dev",
+        validation_rows: int = 24,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.root, self.batch_size, self.crop_frames, self.steps_per_epoch = root, batch_size, crop_frames, steps_per_epoch
+        self.limit, self.acoustic, self.seed = limit, acoustic, seed
+        self.validation_split, self.validation_rows = validation_split, validation_rows
+        self.train_set: list[Recording] = []
+        self.validation_set: list[Recording] = []
+
+    def prepare_data(self) -> None:
+        """The cache of acoustic targets, once for all ranks."""
+        EnglishSpeech(Path(self.root), "train", self.limit)
+
+    def setup(self, stage: str | None = None) -> None:
+        if self.train_set:
+            return
+        tts = load_acoustic(Path(self.acoustic)) if self.acoustic else None
+        train = EnglishSpeech(Path(self.root), "train", self.limit)
+        held = EnglishSpeech(Path(self.root), self.validation_split, self.validation_rows)
+        rank_zero_info(f"English speech: {len(train)} distinct recordings, {train.bad.count} left out {train.bad.report()}")
+        self.train_set = [record(train, item, tts, self.crop_frames) for item in range(len(train))]
+        self.validation_set = [record(held, item, None, self.crop_frames) for item in range(len(held))]
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of the training mels, (80,) each."""
+        mels = torch.from_numpy(np.concatenate([recording.mel for recording in self.train_set[:500]])).float()
+        deviation, mean = torch.std_mean(mels, dim=0)
+        return mean, deviation.clamp(min=1e-2)
+
+    def train_dataloader(self) -> DataLoader[Crops]:
+        assert self.trainer is not None
+        epoch, rank, world = self.trainer.current_epoch, self.trainer.global_rank, self.trainer.world_size
+        equal = [1] * len(self.train_set)  # crops have one length: no sorting needed
+        batches = EpochItems(equal, self.batch_size * world, self.steps_per_epoch, self.seed, epoch).batches
+        generator = np.random.default_rng([self.seed, epoch, 1])
+        pieces = [[(item, *generator.random(2)) for item in batch][rank::world] for batch in batches]
+        return DataLoader(_Pieces(self.train_set, self.crop_frames), batch_sampler=pieces, collate_fn=stack)  # type: ignore[arg-type]
+
+    def val_dataloader(self) -> DataLoader[Crops]:
+        pieces = [[(item, 0.5, 1.0)] for item in range(len(self.validation_set))]
+        return DataLoader(_Pieces(self.validation_set, None), batch_sampler=pieces, collate_fn=stack)  # type: ignore[arg-type]
+
+
+class _Pieces(torch.utils.data.Dataset[Crops]):
+    """Index (item, where in 0..1, which mel in 0..1) -> one piece, or the whole recording if `frames` is None."""
+
+    def __init__(self, recordings: list[Recording], frames: int | None) -> None:
+        self.recordings, self.frames = recordings, frames
+
+    def __getitem__(self, index: tuple[int, float, float]) -> Crops:
+        recording = self.recordings[int(index[0])]
+        size = self.frames or len(recording.mel)
+        start = int(index[1] * (len(recording.mel) - size + 1)) if self.frames else 0
+        window = slice(start, start + size)
+        mel = recording.predicted if recording.predicted is not None and index[2] < 0.5 else recording.mel
+        contour = torch.from_numpy(recording.pitch)
+        samples = recording.samples[start * HOP : (start + size) * HOP]
+        return Crops(
+            torch.from_numpy(mel[window].astype(np.float32))[None],
+            torch.from_numpy(samples.astype(np.float32) / 32768)[None],
+            _continuous(contour)[window][None],
+            (contour > 0)[window][None],
+        )
+
+
+def stack(pieces: list[Crops]) -> Crops:
+    """Pieces of one size to a batch."""
+    parts = ("mel", "samples", "pitch", "voiced")
+    return Crops(*(torch.cat([getattr(piece, part) for piece in pieces]) for part in parts))
+
+
+def _continuous(contour: Tensor) -> Tensor:
+    """(F,) Hz with the unvoiced frames filled in; all unvoiced: a constant."""
+    return filled(contour) if bool((contour > 0).any()) else torch.full_like(contour, 150.0)
+
+
+def record(speech: EnglishSpeech, item: int, tts: FastSpeech2 | None, least: int) -> Recording:
+    """Read one recording; shorter than `least` frames it is padded with silence."""
+    samples = load_audio(speech.wav(item))
+    frames = max(samples.shape[0] // HOP, least)
+    samples = F.pad(samples, (0, max(0, frames * HOP - samples.shape[0])))[: frames * HOP]
+    mel = log_mel(samples)[:frames]
+    predicted = None
+    if tts is not None:
+        units, targets = speech.batch([item], {unit: number for number, unit in enumerate(speech.vocabulary)})
+        with torch.inference_mode():
+            output = tts(tts.embed(units), targets.lengths, targets.durations, targets.pitch, targets.energy)
+        first, size = speech.first_frames[item], min(output.mel.shape[1], frames - speech.first_frames[item])
+        predicted = mel.clone()
+        predicted[first : first + size] = output.mel[0, :size]
+    return Recording(
+        samples=(samples.clamp(-1, 32767 / 32768) * 32768).round().short().numpy(),
+        mel=mel.half().numpy(),
+        predicted=None if predicted is None else predicted.half().numpy(),
+        pitch=pitch(samples)[:frames].numpy(),
+    )
+
+
+def load_acoustic(folder: Path) -> FastSpeech2:
+    """The model that `AcousticModule.export` wrote."""
+    described = json.loads((folder / "tts.json").read_text(encoding="utf-8"))
+    sizes = {name: tuple(value) if isinstance(value, list) else value for name, value in described["config"].items()}
+    tts = FastSpeech2(FastSpeech2Config(**sizes), len(described["units"]))
+    tts.load_state_dict(load_file(folder / "tts.safetensors"))
+    return tts.eval()
+
+
+def spectra(samples: Tensor, size: int) -> Tensor:
+    """Magnitudes (B, bins, frames) with a window of `size` samples and a hop of a quarter; differentiable."""
+    window = torch.hann_window(size, device=samples.device)
+    spectrum = torch.stft(samples, size, size // 4, window=window, return_complex=True)
+    return (spectrum.real.square() + spectrum.imag.square() + 1e-7).sqrt()
+
+
+def spectral_loss(made: Tensor, truth: Tensor, sizes: tuple[int, ...] = (128, 256, 512, 1024, 2048)) -> Tensor:
+    """Spectral convergence plus L1 of log magnitudes (Yamamoto et al., 2020), mean over resolutions."""
+    total = made.new_zeros(())
+    for size in sizes:
+        a, b = spectra(made, size), spectra(truth, size)
+        total = total + (a - b).norm() / b.norm().clamp(min=1e-3) + (a.log() - b.log()).abs().mean()
+    return total / len(sizes)
+
+
+class VocoderModule(LightningModule):
+    """`Vocoder` against its recordings: spectral loss at five resolutions, L1 of the mel, squared error of log pitch.
+
+    From epoch `adversarial_from` on, small spectrogram discriminators add a least-squares game with feature matching.
+    Cosine schedule to 0 at the trainer's `max_epochs`. When training ends `vocoder.safetensors` and `vocoder.json` are
+    written to the trainer's root.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float = 1e-3,
+        warmup: int = 100,
+        weight_decay: float = 0.01,
+        mel_weight: float = 1.0,
+        adversarial_from: int | None = None,
+        adversarial_weight: float = 0.1,
+        feature_weight: float = 0.2,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.automatic_optimization = False
+        self.learning_rate, self.warmup, self.weight_decay, self.seed = learning_rate, warmup, weight_decay, seed
+        self.mel_weight, self.adversarial_from = mel_weight, adversarial_from
+        self.adversarial_weight, self.feature_weight = adversarial_weight, feature_weight
+        torch.manual_seed(seed)
+        self.vocoder = Vocoder(VocoderConfig())
+        self.discriminators = Discriminators() if adversarial_from is not None else None
+
+    def setup(self, stage: str) -> None:
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        self.vocoder.set_statistics(*data.statistics())
+        if not self.trainer.max_epochs or self.trainer.max_epochs < 1:
+            raise InputError("`max_epochs` must be set, but is not: the schedule ends there. Pass --trainer.max_epochs.")
+
+    def configure_optimizers(self) -> Any:
+        def adam(parameters: Any) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(parameters, self.learning_rate, betas=(0.8, 0.99), weight_decay=self.weight_decay)
+
+        optimizers = [adam(self.vocoder.parameters())]
+        if self.discriminators is not None:
+            optimizers.append(adam(self.discriminators.parameters()))
+        return optimizers
+
+    def training_step(self, batch: Crops, batch_idx: int) -> None:
+        steps = int(self.trainer.num_training_batches)
+        step = self.current_epoch * steps + batch_idx
+        torch.manual_seed(self.seed * 1_000_003 + step)  # a resumed step draws the noise that an unbroken one would
+        optimizers = self.optimizers()
+        optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
+        rate = self.learning_rate * warmed(step, self.warmup, "cosine", (self.trainer.max_epochs or 1) * steps)
+        noise = torch.randn_like(batch.samples)
+        made, predicted = self.vocoder.synthesise(batch.mel, pitch=batch.pitch, noise=noise)
+        parts = self._losses(batch, made, predicted)
+        loss = parts["spectral"] + self.mel_weight * parts["mel"] + parts["pitch"]
+        playing = self.adversarial_from is not None and self.current_epoch >= self.adversarial_from
+        if playing and self.discriminators is not None:
+            parts["discriminator"] = discriminator_loss(self.discriminators, made.detach(), batch.samples)
+            self._step(optimizers[1], parts["discriminator"], rate)
+            fooled, matched = generator_loss(self.discriminators, made, batch.samples)
+            parts |= {"fooled": fooled, "matched": matched}
+            loss = loss + self.adversarial_weight * fooled + self.feature_weight * matched
+        self._step(optimizers[0], loss, rate)
+        self.log_dict({f"train/{name}": value.detach() for name, value in parts.items()}, batch_size=len(made))
+
+    def _step(self, optimizer: Any, loss: Tensor, rate: float) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        self.clip_gradients(optimizer, 1.0, "norm")
+        optimizer.step()
+
+    def _losses(self, batch: Crops, made: Tensor, predicted: Tensor) -> dict[str, Tensor]:
+        error = (predicted.log() - batch.pitch.log()).square() * batch.voiced
+        return {
+            "spectral": spectral_loss(made, batch.samples),
+            "mel": (log_mel(made) - log_mel(batch.samples)).abs().mean(),
+            "pitch": 100 * error.sum() / batch.voiced.sum().clamp(min=1),
+        }
+
+    def validation_step(self, batch: Crops, batch_idx: int) -> None:
+        made, predicted = self.vocoder.synthesise(batch.mel)  # as in use: its own pitch
+        self.log_dict({f"dev/{name}": value for name, value in self._losses(batch, made, predicted).items()}, batch_size=1)
+
+    def on_train_end(self) -> None:
+        if self.trainer.is_global_zero:
+            self.export(Path(self.trainer.default_root_dir))
+
+    def export(self, folder: Path) -> None:
+        """`vocoder.safetensors` (fp32 weights and statistics) and `vocoder.json` (sizes)."""
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {name: value.contiguous().cpu() for name, value in self.vocoder.state_dict().items()}
+        save_file(state, folder / "vocoder.safetensors")
+        described = {"config": asdict(self.vocoder.config)}
+        (folder / "vocoder.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
