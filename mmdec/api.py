@@ -148,7 +148,7 @@ def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
     """Samples of any usual type and layout to 16 kHz mono (T,). Integers are scaled by their type's range."""
     if sample_rate is None:
         raise InputError("`sample_rate` must be given with an array, but is None. Pass sample_rate=16000, for instance.")
-    if isinstance(sample_rate, bool) or int(sample_rate) != sample_rate:
+    if isinstance(sample_rate, (bool, str)) or not float(sample_rate).is_integer():
         raise InputError(f"`sample_rate` must be a whole number of Hz, but is {sample_rate!r}. Round it.")
     rate = int(sample_rate)
     sound.check_rate(rate)
@@ -206,7 +206,8 @@ def _translate(translator: SpeechTranslator, recordings: list[Tensor], strategy:
     for owner in range(len(recordings)):
         mine = [result for result, place in zip(results, owners, strict=True) if place == owner]
         pause = np.zeros(int(PAUSE * sound.SAMPLE_RATE), dtype=np.float32)
-        joined = [part for result in mine for part in (pause, result.samples.numpy())][1:]
+        voiced = [result.samples.numpy() for result in mine if len(result.samples)]
+        joined = [part for voice in voiced for part in (pause, voice)][1:]
         translations.append(
             Translation(
                 text=" ".join(result.text for result in mine if result.text),

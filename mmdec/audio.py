@@ -48,8 +48,10 @@ def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE) -> Tensor:
             raise InputError(f"`audio` must be an existing file, but {name} does not exist. Check the path.")
     else:
         name = "the file object"
-        if not source.seekable():
-            source = io.BytesIO(source.read())
+        content = source.read()
+        if not isinstance(content, bytes):
+            raise InputError("`audio` must be a binary file object, but gives text. Open it with mode 'rb'.")
+        source = io.BytesIO(content)
     blocks: list[np.ndarray] = []
     try:
         with soundfile.SoundFile(source) as file:
@@ -58,9 +60,12 @@ def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE) -> Tensor:
             check_seconds(file.frames / rate)
             for block in file.blocks(blocksize=1 << 20, dtype="float32", always_2d=True):  # (<= 2^20, channels)
                 blocks.append(block.mean(axis=1))
-    except (soundfile.SoundFileError, OSError, TypeError, EOFError) as error:
+    except (soundfile.SoundFileError, OSError) as error:
+        reason = str(error)
+        if isinstance(error, soundfile.LibsndfileError):
+            reason = error.error_string.rstrip(".") or f"error {error.code}"
         raise InputError(
-            f"`audio` must be a sound file that libsndfile can read, but {name} is not ({error}). "
+            f"`audio` must be a sound file that libsndfile can read, but {name} is not ({reason}). "
             "Convert it to 16-bit PCM wav."
         ) from error
     samples = torch.from_numpy(np.concatenate(blocks)) if blocks else torch.zeros(0)

@@ -113,7 +113,7 @@ class SpeechTranslator:
                 [token for token in row if token >= SPECIALS]
                 for row in self.model.ar.generate(states, state_lengths, limit)
             ]
-            inputs = [self.model.tts.embed(torch.tensor([row], device=self.device))[0] for row in tokens]
+            inputs = [self.model.tts.embed(torch.tensor([row], dtype=torch.long, device=self.device))[0] for row in tokens]
             return tokens, inputs
         lattice = self.model.lattice(states, state_lengths, frames)
         path = decode_lattice(

@@ -57,14 +57,15 @@ def test_mp3_and_ogg_read(tmp_path: Path) -> None:
         assert audio.load_audio(tmp_path / name).shape[0] == pytest.approx(RATE * 0.5, abs=2500)
 
 
-def test_a_pipe_that_cannot_seek_is_read() -> None:
-    class Pipe(io.BytesIO):
-        def seekable(self) -> bool:
-            return False
+
+def test_a_pipe_is_read() -> None:
+    class Pipe:  # neither seeks nor tells
+        def read(self) -> bytes:
+            return buffer.getvalue()
 
     buffer = io.BytesIO()
     soundfile.write(buffer, buzz(0.3), RATE, format="WAV")
-    assert audio.load_audio(Pipe(buffer.getvalue())).shape == (4800,)
+    assert audio.load_audio(Pipe()).shape == (4800,)  # type: ignore[arg-type]
 
 
 def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
