@@ -1,0 +1,209 @@
+"""From a lattice of emissions and links to one path: greedy, lookahead, Viterbi and Joint-Viterbi decoding.
+
+A path A starts on vertex 0, jumps forwards, and ends on the graph's last vertex; each vertex on it emits one token.
+With s_j = max_y log P(y | v_j), the strategies are (DA-Transformer, section 3.3; Viterbi decoding, Shao et al. 2022):
+
+    greedy         from v_i jump to argmax_j log E_ij
+    lookahead      from v_i jump to argmax_j log E_ij + weight * s_j
+    viterbi        argmax over lengths t of max_A log P(A | X) / t^penalty
+    joint-viterbi  argmax over lengths t of max_{A, Y} log P(A, Y | X) / t^penalty
+
+The length t counts the vertices of the path, first and last included. log P(A, Y | X) counts the emission of every
+vertex on the path, first and last included. Training puts <s> on the first vertex and </s> on the last, so their tokens
+are given, not searched, and their s_j is log P(bos | v_0) and log P(eos | v_last). A score divided by t^penalty with a
+larger penalty favours longer paths, since scores are negative; 0 asks for the most probable path.
+
+The file knows nothing of networks, vocabularies or devices, and waits for a device twice in a call, never in a loop.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from mmdec.ops.dag_links import NEG_INF, checked_lengths, checked_links, forward_links
+from mmdec.types import InputError
+
+LatticeStrategy = Literal["greedy", "lookahead", "viterbi", "joint-viterbi"]
+
+
+@dataclass(frozen=True)
+class LatticePath:
+    """One path for each sample; K is the longest path of the batch."""
+
+    tokens: Tensor  # (B, K) int64, -1 beyond the path
+    vertices: Tensor  # (B, K) int64, increasing, -1 beyond the path
+    lengths: Tensor  # (B,) int64, vertices left on the path, at least 1
+    scores: Tensor  # (B,) log P(A, Y | X) of the path before collapsing, whatever the strategy maximised
+
+
+def decode_lattice(
+    emissions: Tensor,
+    links: Tensor,
+    graph_lengths: Tensor,
+    strategy: LatticeStrategy = "lookahead",
+    *,
+    lookahead_weight: float = 1.0,
+    length_penalty: float = 1.0,
+    max_length: int | None = None,
+    collapse: bool = False,
+    bos: int | None = 0,
+    eos: int | None = 2,
+) -> LatticePath:
+    """Decode log-probabilities emissions (B, L, V) and dense links (B, L, L); padding is never read.
+
+    bos, eos: the tokens of the first and the last vertex; None lets that vertex emit its most probable token. A graph of
+        one vertex emits bos.
+    collapse: keep one vertex of each run of equal tokens, the earliest, or the last vertex where the run ends the path;
+        the first and the last vertex always stay. This is the paper's rule; it also deletes real doubles.
+    max_length: the longest path that the two Viterbi strategies consider, in vertices (time and memory grow with it).
+
+    Where links lead nowhere, the path jumps to the last vertex all the same, and its score is -inf.
+    """
+    size = _checked(emissions, links, strategy, lookahead_weight, length_penalty, max_length, bos, eos)
+    ends = checked_lengths("graph_lengths", graph_lengths, emissions.size(0), size, emissions.device) - 1
+    emissions = emissions.detach().to(torch.promote_types(emissions.dtype, torch.float32))
+    links = forward_links(links.detach().to(emissions.dtype), ends + 1)
+    best, choices = _best_tokens(emissions, ends, bos, eos)
+    if strategy in ("greedy", "lookahead"):
+        weight = lookahead_weight if strategy == "lookahead" else 0.0
+        vertices, lengths = _walk(links, best, ends, weight)
+    else:
+        gains = best if strategy == "joint-viterbi" else torch.zeros_like(best)
+        vertices, lengths = _viterbi(links, gains, ends, length_penalty, min(size, max_length or size))
+    inside = torch.arange(vertices.size(1), device=vertices.device) < lengths[:, None]  # (B, K)
+    scores = _scores(links, best, vertices, inside)
+    tokens = choices.gather(1, vertices)
+    if collapse:
+        tokens, vertices, lengths, inside = _collapse(tokens, vertices, lengths, inside)
+    return LatticePath(tokens.masked_fill(~inside, -1), vertices.masked_fill(~inside, -1), lengths, scores)
+
+
+def _best_tokens(emissions: Tensor, ends: Tensor, bos: int | None, eos: int | None) -> tuple[Tensor, Tensor]:
+    """Each vertex's token and its log-probability s_j, both (B, L); the ends' tokens are given."""
+    best, choices = emissions.max(2)
+    row = torch.arange(len(ends), device=ends.device)
+    if eos is not None:
+        best[row, ends], choices[row, ends] = emissions[row, ends, eos], eos
+    if bos is not None:
+        best[:, 0], choices[:, 0] = emissions[:, 0, bos], bos
+    padding = torch.arange(best.size(1), device=ends.device) > ends[:, None]
+    return best.masked_fill(padding, 0.0), choices
+
+
+def _walk(links: Tensor, best: Tensor, ends: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+    """Follow each vertex's favourite jump: vertices (B, K) and lengths (B,).
+
+    All jumps are chosen at once. The walk then doubles: knowing 2^k vertices and every jump of 2^k steps gives twice as
+    many, so L vertices take log2(L) gathers, and no wait for the device.
+    """
+    favourite = links if weight == 0.0 else links + weight * best[:, None, :]  # (B, L, L)
+    top, jump = favourite.max(2)
+    # The last vertex stays where it is, and dead ends go to it.
+    jump = torch.where(top == NEG_INF, ends[:, None], jump)  # (B, L)
+    vertices = torch.zeros_like(jump[:, :1])
+    while vertices.size(1) < links.size(1):
+        vertices = torch.cat([vertices, jump.gather(1, vertices)], 1)
+        jump = jump.gather(1, jump)
+    lengths = (vertices < ends[:, None]).sum(1) + 1
+    return vertices[:, : int(lengths.max())], lengths
+
+
+def _viterbi(links: Tensor, gains: Tensor, ends: Tensor, penalty: float, longest: int) -> tuple[Tensor, Tensor]:
+    """The best path for every length, then the best length: vertices (B, K) and lengths (B,).
+
+    gains (B, L): what visiting a vertex adds. Only scores are tabled, (longest, B, L); the way back finds the
+    predecessors of the vertices on the path alone.
+    """
+    batch, size = gains.shape
+    row = torch.arange(batch, device=links.device)
+    sources = links.transpose(1, 2).contiguous()  # (B, L, L), [j, i]
+    table = links.new_full((longest, batch, size), NEG_INF)
+    table[0, :, 0] = gains[:, 0]
+    for t in range(1, longest):
+        # t jumps lead to vertex t at the earliest.
+        scores = sources[:, t:, t - 1 :] + table[t - 1, :, None, t - 1 :]
+        table[t, :, t:] = scores.amax(2) + gains[:, t:]
+    finals = table[:, row, ends].t()  # (B, longest)
+    count = torch.arange(1, longest + 1, device=links.device)
+    top, chosen = (finals / count.to(finals.dtype) ** penalty).max(1)
+    stranded = top == NEG_INF  # no path: straight to the last vertex
+    lengths = torch.where(stranded, (ends + 1).clamp(max=2), chosen + 1)
+
+    width = int(lengths.max())
+    vertices = ends[:, None].expand(batch, width).clone()
+    vertex = ends
+    for t in range(width - 1, 0, -1):
+        before = (table[t - 1] + sources[row, vertex]).argmax(1)
+        vertex = torch.where(lengths > t, before, vertex)
+        vertices[:, t - 1] = vertex
+    return torch.where(stranded[:, None] & (vertices < ends[:, None]), 0, vertices), lengths
+
+
+def _scores(links: Tensor, best: Tensor, vertices: Tensor, inside: Tensor) -> Tensor:
+    """Log P(A, Y | X) (B,): every emission and every jump of the path."""
+    emitted = best.gather(1, vertices).masked_fill(~inside, 0.0).sum(1)
+    row = torch.arange(len(links), device=links.device)[:, None]
+    jumps = links[row, vertices[:, :-1], vertices[:, 1:]].masked_fill(~inside[:, 1:], 0.0).sum(1)
+    return emitted + jumps
+
+
+def _collapse(
+    tokens: Tensor, vertices: Tensor, lengths: Tensor, inside: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One vertex for each run of equal tokens, moved to the left; all of the old width."""
+    last = (lengths - 1)[:, None]  # (B, 1)
+    keep = inside.clone()
+    keep[:, 1:] &= tokens[:, 1:] != tokens[:, :-1]
+    # The run that ends the path keeps its last vertex instead of its first.
+    differs = inside & (tokens != tokens.gather(1, last))
+    later = differs.flip(1).cumsum(1).flip(1)  # tokens from here on that differ from the last one
+    keep &= later > 0
+    keep.scatter_(1, last, True)
+    keep[:, 0] = True
+    width = tokens.size(1)
+    place = torch.where(keep, keep.cumsum(1) - 1, width)  # column `width` swallows what is dropped
+    spare = tokens.new_zeros(len(tokens), width + 1)
+    lengths = keep.sum(1)
+    inside = torch.arange(width, device=tokens.device) < lengths[:, None]
+    return (
+        spare.scatter(1, place, tokens)[:, :width],
+        spare.scatter(1, place, vertices)[:, :width],
+        lengths,
+        inside,
+    )
+
+
+def _checked(
+    emissions: Tensor,
+    links: Tensor,
+    strategy: str,
+    lookahead_weight: float,
+    length_penalty: float,
+    max_length: int | None,
+    bos: int | None,
+    eos: int | None,
+) -> int:
+    """The graph size L, once every argument but the lengths is known to be sound."""
+    if strategy not in get_args(LatticeStrategy):
+        known = ", ".join(f'"{name}"' for name in get_args(LatticeStrategy))
+        raise InputError(f'`strategy` must be one of {known}, but is {strategy!r}. The default is "lookahead".')
+    if emissions.dim() != 3 or 0 in emissions.shape or not emissions.is_floating_point():
+        raise InputError(
+            f"`emissions` must be floating-point log-probabilities (B, L, V), but is {emissions.dtype} of shape "
+            f"{tuple(emissions.shape)}. Give a single lattice a batch of one."
+        )
+    batch, size, vocabulary = emissions.shape
+    checked_links(links, batch, size, banded=False)
+    for name, value in (("lookahead_weight", lookahead_weight), ("length_penalty", length_penalty)):
+        if not 0.0 <= value < float("inf"):
+            raise InputError(f"`{name}` must be at least 0 and finite, but is {value}. The default is 1.0.")
+    if max_length is not None and max_length < 2:
+        raise InputError(f"`max_length` must be at least 2 vertices, but is {max_length}. Leave it out for no limit.")
+    for name, token in (("bos", bos), ("eos", eos)):
+        if token is not None and not 0 <= token < vocabulary:
+            raise InputError(
+                f"`{name}` must be a token below {vocabulary}, but is {token}. Pass None if the vertex is free."
+            )
+    return size
