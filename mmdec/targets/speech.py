@@ -108,10 +108,10 @@ class SpeechTranslator:
     ) -> tuple[list[list[int]], list[Tensor]]:
         """Encoder states (B, S, d) -> units of each row, and one acoustic input (K, d_tts) for each unit."""
         if strategy == "autoregressive":
-            limit = 24 + int(frames.max()) // 4  # 25 units a second is faster than anyone speaks
+            limits = (24 + frames // 4).tolist()  # 25 units a second is faster than anyone speaks
+            rows = self.model.ar.generate(states, state_lengths, max(limits))
             tokens = [
-                [token for token in row if token >= SPECIALS]
-                for row in self.model.ar.generate(states, state_lengths, limit)
+                [token for token in row[:limit] if token >= SPECIALS] for row, limit in zip(rows, limits, strict=True)
             ]
             inputs = [self.model.tts.embed(torch.tensor([row], dtype=torch.long, device=self.device))[0] for row in tokens]
             return tokens, inputs
