@@ -51,18 +51,20 @@ class InitialWeights(Callback):
     Names and shapes that do not fit keep their initial values and are counted: none fitting is an error.
     """
 
-    def __init__(self, files: Sequence[str]) -> None:
-        self.files = [Path(file) for file in files]
+    def __init__(self, files: Sequence[str], acoustic: str | None = None) -> None:
+        self.files = [(Path(file), "") for file in files]
+        if acoustic is not None:
+            self.files.append((Path(acoustic), "tts."))  # trained alone: its names lack the whole network's prefix
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or trainer.ckpt_path:
             return
-        for file in self.files:
+        for file, prefix in self.files:
             if not file.is_file():
                 raise InputError(
                     f"`files` must name existing safetensors, but '{file}' does not exist. Train it first."
                 )
-            state = load_file(file)
+            state = {prefix + name: value.float() for name, value in load_file(file).items()}
             network = pl_module.network
             left = load_network(network, state)  # type: ignore[arg-type]
             taken = len(network.state_dict()) - len(left)  # type: ignore[union-attr, operator]

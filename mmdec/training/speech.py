@@ -167,6 +167,16 @@ class DASpeechModule(LightningModule):
             self.log(f"dev/{name}_per", errors / length, batch_size=int(length), sync_dist=True, on_epoch=True)
             self.log(f"dev/{name}_exact", exact, batch_size=size, sync_dist=True, on_epoch=True)
 
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip by norm here: under mixed precision Lightning refuses fused optimizers, but bf16 scales no gradients."""
+        if gradient_clip_val:
+            torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
+
     def configure_optimizers(self) -> dict[str, Any]:
         matrices = [p for p in self.network.parameters() if p.ndim > 1]
         vectors = [p for p in self.network.parameters() if p.ndim <= 1]
