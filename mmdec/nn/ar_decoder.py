@@ -30,6 +30,24 @@ class ArConfig:
     dropout: float = 0.1
 
 
+@dataclass
+class ArCache:
+    """What one run of decoding remembers; the decoder itself holds weights only."""
+
+    own: list[tuple[Tensor, Tensor]]  # keys and values of the units so far, (B, H, size, D) for each layer
+    memories: list[tuple[Tensor, Tensor]]  # keys and values of the encoder's states, (B, H, S, D)
+    mask: Tensor | None  # (B, 1, 1, S) additive
+    places: Tensor  # (size, d) positions
+    table: Tensor  # (V, d) scaled embeddings
+    length: int = 0
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row i goes on from what row rows[i] remembers (beam search)."""
+        for keys, values in self.own:
+            keys[:, :, : self.length] = keys[rows, :, : self.length]
+            values[:, :, : self.length] = values[rows, :, : self.length]
+
+
 class ArDecoder(nn.Module):
     """forward: tokens (B, M) so far, states (B, S, d_memory) -> logits (B, M, V) of the next tokens."""
 
@@ -55,40 +73,86 @@ class ArDecoder(nn.Module):
             x = layer(x, causal, states, memory_mask)
         return F.linear(x, self.embed_tokens.weight)
 
+    def start(self, states: Tensor, state_lengths: Tensor, size: int) -> ArCache:
+        """An empty cache for at most `size` steps over states (B, S, d_memory)."""
+        b, d = states.shape[0], self.config.d_model
+        mask = additive(lengths_to_mask(state_lengths, states.shape[1]))
+        if b == 1:  # one row has no padding to hide
+            states, mask = states[:, : int(state_lengths[0])], None
+        memories = []
+        for layer in self.layers:
+            keys, values = layer.encoder_attn.keys_values(states)
+            memories.append((keys.contiguous(), values.contiguous()))
+        shape = (b, self.config.heads, size, d // self.config.heads)
+        own = [(states.new_empty(shape), states.new_empty(shape)) for _ in self.layers]
+        table = math.sqrt(d) * self.embed_tokens.weight
+        return ArCache(own, memories, mask, sinusoids(size, d, states.device).to(states.dtype), table)
+
+    def step(self, tokens: Tensor, cache: ArCache) -> Tensor:
+        """One more token (B,) for each row -> logits of the next one (B, V)."""
+        place = cache.length
+        x = (cache.table[tokens] + cache.places[place])[:, None]  # (B, 1, d)
+        for layer, (keys, values), memory in zip(self.layers, cache.own, cache.memories, strict=True):
+            key, value = layer.self_attn.keys_values(x)
+            keys[:, :, place] = key[:, :, 0]
+            values[:, :, place] = value[:, :, 0]
+            x = layer.rest(x, keys[:, :, : place + 1], values[:, :, : place + 1], None, *memory, cache.mask)
+        cache.length += 1
+        return F.linear(x[:, 0], self.embed_tokens.weight)
+
     @torch.inference_mode()
-    def generate(self, states: Tensor, state_lengths: Tensor, max_length: int) -> list[list[int]]:
+    def generate(self, states: Tensor, state_lengths: Tensor, max_length: int, min_length: int = 0) -> list[list[int]]:
         """Greedy decoding: states (B, S, d_memory) -> for each row the units, without <s> and </s>.
 
-        `max_length` bounds the units of a row; a row that reaches it is returned as it is.
+        `max_length` bounds the units of a row; a row that reaches it is returned as it is. Before `min_length` units
+        </s> is never chosen: for timing at a known length.
         """
-        b, d = states.shape[0], self.config.d_model
-        device = states.device
-        alone = b == 1
-        memory_mask = None if alone else additive(lengths_to_mask(state_lengths, states.shape[1]))
-        if alone:
-            states = states[:, : int(state_lengths[0])]
-        memories = [layer.encoder_attn.keys_values(states) for layer in self.layers]
-        memories = [(k.contiguous(), v.contiguous()) for k, v in memories]
-        shape = (b, self.config.heads, max_length + 1, d // self.config.heads)
-        caches = [(states.new_empty(shape), states.new_empty(shape)) for _ in self.layers]
-        places = sinusoids(max_length + 1, d, device).to(states.dtype)
-        table = math.sqrt(d) * self.embed_tokens.weight
-        tokens = torch.full((b, max_length + 2), PAD, device=device)
+        cache = self.start(states, state_lengths, max_length + 1)
+        tokens = torch.full((states.shape[0], max_length + 2), PAD, device=states.device)
         tokens[:, 0] = BOS
-        done = torch.zeros(b, dtype=torch.bool, device=device)
-        every = 1 if device.type == "cpu" else 16  # on a CPU the look at `done` is free
-        for step in range(max_length + 1):
-            x = (table[tokens[:, step]] + places[step])[:, None]  # (B, 1, d)
-            for layer, (keys, values), (memory_keys, memory_values) in zip(self.layers, caches, memories, strict=True):
-                key, value = layer.self_attn.keys_values(x)
-                keys[:, :, step] = key[:, :, 0]
-                values[:, :, step] = value[:, :, 0]
-                seen = keys[:, :, : step + 1], values[:, :, : step + 1]
-                x = layer.rest(x, *seen, None, memory_keys, memory_values, memory_mask)
-            best = F.linear(x[:, 0], self.embed_tokens.weight).argmax(-1)
-            tokens[:, step + 1] = torch.where(done, PAD, best)
+        done = torch.zeros(states.shape[0], dtype=torch.bool, device=states.device)
+        every = 1 if states.device.type == "cpu" else 16  # on a CPU the look at `done` is free
+        for place in range(max_length + 1):
+            logits = self.step(tokens[:, place], cache)
+            if place < min_length:
+                logits[:, EOS] = -torch.inf
+            best = logits.argmax(-1)
+            tokens[:, place + 1] = torch.where(done, PAD, best)
             done |= best == EOS
-            if step % every == every - 1 and bool(done.all()):
+            if place % every == every - 1 and bool(done.all()):
                 break
         rows = tokens[:, 1 : max_length + 1].tolist()
         return [row[: next((i for i, unit in enumerate(row) if unit in (EOS, PAD)), len(row))] for row in rows]
+
+    @torch.inference_mode()
+    def beam_search(
+        self, states: Tensor, state_lengths: Tensor, beams: int, max_length: int, min_length: int = 0
+    ) -> list[int]:
+        """Beam search for one row (1, S, d_memory): the units of the best hypothesis by mean log-probability."""
+        size = state_lengths.new_full((beams,), int(state_lengths[0]))
+        cache = self.start(states.expand(beams, -1, -1), size, max_length + 1)
+        tokens = torch.full((beams, max_length + 2), PAD, device=states.device)
+        tokens[:, 0] = BOS
+        scores = torch.full((beams, 1), -torch.inf, device=states.device)
+        scores[0] = 0.0  # all beams start alike: only one counts
+        best_score, best = -math.inf, []
+        for place in range(max_length + 1):
+            steps = self.step(tokens[:, place], cache).float().log_softmax(-1)
+            if place < min_length:
+                steps[:, EOS] = -torch.inf
+            ended = (scores[:, 0] + steps[:, EOS]) / (place + 1)
+            top, row = ended.max(0)
+            if float(top) > best_score:
+                best_score, best = float(top), tokens[row, 1 : place + 1].tolist()
+            if place == max_length:
+                break
+            steps[:, EOS] = -torch.inf
+            kept, index = (scores + steps).flatten().topk(beams)
+            if float(kept[0]) / (place + 1) < best_score:
+                break  # a mean over more steps could still rise, but only by steps better than all so far
+            origin = torch.div(index, steps.shape[1], rounding_mode="floor")
+            cache.reorder(origin)
+            tokens = tokens[origin]
+            tokens[:, place + 1] = index % steps.shape[1]
+            scores = kept[:, None]
+        return best if best_score > -math.inf else tokens[0, 1 : max_length + 1].tolist()

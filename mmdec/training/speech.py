@@ -88,7 +88,8 @@ class DASpeechModule(LightningModule):
         return kind(self.config, num_units)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        torch.manual_seed((self.hparams["seed"] * 1_000_003 + self.global_step) * 64 + self.global_rank)
+        place = (self.hparams["seed"] * 100_003 + self.current_epoch) * 1_000_003 + batch_idx
+        torch.manual_seed(place * 64 + self.global_rank)
 
     def glat_ratio(self) -> float:
         """Linear from start to end."""

@@ -1,0 +1,179 @@
+"""Published HiFi-GAN weights (Kong et al., 2020) behind the call of `Vocoder`: mel (B, F, 80) -> samples (B, F * 256).
+
+Three kinds load: transformers' `SpeechT5HifiGan` and `FastSpeech2ConformerHifiGan` (a directory or a hub id, safetensors)
+and the authors' own generator file (`generator_v1`, `g_02500000`, ... with its `config.json` beside it). Each was trained
+on mels of its own (rate, band, logarithm): `MelKind` says which, and ours are turned into them, approximately.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import (
+    FastSpeech2ConformerHifiGan,
+    FastSpeech2ConformerHifiGanConfig,
+    SpeechT5HifiGan,
+    SpeechT5HifiGanConfig,
+)
+from transformers.audio_utils import mel_filter_bank
+
+from mmdec.audio import HOP, LOG_FLOOR, MELS, SAMPLE_RATE, WINDOW, resample
+from mmdec.types import InputError
+
+
+@dataclass(frozen=True)
+class MelKind:
+    """A log-mel convention: 80 Slaney filters on magnitudes with a window of 1024 samples."""
+
+    sample_rate: int = SAMPLE_RATE
+    hop: int = HOP
+    f_min: float = 20.0
+    f_max: float = 8000.0
+    log10: bool = False  # else the natural logarithm
+
+
+OURS = MelKind()
+_ROUNDS = 30
+SPEECHT5 = MelKind(f_min=80.0, f_max=7600.0, log10=True)  # microsoft/speecht5_hifigan, 16 kHz
+ESPNET = MelKind(sample_rate=22_050, f_min=80.0, f_max=7600.0, log10=True)  # espnet/fastspeech2_conformer_hifigan
+
+
+class HifiGanVocoder(nn.Module):
+    """forward: mel (B, F, 80), natural log on mmdec's frame grid, lengths (B,) -> samples (B, F * 256) at 16 kHz.
+
+    Samples beyond a row's length are zero. HiFi-GAN sees a few frames of padding at a row's end, so a row in a batch
+    may differ from the row alone in its last frames.
+    """
+
+    def __init__(self, generator: SpeechT5HifiGan | FastSpeech2ConformerHifiGan, expects: MelKind) -> None:
+        super().__init__()
+        self.generator = generator
+        self.expects = expects
+
+    @classmethod
+    def load(cls, source: str | Path, expects: MelKind | None = None) -> HifiGanVocoder:
+        """From a directory, a hub id, or the authors' generator file. `expects` overrides the usual mels of its kind."""
+        path = Path(source)
+        if path.is_file():
+            return cls._load_official(path, expects)
+        kind = _model_type(source)
+        if kind == SpeechT5HifiGanConfig.model_type:
+            return cls(SpeechT5HifiGan.from_pretrained(source, use_safetensors=True).eval(), expects or SPEECHT5)
+        if kind == FastSpeech2ConformerHifiGanConfig.model_type:
+            generator = FastSpeech2ConformerHifiGan.from_pretrained(source, use_safetensors=True)
+            return cls(generator.eval(), expects or ESPNET)
+        raise InputError(
+            f"`source` must be a SpeechT5HifiGan or FastSpeech2ConformerHifiGan, but its model_type is {kind!r}. "
+            "Name the directory or hub id of one of these, or the authors' generator file."
+        )
+
+    @classmethod
+    def _load_official(cls, path: Path, expects: MelKind | None) -> HifiGanVocoder:
+        beside = path.with_name("config.json")
+        if not beside.is_file():
+            raise InputError(f"`source` must have its config.json beside it, but '{beside}' does not exist. Put it there.")
+        described = json.loads(beside.read_text(encoding="utf-8"))
+        if str(described.get("resblock", "1")) != "1":
+            raise InputError("`source` must have residual blocks of type 1 (V1, V2), but has type 2. Use V1 or V2.")
+        sizes = ("upsample_rates", "upsample_kernel_sizes", "upsample_initial_channel", "resblock_kernel_sizes")
+        config = FastSpeech2ConformerHifiGanConfig(
+            model_in_dim=described.get("num_mels", MELS),
+            resblock_dilation_sizes=described["resblock_dilation_sizes"],
+            normalize_before=False,
+            **{name: described[name] for name in sizes},
+        )
+        generator = FastSpeech2ConformerHifiGan(config)
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+        state = official_names(stored.get("generator", stored))
+        state |= {"mean": torch.zeros(config.model_in_dim), "scale": torch.ones(config.model_in_dim)}
+        generator.load_state_dict(state)
+        kind = MelKind(
+            sample_rate=described.get("sampling_rate", 22_050),
+            hop=described.get("hop_size", 256),
+            f_min=float(described.get("fmin", 0)),
+            f_max=float(described.get("fmax") or 8000),
+        )
+        return cls(generator.eval(), expects or kind)
+
+    @torch.no_grad()
+    def forward(self, mel: Tensor, lengths: Tensor | None = None) -> Tensor:
+        batch, frames, _ = mel.shape
+        real = None
+        if lengths is not None:
+            real = torch.arange(frames, device=mel.device) < lengths[:, None]  # (B, F)
+            mel = torch.where(real[..., None], mel, torch.log(mel.new_tensor(LOG_FLOOR)))
+        samples = self.generator(adapt_mel(mel, self.expects)).view(batch, -1)
+        samples = resample(samples, self.expects.sample_rate, SAMPLE_RATE)
+        samples = F.pad(samples, (0, max(0, frames * HOP - samples.shape[1])))[:, : frames * HOP]
+        return samples if real is None else samples * real.repeat_interleave(HOP, dim=1)
+
+
+def official_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The authors' state dict under transformers' names, with weight normalisation multiplied out."""
+    result: dict[str, Tensor] = {}
+    for name, value in state.items():
+        mapped = re.sub(r"^ups\.", "upsampler.", name)
+        if mapped.endswith(".weight_g"):
+            continue
+        if mapped.endswith(".weight_v"):
+            gain = state[name[:-1] + "g"]
+            norm = value.flatten(1).norm(dim=1).view(-1, *[1] * (value.dim() - 1))
+            mapped, value = mapped[: -len("_v")], gain * value / norm
+        result[mapped] = value
+    return result
+
+
+def adapt_mel(mel: Tensor, kind: MelKind) -> Tensor:
+    """Our log mels (B, F, 80) as `kind` has them (B, F', 80): through the magnitudes of the linear spectrum.
+
+    Above 8 kHz there is nothing, and a band of 80 filters does not determine 513 bins: an approximation.
+    """
+    if kind == OURS:
+        return mel
+    filters, linear = _filters(OURS).to(mel.device), mel.exp()
+    magnitudes = (linear @ torch.linalg.pinv(filters)).clamp(min=1e-6)  # (B, F, 513)
+    for _ in range(_ROUNDS):  # non-negative least squares by multiplicative updates (Lee and Seung, 2000)
+        magnitudes = magnitudes * (linear @ filters.T) / (magnitudes @ filters @ filters.T).clamp(min=1e-9)
+    frames = max(1, round(mel.shape[1] * HOP / SAMPLE_RATE * kind.sample_rate / kind.hop))
+    if frames != mel.shape[1]:
+        magnitudes = F.interpolate(magnitudes.transpose(1, 2), frames, mode="linear").transpose(1, 2)
+    if kind.sample_rate != SAMPLE_RATE:  # bin b of theirs lies at b * rate / 1024 Hz
+        places = torch.arange(WINDOW // 2 + 1, device=mel.device) * (kind.sample_rate / SAMPLE_RATE)
+        low = places.floor().long().clamp(max=WINDOW // 2 - 1)
+        share = (places - low).clamp(0, 1)
+        inside = (places <= WINDOW // 2).to(mel.dtype)
+        magnitudes = (magnitudes[..., low] * (1 - share) + magnitudes[..., low + 1] * share) * inside
+    theirs = (magnitudes @ _filters(kind).to(mel.device)).clamp(min=LOG_FLOOR)
+    return theirs.log10() if kind.log10 else theirs.log()
+
+
+@lru_cache(maxsize=8)
+def _filters(kind: MelKind) -> Tensor:  # (513, 80)
+    bank: Any = mel_filter_bank(
+        WINDOW // 2 + 1, MELS, kind.f_min, kind.f_max, kind.sample_rate, norm="slaney", mel_scale="slaney"
+    )
+    return torch.from_numpy(bank).float()
+
+
+def _model_type(source: str | Path) -> str:
+    """`model_type` of a directory's or hub repository's config.json."""
+    if Path(source).is_dir():
+        file = Path(source) / "config.json"
+        if not file.is_file():
+            raise InputError(f"`source` must hold a config.json, but '{source}' does not. Check the path.")
+        return str(json.loads(file.read_text(encoding="utf-8")).get("model_type", ""))
+    from transformers import PretrainedConfig
+
+    try:
+        described, _ = PretrainedConfig.get_config_dict(str(source))
+    except OSError as error:
+        raise InputError(f"`source` must be a directory, a file or a hub id, but is '{source}' ({error}).") from error
+    return str(described.get("model_type", ""))
