@@ -53,8 +53,8 @@ def decode_lattice(
 ) -> LatticePath:
     """Decode log-probabilities emissions (B, L, V) and dense links (B, L, L); padding is never read.
 
-    bos, eos: the tokens of the first and the last vertex; None lets that vertex emit its most probable token. A graph of
-        one vertex emits bos.
+    bos, eos: the tokens of the first and the last vertex; None lets that vertex emit its most probable token.
+        A graph of one vertex emits bos.
     collapse: keep one vertex of each run of equal tokens, the earliest, or the last vertex where the run ends the path;
         the first and the last vertex always stay. This is the paper's rule; it also deletes real doubles.
     max_length: the longest path that the two Viterbi strategies consider, in vertices (time and memory grow with it).

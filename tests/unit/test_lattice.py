@@ -88,6 +88,23 @@ def test_equals_brute_force(
     max_length: int | None,
     holes: float,
 ) -> None:
+    assert_equals_brute_force(lengths, seed, strategy, weight, penalty, max_length, holes)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_many_graphs_equal_brute_force(strategy: LatticeStrategy) -> None:
+    assert_equals_brute_force([8, 7, 6, 5] * 15, 0, strategy, 1.0, 1.0, None, 0.1)
+
+
+def assert_equals_brute_force(
+    lengths: list[int],
+    seed: int,
+    strategy: LatticeStrategy,
+    weight: float,
+    penalty: float,
+    max_length: int | None,
+    holes: float,
+) -> None:
     emissions, links, graph_lengths = random_lattice(lengths, seed=seed, holes=holes)
     result = decode_lattice(
         emissions,
