@@ -60,7 +60,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
             link_prior=True,
         ),
         ar=ArConfig(d_model=32, ffn=32, heads=2, layers=1),
-        tts=FastSpeech2Config.small(),
+        tts=FastSpeech2Config(
+            d_model=32, encoder_layers=1, decoder_layers=1, heads=2, ffn=32, kernels=(3, 1), predictor=16, bins=16
+        ),
         adaptor_ffn=32,
         ctc_layer=1,
     )
@@ -71,4 +73,4 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model.tts.duration.out.weight *= 0.1
         model.tts.duration.out.bias.fill_(1.6)  # about four frames a unit
     directory = tmp_path_factory.mktemp("models") / "tiny"
-    return save_model(directory, model, Vocoder(VocoderConfig()), units, words)
+    return save_model(directory, model, Vocoder(VocoderConfig(channels=16, hidden=16, blocks=1)), units, words)
