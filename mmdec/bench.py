@@ -1,0 +1,219 @@
+"""Exactness-gated, interleaved timing. Never part of a test: timings are reported with their spread and hardware.
+
+`speech`: the shipped model's linguistic decoding (graph with lookahead against the autoregressive baseline's greedy)
+over length, and wav to wav. `paper`: the paper-sized model with random weights against an S2UT-shaped decoder: timing
+only. Both sides of a ratio run in turn, A B A B, and the median of the paired ratios is given.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmdec import audio
+from mmdec.api import translate_speech
+from mmdec.decode.lattice import LatticePath, decode_lattice
+from mmdec.hub import DEFAULT_MODEL, load, stamp
+from mmdec.nn.ar_decoder import ArConfig, ArDecoder
+from mmdec.nn.daspeech import DASpeech, DASpeechConfig
+from mmdec.types import InputError, MmdecError
+
+UNITS_A_SECOND = 10.0  # phones of English for a second of French, as in the phrasebook
+S2UT_UNITS_A_SECOND = 25.0
+S2UT = ArConfig(d_model=512, ffn=2048, heads=8, layers=6)
+S2UT_VOCABULARY = 1004
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Two sides timed in turn: medians in milliseconds, and the median of the ratios b / a with its quartiles."""
+
+    a_ms: float
+    b_ms: float
+    ratio: float
+    low: float
+    high: float
+    n: int
+
+
+def paired(a: Callable[[], object], b: Callable[[], object], repeats: int, device: torch.device) -> Paired:
+    """Time a and b alternately, after one warm-up of each."""
+    times: list[tuple[float, float]] = []
+    for number in range(repeats + 1):
+        pair = []
+        for side in (a, b):
+            _wait(device)
+            start = time.perf_counter()
+            side()
+            _wait(device)
+            pair.append(time.perf_counter() - start)
+        if number:
+            times.append((pair[0], pair[1]))
+    ratios = [y / x for x, y in times]
+    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return Paired(
+        a_ms=1e3 * statistics.median(x for x, _ in times),
+        b_ms=1e3 * statistics.median(y for _, y in times),
+        ratio=statistics.median(ratios),
+        low=low,
+        high=high,
+        n=len(ratios),
+    )
+
+
+def bench_speech(
+    recordings: Sequence[Path],
+    model: str = DEFAULT_MODEL,
+    seconds: Sequence[float] = (1.5, 3, 6, 10, 20),
+    repeats: int = 15,
+    device: str = "cpu",
+    threads: int = 2,
+) -> dict[str, Any]:
+    """The shipped model: linguistic decoding over length, and wav to wav on `recordings`.
+
+    Longer inputs are recordings joined end to end. The baseline decodes `UNITS_A_SECOND` units for each second, end or
+    not, so that its length is known; the graph's size follows from the frames. Gate: the baseline with its cache gives
+    the units of a pass without one.
+    """
+    if not recordings:
+        raise InputError("`recordings` must name at least one sound file, but is empty. Try data/samples/*.wav.")
+    torch.set_num_threads(threads)
+    translator = load(model, device)
+    network, place = translator.model, translator.device
+    sounds = [audio.load_audio(path) for path in recordings]
+    with torch.inference_mode():
+        _gate(network, sounds[0], place)
+        curve = []
+        for length in seconds:
+            states, sizes, frames = _encoded(network, sounds, length, place)
+            count = round(length * UNITS_A_SECOND)
+
+            def graph(states: Tensor = states, sizes: Tensor = sizes, frames: Tensor = frames) -> LatticePath:
+                lattice = network.lattice(states, sizes, frames)
+                return decode_lattice(lattice.emissions, lattice.links, lattice.lengths, "lookahead")
+
+            def baseline(states: Tensor = states, sizes: Tensor = sizes, count: int = count) -> list[list[int]]:
+                return network.ar.generate(states, sizes, count, min_length=count)
+
+            result = paired(graph, baseline, repeats, place)
+            vertices = int(network.lattice(states, sizes, frames).lengths[0])
+            curve.append({"seconds": length, "vertices": vertices, "units": count, "passes": count + 1, **asdict(result)})
+    rates = []
+    for sound in sounds:
+        translate_speech(sound, sample_rate=audio.SAMPLE_RATE, model=model, device=device)
+        for _ in range(3):
+            start = time.perf_counter()
+            translate_speech(sound, sample_rate=audio.SAMPLE_RATE, model=model, device=device)
+            rates.append((time.perf_counter() - start) / (len(sound) / audio.SAMPLE_RATE))
+    return {
+        "what": "shipped model; a = graph, lookahead; b = autoregressive baseline, greedy; after the encoder",
+        "curve": curve,
+        "wav_to_wav_per_second": {
+            "median": statistics.median(rates),
+            "worst": max(rates),
+            "n": len(rates),
+        },
+        "hardware": hardware(threads, device),
+    }
+
+
+def bench_paper(
+    seconds: Sequence[float] = (3, 6, 12, 20), repeats: int = 5, device: str = "cpu", threads: int = 2, beams: int = 10
+) -> dict[str, Any]:
+    """Paper-sized DASpeech against an S2UT-shaped decoder, both with random weights: timing only.
+
+    a: the graph decoder, lookahead, adaptor and FastSpeech 2 with `UNITS_A_SECOND` phones of equal duration.
+    b: 6 layers of width 512 over 1000 units, 25 a second, greedy and with beams. Encoder and vocoder are on neither
+    side; the states have the paper's shape.
+    """
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    place = torch.device(device)
+    config = DASpeechConfig.paper()
+    network = DASpeech(config, 76).eval().to(place)
+    s2ut = ArDecoder(S2UT, S2UT_VOCABULARY, config.encoder.d_model).eval().to(place)
+    rows = []
+    with torch.inference_mode():
+        for length in seconds:
+            frames = torch.tensor([round(100 * length)], device=place)
+            sizes = (frames + 3) // 4
+            states = torch.randn(1, int(sizes[0]), config.encoder.d_model, device=place)
+            phones, units = round(length * UNITS_A_SECOND), round(length * S2UT_UNITS_A_SECOND)
+            mel_frames = round(length * audio.SAMPLE_RATE / audio.HOP)
+            durations = torch.full((1, phones), mel_frames // phones, device=place)
+
+            def parallel(
+                states: Tensor = states,
+                sizes: Tensor = sizes,
+                frames: Tensor = frames,
+                phones: int = phones,
+                durations: Tensor = durations,
+            ) -> Tensor:
+                lattice = network.lattice(states, sizes, frames)
+                decode_lattice(lattice.emissions, lattice.links, lattice.lengths, "lookahead")
+                hidden = lattice.hidden[:, :phones]
+                count = torch.tensor([phones], device=states.device)
+                return network.tts(network.acoustic_input(hidden), count, durations).mel
+
+            def greedy(states: Tensor = states, sizes: Tensor = sizes, units: int = units) -> list[list[int]]:
+                return s2ut.generate(states, sizes, units, min_length=units)
+
+            def beam(states: Tensor = states, sizes: Tensor = sizes, units: int = units) -> list[int]:
+                return s2ut.beam_search(states, sizes, beams, units, min_length=units)
+
+            rows.append(
+                {
+                    "seconds": length,
+                    "greedy": asdict(paired(parallel, greedy, repeats, place)),
+                    f"beam {beams}": asdict(paired(parallel, beam, repeats, place)),
+                }
+            )
+    return {
+        "what": "paper-sized, random weights, timing only; a = DAG and acoustic decoding; b = S2UT-shaped decoder",
+        "curve": rows,
+        "hardware": hardware(threads, device),
+    }
+
+
+def hardware(threads: int, device: str) -> dict[str, Any]:
+    """Where a number was taken."""
+    name = platform.processor() or platform.machine()
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        lines = information.read_text(encoding="utf-8").splitlines()
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    return {"cpu": name, "threads": threads, "target": device, "dtype": "float32", "batch": 1, **stamp()}
+
+
+def _encoded(network: DASpeech, sounds: Sequence[Tensor], seconds: float, place: torch.device) -> tuple[Tensor, ...]:
+    """Encoder states of so many seconds of joined recordings, their number, and the frames."""
+    wanted = round(seconds * audio.SAMPLE_RATE)
+    joined = torch.cat(list(sounds))
+    joined = joined.repeat(-(-wanted // len(joined)))[:wanted]
+    features = audio.fbank(joined)[None].to(place)
+    frames = torch.tensor([features.shape[1]], device=place)
+    states, sizes = network.encode(features, frames)
+    return states, sizes, frames
+
+
+def _gate(network: DASpeech, sound: Tensor, place: torch.device) -> None:
+    """No timing where the cached baseline is wrong."""
+    states, sizes, _ = _encoded(network, [sound], len(sound) / audio.SAMPLE_RATE, place)
+    found = network.ar.generate(states, sizes, 40)[0]
+    tokens = torch.tensor([[0, *found]], device=place)
+    again = network.ar(tokens, states, sizes)[0].argmax(-1).tolist()
+    if again[: len(found)] != found:
+        raise MmdecError("The cached decoder disagrees with its full pass: no timing is reported. Report this as a bug.")
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
