@@ -1,0 +1,268 @@
+"""A small n-gram language model: modified Kneser-Ney, kept in the standard ARPA format.
+
+It knows tokens and nothing of phones or audio. Contexts are strings of tokens joined by a space (a token holds no
+white space), so a state of the decoder is itself a dictionary key. Probabilities are natural logarithms in memory and
+base 10 in the file, as ARPA has it. Chen and Goodman (1998), section 3, for the discounts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import final
+
+from mmdec.types import InputError
+
+START, END = "<s>", "</s>"
+LN10 = math.log(10.0)
+MAX_FILE_BYTES = 64 * 2**20
+MAX_ORDER = 5
+
+Table = dict[str, dict[str, float]]
+
+
+@final
+class NGram:
+    """log P(word | context) with back-off.
+
+    successors: context -> {word: ln P}; the context "" holds the unigrams. backoff: context -> ln weight (0 if absent).
+    """
+
+    def __init__(self, order: int, successors: Table, backoff: dict[str, float]) -> None:
+        self.order = order
+        self.successors = successors
+        self.backoff = backoff
+        self.unknown = min(successors[""].values(), default=-20.0) - LN10
+
+    @property
+    def vocabulary(self) -> frozenset[str]:
+        """Every token that may be predicted, the sentence end left out."""
+        return frozenset(self.successors[""]) - {END, START}
+
+    def score(self, context: str, word: str) -> float:
+        """ln P(word | context)."""
+        total = 0.0
+        while True:
+            found = self.successors.get(context, {}).get(word)
+            if found is not None:
+                return total + found
+            if not context:
+                return total + self.unknown
+            total += self.backoff.get(context, 0.0)
+            context = shorter(context)
+
+    def rows(self, context: str) -> list[tuple[dict[str, float], float]]:
+        """(followers, ln back-off weight to reach them) from the longest context to the unigrams: the first row that
+        holds a word gives its probability."""
+        rows, weight = [], 0.0
+        while True:
+            if context in self.successors:
+                rows.append((self.successors[context], weight))
+            if not context:
+                return rows
+            weight += self.backoff.get(context, 0.0)
+            context = shorter(context)
+
+    def advance(self, context: str, word: str) -> str:
+        """The longest context the model knows after `word` followed `context`; equal futures give equal strings."""
+        if self.order == 1:
+            return ""
+        context = f"{context} {word}".lstrip()
+        while context and (context.count(" ") + 2 > self.order or context not in self.successors):
+            context = shorter(context)
+        return context
+
+    def sentence(self, tokens: Sequence[str]) -> float:
+        """ln P(tokens, end)."""
+        context, total = self.advance("", START), 0.0
+        for token in (*tokens, END):
+            total += self.score(context, token)
+            context = self.advance(context, token)
+        return total
+
+    @classmethod
+    def build(
+        cls,
+        sentences: Iterable[Sequence[str]],
+        *,
+        order: int = 3,
+        vocabulary: Iterable[str] = (),
+        max_entries: int | None = None,
+    ) -> NGram:
+        """Estimates the model. `vocabulary` adds tokens that no sentence holds; `max_entries` prunes the top order."""
+        counts = _continuation_counts(sentences, order)
+        if not counts[0]:
+            raise InputError("`sentences` must hold at least one token, but is empty. Give the training text.")
+        words = (set(counts[0][""]) | set(vocabulary) | {END}) - {START}
+        successors: Table = {}
+        backoff: dict[str, float] = {}
+        lower: dict[str, dict[str, float]] = {"": dict.fromkeys(words, 1.0 / len(words))}
+        for level, table in enumerate(counts):
+            discounts = _discounts(table)
+            probabilities: dict[str, dict[str, float]] = {}
+            for context, followers in table.items():
+                total = sum(followers.values())
+                weight = sum(discounts[min(count, 3)] for count in followers.values()) / total
+                below = lower["" if level == 0 else shorter(context)]
+                candidates = words if level == 0 else followers
+                probabilities[context] = {
+                    word: max(0.0, count - discounts[min(count, 3)]) / total + weight * below[word]
+                    for word in candidates
+                    for count in (followers.get(word, 0),)
+                }
+                if level > 0:
+                    backoff[context] = math.log(max(weight, 1e-7))
+            for context, row in probabilities.items():
+                successors[context] = {word: math.log(p) for word, p in row.items() if p > 0.0}
+            lower = probabilities
+        model = cls(order, successors, backoff)
+        if max_entries is not None and order > 1:
+            model._prune(counts[-1], max_entries)
+        return model
+
+    def _prune(self, counts: Mapping[str, Mapping[str, int]], max_entries: int) -> None:
+        """Drops the top-order entries that back-off predicts nearly as well (Seymore and Rosenfeld's weighted
+        difference), until at most `max_entries` remain."""
+        gains = [
+            (
+                count * (self.successors[context][word] - self.backoff[context] - self.score(shorter(context), word)),
+                context,
+                word,
+            )
+            for context, followers in counts.items()
+            for word, count in followers.items()
+        ]
+        if len(gains) <= max_entries:
+            return
+        gains.sort(key=lambda entry: (-entry[0], entry[1], entry[2]))
+        touched = set()
+        for _, context, word in gains[max_entries:]:
+            del self.successors[context][word]
+            touched.add(context)
+        for context in touched:
+            kept = self.successors[context]
+            if not kept:
+                del self.successors[context], self.backoff[context]
+                continue
+            left = 1.0 - sum(math.exp(value) for value in kept.values())
+            below = 1.0 - sum(math.exp(self.score(shorter(context), word)) for word in kept)
+            self.backoff[context] = math.log(max(left, 1e-7) / max(below, 1e-7))
+
+    def save(self, path: Path) -> None:
+        """Writes ARPA text, sorted, base 10, four decimals."""
+        levels: list[list[str]] = [[] for _ in range(self.order)]
+        for context, followers in self.successors.items():
+            for word, value in followers.items():
+                entry = f"{context} {word}".lstrip()
+                weight = self.backoff.get(entry)
+                tail = "" if weight is None else f"\t{weight / LN10:.4f}"
+                levels[entry.count(" ")].append(f"{entry}\t{value / LN10:.4f}{tail}")
+        levels[0].append(f"{START}\t-99" + (f"\t{self.backoff[START] / LN10:.4f}" if START in self.backoff else ""))
+        lines = ["\\data\\", *(f"ngram {size}={len(level)}" for size, level in enumerate(levels, 1))]
+        for size, level in enumerate(levels, 1):
+            lines += ["", f"\\{size}-grams:"]
+            for line in sorted(level):
+                entry, value, *tail = line.split("\t")
+                lines.append("\t".join((value, entry, *tail)))
+        path.write_text("\n".join([*lines, "", "\\end\\", ""]), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> NGram:
+        """Reads ARPA text; refuses a file that is too large, ill-formed, or whose counts do not hold."""
+        if not path.is_file():
+            raise InputError(f"`path` must be an ARPA file, but {path} is not a file. Build and save the model first.")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise InputError(f"`path` must be at most {MAX_FILE_BYTES} bytes, but {path} is larger. Prune the model.")
+        try:
+            return cls(*_parse(path.read_text(encoding="utf-8").split("\n")))
+        except (ValueError, KeyError) as error:
+            raise InputError(f"`path` must be well-formed ARPA text, but {path} is not ({error}). Save it.") from error
+
+
+def shorter(context: str) -> str:
+    """The context without its oldest token."""
+    return context.partition(" ")[2]
+
+
+def _continuation_counts(sentences: Iterable[Sequence[str]], order: int) -> list[dict[str, Counter[str]]]:
+    """Per level: context -> counts. Raw at the top and after the sentence start; below, the number of different
+    tokens that precede, which is what makes Kneser-Ney's lower orders."""
+    if not 1 <= order <= MAX_ORDER:
+        raise InputError(f"`order` must be from 1 to {MAX_ORDER}, but is {order}. Use 3.")
+    counts: list[dict[str, Counter[str]]] = [defaultdict(Counter) for _ in range(order)]
+    for tokens in sentences:
+        if any(not token or token in (START, END) or token.split() != [token] for token in tokens):
+            raise InputError(f"`sentences` must hold plain tokens, but one is {list(tokens)!r}. Split it at spaces.")
+        history = [START]
+        for token in (*tokens, END):
+            tail = history[max(0, len(history) - order + 1) :] if order > 1 else []
+            counts[len(tail)][" ".join(tail)][token] += 1
+            history.append(token)
+    for level in range(order - 1, 0, -1):
+        for context, followers in counts[level].items():
+            below = counts[level - 1][shorter(context)]
+            for word in followers:
+                below[word] += 1
+    return counts
+
+
+def _discounts(table: Mapping[str, Mapping[str, int]]) -> list[float]:
+    """D(0..3+), held inside sensible bounds: a generated text has odd counts of counts."""
+    tally: Counter[int] = Counter()
+    for followers in table.values():
+        tally.update(min(count, 4) for count in followers.values())
+    ratio = tally[1] / max(1, tally[1] + 2 * tally[2])
+    discounts = [0.0]
+    for count in (1, 2, 3):
+        raw = count - (count + 1) * ratio * tally[count + 1] / max(1, tally[count])
+        discounts.append(min(max(raw, 0.1), 0.9 * count))
+    return discounts
+
+
+def _parse(lines: Sequence[str]) -> tuple[int, Table, dict[str, float]]:
+    declared: dict[int, int] = {}
+    successors: Table = defaultdict(dict)
+    backoff: dict[str, float] = {}
+    read: Counter[int] = Counter()
+    size = 0
+    ended = False
+    for line in lines:
+        if not line or line.isspace():
+            continue
+        if line[0] == "\\":
+            if line.startswith("\\end\\"):
+                ended = True
+                break
+            size = 0 if line.startswith("\\data\\") else int(line[1:].partition("-")[0])
+            if size and size not in declared:
+                raise ValueError(f"section {line.strip()} was not declared")
+        elif size == 0:
+            key, _, value = line.partition("=")
+            if key.startswith("ngram"):
+                declared[int(key[5:])] = int(value)
+        else:
+            fields = line.split("\t")
+            if len(fields) < 2:
+                raise ValueError(f"line {line[:60]!r} has no tab")
+            value, entry = float(fields[0]), fields[1]
+            if not -100.0 < value <= 0.0 or entry.count(" ") != size - 1:
+                raise ValueError(f"line {line[:60]!r} is no {size}-gram with a log probability of at most 0")
+            read[size] += 1
+            if len(fields) > 2:
+                weight = float(fields[2])
+                if not -100.0 < weight < 100.0:
+                    raise ValueError(f"line {line[:60]!r} has no finite back-off weight")
+                backoff[entry] = weight * LN10
+            if entry != START:
+                context, _, word = entry.rpartition(" ")
+                successors[context][word] = value * LN10
+    order = max(declared, default=0)
+    if not ended or not 1 <= order <= MAX_ORDER or sorted(declared) != list(range(1, order + 1)):
+        raise ValueError("its header or its end is missing")
+    if any(read[size] != declared[size] for size in declared):
+        raise ValueError(f"it declares {declared} entries but holds {dict(read)}")
+    if END not in successors[""]:
+        raise ValueError(f"{END} is missing")
+    return order, dict(successors), backoff
