@@ -59,9 +59,9 @@ def glance(
     Returns `given` (B, L), unit or -1, for the decoder's second pass, and `forced` (B, L), target index or -1, for the
     loss. The number shown is ratio x (M - tokens already right on the best path). Both passes use the same dropout.
     """
-    state = torch.get_rng_state()
-    lattice = decoder(states, state_lengths, frame_lengths)
-    torch.set_rng_state(state)
+    devices = [states.device] if states.is_cuda else []
+    with torch.random.fork_rng(devices):
+        lattice = decoder(states, state_lengths, frame_lengths)
     path = dag_best_alignment(matches(lattice, units), lattice.links, unit_lengths, lattice.lengths)  # (B, L)
     aligned = path >= 0
     gold = torch.where(aligned, units.gather(1, path.clamp(min=0)), -1)
