@@ -10,12 +10,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from mmdec import audio
-from mmdec.decode.lattice import decode_lattice
+from mmdec.decode.lattice import LatticeStrategy, decode_lattice
 from mmdec.decode.words import WordDecoder
 from mmdec.nn.daspeech import DASpeech
 from mmdec.nn.vocoder import Vocoder
@@ -23,6 +24,7 @@ from mmdec.types import InputError
 
 STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi", "autoregressive")
 STAGES = ("features", "encoder", "linguistic", "acoustic", "vocoder", "words")
+EOS = 2
 SPECIALS = 4  # <s> <pad> </s> <unk> are the first four units of every vocabulary
 GPU_ROWS = 16  # rows of a padded batch on a GPU
 
@@ -106,31 +108,35 @@ class SpeechTranslator:
     def _linguistic(
         self, states: Tensor, state_lengths: Tensor, frames: Tensor, strategy: str
     ) -> tuple[list[list[int]], list[Tensor]]:
-        """Encoder states (B, S, d) -> units of each row, and one acoustic input (K, d_tts) for each unit."""
+        """Encoder states (B, S, d) -> K units of each row, and acoustic inputs (K + 1, d_tts): </s> is heard in training,
+        with no frames, and so stays here."""
         if strategy == "autoregressive":
             limits = (24 + frames // 4).tolist()  # 25 units a second is faster than anyone speaks
             rows = self.model.ar.generate(states, state_lengths, max(limits))
             tokens = [
                 [token for token in row[:limit] if token >= SPECIALS] for row, limit in zip(rows, limits, strict=True)
             ]
-            inputs = [self.model.tts.embed(torch.tensor([row], dtype=torch.long, device=self.device))[0] for row in tokens]
+            inputs = [
+                self.model.tts.embed(torch.tensor([row], dtype=torch.long, device=self.device))[0] for row in tokens
+            ]
             return tokens, inputs
         lattice = self.model.lattice(states, state_lengths, frames)
         path = decode_lattice(
             lattice.emissions,
             lattice.links,
             lattice.lengths,
-            strategy,
+            cast(LatticeStrategy, strategy),
             lookahead_weight=self.decoding.lookahead_weight,
             length_penalty=self.decoding.length_penalty,
             collapse=self.decoding.collapse,
         )
         real = path.tokens >= SPECIALS  # (B, K); padding is -1
         keep = [row.nonzero()[:, 0] for row in real]
+        heard = [torch.cat([places, last[None]]) for places, last in zip(keep, path.lengths - 1, strict=True)]
         tokens = [row[places].tolist() for row, places in zip(path.tokens, keep, strict=True)]
         inputs = [
             self.model.acoustic_input(hidden[vertices[places]][None])[0]
-            for hidden, vertices, places in zip(lattice.hidden, path.vertices, keep, strict=True)
+            for hidden, vertices, places in zip(lattice.hidden, path.vertices, heard, strict=True)
         ]
         return tokens, inputs
 
@@ -160,7 +166,9 @@ class SpeechTranslator:
 def check_strategy(strategy: str) -> None:
     """Refuse a strategy that no file here implements."""
     if strategy not in STRATEGIES:
-        raise InputError(f"`strategy` must be one of {', '.join(STRATEGIES)}, but is {strategy!r}. Choose one of these.")
+        raise InputError(
+            f"`strategy` must be one of {', '.join(STRATEGIES)}, but is {strategy!r}. Choose one of these."
+        )
 
 
 def pad(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
