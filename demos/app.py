@@ -7,6 +7,7 @@ from typing import Any
 
 import gradio as gr
 import numpy as np
+from gradio.themes import Soft
 
 from mmdec.api import load, translate_speech
 from mmdec.targets.speech import STRATEGIES
@@ -30,7 +31,10 @@ def translate(path: str | None, strategy: str, model: str) -> tuple[tuple[int, n
         raise gr.Error(str(error), print_exception=False) from error
     taken = time.perf_counter() - start
     rows = [[stage, round(seconds * 1000, 1)] for stage, seconds in result.timings.items()]
-    rows += [["all, with reading", round(taken * 1000, 1)], ["the recording itself", round(result.seconds_source * 1000)]]
+    rows += [
+        ["all, with reading", round(taken * 1000, 1)],
+        ["the recording itself", round(result.seconds_source * 1000)],
+    ]
     samples = (result.audio * 32767).astype(np.int16)
     return (result.sample_rate, samples), result.text, rows
 
@@ -58,7 +62,7 @@ def build(model: str = "daspeech-phrasebook") -> gr.Blocks:
 
 def serve(port: int = 7860, share: bool = False) -> None:
     """Build the page and serve it until interrupted."""
-    build().launch(server_port=port, share=share, css=CSS, theme=gr.themes.Soft(), quiet=False)
+    build().launch(server_port=port, share=share, css=CSS, theme=Soft(), quiet=False)
 
 
 if __name__ == "__main__":

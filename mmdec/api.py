@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, overload
+from typing import BinaryIO, cast, overload
 
 import numpy as np
 import torch
@@ -99,7 +99,8 @@ def translate_speech(
     Raises InputError for what cannot be translated, and BatchError, with the other results, in a list.
     """
     check_strategy(strategy)
-    batch = list(audio) if isinstance(audio, (list, tuple)) else [audio]
+    alone = not isinstance(audio, (list, tuple))
+    batch: list[Audio] = [cast(Audio, audio)] if alone else list(cast(Sequence[Audio], audio))
     translator = model if isinstance(model, SpeechTranslator) else load(model, device)
     readable: dict[int, Tensor] = {}
     errors: dict[int, InputError] = {}
@@ -110,7 +111,7 @@ def translate_speech(
             except InputError as error:
                 errors[place] = error
         done = dict(zip(readable, _translate(translator, list(readable.values()), strategy), strict=True))
-    if not isinstance(audio, (list, tuple)):
+    if alone:
         for error in errors.values():
             raise error
         return done[0]
@@ -147,7 +148,9 @@ def read(audio: Audio, sample_rate: int | None = None) -> Tensor:
 def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
     """Samples of any usual type and layout to 16 kHz mono (T,). Integers are scaled by their type's range."""
     if sample_rate is None:
-        raise InputError("`sample_rate` must be given with an array, but is None. Pass sample_rate=16000, for instance.")
+        raise InputError(
+            "`sample_rate` must be given with an array, but is None. Pass sample_rate=16000, for instance."
+        )
     if isinstance(sample_rate, (bool, str)) or not float(sample_rate).is_integer():
         raise InputError(f"`sample_rate` must be a whole number of Hz, but is {sample_rate!r}. Round it.")
     rate = int(sample_rate)

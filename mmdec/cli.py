@@ -104,6 +104,37 @@ def translate(
         raise typer.Exit(1)
 
 
+@bench_app.command("speech")
+def bench_speech(
+    recordings: Annotated[
+        list[Path] | None, typer.Argument(metavar="IN...", help="French; data/samples if none.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the JSON here.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Pairs timed for each length.")] = 15,
+    model: Model = "daspeech-phrasebook",
+    device: Device = "cpu",
+    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")] = 2,
+) -> None:
+    """The shipped model: graph against autoregressive decoding over length, and wav to wav."""
+    from mmdec import bench
+
+    found = recordings or sorted(Path("data/samples").glob("*.wav"))
+    _report(bench.bench_speech(found, model, repeats=repeats, device=device or "cpu", threads=threads), output)
+
+
+@bench_app.command("paper")
+def bench_paper(
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the JSON here.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Pairs timed for each length.")] = 5,
+    device: Device = "cpu",
+    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")] = 2,
+) -> None:
+    """The paper-sized model with random weights against an S2UT-shaped decoder: timing only."""
+    from mmdec import bench
+
+    _report(bench.bench_paper(repeats=repeats, device=device or "cpu", threads=threads), output)
+
+
 @app.command()
 def train(
     minutes: Annotated[float, typer.Option(min=0.1, help="How long to train or resume.")] = 25.0,
@@ -131,7 +162,9 @@ def output_paths(inputs: list[Path], output: Path) -> list[Path]:
     """Where each input's translation goes; two inputs of one name get two outputs."""
     if output.suffix.lower() in SOUND_SUFFIXES and not output.is_dir():
         if len(inputs) > 1:
-            raise InputError(f"`--output` must be a directory for {len(inputs)} inputs, but is '{output}'. Name a directory.")
+            raise InputError(
+                f"`--output` must be a directory for {len(inputs)} inputs, but is '{output}'. Name a directory."
+            )
         targets = [output]
     else:
         if output.exists() and not output.is_dir():
@@ -147,6 +180,17 @@ def output_paths(inputs: list[Path], output: Path) -> list[Path]:
         if target.resolve() in sources:
             raise InputError(f"`--output` must not overwrite an input, but '{target}' is one. Name another directory.")
     return targets
+
+
+def _report(result: object, output: Path | None) -> None:
+    """JSON to stdout, and to a file that appears whole or not at all."""
+    text = json.dumps(result, indent=2, ensure_ascii=False)
+    print(text)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        part = output.with_name(f".{output.name}.part")
+        part.write_text(text + "\n", encoding="utf-8")
+        part.replace(output)
 
 
 def _json_line(source: Path, target: Path, result: Translation, taken: float) -> str:
@@ -166,10 +210,7 @@ def _json_line(source: Path, target: Path, result: Translation, taken: float) ->
 
 def _plain_lines(source: Path, target: Path, result: Translation, taken: float) -> str:
     stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in result.timings.items())
-    return (
-        f"{source} -> {target}\n  {result.text}\n"
-        f"  {result.seconds_source:.2f} s of audio in {taken:.3f} s: {stages}"
-    )
+    return f"{source} -> {target}\n  {result.text}\n  {result.seconds_source:.2f} s of audio in {taken:.3f} s: {stages}"
 
 
 def main() -> None:

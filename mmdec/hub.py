@@ -89,7 +89,9 @@ def check_device(device: str | torch.device | None) -> torch.device:
     try:
         place = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise InputError(f"`device` must be 'cpu' or 'cuda', but is {device!r}. Leave it out to have it chosen.") from error
+        raise InputError(
+            f"`device` must be 'cpu' or 'cuda', but is {device!r}. Leave it out to have it chosen."
+        ) from error
     if place.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"`device` must exist, but is '{device}' and this machine has no GPU. Use device='cpu'.")
     if place.type not in ("cpu", "cuda"):
@@ -155,7 +157,7 @@ def save_model(
 
 
 def stamp() -> dict[str, Any]:
-    """Where weights or numbers come from: command, versions, commit, date, device. Paths are relative to the checkout."""
+    """Where weights or numbers come from: command, versions, commit, date, device. Paths are the checkout's."""
     git = subprocess.run(
         ["git", "-C", str(PACKAGE.parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
     )
@@ -185,10 +187,10 @@ def _read(directory: Path, device: torch.device) -> SpeechTranslator:
     except InputError:
         raise
     except (SafetensorError, OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
-        raise MmdecError(f"The model in '{directory}' is damaged or of another version ({error}). Fetch it again.") from error
-    return SpeechTranslator(
-        model.to(device), vocoder.to(device), words, units, decoding=decoding, name=directory.name
-    )
+        raise MmdecError(
+            f"The model in '{directory}' is damaged or of another version ({error}). Fetch it again."
+        ) from error
+    return SpeechTranslator(model.to(device), vocoder.to(device), words, units, decoding=decoding, name=directory.name)
 
 
 def _complete(directory: Path, name: str) -> Path:
@@ -198,7 +200,7 @@ def _complete(directory: Path, name: str) -> Path:
     pickles = [path.name for path in sorted(directory.iterdir()) if path.suffix in PICKLES]
     if pickles:
         raise InputError(
-            f"`model` must hold safetensors, but '{name}' holds the pickle {pickles[0]}. Export it with `hub.save_model`."
+            f"`model` must hold safetensors, but '{name}' holds a pickle, {pickles[0]}. Export with `hub.save_model`."
         )
     raise InputError(f"`model` must hold {', '.join(NEEDED)}, but '{name}' lacks {', '.join(missing)}. Fetch it again.")
 
@@ -221,7 +223,9 @@ def _half(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     half = {name: (t.half() if t.is_floating_point() else t).detach().cpu().clone() for name, t in state.items()}
     broken = [name for name, tensor in half.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if broken:
-        raise MmdecError(f"`model` must fit half precision, but {broken[0]} overflows or is not finite. Train it again.")
+        raise MmdecError(
+            f"`model` must fit half precision, but {broken[0]} overflows or is not finite. Train it again."
+        )
     return half
 
 

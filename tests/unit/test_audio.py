@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,6 @@ def test_mp3_and_ogg_read(tmp_path: Path) -> None:
     for name in ("x.mp3", "x.ogg"):
         soundfile.write(tmp_path / name, buzz(0.5), RATE)
         assert audio.load_audio(tmp_path / name).shape[0] == pytest.approx(RATE * 0.5, abs=2500)
-
 
 
 def test_a_pipe_is_read() -> None:
@@ -168,7 +168,7 @@ def test_pieces_cover_any_sound(length: int, limit: float, seed: int) -> None:
     pieces = audio.split_at_pauses(sound, max_seconds=limit)
     assert pieces[0][0] == 0
     assert pieces[-1][1] == length
-    assert all(a[1] == b[0] for a, b in zip(pieces, pieces[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in pairwise(pieces))
     assert all(0 < end - start <= limit * RATE + 160 for start, end in pieces)
 
 

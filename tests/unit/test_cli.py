@@ -41,7 +41,9 @@ def test_many_files(recordings: list[Path], tmp_path: Path, tiny_model: Path) ->
 
 def test_json_has_one_object_a_line(recordings: list[Path], tmp_path: Path, tiny_model: Path) -> None:
     out = tmp_path / "out"
-    result = run("translate", *recordings, "-o", out, "--model", tiny_model, "--json", "--threads", 1, "--device", "cpu")
+    result = run(
+        "translate", *recordings, "-o", out, "--model", tiny_model, "--json", "--threads", 1, "--device", "cpu"
+    )
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [line["input"] for line in lines] == [str(path) for path in recordings]
     assert [line["seconds_audio"] for line in lines] == [1.0, 1.3, 1.6]
@@ -88,12 +90,17 @@ def test_where_outputs_go(tmp_path: Path) -> None:
         cli.output_paths([a], tmp_path / "file")
 
 
-def test_wrong_calls_end_with_2_and_one_line(recordings: list[Path], tmp_path: Path, tiny_model: Path) -> None:
-    command = [sys.executable, "-m", "mmdec", "translate", str(recordings[0]), "-o", str(tmp_path / "out")]
-    done = subprocess.run([*command, "--strategy", "fast"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: `strategy` must be one of")
-    assert done.stderr.count("\n") == 1
+def test_wrong_calls_end_with_2_and_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["translate", "x.wav", "-o", str(tmp_path / "out"), "--strategy", "fast"]
+    monkeypatch.setattr(sys, "argv", ["mmdec", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: `strategy` must be one of")
+    assert said.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
