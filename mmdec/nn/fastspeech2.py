@@ -7,7 +7,9 @@ caller; EOS stays, with duration 0. It knows nothing of units, samples or files.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +36,14 @@ class FastSpeech2Config:
     pitch_range: tuple[float, float] = (1e-8, 6.6110)  # of log(Hz + 1), what the bins divide
     energy_range: tuple[float, float] = (1e-8, 5.7056)  # of log(energy + 1)
     mels: int = 80
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> FastSpeech2Config:
+        """From `dataclasses.asdict`, also by way of JSON, which has no tuples."""
+        sizes: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        }
+        return cls(**sizes)
 
     @classmethod
     def paper(cls) -> FastSpeech2Config:
@@ -221,7 +231,7 @@ class FastSpeech2(nn.Module):
 
         if durations is None:
             durations = (log_durations.detach().exp() - 1).round().clamp(min=0).long()
-        durations = durations * valid.long()
+        durations = durations.long() * valid.long()
         frames, mel_lengths = regulate(x, durations, max_frames)  # (B, F, d)
         keep, bias = _masks(mel_lengths, frames.shape[1], frames.dtype)
         y = frames + self.decoder_scale * sinusoids(frames.shape[1], frames.shape[2], frames.device).to(frames.dtype)

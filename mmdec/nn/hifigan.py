@@ -1,8 +1,9 @@
 """Published HiFi-GAN weights (Kong et al., 2020) behind the call of `Vocoder`: mel (B, F, 80) -> samples (B, F * 256).
 
-Three kinds load: transformers' `SpeechT5HifiGan` and `FastSpeech2ConformerHifiGan` (a directory or a hub id, safetensors)
-and the authors' own generator file (`generator_v1`, `g_02500000`, ... with its `config.json` beside it). Each was trained
-on mels of its own (rate, band, logarithm): `MelKind` says which, and ours are turned into them, approximately.
+Three kinds load: transformers' `SpeechT5HifiGan` and `FastSpeech2ConformerHifiGan` (a directory or a hub id,
+safetensors) and the authors' own generator file (`generator_v1`, `g_02500000`, ... with its `config.json` beside it).
+Each was trained on mels of its own (rate, band, logarithm): `MelKind` says which, and ours are turned into them,
+approximately.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class HifiGanVocoder(nn.Module):
 
     @classmethod
     def load(cls, source: str | Path, expects: MelKind | None = None) -> HifiGanVocoder:
-        """From a directory, a hub id, or the authors' generator file. `expects` overrides the usual mels of its kind."""
+        """From a directory, a hub id, or the authors' generator file. `expects`: other mels than usual for its kind."""
         path = Path(source)
         if path.is_file():
             return cls._load_official(path, expects)
@@ -79,7 +80,9 @@ class HifiGanVocoder(nn.Module):
     def _load_official(cls, path: Path, expects: MelKind | None) -> HifiGanVocoder:
         beside = path.with_name("config.json")
         if not beside.is_file():
-            raise InputError(f"`source` must have its config.json beside it, but '{beside}' does not exist. Put it there.")
+            raise InputError(
+                f"`source` must have its config.json beside it, but '{beside}' does not exist. Put it there."
+            )
         described = json.loads(beside.read_text(encoding="utf-8"))
         if str(described.get("resblock", "1")) != "1":
             raise InputError("`source` must have residual blocks of type 1 (V1, V2), but has type 2. Use V1 or V2.")

@@ -56,8 +56,9 @@ class ConvNextBlock(nn.Module):
 class Vocoder(nn.Module):
     """forward: mel (B, F, 80), natural log on mmdec's frame grid, lengths (B,) in frames -> samples (B, F * 256).
 
-    16 kHz. Sample 256 f is the centre of frame f. What a row gives does not depend on its neighbours in the batch, nor
-    on chance: the noise is the same for every call. Samples beyond a row's length are zero.
+    16 kHz. Sample 256 f is the centre of frame f. What a row gives does not depend on its neighbours in the batch (but
+    for rounding, which the oscillator adds up: -60 dB), nor on chance: the noise is the same for every call. Samples
+    beyond a row's length are zero.
     """
 
     mel_mean: Tensor

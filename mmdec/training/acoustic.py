@@ -71,7 +71,8 @@ class AcousticData(LightningDataModule):
         )
 
     def train_dataloader(self) -> DataLoader[Step]:
-        assert self.train_set is not None and self.trainer is not None
+        assert self.train_set is not None
+        assert self.trainer is not None
         train, index = self.train_set, {unit: number for number, unit in enumerate(self.vocabulary)}
         rank, world = self.trainer.global_rank, self.trainer.world_size
         batches = EpochItems(

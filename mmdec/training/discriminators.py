@@ -19,7 +19,9 @@ class SpectrogramDiscriminator(nn.Module):
         shapes = [(1, channels), (channels, channels), (channels, 2 * channels), (2 * channels, 2 * channels)]
         self.convs = nn.ModuleList(
             [
-                nn.utils.parametrizations.weight_norm(nn.Conv2d(a, b, (7, 3), stride=(3 if i < 2 else 2, 1), padding=(3, 1)))
+                nn.utils.parametrizations.weight_norm(
+                    nn.Conv2d(a, b, (7, 3), stride=(3 if i < 2 else 2, 1), padding=(3, 1))
+                )
                 for i, (a, b) in enumerate(shapes)
             ]
         )

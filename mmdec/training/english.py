@@ -157,7 +157,7 @@ def acoustic_batch(phones: Sequence[Tensor], mels: Sequence[Tensor]) -> Acoustic
 
 
 class EpochItems:
-    """Batches of item numbers for one epoch of a fixed number of steps, drawn from (seed, epoch), alike lengths together."""
+    """Batches of item numbers for one epoch of `steps` steps, drawn from (seed, epoch); alike lengths together."""
 
     def __init__(self, lengths: Sequence[int], batch_size: int, steps: int, seed: int, epoch: int) -> None:
         generator = np.random.default_rng([seed, epoch])

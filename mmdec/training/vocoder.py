@@ -70,7 +70,12 @@ class VocoderData(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.root, self.batch_size, self.crop_frames, self.steps_per_epoch = root, batch_size, crop_frames, steps_per_epoch
+        self.root, self.batch_size, self.crop_frames, self.steps_per_epoch = (
+            root,
+            batch_size,
+            crop_frames,
+            steps_per_epoch,
+        )
         self.limit, self.acoustic, self.seed = limit, acoustic, seed
         self.validation_split, self.validation_rows = validation_split, validation_rows
         self.train_set: list[Recording] = []
@@ -86,7 +91,9 @@ class VocoderData(LightningDataModule):
         tts = load_acoustic(Path(self.acoustic)) if self.acoustic else None
         train = EnglishSpeech(Path(self.root), "train", self.limit)
         held = EnglishSpeech(Path(self.root), self.validation_split, self.validation_rows)
-        rank_zero_info(f"English speech: {len(train)} distinct recordings, {train.bad.count} left out {train.bad.report()}")
+        rank_zero_info(
+            f"English speech: {len(train)} distinct recordings, {train.bad.count} left out {train.bad.report()}"
+        )
         self.train_set = [record(train, item, tts, self.crop_frames) for item in range(len(train))]
         self.validation_set = [record(held, item, None, self.crop_frames) for item in range(len(held))]
 
@@ -168,8 +175,7 @@ def record(speech: EnglishSpeech, item: int, tts: FastSpeech2 | None, least: int
 def load_acoustic(folder: Path) -> FastSpeech2:
     """The model that `AcousticModule.export` wrote."""
     described = json.loads((folder / "tts.json").read_text(encoding="utf-8"))
-    sizes = {name: tuple(value) if isinstance(value, list) else value for name, value in described["config"].items()}
-    tts = FastSpeech2(FastSpeech2Config(**sizes), len(described["units"]))
+    tts = FastSpeech2(FastSpeech2Config.from_values(described["config"]), len(described["units"]))
     tts.load_state_dict(load_file(folder / "tts.safetensors"))
     return tts.eval()
 
@@ -223,7 +229,9 @@ class VocoderModule(LightningModule):
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         self.vocoder.set_statistics(*data.statistics())
         if not self.trainer.max_epochs or self.trainer.max_epochs < 1:
-            raise InputError("`max_epochs` must be set, but is not: the schedule ends there. Pass --trainer.max_epochs.")
+            raise InputError(
+                "`max_epochs` must be set, but is not: the schedule ends there. Pass --trainer.max_epochs."
+            )
 
     def configure_optimizers(self) -> Any:
         def adam(parameters: Any) -> torch.optim.Optimizer:
@@ -273,7 +281,9 @@ class VocoderModule(LightningModule):
 
     def validation_step(self, batch: Crops, batch_idx: int) -> None:
         made, predicted = self.vocoder.synthesise(batch.mel)  # as in use: its own pitch
-        self.log_dict({f"dev/{name}": value for name, value in self._losses(batch, made, predicted).items()}, batch_size=1)
+        self.log_dict(
+            {f"dev/{name}": value for name, value in self._losses(batch, made, predicted).items()}, batch_size=1
+        )
 
     def on_train_end(self) -> None:
         if self.trainer.is_global_zero:
