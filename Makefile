@@ -22,7 +22,7 @@ check: .venv/ready  ## style, types, layers
 	$(BIN)/lint-imports
 
 corpus: .venv/ready  ## the French-English phrasebook corpus: needs espeak-ng and flite
-	$(BIN)/python data/build/phrasebook.py
+	$(BIN)/python data/build/phrasebook.py --out data/corpus
 
 train: .venv/ready  ## train or resume the shipped models for MINUTES=25
 	$(BIN)/python -m mmdec train --minutes $(MINUTES)

@@ -1,0 +1,97 @@
+"""What the README shows is run: Python blocks, `mmdec` commands, make targets; its tree names real files."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import soundfile
+from typer.testing import CliRunner
+
+from mmdec import cli, hub
+from tests.conftest import RATE, buzz
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+PYTHON = [text for language, text in BLOCKS if language == "python"]
+COMMANDS = [
+    line.partition("  #")[0].strip()
+    for language, text in BLOCKS
+    if language == "bash" or text.startswith("make ")
+    for line in text.splitlines()
+    if line.strip()
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with recordings of the README's names; a tiny model where none is shipped yet."""
+    if hub.DEFAULT_MODEL not in hub.names():
+        shutil.copytree(tiny_model, tmp_path / "models" / hub.DEFAULT_MODEL)
+        monkeypatch.setattr(hub, "PLACES", (tmp_path / "models",))
+    samples = sorted((ROOT / "data" / "samples").glob("*.wav"))
+    (tmp_path / "data" / "samples").mkdir(parents=True)
+    names = sorted(set(re.findall(r"\"(\w+\.wav)\"", README)) - {"hello.wav"}) + ["data/samples/one.wav"]
+    for number, name in enumerate(names):
+        if samples:
+            shutil.copy(samples[number % len(samples)], tmp_path / name)
+        else:
+            soundfile.write(tmp_path / name, buzz(1.5, number), RATE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("code", PYTHON)
+def test_python_blocks_run(code: str, folder: Path) -> None:
+    exec(compile(code, "README.md", "exec"), {})
+    if ".save(" in code:
+        assert soundfile.info(folder / "hello.wav").samplerate == RATE
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("python -m mmdec translate")])
+def test_translations_run(command: str, folder: Path) -> None:
+    words = [
+        name
+        for word in shlex.split(command)[3:]
+        for name in (sorted(map(str, Path().glob(word))) if "*" in word else [word])
+    ]
+    result = CliRunner().invoke(cli.app, words)
+    assert result.exit_code == 0, result.output
+    assert (folder / "out" / "one.wav").is_file()
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("python -m mmdec ")])
+def test_options_exist(command: str) -> None:
+    words = shlex.split(command)[3:]
+    verbs = [word for word in words[:2] if re.fullmatch(r"[a-z]+", word)]
+    if words[0] in ("translate", "train", "demo"):
+        verbs = verbs[:1]
+    said = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, [*verbs, "--help"])
+    assert said.exit_code == 0
+    for word in words:
+        if word.startswith("--"):
+            assert word.partition("=")[0] in said.stdout
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("make ")])
+def test_make_targets_exist(command: str) -> None:
+    subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_every_command_is_of_a_kind_that_is_checked() -> None:
+    kinds = ("python -m mmdec ", "python -m mmdec.training fit --config ", "make ")
+    assert [line for line in COMMANDS if not line.startswith(kinds)] == []
+
+
+def test_named_files_exist() -> None:
+    tree = next(text for _, text in BLOCKS if text.startswith("mmdec/\n"))
+    for line in tree.splitlines():
+        name = line.split()[0]
+        assert (ROOT / ("mmdec" if line.startswith("  ") else "") / name).exists(), name
+    for recipe in re.findall(r"recipes/[\w/]+\.yaml", README):
+        assert (ROOT / recipe).is_file(), recipe
