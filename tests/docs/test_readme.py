@@ -36,7 +36,7 @@ def folder(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(hub, "PLACES", (tmp_path / "models",))
     samples = sorted((ROOT / "data" / "samples").glob("*.wav"))
     (tmp_path / "data" / "samples").mkdir(parents=True)
-    names = sorted(set(re.findall(r"\"(\w+\.wav)\"", README)) - {"hello.wav"}) + ["data/samples/one.wav"]
+    names = [*sorted(set(re.findall(r"\"(\w+\.wav)\"", README)) - {"hello.wav"}), "data/samples/one.wav"]
     for number, name in enumerate(names):
         if samples:
             shutil.copy(samples[number % len(samples)], tmp_path / name)
