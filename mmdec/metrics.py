@@ -22,7 +22,7 @@ Lexicon = Mapping[str, Sequence[Sequence[str]]]
 
 CARDINALS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred hundreds thousand thousands million"
+    "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred hundreds thousand thousands"
 )
 ORDINALS = (
     "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth fifteenth "
@@ -97,6 +97,11 @@ def phone_error_rate(hypotheses: Sequence[Sequence[str]], references: Sequence[S
     """Errors per reference phone, over the corpus; pauses inside a sentence count as phones."""
     _check_aligned(hypotheses, references)
     return _error_rate([" ".join(phones) for phones in hypotheses], [" ".join(phones) for phones in references])
+
+
+def phone_distance(phones: Sequence[str], reference: Sequence[str]) -> int:
+    """Edits between two phone sequences."""
+    return _advance(list(range(len(phones) + 1)), phones, reference)[-1]
 
 
 def closest_phone_errors(phones: Sequence[str], renderings: Sequence[str], lexicon: Lexicon) -> int | None:
@@ -199,7 +204,7 @@ def _sausage_distance(phones: Sequence[str], words: Sequence[str], lexicon: Lexi
     """Levenshtein distance from phones to a chain of words with alternative pronunciations."""
     row = list(range(len(phones) + 1))
     for word in words:
-        variants = _pronunciations(word, lexicon)
+        variants = [[phone for phone in sounds if phone != PAUSE] for sounds in _pronunciations(word, lexicon)]
         if not variants:
             return None
         row = [min(column) for column in zip(*(_advance(row, phones, variant) for variant in variants), strict=True)]
@@ -208,8 +213,6 @@ def _sausage_distance(phones: Sequence[str], words: Sequence[str], lexicon: Lexi
 
 def _advance(row: list[int], phones: Sequence[str], pronunciation: Sequence[str]) -> list[int]:
     for phone in pronunciation:
-        if phone == PAUSE:
-            continue
         following = [row[0] + 1]
         for place, heard in enumerate(phones):
             following.append(min(row[place] + (heard != phone), row[place + 1] + 1, following[place] + 1))

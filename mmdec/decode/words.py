@@ -15,11 +15,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain as joined
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from typing import final
 
 from mmdec.decode.edits import PAUSE, ApproximateLexicon
+from mmdec.decode.lexicon import pronounce, read_lexicon
 from mmdec.decode.ngram import END, START, NGram
 from mmdec.types import InputError
 
@@ -36,7 +37,6 @@ EDIT_BASE, EDIT_SLOPE = 8.0, 3.0  # nats, nats per phone: how wrong a word may b
 FAR_BELOW = -1e9
 UNSEEN = 7.0  # nats: how wrong a word may be that does not continue a bigram of the training text
 CANDIDATES = 80  # such words per phone position
-MAX_FILE_BYTES = 16 * 2**20
 MAX_PHONES = 20_000
 
 Match = tuple[int, str, float]  # end position, word, cost in nats
@@ -101,7 +101,7 @@ class WordDecoder:
             known = folded.setdefault(word.casefold(), [])
             known += [tuple(phones) for phones in variants if tuple(phones) not in known]
         used = {token for tokens in texts for token in tokens if token not in CLOSING + INNER}
-        pronunciations = {word: _pronounce(word, folded) for word in sorted(used)}
+        pronunciations = {word: pronounce(word, folded) for word in sorted(used)}
         missing = [word for word, variants in pronunciations.items() if not variants]
         if missing:
             raise InputError(
@@ -270,25 +270,6 @@ class WordDecoder:
         return [state for state in states if state[1] > states[0][1] - MARGIN]
 
 
-def read_lexicon(path: Path) -> dict[str, list[tuple[str, ...]]]:
-    """word -> pronunciations, from lines of word, tab, phones; several lines for several pronunciations."""
-    if not path.is_file():
-        raise InputError(f"`path` must be a lexicon file, but {path} is not a file. Check the directory.")
-    if path.stat().st_size > MAX_FILE_BYTES:
-        raise InputError(f"`path` must be at most {MAX_FILE_BYTES} bytes, but {path} is larger. Check the file.")
-    lexicon: dict[str, list[tuple[str, ...]]] = {}
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise InputError(f"`path` must be UTF-8 text, but {path} is not. Check the file.") from error
-    for number, line in enumerate(lines, 1):
-        word, tab, phones = line.partition("\t")
-        if not tab or not phones.split() or word.split() != [word]:
-            raise InputError(f"`path` must hold word, tab, phones, but line {number} of {path} is {line!r:.60}. Fix.")
-        lexicon.setdefault(word, []).append(tuple(phones.split()))
-    return lexicon
-
-
 def _restore_case(texts: list[list[str]]) -> list[list[str]]:
     """Takes away the capital of a sentence's first word, unless the word is mostly capital elsewhere too."""
     inside: Counter[str] = Counter()
@@ -307,13 +288,6 @@ def _restore_case(texts: list[list[str]]) -> list[list[str]]:
 def _shouted(word: str) -> bool:
     """I, I'd, TV: their capital is not the sentence's."""
     return word.split("'")[0] == "I" or (len(word) > 1 and word.isupper())
-
-
-def _pronounce(word: str, folded: Mapping[str, Sequence[tuple[str, ...]]]) -> list[tuple[str, ...]]:
-    if word.casefold() in folded:
-        return list(folded[word.casefold()])
-    parts = [folded.get(part, ()) for part in word.casefold().split("-")]
-    return [sum(choice, ()) for choice in product(*parts)] if len(parts) > 1 else []
 
 
 def _keep(beam: dict[str, tuple[float, Chain]], context: str, score: float, chain: Chain) -> None:

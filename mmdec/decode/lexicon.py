@@ -1,0 +1,38 @@
+"""Words and how they are said: a text file with one pronunciation a line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+
+from mmdec.types import InputError
+
+MAX_FILE_BYTES = 16 * 2**20
+
+
+def read_lexicon(path: Path) -> dict[str, list[tuple[str, ...]]]:
+    """word -> pronunciations, from lines of word, tab, phones; several lines for several pronunciations."""
+    if not path.is_file():
+        raise InputError(f"`path` must be a lexicon file, but {path} is not a file. Check the directory.")
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise InputError(f"`path` must be at most {MAX_FILE_BYTES} bytes, but {path} is larger. Check the file.")
+    lexicon: dict[str, list[tuple[str, ...]]] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(f"`path` must be UTF-8 text, but {path} is not. Check the file.") from error
+    for number, line in enumerate(lines, 1):
+        word, tab, phones = line.partition("\t")
+        if not tab or not phones.split() or word.split() != [word]:
+            raise InputError(f"`path` must hold word, tab, phones, but line {number} of {path} is {line!r:.60}. Fix.")
+        lexicon.setdefault(word, []).append(tuple(phones.split()))
+    return lexicon
+
+
+def pronounce(word: str, folded: Mapping[str, Sequence[tuple[str, ...]]]) -> list[tuple[str, ...]]:
+    """The pronunciations of a word, by its case-folded spelling; those of its hyphenated parts where it has none."""
+    if word.casefold() in folded:
+        return list(folded[word.casefold()])
+    parts = [folded.get(part, ()) for part in word.casefold().split("-")]
+    return [sum(choice, ()) for choice in product(*parts)] if len(parts) > 1 else []
