@@ -39,5 +39,6 @@ clean:  ## what the commands above wrote, but not .venv
 .venv/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("mmdec needs Python 3.11 or newer, but $(PYTHON) is %d.%d. Name another: make PYTHON=python3.12" % v[:2])'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing into .venv: about 5.5 GB, a few minutes"
 	$(BIN)/python -m pip install --quiet $(TORCH) --editable '.[test]'
 	@touch $@
