@@ -148,8 +148,8 @@ class ArDecoder(nn.Module):
                 break
             steps[:, EOS] = -torch.inf
             kept, index = (scores + steps).flatten().topk(beams)
-            if float(kept[0]) / (place + 1) < best_score:
-                break  # a mean over more steps could still rise, but only by steps better than all so far
+            if float(kept[0]) / (max_length + 1) < best_score:
+                break  # even with every further step for free no mean could reach the best
             origin = torch.div(index, steps.shape[1], rounding_mode="floor")
             cache.reorder(origin)
             tokens = tokens[origin]

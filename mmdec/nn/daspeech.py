@@ -57,7 +57,7 @@ class DASpeechConfig:
             ),
             ar=ArConfig(d_model=192, ffn=512, heads=4, layers=3, dropout=dropout),
             tts=FastSpeech2Config.small(),
-            adaptor_ffn=384,
+            adaptor_ffn=128,
             ctc_layer=4,
             ctc_characters=48,
         )
