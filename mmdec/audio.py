@@ -257,7 +257,7 @@ def split_at_pauses(
     return pieces
 
 
-def trim_silence(samples: Tensor, keep: float = 0.15) -> Tensor:
+def trim_silence(samples: Tensor, keep: float = 0.12) -> Tensor:
     """16 kHz samples (T,) without the silence at both ends, but for `keep` seconds of it."""
     loud = np.flatnonzero(~_quiet_frames(samples)[1])
     if len(loud) == 0:

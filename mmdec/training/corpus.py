@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from mmdec import audio
 from mmdec.nn.fastspeech2 import AcousticBatch
 from mmdec.training.english import EnglishSpeech, acoustic_batch
 from mmdec.training.layout import PAUSE, BadRows, Row, canonical, normalise, read_rows, vocabulary
-from mmdec.types import MmdecError
+from mmdec.types import InputError, MmdecError
 
 CHARACTERS = " abcdefghijklmnopqrstuvwxyzàâæçèéêëîïôœùûüÿ'-"  # of the CTC head; its index 0 is the blank
 BOS, PAD, EOS, UNK = 0, 1, 2, 3
@@ -69,9 +70,8 @@ class Item:
 
 def _extract(clip: str) -> np.ndarray | str:
     """Features of one recording (N, 80) fp16, or the reason why there are none."""
-    torch.set_num_threads(1)
     try:
-        features = audio.fbank(audio.load_audio(clip))
+        features = audio.fbank(audio.trim_silence(audio.load_audio(clip)))  # as `translate_speech` hears it
     except MmdecError as error:
         return str(error)
     if features.shape[0] < 8 or not bool(torch.isfinite(features).all()):
@@ -92,14 +92,24 @@ class FeatureStore:
         self.lengths = np.asarray(index["lengths"], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
         self.reasons: dict[str, str] = index["bad"]
-        self.data = np.memmap(self.folder / "fbank.f16", np.float16, "r").reshape(-1, audio.MELS)
+        stored = self.folder / "fbank.f16"  # an empty file cannot be mapped
+        empty = stored.stat().st_size == 0
+        data = np.zeros(0, np.float16) if empty else np.memmap(stored, np.float16, "r")
+        self.data = data.reshape(-1, audio.MELS)
 
     def _build(self, clips: Sequence[Path], jobs: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         lengths, bad = [], {}
         part = self.folder / f"fbank.{os.getpid()}.part"
-        with open(part, "wb") as file, ProcessPoolExecutor(jobs) as pool:
-            for clip, features in zip(clips, pool.map(_extract, map(str, clips), chunksize=32), strict=True):
+        with ExitStack() as stack:
+            file = stack.enter_context(open(part, "wb"))
+            names = map(str, clips)
+            if jobs > 1:
+                pool = stack.enter_context(ProcessPoolExecutor(jobs, initializer=torch.set_num_threads, initargs=(1,)))
+                extracted = pool.map(_extract, names, chunksize=32)
+            else:
+                extracted = map(_extract, names)
+            for clip, features in zip(clips, extracted, strict=True):
                 if isinstance(features, str):
                     bad[clip.name] = features
                     lengths.append(0)
@@ -291,6 +301,8 @@ class SpeechTranslationData(LightningDataModule):
         for reason, names in missing.names.items():
             for name in names:
                 bad.add(reason, name)
+        if not kept:
+            raise InputError(f"`split` must hold usable rows, but '{split}' has none.\n{bad.report()}")
         if limit is not None:
             kept = kept[:limit]
         return SpeechDataset(kept, store, [place[row.path] for row in kept], self.units, english)
