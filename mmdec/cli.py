@@ -104,6 +104,46 @@ def translate(
         raise typer.Exit(1)
 
 
+@eval_app.command("speech")
+def eval_speech(
+    split: Annotated[str, typer.Option(help="test, test_voices or dev.")] = "test",
+    corpus: Annotated[Path, typer.Option(help="The corpus's folder.")] = Path("data/corpus"),
+    model: Model = "daspeech-phrasebook",
+    strategy: Annotated[list[str] | None, typer.Option("--strategy", "-s", help="May be given several times.")] = None,
+    common_voice: Annotated[Path | None, typer.Option(help="Common Voice's folder, if not in the corpus.")] = None,
+    cvss: Annotated[Path | None, typer.Option(help="CVSS's folder, if not in the corpus.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="So many utterances, evenly spaced.")] = None,
+    asr: Annotated[bool, typer.Option(help="ASR-BLEU too, with pocketsphinx.")] = True,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the JSON here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
+    device: Device = None,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")] = 2,
+) -> None:
+    """Phone errors, exact sentences, BLEU, numbers, ASR-BLEU and latency on a split."""
+    from rich.console import Console
+
+    from mmdec import evaluate, scorecard
+
+    report = evaluate.evaluate_speech(
+        split,
+        corpus,
+        model,
+        strategy or evaluate.STRATEGIES,
+        common_voice=common_voice,
+        cvss=cvss,
+        limit=limit,
+        asr=asr,
+        device=device,
+        threads=threads,
+        log=lambda line: print(line, file=sys.stderr),
+    )
+    _write_json(report, output)
+    if as_json:
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        Console().print(scorecard.table(report))
+
+
 @bench_app.command("speech")
 def bench_speech(
     recordings: Annotated[
@@ -119,7 +159,9 @@ def bench_speech(
     from mmdec import bench
 
     found = recordings or sorted(Path("data/samples").glob("*.wav"))
-    _report(bench.bench_speech(found, model, repeats=repeats, device=device or "cpu", threads=threads), output)
+    report = bench.bench_speech(found, model, repeats=repeats, device=device or "cpu", threads=threads)
+    _write_json(report, output)
+    print(json.dumps(report, indent=2))
 
 
 @bench_app.command("paper")
@@ -132,7 +174,9 @@ def bench_paper(
     """The paper-sized model with random weights against an S2UT-shaped decoder: timing only."""
     from mmdec import bench
 
-    _report(bench.bench_paper(repeats=repeats, device=device or "cpu", threads=threads), output)
+    report = bench.bench_paper(repeats=repeats, device=device or "cpu", threads=threads)
+    _write_json(report, output)
+    print(json.dumps(report, indent=2))
 
 
 @app.command()
@@ -182,14 +226,12 @@ def output_paths(inputs: list[Path], output: Path) -> list[Path]:
     return targets
 
 
-def _report(result: object, output: Path | None) -> None:
-    """JSON to stdout, and to a file that appears whole or not at all."""
-    text = json.dumps(result, indent=2, ensure_ascii=False)
-    print(text)
+def _write_json(result: object, output: Path | None) -> None:
+    """JSON to a file that appears whole or not at all."""
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         part = output.with_name(f".{output.name}.part")
-        part.write_text(text + "\n", encoding="utf-8")
+        part.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         part.replace(output)
 
 
