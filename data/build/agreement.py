@@ -40,6 +40,9 @@ class Gender:
         return int(self.feminine) + 2 * int(self.plural)
 
 
+MASCULINE = Gender()
+
+
 @cache
 def starts_with_vowel(word: str) -> bool:
     """Whether `word` triggers elision (vowel or mute h)."""

@@ -22,6 +22,7 @@ from functools import cached_property
 import numerals
 from agreement import (
     GRAMMAR,
+    MASCULINE,
     Gender,
     adjective_forms,
     determiner,
@@ -55,7 +56,7 @@ class Filler:
 
     forms: tuple[str, ...]
     english: tuple[English, ...]
-    gender: Gender = Gender()
+    gender: Gender = MASCULINE
     plural_form: str = ""
 
     @property

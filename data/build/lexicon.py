@@ -1,7 +1,7 @@
 """The pronunciations of English words in context, found by cutting each sentence's phones into those of its words.
 
-A word's first pronunciation is the one flite gives it alone. Where a sentence does not divide into known pronunciations
-and exactly one stretch of phones between two words is unexplained, that stretch is a new pronunciation of the word there.
+A word's first pronunciation is the one flite gives it alone. Where a sentence does not divide into known
+pronunciations and exactly one stretch of phones is unexplained, that stretch is a new pronunciation of the word there.
 """
 
 import re
@@ -64,7 +64,7 @@ def _unexplained(words: list[str], phones: Phones, lexicon: dict[str, Counter[Ph
 def build_lexicon(
     spoken: Iterable[tuple[str, list[str]]], pronounce: Callable[[str], list[str]], rounds: int = 4
 ) -> tuple[list[tuple[str, Phones]], float]:
-    """Pronunciations (most frequent first for each word) from (sentence, phones) pairs, and the share that divides exactly."""
+    """Pronunciations of each word, most frequent first, from (sentence, phones); and the share that divides exactly."""
     sentences = [(english_words(text), tuple(phones)) for text, phones in spoken]
     lexicon: dict[str, Counter[Phones]] = {
         word: Counter({tuple(pronounce(word)): 1}) for word in sorted({word for text, _ in sentences for word in text})

@@ -1,4 +1,4 @@
-"""Builds the French-English phrasebook corpus: text from a grammar, French speech by espeak-ng, English speech by flite.
+"""Builds the French-English phrasebook corpus: text from a grammar, French audio by espeak-ng, English audio by flite.
 
 python data/build/phrasebook.py --text-only 20 --seed 1       # test sentences and their references, as TSV
 python data/build/phrasebook.py --out data/corpus             # the whole corpus, resumable

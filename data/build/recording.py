@@ -1,4 +1,4 @@
-"""Records the corpus on disk in the layout of Common Voice and CVSS-C; resumable, parallel, independent of job order."""
+"""Records the corpus in the layout of Common Voice and CVSS-C; resumable, parallel, independent of job order."""
 
 import hashlib
 import json
