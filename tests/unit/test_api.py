@@ -217,6 +217,19 @@ def test_hub_ids_are_fetched_without_pickles(monkeypatch: pytest.MonkeyPatch, ti
     assert not any(pattern.endswith(hub.PICKLES) for pattern in hub.HUB_FILES)
 
 
+def test_shipped_models_are_complete_and_translate_the_samples() -> None:
+    samples = sorted((Path(__file__).parents[2] / "data" / "samples").glob("*.wav"))
+    for name in hub.names():
+        directory = hub.resolve(name)
+        files = {path.name: path.stat().st_size for path in directory.iterdir()}
+        assert {"README.md", "provenance.json"} <= files.keys()
+        assert not any(file.endswith(hub.PICKLES) for file in files)
+        assert sum(size for file, size in files.items() if file.endswith(".safetensors")) <= 20e6
+        for out in mmdec.translate_speech(samples[:2], model=name, device="cpu"):
+            assert out.text
+            assert len(out.audio) > 0.3 * RATE
+
+
 def test_importing_mmdec_imports_no_torch() -> None:
     code = "import mmdec, sys; dir(mmdec); sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'transformers')))"
     subprocess.run([sys.executable, "-c", code], check=True)
