@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmdec import audio as sound
-from mmdec.hub import DEFAULT_MODEL, load
+from mmdec.hub import DEFAULT_MODEL, check_device, load
 from mmdec.targets.speech import SpeechTranslator, check_strategy, total_timings
 from mmdec.types import InputError
 
@@ -101,7 +101,11 @@ def translate_speech(
     check_strategy(strategy)
     alone = not isinstance(audio, (list, tuple))
     batch: list[Audio] = [cast(Audio, audio)] if alone else list(cast(Sequence[Audio], audio))
-    translator = model if isinstance(model, SpeechTranslator) else load(model, device)
+    if sample_rate is not None and batch and not any(isinstance(item, (np.ndarray, Tensor)) for item in batch):
+        raise InputError(
+            f"`sample_rate` must be left out for files, whose headers name it, but is {sample_rate}. Leave it out."
+        )
+    translator = _translator(model, device)
     readable: dict[int, Tensor] = {}
     errors: dict[int, InputError] = {}
     with _threads(threads):
@@ -222,6 +226,19 @@ def _translate(translator: SpeechTranslator, recordings: list[Tensor], strategy:
             )
         )
     return translations
+
+
+def _translator(
+    model: str | os.PathLike[str] | SpeechTranslator, device: str | torch.device | None
+) -> SpeechTranslator:
+    if not isinstance(model, SpeechTranslator):
+        return load(model, device)
+    if device is not None and check_device(device).type != model.device.type:
+        raise InputError(
+            f"`device` must be that of the loaded `model`, {model.device}, but is '{device}'. "
+            "Leave it out, or load the model there."
+        )
+    return model
 
 
 def _peak(samples: Tensor) -> float:

@@ -130,6 +130,15 @@ def test_wrong_choices_are_refused_with_the_right_ones(tiny_model: Path, tmp_pat
         mmdec.load(tmp_path)
 
 
+def test_arguments_that_would_be_ignored_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "x.wav", buzz(1.0), RATE)
+    with pytest.raises(mmdec.InputError, match="`sample_rate` must be left out for files"):
+        mmdec.translate_speech(tmp_path / "x.wav", sample_rate=8000, model=tiny_model)
+    loaded = mmdec.load(tiny_model, "cpu")
+    with pytest.raises(mmdec.InputError, match="`device` must"):
+        mmdec.translate_speech(tmp_path / "x.wav", model=loaded, device="cuda")
+
+
 def test_pickles_are_refused(tmp_path: Path) -> None:
     with pytest.raises(mmdec.InputError, match=r"must hold safetensors, but is the pickle 'weights\.pt'"):
         mmdec.load("weights.pt")
