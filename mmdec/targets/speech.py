@@ -108,8 +108,8 @@ class SpeechTranslator:
     def _linguistic(
         self, states: Tensor, state_lengths: Tensor, frames: Tensor, strategy: str
     ) -> tuple[list[list[int]], list[Tensor]]:
-        """Encoder states (B, S, d) -> K units of each row, and acoustic inputs (K + 1, d_tts): </s> is heard in training,
-        with no frames, and so stays here."""
+        """Encoder states (B, S, d) -> K units of each row, and acoustic inputs (K + 1, d_tts): </s> is heard in
+        training, with no frames, and so stays here."""
         if strategy == "autoregressive":
             limits = (24 + frames // 4).tolist()  # 25 units a second is faster than anyone speaks
             rows = self.model.ar.generate(states, state_lengths, max(limits))
