@@ -6,7 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import english_voice
 import numpy as np
 import soundfile
 import voices
-from lexicon import build_lexicon
+from lexicon import build_lexicon, english_words
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from splits import Sentence, in_order, recordings_of, sample_train, share
@@ -236,7 +236,10 @@ def build(root: Path, plan: Plan, sentences: Sequence[Sentence], jobs: int, *, s
                 write_tables(root, plan, rows, alignments)  # a trainer may begin on what is there
     write_tables(root, plan, rows, alignments)
     spoken = [(text, english_voice.phones_in(alignments[text])) for text in grouped if text in alignments]
-    entries, exact = build_lexicon(spoken, english_voice.phones_of)
+    vocabulary = sorted({word for text, _ in spoken for word in english_words(text)})
+    with ThreadPoolExecutor(jobs) as pool:  # flite runs beside Python, so threads do
+        alone = dict(zip(vocabulary, pool.map(english_voice.phones_of, vocabulary), strict=True))
+    entries, exact = build_lexicon(spoken, alone.__getitem__)
     write_text(root / "lexicon.tsv", [(word, " ".join(phones)) for word, phones in entries])
     if stats:
         _print_stats(root, rows, entries, exact)
