@@ -16,7 +16,6 @@ PAUSE = "pau"
 SUBSTITUTION = 7.0  # between phones that share nothing
 INSERTION = 6.0  # a phone too many
 DELETION = 6.0  # a phone missing
-PAUSE_INSERTION = 2.5  # a pause inside or between words
 FAR = 1e4  # stands for infinity: differences of it stay finite
 STARTS = 64  # start positions matched at once: bounds the memory
 
@@ -89,7 +88,7 @@ class ApproximateLexicon:
         width = min(count, self._depth + extra) + 1
         heard = np.array([self._index.get(phone, len(self._phones)) for phone in phones] + [-1] * width)
         insertion = np.full(count + width, FAR, dtype=np.float32)
-        insertion[:count] = [PAUSE_INSERTION if phone == PAUSE else INSERTION for phone in phones]
+        insertion[:count] = INSERTION
         found: list[dict[tuple[int, str], float]] = [{} for _ in range(count)]
         for first in range(0, count, STARTS):
             starts = np.arange(first, min(first + STARTS, count))

@@ -1,7 +1,8 @@
 """From phones to readable English: a lexicon, an n-gram model of the training text, and a beam search.
 
 Punctuation marks are tokens without phones (a comma may fall on a pause). The mark that closes a sentence stands
-*before* it in the model, so that a trigram sees it beside the words that decide it: "Is the ..." is a question.
+*before* it in the model, so that a trigram sees it beside the words that decide it: "Is the ..." is a question; a comma
+carries it along (",?" is the comma of a question), so that "Hello, is the ..." is one too.
 Tokens keep the case of the training text, except that a capital owed to the start of a sentence is taken away and
 given back on the way out.
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain as joined
 from itertools import pairwise
 from pathlib import Path
@@ -27,11 +28,13 @@ from mmdec.types import InputError
 CLOSING, INNER = ".?!", ",;:"
 TOKEN = re.compile(rf"[^\W_]+(?:['’.\-][^\W_]+)*['’]?|[{re.escape(CLOSING + INNER)}]")
 TRIGRAMS = 40_000  # entries kept of the highest order
-BEAM = 24  # states kept per phone position
-MARGIN = 14.0  # nats below the best state of the same position
+BEAM = 16  # states kept per phone position
+MARGIN = 12.0  # nats below the best state of the same position
 MARK_ELSEWHERE = 4.0  # nats for a mark where no pause was spoken
-BARE_PAUSE = 3.0  # nats for a pause that carries no mark
+OTHER_KIND = 5.0  # nats for a comma that turns a statement into a question, or back
+BARE_PAUSE = 6.0  # nats for a pause that carries no mark
 NEXT_SENTENCE = 3.0  # nats for a text that goes on after its end: several utterances in one recording
+TRUST = 8.0  # nats in favour of an exact segmentation: wrong phones seldom spell words
 IMPROBABLE = 3.0  # nats per token: below it an exact segmentation is questioned
 EDIT_BASE, EDIT_SLOPE = 8.0, 3.0  # nats, nats per phone: how wrong a word may be
 FAR_BELOW = -1e9
@@ -44,10 +47,10 @@ Chain = tuple[str, "Chain"] | None  # the tokens so far, newest first
 
 
 def tokenize(text: str) -> list[str]:
-    """Words and marks; every sentence is preceded by the mark that closes it, and its first letter is as in `text`.
+    """Words and marks; the mark that closes a sentence precedes it, and stands behind each of its inner marks.
 
     >>> tokenize("Hello. Where is it, please?")
-    ['.', 'Hello', '?', 'Where', 'is', 'it', ',', 'please']
+    ['.', 'Hello', '?', 'Where', 'is', 'it', ',?', 'please']
     """
     tokens: list[str] = []
     sentence: list[str] = []
@@ -55,19 +58,19 @@ def tokenize(text: str) -> list[str]:
         if token not in CLOSING:
             sentence.append(token)
         elif sentence:
-            tokens += [token, *sentence]
+            tokens += [token, *(word + token if word in INNER else word for word in sentence)]
             sentence = []
     return tokens + (["."] if tokens and sentence else []) + sentence
 
 
 def render(tokens: Iterable[str]) -> str:
-    """The inverse of `tokenize`, with a capital at the start of each sentence."""
+    """The inverse of `tokenize`, with a capital at the start of each sentence. The last mark decides how it closes."""
     text, pending, start = "", "", True
     for token in tokens:
         if token in CLOSING:
             text, pending, start = text + pending, token, True
-        elif token in INNER:
-            text += token
+        elif token[0] in INNER:
+            text, pending = text + token[0], token[1:]
         else:
             text += (" " if text else "") + (token[0].upper() + token[1:] if start else token)
             start = False
@@ -81,7 +84,8 @@ class WordDecoder:
     def __init__(self, pronunciations: Mapping[str, Sequence[Sequence[str]]], model: NGram) -> None:
         self._pronunciations = {word: [tuple(phones) for phones in pronunciations[word]] for word in pronunciations}
         self._model = model
-        self._marks = sorted(set(CLOSING + INNER) & model.vocabulary)
+        self._closing = sorted(set(CLOSING) & model.vocabulary)
+        self._inner = sorted(word for word in model.vocabulary if is_mark(word) and word[0] in INNER)
         self._tree: dict = {}
         for word, variants in self._pronunciations.items():
             for phones in variants:
@@ -99,8 +103,11 @@ class WordDecoder:
         folded: dict[str, list[tuple[str, ...]]] = {}
         for word, variants in lexicon.items():
             known = folded.setdefault(word.casefold(), [])
-            known += [tuple(phones) for phones in variants if tuple(phones) not in known]
-        used = {token for tokens in texts for token in tokens if token not in CLOSING + INNER}
+            for phones in variants:
+                spoken = tuple(phone for phone in phones if phone != PAUSE)  # a pause belongs to a mark, not to a word
+                if spoken and spoken not in known:
+                    known.append(spoken)
+        used = {token for tokens in texts for token in tokens if not is_mark(token)}
         pronunciations = {word: pronounce(word, folded) for word in sorted(used)}
         missing = [word for word, variants in pronunciations.items() if not variants]
         if missing:
@@ -108,9 +115,15 @@ class WordDecoder:
                 f"`lexicon` must hold every word of `sentences`, but lacks {len(missing)}: {', '.join(missing[:8])}. "
                 "Add their phones."
             )
-        spoken = {word.casefold() for word in used}
-        extra = {word: folded[word.casefold()] for word in lexicon if word.casefold() not in spoken and word.split()}
-        extra = {word: variants for word, variants in extra.items() if TOKEN.fullmatch(word) and all(variants)}
+        written = {word.casefold() for word in used}
+        extra = {
+            _case_of_stem(word, used): folded[word.casefold()]
+            for word in lexicon
+            if word.casefold() not in written
+            and TOKEN.fullmatch(word)
+            and not is_mark(word)
+            and folded[word.casefold()]
+        }
         model = NGram.build(texts, vocabulary=extra, max_entries=TRIGRAMS)
         return cls(pronunciations | extra, model)
 
@@ -131,7 +144,7 @@ class WordDecoder:
         """Reads what `save` wrote. Raises InputError for a file that is missing, too large or ill-formed."""
         pronunciations = read_lexicon(Path(directory) / "lexicon.tsv")
         model = NGram.load(Path(directory) / "lm.arpa")
-        mute = sorted(model.vocabulary - pronunciations.keys() - set(CLOSING + INNER))
+        mute = sorted(word for word in model.vocabulary if word not in pronunciations and not is_mark(word))
         if mute:
             raise InputError(
                 f"`directory` must hold a lexicon for all words of its model, but {directory} lacks "
@@ -151,6 +164,7 @@ class WordDecoder:
         score, tokens = self._search(phones, self._exact(phones), UNSEEN)
         if score >= -IMPROBABLE * (len(tokens) + 1):
             return render(tokens)
+        score += TRUST
         if self._approximate is None:
             self._approximate = ApproximateLexicon(
                 (word, sounds) for word, variants in self._pronunciations.items() for sounds in variants
@@ -193,20 +207,19 @@ class WordDecoder:
             for context, score, chain in states:
                 if pause:
                     _keep(beams[position + 1], context, score - BARE_PAUSE, chain)
-                if chain is not None and chain[0] in CLOSING + INNER:
+                if chain is None:
+                    marks += self._with_marks(opening, score, chain, self._closing)
+                if chain is None or is_mark(chain[0]):
                     continue
+                toll = 0.0 if pause else MARK_ELSEWHERE
+                found = list(self._with_marks(context, score - toll, chain, self._closing + self._inner))
                 if pause:
-                    _keep(beams[position + 1], opening, score + model.score(context, END) - NEXT_SENTENCE, chain)
-                toll = 0.0 if pause or context == opening else MARK_ELSEWHERE
-                for mark in self._marks:
-                    if context == opening and mark in INNER:
-                        continue
-                    value = score + model.score(context, mark) - toll
-                    target = model.advance(context, mark)
-                    if pause:
-                        _keep(beams[position + 1], target, value, (mark, chain))
-                    else:
-                        marks.append((target, value, (mark, chain)))
+                    after = score + model.score(context, END) - NEXT_SENTENCE
+                    found += self._with_marks(opening, after, chain, self._closing)
+                    for target, value, longer in found:
+                        _keep(beams[position + 1], target, value, longer)
+                else:
+                    marks += found
             if marks:
                 best = max(states[0][1], max(mark[1] for mark in marks))
                 states = [state for state in states + marks if state[1] > best - MARGIN]
@@ -224,6 +237,14 @@ class WordDecoder:
             tokens.append(chain[0])
             chain = chain[1]
         return score, tokens[::-1]
+
+    def _with_marks(
+        self, context: str, score: float, chain: Chain, marks: Iterable[str]
+    ) -> Iterator[tuple[str, float, Chain]]:
+        kind = _kind(chain)
+        for mark in marks:
+            toll = OTHER_KIND if mark[0] in INNER and kind and mark[1:] != kind else 0.0
+            yield self._model.advance(context, mark), score + self._model.score(context, mark) - toll, (mark, chain)
 
     def _extend(
         self,
@@ -270,6 +291,11 @@ class WordDecoder:
         return [state for state in states if state[1] > states[0][1] - MARGIN]
 
 
+def is_mark(token: str) -> bool:
+    """Whether a token has no phones: "?", ",", or the comma of a question, ",?"."""
+    return token[0] in CLOSING + INNER
+
+
 def _restore_case(texts: list[list[str]]) -> list[list[str]]:
     """Takes away the capital of a sentence's first word, unless the word is mostly capital elsewhere too."""
     inside: Counter[str] = Counter()
@@ -285,9 +311,23 @@ def _restore_case(texts: list[list[str]]) -> list[list[str]]:
     ]
 
 
+def _case_of_stem(word: str, used: Collection[str]) -> str:
+    """A word of the lexicon alone, written like the word it is a plural or a possessive of: Mondays, Paul's."""
+    stem = word.removesuffix("s").removesuffix("'")
+    capital = stem[:1].upper() + stem[1:]
+    return capital + word[len(stem) :] if stem not in used and capital in used else word
+
+
 def _shouted(word: str) -> bool:
     """I, I'd, TV: their capital is not the sentence's."""
     return word.split("'")[0] == "I" or (len(word) > 1 and word.isupper())
+
+
+def _kind(chain: Chain) -> str:
+    """The mark that will close the present sentence, as its latest mark has it; "" if it has none."""
+    while chain is not None and not is_mark(chain[0]):
+        chain = chain[1]
+    return "" if chain is None else chain[0][-1] if chain[0][-1] in CLOSING else ""
 
 
 def _keep(beam: dict[str, tuple[float, Chain]], context: str, score: float, chain: Chain) -> None:
