@@ -57,7 +57,9 @@ def average(states: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
 def load_module(checkpoints: Sequence[Path]) -> tuple[DASpeechModule, int]:
     """The training module with the averaged weights of its checkpoints, and the last one's step."""
     last = read_checkpoint(checkpoints[-1])
-    module = DASpeechModule(**last["hyper_parameters"])
+    # Names with an underscore are the command line's own notes.
+    options = {name: value for name, value in last["hyper_parameters"].items() if not name.startswith("_")}
+    module = DASpeechModule(**options)
     module.load_state_dict(average(read_checkpoint(path)["state_dict"] for path in checkpoints))
     return module.eval(), int(last["global_step"])
 
