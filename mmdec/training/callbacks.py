@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from safetensors.torch import load_file
+from torch import Tensor
 
 from mmdec.training.speech import load_network
 from mmdec.types import InputError
@@ -66,8 +68,19 @@ class InitialWeights(Callback):
                 )
             state = {prefix + name: value.float() for name, value in load_file(file).items()}
             network = pl_module.network
+            if prefix:
+                self._reorder(state, network.state_dict(), pl_module.hparams["units"], file.with_suffix(".json"))  # type: ignore[union-attr, operator]
             left = load_network(network, state)  # type: ignore[arg-type]
             taken = len(network.state_dict()) - len(left)  # type: ignore[union-attr, operator]
             if taken == 0:
                 raise InputError(f"`files` must fit the network, but no tensor of '{file}' does. Check the sizes.")
             rank_zero_info(f"{file}: {taken} tensors loaded")
+
+    def _reorder(self, state: dict[str, Tensor], own: dict[str, Tensor], units: list[str], listed: Path) -> None:
+        """Put the phones' embeddings in this model's order; a phone that the voice never met keeps its initial row."""
+        known = json.loads(listed.read_text(encoding="utf-8"))["units"]
+        rows = own["tts.units.weight"].clone()
+        for place, unit in enumerate(units):
+            if unit in known:
+                rows[place] = state["tts.units.weight"][known.index(unit)]
+        state["tts.units.weight"] = rows
