@@ -11,9 +11,11 @@
 from __future__ import annotations
 
 import csv
+import math
 import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 from mmdec.types import InputError
@@ -92,6 +94,20 @@ def _needed(path: Path) -> Path:
     return path
 
 
+def _alignments(path: Path) -> dict[str, tuple[tuple[str, float], ...]]:
+    """Phones and their ends in seconds for each clip; none where the line cannot be read."""
+    aligned: dict[str, tuple[tuple[str, float], ...]] = {}
+    for line in _table(path, header=False):
+        try:
+            phones = tuple((phone, float(end)) for phone, end in (item.rsplit(":", 1) for item in line[1].split()))
+        except (IndexError, ValueError):
+            phones = ()
+        ends = [0.0, *(end for _, end in phones)]
+        rising = all(first <= second < math.inf for first, second in pairwise(ends))  # NaN is not
+        aligned[line[0]] = phones if rising else ()
+    return aligned
+
+
 def read_rows(common_voice: Path, cvss: Path, split: str) -> tuple[list[Row], BadRows]:
     """All rows of a split whose files are there, in the order of the CVSS table; what is missing is counted."""
     bad = BadRows()
@@ -106,16 +122,11 @@ def read_rows(common_voice: Path, cvss: Path, split: str) -> tuple[list[Row], Ba
             "Use Common Voice's own tables."
         ) from error
     sources = {
-        line[path_at]: (line[sentence_at], line[client_at]) for line in lines if len(line) > max(path_at, sentence_at)
+        line[path_at]: (line[sentence_at], line[client_at])
+        for line in lines
+        if len(line) > max(path_at, sentence_at, client_at)
     }
-    aligned = {}
-    for line in _table(_needed(cvss / f"{split}.alignment.tsv"), header=False):
-        try:
-            phones = tuple((phone, float(end)) for phone, end in (item.rsplit(":", 1) for item in line[1].split()))
-        except (IndexError, ValueError):
-            bad.add("alignment that cannot be read", line[0])
-            continue
-        aligned[line[0]] = phones
+    aligned = _alignments(_needed(cvss / f"{split}.alignment.tsv"))
     references = cvss / f"{split}.references.tsv"
     licensed = {line[0]: tuple(line[1:]) for line in _table(references, header=False)} if references.is_file() else {}
     rows = []
@@ -124,8 +135,10 @@ def read_rows(common_voice: Path, cvss: Path, split: str) -> tuple[list[Row], Ba
         clip, wav = common_voice / "clips" / name, cvss / split / f"{name}.wav"
         if name not in sources:
             bad.add("no source sentence", name)
-        elif name not in aligned or not aligned[name]:
+        elif name not in aligned:
             bad.add("no alignment", name)
+        elif not aligned[name]:
+            bad.add("alignment that cannot be read", name)
         elif not translation.strip():
             bad.add("no translation", name)
         elif not clip.is_file() or clip.stat().st_size == 0:

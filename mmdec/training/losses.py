@@ -60,14 +60,15 @@ def glance(
     loss. The number shown is ratio x (M - tokens already right on the best path). Both passes use the same dropout.
     """
     devices = [states.device] if states.is_cuda else []
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng(devices):  # nothing drawn here is missing from the second pass's dropout
         lattice = decoder(states, state_lengths, frame_lengths)
+        noise = torch.rand(lattice.emissions.shape[:2], device=states.device)
     path = dag_best_alignment(matches(lattice, units), lattice.links, unit_lengths, lattice.lengths)  # (B, L)
     aligned = path >= 0
     gold = torch.where(aligned, units.gather(1, path.clamp(min=0)), -1)
     right = ((lattice.emissions.argmax(-1) == gold) & aligned).sum(1)
     count = (ratio * (unit_lengths - right)).round().clamp(min=0)
-    order = torch.where(aligned, torch.rand(path.shape, device=path.device), 2.0).argsort(1).argsort(1)
+    order = torch.where(aligned, noise, 2.0).argsort(1).argsort(1)
     chosen = aligned & (order < count[:, None])
     return torch.where(chosen, gold, -1), torch.where(chosen, path, -1)
 

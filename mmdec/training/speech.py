@@ -187,7 +187,9 @@ class DASpeechModule(LightningModule):
         ]
         betas = tuple(self.hparams["betas"])
         optimizer = torch.optim.AdamW(groups, lr=self.hparams["lr"], betas=betas, fused=True)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate)
+        # A function, not the object: torch would put the object's numbers into the checkpoint and restore them, and a
+        # resumed run could not be told to decay.
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.rate(step))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:

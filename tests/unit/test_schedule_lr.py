@@ -1,7 +1,6 @@
 """Learning-rate schedules as functions of the step; a prolonged run takes the new numbers."""
 
 import pytest
-import torch
 
 from mmdec.training.schedule_lr import Schedule
 
