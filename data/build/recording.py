@@ -187,10 +187,13 @@ def _check_manifest(root: Path, plan: Plan, rows: Sequence[Recording]) -> str | 
 
 
 def _read_journal(path: Path) -> dict[str, str]:
+    """The English texts spoken so far and their alignments. A line cut short by a kill is dropped and said again."""
     if not path.exists():
         return {}
-    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()]
-    return {row[0]: row[1] for row in rows if len(row) == 2}  # a line cut short by a kill is said again
+    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
+    rows = [line.split("\t") for line in whole.splitlines()]
+    write_text(path, rows)
+    return {row[0]: row[1] for row in rows}
 
 
 def build(root: Path, plan: Plan, sentences: Sequence[Sentence], jobs: int, *, stats: bool = False) -> int:

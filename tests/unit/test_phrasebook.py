@@ -14,6 +14,8 @@ sys.path.insert(0, str(BUILD))
 import agreement  # noqa: E402
 import lexicon  # noqa: E402
 import numerals  # noqa: E402
+import phrasebook  # noqa: E402
+import recording  # noqa: E402
 import splits  # noqa: E402
 from grammar import read_patterns  # noqa: E402
 
@@ -241,25 +243,21 @@ def test_finish_english() -> None:
 
 
 def test_text_only_prints_test_sentences(sentences: list[splits.Sentence]) -> None:
-    def printed(seed: int) -> list[str]:
-        command = [sys.executable, str(BUILD / "phrasebook.py"), "--text-only", "40", "--seed", str(seed)]
-        return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True).stdout.splitlines()
-
+    command = [sys.executable, str(BUILD / "phrasebook.py"), "--text-only", "40", "--seed", "1"]
+    printed = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True).stdout.splitlines()
     known = {sentence.french: sentence for sentence in sentences}
-    first, second = printed(1), printed(2)
-    assert first == printed(1) != second
-    for line in first + second:
+    for line in printed:
         french_text, *english = line.split("\t")
         assert known[french_text].split == "test"
         assert tuple(english) == known[french_text].renderings
-    assert len({line.split("\t")[0] for line in first}) == 40
+    tests = [sentence for sentence in sentences if sentence.split == "test"]
+    assert [line.split("\t")[0] for line in printed] == [s.french for s in splits.in_order(tests, 1)[:40]]
+    assert splits.in_order(tests, 1)[:40] != splits.in_order(tests, 2)[:40]
 
 
-def test_text_only_rejects_too_many() -> None:
-    command = [sys.executable, str(BUILD / "phrasebook.py"), "--text-only", "1000000"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 2
-    assert "`--text-only` must be" in result.stderr
+def test_text_only_rejects_too_many(capsys: pytest.CaptureFixture[str]) -> None:
+    assert phrasebook.print_text(1_000_000, 0) == 2
+    assert "`--text-only` must be" in capsys.readouterr().err
 
 
 def test_samples_are_test_sentences(sentences: list[splits.Sentence]) -> None:
@@ -289,3 +287,33 @@ def test_lexicon_finds_pronunciations_in_context() -> None:
         "twenty-five",
         "o'clock",
     ]
+
+
+def test_plan_of_the_recordings(sentences: list[splits.Sentence]) -> None:
+    plan = recording.Plan(sentences=60, recordings=2, dev=5, test=7, seed=0)
+    rows = recording.plan_recordings(plan, sentences[::11])
+    assert Counter(row.split for row in rows) == {"train": 120, "dev": 5, "test": 7, "test_voices": 7}
+    assert [row.number for row in rows] == list(range(1, 140))
+    first = [row for row in rows if row.split != "train" or row.number % 2 == 1]
+    assert all(row.translation == row.sentence.renderings[0] for row in first)
+    assert all(row.translation in row.sentence.renderings for row in rows)
+
+
+def test_a_journal_cut_short_loses_only_its_last_line(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.tsv"
+    journal.write_text("Yes.\tpau:0.1 y:0.2\nNo, thank you.\tpau:0.1 n:0.", encoding="utf-8")
+    assert recording._read_journal(journal) == {"Yes.": "pau:0.1 y:0.2"}
+    assert journal.read_text(encoding="utf-8") == "Yes.\tpau:0.1 y:0.2\n"
+
+
+def test_a_bad_synthesis_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(text: str, *_: object, **__: object) -> None:
+        raise RuntimeError(f"no sound for {text!r}")
+
+    monkeypatch.setattr(recording.english_voice, "synthesise", silent)
+    monkeypatch.setattr(recording.voices, "record", silent)
+    task = recording.Task("Yes.", ((1, "train", "Oui."), (2, "train", "Oui.")), known=False)
+    _, alignment, failed = recording.run_task(tmp_path, 0, task)
+    assert alignment == ""
+    assert len(failed) == 3
+    assert "Oui." in failed[1]
