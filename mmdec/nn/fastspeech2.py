@@ -229,16 +229,15 @@ class FastSpeech2(nn.Module):
         used = energy_log if energy is None else energy.log1p()
         x = x + self.energy_bins(torch.bucketize(used.detach(), self.energy_edges))
 
-        if durations is None:
-            durations = (log_durations.detach().exp() - 1).round().clamp(min=0).long()
-        durations = durations.long() * valid.long()
-        frames, mel_lengths = regulate(x, durations, max_frames)  # (B, F, d)
+        predicted = (log_durations.detach().exp() - 1).round().clamp(min=0)
+        counts = (predicted if durations is None else durations).long() * valid.long()  # (B, K)
+        frames, mel_lengths = regulate(x, counts, max_frames)  # (B, F, d)
         keep, bias = _masks(mel_lengths, frames.shape[1], frames.dtype)
         y = frames + self.decoder_scale * sinusoids(frames.shape[1], frames.shape[2], frames.device).to(frames.dtype)
         for block in self.decoder:
             y = block(y, keep, bias)
         mel = (self.out(y).float() * self.mel_std + self.mel_mean) * keep
-        return FastSpeech2Output(mel, mel_lengths, log_durations, durations, pitch_log, energy_log)
+        return FastSpeech2Output(mel, mel_lengths, log_durations, counts, pitch_log, energy_log)
 
     @staticmethod
     def _predicted(raw: Tensor, stats: Tensor, valid: Tensor) -> Tensor:

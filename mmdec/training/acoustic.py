@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from mmdec.nn.fastspeech2 import AcousticBatch, AcousticLoss, FastSpeech2, FastSpeech2Config, acoustic_loss
-from mmdec.training.english import EnglishSpeech, EpochItems
+from mmdec.training.english import EnglishSpeech, EpochItems, spoken_vocabulary
 from mmdec.types import InputError
 
 CONFIGS = {"paper": FastSpeech2Config.paper, "small": FastSpeech2Config.small}
@@ -48,7 +49,11 @@ class AcousticData(LightningDataModule):
         self.train_set: EnglishSpeech | None = None
         self.validation_set: EnglishSpeech | None = None
         self.places: list[int] = []  # of the training items that are not too long
-        self.vocabulary: list[str] = []
+
+    @cached_property
+    def units(self) -> list[str]:
+        """The vocabulary: the special units, then the training split's phones."""
+        return spoken_vocabulary(self.root / "train.alignment.tsv")
 
     def prepare_data(self) -> None:
         """The cache, once for all ranks."""
@@ -64,7 +69,6 @@ class AcousticData(LightningDataModule):
             self.train_set.bad.add(f"longer than {self.max_frames} frames", self.train_set.rows[item][0])
         if not self.places:
             raise InputError(f"`max_frames` must leave a training row, but is {self.max_frames}. Raise it.")
-        self.vocabulary = self.train_set.vocabulary
         bad = self.train_set.bad
         rank_zero_info(
             f"English speech: {len(self.places)} distinct sentences, {bad.count} rows left out {bad.report()}"
@@ -73,34 +77,36 @@ class AcousticData(LightningDataModule):
     def train_dataloader(self) -> DataLoader[Step]:
         assert self.train_set is not None
         assert self.trainer is not None
-        train, index = self.train_set, {unit: number for number, unit in enumerate(self.vocabulary)}
+        train, index = self.train_set, {unit: number for number, unit in enumerate(self.units)}
         rank, world = self.trainer.global_rank, self.trainer.world_size
         batches = EpochItems(
             [int(train.frames[item]) for item in self.places],
             self.batch_size * world,
             self.steps_per_epoch,
             self.seed,
-            self.trainer.current_epoch,
+            self.trainer.global_step // self.steps_per_epoch,  # `current_epoch` counts differently after resuming
         ).batches
         mine = [[self.places[place] for place in batch[rank::world]] for batch in batches]
         return DataLoader(range(len(train)), batch_sampler=mine, collate_fn=lambda items: train.batch(items, index))  # type: ignore[arg-type]
 
     def val_dataloader(self) -> DataLoader[Step]:
         assert self.validation_set is not None
-        held, index = self.validation_set, {unit: number for number, unit in enumerate(self.vocabulary)}
+        held, index = self.validation_set, {unit: number for number, unit in enumerate(self.units)}
         return DataLoader(range(len(held)), batch_size=16, collate_fn=lambda items: held.batch(items, index))  # type: ignore[arg-type]
 
 
 class AcousticModule(LightningModule):
     """FastSpeech 2 with teacher-forced durations, pitch and energy; the loss of `acoustic_loss`.
 
-    `config` names the sizes ("paper" or "small"); `normalise_variance` compares pitch and energy in their deviations
-    (the paper compares logarithms as they are). `schedule` after the warm-up: "inverse-sqrt" (paper) or "cosine" to 0
-    at the trainer's `max_steps`. When training ends `tts.safetensors` and `tts.json` are written to the trainer's root.
+    `units` is the vocabulary (linked from the data) and `config` names the sizes, "paper" or "small".
+    `normalise_variance` compares pitch and energy in their deviations (the paper compares logarithms as they are).
+    `schedule` after the warm-up: "inverse-sqrt" (paper), or "cosine" to 0 at the trainer's `max_steps`. When training
+    ends `tts.safetensors` and `tts.json` are written to the trainer's root.
     """
 
     def __init__(
         self,
+        units: list[str],
         config: str = "small",
         learning_rate: float = 5e-4,
         warmup: int = 4000,
@@ -116,42 +122,24 @@ class AcousticModule(LightningModule):
             raise InputError(f"`config` must be one of {', '.join(CONFIGS)}, but is {config!r}. Choose one.")
         if schedule not in ("inverse-sqrt", "cosine"):
             raise InputError(f"`schedule` must be inverse-sqrt or cosine, but is {schedule!r}. Choose one.")
-        self.config_name, self.learning_rate, self.warmup, self.schedule = config, learning_rate, warmup, schedule
+        self.units, self.learning_rate, self.warmup, self.schedule = list(units), learning_rate, warmup, schedule
         self.weight_decay, self.betas, self.normalise_variance, self.seed = (
             weight_decay,
             betas,
             normalise_variance,
             seed,
         )
-        self.tts: FastSpeech2 | None = None
-        self.vocabulary: list[str] = []
+        torch.manual_seed(seed)
+        self.tts = FastSpeech2(CONFIGS[config](), len(units))
 
-    def configure_model(self) -> None:
-        """The embedding's size follows from the corpus, so the network is made when the data are known."""
-        if self.tts is not None:
+    def setup(self, stage: str) -> None:
+        """The corpus' statistics; on resuming, the checkpoint's come after and win."""
+        if stage != "fit":
             return
-        if not self.vocabulary:
-            data = self.trainer.datamodule  # type: ignore[attr-defined]
-            self.vocabulary = list(data.vocabulary)
-            statistics = data.train_set.statistics()
-        else:
-            statistics = None  # they come with the checkpoint
-        torch.manual_seed(self.seed)
-        self.tts = FastSpeech2(CONFIGS[self.config_name](), len(self.vocabulary))
-        if statistics is not None:
-            mean, deviation, pitch, energy = statistics
-            neutral = torch.tensor([0.0, 1.0])
-            scaled = self.normalise_variance
-            self.tts.set_statistics(mean, deviation, pitch if scaled else neutral, energy if scaled else neutral)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["vocabulary"] = self.vocabulary
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self.vocabulary and self.vocabulary != checkpoint["vocabulary"]:
-            raise InputError("`ckpt_path` must come from this corpus, but its phones differ. Train afresh.")
-        self.vocabulary = checkpoint["vocabulary"]
-        self.configure_model()
+        mean, deviation, pitch, energy = self.trainer.datamodule.train_set.statistics()  # type: ignore[attr-defined]
+        neutral = torch.tensor([0.0, 1.0])
+        scaled = self.normalise_variance
+        self.tts.set_statistics(mean, deviation, pitch if scaled else neutral, energy if scaled else neutral)
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(
@@ -176,7 +164,6 @@ class AcousticModule(LightningModule):
 
     def _losses(self, batch: Step) -> AcousticLoss:
         units, targets = batch
-        assert self.tts is not None
         output = self.tts(self.tts.embed(units), targets.lengths, targets.durations, targets.pitch, targets.energy)
         return acoustic_loss(output, targets, self.tts)
 
@@ -191,13 +178,12 @@ class AcousticModule(LightningModule):
 
     def export(self, folder: Path) -> None:
         """`tts.safetensors` (fp32 weights and statistics) and `tts.json` (sizes and phones)."""
-        assert self.tts is not None
         folder.mkdir(parents=True, exist_ok=True)
         save_file(
             {name: value.contiguous().cpu() for name, value in self.tts.state_dict().items()},
             folder / "tts.safetensors",
         )
-        described = {"config": asdict(self.tts.config), "units": self.vocabulary}
+        described = {"config": asdict(self.tts.config), "units": self.units}
         (folder / "tts.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
 
 

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mmdec.audio import LOG_FLOOR, MELS, load_audio
 from mmdec.nn.fastspeech2 import AcousticBatch
-from mmdec.training.layout import SPECIALS, BadRows
+from mmdec.training.layout import SPECIALS, BadRows, trim
 from mmdec.training.targets import acoustic_targets, parse_alignment
 from mmdec.types import InputError
 
@@ -57,12 +57,6 @@ class EnglishSpeech:
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    @property
-    def vocabulary(self) -> list[str]:
-        """The special units, then this split's phones in alphabetical order."""
-        phones = {unit for row in self.units for unit in row}
-        return [*SPECIALS, *sorted(phones - set(SPECIALS))]
 
     def wav(self, item: int) -> Path:
         return self.root / self.split / f"{self.rows[item][0]}.wav"
@@ -172,6 +166,16 @@ class EpochItems:
 
     def __len__(self) -> int:
         return len(self.batches)
+
+
+def spoken_vocabulary(alignments: Path) -> list[str]:
+    """The special units, then the phones of a `{split}.alignment.tsv` in alphabetical order."""
+    if not alignments.is_file():
+        raise InputError(f"`root` must hold {alignments.name}, but '{alignments}' does not exist. Build the corpus.")
+    phones: set[str] = set()
+    for _, line in _pairs(alignments):
+        phones |= set(trim([item.rpartition(":")[0] for item in line.split()]))
+    return [*SPECIALS, *sorted(phones)]
 
 
 def _distinct(root: Path, split: str, limit: int | None) -> tuple[list[tuple[str, str, str]], BadRows]:

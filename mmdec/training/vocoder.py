@@ -81,6 +81,11 @@ class VocoderData(LightningDataModule):
         self.train_set: list[Recording] = []
         self.validation_set: list[Recording] = []
 
+    @property
+    def units(self) -> list[str]:
+        """None: the vocoder knows no phones."""
+        return []
+
     def prepare_data(self) -> None:
         """The cache of acoustic targets, once for all ranks."""
         EnglishSpeech(Path(self.root), "train", self.limit)
@@ -88,13 +93,13 @@ class VocoderData(LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         if self.train_set:
             return
-        tts = load_acoustic(Path(self.acoustic)) if self.acoustic else None
+        teacher = load_acoustic(Path(self.acoustic)) if self.acoustic else None
         train = EnglishSpeech(Path(self.root), "train", self.limit)
         held = EnglishSpeech(Path(self.root), self.validation_split, self.validation_rows)
         rank_zero_info(
             f"English speech: {len(train)} distinct recordings, {train.bad.count} left out {train.bad.report()}"
         )
-        self.train_set = [record(train, item, tts, self.crop_frames) for item in range(len(train))]
+        self.train_set = [record(train, item, teacher, self.crop_frames) for item in range(len(train))]
         self.validation_set = [record(held, item, None, self.crop_frames) for item in range(len(held))]
 
     def statistics(self) -> tuple[Tensor, Tensor]:
@@ -105,7 +110,9 @@ class VocoderData(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Crops]:
         assert self.trainer is not None
-        epoch, rank, world = self.trainer.current_epoch, self.trainer.global_rank, self.trainer.world_size
+        module = self.trainer.lightning_module
+        assert isinstance(module, VocoderModule)
+        epoch, rank, world = module.batches // self.steps_per_epoch, self.trainer.global_rank, self.trainer.world_size
         equal = [1] * len(self.train_set)  # crops have one length: no sorting needed
         batches = EpochItems(equal, self.batch_size * world, self.steps_per_epoch, self.seed, epoch).batches
         generator = np.random.default_rng([self.seed, epoch, 1])
@@ -150,15 +157,16 @@ def _continuous(contour: Tensor) -> Tensor:
     return filled(contour) if bool((contour > 0).any()) else torch.full_like(contour, 150.0)
 
 
-def record(speech: EnglishSpeech, item: int, tts: FastSpeech2 | None, least: int) -> Recording:
+def record(speech: EnglishSpeech, item: int, teacher: tuple[FastSpeech2, list[str]] | None, least: int) -> Recording:
     """Read one recording; shorter than `least` frames it is padded with silence."""
     samples = load_audio(speech.wav(item))
     frames = max(samples.shape[0] // HOP, least)
     samples = F.pad(samples, (0, max(0, frames * HOP - samples.shape[0])))[: frames * HOP]
     mel = log_mel(samples)[:frames]
     predicted = None
-    if tts is not None:
-        units, targets = speech.batch([item], {unit: number for number, unit in enumerate(speech.vocabulary)})
+    if teacher is not None:
+        tts, vocabulary = teacher
+        units, targets = speech.batch([item], {unit: number for number, unit in enumerate(vocabulary)})
         with torch.inference_mode():
             output = tts(tts.embed(units), targets.lengths, targets.durations, targets.pitch, targets.energy)
         first, size = speech.first_frames[item], min(output.mel.shape[1], frames - speech.first_frames[item])
@@ -172,12 +180,14 @@ def record(speech: EnglishSpeech, item: int, tts: FastSpeech2 | None, least: int
     )
 
 
-def load_acoustic(folder: Path) -> FastSpeech2:
-    """The model that `AcousticModule.export` wrote."""
+def load_acoustic(folder: Path) -> tuple[FastSpeech2, list[str]]:
+    """The model that `AcousticModule.export` wrote, and its units."""
+    if not (folder / "tts.json").is_file():
+        raise InputError(f"`acoustic` must hold tts.json, but '{folder}' does not. Train the acoustic model first.")
     described = json.loads((folder / "tts.json").read_text(encoding="utf-8"))
     tts = FastSpeech2(FastSpeech2Config.from_values(described["config"]), len(described["units"]))
     tts.load_state_dict(load_file(folder / "tts.safetensors"))
-    return tts.eval()
+    return tts.eval(), described["units"]
 
 
 def spectra(samples: Tensor, size: int) -> Tensor:
@@ -199,7 +209,8 @@ def spectral_loss(made: Tensor, truth: Tensor, sizes: tuple[int, ...] = (128, 25
 class VocoderModule(LightningModule):
     """`Vocoder` against its recordings: spectral loss at five resolutions, L1 of the mel, squared error of log pitch.
 
-    From epoch `adversarial_from` on, small spectrogram discriminators add a least-squares game with feature matching.
+    From epoch `adversarial_from` on, small spectrogram discriminators add a least-squares game with feature matching;
+    they hear the first `judged` pieces of a batch, being slower than the vocoder.
     Cosine schedule to 0 at the trainer's `max_epochs`. When training ends `vocoder.safetensors` and `vocoder.json` are
     written to the trainer's root.
     """
@@ -213,6 +224,7 @@ class VocoderModule(LightningModule):
         adversarial_from: int | None = None,
         adversarial_weight: float = 0.1,
         feature_weight: float = 0.2,
+        judged: int = 4,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -220,10 +232,11 @@ class VocoderModule(LightningModule):
         self.automatic_optimization = False
         self.learning_rate, self.warmup, self.weight_decay, self.seed = learning_rate, warmup, weight_decay, seed
         self.mel_weight, self.adversarial_from = mel_weight, adversarial_from
-        self.adversarial_weight, self.feature_weight = adversarial_weight, feature_weight
+        self.adversarial_weight, self.feature_weight, self.judged = adversarial_weight, feature_weight, judged
+        self.batches = 0  # seen so far, over all runs; Lightning's own step counts both optimizers
         torch.manual_seed(seed)
         self.vocoder = Vocoder(VocoderConfig())
-        self.discriminators = Discriminators() if adversarial_from is not None else None
+        self.discriminators = Discriminators()  # also where they never play: a run may be resumed with them
 
     def setup(self, stage: str) -> None:
         data = self.trainer.datamodule  # type: ignore[attr-defined]
@@ -233,34 +246,36 @@ class VocoderModule(LightningModule):
                 "`max_epochs` must be set, but is not: the schedule ends there. Pass --trainer.max_epochs."
             )
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["batches"] = self.batches
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.batches = checkpoint["batches"]
+
     def configure_optimizers(self) -> Any:
         def adam(parameters: Any) -> torch.optim.Optimizer:
             return torch.optim.AdamW(parameters, self.learning_rate, betas=(0.8, 0.99), weight_decay=self.weight_decay)
 
-        optimizers = [adam(self.vocoder.parameters())]
-        if self.discriminators is not None:
-            optimizers.append(adam(self.discriminators.parameters()))
-        return optimizers
+        return [adam(self.vocoder.parameters()), adam(self.discriminators.parameters())]
 
     def training_step(self, batch: Crops, batch_idx: int) -> None:
         steps = int(self.trainer.num_training_batches)
-        step = self.current_epoch * steps + batch_idx
+        step, self.batches = self.batches, self.batches + 1
         torch.manual_seed(self.seed * 1_000_003 + step)  # a resumed step draws the noise that an unbroken one would
-        optimizers = self.optimizers()
-        optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
+        player, judge = self.optimizers()  # type: ignore[misc]
         rate = self.learning_rate * warmed(step, self.warmup, "cosine", (self.trainer.max_epochs or 1) * steps)
         noise = torch.randn_like(batch.samples)
         made, predicted = self.vocoder.synthesise(batch.mel, pitch=batch.pitch, noise=noise)
         parts = self._losses(batch, made, predicted)
         loss = parts["spectral"] + self.mel_weight * parts["mel"] + parts["pitch"]
-        playing = self.adversarial_from is not None and self.current_epoch >= self.adversarial_from
-        if playing and self.discriminators is not None:
-            parts["discriminator"] = discriminator_loss(self.discriminators, made.detach(), batch.samples)
-            self._step(optimizers[1], parts["discriminator"], rate)
-            fooled, matched = generator_loss(self.discriminators, made, batch.samples)
+        if self.adversarial_from is not None and step >= self.adversarial_from * steps:
+            some = slice(0, self.judged)
+            parts["discriminator"] = discriminator_loss(self.discriminators, made[some].detach(), batch.samples[some])
+            self._step(judge, parts["discriminator"], rate)
+            fooled, matched = generator_loss(self.discriminators, made[some], batch.samples[some])
             parts |= {"fooled": fooled, "matched": matched}
             loss = loss + self.adversarial_weight * fooled + self.feature_weight * matched
-        self._step(optimizers[0], loss, rate)
+        self._step(player, loss, rate)
         self.log_dict({f"train/{name}": value.detach() for name, value in parts.items()}, batch_size=len(made))
 
     def _step(self, optimizer: Any, loss: Tensor, rate: float) -> None:

@@ -1,0 +1,195 @@
+"""The recipes of voice and vocoder run as written on a tiny corpus; killed and resumed, they give the same weights."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mmdec.audio import save_audio
+from mmdec.nn.vocoder import Vocoder, VocoderConfig
+from mmdec.training.__main__ import TrainingCLI
+from mmdec.training.english import EnglishSpeech, EpochItems
+from mmdec.training.vocoder import load_acoustic
+from mmdec.types import InputError
+
+RECIPES = Path(__file__).parents[2] / "recipes" / "daspeech"
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # Lightning's and jsonargparse's own
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval"),
+    pytest.mark.filterwarnings("ignore:.* exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before .optimizer.step"),
+]
+
+
+def speech(phones: list[tuple[str, float]], generator: torch.Generator) -> Tensor:
+    """Something with a pitch: harmonics of 180 Hz, another timbre for each phone, silence for pau."""
+    pieces, start = [], 0.0
+    for phone, end in phones:
+        time = torch.arange(round(start * 16000), round(end * 16000)) / 16000
+        tone = sum(torch.sin(2 * torch.pi * 180 * k * time) / (1 + abs(k - ord(phone[0]) % 7)) for k in range(1, 8))
+        pieces.append(
+            0.0 * time if phone == "pau" else 0.05 * tone + 0.005 * torch.randn(len(time), generator=generator)
+        )
+        start = end
+    return torch.cat(pieces)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("corpus") / "cvss_c"
+    generator = torch.Generator().manual_seed(0)
+    for split, count in (("train", 6), ("dev", 2)):
+        table, alignments = [], []
+        for number in range(count):
+            letters = [*"abcd"[: 2 + number % 3], "pau", *"eb"[: 1 + number // 3]]
+            phones = [("pau", 0.1), *[(phone, 0.1 + 0.15 * (i + 1)) for i, phone in enumerate(letters)], ("pau", 1.4)]
+            name = f"common_voice_fr_{number:08d}.mp3"
+            save_audio(root / split / f"{name}.wav", speech(phones, generator))
+            table.append(f"{name}\t{' '.join(letters)}.")
+            alignments.append(f"{name}\t{' '.join(f'{phone}:{end:.3f}' for phone, end in phones)}")
+        (root / f"{split}.tsv").write_text("\n".join(table) + "\n", encoding="utf-8")
+        (root / f"{split}.alignment.tsv").write_text("\n".join(alignments) + "\n", encoding="utf-8")
+    return root
+
+
+def fit(recipe: str, corpus: Path, out: Path, *more: str) -> None:
+    """The recipe with its own settings, but small: on the CPU, two steps an epoch, files under `out`."""
+    TrainingCLI(
+        LightningModule,
+        LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        save_config_kwargs={"overwrite": True},
+        args=[
+            "fit",
+            f"--config={RECIPES / recipe}",
+            "--trainer.accelerator=cpu",
+            "--trainer.devices=1",
+            "--trainer.strategy=auto",
+            f"--trainer.default_root_dir={out}",
+            f"--trainer.logger.init_args.save_dir={out}",
+            f"--trainer.callbacks.dirpath={out / 'checkpoints'}",
+            "--trainer.callbacks.every_n_epochs=1",
+            f"--data.init_args.root={corpus}",
+            "--data.init_args.batch_size=2",
+            "--data.init_args.steps_per_epoch=2",
+            *more,
+        ],
+    )
+
+
+def same(first: Path, second: Path) -> bool:
+    a, b = load_file(first), load_file(second)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_the_acoustic_recipe_resumes_to_the_same_weights(corpus: Path, tmp_path: Path):
+    recipe, keep = "phrasebook/acoustic.yaml", "--trainer.callbacks.save_top_k=-1"
+    fit(recipe, corpus, tmp_path / "whole", "--trainer.max_steps=4", keep)
+    middle = tmp_path / "whole" / "checkpoints" / "step=2.ckpt"
+    fit(recipe, corpus, tmp_path / "parts", "--trainer.max_steps=4", f"--ckpt_path={middle}")
+    assert same(tmp_path / "whole" / "tts.safetensors", tmp_path / "parts" / "tts.safetensors")
+    described = json.loads((tmp_path / "whole" / "tts.json").read_text(encoding="utf-8"))
+    assert described["units"] == ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "c", "d", "e", "pau"]
+
+
+def test_the_vocoder_recipe_resumes_to_the_same_weights_with_an_adversary(corpus: Path, tmp_path: Path):
+    fit("phrasebook/acoustic.yaml", corpus, tmp_path / "acoustic", "--trainer.max_steps=2")
+    recipe = "phrasebook/vocoder.yaml"
+    small = (
+        "--data.init_args.crop_frames=16",
+        "--model.init_args.adversarial_from=1",
+        f"--data.init_args.acoustic={tmp_path / 'acoustic'}",
+        "--trainer.callbacks.save_top_k=-1",
+    )
+    fit(recipe, corpus, tmp_path / "whole", *small, "--trainer.max_epochs=2")
+    middle = tmp_path / "whole" / "checkpoints" / "step=2.ckpt"
+    fit(recipe, corpus, tmp_path / "parts", *small, "--trainer.max_epochs=2", f"--ckpt_path={middle}")
+    assert same(tmp_path / "whole" / "vocoder.safetensors", tmp_path / "parts" / "vocoder.safetensors")
+    described = json.loads((tmp_path / "whole" / "vocoder.json").read_text(encoding="utf-8"))
+    Vocoder(VocoderConfig(**described["config"])).load_state_dict(load_file(tmp_path / "whole" / "vocoder.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["acoustic", "vocoder"])
+def test_the_recipes_for_cvss_run(name: str, corpus: Path, tmp_path: Path):
+    end = "--trainer.max_steps=1" if name == "acoustic" else "--trainer.max_epochs=1"
+    more = ("--data.init_args.crop_frames=16", "--data.init_args.acoustic=null") if name == "vocoder" else ()
+    fit(f"cvss/{name}.yaml", corpus, tmp_path, end, "--trainer.limit_train_batches=1", *more)
+    assert list(tmp_path.glob("*.safetensors"))
+
+
+def test_the_voice_can_be_learnt(corpus: Path, tmp_path: Path):
+    fit(
+        "phrasebook/acoustic.yaml",
+        corpus,
+        tmp_path,
+        "--trainer.max_steps=80",
+        "--data.init_args.steps_per_epoch=40",
+        "--trainer.precision=32-true",
+    )
+    tts, units = load_acoustic(tmp_path)
+    held = EnglishSpeech(corpus, "dev")
+    ids, targets = held.batch([0, 1], {unit: number for number, unit in enumerate(units)})
+    with torch.inference_mode():
+        output = tts(tts.embed(ids), targets.lengths)
+    total = targets.durations.sum(1).float()
+    assert ((output.mel_lengths - total).abs() / total).max() < 0.35
+
+
+def test_rows_that_cannot_be_used_are_counted_and_named(corpus: Path, tmp_path: Path):
+    root = tmp_path / "cvss_c"
+    root.mkdir()
+    (root / "train").symlink_to(corpus / "train")
+    names = [f"common_voice_fr_{number:08d}.mp3" for number in (0, 1, 2, 3, 77)]
+    lines = {
+        line.split("\t")[0]: line.split("\t")[1] for line in (corpus / "train.alignment.tsv").read_text().splitlines()
+    }
+    aligned = {names[0]: lines[names[0]], names[1]: "a:9.0", names[2]: "a:x", names[4]: "a:0.5"}
+    (root / "train.tsv").write_text(
+        "".join(f"{name}\tsentence {i}\n" for i, name in enumerate(names)), encoding="utf-8"
+    )
+    (root / "train.alignment.tsv").write_text("".join(f"{n}\t{a}\n" for n, a in aligned.items()), encoding="utf-8")
+    for _ in range(2):  # the second time from the cache
+        read = EnglishSpeech(root, "train")
+        assert [row[0] for row in read.rows] == [names[0]]
+        assert read.bad.count == 4
+        assert names[3] in read.bad.names["no alignment"]
+        assert names[4] in read.bad.names["target recording missing or empty"]
+        assert any(names[1] in bad for reason, bad in read.bad.names.items() if "must last as long" in reason)
+    with pytest.raises(InputError, match=r"test\.tsv"):
+        EnglishSpeech(root, "test")
+
+
+def test_recordings_with_one_rendering_are_read_once(corpus: Path, tmp_path: Path):
+    root = tmp_path / "cvss_c"
+    root.mkdir()
+    (root / "train").symlink_to(corpus / "train")
+    for suffix in ("tsv", "alignment.tsv"):
+        text = (corpus / f"train.{suffix}").read_text(encoding="utf-8")
+        (root / f"train.{suffix}").write_text(text + text, encoding="utf-8")
+    assert len(EnglishSpeech(root, "train")) == 6
+    assert len(EnglishSpeech(root, "train", limit=4)) == 4
+
+
+def test_batches_follow_from_seed_and_epoch():
+    lengths = [5, 9, 2, 7, 4]
+    assert EpochItems(lengths, 3, 4, 1, 2).batches == EpochItems(lengths, 3, 4, 1, 2).batches
+    assert EpochItems(lengths, 3, 4, 1, 2).batches != EpochItems(lengths, 3, 4, 1, 3).batches
+    assert sum(len(batch) for batch in EpochItems(lengths, 3, 4, 1, 2)) == 12
+
+
+@pytest.fixture(autouse=True)
+def quiet_seed(monkeypatch: pytest.MonkeyPatch):
+    """LightningCLI reads the command line, seeds every generator and says so in the environment: leave no trace."""
+    monkeypatch.setattr("sys.argv", ["train"])
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    seed_everything(0, verbose=False)
