@@ -105,7 +105,9 @@ def bench_speech(
 
             result = paired(graph, baseline, repeats, place)
             vertices = int(network.lattice(states, sizes, frames).lengths[0])
-            curve.append({"seconds": length, "vertices": vertices, "units": count, "passes": count + 1, **asdict(result)})
+            curve.append(
+                {"seconds": length, "vertices": vertices, "units": count, "passes": count + 1, **asdict(result)}
+            )
     rates = []
     for sound in sounds:
         translate_speech(sound, sample_rate=audio.SAMPLE_RATE, model=model, device=device)
@@ -211,7 +213,9 @@ def _gate(network: DASpeech, sound: Tensor, place: torch.device) -> None:
     tokens = torch.tensor([[0, *found]], device=place)
     again = network.ar(tokens, states, sizes)[0].argmax(-1).tolist()
     if again[: len(found)] != found:
-        raise MmdecError("The cached decoder disagrees with its full pass: no timing is reported. Report this as a bug.")
+        raise MmdecError(
+            "The cached decoder disagrees with its full pass: no timing is reported. Report this as a bug."
+        )
 
 
 def _wait(device: torch.device) -> None:

@@ -116,9 +116,7 @@ class SpeechTranslator:
             tokens = [
                 [token for token in row[:limit] if token >= SPECIALS] for row, limit in zip(rows, limits, strict=True)
             ]
-            inputs = [
-                self.model.tts.embed(torch.tensor([row], dtype=torch.long, device=self.device))[0] for row in tokens
-            ]
+            inputs = [self.model.tts.embed(torch.tensor([[*row, EOS]], device=self.device))[0] for row in tokens]
             return tokens, inputs
         lattice = self.model.lattice(states, state_lengths, frames)
         path = decode_lattice(
