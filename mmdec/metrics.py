@@ -121,9 +121,10 @@ def normalise_words(text: str) -> list[str]:
 
 
 def number_spans(text: str) -> list[str]:
-    """Numbers, times and prices as they are spoken: "At half past two, ten euros" -> ["half past two", "ten euros"].
+    """Numbers, times and prices as they are spoken: "Ten euros at half past two" -> ["ten euros", "half past two"].
 
-    A span is a longest run of number words; "and", "past", "to" belong to it only between two of them.
+    A span is a longest run of number words, whatever the punctuation; "and", "past", "to" belong to it only between two
+    of them.
     """
     spans: list[str] = []
     span: list[str] = []

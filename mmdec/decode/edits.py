@@ -54,7 +54,7 @@ class ApproximateLexicon:
 
     def __init__(self, pronunciations: Iterable[tuple[str, Sequence[str]]]) -> None:
         entries = sorted((tuple(phones), word) for word, phones in pronunciations)
-        self._phones = sorted({phone for phones, _ in entries for phone in phones} | {PAUSE})
+        self._phones = sorted({phone for phones, _ in entries for phone in phones} | {*CONSONANTS, *VOWELS, PAUSE})
         self._index = {phone: number for number, phone in enumerate(self._phones)}
         children: list[dict[str, int]] = [{}]
         symbols = [0]

@@ -124,18 +124,17 @@ class NGram:
 
     def _prune(self, counts: Mapping[str, Mapping[str, int]], max_entries: int) -> None:
         """Drops the top-order entries that back-off predicts nearly as well (Seymore and Rosenfeld's weighted
-        difference), until at most `max_entries` remain."""
-        gains = [
-            (
-                count * (self.successors[context][word] - self.backoff[context] - self.score(shorter(context), word)),
-                context,
-                word,
-            )
-            for context, followers in counts.items()
-            for word, count in followers.items()
-        ]
-        if len(gains) <= max_entries:
+        difference, with the back-off weight as it would be without the entry), until at most `max_entries` remain."""
+        if sum(map(len, counts.values())) <= max_entries:
             return
+        gains: list[tuple[float, str, str]] = []
+        for context, followers in counts.items():
+            here = {word: math.exp(self.successors[context][word]) for word in followers}
+            below = {word: math.exp(self.score(shorter(context), word)) for word in followers}
+            seen, seen_below = sum(here.values()), sum(below.values())
+            for word, count in followers.items():
+                weight = max(1.0 - seen + here[word], 1e-7) / max(1.0 - seen_below + below[word], 1e-7)
+                gains.append((count * math.log(here[word] / (weight * below[word])), context, word))
         gains.sort(key=lambda entry: (-entry[0], entry[1], entry[2]))
         touched = set()
         for _, context, word in gains[max_entries:]:

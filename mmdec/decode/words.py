@@ -26,7 +26,7 @@ from mmdec.decode.ngram import END, START, NGram
 from mmdec.types import InputError
 
 CLOSING, INNER = ".?!", ",;:"
-TOKEN = re.compile(rf"[^\W_]+(?:['’.\-][^\W_]+)*['’]?|[{re.escape(CLOSING + INNER)}]")
+TOKEN = re.compile(rf"[^\W_]+(?:['’.\-][^\W_]+)*|[{re.escape(CLOSING + INNER)}]")
 TRIGRAMS = 40_000  # entries kept of the highest order
 BEAM = 16  # states kept per phone position
 MARGIN = 12.0  # nats below the best state of the same position
@@ -99,7 +99,7 @@ class WordDecoder:
     def build(cls, lexicon: Mapping[str, Sequence[Sequence[str]]], sentences: Iterable[str]) -> WordDecoder:
         """Estimates the language model. Every word of `sentences` needs a pronunciation, in any case; a hyphenated
         word may take those of its parts. Raises InputError that names the words without one."""
-        texts = _restore_case([tokenize(sentence) for sentence in sentences])
+        texts = _restore_case([tokens for tokens in map(tokenize, sentences) if tokens])
         folded: dict[str, list[tuple[str, ...]]] = {}
         for word, variants in lexicon.items():
             known = folded.setdefault(word.casefold(), [])
