@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +74,11 @@ class ArDecoder(nn.Module):
             x = layer(x, causal, states, memory_mask)
         return F.linear(x, self.embed_tokens.weight)
 
+    @property
+    def stack(self) -> list[DecoderLayer]:
+        """The layers, typed: a ModuleList forgets what it holds."""
+        return cast(list[DecoderLayer], list(self.layers))
+
     def start(self, states: Tensor, state_lengths: Tensor, size: int) -> ArCache:
         """An empty cache for at most `size` steps over states (B, S, d_memory)."""
         b, d = states.shape[0], self.config.d_model
@@ -80,7 +86,7 @@ class ArDecoder(nn.Module):
         if b == 1:  # one row has no padding to hide
             states, mask = states[:, : int(state_lengths[0])], None
         memories = []
-        for layer in self.layers:
+        for layer in self.stack:
             keys, values = layer.encoder_attn.keys_values(states)
             memories.append((keys.contiguous(), values.contiguous()))
         shape = (b, self.config.heads, size, d // self.config.heads)
@@ -92,7 +98,7 @@ class ArDecoder(nn.Module):
         """One more token (B,) for each row -> logits of the next one (B, V)."""
         place = cache.length
         x = (cache.table[tokens] + cache.places[place])[:, None]  # (B, 1, d)
-        for layer, (keys, values), memory in zip(self.layers, cache.own, cache.memories, strict=True):
+        for layer, (keys, values), memory in zip(self.stack, cache.own, cache.memories, strict=True):
             key, value = layer.self_attn.keys_values(x)
             keys[:, :, place] = key[:, :, 0]
             values[:, :, place] = value[:, :, 0]

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from mmdec.decode.lattice import decode_lattice
@@ -178,15 +179,15 @@ class DASpeechModule(LightningModule):
         if gradient_clip_val:
             torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> OptimizerLRScheduler:
         matrices = [p for p in self.network.parameters() if p.ndim > 1]
         vectors = [p for p in self.network.parameters() if p.ndim <= 1]
         groups = [
             {"params": matrices, "weight_decay": self.hparams["weight_decay"]},
             {"params": vectors, "weight_decay": 0.0},
         ]
-        betas = tuple(self.hparams["betas"])
-        optimizer = torch.optim.AdamW(groups, lr=self.hparams["lr"], betas=betas, fused=True)
+        first, second = self.hparams["betas"]
+        optimizer = torch.optim.AdamW(groups, lr=self.hparams["lr"], betas=(first, second), fused=True)
         # A function, not the object: torch would put the object's numbers into the checkpoint and restore them, and a
         # resumed run could not be told to decay.
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.rate(step))
@@ -195,9 +196,6 @@ class DASpeechModule(LightningModule):
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
         """Encoder states, for tools that look at a module by its forward."""
         return self.network.encode(features, lengths)[0]
-
-    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
-        return batch.to(device)
 
 
 def load_network(network: nn.Module, state: dict[str, Tensor]) -> list[str]:
