@@ -208,7 +208,7 @@ def _share(right: Sequence[bool], chosen: Sequence[bool]) -> dict[str, Any]:
 def _speed(outputs: Sequence[Output], seconds: Sequence[float]) -> dict[str, Any]:
     done = [(output, length) for output, length in zip(outputs, seconds, strict=True) if not output.error]
     if not done:
-        return {"latency": {}, "real_time_factor": float("nan")}
+        return {"latency": {}, "real_time_factor": None}
     stages = [*done[0][0].timings, "wav to wav"]
     taken = [{**output.timings, "wav to wav": output.seconds} for output, _ in done]
     return {

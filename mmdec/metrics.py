@@ -54,10 +54,11 @@ class Rate:
         spread = z * math.sqrt(p * (1 - p) / self.n + z * z / (4 * self.n**2))
         return (centre - spread) / (1 + z * z / self.n), (centre + spread) / (1 + z * z / self.n)
 
-    def summary(self) -> dict[str, float | int]:
-        """A JSON object: value, low, high, n."""
+    def summary(self) -> dict[str, float | int | None]:
+        """A JSON object: value, low, high, n; null where n is 0."""
         low, high = self.interval
-        return {"value": self.value, "low": low, "high": high, "n": self.n}
+        figures = {"value": self.value, "low": low, "high": high}
+        return {**(figures if self.n else dict.fromkeys(figures)), "n": self.n}
 
 
 @dataclass(frozen=True)

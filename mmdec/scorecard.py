@@ -10,8 +10,6 @@ from rich.table import Table
 
 def table(report: dict[str, Any]) -> Table:
     """The report for people: one column a strategy."""
-    from rich.table import Table
-
     strategies = report["strategies"]
     grid = Table(title=f"{report['model']} on {report['split']}, n = {report['n']}", title_justify="left")
     grid.add_column("")
@@ -62,6 +60,10 @@ def _number(kind: str) -> Callable[[dict[str, Any]], str]:
     return lambda scores: _percent(kind)(scores["number_accuracy"])
 
 
+def _three(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
 def _stages(scores: dict[str, Any]) -> str:
     return "\n".join(
         f"{stage} {1e3 * entry['median']:.1f} / {1e3 * entry['p90']:.1f}" for stage, entry in scores["latency"].items()
@@ -85,5 +87,5 @@ _LINES: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("  shuffled", _points("asr_bleu_shuffled")),
     ("refused recordings", lambda scores: str(len(scores["refused"])) if scores["refused"] else "-"),
     ("milliseconds, median / 90 %", _stages),
-    ("seconds of work per second of source", lambda scores: f"{scores['real_time_factor']:.3f}"),
+    ("seconds of work per second of source", lambda scores: _three(scores["real_time_factor"])),
 )
