@@ -182,11 +182,12 @@ def bench_paper(
 @app.command()
 def train(
     minutes: Annotated[float, typer.Option(min=0.1, help="How long to train or resume.")] = 25.0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start from random weights; runs/ is set aside.")] = False,
 ) -> None:
     """Train, or resume, every shipped model by priority within the time given."""
     from mmdec.training.schedule import main as schedule
 
-    schedule(minutes)
+    schedule(minutes, fresh)
 
 
 @app.command()

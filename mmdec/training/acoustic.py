@@ -145,9 +145,8 @@ class AcousticModule(LightningModule):
         optimizer = torch.optim.AdamW(
             self.parameters(), self.learning_rate, betas=self.betas, weight_decay=self.weight_decay
         )
-        total = self.trainer.max_steps
         rate = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: warmed(step, self.warmup, self.schedule, total)
+            optimizer, lambda step: warmed(step, self.warmup, self.schedule, self.trainer.max_steps)
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rate, "interval": "step"}}
 

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mmdec.training.speech import load_network
+from mmdec.training.speech import DASpeechModule, load_network
 from mmdec.types import InputError
 
 
@@ -84,3 +84,34 @@ class InitialWeights(Callback):
             if unit in known:
                 rows[place] = state["tts.units.weight"][known.index(unit)]
         state["tts.units.weight"] = rows
+
+
+class Deadline(Callback):
+    """Ends a run so that it is over at a given time: at the end of the last epoch that still fits.
+
+    After each epoch it counts how many more of that pace fit before `at` (seconds since 1970), at most `epochs` in all,
+    and sets the trainer's limits, which schedules of the learning rate look at. With `decay` the module's trapezoid
+    falls to zero at that end. At least one epoch is run. Checkpoints keep nothing of it: a resumed run has new time.
+    """
+
+    def __init__(self, at: float, decay: bool = False, epochs: int | None = None) -> None:
+        self.at, self.decay, self.epochs = at, decay, epochs
+        self.since = time.time()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.since = time.time()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        now = time.time()
+        took, self.since = now - self.since, now
+        done = trainer.fit_loop.epoch_progress.current.processed
+        total = done + max(int((self.at - now) / max(took, 1e-3)), 0)
+        if self.epochs is not None:
+            total = max(done, min(total, self.epochs))
+        total = trainer.strategy.broadcast(total)  # all ranks stop at once
+        trainer.fit_loop.max_epochs = total
+        end = trainer.global_step + (total - done) * int(trainer.num_training_batches)
+        if trainer.max_steps != -1:
+            trainer.fit_loop.epoch_loop.max_steps = end
+        if self.decay and isinstance(pl_module, DASpeechModule):
+            pl_module.rate = pl_module.rate.ending(trainer.global_step, end)

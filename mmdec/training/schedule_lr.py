@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -26,3 +26,12 @@ class Schedule:
         if self.decay_from is None or step < self.decay_from:
             return rise
         return rise * max(0.0, 1.0 - (step - self.decay_from) / max(self.decay_steps, 1))
+
+    def ending(self, step: int, end: int) -> Schedule:
+        """A trapezoid that gives what this one gives at `step`, and from there falls to zero at step `end`."""
+        flat = self.decay_from is None or step <= self.decay_from
+        height = 1.0 if flat else max(0.0, 1.0 - (step - (self.decay_from or 0)) / max(self.decay_steps, 1))
+        if height == 0.0 or end <= step:
+            return self
+        steps = round((end - step) / height)  # a longer fall, of which a part has passed
+        return replace(self, kind="trapezoid", decay_from=end - steps, decay_steps=steps)

@@ -34,3 +34,14 @@ def test_trapezoid_without_a_flat_part():
 @pytest.mark.parametrize("kind", ["inverse-sqrt", "trapezoid"])
 def test_no_warm_up(kind: str):
     assert Schedule(kind, warmup=0)(0) == 1.0  # type: ignore[arg-type]
+
+
+def test_a_trapezoid_may_be_told_when_to_end():
+    rate = Schedule("trapezoid", warmup=10).ending(40, 60)
+    assert [rate(step) for step in (39, 40, 50, 60)] == pytest.approx([1.0, 1.0, 0.5, 0.0])
+    later = rate.ending(50, 90)  # there is more time than was thought
+    assert [later(step) for step in (50, 70, 90)] == pytest.approx([0.5, 0.25, 0.0])
+    sooner = rate.ending(50, 55)
+    assert [sooner(step) for step in (50, 55)] == pytest.approx([0.5, 0.0])
+    assert rate.ending(60, 100) == rate
+    assert rate.ending(45, 45) == rate
