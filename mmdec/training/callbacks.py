@@ -104,7 +104,7 @@ class Deadline(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         now = time.time()
         took, self.since = now - self.since, now
-        done = trainer.fit_loop.epoch_progress.current.processed
+        done: int = trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
         total = done + max(int((self.at - now) / max(took, 1e-3)), 0)
         if self.epochs is not None:
             total = max(done, min(total, self.epochs))
