@@ -154,7 +154,7 @@ class WordDecoder:
 
     def decode(self, phones: Sequence[str]) -> str:
         """The most probable text, cased and punctuated; "" for no phones."""
-        if isinstance(phones, str) or not all(isinstance(phone, str) for phone in phones):
+        if isinstance(phones, str) or not all(isinstance(phone, str) and phone for phone in phones):
             raise InputError(f"`phones` must be a sequence of phone names, but is {phones!r:.80}. Split the string.")
         if len(phones) > MAX_PHONES:
             raise InputError(f"`phones` must be at most {MAX_PHONES}, but are {len(phones)}. Cut the speech at pauses.")
@@ -261,7 +261,9 @@ class WordDecoder:
         distant: dict[str, list[Match]] = {}
         for match in ordered[len(nearest) :]:
             distant.setdefault(match[1], []).append(match)
-        floors = [max((entry[0] for entry in beam.values()), default=FAR_BELOW) - MARGIN for beam in beams]
+        floors: dict[int, float] = {}
+        for stop in {match[0] for match in ordered}:
+            floors[stop] = max((entry[0] for entry in beams[stop].values()), default=FAR_BELOW) - MARGIN
         for turn in range(2):
             still: list[tuple[str, float, Chain]] = []
             for context, score, chain in states:

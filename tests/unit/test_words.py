@@ -145,6 +145,8 @@ def test_what_cannot_be_built_or_decoded_says_why(decoder: WordDecoder) -> None:
         WordDecoder.build(LEXICON, [])
     with pytest.raises(InputError, match="`phones` must be a sequence"):
         decoder.decode("w eh r")
+    with pytest.raises(InputError, match="`phones` must be a sequence"):
+        decoder.decode(["w", ""])
     with pytest.raises(InputError, match="at most"):
         decoder.decode(["w"] * 20_001)
 
