@@ -158,13 +158,10 @@ def save_model(
 
 def stamp() -> dict[str, Any]:
     """Where weights or numbers come from: command, versions, commit, date, device. Paths are the checkout's."""
-    git = subprocess.run(
-        ["git", "-C", str(PACKAGE.parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
     packages = ("mmdec", "torch", "torchaudio", "transformers", "lightning")
     return {
         "argv": [_portable(argument) for argument in sys.argv],
-        "commit": git.stdout.strip() or None,
+        "commit": _commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "python": ".".join(map(str, sys.version_info[:3])),
         "versions": {package: _version(package) for package in packages},
@@ -235,6 +232,15 @@ def _full(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _commit() -> str | None:
+    """The checkout's commit. An installed wheel has none, whatever repository its environment lies in."""
+    git = shutil.which("git")
+    if git is None or not (PACKAGE.parent / ".git").exists():
+        return None
+    command = [git, "-C", str(PACKAGE.parent), "rev-parse", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
 
 
 def _portable(argument: str) -> str:
