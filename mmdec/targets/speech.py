@@ -18,13 +18,13 @@ from torch import Tensor
 from mmdec import audio
 from mmdec.decode.lattice import LatticeStrategy, decode_lattice
 from mmdec.decode.words import WordDecoder
+from mmdec.nn.dag_decoder import EOS
 from mmdec.nn.daspeech import DASpeech
 from mmdec.nn.vocoder import Vocoder
 from mmdec.types import InputError
 
 STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi", "autoregressive")
 STAGES = ("features", "encoder", "linguistic", "acoustic", "vocoder", "words")
-EOS = 2
 SPECIALS = 4  # <s> <pad> </s> <unk> are the first four units of every vocabulary
 GPU_ROWS = 16  # rows of a padded batch on a GPU
 

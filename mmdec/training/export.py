@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mmdec import hub
+from mmdec.decode.lexicon import read_lexicon
 from mmdec.decode.words import WordDecoder
 from mmdec.nn.daspeech import DASpeech, SpeechToUnits
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
@@ -70,15 +71,6 @@ def save_network(network: SpeechToUnits, path: Path) -> None:
     part = path.with_suffix(".part")
     save_file({name: value.contiguous() for name, value in network.state_dict().items()}, part)
     part.replace(path)
-
-
-def read_lexicon(path: Path) -> dict[str, list[list[str]]]:
-    """Word, tab, phones; several lines for several pronunciations."""
-    lexicon: dict[str, list[list[str]]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        word, _, phones = line.partition("\t")
-        lexicon.setdefault(word, []).append(phones.split())
-    return lexicon
 
 
 def assemble(

@@ -10,12 +10,13 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from mmdec.decode.lattice import decode_lattice
+from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig, Lattice, SpeechToUnits
 from mmdec.nn.fastspeech2 import acoustic_loss
 from mmdec.ops.dag import dag_posterior, expected_states
 from mmdec.training import losses
 from mmdec.training.augment import Augmentation
-from mmdec.training.corpus import BOS, EOS, PAD, Batch
+from mmdec.training.corpus import Batch
 from mmdec.training.schedule_lr import Schedule
 from mmdec.types import InputError
 
@@ -40,7 +41,8 @@ class DASpeechModule(LightningModule):
     reads phone embeddings instead, so that the autoregressive baseline keeps its road to the same voice.
 
     The defaults are the paper's recipe (S2TT stage: Adam .9/.999, 5e-4, warm-up 10k, inverse-sqrt, GLAT .5 to .1 over
-    100k updates, no auxiliary loss). All randomness of a step follows from (seed, step, rank).
+    100k updates) but for one loss: the autoregressive baseline is trained on the same encoder, which the paper has not;
+    `ar_weight` 0 leaves the encoder to the graph alone. All randomness of a step follows from (seed, step, rank).
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from mmdec import hub
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
-from mmdec.training.export import assemble, average, load_module, newest, read_checkpoint, read_lexicon, save_network
+from mmdec.training.export import assemble, average, load_module, newest, read_checkpoint, save_network
 from mmdec.training.layout import read_rows, vocabulary
 from mmdec.training.speech import DASpeechModule, load_network
 from mmdec.types import InputError
@@ -93,14 +93,6 @@ def test_networks_are_written_whole_and_start_another(tmp_path: Path):
     assert all(name.startswith(("tts.", "adaptor.")) for name in left)
     for name, value in source.network.state_dict().items():
         assert torch.equal(target.network.state_dict()[name], value)
-
-
-def test_a_lexicon_may_have_several_pronunciations(tmp_path: Path):
-    (tmp_path / "lexicon.tsv").write_text("the\tdh ax\nstation\ts t ey sh ax n\nthe\tdh iy\n", encoding="utf-8")
-    assert read_lexicon(tmp_path / "lexicon.tsv") == {
-        "the": [["dh", "ax"], ["dh", "iy"]],
-        "station": [["s", "t", "ey", "sh", "ax", "n"]],
-    }
 
 
 def test_a_directory_is_put_together_and_loads(corpus: TinyCorpus, tmp_path: Path):
