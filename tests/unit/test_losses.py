@@ -246,9 +246,11 @@ def test_the_joint_stage_needs_acoustic_targets():
         joint_module().losses(plain)
 
 
-def test_glancing_fades_out():
+def test_glancing_fades_out(monkeypatch: pytest.MonkeyPatch):
     module = DASpeechModule(["<s>", "<pad>", "</s>", "<unk>"], size="small", model=tiny_sizes(), glat_steps=10)
-    assert module.glat_ratio() == pytest.approx(0.5)
+    for step, ratio in ((0, 0.5), (5, 0.3), (10, 0.1), (25, 0.1)):
+        monkeypatch.setattr(DASpeechModule, "global_step", step)
+        assert module.glat_ratio() == pytest.approx(ratio)
 
 
 def test_edit_distance():
