@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import gradio as gr
 import numpy as np
-from gradio.themes import Soft
 
 from mmdec.api import load, translate_speech
 from mmdec.targets.speech import STRATEGIES
 from mmdec.types import MmdecError
+
+try:
+    import gradio as gr
+    from gradio.themes import Soft
+except ImportError as error:
+    raise MmdecError("The demo needs gradio, which is not installed. pip install 'mmdec[demo]'") from error
 
 CSS = "footer {visibility: hidden}"
 NOTE = (

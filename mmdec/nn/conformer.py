@@ -180,7 +180,7 @@ class SpeechEncoder(nn.Module):
 
     forward: features (B, N, 80) float, lengths (B,) in frames -> states (B, S, d), lengths (B,), S = N/4 rounded up.
     `middle` names a layer (1-based) whose states are returned too, for an auxiliary loss.
-    Source: facts of DASpeech (Fang et al., NeurIPS 2023, section 3.1); no final norm after the stack.
+    Source: DASpeech (Fang et al., NeurIPS 2023, section 3.1); no final norm after the stack.
     """
 
     def __init__(self, config: EncoderConfig) -> None:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmdec.types import InputError
+
 _POOL_SIZE = 1 << 23
 _pools: dict[float, Tensor] = {}
 
@@ -29,7 +31,7 @@ class PooledDropout(nn.Module):
     def __init__(self, p: float) -> None:
         super().__init__()
         if not 0.0 <= p < 1.0:
-            raise ValueError(f"`p` must be in [0, 1), but is {p}.")
+            raise InputError(f"`p` must be in [0, 1), but is {p}. It is the share of numbers set to zero.")
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ class GraphLoss:
 
 
 def graph_loss(lattice: Lattice, units: Tensor, unit_lengths: Tensor, forced: Tensor | None = None) -> GraphLoss:
-    """-mean over rows of log P(Y|X) / M (DASpeech; facts, section 2), rows that are not finite set to 0 and counted.
+    """-mean over rows of log P(Y|X) / M (DASpeech, section 3.1), rows that are not finite set to 0 and counted.
 
     `forced` (B, L) holds at a vertex the index of the target token that GLAT showed it, -1 elsewhere: such a vertex
     emits that token for sure and no other, without a gradient.
