@@ -79,13 +79,15 @@ class AcousticData(LightningDataModule):
         assert self.trainer is not None
         train, index = self.train_set, {unit: number for number, unit in enumerate(self.units)}
         rank, world = self.trainer.global_rank, self.trainer.world_size
+        # Where a resumed run stands follows from its steps alone: Lightning's epochs may begin anywhere after resuming.
+        epoch, begun = divmod(self.trainer.global_step, self.steps_per_epoch)
         batches = EpochItems(
             [int(train.frames[item]) for item in self.places],
             self.batch_size * world,
             self.steps_per_epoch,
             self.seed,
-            self.trainer.global_step // self.steps_per_epoch,  # `current_epoch` counts differently after resuming
-        ).batches
+            epoch,
+        ).batches[begun:]
         mine = [[self.places[place] for place in batch[rank::world]] for batch in batches]
         return DataLoader(range(len(train)), batch_sampler=mine, collate_fn=lambda items: train.batch(items, index))  # type: ignore[arg-type]
 

@@ -112,11 +112,12 @@ class VocoderData(LightningDataModule):
         assert self.trainer is not None
         module = self.trainer.lightning_module
         assert isinstance(module, VocoderModule)
-        epoch, rank, world = module.batches // self.steps_per_epoch, self.trainer.global_rank, self.trainer.world_size
+        rank, world = self.trainer.global_rank, self.trainer.world_size
+        epoch, begun = divmod(module.batches, self.steps_per_epoch)  # Lightning's epochs may begin anywhere on resuming
         equal = [1] * len(self.train_set)  # crops have one length: no sorting needed
         batches = EpochItems(equal, self.batch_size * world, self.steps_per_epoch, self.seed, epoch).batches
         generator = np.random.default_rng([self.seed, epoch, 1])
-        pieces = [[(item, *generator.random(2)) for item in batch][rank::world] for batch in batches]
+        pieces = [[(item, *generator.random(2)) for item in batch][rank::world] for batch in batches][begun:]
         return DataLoader(_Pieces(self.train_set, self.crop_frames), batch_sampler=pieces, collate_fn=stack)  # type: ignore[arg-type]
 
     def val_dataloader(self) -> DataLoader[Crops]:
@@ -211,12 +212,14 @@ class VocoderModule(LightningModule):
 
     From epoch `adversarial_from` on, small spectrogram discriminators add a least-squares game with feature matching;
     they hear the first `judged` pieces of a batch, being slower than the vocoder.
+    `units` is what the command line passes to every model; the vocoder knows no phones.
     Cosine schedule to 0 at the trainer's `max_epochs`. When training ends `vocoder.safetensors` and `vocoder.json` are
     written to the trainer's root.
     """
 
     def __init__(
         self,
+        units: list[str] | None = None,
         learning_rate: float = 1e-3,
         warmup: int = 100,
         weight_decay: float = 0.01,
@@ -259,7 +262,7 @@ class VocoderModule(LightningModule):
         return [adam(self.vocoder.parameters()), adam(self.discriminators.parameters())]
 
     def training_step(self, batch: Crops, batch_idx: int) -> None:
-        steps = int(self.trainer.num_training_batches)
+        steps: int = self.trainer.datamodule.steps_per_epoch  # type: ignore[attr-defined]
         step, self.batches = self.batches, self.batches + 1
         torch.manual_seed(self.seed * 1_000_003 + step)  # a resumed step draws the noise that an unbroken one would
         player, judge = self.optimizers()  # type: ignore[misc]
