@@ -9,13 +9,16 @@ approximately.
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import (
@@ -60,32 +63,61 @@ class HifiGanVocoder(nn.Module):
         self.expects = expects
 
     @classmethod
-    def load(cls, source: str | Path, expects: MelKind | None = None) -> HifiGanVocoder:
-        """From a directory, a hub id, or the authors' generator file. `expects`: other mels than usual for its kind."""
-        path = Path(source)
-        if path.is_file():
-            return cls._load_official(path, expects)
-        kind = _model_type(source)
+    def load(cls, vocoder: str | Path, expects: MelKind | None = None) -> HifiGanVocoder:
+        """From a directory, a hub id, or the authors' generator file. `expects`: other mels than usual for its kind.
+
+        Raises InputError where there are no such weights, or where they were trained on mels that ours cannot become.
+        """
+        path = Path(vocoder)
+        try:
+            return cls._load_official(path, expects) if path.is_file() else cls._load_transformers(vocoder, expects)
+        except InputError:
+            raise
+        except (OSError, RuntimeError, KeyError, TypeError, ValueError, SafetensorError, UnpicklingError) as error:
+            raise InputError(
+                f"`vocoder` must hold whole HiFi-GAN weights, but '{vocoder}' does not ({error!s:.200}). "
+                "Fetch them again, as safetensors or as the authors' generator file."
+            ) from error
+
+    @classmethod
+    def _load_transformers(cls, vocoder: str | Path, expects: MelKind | None) -> HifiGanVocoder:
+        kind = _model_type(vocoder)
         if kind == SpeechT5HifiGanConfig.model_type:
-            return cls(SpeechT5HifiGan.from_pretrained(source, use_safetensors=True).eval(), expects or SPEECHT5)
-        if kind == FastSpeech2ConformerHifiGanConfig.model_type:
-            generator = FastSpeech2ConformerHifiGan.from_pretrained(source, use_safetensors=True)
-            return cls(generator.eval(), expects or ESPNET)
-        raise InputError(
-            f"`source` must be a SpeechT5HifiGan or FastSpeech2ConformerHifiGan, but its model_type is {kind!r}. "
-            "Name the directory or hub id of one of these, or the authors' generator file."
-        )
+            network, usual = SpeechT5HifiGan, SPEECHT5
+        elif kind == FastSpeech2ConformerHifiGanConfig.model_type:
+            network, usual = FastSpeech2ConformerHifiGan, ESPNET
+        else:
+            raise InputError(
+                f"`vocoder` must be a SpeechT5HifiGan or FastSpeech2ConformerHifiGan, but its model_type is {kind!r}. "
+                "Name the directory or hub id of one of these, or the authors' generator file."
+            )
+        config = network.config_class.from_pretrained(vocoder)
+        if expects is None and config.sampling_rate != usual.sample_rate:
+            raise InputError(
+                f"`vocoder` of the kind {kind} must speak at {usual.sample_rate} Hz, where its mels are known, "
+                f"but speaks at {config.sampling_rate}. Load it with HifiGanVocoder.load(..., expects=MelKind(...))."
+            )
+        _check_mels(config.model_in_dim, math.prod(config.upsample_rates), (expects or usual).hop)
+        return cls(network.from_pretrained(vocoder, use_safetensors=True).eval(), expects or usual)
 
     @classmethod
     def _load_official(cls, path: Path, expects: MelKind | None) -> HifiGanVocoder:
         beside = path.with_name("config.json")
         if not beside.is_file():
             raise InputError(
-                f"`source` must have its config.json beside it, but '{beside}' does not exist. Put it there."
+                f"`vocoder` must have its config.json beside it, but '{beside}' does not exist. Put it there."
             )
         described = json.loads(beside.read_text(encoding="utf-8"))
         if str(described.get("resblock", "1")) != "1":
-            raise InputError("`source` must have residual blocks of type 1 (V1, V2), but has type 2. Use V1 or V2.")
+            raise InputError("`vocoder` must have residual blocks of type 1 (V1, V2), but has type 2. Use V1 or V2.")
+        windows = (described.get("n_fft", WINDOW), described.get("win_size", WINDOW))
+        if windows != (WINDOW, WINDOW):
+            raise InputError(
+                f"`vocoder` must know mels of windows of {WINDOW} samples, but knows {windows}. Use another."
+            )
+        _check_mels(
+            described.get("num_mels", MELS), math.prod(described["upsample_rates"]), described.get("hop_size", HOP)
+        )
         sizes = ("upsample_rates", "upsample_kernel_sizes", "upsample_initial_channel", "resblock_kernel_sizes")
         config = FastSpeech2ConformerHifiGanConfig(
             model_in_dim=described.get("num_mels", MELS),
@@ -158,6 +190,16 @@ def adapt_mel(mel: Tensor, kind: MelKind) -> Tensor:
     return theirs.log10() if kind.log10 else theirs.log()
 
 
+def _check_mels(bands: int, factor: int, hop: int) -> None:
+    """Refuse a generator whose frames are not what its mels are made of."""
+    if bands != MELS:
+        raise InputError(f"`vocoder` must take {MELS} mel bands, but takes {bands}. Use another.")
+    if factor != hop:
+        raise InputError(
+            f"`vocoder` must give {hop} samples a frame, as its mels have, but gives {factor}. Use another."
+        )
+
+
 @lru_cache(maxsize=8)
 def _filters(kind: MelKind) -> Tensor:  # (513, 80)
     bank: Any = mel_filter_bank(
@@ -166,17 +208,20 @@ def _filters(kind: MelKind) -> Tensor:  # (513, 80)
     return torch.from_numpy(bank).float()
 
 
-def _model_type(source: str | Path) -> str:
+def _model_type(vocoder: str | Path) -> str:
     """`model_type` of a directory's or hub repository's config.json."""
-    if Path(source).is_dir():
-        file = Path(source) / "config.json"
+    if Path(vocoder).is_dir():
+        file = Path(vocoder) / "config.json"
         if not file.is_file():
-            raise InputError(f"`source` must hold a config.json, but '{source}' does not. Check the path.")
+            raise InputError(f"`vocoder` must hold a config.json, but '{vocoder}' does not. Check the path.")
         return str(json.loads(file.read_text(encoding="utf-8")).get("model_type", ""))
     from transformers import PretrainedConfig
 
     try:
-        described, _ = PretrainedConfig.get_config_dict(str(source))
+        described, _ = PretrainedConfig.get_config_dict(str(vocoder))
     except OSError as error:
-        raise InputError(f"`source` must be a directory, a file or a hub id, but is '{source}' ({error}).") from error
+        raise InputError(
+            f"`vocoder` must be a directory, a file or a hub id, but '{vocoder}' was not found "
+            f"({type(error).__name__}). Check the name and the network."
+        ) from error
     return str(described.get("model_type", ""))

@@ -73,6 +73,7 @@ def fit(recipe: str, corpus: Path, out: Path, *more: str) -> None:
             "--trainer.accelerator=cpu",
             "--trainer.devices=1",
             "--trainer.strategy=auto",
+            "--trainer.enable_model_summary=false",
             f"--trainer.default_root_dir={out}",
             f"--trainer.logger.init_args.save_dir={out}",
             f"--trainer.callbacks.dirpath={out / 'checkpoints'}",

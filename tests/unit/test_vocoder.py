@@ -150,6 +150,29 @@ def test_our_mels_become_the_mels_a_vocoder_expects():
     assert theirs.shape == (1, round(63 * 256 / 16000 * 22050 / 256), 80)
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"sampling_rate": 24_000}, "must speak at 16000 Hz"),
+        ({"model_in_dim": 64}, "must take 80 mel bands, but takes 64"),
+        ({"upsample_rates": [4, 4, 4, 5]}, "must give 256 samples a frame, as its mels have, but gives 320"),
+    ],
+)
+def test_mels_that_ours_cannot_become_are_refused(change: dict, reason: str, tmp_path: Path):
+    SpeechT5HifiGanConfig(**(SMALL_GAN | change)).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=reason):
+        HifiGanVocoder.load(tmp_path)
+
+
+def test_weights_that_are_missing_or_cut_short_are_named(tmp_path: Path):
+    SpeechT5HifiGanConfig(**SMALL_GAN).save_pretrained(tmp_path)
+    for content in (None, b"x" * 40):
+        if content:
+            (tmp_path / "model.safetensors").write_bytes(content)
+        with pytest.raises(InputError, match="must hold whole HiFi-GAN weights"):
+            HifiGanVocoder.load(tmp_path)
+
+
 def test_other_weights_are_refused(tmp_path: Path):
     with pytest.raises(InputError, match=r"config\.json"):
         HifiGanVocoder.load(tmp_path)
