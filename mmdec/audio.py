@@ -29,6 +29,7 @@ MELS = 80
 LOG_FLOOR = 1e-5
 MIN_RATE, MAX_RATE = 8_000, 192_000  # Hz
 MAX_SECONDS = 3_600.0
+MAX_BYTES = 2 * 2**30  # of a file object, which is read into memory
 
 AudioSource = str | os.PathLike[str] | BinaryIO
 
@@ -48,10 +49,7 @@ def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE) -> Tensor:
             raise InputError(f"`audio` must be an existing file, but {name} does not exist. Check the path.")
     else:
         name = "the file object"
-        content = source.read()
-        if not isinstance(content, bytes):
-            raise InputError("`audio` must be a binary file object, but gives text. Open it with mode 'rb'.")
-        source = io.BytesIO(content)
+        source = _read_whole(source)
     blocks: list[np.ndarray] = []
     try:
         with soundfile.SoundFile(source) as file:
@@ -71,6 +69,21 @@ def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE) -> Tensor:
     samples = torch.from_numpy(np.concatenate(blocks)) if blocks else torch.zeros(0)
     check_samples(samples)
     return resample(samples, rate, sample_rate)
+
+
+def _read_whole(source: BinaryIO) -> io.BytesIO:
+    """All that a file object gives, in pieces: an endless one is refused before memory ends."""
+    content = io.BytesIO()
+    while piece := source.read(1 << 20):
+        if not isinstance(piece, bytes):
+            raise InputError("`audio` must be a binary file object, but gives text. Open it with mode 'rb'.")
+        if content.tell() + len(piece) > MAX_BYTES:
+            raise InputError(
+                f"`audio` must hold at most {MAX_BYTES} bytes, but the file object gives more. Cut it into several."
+            )
+        content.write(piece)
+    content.seek(0)
+    return content
 
 
 def save_audio(path: str | os.PathLike[str], samples: Tensor | np.ndarray, sample_rate: int = SAMPLE_RATE) -> Path:

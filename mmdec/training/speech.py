@@ -16,7 +16,7 @@ from mmdec.nn.fastspeech2 import acoustic_loss
 from mmdec.ops.dag import dag_posterior, expected_states
 from mmdec.training import losses
 from mmdec.training.augment import Augmentation
-from mmdec.training.corpus import Batch
+from mmdec.training.corpus import Batch, SpeechTranslationData
 from mmdec.training.schedule_lr import Schedule
 from mmdec.types import InputError
 
@@ -89,6 +89,20 @@ class DASpeechModule(LightningModule):
     def build(self, num_units: int) -> SpeechToUnits:
         kind = DASpeech if self.hparams["mu"] > 0 else SpeechToUnits
         return kind(self.config, num_units)
+
+    def setup(self, stage: str) -> None:
+        """The data leaves out what does not fit the graph: it must know the graph's size as it is here."""
+        data, dag = self.trainer.datamodule, self.config.dag  # type: ignore[attr-defined]
+        if not isinstance(data, SpeechTranslationData):
+            return
+        for name, wanted, found in (
+            ("upsample", dag.upsample, data.upsample),
+            ("min_vertices", dag.min_vertices, data.min_vertices),
+        ):
+            if wanted != found:
+                raise InputError(
+                    f"`{name}` of the data must be the model's, {wanted}, but is {found}. Set both alike in the recipe."
+                )
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         place = (self.hparams["seed"] * 100_003 + self.current_epoch) * 1_000_003 + batch_idx

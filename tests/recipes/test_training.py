@@ -244,6 +244,12 @@ def test_two_ranks_share_the_epoch_that_one_would_see(corpus: TinyCorpus):
     assert rows(0, 2, 2, 0) != rows(0, 2, 2, 1)
 
 
+def test_data_for_another_size_of_graph_is_refused(corpus: TinyCorpus, workplace: Path):
+    for wrong in ("--data.init_args.upsample=0.5", "--data.init_args.min_vertices=2"):
+        with pytest.raises(InputError, match=r"of the data must be the model's, (0\.25|24), but is"):
+            run(arguments("phrasebook/units", corpus, wrong, "--trainer.fast_dev_run=true"))
+
+
 def test_the_random_numbers_of_a_step_do_not_depend_on_what_came_before():
     module = DASpeechModule(["<s>", "<pad>", "</s>", "<unk>"], size="small", model=tiny_sizes(), seed=3)
     drawn = []

@@ -183,6 +183,16 @@ def test_more_than_an_hour_is_refused_before_it_is_read() -> None:
     refused("must last at most 3600 seconds, but lasts 3700", np.broadcast_to(np.float32(0.1), (3700 * 8000,)), 8000)
 
 
+def test_an_endless_file_object_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless(io.RawIOBase):
+        def read(self, size: int = -1) -> bytes:
+            assert size > 0
+            return bytes(size)
+
+    monkeypatch.setattr("mmdec.audio.MAX_BYTES", 3 << 20)
+    refused("must hold at most 3145728 bytes, but the file object gives more", Endless())
+
+
 def test_errors_are_value_errors() -> None:
     assert issubclass(mmdec.InputError, mmdec.MmdecError)
     assert issubclass(mmdec.InputError, ValueError)
