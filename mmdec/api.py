@@ -65,6 +65,7 @@ def translate_speech(
     strategy: str = "lookahead",
     device: str | torch.device | None = None,
     threads: int | None = None,
+    vocoder: str | os.PathLike[str] | None = None,
 ) -> Translation: ...
 
 
@@ -77,6 +78,7 @@ def translate_speech(
     strategy: str = "lookahead",
     device: str | torch.device | None = None,
     threads: int | None = None,
+    vocoder: str | os.PathLike[str] | None = None,
 ) -> list[Translation]: ...
 
 
@@ -88,13 +90,15 @@ def translate_speech(
     strategy: str = "lookahead",
     device: str | torch.device | None = None,
     threads: int | None = None,
+    vocoder: str | os.PathLike[str] | None = None,
 ) -> Translation | list[Translation]:
     """French speech to English speech and text.
 
     `audio` is a path, a file object, or samples with their `sample_rate` in Hz: (T,), (T, channels) or (channels, T),
     floats or integers up to 32 bit. A list gives a list back, in order; on a CPU it equals one by one exactly.
     `model` is a shipped name, a directory, a hub id, or what `load` gave. `strategy` is lookahead, greedy, viterbi,
-    joint-viterbi or autoregressive. `threads` sets torch's threads for this call.
+    joint-viterbi or autoregressive. `threads` sets torch's threads for this call. `vocoder` None is the model's own,
+    "griffin-lim" needs no weights; else it names published HiFi-GAN weights: a directory, a hub id or a generator file.
 
     Raises InputError for what cannot be translated, and BatchError, with the other results, in a list.
     """
@@ -105,7 +109,7 @@ def translate_speech(
         raise InputError(
             f"`sample_rate` must be left out for files, whose headers name it, but is {sample_rate}. Leave it out."
         )
-    translator = _translator(model, device)
+    translator = _translator(model, device, vocoder)
     readable: dict[int, Tensor] = {}
     errors: dict[int, InputError] = {}
     with _threads(threads):
@@ -229,10 +233,16 @@ def _translate(translator: SpeechTranslator, recordings: list[Tensor], strategy:
 
 
 def _translator(
-    model: str | os.PathLike[str] | SpeechTranslator, device: str | torch.device | None
+    model: str | os.PathLike[str] | SpeechTranslator,
+    device: str | torch.device | None,
+    vocoder: str | os.PathLike[str] | None,
 ) -> SpeechTranslator:
     if not isinstance(model, SpeechTranslator):
-        return load(model, device)
+        return load(model, device, vocoder=vocoder)
+    if vocoder is not None:
+        raise InputError(
+            f"`vocoder` must be left out with a loaded `model`, which has one, but is '{vocoder}'. Give it to `load`."
+        )
     if device is not None and check_device(device).type != model.device.type:
         raise InputError(
             f"`device` must be that of the loaded `model`, {model.device}, but is '{device}'. "

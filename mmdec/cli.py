@@ -59,6 +59,10 @@ def translate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line for each file.")] = False,
     device: Device = None,
     threads: Threads = None,
+    vocoder: Annotated[
+        str | None,
+        typer.Option(help="griffin-lim, or HiFi-GAN weights: a directory or hub id. The model's own if none."),
+    ] = None,
 ) -> None:
     """Translate French speech into English speech.
 
@@ -77,7 +81,7 @@ def translate(
         import torch
 
         torch.set_num_threads(threads)
-    translator = load(model, device)
+    translator = load(model, device, vocoder=vocoder)
     errors: dict[Path, str] = {}
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -12,7 +12,6 @@ where they are there.
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -85,6 +84,8 @@ def evaluate_speech(
         raise InputError(f"`limit` must be at least 1, but is {limit}. Leave it out for the whole split.")
     if not strategies:
         raise InputError("`strategies` must name at least one strategy, but is empty. Use lookahead.")
+    from mmdec.provenance import hardware  # takes torch with it
+
     say = log if log is not None else _silent
     root = Path(corpus)
     target = Path(cvss) if cvss is not None else root / "cvss_c"
@@ -102,7 +103,7 @@ def evaluate_speech(
         "n": len(rows),
         "skipped_rows": skipped,
         "source_seconds": sum(seconds),
-        "hardware": hardware(device, threads),
+        "hardware": hardware(threads, device),
         "strategies": {
             strategy: {**_text_scores(rows, outputs[strategy], lexicon), **_speed(outputs[strategy], seconds)}
             for strategy in strategies
@@ -136,18 +137,6 @@ def shuffled(items: Sequence[str]) -> list[str]:
     """A fixed order in which no item stays where it was; half the list away, since neighbours may say the same."""
     half = max(1, len(items) // 2)
     return [*items[half:], *items[:half]]
-
-
-def hardware(device: str | None, threads: int) -> dict[str, Any]:
-    """Where the figures were taken: processor, threads, versions, commit."""
-    from mmdec.hub import stamp
-
-    name = platform.processor() or platform.machine()
-    information = Path("/proc/cpuinfo")
-    if information.is_file():
-        lines = information.read_text(encoding="utf-8", errors="replace").splitlines()
-        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
-    return {"cpu": name, "cores": os.cpu_count(), "threads": threads, "target": device or "default", **stamp()}
 
 
 def _text_scores(

@@ -10,29 +10,28 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmdec.decode.words import WordDecoder
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
+from mmdec.nn.griffin_lim import GriffinLimVocoder
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
+from mmdec.provenance import stamp
 from mmdec.targets.speech import Decoding, SpeechTranslator
 from mmdec.types import InputError, MmdecError
 
 DEFAULT_MODEL = "daspeech-phrasebook"
+GRIFFIN_LIM = "griffin-lim"
 PACKAGE = Path(__file__).resolve().parent
 PLACES = (PACKAGE / "_models", PACKAGE.parent / "models")  # an installed wheel, then a checkout
 NEEDED = ("config.json", "model.safetensors", "vocoder.safetensors", "units.json")
@@ -40,7 +39,7 @@ PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.tsv", "*.arpa", "*.md"]
 
-_loaded: dict[tuple[str, str, int], SpeechTranslator] = {}
+_loaded: dict[tuple[object, ...], SpeechTranslator] = {}
 _loading = threading.Lock()
 
 
@@ -68,18 +67,34 @@ def resolve(model: str | os.PathLike[str]) -> Path:
     )
 
 
-def load(model: str | os.PathLike[str] = DEFAULT_MODEL, device: str | torch.device | None = None) -> SpeechTranslator:
-    """A translator, ready to run; loaded once for each model and device. `device` None takes a GPU where there is one.
+def load(
+    model: str | os.PathLike[str] = DEFAULT_MODEL,
+    device: str | torch.device | None = None,
+    *,
+    vocoder: str | os.PathLike[str] | None = None,
+) -> SpeechTranslator:
+    """A translator, ready to run; loaded once for each model, device and vocoder.
 
+    `device` None takes a GPU where there is one. `vocoder` None is the model's own, "griffin-lim" needs no weights;
+    anything else names published HiFi-GAN weights: a directory, a hub id, or the authors' generator file.
     Raises InputError where the model is not found and MmdecError where its files do not fit together.
     """
     directory = resolve(model)
     place = check_device(device)
-    key = (str(directory.resolve()), str(place), (directory / "model.safetensors").stat().st_mtime_ns)
     with _loading:
+        key = (_version(directory), str(place), None if vocoder is None else _version(vocoder))
         if key not in _loaded:
-            _loaded[key] = _read(directory, place)
+            _loaded[key] = _read(directory, place, vocoder)
         return _loaded[key]
+
+
+def _version(source: str | os.PathLike[str]) -> tuple[str, int]:
+    """What a directory, a file or a name stands for now: written again, it is another."""
+    path = Path(source)
+    if not path.exists():
+        return os.fspath(source), 0
+    files = path.iterdir() if path.is_dir() else [path]
+    return str(path.resolve()), max((file.stat().st_mtime_ns for file in files), default=0)
 
 
 def check_device(device: str | torch.device | None) -> torch.device:
@@ -94,6 +109,11 @@ def check_device(device: str | torch.device | None) -> torch.device:
         ) from error
     if place.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"`device` must exist, but is '{device}' and this machine has no GPU. Use device='cpu'.")
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise InputError(
+            f"`device` must exist, but is '{device}' and the last GPU is cuda:{torch.cuda.device_count() - 1}. "
+            "Count from 0."
+        )
     if place.type not in ("cpu", "cuda"):
         raise InputError(f"`device` must be 'cpu' or 'cuda', but is '{device}'. Leave it out to have it chosen.")
     return place
@@ -156,20 +176,7 @@ def save_model(
     return target
 
 
-def stamp() -> dict[str, Any]:
-    """Where weights or numbers come from: command, versions, commit, date, device. Paths are the checkout's."""
-    packages = ("mmdec", "torch", "torchaudio", "transformers", "lightning")
-    return {
-        "argv": [_portable(argument) for argument in sys.argv],
-        "commit": _commit(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "python": ".".join(map(str, sys.version_info[:3])),
-        "versions": {package: _version(package) for package in packages},
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-    }
-
-
-def _read(directory: Path, device: torch.device) -> SpeechTranslator:
+def _read(directory: Path, device: torch.device, voice: str | os.PathLike[str] | None) -> SpeechTranslator:
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         if config["system"] != "daspeech":
@@ -177,8 +184,8 @@ def _read(directory: Path, device: torch.device) -> SpeechTranslator:
         units = json.loads((directory / "units.json").read_text(encoding="utf-8"))
         model = DASpeech(DASpeechConfig.from_dict(config["architecture"]), len(units))
         model.load_state_dict(_full(load_file(directory / "model.safetensors")))
-        vocoder = Vocoder(VocoderConfig(**config["vocoder"]))
-        vocoder.load_state_dict(_full(load_file(directory / "vocoder.safetensors")))
+        own = Vocoder(VocoderConfig(**config["vocoder"]))
+        own.load_state_dict(_full(load_file(directory / "vocoder.safetensors")))
         words = WordDecoder.load(directory)
         decoding = Decoding(**config.get("decoding", {}))
     except InputError:
@@ -187,7 +194,23 @@ def _read(directory: Path, device: torch.device) -> SpeechTranslator:
         raise MmdecError(
             f"The model in '{directory}' is damaged or of another version ({error}). Fetch it again."
         ) from error
+    vocoder = own if voice is None else _vocoder(voice)
     return SpeechTranslator(model.to(device), vocoder.to(device), words, units, decoding=decoding, name=directory.name)
+
+
+def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
+    """A vocoder other than the model's own; all are called alike."""
+    text = os.fspath(source)
+    if text == GRIFFIN_LIM:
+        return GriffinLimVocoder()
+    if not Path(text).exists() and not HUB_ID.fullmatch(text):
+        raise InputError(
+            f"`vocoder` must be {GRIFFIN_LIM}, or a directory, generator file or hub id of HiFi-GAN weights, "
+            f"but is '{text}'. Leave it out for the model's own."
+        )
+    from mmdec.nn.hifigan import HifiGanVocoder  # takes transformers' models with it: only where it is asked for
+
+    return HifiGanVocoder.load(text)
 
 
 def _complete(directory: Path, name: str) -> Path:
@@ -232,27 +255,3 @@ def _full(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _commit() -> str | None:
-    """The checkout's commit. An installed wheel has none, whatever repository its environment lies in."""
-    git = shutil.which("git")
-    if git is None or not (PACKAGE.parent / ".git").exists():
-        return None
-    command = [git, "-C", str(PACKAGE.parent), "rev-parse", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
-
-
-def _portable(argument: str) -> str:
-    path = Path(argument)
-    if not path.is_absolute():
-        return argument
-    root = PACKAGE.parent
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -92,10 +92,11 @@ class HifiGanVocoder(nn.Module):
                 "Name the directory or hub id of one of these, or the authors' generator file."
             )
         config = network.config_class.from_pretrained(vocoder)
-        if expects is None and config.sampling_rate != usual.sample_rate:
+        rate = config.to_dict().get("sampling_rate", usual.sample_rate)  # not every kind names it
+        if expects is None and rate != usual.sample_rate:
             raise InputError(
                 f"`vocoder` of the kind {kind} must speak at {usual.sample_rate} Hz, where its mels are known, "
-                f"but speaks at {config.sampling_rate}. Load it with HifiGanVocoder.load(..., expects=MelKind(...))."
+                f"but speaks at {rate}. Load it with HifiGanVocoder.load(..., expects=MelKind(...))."
             )
         _check_mels(config.model_in_dim, math.prod(config.upsample_rates), (expects or usual).hop)
         return cls(network.from_pretrained(vocoder, use_safetensors=True).eval(), expects or usual)

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmdec import audio
 from mmdec.decode.lattice import LatticeStrategy, decode_lattice
 from mmdec.decode.words import WordDecoder
 from mmdec.nn.dag_decoder import EOS
 from mmdec.nn.daspeech import DASpeech
-from mmdec.nn.vocoder import Vocoder
 from mmdec.types import InputError
 
 STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi", "autoregressive")
@@ -49,12 +48,15 @@ class SpokenTranslation:
 
 
 class SpeechTranslator:
-    """Holds weights only, so that many callers can share one."""
+    """Holds weights only, so that many callers can share one.
+
+    `vocoder` is called as `Vocoder` is: mel (B, F, 80), lengths (B,) -> samples (B, F * 256).
+    """
 
     def __init__(
         self,
         model: DASpeech,
-        vocoder: Vocoder,
+        vocoder: nn.Module,
         words: WordDecoder,
         units: Sequence[str],
         *,

@@ -12,7 +12,7 @@ import pytest
 import soundfile
 from typer.testing import CliRunner
 
-from mmdec import cli, hub
+from mmdec import cli
 from tests.conftest import RATE, buzz
 
 ROOT = Path(__file__).parents[2]
@@ -29,11 +29,8 @@ COMMANDS = [
 
 
 @pytest.fixture
-def folder(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with recordings of the README's names; a tiny model where none is shipped yet."""
-    if hub.DEFAULT_MODEL not in hub.names():
-        shutil.copytree(tiny_model, tmp_path / "models" / hub.DEFAULT_MODEL)
-        monkeypatch.setattr(hub, "PLACES", (tmp_path / "models",))
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with recordings of the README's names."""
     samples = sorted((ROOT / "data" / "samples").glob("*.wav"))
     (tmp_path / "data" / "samples").mkdir(parents=True)
     names = [*sorted(set(re.findall(r"\"(\w+\.wav)\"", README)) - {"hello.wav"}), "data/samples/one.wav"]

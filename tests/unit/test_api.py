@@ -174,6 +174,56 @@ def test_a_model_is_loaded_once(tiny_model: Path) -> None:
     assert mmdec.load(tiny_model, "cpu") is mmdec.load(str(tiny_model), "cpu")
 
 
+def test_griffin_lim_speaks_in_place_of_the_vocoder(tiny_model: Path) -> None:
+    sound = buzz(1.5)
+    own = mmdec.translate_speech(sound, sample_rate=RATE, model=tiny_model, device="cpu")
+    plain = mmdec.translate_speech(sound, sample_rate=RATE, model=tiny_model, device="cpu", vocoder="griffin-lim")
+    assert (plain.text, plain.units) == (own.text, own.units)
+    assert plain.audio.shape == own.audio.shape
+    assert not np.array_equal(plain.audio, own.audio)
+    loaded = mmdec.load(tiny_model, "cpu", vocoder="griffin-lim")
+    assert loaded is not mmdec.load(tiny_model, "cpu")
+    assert same(plain, mmdec.translate_speech(sound, sample_rate=RATE, model=loaded))
+    with pytest.raises(mmdec.InputError, match="`vocoder` must be left out with a loaded `model`"):
+        mmdec.translate_speech(sound, sample_rate=RATE, model=loaded, vocoder="griffin-lim")
+    mels = torch.randn(2, 9, 80) - 5
+    both = loaded.vocoder(mels, torch.tensor([9, 1]))
+    assert both.shape == (2, 9 * 256)
+    assert torch.equal(both[1, :256], loaded.vocoder(mels[1:, :1])[0])
+    assert not both[1, 256:].any()
+
+
+def test_published_vocoders_are_loaded_anew_when_they_change(tiny_model: Path, tmp_path: Path) -> None:
+    from transformers import SpeechT5HifiGan, SpeechT5HifiGanConfig
+
+    sizes = {"upsample_initial_channel": 16, "resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1, 3, 5]]}
+    for seed in range(2):
+        torch.manual_seed(seed)
+        SpeechT5HifiGan(SpeechT5HifiGanConfig(**sizes)).save_pretrained(tmp_path / "gan")
+        loaded = mmdec.load(tiny_model, "cpu", vocoder=tmp_path / "gan")
+        again = mmdec.load(tiny_model, "cpu", vocoder=str(tmp_path / "gan"))
+        assert loaded is again
+        out = mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=loaded)
+        assert np.isfinite(out.audio).all()
+        assert torch.equal(
+            loaded.vocoder.generator.conv_post.bias,
+            SpeechT5HifiGan.from_pretrained(tmp_path / "gan").conv_post.bias,
+        )
+    with pytest.raises(mmdec.InputError, match="`vocoder` must be griffin-lim, or a directory"):
+        mmdec.load(tiny_model, "cpu", vocoder="griffinlim")
+    SpeechT5HifiGan(SpeechT5HifiGanConfig(**sizes, sampling_rate=24_000)).save_pretrained(tmp_path / "other")
+    with pytest.raises(mmdec.InputError, match="must speak at 16000 Hz"):
+        mmdec.load(tiny_model, "cpu", vocoder=tmp_path / "other")
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert hub.check_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(mmdec.InputError, match="is 'cuda:9' and the last GPU is cuda:1"):
+        hub.check_device("cuda:9")
+
+
 def test_saving_again_keeps_the_card_and_leaves_nothing_behind(tiny_model: Path, tmp_path: Path) -> None:
     translator = mmdec.load(tiny_model, "cpu")
     target = tmp_path / "again"
@@ -228,6 +278,7 @@ def test_hub_ids_are_fetched_without_pickles(monkeypatch: pytest.MonkeyPatch, ti
 
 def test_shipped_models_are_complete_and_translate_the_samples() -> None:
     samples = sorted((Path(__file__).parents[2] / "data" / "samples").glob("*.wav"))
+    assert hub.DEFAULT_MODEL in hub.names()
     for name in hub.names():
         directory = hub.resolve(name)
         files = {path.name: path.stat().st_size for path in directory.iterdir()}

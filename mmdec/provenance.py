@@ -1,0 +1,71 @@
+"""Where weights and numbers come from: command, versions, commit, date, machine. Nothing in it names a private path."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+PACKAGES = ("mmdec", "torch", "torchaudio", "transformers", "lightning")
+
+
+def stamp() -> dict[str, Any]:
+    """Command, versions, commit, date, device. Paths are the checkout's."""
+    return {
+        "argv": [_portable(argument) for argument in sys.argv],
+        "commit": _commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "versions": {package: _version(package) for package in PACKAGES},
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+    }
+
+
+def hardware(threads: int, device: str | None) -> dict[str, Any]:
+    """Where a number was taken, one utterance at a time in float32: processor, threads, device and `stamp`."""
+    name = platform.processor() or platform.machine()
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        lines = information.read_text(encoding="utf-8", errors="replace").splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    return {
+        "cpu": name,
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "target": device or "default",
+        "dtype": "float32",
+        "batch": 1,
+        **stamp(),
+    }
+
+
+def _commit() -> str | None:
+    """The checkout's commit. An installed wheel has none, whatever repository its environment lies in."""
+    git = shutil.which("git")
+    if git is None or not (CHECKOUT / ".git").exists():
+        return None
+    command = [git, "-C", str(CHECKOUT), "rev-parse", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
+
+
+def _portable(argument: str) -> str:
+    path = Path(argument)
+    if not path.is_absolute():
+        return argument
+    return path.relative_to(CHECKOUT).as_posix() if path.is_relative_to(CHECKOUT) else path.name
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
