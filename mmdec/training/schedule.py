@@ -30,6 +30,7 @@ from mmdec.types import InputError, MmdecError
 RECIPES = Path("recipes/daspeech/phrasebook")
 RUNS = Path("runs")
 CORPUS = Path("data/corpus")
+BUILDER = Path("data/build/phrasebook.py")
 SHIPPED = Path("models/daspeech-phrasebook")
 LEAST = 20.0  # seconds, below which a stage is not begun
 
@@ -68,6 +69,7 @@ def main(minutes: float, fresh: bool = False, runner: Runner | None = None) -> P
     if not minutes > 0:
         raise InputError(f"`minutes` must be positive, but is {minutes}. Try 25.")
     runner = runner or run
+    check_checkout()
     prepare_corpus()
     if fresh:
         set_aside()
@@ -250,18 +252,31 @@ def set_aside() -> None:
     print(f"earlier runs are set aside in {aside}")
 
 
+def check_checkout() -> None:
+    """Recipes, corpus builder and runs lie in a checkout: an installed package has none of them."""
+    if not RECIPES.is_dir():
+        raise InputError(
+            f"`make train` needs a checkout, but '{Path.cwd()}' has no {RECIPES}. Clone the repository, run it there."
+        )
+
+
 def prepare_corpus() -> None:
-    """The phrasebook's corpus; needs espeak-ng and flite, once."""
-    if (CORPUS / "cvss_c" / "train.tsv").is_file():
+    """The phrasebook's corpus, begun or gone on with; needs espeak-ng and flite, once."""
+    finished = CORPUS / "lexicon.tsv"  # what the builder writes last
+    if finished.is_file():
         return
     missing = [program for program in ("espeak-ng", "flite") if shutil.which(program) is None]
     if missing:
         raise InputError(
-            f"`{CORPUS}` must exist, or {' and '.join(missing)} to build it, but neither does. "
-            "Install Debian's packages espeak-ng and flite, or copy a corpus there."
+            f"`{CORPUS}` must be finished, or {' and '.join(missing)} installed to build it, but neither is so: "
+            f"'{finished}' does not exist. Install Debian's packages espeak-ng and flite, or copy a whole corpus there."
         )
-    print("building the corpus first; this is done once and not counted", flush=True)
-    subprocess.run([sys.executable, "data/build/phrasebook.py", "--out", str(CORPUS)], check=True)
+    print("building the corpus first, or the rest of it; this is done once and not counted", flush=True)
+    done = subprocess.run([sys.executable, str(BUILDER), "--out", str(CORPUS)], check=False)
+    if not finished.is_file():
+        raise MmdecError(f"`{BUILDER} --out {CORPUS}` failed with {done.returncode}. See above; run again to go on.")
+    if done.returncode:
+        print("The recordings named above failed; training goes on without them.", flush=True)
 
 
 def run(module: str, *arguments: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -293,11 +294,45 @@ def test_minutes_must_be_positive(minutes: float):
         schedule.main(minutes)
 
 
-def test_without_corpus_and_synthesisers_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_outside_a_checkout_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="`make train` needs a checkout"):
+        schedule.main(1)
+
+
+def test_without_corpus_and_synthesisers_it_says_what_to_install(place: Place, monkeypatch: pytest.MonkeyPatch):
+    place.corpus.lexicon.unlink()  # the tables are there, but the corpus is not finished
     monkeypatch.setenv("PATH", "")
     with pytest.raises(InputError, match="espeak-ng and flite"):
         schedule.main(1)
+
+
+def test_a_corpus_without_its_lexicon_is_built_to_its_end(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    lexicon = place.corpus.lexicon.read_text(encoding="utf-8")
+    calls: list[list[str]] = []
+
+    def build(finishes: bool, code: int) -> Callable[..., SimpleNamespace]:
+        def built(command: list[str], check: bool) -> SimpleNamespace:
+            calls.append(command)
+            if finishes:
+                place.corpus.lexicon.write_text(lexicon, encoding="utf-8")
+            return SimpleNamespace(returncode=code)
+
+        return built
+
+    monkeypatch.setattr("shutil.which", lambda program: program)
+    schedule.prepare_corpus()
+    assert not calls  # finished
+    place.corpus.lexicon.unlink()
+    monkeypatch.setattr("subprocess.run", build(finishes=False, code=1))
+    with pytest.raises(MmdecError, match=r"phrasebook\.py --out .* failed with 1"):
+        schedule.prepare_corpus()
+    monkeypatch.setattr("subprocess.run", build(finishes=True, code=1))  # single recordings failed
+    schedule.prepare_corpus()
+    assert "training goes on without them" in capsys.readouterr().out
+    assert [command[1:] for command in calls] == 2 * [["data/build/phrasebook.py", "--out", "data/corpus"]]
 
 
 def test_directory_and_checkpoint_are_judged_alike(place: Place):
