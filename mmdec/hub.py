@@ -1,7 +1,8 @@
 """Models on disk: found by name, path or hub id, loaded once, written whole or not at all. Safetensors only.
 
-A model's directory holds config.json, model.safetensors (half precision, all but the vocoder), vocoder.safetensors,
-units.json, what its word decoder needs, README.md (the card) and provenance.json.
+A model's directory holds config.json, encoder.safetensors, model.safetensors (the rest of the network) and
+vocoder.safetensors, all in half precision, units.json, what its word decoder needs, README.md (the card) and
+provenance.json.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ DEFAULT_MODEL = "daspeech-phrasebook"
 GRIFFIN_LIM = "griffin-lim"
 PACKAGE = Path(__file__).resolve().parent
 PLACES = (PACKAGE / "_models", PACKAGE.parent / "models")  # an installed wheel, then a checkout
-NEEDED = ("config.json", "model.safetensors", "vocoder.safetensors", "units.json")
+WEIGHTS = ("encoder.safetensors", "model.safetensors", "vocoder.safetensors")  # apart: hosts of code refuse large files
+NEEDED = ("config.json", *WEIGHTS, "units.json")
 PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.tsv", "*.arpa", "*.md"]
@@ -155,9 +157,14 @@ def save_model(
         _write_json(fresh / "config.json", config)
         _write_json(fresh / "units.json", list(units))
         _write_json(fresh / "provenance.json", {**stamp(), **(provenance or {})})
-        save_file(_half(model.state_dict()), fresh / "model.safetensors")
+        state = _half(model.state_dict())
+        encoder = {name: state.pop(name) for name in list(state) if name.startswith("encoder.")}
+        save_file(encoder, fresh / "encoder.safetensors")
+        save_file(state, fresh / "model.safetensors")
         save_file(_half(vocoder.state_dict()), fresh / "vocoder.safetensors")
         words.save(fresh)
+        for name in WEIGHTS:
+            (fresh / name).chmod(0o644)  # written for their owner alone, but a wheel is for everybody
         if card is not None:
             (fresh / "README.md").write_text(card, encoding="utf-8")
         elif (target / "README.md").is_file():
@@ -183,7 +190,8 @@ def _read(directory: Path, device: torch.device, voice: str | os.PathLike[str] |
             raise InputError(f"`model` must be of the system daspeech, but '{directory.name}' is {config['system']!r}.")
         units = json.loads((directory / "units.json").read_text(encoding="utf-8"))
         model = DASpeech(DASpeechConfig.from_dict(config["architecture"]), len(units))
-        model.load_state_dict(_full(load_file(directory / "model.safetensors")))
+        state = load_file(directory / "encoder.safetensors") | load_file(directory / "model.safetensors")
+        model.load_state_dict(_full(state))
         own = Vocoder(VocoderConfig(**config["vocoder"]))
         own.load_state_dict(_full(load_file(directory / "vocoder.safetensors")))
         words = WordDecoder.load(directory)

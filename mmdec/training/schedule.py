@@ -158,10 +158,15 @@ def configuration(stage: Stage, at: float, seconds: float, start: Path | None) -
         model["decay_from"] = None
         weights = next(entry for entry in trainer["callbacks"] if entry["class_path"].endswith("InitialWeights"))
         if start is not None:
-            weights["init_args"] = {"files": [str(start / "model.safetensors")]}
+            weights["init_args"] = {
+                "files": [str(start / name) for name in ("encoder.safetensors", "model.safetensors")]
+            }
             model["lr"] = model["lr"] / 3  # the weights have settled: a full rate would shake them
         elif (before := JOINT.folder / "before.safetensors").is_file():
             weights["init_args"] = {"files": [str(before), str(units_network())]}
+    for entry in trainer["callbacks"]:
+        if entry["class_path"].endswith("ModelCheckpoint"):  # only what is saved at an epoch's end goes on rightly
+            entry["init_args"] |= {"every_n_epochs": 1, "save_on_train_epoch_end": True}
     trainer["callbacks"].append({"class_path": "mmdec.training.callbacks.Deadline", "init_args": deadline})
     processes = trainer["devices"]
     if torch.cuda.is_available() or (os.cpu_count() or 1) < processes:

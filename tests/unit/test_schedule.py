@@ -145,6 +145,11 @@ def test_the_configurations_fit_the_time(place: Place):
         assert config["trainer"]["max_steps"] == -1
         assert config["trainer"]["max_epochs"] > 1000
     assert "decay" not in place.deadline(units)
+    for config in (units, acoustic, vocoder, joint):
+        kept = next(c for c in config["trainer"]["callbacks"] if c["class_path"].endswith("ModelCheckpoint"))[
+            "init_args"
+        ]
+        assert (kept["every_n_epochs"], kept["save_on_train_epoch_end"]) == (1, True)
     assert place.deadline(joint)["decay"]
     assert joint["model"]["init_args"]["decay_from"] is None
     assert units["data"]["init_args"]["steps_per_epoch"] == 79  # a tenth of its 13.2 minutes, at a second a step
@@ -192,7 +197,9 @@ def test_a_shipped_model_is_trained_on_in_the_joint_stage(place: Place):
     made = schedule.main(25, runner=place.runner)
     assert place.stages == ["joint"]
     config = place.config("joint")
-    assert weights(config) == {"files": ["models/daspeech-phrasebook/model.safetensors"]}
+    assert weights(config) == {
+        "files": [f"models/daspeech-phrasebook/{name}.safetensors" for name in ("encoder", "model")]
+    }
     recipe = yaml.safe_load(Path("recipes/daspeech/phrasebook/joint.yaml").read_text(encoding="utf-8"))
     assert config["model"]["init_args"]["lr"] == pytest.approx(recipe["model"]["init_args"]["lr"] / 3)
     assert made == schedule.SHIPPED
