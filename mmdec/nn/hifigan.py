@@ -83,15 +83,15 @@ class HifiGanVocoder(nn.Module):
     def _load_transformers(cls, vocoder: str | Path, expects: MelKind | None) -> HifiGanVocoder:
         kind = _model_type(vocoder)
         if kind == SpeechT5HifiGanConfig.model_type:
-            network, usual = SpeechT5HifiGan, SPEECHT5
+            network, settings, usual = SpeechT5HifiGan, SpeechT5HifiGanConfig, SPEECHT5
         elif kind == FastSpeech2ConformerHifiGanConfig.model_type:
-            network, usual = FastSpeech2ConformerHifiGan, ESPNET
+            network, settings, usual = FastSpeech2ConformerHifiGan, FastSpeech2ConformerHifiGanConfig, ESPNET
         else:
             raise InputError(
                 f"`vocoder` must be a SpeechT5HifiGan or FastSpeech2ConformerHifiGan, but its model_type is {kind!r}. "
                 "Name the directory or hub id of one of these, or the authors' generator file."
             )
-        config = network.config_class.from_pretrained(vocoder)
+        config = settings.from_pretrained(vocoder)
         rate = config.to_dict().get("sampling_rate", usual.sample_rate)  # not every kind names it
         if expects is None and rate != usual.sample_rate:
             raise InputError(
