@@ -148,7 +148,9 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
         mmdec.load(tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["config.json", "units.json", "encoder.safetensors", "model.safetensors", "vocoder.safetensors"])
+@pytest.mark.parametrize(
+    "damage", ["config.json", "units.json", "encoder.safetensors", "model.safetensors", "vocoder.safetensors"]
+)
 def test_damaged_models_are_named(tiny_model: Path, tmp_path: Path, damage: str) -> None:
     copy = tmp_path / "copy"
     copy.mkdir()
