@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from lightning.pytorch import LightningDataModule, LightningModule
+from typing import Any
+
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from mmdec.training.callbacks import WholeEpochs
 
 
 def _units(data: LightningDataModule) -> list[str]:
@@ -15,6 +19,11 @@ class TrainingCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("data", "model.init_args.units", compute_fn=_units, apply_on="instantiate")
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        trainer = super().instantiate_trainer(**kwargs)
+        trainer.callbacks.append(WholeEpochs())
+        return trainer
 
 
 def main() -> None:
