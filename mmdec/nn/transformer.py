@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +14,19 @@ from mmdec.nn.dropout import PooledDropout
 
 def sinusoids(size: int, d_model: int, device: torch.device, start: int = 0) -> Tensor:
     """Absolute positions start ... start+size-1 as sines, then cosines: (size, d_model)."""
-    place = torch.arange(start, start + size, dtype=torch.float32, device=device)[:, None]
-    rate = torch.exp(torch.arange(d_model // 2, dtype=torch.float32, device=device) * (-math.log(1e4) / (d_model // 2)))
-    return torch.cat([(place * rate).sin(), (place * rate).cos()], dim=-1)
+    rows = 1 << max(start + size - 1, 255).bit_length()
+    return _sinusoid_table(rows, d_model, device)[start : start + size]
+
+
+@lru_cache(maxsize=16)
+def _sinusoid_table(rows: int, d_model: int, device: torch.device) -> Tensor:
+    """Kept between calls: at batch 1 its sines cost as much as a layer."""
+    with torch.inference_mode(False):  # a table made while decoding must serve training too
+        place = torch.arange(rows, dtype=torch.float32, device=device)[:, None]
+        rate = torch.exp(
+            torch.arange(d_model // 2, dtype=torch.float32, device=device) * (-math.log(1e4) / (d_model // 2))
+        )
+        return torch.cat([(place * rate).sin(), (place * rate).cos()], dim=-1)
 
 
 class Attention(nn.Module):
