@@ -345,6 +345,7 @@ def test_a_corpus_without_its_lexicon_is_built_to_its_end(
 def test_directory_and_checkpoint_are_judged_alike(place: Place):
     place.ship()
     data = {"common_voice": str(place.corpus.common_voice), "cvss": str(place.corpus.cvss), "jobs": 1}
+    data |= {"upsample": 0.25, "min_vertices": 24}
     shipped = phone_errors(schedule.SHIPPED, data)
     own = phone_errors(Path("scratch/checkpoints/step=7.ckpt"), data)
     assert shipped == pytest.approx(own, abs=0.3)  # half precision
