@@ -22,7 +22,7 @@ class TrainingCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         trainer = super().instantiate_trainer(**kwargs)
-        trainer.callbacks.append(WholeEpochs())  # type: ignore[attr-defined]
+        trainer.callbacks.append(WholeEpochs())  # type: ignore[attr-defined]  # set by Lightning, undeclared  # type: ignore[attr-defined]
         return trainer
 
 
