@@ -100,8 +100,8 @@ def phone_error_rate(hypotheses: Sequence[Sequence[str]], references: Sequence[S
     return _error_rate([" ".join(phones) for phones in hypotheses], [" ".join(phones) for phones in references])
 
 
-def phone_distance(phones: Sequence[str], reference: Sequence[str]) -> int:
-    """Edits between two phone sequences."""
+def phone_distance(phones: Sequence[object], reference: Sequence[object]) -> int:
+    """Edits between two phone sequences, as names or as unit numbers."""
     return _advance(list(range(len(phones) + 1)), phones, reference)[-1]
 
 
@@ -213,7 +213,7 @@ def _sausage_distance(phones: Sequence[str], words: Sequence[str], lexicon: Lexi
     return row[-1]
 
 
-def _advance(row: list[int], phones: Sequence[str], pronunciation: Sequence[str]) -> list[int]:
+def _advance(row: list[int], phones: Sequence[object], pronunciation: Sequence[object]) -> list[int]:
     for phone in pronunciation:
         following = [row[0] + 1]
         for place, heard in enumerate(phones):

@@ -43,11 +43,14 @@ def lengths_to_mask(lengths: Tensor, size: int) -> Tensor:
     return torch.arange(size, device=lengths.device)[None] < lengths[:, None]
 
 
+def _halved(lengths: Tensor) -> Tensor:
+    """Frames after one convolution of width 5, stride 2 and padding 2."""
+    return torch.div(lengths - 1, 2, rounding_mode="floor") + 1
+
+
 def subsampled(lengths: Tensor) -> Tensor:
     """Frames after the two convolutions of stride 2."""
-    for _ in range(2):
-        lengths = torch.div(lengths - 1, 2, rounding_mode="floor") + 1
-    return lengths
+    return _halved(_halved(lengths))
 
 
 class Subsampler(nn.Module):
@@ -67,7 +70,7 @@ class Subsampler(nn.Module):
         x = x.masked_fill(~lengths_to_mask(lengths, x.shape[2])[:, None], 0.0)  # a product would keep NaN
         for conv in self.conv_layers:
             x = F.glu(conv(x), dim=1)
-            lengths = torch.div(lengths - 1, 2, rounding_mode="floor") + 1
+            lengths = _halved(lengths)
             # What lies beyond a row's end must be zero, or the batch would leak into the row's last frames.
             x = x * lengths_to_mask(lengths, x.shape[2])[:, None].to(x.dtype)
         return x.transpose(1, 2), lengths

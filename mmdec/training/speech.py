@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from mmdec.decode.lattice import decode_lattice
+from mmdec.metrics import phone_distance
 from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig, Lattice, SpeechToUnits
 from mmdec.nn.fastspeech2 import acoustic_loss
@@ -21,16 +22,6 @@ from mmdec.training.schedule_lr import Schedule
 from mmdec.types import InputError
 
 SIZES = {"paper": DASpeechConfig.paper, "small": DASpeechConfig.small}
-
-
-def edit_distance(a: list[int], b: list[int]) -> int:
-    """Levenshtein distance of two unit sequences."""
-    row = list(range(len(b) + 1))
-    for i, x in enumerate(a, start=1):
-        last, row[0] = row[0], i
-        for j, y in enumerate(b, start=1):
-            last, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, last + (x != y))
-    return row[-1]
 
 
 class DASpeechModule(LightningModule):
@@ -180,7 +171,7 @@ class DASpeechModule(LightningModule):
         size = len(gold)
         length = torch.tensor(float(sum(map(len, gold))))
         for name, rows in found.items():
-            errors = sum(edit_distance(a, b) for a, b in zip(rows, gold, strict=True))
+            errors = sum(phone_distance(a, b) for a, b in zip(rows, gold, strict=True))
             exact = sum(a == b for a, b in zip(rows, gold, strict=True)) / size
             self.log(f"dev/{name}_per", errors / length, batch_size=int(length), sync_dist=True, on_epoch=True)
             self.log(f"dev/{name}_exact", exact, batch_size=size, sync_dist=True, on_epoch=True)
