@@ -1,8 +1,21 @@
-"""The lowest floor: the errors that every other file raises. It knows nothing of tensors.
+"""The lowest floor: the errors that every other file raises, and the nouns of drafting and verification.
 
 An error names the argument, the rule, the value and the remedy:
 "`sample_rate` must be at least 8000 Hz, but is 4000. Resample the audio first."
+
+B rows, N nodes of a draft, A nodes of an accepted path, P prompt columns, V vocabulary, H hidden size. torch is imported
+by those who make tensors, not here: `mmdec --help` is to be quick.
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 class MmdecError(Exception):
@@ -11,3 +24,127 @@ class MmdecError(Exception):
 
 class InputError(MmdecError, ValueError):
     """An argument or a file breaks a rule. Nothing was computed and nothing was written."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A tree of tokens for each row. A chain is a tree of width one, plain decoding a tree of one node.
+
+    Node 0 is the root: the pending token, chosen but not yet in the cache. A parent comes before its children. What lies
+    at nodes `size` and beyond is padding: any valid token, parent 0.
+    """
+
+    tokens: Tensor  # (B, N) int64
+    parents: Tensor  # (B, N) int64, -1 at the root
+    size: Tensor  # (B,) int64, at least 1
+    probs: Tensor | None = None  # (B, N, V): what the children of a node were drawn from; None: they were not drawn
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What one pass of the target says about a draft."""
+
+    logits: Tensor  # (B, N, V), raw
+    features: Mapping[int, Tensor] = field(default_factory=dict)  # layer -> (B, N, H), those that the drafter needs
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the verifier decided. `tokens` is the text of this round: the path's tokens below the root, then `next`.
+
+    A row that is done was cut where plain decoding would have ended; its `next` is no root of anything.
+    """
+
+    path: Tensor  # (B, A) int64, accepted nodes from the root down, -1 beyond
+    next: Tensor  # (B,) int64, the next root: correction or bonus
+    done: Tensor  # (B,) bool: end of sequence, stop or length
+    tokens: Tensor  # (B, T) int64, -1 beyond a row's own
+    lengths: Tensor  # (B,) int64, tokens of a row in this round, at least 1
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a drafter asks of a target besides logits."""
+
+    layers: tuple[int, ...] = ()  # hidden states after these layers; -1 is the last, final norm included
+    embeds: bool = False  # the prompt's input embeddings
+    memory: bool = False  # the encoder's states
+
+
+@dataclass(frozen=True)
+class Context:
+    """The prompt after its pass, for drafters that read it."""
+
+    tokens: Tensor  # (B, P) int64
+    mask: Tensor  # (B, P) bool, False at padding
+    positions: Tensor  # (1 or 3, B, P)
+    next_position: Tensor  # (B,) of the root, rope_delta included
+    features: Mapping[int, Tensor] = field(default_factory=dict)  # layer -> (B, P, H)
+    embeds: Tensor | None = None  # (B, P, H)
+    visual: Tensor | None = None  # (B, P) bool, True at visual tokens
+    memory: Tensor | None = None  # (B, S, H)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to draft in a round, and how: `nodes` below the root in all, at most `depth` deep."""
+
+    nodes: int
+    depth: int
+    temperature: float | None = None  # draw children, at this temperature, and report `probs`; None: deterministic
+    generator: torch.Generator | None = None  # for those draws alone, on the target's device
+
+
+class Target(Protocol):
+    """A model that scores drafts. It knows nothing of how they come about. Weights only: a run lives in its session."""
+
+    name: str  # of the model, for what the budget remembers
+    vocab_size: int
+    hidden_size: int
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[Any, Context, Draft, Scores]:
+        """The prompt's pass: (session, context, draft, scores). The draft is the last prompt token alone, whose cache
+        entry is already there: committing it changes nothing."""
+        ...
+
+    def score(self, session: Any, draft: Draft) -> Scores:
+        """One pass over the whole tree; nothing is accepted yet."""
+        ...
+
+    def commit(self, session: Any, verdict: Verdict) -> None:
+        """Keep the accepted path's cache, drop the rest."""
+        ...
+
+    def select(self, session: Any, live: Tensor) -> None:
+        """Rows live (K,) int64 go on, in that order."""
+        ...
+
+
+class Drafter(Protocol):
+    """Proposes, never accepts. Weights only: what belongs to a run is its memory."""
+
+    name: str
+    needs: Needs
+
+    def check(self, target: Target) -> None:
+        """Raise InputError if the pair cannot work; says what would."""
+        ...
+
+    def start(self, context: Context) -> Any:
+        """The memory of a run, from its prompt."""
+        ...
+
+    def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
+        """A tree below each root (B,), within the plan; fewer nodes, none even, where it has nothing to say."""
+        ...
+
+    def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """See what became of a draft, whoever proposed it: also of plain rounds and of the prompt's."""
+        ...
+
+    def select(self, memory: Any, live: Tensor) -> None:
+        """Rows live (K,) int64 go on, in that order."""
+        ...

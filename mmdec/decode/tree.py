@@ -1,0 +1,64 @@
+"""Trees of tokens: depth, ancestors, and drafts put together from lists. Shapes as in `mmdec.types`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mmdec.types import Draft
+
+
+def single(roots: Tensor) -> Draft:
+    """The draft of plain decoding: roots (B,) alone."""
+    return Draft(roots[:, None], torch.full_like(roots, -1)[:, None], torch.ones_like(roots))
+
+
+def is_chain(draft: Draft) -> bool:
+    """Whether every node's parent is the node before it (padding left out)."""
+    steps = torch.arange(draft.tokens.shape[1], device=draft.tokens.device)
+    return bool(((draft.parents == steps - 1) | (steps >= draft.size[:, None])).all())
+
+
+def ancestors(parents: Tensor) -> Tensor:
+    """(B, N, N) bool: whether node j lies on the way from the root to node i, i itself included."""
+    size = parents.shape[1]
+    eye = torch.eye(size, dtype=torch.bool, device=parents.device)
+    # Pointer doubling: after k rounds a node knows its 2^k nearest ancestors.
+    seen = eye.expand(parents.shape[0], -1, -1).clone()
+    jump = torch.where(parents < 0, 0, parents)
+    seen = seen | torch.nn.functional.one_hot(jump, size).bool() if size > 1 else seen
+    for _ in range(max(size - 1, 1).bit_length()):
+        seen = seen | seen.gather(1, jump[..., None].expand(-1, -1, size))
+        jump = jump.gather(1, jump)
+    return seen
+
+
+def depths(parents: Tensor) -> Tensor:
+    """(B, N) int64: steps from the root."""
+    return ancestors(parents).sum(2) - 1
+
+
+def chains(roots: Tensor, tails: Sequence[Sequence[int]]) -> Draft:
+    """One chain for each row: root, then the row's tail, which may be empty."""
+    trees = [(list(tail), list(range(len(tail)))) for tail in tails]
+    return trees_from_lists(roots, trees)
+
+
+def trees_from_lists(roots: Tensor, trees: Sequence[tuple[Sequence[int], Sequence[int]]], probs: Tensor | None = None) -> Draft:
+    """Below each root the nodes 1, 2, ...: their tokens and their parents' indices (0 is the root)."""
+    size = 1 + max((len(tokens) for tokens, _ in trees), default=0)
+    rows, links = [], []
+    for tokens, parents in trees:
+        gap = size - 1 - len(tokens)
+        rows.append([*tokens, *[0] * gap])
+        links.append([-1, *parents, *[0] * gap])
+    device = roots.device
+    below = torch.tensor(rows, dtype=torch.long, device=device).view(len(roots), size - 1)
+    return Draft(
+        torch.cat([roots[:, None], below], 1),
+        torch.tensor(links, dtype=torch.long, device=device),
+        torch.tensor([1 + len(tokens) for tokens, _ in trees], dtype=torch.long, device=device),
+        probs,
+    )

@@ -1,0 +1,1 @@
+"""What proposes token trees: one file a drafter. A drafter never accepts, and never imports a target."""
