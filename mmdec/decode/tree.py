@@ -40,13 +40,26 @@ def depths(parents: Tensor) -> Tensor:
     return ancestors(parents).sum(2) - 1
 
 
+def height(draft: Draft) -> int:
+    """Steps from the root to the deepest node of any row."""
+    deepest = 0
+    for parents, size in zip(draft.parents.tolist(), draft.size.tolist(), strict=True):
+        steps = [0] * size
+        for node in range(1, size):
+            steps[node] = steps[parents[node]] + 1
+        deepest = max(deepest, *steps)
+    return deepest
+
+
 def chains(roots: Tensor, tails: Sequence[Sequence[int]]) -> Draft:
     """One chain for each row: root, then the row's tail, which may be empty."""
     trees = [(list(tail), list(range(len(tail)))) for tail in tails]
     return trees_from_lists(roots, trees)
 
 
-def trees_from_lists(roots: Tensor, trees: Sequence[tuple[Sequence[int], Sequence[int]]], probs: Tensor | None = None) -> Draft:
+def trees_from_lists(
+    roots: Tensor, trees: Sequence[tuple[Sequence[int], Sequence[int]]], probs: Tensor | None = None
+) -> Draft:
     """Below each root the nodes 1, 2, ...: their tokens and their parents' indices (0 is the root)."""
     size = 1 + max((len(tokens) for tokens, _ in trees), default=0)
     rows, links = [], []

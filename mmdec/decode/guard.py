@@ -1,0 +1,112 @@
+"""Keeps a run alive whatever its drafter does: an error, or a draft that breaks a rule, ends the drafting alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from mmdec.decode.tree import single
+from mmdec.types import Context, Draft, Drafter, Plan, Scores, Verdict
+
+R = TypeVar("R")
+
+
+class Guard:
+    """One run's drafter and its memory. After the first fault it warns once and proposes nothing any more."""
+
+    def __init__(self, drafter: Drafter | None, vocab_size: int) -> None:
+        self.drafter, self.vocab_size = drafter, vocab_size
+        self.memory: Any = None
+
+    def start(self, context: Context) -> None:
+        if self.drafter is not None:
+            self.memory = self._try(self.drafter.start, context)
+
+    def propose(self, roots: Tensor, plan: Plan, room: Sequence[int]) -> Draft:
+        """A sound draft below each root: within the plan, and no deeper than `room` tokens can still be used."""
+        if self.drafter is None or plan.nodes <= 0:
+            return single(roots)
+        draft = self._try(self._checked, self.drafter, roots, plan)
+        if draft is None:
+            return single(roots)
+        return draft if draft.tokens.shape[1] == 1 else _cut(draft, plan, room)
+
+    def update(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        if self.drafter is not None:
+            self._try(self.drafter.update, self.memory, draft, scores, verdict)
+
+    def select(self, live: Tensor) -> None:
+        if self.drafter is not None:
+            self._try(self.drafter.select, self.memory, live)
+
+    def _try(self, call: Callable[..., R], *arguments: Any) -> R | None:
+        assert self.drafter is not None
+        try:
+            return call(*arguments)
+        except Exception as error:  # the run is worth more than the drafter
+            name = self.drafter.name
+            warnings.warn(
+                f"drafter '{name}' failed and is left out from here on; the output is not affected "
+                f"({type(error).__name__}: {error})",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            self.drafter = self.memory = None
+            return None
+
+    def _checked(self, drafter: Drafter, roots: Tensor, plan: Plan) -> Draft:
+        draft = drafter.propose(self.memory, roots, plan)
+        batch, size = draft.tokens.shape
+        if batch != len(roots) or draft.parents.shape != (batch, size) or draft.size.shape != (batch,):
+            raise ValueError(f"a draft of {batch} x {size} nodes for {len(roots)} rows")
+        if not bool((draft.tokens[:, 0] == roots).all()):
+            raise ValueError("a root that is not the pending token")
+        for tokens, parents, count in zip(
+            draft.tokens.tolist(), draft.parents.tolist(), draft.size.tolist(), strict=True
+        ):
+            if not 1 <= count <= size or not all(0 <= parents[node] < node for node in range(1, count)):
+                raise ValueError("a tree whose nodes do not follow their parents")
+            if not all(0 <= token < self.vocab_size for token in tokens):
+                raise ValueError(f"a token outside the vocabulary of {self.vocab_size}")
+        if draft.probs is not None:
+            shape = (batch, size, self.vocab_size)
+            if draft.probs.shape != shape:
+                raise ValueError(f"probabilities of shape {tuple(draft.probs.shape)} instead of {shape}")
+            if not bool(draft.probs.isfinite().all()):
+                raise ValueError("probabilities that are not finite")
+        return draft
+
+
+def _cut(draft: Draft, plan: Plan, room: Sequence[int]) -> Draft:
+    """Drop nodes beyond the plan, and those so deep that the row would have ended before: a model may have no position
+    for them. The nodes kept are moved together."""
+    parents, sizes = draft.parents.tolist(), draft.size.tolist()
+    kept: list[list[int]] = []
+    for row, limit in enumerate(room):
+        deepest = min(plan.depth, limit - 1)
+        depth = {0: 0}
+        for node in range(1, sizes[row]):
+            above = depth.get(parents[row][node])
+            if above is not None and above < deepest and len(depth) <= plan.nodes:
+                depth[node] = above + 1
+        kept.append(list(depth))
+    size = max(map(len, kept))
+    if size == draft.tokens.shape[1] and all(len(nodes) == count for nodes, count in zip(kept, sizes, strict=True)):
+        return draft
+    places = draft.tokens.new_tensor([nodes + [0] * (size - len(nodes)) for nodes in kept])
+    moved = []
+    for row, nodes in enumerate(kept):
+        new = {node: place for place, node in enumerate(nodes)}
+        moved.append([-1, *(new[parents[row][node]] for node in nodes[1:]), *[0] * (size - len(nodes))])
+    probs = draft.probs
+    if probs is not None:
+        probs = probs.gather(1, places[..., None].expand(-1, -1, probs.shape[2]))
+    return Draft(
+        draft.tokens.gather(1, places),
+        draft.parents.new_tensor(moved),
+        draft.size.new_tensor([len(nodes) for nodes in kept]),
+        probs,
+    )

@@ -1,0 +1,97 @@
+"""Speculative decoding, on one screen: draft, one pass of the target, verify, commit.
+
+It knows nothing of models, tokenizers or how drafts come about: see `mmdec.types` for Target and Drafter, `verify.py`
+for what is accepted, `budget.py` for how much is drafted, `guard.py` for drafters that fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+
+from mmdec.decode.guard import Guard
+from mmdec.decode.sampling import Text
+from mmdec.decode.tree import height
+from mmdec.decode.verify import Rule, verify
+from mmdec.decode.watch import Watch
+from mmdec.types import Drafter, Needs, Plan, Target, Verdict
+
+
+class Planner(Protocol):
+    """What the loop asks of a budget."""
+
+    def plan(self, batch: int) -> Plan: ...
+
+    def observe(
+        self, batch: int, sizes: list[int], depth: int, accepted: list[int], target: float, drafter: float, /
+    ) -> None: ...
+
+
+@dataclass(frozen=True)
+class Round:
+    """One draft and one target pass. Lists run over the rows that took part."""
+
+    index: int  # 0 is the prompt's pass
+    rows: list[int]  # their ids: places in the call's batch
+    tokens: list[list[int]]  # the new text; bonus or correction included
+    drafted: list[int]  # nodes below the root
+    accepted: list[int]  # of these
+    done: list[bool]
+    target: float = 0.0  # seconds in the target's pass
+    drafter: float = 0.0
+    core: float = 0.0  # everything else
+    text: list[str] = field(default_factory=list)  # of the tokens, where somebody has decoded them
+
+
+@torch.inference_mode()
+def decode(
+    target: Target, inputs: Mapping[str, Any], text: Text, rule: Rule, drafter: Drafter | None, budget: Planner
+) -> Iterator[Round]:
+    """Rounds until every row has ended. `text` holds the prompts (B, P) and grows; leave the iterator to cancel.
+
+    A row's tokens are those of plain decoding with the same rule, whatever the drafter, the budget and the batch.
+    """
+    watch, guard = Watch(target.device), Guard(drafter, target.vocab_size)
+    session, context, draft, scores = target.prefill(inputs, drafter.needs if drafter else Needs())
+    watch.target += watch.passed()
+    guard.start(context)
+    watch.drafter += watch.passed()
+    index = 0
+    while True:
+        rows, sizes = text.live, draft.size.tolist()
+        verdict = verify(draft, scores, rule, text)
+        target.commit(session, verdict)
+        watch.core += watch.passed()
+        guard.update(draft, scores, verdict)
+        watch.drafter += watch.passed()
+        roots, done = verdict.next, verdict.done.tolist()
+        if any(done):
+            live = verdict.done.logical_not().nonzero()[:, 0]
+            text.live, roots = [row for row, ended in zip(rows, done, strict=True) if not ended], roots[live]
+            if text.live:
+                target.select(session, live)
+                guard.select(live)
+        report = _round(index, rows, verdict, sizes, done)
+        watch.core += watch.passed()
+        if index:
+            budget.observe(len(rows), sizes, height(draft), report.accepted, watch.target, watch.drafter)
+        yield replace(report, target=watch.target, drafter=watch.drafter, core=watch.core)
+        if not text.live:
+            return
+        watch.start()
+        plan = rule.drawn(budget.plan(len(text.live)), target.device)
+        watch.core += watch.passed()
+        draft = guard.propose(roots, plan, [text.room(row) for row in text.live])
+        watch.drafter += watch.passed()
+        scores = target.score(session, draft)
+        watch.target += watch.passed()
+        index += 1
+
+
+def _round(index: int, rows: list[int], verdict: Verdict, sizes: list[int], done: list[bool]) -> Round:
+    tokens = [row[:length] for row, length in zip(verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True)]
+    accepted = [sum(node > 0 for node in path) for path in verdict.path.tolist()]
+    return Round(index, rows, tokens, [size - 1 for size in sizes], accepted, done)

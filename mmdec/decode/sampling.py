@@ -1,0 +1,165 @@
+"""What plain decoding would do at one place: the row's text so far, its processors, the token it takes, when it ends.
+
+Everything here happens for one row at one place, in autoregressive order, on exactly the tensors that transformers'
+own loop would pass: ids (1, L), left padding included, and float32 logits (1, V). It knows nothing of drafts.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mmdec.types import InputError
+
+Processor = Callable[[Tensor, Tensor], Tensor]  # ids (1, L), logits (1, V) -> logits (1, V)
+Criterion = Callable[[Tensor, Tensor | None], Tensor]  # ids (1, L), scores -> (1,) bool
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When a row ends: a token of `eos`, `max_length` columns (prompt and padding included), or any of `criteria`."""
+
+    max_length: int
+    eos: frozenset[int] = frozenset()
+    criteria: Sequence[Criterion] = field(default=())
+
+
+class Text:
+    """The rows of a run: ids as the plain loop would hold them, and what it would do to the logits at their end."""
+
+    def __init__(self, prompt: Tensor, stop: Stop, processors: Sequence[Processor] = ()) -> None:
+        """prompt (B, P) int64. Each row has processors of its own, for they may keep a state; networks in them (as for
+        classifier-free guidance) stay shared."""
+        batch, start = prompt.shape
+        if start == 0:
+            raise InputError("`input_ids` must hold at least one token a row, but is empty. Begin with a BOS token.")
+        if start >= stop.max_length:
+            raise InputError(
+                f"`max_length` must be above the prompt's {start} tokens, but is {stop.max_length}. "
+                "Raise it, or set `max_new_tokens`."
+            )
+        self.prompt, self.start, self.stop = prompt, start, stop
+        self.tokens: list[list[int]] = [[] for _ in range(batch)]  # generated, for each row id
+        self.live = list(range(batch))  # row ids, in the order of the batch
+        given = list(processors)
+        self.processors = [given] + [_copied(given) for _ in range(batch - 1)] if given else None
+        # Only those who read the text need it as a tensor.
+        self._read = bool(given or stop.criteria)
+        self._ids = torch.cat([prompt, prompt.new_zeros(batch, 64)], 1) if self._read else prompt
+
+    def row(self, row: int) -> Tensor:
+        """(1, L): prompt, padding included, and what was generated."""
+        return self._ids[row : row + 1, : self.start + len(self.tokens[row])]
+
+    def room(self, row: int) -> int:
+        """How many tokens may still come."""
+        return self.stop.max_length - self.start - len(self.tokens[row])
+
+    def warped(self, row: int, logits: Tensor) -> Tensor:
+        """Raw logits (V,) of the next token -> (1, V) float32, as the processors leave them."""
+        scores = logits[None].to(torch.float32, copy=True)
+        if self.processors is not None:
+            ids = self.row(row)
+            for processor in self.processors[row]:
+                scores = processor(ids, scores)
+        return scores
+
+    def push(self, row: int, token: int) -> None:
+        """One more token, as yet without asking whether it ends the row."""
+        if self._read:
+            place = self.start + len(self.tokens[row])
+            if place == self._ids.shape[1]:
+                self._ids = torch.cat([self._ids, torch.zeros_like(self._ids)], 1)
+            self._ids[row, place] = token
+        self.tokens[row].append(token)
+
+    def pop(self, row: int, count: int) -> None:
+        """Take the last `count` tokens back."""
+        del self.tokens[row][len(self.tokens[row]) - count :]
+
+    def append(self, row: int, token: int) -> bool:
+        """One more token; whether the row ends with it."""
+        self.push(row, token)
+        done = token in self.stop.eos or self.room(row) <= 0
+        for criterion in self.stop.criteria:  # all are asked, as in the plain loop: they may keep a state
+            done = bool(criterion(self.row(row), None)) or done
+        return done
+
+    def padded(self, pad: int) -> Tensor:
+        """(B, longest) all rows with their prompts, shorter ones padded on the right."""
+        longest = max(map(len, self.tokens))
+        rows = [row + [pad] * (longest - len(row)) for row in self.tokens]
+        return torch.cat([self.prompt, torch.tensor(rows, dtype=torch.long, device=self.prompt.device)], 1)
+
+
+def _copied(processors: list[Processor]) -> list[Processor]:
+    networks = {}
+    for processor in processors:
+        for value in vars(processor).values() if hasattr(processor, "__dict__") else ():
+            if isinstance(value, nn.Module):
+                networks[id(value)] = value
+    return copy.deepcopy(processors, networks)
+
+
+class Choice(Protocol):
+    """Which token plain decoding takes, given processed logits (1, V) and the text before it."""
+
+    def __call__(self, scores: Tensor, text: Text, row: int) -> int: ...
+
+
+def most_probable(scores: Tensor, text: Text, row: int) -> int:
+    """Greedy decoding."""
+    return int(scores.argmax(-1))
+
+
+def stock_sample(scores: Tensor, text: Text, row: int) -> int:
+    """What `generate(do_sample=True)` draws at batch 1: one `torch.multinomial` on torch's own generator."""
+    return int(torch.multinomial(scores.softmax(-1), 1))
+
+
+@dataclass(frozen=True)
+class KeyedSample:
+    """Gumbel noise keyed by (seed, row id, index among the generated tokens, token).
+
+    The token at a place depends on these and on the text before it alone: not on drafts, rounds, or other rows.
+    """
+
+    seed: int
+
+    def __call__(self, scores: Tensor, text: Text, row: int) -> int:
+        generator = keyed(scores.device, self.seed, "token", row, len(text.tokens[row]))
+        noise = torch.empty_like(scores).exponential_(generator=generator)
+        return int((scores - noise.log()).argmax(-1))  # -log of an exponential is Gumbel noise
+
+
+def keyed(device: torch.device, *key: int | str) -> torch.Generator:
+    """A generator that depends on its key alone; different keys give independent streams."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+class Dice:
+    """All that rejection sampling throws, so that a proof can throw every outcome in turn."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    def happens(self, chance: float) -> bool:
+        """True with this probability; 1 and above is certain, 0 and below impossible."""
+        device = self.generator.device
+        return float(torch.rand((), generator=self.generator, device=device, dtype=torch.float64)) < chance
+
+    def draw(self, weights: Tensor) -> int:
+        """A token from weights (V,) that need not sum to one."""
+        return int(torch.multinomial(weights / weights.sum(), 1, generator=self.generator))
+
+
+def keyed_dice(device: torch.device, *key: int | str) -> Dice:
+    """Dice whose throws depend on the key alone."""
+    return Dice(keyed(device, *key))

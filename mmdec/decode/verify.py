@@ -1,0 +1,281 @@
+"""The one place where a draft meets the target: which path is accepted, which token follows, who is done.
+
+    rule      at a node                                                              the output
+    greedy    take the most probable token; descend where a child equals it          equals plain decoding's
+    sampled   draw a token as plain decoding would; descend where a child equals it  equals plain sampling's
+    residual  children in turn, each with probability min(1, p/q); then p <- (p-q)+  has the target's own law
+    block     whole chains, accepted jointly (Sun et al., ICLR 2025)                 has the target's own law
+    typical   the best child with p > min(eps, delta exp(-H(p))) (Medusa, 2.3.1)     LOSSY: another law
+
+p is the target's distribution after all processors, q what the child was drawn from. A node's processors run when the
+walk visits it, and for no other node. The shape of the tree does not matter: a chain is a tree of width one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from mmdec.decode.sampling import Choice, Dice, Text, keyed, keyed_dice, most_probable
+from mmdec.types import Draft, Plan, Scores, Verdict
+
+RuleName = Literal["greedy", "sampled", "residual", "block", "typical"]
+LOSSY = frozenset({"typical"})
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One row's tree as plain lists: children of each node in order, and the tensors of its nodes."""
+
+    row: int  # its id, for text and random numbers
+    tokens: list[int]
+    children: list[list[int]]
+    logits: Tensor  # (N, V)
+    probs: Tensor | None  # (N, V)
+
+    def match(self, node: int, token: int) -> Step:
+        """Where the token leads to from a node."""
+        for child in self.children[node]:
+            if self.tokens[child] == token:
+                return token, child
+        return token, -1
+
+
+Step = tuple[int, int]  # the token taken at a node, and the child that holds it, or -1
+
+
+class Rule(Protocol):
+    """Walks one row's tree: the accepted nodes below the root, and whether the row ended. Tokens go into `text`."""
+
+    @property
+    def name(self) -> RuleName: ...
+
+    def drawn(self, plan: Plan, device: torch.device) -> Plan:
+        """The plan, with a temperature and random numbers for the drafter where the rule is for drawn children."""
+        ...
+
+    def walk(self, branch: Branch, text: Text) -> tuple[list[int], bool]: ...
+
+
+def verify(draft: Draft, scores: Scores, rule: Rule, text: Text) -> Verdict:
+    """Judge a draft (B, N) by the target's scores; `text` grows by the tokens of this round.
+
+    Nothing else is kept between rounds: the same draft, scores, rule and text give the same verdict.
+    """
+    tokens, parents, sizes = draft.tokens.tolist(), draft.parents.tolist(), draft.size.tolist()
+    if isinstance(rule, MatchRule) and rule.choice is most_probable and text.processors is None:
+        picks = scores.logits.argmax(-1).tolist()  # one reduction for all nodes beats one for each
+    else:
+        picks = None
+    paths: list[list[int]] = []
+    ended: list[bool] = []
+    emitted: list[list[int]] = []
+    for place, row in enumerate(text.live):
+        before = len(text.tokens[row])
+        children: list[list[int]] = [[] for _ in range(sizes[place])]
+        for node in range(1, sizes[place]):
+            children[parents[place][node]].append(node)
+        probs = None if draft.probs is None else draft.probs[place]
+        branch = Branch(row, tokens[place], children, scores.logits[place], probs)
+        if picks is None:
+            path, done = rule.walk(branch, text)
+        else:
+            known: list[int] = picks[place]
+            path, done = _descend(
+                branch, text, lambda node, known=known, branch=branch: branch.match(node, known[node])
+            )
+        paths.append([0, *path])
+        ended.append(done)
+        emitted.append(text.tokens[row][before:])
+    return _verdict(paths, ended, emitted, draft.tokens.device)
+
+
+def _verdict(paths: list[list[int]], ended: list[bool], emitted: list[list[int]], device: torch.device) -> Verdict:
+    def rows(lists: list[list[int]]) -> Tensor:
+        width = max(map(len, lists))
+        return torch.tensor([items + [-1] * (width - len(items)) for items in lists], device=device)
+
+    return Verdict(
+        path=rows(paths),
+        next=torch.tensor([items[-1] for items in emitted], device=device),
+        done=torch.tensor(ended, device=device),
+        tokens=rows(emitted),
+        lengths=torch.tensor([len(items) for items in emitted], device=device),
+    )
+
+
+def _descend(branch: Branch, text: Text, step: Callable[[int], Step]) -> tuple[list[int], bool]:
+    """Go down as long as the token taken at a node is that of a child, and the row does not end."""
+    path: list[int] = []
+    node = 0
+    while True:
+        token, node = step(node)
+        if text.append(branch.row, token):
+            return path, True
+        if node < 0:
+            return path, False
+        path.append(node)
+
+
+@dataclass(frozen=True)
+class MatchRule:
+    """Greedy and sampled: the token that plain decoding takes at each visited node, in the same order.
+
+    For deterministic drafts this accepts as often as rejection sampling does (whose q is one-hot), and gives not only
+    the law but the very tokens of plain decoding.
+    """
+
+    choice: Choice = most_probable
+    name: RuleName = "greedy"
+
+    def drawn(self, plan: Plan, device: torch.device) -> Plan:
+        return plan
+
+    def walk(self, branch: Branch, text: Text) -> tuple[list[int], bool]:
+        def step(node: int) -> Step:
+            return branch.match(node, self.choice(text.warped(branch.row, branch.logits[node]), text, branch.row))
+
+        return _descend(branch, text, step)
+
+
+@dataclass
+class Stream:
+    """A run's random numbers: keyed ones for the verdicts, and the drafter's own, which share nothing with them."""
+
+    seed: int
+    temperature: float = 1.0  # at which the drafter draws; the output's law does not depend on it
+    generator: torch.Generator | None = None
+
+    def drawn(self, plan: Plan, device: torch.device) -> Plan:
+        if self.generator is None:
+            self.generator = keyed(device, self.seed, "draft")
+        return replace(plan, temperature=self.temperature, generator=self.generator)
+
+
+@dataclass(frozen=True)
+class ResidualRule:
+    """Rejection sampling without replacement (Leviathan et al. 2023; trees as in Sequoia, Chen et al. 2024).
+
+    A draft without probabilities counts as drawn from one-hot distributions: a child's chance is then p(x).
+    """
+
+    stream: Stream
+    name: RuleName = "residual"
+    dice: Callable[..., Dice] = keyed_dice
+
+    def drawn(self, plan: Plan, device: torch.device) -> Plan:
+        return self.stream.drawn(plan, device)
+
+    def walk(self, branch: Branch, text: Text) -> tuple[list[int], bool]:
+        return _descend(branch, text, lambda node: self._step(branch, text, node))
+
+    def _step(self, branch: Branch, text: Text, node: int) -> Step:
+        p = _law(text, branch.row, branch.logits[node])
+        dice = self.dice(p.device, self.stream.seed, "residual", branch.row, len(text.tokens[branch.row]))
+        q = None if branch.probs is None else branch.probs[node].double().clone()
+        for child in branch.children[node]:
+            token = branch.tokens[child]
+            drawn = 1.0 if q is None else float(q[token])
+            if drawn <= 0.0:  # it cannot have been drawn: as if it were not there
+                continue
+            if dice.happens(float(p[token]) / drawn):
+                return token, child
+            if q is None:
+                left = p.index_fill(0, torch.tensor([token], device=p.device), 0.0)
+            else:
+                left = (p - q).clamp(min=0.0)
+                q[token] = 0.0
+                q = q / q.sum().clamp(min=1e-300)
+            if float(left.sum()) > 0.0:  # else p equals q but for rounding
+                p = left / left.sum()
+        return dice.draw(p), -1
+
+
+@dataclass(frozen=True)
+class BlockRule:
+    """Block verification (Sun et al., ICLR 2025, algorithm 2): a chain's tokens are accepted jointly, never fewer on
+    average than one by one. Of a tree it reads the first children. All of the chain's nodes count as visited."""
+
+    stream: Stream
+    name: RuleName = "block"
+    dice: Callable[..., Dice] = keyed_dice
+
+    def drawn(self, plan: Plan, device: torch.device) -> Plan:
+        return self.stream.drawn(plan, device)
+
+    def walk(self, branch: Branch, text: Text) -> tuple[list[int], bool]:
+        row = branch.row
+        start = len(text.tokens[row])
+        nodes = [0]
+        while branch.children[nodes[-1]]:
+            nodes.append(branch.children[nodes[-1]][0])
+        dice = self.dice(branch.logits.device, self.stream.seed, "block", row, start)
+        weight, accepted = 1.0, 0  # p_i of the paper; tau
+        residual = law = _law(text, row, branch.logits[0])
+        for place, node in enumerate(nodes):
+            last = place == len(nodes) - 1
+            if last:
+                rest, chance = law, weight
+            else:
+                q = torch.zeros_like(law) if branch.probs is None else branch.probs[node].double()
+                if branch.probs is None:
+                    q[branch.tokens[nodes[place + 1]]] = 1.0
+                rest = (weight * law - q).clamp(min=0.0)
+                mass = float(rest.sum())
+                chance = mass / (mass + 1.0 - weight) if mass > 0.0 else 0.0
+            if place == 0 or dice.happens(chance):
+                accepted, residual = place, rest if float(rest.sum()) > 0.0 else law
+            if last:
+                break
+            token = branch.tokens[nodes[place + 1]]
+            drawn = 1.0 if branch.probs is None else float(branch.probs[node][token])
+            weight = min(1.0, weight * float(law[token]) / drawn) if drawn > 0.0 else 0.0
+            if weight == 0.0:
+                break
+            text.push(row, token)  # the next node's processors are to see it
+            law = _law(text, row, branch.logits[nodes[place + 1]])
+        text.pop(row, len(text.tokens[row]) - start)
+        path: list[int] = []
+        for node in nodes[1 : accepted + 1]:
+            if text.append(row, branch.tokens[node]):
+                return path, True
+            path.append(node)
+        return path, text.append(row, dice.draw(residual))
+
+
+@dataclass(frozen=True)
+class TypicalRule:
+    """Typical acceptance (Medusa, Cai et al. 2024, section 2.3.1): LOSSY. Of the children that are probable enough the
+    most probable is taken; where none is, the token of plain decoding."""
+
+    choice: Choice = most_probable
+    epsilon: float = 0.09
+    delta: float = 0.3
+    name: RuleName = "typical"
+
+    def drawn(self, plan: Plan, device: torch.device) -> Plan:
+        return plan
+
+    def walk(self, branch: Branch, text: Text) -> tuple[list[int], bool]:
+        return _descend(branch, text, lambda node: self._step(branch, text, node))
+
+    def _step(self, branch: Branch, text: Text, node: int) -> Step:
+        scores = text.warped(branch.row, branch.logits[node])
+        p = scores[0].double().softmax(-1)
+        entropy = float(torch.special.entr(p).sum())
+        threshold = min(self.epsilon, self.delta * math.exp(-entropy))
+        chances = [(float(p[branch.tokens[child]]), -child) for child in branch.children[node]]
+        best, child = max(chances, default=(0.0, 0))
+        if best > threshold:
+            return branch.tokens[-child], -child
+        return branch.match(node, self.choice(scores, text, branch.row))
+
+
+def _law(text: Text, row: int, logits: Tensor) -> Tensor:
+    """The target's distribution (V,) in float64, after all processors."""
+    return text.warped(row, logits)[0].double().softmax(-1)

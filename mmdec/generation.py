@@ -1,0 +1,302 @@
+"""The doors to the core for transformers' own models: `generate`, `stream`, and `speculate` for `model.generate`.
+
+transformers prepares everything (masks, caches, processors, stopping criteria) and hands over where its own loop would
+begin, so that every option of `generate` keeps its meaning. What cannot work is refused before the first pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    MaxLengthCriteria,
+    PreTrainedModel,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from mmdec.decode.budget import Budget
+from mmdec.decode.loop import Round, decode
+from mmdec.decode.sampling import KeyedSample, Stop, Text, most_probable, stock_sample
+from mmdec.decode.verify import LOSSY, BlockRule, MatchRule, ResidualRule, Rule, RuleName, Stream, TypicalRule
+from mmdec.drafters.lookup import Lookup
+from mmdec.drafters.recycling import Recycling
+from mmdec.drafters.small_model import SmallModel
+from mmdec.targets.text import TextTarget
+from mmdec.types import Drafter, InputError, Target
+
+DRAFTERS: Mapping[str, Callable[[], Drafter]] = {"lookup": Lookup, "recycling": Recycling}
+RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "block", "typical")
+DraftedBy = Drafter | PreTrainedModel | str | None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a run gave."""
+
+    sequences: Tensor  # (B, L) prompts and new tokens, shorter rows padded on the right
+    rounds: list[Round]
+    lossless: bool  # False for typical acceptance
+
+    @property
+    def tokens_per_round(self) -> float:
+        """New tokens for each row and round, correction or bonus included; the prompt's pass is not counted."""
+        later = self.rounds[1:]
+        passes = sum(len(one.rows) for one in later)
+        return sum(len(tokens) for one in later for tokens in one.tokens) / passes if passes else 1.0
+
+
+def generate(
+    model: PreTrainedModel,
+    inputs: Tensor | Mapping[str, Any],
+    drafter: DraftedBy = "lookup",
+    rule: RuleName | None = None,
+    num_speculative_tokens: int | None = None,
+    seed: int | None = None,
+    **options: Any,
+) -> Generation:
+    """`model.generate(**inputs, **options)` with drafts: the same output, in fewer passes of the model.
+
+    inputs: token ids (B, P), or a tokenizer's output. drafter: "lookup", "recycling", a smaller model with the same
+    vocabulary, an object that follows `mmdec.types.Drafter`, or None. rule: None follows `do_sample`. "greedy" and
+    "sampled" give plain decoding's own tokens (sampling at batch 1: those of `generate` under the same
+    `torch.manual_seed`; in larger batches, or with a `seed`: those of the same call without a drafter). "residual" and
+    "block" give the model's own law and are for drafts that are drawn, as a smaller model's. "typical" is LOSSY.
+    num_speculative_tokens: nodes of a draft below the root; None lets a budget learn what pays, 0 is plain decoding.
+    options: whatever `generate` takes.
+
+    Raises InputError for what cannot work: beams, a cache that cannot roll back, a drafter of another vocabulary.
+    """
+    begun = _begin(model, inputs, Speculation(drafter, rule, num_speculative_tokens, seed), options)
+    rounds = list(begun.rounds)
+    return Generation(begun.text.padded(begun.pad), rounds, rule not in LOSSY)
+
+
+def stream(
+    model: PreTrainedModel,
+    inputs: Tensor | Mapping[str, Any],
+    drafter: DraftedBy = "lookup",
+    rule: RuleName | None = None,
+    num_speculative_tokens: int | None = None,
+    seed: int | None = None,
+    tokenizer: Any = None,
+    **options: Any,
+) -> Iterator[Round]:
+    """The rounds of `generate` as they come: each row's new tokens, and with a tokenizer their text.
+
+    Leave the iterator to cancel: nothing runs between two rounds.
+    """
+    options = {"tokenizer": tokenizer, **options}
+    begun = _begin(model, inputs, Speculation(drafter, rule, num_speculative_tokens, seed), options)
+    return begun.rounds if tokenizer is None else _spoken(begun.rounds, tokenizer, len(begun.text.tokens))
+
+
+def speculate(
+    drafter: DraftedBy = "lookup",
+    rule: RuleName | None = None,
+    num_speculative_tokens: int | None = None,
+    seed: int | None = None,
+    on_round: Callable[[Round], None] | None = None,
+    streamer: Any = None,
+) -> Speculation:
+    """For `model.generate(..., custom_generate=mmdec.speculate("lookup"))`; arguments as for `mmdec.generate`.
+
+    The object holds no run and may serve many. `on_round` sees every round; `streamer` gets every token (transformers
+    does not pass its own on to a custom loop, nor the tokenizer that `stop_strings` needs: give those to
+    `mmdec.generate`, or pass a `StopStringCriteria`).
+    """
+    return Speculation(drafter, rule, num_speculative_tokens, seed, on_round, streamer)
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A run that is ready to go."""
+
+    text: Text
+    rounds: Iterator[Round]
+    pad: int
+
+
+class Speculation:
+    """What `generate(custom_generate=...)` calls in place of its own loop."""
+
+    def __init__(
+        self,
+        drafter: DraftedBy,
+        rule: RuleName | None,
+        num_speculative_tokens: int | None,
+        seed: int | None,
+        on_round: Callable[[Round], None] | None = None,
+        streamer: Any = None,
+    ) -> None:
+        if rule is not None and rule not in RULES:
+            raise InputError(f"`rule` must be one of {', '.join(RULES)}, but is {rule!r}. None follows `do_sample`.")
+        if num_speculative_tokens is not None and num_speculative_tokens < 0:
+            raise InputError(
+                f"`num_speculative_tokens` must be at least 0, but is {num_speculative_tokens}. 0 is plain decoding."
+            )
+        self.drafter, self.rule, self.nodes, self.seed = _drafter(drafter), rule, num_speculative_tokens, seed
+        self.on_round, self.streamer = on_round, streamer
+
+    def __call__(
+        self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
+    ) -> Tensor | GenerateDecoderOnlyOutput:
+        """The sequences (B, L), or transformers' output object where the configuration asks for one."""
+        begun = self.begin(model, input_ids, generation_config, **inputs)
+        if self.streamer is not None:
+            self.streamer.put(input_ids.cpu())
+        for one in begun.rounds:
+            if self.on_round is not None:
+                self.on_round(one)
+            if self.streamer is not None:
+                for token in one.tokens[0]:
+                    self.streamer.put(torch.tensor([token]))
+        if self.streamer is not None:
+            self.streamer.end()
+        sequences = begun.text.padded(begun.pad)
+        if generation_config.return_dict_in_generate:
+            return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, sequences))
+        return sequences
+
+    def begin(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        generation_config: GenerationConfig,
+        logits_processor: Any = (),
+        stopping_criteria: Any = (),
+        **inputs: Any,
+    ) -> _Begun:
+        """Everything checked and put together, nothing run yet."""
+        if self.streamer is not None and len(input_ids) > 1:
+            raise InputError(f"`streamer` must serve one row, but the batch has {len(input_ids)}. Use `mmdec.stream`.")
+        _check(generation_config, inputs)
+        target = TextTarget(model)
+        if self.drafter is not None:
+            self.drafter.check(target)
+        text = Text(input_ids, _stop(stopping_criteria, generation_config), list(logits_processor))
+        rule = self._rule(generation_config, len(input_ids))
+        rounds = decode(target, {"input_ids": input_ids, **inputs}, text, rule, self.drafter, self._budget(target))
+        pad = generation_config._pad_token_tensor  # type: ignore[attr-defined] # set by `generate` before it hands over
+        return _Begun(text, rounds, 0 if pad is None else int(pad))
+
+    def _rule(self, config: GenerationConfig, batch: int) -> Rule:
+        sampled = bool(config.do_sample)
+        name = self.rule or ("sampled" if sampled else "greedy")
+        if name != "typical" and sampled != (name != "greedy"):
+            raise InputError(
+                f"`rule` must fit `do_sample`, but is {name!r} with do_sample={sampled}. Leave `rule` out to follow it."
+            )
+        seed = self.seed
+        if sampled and seed is None and (batch > 1 or name in ("residual", "block")):
+            seed = int(torch.randint(2**62, ()))  # from torch's own generator: `torch.manual_seed` repeats the run
+        if name in ("residual", "block"):
+            stream = Stream(cast(int, seed), float(config.temperature or 1.0))
+            return ResidualRule(stream) if name == "residual" else BlockRule(stream)
+        choice = most_probable if not sampled else stock_sample if seed is None else KeyedSample(seed)
+        return TypicalRule(choice) if name == "typical" else MatchRule(choice, name)
+
+    def _budget(self, target: Target) -> Budget:
+        if self.drafter is None:
+            return Budget.fixed(0)
+        if self.nodes is not None:
+            return Budget.fixed(self.nodes)
+        return Budget(target.name, str(target.device), self.drafter.name)
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """Takes what `generate` has prepared, and hands the run out instead of finishing it."""
+
+    speculation: Speculation
+
+    def __call__(
+        self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
+    ) -> _Begun:
+        return self.speculation.begin(model, input_ids, generation_config, **inputs)
+
+
+def _begin(
+    model: PreTrainedModel, inputs: Tensor | Mapping[str, Any], speculation: Speculation, options: dict[str, Any]
+) -> _Begun:
+    named = {"input_ids": inputs} if isinstance(inputs, Tensor) else dict(inputs)
+    if "input_ids" not in named:
+        raise InputError(
+            f"`inputs` must hold `input_ids`, but holds {sorted(named)}. Give ids or a tokenizer's output."
+        )
+    if named["input_ids"].ndim != 2 or 0 in named["input_ids"].shape:
+        shape = tuple(named["input_ids"].shape)
+        raise InputError(f"`input_ids` must be (B, P) with at least one token a row, but is {shape}. Add a BOS token.")
+    options = dict(options)
+    if speculation.rule is not None and speculation.rule != "typical":
+        options.setdefault("do_sample", speculation.rule != "greedy")
+    tokenizer, strings = options.pop("tokenizer", None), options.pop("stop_strings", None)
+    if strings is not None:
+        if tokenizer is None:
+            raise InputError("`tokenizer` must be given with `stop_strings`, but is None. Pass the model's tokenizer.")
+        criteria = StoppingCriteriaList(options.pop("stopping_criteria", None) or [])
+        options["stopping_criteria"] = [*criteria, StopStringCriteria(tokenizer, strings)]
+    begun = model.generate(**named, **options, custom_generate=_Beginning(speculation))  # type: ignore[arg-type]
+    return cast(_Begun, begun)
+
+
+def _drafter(given: DraftedBy) -> Drafter | None:
+    if isinstance(given, str):
+        if given not in DRAFTERS:
+            raise InputError(
+                f"`drafter` must be one of {', '.join(DRAFTERS)}, a model or a Drafter, but is {given!r}. Choose one."
+            )
+        return DRAFTERS[given]()
+    return SmallModel(TextTarget(given)) if isinstance(given, PreTrainedModel) else given
+
+
+def _check(config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
+    """Refuse what a draft cannot be verified for."""
+    if config.num_beams != 1:
+        raise InputError(
+            f"`num_beams` must be 1, but is {config.num_beams}. Drafts are verified for greedy decoding and sampling; "
+            "leave `custom_generate` out for beams."
+        )
+    for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
+        if getattr(config, name):
+            raise InputError(f"`{name}` must be left out, but is True. Rounds hold tokens and timings alone.")
+    if inputs.pop("synced_gpus", False) if isinstance(inputs, dict) else False:
+        raise InputError("`synced_gpus` must be False, but is True. Each process decodes on its own.")
+
+
+def _stop(criteria: Any, config: GenerationConfig) -> Stop:
+    """The two criteria that every run has as plain numbers; the others are asked token by token."""
+    limit, eos, others = 2**31, set[int](), []
+    for criterion in criteria:
+        if isinstance(criterion, MaxLengthCriteria):
+            limit = min(limit, int(criterion.max_length))
+        elif isinstance(criterion, EosTokenCriteria):
+            eos |= set(criterion.eos_token_id.flatten().tolist())
+        else:
+            others.append(criterion)
+    if limit == 2**31 and config.max_length is not None:
+        limit = int(config.max_length)
+    return Stop(limit, frozenset(eos), tuple(others))
+
+
+def _spoken(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[Round]:
+    """Add text: what the tokens so far say beyond what was said; an unfinished character waits for its next token."""
+    tokens: list[list[int]] = [[] for _ in range(rows)]
+    said = [""] * rows
+    for one in rounds:
+        pieces = []
+        for row, new, done in zip(one.rows, one.tokens, one.done, strict=True):
+            tokens[row] += new
+            whole: str = tokenizer.decode(tokens[row], skip_special_tokens=True)
+            if whole.endswith("\ufffd") and not done:
+                whole = said[row]
+            pieces.append(whole[len(said[row]) :])
+            said[row] = whole
+        yield replace(one, text=pieces)
