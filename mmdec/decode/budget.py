@@ -1,0 +1,282 @@
+"""How much to draft: learned while decoding, for the most expected tokens per second.
+
+A plan of k nodes in a chain is worth (1 + E(k)) / (T(1 + k) + D(k)) tokens a second in each row: E the expected number
+of accepted nodes, T the target's pass over the draft, D the drafter's time (the hardware-aware form of Sequoia, Chen et
+al. 2024, section 3.3, with everything measured here instead of profiled beforehand). Plain decoding is worth 1 / T(1).
+
+- T and D are monotone and piecewise linear through the medians of a few buckets: single timings are off by several
+  times. A draft within the reach of what was timed counts as cheap until it was timed often enough.
+- E of a chain follows from the chance p_i that node i is accepted when node i - 1 was; each tree has its own mean.
+- What drafting has cost beyond plain decoding is kept in a ledger. Before it is overdrawn a round is plain, so that
+  even a drafter that is always wrong costs little. Where drafting does not pay, it is tried again ever more rarely.
+
+Plain floats: a round's planning and learning take a few tens of microseconds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+from threading import Lock
+from typing import ClassVar, final
+
+from mmdec.types import InputError, Plan
+
+CHAINS = (1, 2, 3, 5, 7, 11, 15, 23, 31)  # nodes; with the root these are 2, 3, 4, 6, 8, ... columns
+TREES = ((7, 3), (15, 4), (31, 5), (63, 6))  # nodes, depth
+FIRST = 3  # nodes of the first chain
+WINDOW = 15  # timings remembered in a bucket
+ENOUGH = 3  # timings of a target's bucket before it is believed
+FADE = 0.95  # weight of the past when a round is added
+HOPE = 0.6  # chance of a node of which nothing is known
+HOPE_WEIGHT = 2.0  # rounds that it counts for
+MARGIN = 1.02  # drafting must promise that much more than plain decoding
+CREDIT = 2.0  # plain passes that a run may lose to drafting from the start
+SHARE = 0.04  # and of its time, as it goes on
+SAVINGS = 8.0  # plain passes of earlier gains that a run may lose again
+NOTICED = 0.02  # of a plain pass: a loss below it is none
+RARELY = 256  # rounds between attempts at most
+AGAIN = 8  # rounds between attempts at most when a run begins
+PLAIN_EVERY = (0, 0, 8, 16, 32, 64)  # rounds until a plain pass is timed again, by those timed already
+
+
+@final
+class Curve:
+    """Seconds as a monotone piecewise-linear function of a count, through the medians of buckets 1, 2, 3-4, 5-8, ..."""
+
+    def __init__(self, slope: float, origin: bool, enough: int) -> None:
+        """Beyond the last bucket the last slope goes on, times `slope`; with `origin`, zero counts take zero seconds;
+        a bucket other than the first is believed from `enough` timings on."""
+        self._slope = slope
+        self._enough = enough
+        self._start = [(0.0, 0.0)] if origin else []
+        self._windows: dict[int, deque[tuple[float, int]]] = {}
+        self._medians: dict[int, tuple[float, float]] = {}  # bucket -> count, seconds
+        self._points = self._start
+        self.reach = 0  # the largest count timed
+
+    def samples(self, count: int) -> int:
+        """Timings remembered in the count's bucket."""
+        return len(self._windows.get((count - 1).bit_length(), ()))
+
+    def add(self, count: int, seconds: float) -> None:
+        bucket = (count - 1).bit_length()
+        window = self._windows.setdefault(bucket, deque(maxlen=WINDOW))
+        window.append((seconds, count))
+        median = sorted(sample for sample, _ in window)[(len(window) - 1) // 2]
+        self._medians[bucket] = (sum(size for _, size in window) / len(window), median)
+        self.reach = max(self.reach, count)
+        points: list[tuple[float, float, int]] = []
+        for key in sorted(self._medians):
+            if key and len(self._windows[key]) < self._enough:
+                continue
+            x, y = self._medians[key]
+            points.append((x, y, 1))
+            while len(points) > 1 and points[-2][1] > points[-1][1]:  # pool adjacent violators: a common mean
+                (_, low, some), (_, high, more) = points[-2:]
+                points[-2:] = [(points[-1][0], (low * some + high * more) / (some + more), some + more)]
+        self._points = self._start + [(x, y) for x, y, _ in points]
+
+    def at(self, count: float) -> float:
+        """Seconds, from the buckets timed often enough; the first point's before it, 0 where nothing is known."""
+        if not self._points:
+            return 0.0
+        before = after = self._points[0]
+        if count <= after[0]:
+            return after[1]
+        for point in self._points[1:]:
+            before, after = after, point
+            if count <= after[0]:
+                return before[1] + (after[1] - before[1]) * (count - before[0]) / (after[0] - before[0])
+        rise = (after[1] - before[1]) / (after[0] - before[0]) if after is not before else 0.0
+        return after[1] + self._slope * rise * (count - after[0])
+
+    def seen(self, count: int) -> float:
+        """Seconds by the count's own bucket, timed once or often; as `at` where it never was."""
+        found = self._medians.get((count - 1).bit_length())
+        return found[1] if found else self.at(count)
+
+
+@final
+class Acceptance:
+    """What becomes of a drafter's nodes. Recent rounds weigh more."""
+
+    def __init__(self) -> None:
+        depth = CHAINS[-1]
+        self.hits = [0.0] * (depth + 1)  # node i of a chain accepted, per row
+        self.trials = [0.0] * (depth + 1)  # node i - 1 accepted, so that node i could be
+        self.trees: dict[tuple[int, int], tuple[float, float]] = {}  # plan -> weight, accepted nodes
+        self.offered = 1.0  # share of the rounds asked in which a draft came
+        self.chains_only = 0  # tree plans that brought a chain; -1 once a tree was seen
+        self.gap = 1  # rounds between attempts while drafting does not pay
+
+    def chain(self) -> list[float]:
+        """p_i for i = 1, 2, ...: a depth never reached is as good as the one above it."""
+        chances, hope = [], HOPE
+        for i in range(1, len(self.hits)):
+            chance = (self.hits[i] + HOPE_WEIGHT * hope) / (self.trials[i] + HOPE_WEIGHT)
+            chances.append(chance)
+            hope = chance if i > 1 else HOPE  # node 1 also fails where there is nothing to say
+        return chances
+
+    def tree(self, nodes: int, depth: int, chances: Sequence[float]) -> float:
+        """Expected accepted nodes. Unseen: w nodes side by side miss as often as one node, over the root of w."""
+        miss = (depth / nodes) ** 0.5
+        expected, alive = 0.0, 1.0
+        for chance in chances[:depth]:
+            alive *= 1 - (1 - chance) * miss
+            expected += alive
+        weight, accepted = self.trees.get((nodes, depth), (0.0, 0.0))
+        return (accepted + HOPE_WEIGHT * expected) / (weight + HOPE_WEIGHT)
+
+    def learn(self, plan: Plan, sizes: Sequence[int], depth: int, accepted: Sequence[int]) -> None:
+        rows, longest = len(sizes), max(sizes)
+        self.offered = FADE * self.offered + (1 - FADE) * (longest > 1)
+        is_chain = depth >= longest - 1
+        if plan.nodes > plan.depth:
+            if longest > 2 and self.chains_only >= 0:
+                self.chains_only = self.chains_only + 1 if is_chain else -1
+            weight, total = self.trees.get((plan.nodes, plan.depth), (0.0, 0.0))
+            self.trees[plan.nodes, plan.depth] = (FADE * weight + 1, FADE * total + sum(accepted) / rows)
+        if is_chain:
+            for i in range(1, min(plan.depth, len(self.hits) - 1) + 1):
+                able = sum(count >= i - 1 for count in accepted)
+                if not able:
+                    break
+                self.hits[i] = FADE * self.hits[i] + sum(count >= i for count in accepted) / rows
+                self.trials[i] = FADE * self.trials[i] + able / rows
+
+
+@final
+class Budget:
+    """Plans the rounds of one run, and learns from them for the runs to come: make one for each run.
+
+    What it learns is kept in the process: the target's seconds by (model, device, batch), the drafter's seconds by
+    (model, device, batch, drafter), acceptance by (model, drafter), for the batch shrinks as rows end. Batches are told
+    apart by powers of two.
+    """
+
+    _targets: ClassVar[dict[tuple[str, str, int], Curve]] = {}
+    _drafters: ClassVar[dict[tuple[str, str, int, str, bool], Curve]] = {}  # the last: for trees
+    _accepted: ClassVar[dict[tuple[str, str], Acceptance]] = {}
+    _lock: ClassVar[Lock] = Lock()
+
+    def __init__(self, model: str, device: str, drafter: str) -> None:
+        self._model, self._device, self._drafter = model, device, drafter
+        self._constant: Plan | None = None
+        self._plan = Plan(0, 0)
+        self._attempt = False  # the plan is an attempt, although drafting is not expected to pay
+        self._waited = 0  # rounds since the last attempt
+        self._unplain = 0  # rounds since the last plain pass
+        self._tokens = 0.0  # a row's, so far
+        self._books: dict[int, tuple[float, float]] = {}  # batch -> seconds and tokens of the rounds with a drafter
+        with self._lock:
+            self._known = self._accepted.setdefault((model, drafter), Acceptance())
+            self._known.gap = min(self._known.gap, AGAIN)
+
+    @classmethod
+    def fixed(cls, nodes: int, depth: int | None = None) -> Budget:
+        """Always `nodes` nodes at most `depth` deep; without a depth a chain. 0 is plain decoding."""
+        if nodes < 0:
+            raise InputError(f"`nodes` must be at least 0, but is {nodes}. 0 is plain decoding.")
+        if depth is not None and not (1 if nodes else 0) <= depth:
+            raise InputError(f"`depth` must be at least 1, but is {depth}. Leave it out for a chain.")
+        budget = cls("", "", "")
+        budget._constant = Plan(nodes, nodes if depth is None else min(depth, nodes))
+        return budget
+
+    @classmethod
+    def forget(cls) -> None:
+        """Drop what earlier runs have taught."""
+        with cls._lock:
+            cls._targets.clear()
+            cls._drafters.clear()
+            cls._accepted.clear()
+
+    def plan(self, batch: int) -> Plan:
+        """The next round's plan for `batch` rows; 0 nodes: a plain round, ask no drafter."""
+        if self._constant is not None:
+            return self._constant
+        with self._lock:
+            self._plan, self._attempt = self._choose(batch)
+        return self._plan
+
+    def observe(
+        self,
+        batch: int,
+        draft_sizes: Sequence[int],
+        depth: int,
+        accepted: Sequence[int],
+        target_seconds: float,
+        draft_seconds: float,
+    ) -> None:
+        """What became of the last plan: each row's nodes, root included, and accepted nodes, root excluded; the draft's
+        depth; seconds of the target's pass and of the drafter, 0 where it was not asked."""
+        if self._constant is not None:
+            return
+        with self._lock:
+            target, chain, tree = self._curves(batch)
+            columns, plan, known = max(draft_sizes), self._plan, self._known
+            target.add(columns, target_seconds)
+            self._unplain = 0 if columns == 1 else self._unplain + 1
+            tokens = 1 + sum(accepted) / len(accepted)
+            self._tokens += tokens
+            self._waited += 1
+            if not plan.nodes:
+                return
+            known.learn(plan, draft_sizes, depth, accepted)
+            draft = tree if plan.nodes > plan.depth else chain
+            draft.add(plan.depth, draft_seconds)
+            cost, once = target.seen(columns) + draft.seen(plan.depth), target.at(1)
+            spent, gained = self._books.get(batch, (0.0, 0.0))
+            self._books[batch] = (spent + cost, gained + tokens)
+            loss = cost - tokens * once
+            if loss <= 0:
+                known.gap = 1
+            elif loss > NOTICED * once and self._attempt:
+                known.gap = min(2 * known.gap, RARELY)
+                self._waited = 0
+
+    def _curves(self, batch: int) -> tuple[Curve, Curve, Curve]:
+        """Seconds of the target by columns, of a drafter's chains and of its trees by depth."""
+        place = (self._model, self._device, (batch - 1).bit_length())
+        target = self._targets.setdefault(place, Curve(0.5, False, ENOUGH))
+        chain = self._drafters.setdefault((*place, self._drafter, False), Curve(1.0, True, 1))
+        return target, chain, self._drafters.setdefault((*place, self._drafter, True), Curve(1.0, True, 1))
+
+    def _purse(self, once: float) -> float:
+        """Seconds that may be lost now, with `once` seconds for a plain pass."""
+        lost = sum(spent - gained * self._curves(batch)[0].at(1) for batch, (spent, gained) in self._books.items())
+        return (CREDIT + SHARE * self._tokens) * once - max(lost, -SAVINGS * once)
+
+    def _choose(self, batch: int) -> tuple[Plan, bool]:
+        """The plan, and whether it is an attempt."""
+        plain, known = Plan(0, 0), self._known
+        target, chain, tree = self._curves(batch)
+        if self._unplain >= PLAIN_EVERY[min(target.samples(1), len(PLAIN_EVERY) - 1)]:
+            return plain, False
+        once = target.at(1)
+        purse = self._purse(once)
+        chances = known.chain()
+        reach = max(FIRST + 1, 2 * target.reach) if chain.reach else 2  # one node tells the drafter's price
+        best, promise = plain, 0.0
+        gains = list(accumulate(accumulate(chances, mul)))
+        plans = [(nodes, nodes, gains[nodes - 1], chain) for nodes in CHAINS]
+        if known.chains_only < 2:
+            plans += [
+                (nodes, depth, known.tree(nodes, depth, chances), tree if tree.reach else chain)
+                for nodes, depth in TREES
+            ]
+        for nodes, depth, gain, draft in plans:
+            if nodes + 1 > reach:
+                continue
+            seconds, drafting = target.at(nodes + 1), draft.at(depth)
+            rate = (1 + gain) / (known.offered * seconds + (1 - known.offered) * once + drafting)
+            # Nothing accepted is the worst that can happen: a run that cannot bear it must not try.
+            if rate > promise and target.seen(nodes + 1) + draft.seen(depth) - once <= purse:
+                best, promise = Plan(nodes, depth), rate
+        if promise * once >= MARGIN:
+            return best, False
+        return (best, True) if self._waited >= known.gap else (plain, False)
