@@ -1,0 +1,122 @@
+"""Prompt lookup: what followed the last tokens when they stood in the text before will follow again.
+
+Prompt lookup decoding (Saxena 2023) and CopySpec (Dumitru et al. 2025): a dictionary of n-grams by rolling hash, and
+the text after the most recent earlier match of the longest n-gram is copied. Constant work for each new token, no
+tensors but the draft itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from torch import Tensor
+
+from mmdec.decode.tree import trees_from_lists
+from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+
+BASE = 1_000_003  # of the hash, a polynomial modulo MODULUS; a match is compared token by token before it is used
+MODULUS = (1 << 61) - 1
+
+
+@final
+class Row:
+    """A row's text, and where each of its n-grams ended last."""
+
+    __slots__ = ("_hashes", "_heads", "_last", "text")
+
+    def __init__(self, tokens: Sequence[int], longest: int) -> None:
+        self.text: list[int] = []
+        self._hashes = [0] * longest  # of the last 1, 2, ..., tokens
+        self._heads = [pow(BASE, n, MODULUS) for n in range(1, longest + 1)]
+        self._last: list[dict[int, tuple[int, int]]] = [{} for _ in range(longest)]  # hash -> end, end before it
+        for token in tokens:
+            self.add(token)
+
+    def add(self, token: int) -> None:
+        text, hashes, end = self.text, self._hashes, len(self.text) + 1
+        text.append(token)
+        for n, head in enumerate(self._heads, 1):
+            gone = text[end - n - 1] if end > n else -1
+            value = hashes[n - 1] = (hashes[n - 1] * BASE + token + 1 - (gone + 1) * head) % MODULUS
+            if end >= n:
+                table = self._last[n - 1]
+                found = table.get(value)
+                table[value] = (end, found[0] if found else 0)
+
+    def matches(self, shortest: int) -> list[int]:
+        """Where the text's last tokens also ended before: the most recent match of each n, the longest n first."""
+        text, end, found = self.text, len(self.text), []
+        for n in range(min(len(self._heads), end), shortest - 1, -1):
+            at = self._last[n - 1][self._hashes[n - 1]][1]
+            if at and at not in found and text[at - n : at] == text[end - n :]:
+                found.append(at)
+        return found
+
+    def copy(self, at: int, length: int) -> list[int]:
+        """Up to `length` tokens after position `at`; where the text ends the copy goes on in itself."""
+        tail = self.text[at : at + length]
+        period = len(self.text) - at
+        while len(tail) < length:
+            tail.append(tail[-period])
+        return tail
+
+
+@final
+class Lookup:
+    """Copies from the prompt and from what was generated. Weightless; fits every target, costs microseconds."""
+
+    needs = Needs()
+
+    def __init__(self, max_ngram: int = 3, min_ngram: int = 1) -> None:
+        """Matches of `max_ngram` tokens are looked for first, of `min_ngram` last."""
+        if min_ngram < 1:
+            raise InputError(f"`min_ngram` must be at least 1, but is {min_ngram}. Use 1 for a match of one token.")
+        if max_ngram < min_ngram:
+            raise InputError(f"`max_ngram` must be at least `min_ngram`, {min_ngram}, but is {max_ngram}. Raise it.")
+        self.name = f"lookup-{min_ngram}-{max_ngram}"
+        self._longest, self._shortest = max_ngram, min_ngram
+
+    def check(self, target: Target) -> None:
+        """Every target will do."""
+
+    def start(self, context: Context) -> list[Row]:
+        """A row's memory is its text: the prompt without padding."""
+        texts = zip(context.tokens.tolist(), context.mask.tolist(), strict=True)
+        return [Row([t for t, kept in zip(row, mask, strict=True) if kept], self._longest) for row, mask in texts]
+
+    def propose(self, memory: list[Row], roots: Tensor, plan: Plan) -> Draft:
+        """A chain after the longest match; beside it, where the plan is for a tree, those after shorter matches."""
+        return trees_from_lists(roots, [self._tree(row, plan) for row in memory])
+
+    def update(self, memory: list[Row], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """The round's tokens are text now; the last of them is the next root."""
+        for row, tokens, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
+            for token in tokens[:length]:
+                row.add(token)
+
+    def select(self, memory: list[Row], live: Tensor) -> None:
+        memory[:] = [memory[index] for index in live.tolist()]
+
+    def _tree(self, row: Row, plan: Plan) -> tuple[list[int], list[int]]:
+        """Tokens and parents of the nodes below the root."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        depth = min(plan.depth, plan.nodes)
+        if depth < 1:
+            return tokens, parents
+        children: dict[tuple[int, int], int] = {}
+        for at in row.matches(self._shortest):
+            node = 0
+            for token in row.copy(at, depth):
+                child = children.get((node, token))
+                if child is None:
+                    if len(tokens) == plan.nodes:
+                        return tokens, parents
+                    tokens.append(token)
+                    parents.append(node)
+                    child = children[node, token] = len(tokens)
+                node = child
+            if plan.nodes <= depth:
+                break
+        return tokens, parents
