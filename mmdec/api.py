@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mmdec import audio as sound
+from mmdec.drafters.lattice import Lattice
 from mmdec.hub import DEFAULT_MODEL, check_device, load
 from mmdec.targets.speech import SpeechTranslator, check_strategy, total_timings
 from mmdec.types import InputError
@@ -37,6 +38,7 @@ class Translation:
     units: list[str] = field(repr=False)  # phones; the pieces of a long recording follow one another
     timings: dict[str, float] = field(repr=False)  # seconds of each stage
     seconds_source: float = 0.0  # length of the French recording
+    passes: int = 1  # of the linguistic decoder, over all pieces
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the speech as 16-bit audio, whole or not at all; the suffix names the format."""
@@ -62,7 +64,8 @@ def translate_speech(
     *,
     sample_rate: int | None = None,
     model: str | os.PathLike[str] | SpeechTranslator = DEFAULT_MODEL,
-    strategy: str = "lookahead",
+    strategy: str | None = None,
+    verify: bool = False,
     device: str | torch.device | None = None,
     threads: int | None = None,
     vocoder: str | os.PathLike[str] | None = None,
@@ -75,7 +78,8 @@ def translate_speech(
     *,
     sample_rate: int | None = None,
     model: str | os.PathLike[str] | SpeechTranslator = DEFAULT_MODEL,
-    strategy: str = "lookahead",
+    strategy: str | None = None,
+    verify: bool = False,
     device: str | torch.device | None = None,
     threads: int | None = None,
     vocoder: str | os.PathLike[str] | None = None,
@@ -87,7 +91,8 @@ def translate_speech(
     *,
     sample_rate: int | None = None,
     model: str | os.PathLike[str] | SpeechTranslator = DEFAULT_MODEL,
-    strategy: str = "lookahead",
+    strategy: str | None = None,
+    verify: bool = False,
     device: str | torch.device | None = None,
     threads: int | None = None,
     vocoder: str | os.PathLike[str] | None = None,
@@ -96,13 +101,15 @@ def translate_speech(
 
     `audio` is a path, a file object, or samples with their `sample_rate` in Hz: (T,), (T, channels) or (channels, T),
     floats or integers up to 32 bit. A list gives a list back, in order; on a CPU it equals one by one exactly.
-    `model` is a shipped name, a directory, a hub id, or what `load` gave. `strategy` is lookahead, greedy, viterbi,
-    joint-viterbi or autoregressive. `threads` sets torch's threads for this call. `vocoder` None is the model's own,
-    "griffin-lim" needs no weights; else it names published HiFi-GAN weights: a directory, a hub id or a generator file.
+    `model` is a shipped name, a directory, a hub id, or what `load` gave. `strategy` is lookahead (None means that),
+    greedy, viterbi, joint-viterbi, autoregressive or verified. `verify` asks for the last: exactly the autoregressive
+    decoder's units, in a few passes over drafts from the graph. `threads` sets torch's threads for this call. `vocoder`
+    None is the model's own, "griffin-lim" needs no weights; else it names published HiFi-GAN weights: a directory, a
+    hub id or a generator file.
 
     Raises InputError for what cannot be translated, and BatchError, with the other results, in a list.
     """
-    check_strategy(strategy)
+    strategy = _strategy(strategy, verify)
     alone = not isinstance(audio, (list, tuple))
     batch: list[Audio] = [cast(Audio, audio)] if alone else list(cast(Sequence[Audio], audio))
     if sample_rate is not None and batch and not any(isinstance(item, (np.ndarray, Tensor)) for item in batch):
@@ -126,6 +133,17 @@ def translate_speech(
     if errors:
         raise BatchError([done.get(place) for place in range(len(batch))], errors)
     return [done[place] for place in range(len(batch))]
+
+
+def _strategy(strategy: str | None, verify: bool) -> str:
+    if not verify:
+        strategy = "lookahead" if strategy is None else strategy
+    elif strategy is None:
+        strategy = "verified"
+    if verify and strategy != "verified":
+        raise InputError(f"`strategy` must be left out with `verify`, but is {strategy!r}. Choose one of the two.")
+    check_strategy(strategy)
+    return strategy
 
 
 def read(audio: Audio, sample_rate: int | None = None) -> Tensor:
@@ -212,7 +230,7 @@ def _translate(translator: SpeechTranslator, recordings: list[Tensor], strategy:
         spoken = [part for part in parts if _peak(part) >= SILENCE]  # a piece of mere silence says nothing
         pieces += spoken
         owners += [owner] * len(spoken)
-    results = translator.translate(pieces, strategy)
+    results = translator.translate(pieces, strategy, Lattice if strategy == "verified" else None)
     translations = []
     for owner in range(len(recordings)):
         mine = [result for result, place in zip(results, owners, strict=True) if place == owner]
@@ -227,6 +245,7 @@ def _translate(translator: SpeechTranslator, recordings: list[Tensor], strategy:
                 units=[unit for result in mine for unit in result.units],
                 timings=total_timings([result.timings for result in mine]),
                 seconds_source=len(recordings[owner]) / sound.SAMPLE_RATE,
+                passes=sum(result.passes for result in mine),
             )
         )
     return translations

@@ -34,7 +34,7 @@ app.add_typer(eval_app, name="eval")
 app.add_typer(bench_app, name="bench")
 
 Strategy = Annotated[
-    str, typer.Option("--strategy", "-s", help="lookahead, greedy, viterbi, joint-viterbi or autoregressive.")
+    str, typer.Option("--strategy", "-s", help="lookahead, greedy, viterbi, joint-viterbi, autoregressive or verified.")
 ]
 Model = Annotated[str, typer.Option("--model", "-m", help="A shipped name, a directory or a hub id.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; a GPU is taken where there is one.")]
@@ -55,6 +55,9 @@ def translate(
         Path, typer.Option("--output", "-o", metavar="OUT", help="A directory, or a .wav file for a single input.")
     ],
     strategy: Strategy = "lookahead",
+    verify: Annotated[
+        bool, typer.Option("--verify", help="The autoregressive decoder's own output, in a few passes over drafts.")
+    ] = False,
     model: Model = "daspeech-phrasebook",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line for each file.")] = False,
     device: Device = None,
@@ -75,6 +78,8 @@ def translate(
     from mmdec.hub import load
     from mmdec.targets.speech import check_strategy
 
+    if verify:
+        strategy = "verified"
     check_strategy(strategy)
     targets = output_paths(inputs, output)
     if threads is not None:
@@ -249,6 +254,7 @@ def _json_line(source: Path, target: Path, result: Translation, taken: float) ->
             "units": result.units,
             "seconds_audio": round(result.seconds_source, 3),
             "seconds_taken": round(taken, 4),
+            "passes": result.passes,
             "timings": {stage: round(seconds, 5) for stage, seconds in result.timings.items()},
         },
         ensure_ascii=False,

@@ -27,7 +27,7 @@ from mmdec.recogniser import SAMPLE_RATE, Recogniser
 from mmdec.split import Utterance, read_split, read_table
 from mmdec.types import InputError
 
-STRATEGIES = ("lookahead", "autoregressive")
+STRATEGIES = ("lookahead", "autoregressive", "verified")
 NOISES = 32  # utterances of white noise
 NOISE_LEVEL = 0.1  # of full scale
 

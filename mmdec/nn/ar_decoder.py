@@ -42,6 +42,16 @@ class ArCache:
     table: Tensor  # (V, d) scaled embeddings
     length: int = 0
 
+    def reserve(self, size: int) -> None:
+        """Room for at least `size` columns and positions."""
+        have = self.places.shape[0]
+        if size <= have:
+            return
+        more = max(size, 2 * have) - have
+        self.own = [(F.pad(keys, (0, 0, 0, more)), F.pad(values, (0, 0, 0, more))) for keys, values in self.own]
+        width = self.places.shape[1]
+        self.places = sinusoids(have + more, width, self.places.device).to(self.places.dtype)
+
     def reorder(self, rows: Tensor) -> None:
         """Row i goes on from what row rows[i] remembers (beam search)."""
         for keys, values in self.own:
@@ -105,6 +115,23 @@ class ArDecoder(nn.Module):
             x = layer.rest(x, keys[:, :, : place + 1], values[:, :, : place + 1], None, *memory, cache.mask)
         cache.length += 1
         return F.linear(x[:, 0], self.embed_tokens.weight)
+
+    def extend(self, tokens: Tensor, places: Tensor, cache: ArCache, mask: Tensor) -> Tensor:
+        """Several more tokens (B, N) at positions (B, N), written behind the cache's columns -> logits (B, N, V).
+
+        mask (B, 1, N, length + N), additive, says who sees whom. The cache's length stays: what is kept is for the
+        caller to say. It grows where it is too small.
+        """
+        start, count = cache.length, tokens.shape[1]
+        cache.reserve(start + count)
+        x = cache.table[tokens] + cache.places[places]
+        for layer, (keys, values), memory in zip(self.stack, cache.own, cache.memories, strict=True):
+            key, value = layer.self_attn.keys_values(x)
+            keys[:, :, start : start + count] = key
+            values[:, :, start : start + count] = value
+            seen = slice(0, start + count)
+            x = layer.rest(x, keys[:, :, seen], values[:, :, seen], mask, *memory, cache.mask)
+        return F.linear(x, self.embed_tokens.weight)
 
     @torch.inference_mode()
     def generate(self, states: Tensor, state_lengths: Tensor, max_length: int, min_length: int = 0) -> list[list[int]]:

@@ -7,7 +7,7 @@ vocoder, words. It knows nothing of files or of long recordings: see `hub.py` an
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -16,16 +16,24 @@ import torch
 from torch import Tensor, nn
 
 from mmdec import audio
+from mmdec.decode.budget import Budget
 from mmdec.decode.lattice import LatticeStrategy, decode_lattice
+from mmdec.decode.loop import decode
+from mmdec.decode.sampling import Stop, Text
+from mmdec.decode.verify import MatchRule
 from mmdec.decode.words import WordDecoder
-from mmdec.nn.dag_decoder import EOS
+from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.nn.daspeech import DASpeech
-from mmdec.types import InputError
+from mmdec.targets.units import UnitTarget
+from mmdec.types import Drafter, InputError
 
-STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi", "autoregressive")
+STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi", "autoregressive", "verified")
 STAGES = ("features", "encoder", "linguistic", "acoustic", "vocoder", "words")
 SPECIALS = 4  # <s> <pad> </s> <unk> are the first four units of every vocabulary
 GPU_ROWS = 16  # rows of a padded batch on a GPU
+DRAFT_NODES = 192  # of a graph's continuation: an utterance's units, and what they might be instead
+
+LatticeDrafter = Callable[[Tensor, Tensor, Tensor, int], Drafter]  # of emissions, links, lengths and the ending unit
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,7 @@ class SpokenTranslation:
     units: list[str]
     samples: Tensor  # (T,) float32 on the CPU, 16 kHz
     timings: dict[str, float]  # seconds of each stage
+    passes: int = 1  # of the linguistic decoder: of the graph's, or of the autoregressive one's
 
 
 class SpeechTranslator:
@@ -74,26 +83,38 @@ class SpeechTranslator:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def translate(self, samples: Sequence[Tensor], strategy: str = "lookahead") -> list[SpokenTranslation]:
+    def translate(
+        self, samples: Sequence[Tensor], strategy: str = "lookahead", drafter: LatticeDrafter | None = None
+    ) -> list[SpokenTranslation]:
         """16 kHz utterances [(T,), ...] to one translation each, in order.
+
+        "verified" is the autoregressive decoder's greedy output in fewer passes: `drafter` makes a drafter of a graph.
 
         On a CPU the utterances go one by one, so that a batch equals its parts exactly. On a GPU they go padded, in
         groups; a group's time is then shared equally between its rows.
         """
         check_strategy(strategy)
+        if strategy == "verified" and drafter is None:
+            raise InputError("`drafter` must be given with strategy verified, but is None. Use mmdec.translate_speech.")
         rows = 1 if self.device.type == "cpu" else GPU_ROWS
         groups = [samples[start : start + rows] for start in range(0, len(samples), rows)]
-        return [result for group in groups for result in self._translate_group(group, strategy)]
+        return [result for group in groups for result in self._translate_group(group, strategy, drafter)]
 
     @torch.inference_mode()
-    def _translate_group(self, samples: Sequence[Tensor], strategy: str) -> list[SpokenTranslation]:
+    def _translate_group(
+        self, samples: Sequence[Tensor], strategy: str, drafter: LatticeDrafter | None = None
+    ) -> list[SpokenTranslation]:
         clock = _Clock(self.device)
         with clock("features"):
             features, frames = pad([audio.fbank(row) for row in samples], self.device)  # (B, N, 80), (B,)
         with clock("encoder"):
             states, state_lengths = self.model.encode(features, frames)
         with clock("linguistic"):
-            tokens, hidden = self._linguistic(states, state_lengths, frames, strategy)
+            if strategy in ("autoregressive", "verified"):
+                tokens, hidden, passes = self._autoregressive(states, state_lengths, frames, drafter)
+            else:
+                tokens, hidden = self._graph(states, state_lengths, frames, strategy)
+                passes = [1] * len(tokens)
         with clock("acoustic"):
             mels = self._acoustic(tokens, hidden)
         with clock("vocoder"):
@@ -103,23 +124,49 @@ class SpeechTranslator:
             texts = [self.words.decode(row) if row else "" for row in units]
         timings = {stage: clock.seconds[stage] / len(samples) for stage in STAGES}
         return [
-            SpokenTranslation(text, row, voice, dict(timings))
-            for text, row, voice in zip(texts, units, voices, strict=True)
+            SpokenTranslation(text, row, voice, dict(timings), count)
+            for text, row, voice, count in zip(texts, units, voices, passes, strict=True)
         ]
 
-    def _linguistic(
+    def _autoregressive(
+        self, states: Tensor, state_lengths: Tensor, frames: Tensor, drafter: LatticeDrafter | None
+    ) -> tuple[list[list[int]], list[Tensor], list[int]]:
+        """As `_graph`, and the passes taken; with a drafter the graph drafts and the decoder verifies."""
+        limits = (24 + frames // 4).tolist()  # 25 units a second is faster than anyone speaks
+        if drafter is None:
+            rows = self.model.ar.generate(states, state_lengths, max(limits))
+            passes = [len(row) + 1 for row in rows]
+        else:
+            rows, passes = self.verified(states, state_lengths, frames, max(limits), drafter)
+        tokens = [
+            [token for token in row[:limit] if token >= SPECIALS] for row, limit in zip(rows, limits, strict=True)
+        ]
+        inputs = [self.model.tts.embed(torch.tensor([[*row, EOS]], device=self.device))[0] for row in tokens]
+        return tokens, inputs, passes
+
+    @torch.inference_mode()
+    def verified(
+        self, states: Tensor, state_lengths: Tensor, frames: Tensor, max_length: int, drafter: LatticeDrafter
+    ) -> tuple[list[list[int]], list[int]]:
+        """`ArDecoder.generate`'s units of each row, and the passes of the autoregressive decoder that they took."""
+        lattice = self.model.lattice(states, state_lengths, frames)
+        proposing = drafter(lattice.emissions, lattice.links, lattice.lengths, EOS)
+        target = UnitTarget(self.model.ar)
+        proposing.check(target)
+        prompt = torch.full((len(states), 1), BOS, device=self.device)
+        text = Text(prompt, Stop(max_length + 1, frozenset({EOS, PAD})))  # a padding unit ends a row of `generate` too
+        inputs = {"states": states, "state_lengths": state_lengths}
+        passes = [0] * len(states)
+        for one in decode(target, inputs, text, MatchRule(), proposing, Budget.fixed(DRAFT_NODES)):
+            for row in one.rows:
+                passes[row] += 1
+        return [row[:-1] if row[-1] in (EOS, PAD) else row for row in text.tokens], passes
+
+    def _graph(
         self, states: Tensor, state_lengths: Tensor, frames: Tensor, strategy: str
     ) -> tuple[list[list[int]], list[Tensor]]:
         """Encoder states (B, S, d) -> K units of each row, and acoustic inputs (K + 1, d_tts): </s> is heard in
         training, with no frames, and so stays here."""
-        if strategy == "autoregressive":
-            limits = (24 + frames // 4).tolist()  # 25 units a second is faster than anyone speaks
-            rows = self.model.ar.generate(states, state_lengths, max(limits))
-            tokens = [
-                [token for token in row[:limit] if token >= SPECIALS] for row, limit in zip(rows, limits, strict=True)
-            ]
-            inputs = [self.model.tts.embed(torch.tensor([[*row, EOS]], device=self.device))[0] for row in tokens]
-            return tokens, inputs
         lattice = self.model.lattice(states, state_lengths, frames)
         path = decode_lattice(
             lattice.emissions,

@@ -1,0 +1,129 @@
+"""The graph as a drafter: its own next-unit distribution, given the units that the verifier has accepted.
+
+A directed acyclic graph of tokens factorises exactly: with alpha_t(j) = P(y_1..y_t, a_t = v_j), the next unit's law is
+P(y | y_1..y_t) ~ sum_j (alpha_t E)_j P(y | v_j), and every path reaches the last vertex, which says </s>. An accepted
+prefix therefore needs no alignment, only one product with E a unit; where the verifier leaves the graph's path, alpha
+follows it.
+
+One utterance's graph is this drafter's "weights": make one for each call.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from torch import Tensor
+
+from mmdec.decode.tree import trees_from_lists
+from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+
+FLOOR = 1e-6  # of an emission: no prefix is impossible, for the verifier may say what the graph never would
+ALTERNATIVE = 0.02  # a second unit is drafted where the graph gives it at least that much, the prefix included
+TAIL = 6  # units drafted after a second one
+
+
+@dataclass
+class Place:
+    """Where one row is in its graph."""
+
+    links: np.ndarray  # (L, L) probabilities
+    emissions: np.ndarray  # (L, V) probabilities
+    alpha: np.ndarray  # (L,) over the vertex of the last unit, sums to one
+
+    def law(self, alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Over the next vertex (L,) and over the next unit (V,)."""
+        ahead = alpha @ self.links
+        return ahead, ahead @ self.emissions
+
+    def after(self, ahead: np.ndarray, unit: int) -> np.ndarray:
+        """Alpha once the next unit is known."""
+        alpha = ahead * np.maximum(self.emissions[:, unit], FLOOR)
+        total = alpha.sum()
+        return alpha / total if total > 0.0 else ahead  # beyond the last vertex there is nothing
+
+
+@final
+class Lattice:
+    """Drafts the graph's most probable continuation, with second units where the graph is unsure."""
+
+    name = "lattice"
+    needs = Needs()
+
+    def __init__(self, emissions: Tensor, links: Tensor, lengths: Tensor, eos: int) -> None:
+        """Log-probabilities emissions (B, L, V) and links (B, L, L), vertices lengths (B,) of one batch of utterances;
+        `eos` is the unit that ends a path."""
+        self.vocab_size, self.eos = emissions.shape[2], eos
+        self.graphs = [
+            (link[:size, :size].exp().float().cpu().numpy(), emission[:size].exp().float().cpu().numpy())
+            for link, emission, size in zip(links, emissions, lengths.tolist(), strict=True)
+        ]
+
+    def check(self, target: Target) -> None:
+        if target.vocab_size != self.vocab_size:
+            raise InputError(
+                f"`drafter` must have the target's {target.vocab_size} units, but its graph has {self.vocab_size}. "
+                "Use the graph of the same model."
+            )
+
+    def start(self, context: Context) -> list[Place]:
+        places = []
+        for links, emissions in self.graphs:
+            alpha = np.zeros(len(links), np.float32)
+            alpha[0] = 1.0  # the first vertex says <s>, which is the prompt
+            places.append(Place(links, emissions, alpha))
+        return places
+
+    def propose(self, memory: list[Place], roots: Tensor, plan: Plan) -> Draft:
+        return trees_from_lists(roots, [self._tree(place, plan) for place in memory])
+
+    def _tree(self, place: Place, plan: Plan) -> tuple[list[int], list[int]]:
+        tokens: list[int] = []
+        parents: list[int] = []
+        second: list[tuple[float, int, int, np.ndarray, int]] = []  # -chance, node, unit, next vertices, depth
+        alpha, node, chance = place.alpha, 0, 1.0
+        for depth in range(1, min(plan.depth, plan.nodes) + 1):
+            ahead, law = place.law(alpha)
+            unit, other = _two(law)
+            total = float(law.sum())
+            if total <= 0.0:
+                break
+            if chance * float(law[other]) / total >= ALTERNATIVE:
+                heapq.heappush(second, (-chance * float(law[other]) / total, node, other, ahead, depth))
+            tokens.append(unit)
+            parents.append(node)
+            node, chance = len(tokens), chance * float(law[unit]) / total
+            if unit == self.eos:
+                break
+            alpha = place.after(ahead, unit)
+        while second and len(tokens) < plan.nodes:
+            _, node, unit, ahead, depth = heapq.heappop(second)
+            for _ in range(min(TAIL + 1, plan.nodes - len(tokens), plan.depth - depth + 1)):
+                tokens.append(unit)
+                parents.append(node)
+                if unit == self.eos:
+                    break
+                node, alpha = len(tokens), place.after(ahead, unit)
+                ahead, law = place.law(alpha)
+                unit = int(law.argmax())
+        return tokens, parents
+
+    def update(self, memory: list[Place], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        for place, units, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
+            for unit in units[:length]:
+                place.alpha = place.after(place.alpha @ place.links, unit)
+
+    def select(self, memory: list[Place], live: Tensor) -> None:
+        memory[:] = [memory[row] for row in live.tolist()]
+
+
+def _two(law: np.ndarray) -> tuple[int, int]:
+    """The most probable unit and the second."""
+    best = int(law.argmax())
+    kept = law[best]
+    law[best] = -1.0
+    second = int(law.argmax())
+    law[best] = kept
+    return best, second

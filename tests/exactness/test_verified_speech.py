@@ -1,0 +1,113 @@
+"""The graph as drafter, the autoregressive decoder as verifier: its own greedy units, whatever the graph says."""
+
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mmdec.decode.budget import Budget
+from mmdec.decode.loop import decode
+from mmdec.decode.sampling import Stop, Text
+from mmdec.decode.verify import MatchRule
+from mmdec.drafters.lattice import Lattice
+from mmdec.nn.ar_decoder import ArConfig, ArDecoder
+from mmdec.nn.dag_decoder import EOS, PAD
+from mmdec.targets.units import UnitTarget
+from mmdec.types import Context, InputError, Plan
+
+UNITS = 11
+
+
+def decoder(seed: int) -> ArDecoder:
+    torch.manual_seed(seed)
+    network = ArDecoder(ArConfig(d_model=16, ffn=24, heads=2, layers=2), UNITS, 16).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(2.0)  # sharper: the greedy units vary
+    return network
+
+
+def lattice(batch: int, size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    emissions = (3 * torch.randn(batch, size, UNITS, generator=generator)).log_softmax(-1)
+    scores = torch.randn(batch, size, size, generator=generator)
+    links = scores.masked_fill(torch.ones(size, size).triu(1) == 0, -torch.inf).log_softmax(-1).nan_to_num(-torch.inf)
+    return emissions, links, torch.full((batch,), size)
+
+
+def verified(network: ArDecoder, states: Tensor, sizes: Tensor, graph: Any, limit: int, nodes: int) -> Text:
+    text = Text(torch.zeros(len(states), 1, dtype=torch.long), Stop(limit + 1, frozenset({EOS, PAD})))
+    drafter = Lattice(*graph, EOS)
+    inputs = {"states": states, "state_lengths": sizes}
+    for _ in decode(UnitTarget(network), inputs, text, MatchRule(), drafter, Budget.fixed(nodes)):
+        pass
+    return text
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+@pytest.mark.parametrize("nodes", [0, 1, 9, 200])
+def test_any_graph_leaves_the_decoders_units(batch: int, nodes: int) -> None:
+    for seed in range(4):
+        network = decoder(seed)
+        states = torch.randn(batch, 13, 16)
+        sizes = torch.randint(5, 14, (batch,))
+        text = verified(network, states, sizes, lattice(batch, 30, seed), 40, nodes)
+        wanted = network.generate(states, sizes, 40)
+        assert [row[:-1] if row[-1] in (EOS, PAD) else row for row in text.tokens] == wanted
+
+
+def test_a_graph_that_knows_needs_two_passes() -> None:
+    network = decoder(3)
+    states, sizes = torch.randn(1, 9, 16), torch.tensor([9])
+    units = network.generate(states, sizes, 25)[0]
+    told = [0, *units, EOS]
+    emissions = torch.full((1, len(told), UNITS), -20.0)
+    emissions[0, range(len(told)), told] = 0.0
+    links = torch.full((1, len(told), len(told)), -torch.inf)
+    for before, after in pairwise(range(len(told))):
+        links[0, before, after] = 0.0
+    text = Text(torch.zeros(1, 1, dtype=torch.long), Stop(26, frozenset({EOS})))
+    drafter = Lattice(emissions, links, torch.tensor([len(told)]), EOS)
+    inputs = {"states": states, "state_lengths": sizes}
+    rounds = list(decode(UnitTarget(network), inputs, text, MatchRule(), drafter, Budget.fixed(100)))
+    assert len(rounds) == 2
+    assert text.tokens[0][: len(units)] == units
+
+
+def test_the_next_unit_has_the_law_of_all_paths() -> None:
+    """P(y | prefix) by enumeration of every path through a small graph."""
+    emissions, links, lengths = lattice(1, 6, 0)
+    drafter = Lattice(emissions, links, lengths, EOS)
+    none = torch.zeros(1, 1, dtype=torch.long)
+    place = drafter.start(Context(none, none == 0, none[None], none[:, 0]))[0]
+    e, a = emissions[0].exp().numpy().astype(np.float64), links[0].exp().numpy().astype(np.float64)
+    prefix = [4, 7]
+    for unit in prefix:
+        place.alpha = place.after(place.alpha @ place.links, unit)
+    _, law = place.law(place.alpha)
+    wanted = np.zeros(UNITS)
+    for path in product(range(1, 6), repeat=3):
+        chance = a[0, path[0]] * e[path[0], 4] * a[path[0], path[1]] * e[path[1], 7] * a[path[1], path[2]]
+        wanted += chance * e[path[2]]
+    assert np.allclose(law / law.sum(), wanted / wanted.sum(), atol=1e-5)
+
+
+def test_drafts_keep_to_the_plan() -> None:
+    emissions, links, lengths = lattice(3, 40, 1)
+    drafter = Lattice(emissions, links, lengths, EOS)
+    none = torch.zeros(3, 1, dtype=torch.long)
+    memory = drafter.start(Context(none, none == 0, none[None], none[:, 0]))
+    for plan in (Plan(1, 1), Plan(7, 3), Plan(60, 60)):
+        draft = drafter.propose(memory, none[:, 0], plan)
+        assert int(draft.size.max()) <= plan.nodes + 1
+        for parents, size in zip(draft.parents.tolist(), draft.size.tolist(), strict=True):
+            assert all(0 <= parents[node] < node for node in range(1, size))
+
+
+def test_another_models_graph_is_refused() -> None:
+    emissions, links, lengths = lattice(1, 5, 0)
+    with pytest.raises(InputError, match="units"):
+        Lattice(emissions[..., :-1], links, lengths, EOS).check(UnitTarget(decoder(0)))
