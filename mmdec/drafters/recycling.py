@@ -1,0 +1,164 @@
+"""Token Recycling (Luo et al. 2024): the target's own runners-up, kept for each token and grown into a tree.
+
+Whatever the target says after a token, at accepted and at rejected nodes alike, replaces that token's successors
+(section 3.1 of the paper). A draft is a fixed tree over them, cut to the plan (section 3.2). No weights, no training;
+written from the paper.
+"""
+
+from __future__ import annotations
+
+import heapq
+from functools import lru_cache
+from itertools import pairwise
+from typing import final
+
+import torch
+from torch import Tensor
+
+from mmdec.decode.tree import trees_from_lists
+from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+
+WIDTH = 8  # successors of a token
+NODES = 80  # of the whole tree
+HIT = 0.85  # chance that one of the successors is right
+DECAY = (
+    1.7  # the k-th of them as often as 1 / k^1.7: the levels are 8, 21, 25, 18, 6, 1, 1, the paper's 8, 21, 25, 15, ...
+)
+CHUNK = 64  # columns whose maximum is looked at first when the best logits are sought
+
+Path = tuple[int, ...]
+
+
+@final
+class Successors:
+    """A run's matrix: each token's successors, the best first. Rows of the batch share it: only drafts depend on it."""
+
+    def __init__(self, warm: Tensor | None) -> None:
+        self._warm = warm
+        self._seen: dict[int, list[int]] = {}
+
+    def of(self, token: int) -> list[int]:
+        found = self._seen.get(token)
+        if found is None:
+            warm = self._warm
+            found = [] if warm is None or token >= len(warm) else [t for t in warm[token].tolist() if t >= 0]
+            self._seen[token] = found
+        return found
+
+    def replace(self, token: int, successors: list[int]) -> None:
+        self._seen[token] = successors
+
+    def put_first(self, token: int, successor: int) -> None:
+        self._seen[token] = [successor, *(t for t in self.of(token) if t != successor)][:WIDTH]
+
+
+@final
+class Recycling:
+    """Drafts trees of tokens that the target thought likely after the same token before."""
+
+    name = "recycling"
+    needs = Needs()
+
+    def __init__(self, warm: Tensor | None = None) -> None:
+        """warm (V, 8) int64: successors known beforehand, the best first, -1 for none; it is copied."""
+        if warm is not None and (warm.ndim != 2 or warm.shape[1] != WIDTH or warm.is_floating_point()):
+            raise InputError(
+                f"`warm` must be a (V, {WIDTH}) matrix of token ids, but is {tuple(warm.shape)} {warm.dtype}. "
+                "Give each token's successors, -1 for none."
+            )
+        self._warm = None if warm is None else warm.to("cpu", torch.long, copy=True)
+
+    def check(self, target: Target) -> None:
+        """Raises InputError where the warm matrix is another vocabulary's."""
+        if self._warm is None:
+            return
+        rows, most = len(self._warm), int(self._warm.max()) if len(self._warm) else -1
+        if rows != target.vocab_size or most >= target.vocab_size:
+            raise InputError(
+                f"`warm` must have a row for each of the target's {target.vocab_size} tokens and only such tokens, but "
+                f"has {rows} rows and tokens up to {most}. Use a matrix of the same tokenizer, or none."
+            )
+
+    def start(self, context: Context) -> Successors:
+        """The matrix begins with the prompt's own neighbours, which cost no pass of the target."""
+        memory = Successors(self._warm)
+        for tokens, mask in zip(context.tokens.tolist(), context.mask.tolist(), strict=True):
+            text = [token for token, kept in zip(tokens, mask, strict=True) if kept]
+            for token, successor in pairwise(text):
+                memory.put_first(token, successor)
+        return memory
+
+    def propose(self, memory: Successors, roots: Tensor, plan: Plan) -> Draft:
+        """The best nodes of the tree whose tokens are known; the chain of best successors where the plan is a chain."""
+        depth = min(plan.depth, plan.nodes)
+        template = tree_template(max(plan.nodes, NODES), depth) if depth < plan.nodes else chain_template(depth)
+        trees = []
+        for root in roots.tolist():
+            tokens = {(): root}  # path -> token
+            known = {(): memory.of(root)}
+            for path in template:
+                if len(tokens) > plan.nodes:
+                    break
+                successors = known.get(path[:-1], ())
+                if path[-1] < len(successors):
+                    token = tokens[path] = successors[path[-1]]
+                    known[path] = memory.of(token)
+            # In this order the likeliest path lies together, next to the root: nothing is moved if it is accepted.
+            nodes = {path: node for node, path in enumerate(sorted(tokens))}
+            trees.append(([tokens[path] for path in nodes][1:], [nodes[path[:-1]] for path in nodes if path]))
+        return trees_from_lists(roots, trees)
+
+    def update(self, memory: Successors, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Every node of the draft teaches its token's successors; of a token that stands twice, the accepted node."""
+        rows = best(scores.logits, WIDTH).tolist()
+        trees = zip(draft.tokens.tolist(), draft.size.tolist(), verdict.path.tolist(), rows, strict=True)
+        for tokens, size, path, successors in trees:
+            for node in (*range(size), *(node for node in path if node >= 0)):
+                memory.replace(tokens[node], successors[node])
+
+    def select(self, memory: Successors, live: Tensor) -> None:
+        """The matrix belongs to no row."""
+
+
+@lru_cache(maxsize=64)
+def tree_template(nodes: int, depth: int) -> tuple[Path, ...]:
+    """The likeliest nodes at most `depth` deep, the likeliest first, by the product of their ranks' chances. A node is
+    written as the ranks on its way from the root."""
+    if nodes <= 0 or depth <= 0:
+        return ()
+    total = sum((rank + 1) ** -DECAY for rank in range(WIDTH))
+    chances = [HIT * (rank + 1) ** -DECAY / total for rank in range(WIDTH)]
+    heap: list[tuple[float, Path]] = [(-chances[0], (0,))]
+    kept: list[Path] = []
+    while heap and len(kept) < nodes:
+        value, path = heapq.heappop(heap)
+        kept.append(path)
+        *above, rank = path
+        if len(path) < depth:
+            heapq.heappush(heap, (value * chances[0], (*path, 0)))
+        if rank + 1 < WIDTH:
+            heapq.heappush(heap, (value / chances[rank] * chances[rank + 1], (*above, rank + 1)))
+    return tuple(kept)
+
+
+@lru_cache(maxsize=64)
+def chain_template(depth: int) -> tuple[Path, ...]:
+    """The best successor of the best successor, and so on."""
+    return tuple((0,) * length for length in range(1, depth + 1))
+
+
+def best(logits: Tensor, count: int) -> Tensor:
+    """(..., V) -> (..., count) indices of the largest values, the largest first; fewer where V is smaller.
+
+    The best values lie in the chunks with the best maxima: several times faster than `topk` over a whole vocabulary.
+    """
+    size = logits.shape[-1]
+    chunks = size // CHUNK
+    if chunks <= 2 * count:
+        return logits.topk(min(count, size), dim=-1).indices
+    body = logits[..., : chunks * CHUNK].unflatten(-1, (chunks, CHUNK))
+    places = body.amax(-1).topk(count, dim=-1).indices  # (..., count) chunks
+    index = (places[..., None] * CHUNK + torch.arange(CHUNK, device=logits.device)).flatten(-2)
+    rest = torch.arange(chunks * CHUNK, size, device=logits.device).expand(*index.shape[:-1], -1)
+    index = torch.cat([index, rest], -1)
+    return index.gather(-1, logits.gather(-1, index).topk(count, dim=-1).indices)

@@ -1,0 +1,158 @@
+"""Token Recycling: its tree, its matrix, and what it takes from which nodes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mmdec.decode.tree import is_chain, single, trees_from_lists
+from mmdec.drafters.recycling import Recycling, best, tree_template
+from mmdec.types import Context, Draft, InputError, Plan, Scores, Verdict
+
+
+class Size:
+    """A target of which nothing but the vocabulary matters."""
+
+    name = "size"
+    hidden_size = 1
+    device = torch.device("cpu")
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+
+def context(tokens: list[list[int]], mask: list[list[bool]] | None = None) -> Context:
+    ids = torch.tensor(tokens)
+    kept = torch.ones_like(ids, dtype=torch.bool) if mask is None else torch.tensor(mask)
+    return Context(ids, kept, kept.cumsum(1)[None], kept.sum(1))
+
+
+def ranked(*orders: list[int], vocab: int = 20) -> Tensor:
+    """(1, N, V) logits whose best tokens are these."""
+    logits = torch.full((1, len(orders), vocab), -9.0)
+    for node, order in enumerate(orders):
+        logits[0, node, order] = -torch.arange(len(order), dtype=torch.float)
+    return logits
+
+
+def verdict(path: list[int], tokens: list[int]) -> Verdict:
+    return Verdict(
+        torch.tensor([path]),
+        torch.tensor(tokens[-1:]),
+        torch.tensor([False]),
+        torch.tensor([tokens]),
+        torch.tensor([len(tokens)]),
+    )
+
+
+def check_form(draft: Draft, plan: Plan) -> None:
+    for tokens, parents, size in zip(draft.tokens.tolist(), draft.parents.tolist(), draft.size.tolist(), strict=True):
+        assert parents[0] == -1
+        level = [0]
+        for node in range(1, size):
+            assert 0 <= parents[node] < node
+            level.append(level[parents[node]] + 1)
+        edges = list(zip(parents[1:size], tokens[1:size], strict=True))
+        assert len(set(edges)) == len(edges) <= plan.nodes
+        assert max(level) <= plan.depth
+
+
+def test_template_has_the_papers_levels() -> None:
+    template = tree_template(80, 7)
+    levels = [sum(len(path) == depth for path in template) for depth in range(1, 8)]
+    assert levels == [8, 21, 25, 18, 6, 1, 1]  # the paper: 8, 21, 25, 15, 8, 3
+
+
+@given(st.integers(0, 100), st.integers(0, 8))
+def test_template_is_a_tree_and_its_beginning_too(nodes: int, depth: int) -> None:
+    template = tree_template(nodes, depth)
+    seen = {()}
+    for path in template:
+        assert path[:-1] in seen
+        assert path[-1] == 0 or (*path[:-1], path[-1] - 1) in seen  # the better sibling comes first
+        seen.add(path)
+    assert len(seen) == len(template) + 1  # none twice
+    assert len(template) == (nodes if depth > 2 else min(nodes, [0, 8, 72][depth]))
+    assert max(map(len, template), default=0) <= depth
+
+
+def test_best_path_lies_next_to_the_root() -> None:
+    drafter = Recycling()
+    memory = drafter.start(context([[1, 2, 3, 1, 2, 4, 1, 2, 3, 1]]))
+    draft = drafter.propose(memory, torch.tensor([1]), Plan(9, 3))
+    assert draft.tokens[0, :4].tolist() == [1, 2, 3, 1]
+    assert draft.parents[0, :4].tolist() == [-1, 0, 1, 2]
+    assert int(draft.size) > 4
+
+
+def test_prompt_teaches_neighbours_but_padding_does_not() -> None:
+    drafter = Recycling()
+    memory = drafter.start(context([[7, 1, 2, 1, 3], [9, 9, 9, 9, 4]], [[True] * 5, [False] * 4 + [True]]))
+    draft = drafter.propose(memory, torch.tensor([1, 9]), Plan(4, 2))
+    assert draft.size.tolist() == [4, 1]  # 1 -> 3, 2; 2 -> 1
+    assert draft.tokens[0, 1:4].tolist() == [3, 2, 1]
+    assert draft.parents[0, 1:4].tolist() == [0, 0, 2]
+
+
+def test_rejected_nodes_teach_and_accepted_ones_prevail() -> None:
+    drafter = Recycling()
+    memory = drafter.start(context([[5]]))
+    # root 5 with children 6 (rejected) and 7 (accepted), 7's child is again 6 (accepted)
+    draft = trees_from_lists(torch.tensor([5]), [([6, 7, 6], [0, 0, 2])])
+    drafter.update(memory, draft, Scores(ranked([7, 6], [1, 2], [6, 5], [3, 4])), verdict([0, 2, 3], [7, 6, 3]))
+    drafted = drafter.propose(memory, torch.tensor([6]), Plan(1, 1))
+    assert drafted.tokens.tolist() == [[6, 3]]
+    chain = drafter.propose(memory, torch.tensor([5]), Plan(3, 3))
+    assert is_chain(chain)
+    assert chain.tokens.tolist() == [[5, 7, 6, 3]]
+    # a rejected node's scores are used where no other speaks of its token
+    other = trees_from_lists(torch.tensor([3]), [([8], [0])])
+    drafter.update(memory, other, Scores(ranked([2], [11, 12])), verdict([0], [2]))
+    assert drafter.propose(memory, torch.tensor([8]), Plan(1, 1)).tokens.tolist() == [[8, 11]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 30), st.integers(0, 6), st.integers(2, 12), st.integers(1, 4), st.integers(0, 999))
+def test_drafts_are_well_formed(nodes: int, depth: int, vocab: int, rows: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    drafter, plan = Recycling(), Plan(nodes, depth)
+    memory = drafter.start(context(torch.randint(vocab, (rows, 5), generator=generator).tolist()))
+    roots = torch.randint(vocab, (rows,), generator=generator)
+    for _ in range(4):
+        draft = drafter.propose(memory, roots, plan)
+        check_form(draft, plan)
+        assert int(draft.tokens.max()) < vocab
+        logits = torch.randn(rows, draft.tokens.shape[1], vocab, generator=generator)
+        zeros = torch.zeros(rows, dtype=torch.long)
+        said = Verdict(zeros[:, None], roots, zeros.bool(), roots[:, None], zeros + 1)
+        drafter.update(memory, draft, Scores(logits), said)
+        roots = torch.randint(vocab, (rows,), generator=generator)
+
+
+def test_warm_matrix_is_copied_and_checked() -> None:
+    warm = torch.full((20, 8), -1)
+    warm[3, :2] = torch.tensor([4, 5])
+    drafter = Recycling(warm)
+    warm[3, 0] = 9
+    drafter.check(Size(20))  # type: ignore[arg-type]
+    memory, other = drafter.start(context([[1]])), drafter.start(context([[1]]))
+    roots = torch.tensor([3])
+    assert drafter.propose(memory, roots, Plan(2, 1)).tokens.tolist() == [[3, 4, 5]]
+    drafter.update(memory, single(roots), Scores(ranked([6, 7])), verdict([0], [6]))
+    assert drafter.propose(memory, roots, Plan(2, 1)).tokens.tolist() == [[3, 6, 7]]
+    assert drafter.propose(other, roots, Plan(2, 1)).tokens.tolist() == [[3, 4, 5]]  # another run's is its own
+    with pytest.raises(InputError, match="each of the target's 21 tokens"):
+        drafter.check(Size(21))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="matrix of token ids"):
+        Recycling(torch.zeros(20, 8))
+    with pytest.raises(InputError, match="matrix of token ids"):
+        Recycling(torch.zeros(20, 4, dtype=torch.long))
+
+
+@pytest.mark.parametrize("vocab", [3, 8, 100, 64 * 17, 64 * 17 + 5, 64 * 40 + 63])
+def test_best_equals_topk(vocab: int) -> None:
+    logits = torch.randn(2, 3, vocab, generator=torch.Generator().manual_seed(vocab))
+    assert torch.equal(best(logits, 8), logits.topk(min(8, vocab)).indices)
