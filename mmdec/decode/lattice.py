@@ -22,7 +22,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from mmdec.ops.dag_links import NEG_INF, checked_lengths, checked_links, forward_links
+from mmdec.ops.dag_links import NEG_INF, checked_lengths, checked_links, forget_impossible_, forward_links
 from mmdec.types import InputError
 
 LatticeStrategy = Literal["greedy", "lookahead", "viterbi", "joint-viterbi"]
@@ -64,14 +64,15 @@ def decode_lattice(
     size = _checked(emissions, links, strategy, lookahead_weight, length_penalty, max_length, bos, eos)
     ends = checked_lengths("graph_lengths", graph_lengths, emissions.size(0), size, emissions.device) - 1
     emissions = emissions.detach().to(torch.promote_types(emissions.dtype, torch.float32))
-    links = forward_links(links.detach().to(emissions.dtype), ends + 1)
+    links = links.detach().to(emissions.dtype)
     best, choices = _best_tokens(emissions, ends, bos, eos)
     if strategy in ("greedy", "lookahead"):
         weight = lookahead_weight if strategy == "lookahead" else 0.0
         vertices, lengths = _walk(links, best, ends, weight)
     else:
         gains = best if strategy == "joint-viterbi" else torch.zeros_like(best)
-        vertices, lengths = _viterbi(links, gains, ends, length_penalty, min(size, max_length or size))
+        possible = forward_links(links, ends + 1)
+        vertices, lengths = _viterbi(possible, gains, ends, length_penalty, min(size, max_length or size))
     inside = torch.arange(vertices.size(1), device=vertices.device) < lengths[:, None]  # (B, K)
     scores = _scores(links, best, vertices, inside)
     tokens = choices.gather(1, vertices)
@@ -98,8 +99,8 @@ def _walk(links: Tensor, best: Tensor, ends: Tensor, weight: float) -> tuple[Ten
     All jumps are chosen at once. The walk then doubles: knowing 2^k vertices and every jump of 2^k steps gives twice as
     many, so L vertices take log2(L) gathers, and no wait for the device.
     """
-    favourite = links if weight == 0.0 else links + weight * best[:, None, :]  # (B, L, L)
-    top, jump = favourite.max(2)
+    favourite = links.clone() if weight == 0.0 else links + weight * best[:, None, :]  # (B, L, L)
+    top, jump = forget_impossible_(favourite, ends + 1).max(2)
     # The last vertex stays where it is, and dead ends go to it.
     jump = torch.where(top == NEG_INF, ends[:, None], jump)  # (B, L)
     vertices = torch.zeros_like(jump[:, :1])
@@ -142,7 +143,7 @@ def _viterbi(links: Tensor, gains: Tensor, ends: Tensor, penalty: float, longest
 
 
 def _scores(links: Tensor, best: Tensor, vertices: Tensor, inside: Tensor) -> Tensor:
-    """Log P(A, Y | X) (B,): every emission and every jump of the path."""
+    """Log P(A, Y | X) (B,): every emission and every jump of the path, all of which lead forwards."""
     emitted = best.gather(1, vertices).masked_fill(~inside, 0.0).sum(1)
     row = torch.arange(len(links), device=links.device)[:, None]
     jumps = links[row, vertices[:, :-1], vertices[:, 1:]].masked_fill(~inside[:, 1:], 0.0).sum(1)

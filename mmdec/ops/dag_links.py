@@ -76,11 +76,16 @@ def checked_lengths(name: str, lengths: Tensor, batch: int, longest: int, device
 
 def forward_links(links: Tensor, graph_lengths: Tensor) -> Tensor:
     """Dense links (B, L, L) with -inf wherever no jump is possible: backwards, in place, from or to padding."""
-    size = links.size(1)
-    inside = torch.arange(size, device=links.device) < graph_lengths[:, None]  # (B, L)
+    return forget_impossible_(links.clone(), graph_lengths)
+
+
+def forget_impossible_(scores: Tensor, graph_lengths: Tensor) -> Tensor:
+    """In place, scores (B, L, L) of jumps become -inf where no jump is possible."""
+    size = scores.size(1)
     # A jump from inside to a later inside vertex; i < j < length makes a test of i needless.
-    possible = (_jumps(size, links.device) >= 0) & inside[:, None, :]  # (B, L, L)
-    return links.masked_fill(~possible, NEG_INF)
+    outside = torch.arange(size, device=scores.device) >= graph_lengths[:, None]  # (B, L)
+    backward = torch.ones(size, size, dtype=torch.bool, device=scores.device).tril_()
+    return scores.masked_fill_(backward | outside[:, None, :], NEG_INF)
 
 
 def _jumps(size: int, device: torch.device) -> Tensor:

@@ -78,6 +78,24 @@ def test_gradients_are_finite_and_reach_every_weight(config: DagConfig):
         assert parameter.grad.isfinite().all(), name
 
 
+@pytest.mark.parametrize("config", [PLAIN, FULL], ids=["paper", "phrasebook"])
+@pytest.mark.parametrize("lengths", [[15], [15, 2, 9]], ids=["one row", "three rows"])
+def test_links_without_a_gradient_equal_those_of_training(config: DagConfig, lengths: list[int]):
+    links = tiny(config).links
+    sizes = torch.tensor(lengths)
+    hidden = 3 * torch.randn(len(lengths), 15, 32, generator=torch.Generator().manual_seed(2))
+    trained = links(hidden, sizes)
+    assert trained.requires_grad
+    with torch.inference_mode():
+        decoded = links(hidden, sizes)
+    for row, length in enumerate(lengths):  # from padding there are no links; training does not look
+        torch.testing.assert_close(decoded[row, :length], trained[row, :length].detach(), atol=1e-5, rtol=0)
+        assert (decoded[row, length - 1 :] == -torch.inf).all()
+    with torch.no_grad():  # what decoding keeps between calls serves outside of inference mode too
+        again = links(hidden.clone(), sizes)
+    assert torch.equal(again, decoded)
+
+
 def test_emissions_are_probabilities():
     torch.testing.assert_close(lattice(PLAIN).emissions.logsumexp(-1), torch.zeros(3, 15), atol=1e-5, rtol=0)
 
