@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -58,26 +59,34 @@ class Guard:
             return None
 
     def _checked(self, drafter: Drafter, roots: Tensor, plan: Plan) -> Draft:
+        """The drafter's proposal; ValueError for what neither the target nor the verifier could use."""
         draft = drafter.propose(self.memory, roots, plan)
         batch, size = draft.tokens.shape
         if batch != len(roots) or draft.parents.shape != (batch, size) or draft.size.shape != (batch,):
             raise ValueError(f"a draft of {batch} x {size} nodes for {len(roots)} rows")
+        if any(part.dtype != roots.dtype or part.device != roots.device for part in _indices(draft)):
+            kinds = ", ".join(f"{part.dtype} on {part.device}" for part in _indices(draft))
+            raise ValueError(f"tokens, parents and sizes as {kinds} instead of {roots.dtype} on {roots.device}")
         if not bool((draft.tokens[:, 0] == roots).all()):
             raise ValueError("a root that is not the pending token")
-        for tokens, parents, count in zip(
-            draft.tokens.tolist(), draft.parents.tolist(), draft.size.tolist(), strict=True
-        ):
-            if not 1 <= count <= size or not all(0 <= parents[node] < node for node in range(1, count)):
+        for tokens, parents, count in zip(*(part.tolist() for part in _indices(draft)), strict=True):
+            # The target makes positions and masks of all nodes: padding too must hang somewhere.
+            if not 1 <= count <= size or parents[0] != -1 or not all(0 <= parents[i] < i for i in range(1, size)):
                 raise ValueError("a tree whose nodes do not follow their parents")
             if not all(0 <= token < self.vocab_size for token in tokens):
                 raise ValueError(f"a token outside the vocabulary of {self.vocab_size}")
         if draft.probs is not None:
             shape = (batch, size, self.vocab_size)
-            if draft.probs.shape != shape:
+            if draft.probs.shape != shape or draft.probs.device != roots.device:
                 raise ValueError(f"probabilities of shape {tuple(draft.probs.shape)} instead of {shape}")
-            if not bool(draft.probs.isfinite().all()):
-                raise ValueError("probabilities that are not finite")
+            least, most = draft.probs.aminmax()
+            if not 0 <= float(least) <= float(most) < math.inf:
+                raise ValueError("probabilities that are negative or not finite")
         return draft
+
+
+def _indices(draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
+    return draft.tokens, draft.parents, draft.size
 
 
 def _cut(draft: Draft, plan: Plan, room: Sequence[int]) -> Draft:

@@ -83,6 +83,15 @@ class Text:
         """Take the last `count` tokens back."""
         del self.tokens[row][len(self.tokens[row]) - count :]
 
+    def state(self, row: int) -> list[Processor] | None:
+        """The row's processors as they are now."""
+        return None if self.processors is None else _copied(self.processors[row])
+
+    def restore(self, row: int, state: list[Processor]) -> None:
+        """Make the row's processors what they were."""
+        if self.processors is not None:
+            self.processors[row] = state
+
     def append(self, row: int, token: int) -> bool:
         """One more token; whether the row ends with it."""
         self.push(row, token)
@@ -104,7 +113,14 @@ def _copied(processors: list[Processor]) -> list[Processor]:
         for value in vars(processor).values() if hasattr(processor, "__dict__") else ():
             if isinstance(value, nn.Module):
                 networks[id(value)] = value
-    return copy.deepcopy(processors, networks)
+    try:
+        return copy.deepcopy(processors, networks)
+    except Exception as error:  # whatever a processor of the caller's may raise
+        names = ", ".join(type(processor).__name__ for processor in processors)
+        raise InputError(
+            f"`logits_processor` must be copyable for a batch and for block verification, but is {names}: "
+            f"{type(error).__name__}: {error}. Give it `__deepcopy__`, or decode one row at a time by another rule."
+        ) from error
 
 
 class Choice(Protocol):

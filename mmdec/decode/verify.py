@@ -14,8 +14,9 @@ walk visits it, and for no other node. The shape of the tree does not matter: a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal, Protocol
 
 import torch
@@ -37,6 +38,20 @@ class Branch:
     children: list[list[int]]
     logits: Tensor  # (N, V)
     probs: Tensor | None  # (N, V)
+
+    def drawn(self, node: int) -> Tensor | None:
+        """What a node's children were drawn from, (V,) float64, summing to one; zeros where nothing was drawn."""
+        if self.probs is None:
+            return None
+        q = self.probs[node].double()
+        return q / q.sum().clamp(min=1e-300)
+
+    def first(self, eos: Set[int]) -> list[int]:
+        """The chain of first children, root included; it goes no further than a token that ends the row."""
+        chain = [0]
+        while self.children[chain[-1]] and (len(chain) == 1 or self.tokens[chain[-1]] not in eos):
+            chain.append(self.children[chain[-1]][0])
+        return chain
 
     def match(self, node: int, token: int) -> Step:
         """Where the token leads to from a node."""
@@ -177,11 +192,11 @@ class ResidualRule:
     def _step(self, branch: Branch, text: Text, node: int) -> Step:
         p = _law(text, branch.row, branch.logits[node])
         dice = self.dice(p.device, self.stream.seed, "residual", branch.row, len(text.tokens[branch.row]))
-        q = None if branch.probs is None else branch.probs[node].double().clone()
+        q = branch.drawn(node)
         for child in branch.children[node]:
             token = branch.tokens[child]
             drawn = 1.0 if q is None else float(q[token])
-            if drawn <= 0.0:  # it cannot have been drawn: as if it were not there
+            if drawn <= 0.0:  # a sibling has it already, or it cannot have been drawn: as if it were not there
                 continue
             if dice.happens(float(p[token]) / drawn):
                 return token, child
@@ -199,7 +214,11 @@ class ResidualRule:
 @dataclass(frozen=True)
 class BlockRule:
     """Block verification (Sun et al., ICLR 2025, algorithm 2): a chain's tokens are accepted jointly, never fewer on
-    average than one by one. Of a tree it reads the first children. All of the chain's nodes count as visited."""
+    average than one by one. Of a tree it reads the first children, and nothing below a token that ends the row.
+
+    Processors run for nodes of the chain that are not accepted, too: this rule needs their distributions. What such
+    calls did to a processor is undone.
+    """
 
     stream: Stream
     name: RuleName = "block"
@@ -209,39 +228,39 @@ class BlockRule:
         return self.stream.drawn(plan, device)
 
     def walk(self, branch: Branch, text: Text) -> tuple[list[int], bool]:
-        row = branch.row
-        start = len(text.tokens[row])
-        nodes = [0]
-        while branch.children[nodes[-1]]:
-            nodes.append(branch.children[nodes[-1]][0])
+        row, start = branch.row, len(text.tokens[branch.row])
+        chain = branch.first(text.stop.eos)
         dice = self.dice(branch.logits.device, self.stream.seed, "block", row, start)
         weight, accepted = 1.0, 0  # p_i of the paper; tau
-        residual = law = _law(text, row, branch.logits[0])
-        for place, node in enumerate(nodes):
-            last = place == len(nodes) - 1
-            if last:
-                rest, chance = law, weight
-            else:
-                q = torch.zeros_like(law) if branch.probs is None else branch.probs[node].double()
-                if branch.probs is None:
-                    q[branch.tokens[nodes[place + 1]]] = 1.0
-                rest = (weight * law - q).clamp(min=0.0)
-                mass = float(rest.sum())
-                chance = mass / (mass + 1.0 - weight) if mass > 0.0 else 0.0
-            if place == 0 or dice.happens(chance):
-                accepted, residual = place, rest if float(rest.sum()) > 0.0 else law
-            if last:
-                break
-            token = branch.tokens[nodes[place + 1]]
-            drawn = 1.0 if branch.probs is None else float(branch.probs[node][token])
+        law = residual = _law(text, row, branch.logits[0])
+        state = text.state(row) if len(chain) > 1 else None
+        for place, (node, child) in enumerate(pairwise(chain)):
+            token = branch.tokens[child]
+            q = branch.drawn(node)
+            if q is None:
+                q = torch.zeros_like(law)
+                q[token] = 1.0
+            rest = (weight * law - q).clamp(min=0.0)
+            mass = float(rest.sum())
+            if place == 0:
+                residual = rest if mass > 0.0 else law  # p equals q: only the end of the chain can be accepted
+            elif mass > 0.0 and dice.happens(mass / (mass + 1.0 - weight)):
+                accepted, residual, state = place, rest, text.state(row)
+            drawn = float(q[token])
             weight = min(1.0, weight * float(law[token]) / drawn) if drawn > 0.0 else 0.0
             if weight == 0.0:
                 break
-            text.push(row, token)  # the next node's processors are to see it
-            law = _law(text, row, branch.logits[nodes[place + 1]])
+            text.push(row, token)  # the child's processors are to see it
+            if token not in text.stop.eos:  # else nothing follows
+                law = _law(text, row, branch.logits[child])
+        else:
+            if len(chain) > 1 and dice.happens(weight):
+                accepted, residual, state = len(chain) - 1, law, None
         text.pop(row, len(text.tokens[row]) - start)
+        if state is not None:
+            text.restore(row, state)
         path: list[int] = []
-        for node in nodes[1 : accepted + 1]:
+        for node in chain[1 : accepted + 1]:
             if text.append(row, branch.tokens[node]):
                 return path, True
             path.append(node)

@@ -1,0 +1,59 @@
+"""Counts all outcomes of a random procedure instead of drawing some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from torch import Tensor
+
+from mmdec.decode.sampling import Dice
+
+T = TypeVar("T")
+
+
+class Oracle:
+    """Runs a random procedure once for each of its outcomes: another branch each time at the last throw that has one."""
+
+    def __init__(self) -> None:
+        self.script: list[tuple[int, list[float]]] = []  # the branch taken at each throw, and the weights there
+        self.place = 0
+
+    def draw(self, weights: Sequence[float]) -> int:
+        if self.place == len(self.script):
+            total = sum(weights)
+            self.script.append((next(i for i, w in enumerate(weights) if w > 0), [w / total for w in weights]))
+        self.place += 1
+        return self.script[self.place - 1][0]
+
+    def outcomes(self, procedure: Callable[[], T]) -> Iterator[tuple[float, T]]:
+        """Each outcome with its probability."""
+        while True:
+            self.place = 0
+            result = procedure()
+            assert self.place == len(self.script), "the procedure depends on something else than its throws"
+            chance = 1.0
+            for branch, weights in self.script:
+                chance *= weights[branch]
+            yield chance, result
+            while self.script:
+                branch, weights = self.script.pop()
+                left = [i for i in range(branch + 1, len(weights)) if weights[i] > 0]
+                if left:
+                    self.script.append((left[0], weights))
+                    break
+            else:
+                return
+
+
+class Thrown(Dice):
+    """Dice that show what the oracle says."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self.oracle = oracle
+
+    def happens(self, chance: float) -> bool:
+        return self.oracle.draw([max(1.0 - chance, 0.0), min(max(chance, 0.0), 1.0)]) == 1
+
+    def draw(self, weights: Tensor) -> int:
+        return self.oracle.draw(weights.tolist())

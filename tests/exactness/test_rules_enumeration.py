@@ -1,0 +1,296 @@
+"""The law of the output, all outcomes of all dice counted: each lossless rule's is that of autoregressive sampling."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmdec.decode.budget import Budget
+from mmdec.decode.sampling import Processor, Stop, Text
+from mmdec.decode.tree import trees_from_lists
+from mmdec.decode.verify import BlockRule, Branch, MatchRule, ResidualRule, Rule, Stream, TypicalRule, verify
+from mmdec.types import Draft, Plan, Scores
+from tests.exactness.oracle import Oracle, Thrown
+from tests.exactness.toy import Scripted, Session, Toy, padded, run
+
+Law = dict[tuple[int, ...], float]
+Shape = list[int]  # parents of nodes 1, 2, ...
+CHAIN: Shape = [0, 1]
+STAR: Shape = [0, 0]
+TREE: Shape = [0, 0, 1]
+BRANCHED: Shape = [0, 1, 1]
+STREAM = Stream(0)
+
+
+def sampled(oracle: Oracle) -> Rule:
+    return MatchRule(lambda scores, text, row: oracle.draw(scores[0].double().softmax(-1).tolist()), "sampled")
+
+
+def residual(oracle: Oracle) -> Rule:
+    return ResidualRule(STREAM, dice=lambda *key: Thrown(oracle))
+
+
+def block(oracle: Oracle) -> Rule:
+    return BlockRule(STREAM, dice=lambda *key: Thrown(oracle))
+
+
+def typical(oracle: Oracle) -> Rule:
+    rule = sampled(oracle)
+    assert isinstance(rule, MatchRule)
+    return TypicalRule(rule.choice)
+
+
+class AlwaysAccept(MatchRule):
+    """Believes every first child."""
+
+    def walk(self, branch: Branch, text: Text) -> tuple[list[int], bool]:
+        path: list[int] = []
+        node = 0
+        while branch.children[node]:
+            node = branch.children[node][0]
+            path.append(node)
+            if text.append(branch.row, branch.tokens[node]):
+                return path[:-1], True
+        token = self.choice(text.warped(branch.row, branch.logits[node]), text, branch.row)
+        return path, text.append(branch.row, token)
+
+
+def always(oracle: Oracle) -> Rule:
+    rule = sampled(oracle)
+    assert isinstance(rule, MatchRule)
+    return AlwaysAccept(rule.choice)
+
+
+def warm_and_cut(ids: Tensor, scores: Tensor) -> Tensor:
+    """Another temperature after each prefix, and after some the least probable token is forbidden."""
+    total = int(ids.sum()) + ids.shape[1]
+    scores = scores / (0.6 + 0.3 * (total % 4))
+    if total % 2:
+        scores = scores.masked_fill(scores <= scores.min(-1, keepdim=True).values, -torch.inf)
+    return scores
+
+
+Drafting = Callable[[Toy, Oracle, list[int], Shape], Draft]
+
+
+def drawn(replacement: bool = False, holes: bool = False, low: bool = False) -> Drafting:
+    """Children drawn from the drafter's distribution; with replacement there are twins. `holes`: some tokens are never
+    drafted. `low`: in single precision and not quite normalised, as real drafters have it."""
+
+    def draft(drafter: Toy, oracle: Oracle, prefix: list[int], shape: Shape) -> Draft:
+        size = len(shape) + 1
+        probs = torch.zeros(1, size, drafter.vocab_size, dtype=torch.float32 if low else torch.float64)
+        tokens = [prefix[-1]]
+        texts = [prefix]
+        left: dict[int, Tensor] = {}
+        for parent in shape:
+            if parent not in left:
+                q = drafter.logits(texts[parent]).double().softmax(-1)
+                if holes:
+                    q = torch.where(q < q.max() / 4, 0.0, q)
+                probs[0, parent] = q * (1.001 if low else 1.0)
+                left[parent] = probs[0, parent].double()
+            token = oracle.draw(left[parent].tolist())
+            if not replacement and (left[parent] > 0).sum() > 1:
+                left[parent] = left[parent].index_fill(0, torch.tensor([token]), 0.0)
+            tokens.append(token)
+            texts.append([*texts[parent], token])
+        return trees_from_lists(torch.tensor(prefix[-1:]), [(tokens[1:], shape)], probs)
+
+    return draft
+
+
+def fixed(twins: bool = False, probs: bool = False) -> Drafting:
+    """The drafter's best tokens, or one of them twice. `probs`: they pretend to be drawn, a known mistake."""
+
+    def draft(drafter: Toy, oracle: Oracle, prefix: list[int], shape: Shape) -> Draft:
+        tokens: list[int] = []
+        texts, used = [prefix], [0] * (len(shape) + 1)
+        q = torch.zeros(1, len(shape) + 1, drafter.vocab_size, dtype=torch.float64)
+        for parent in shape:
+            logits = drafter.logits(texts[parent])
+            q[0, parent] = logits.double().softmax(-1)
+            token = int(logits.argsort(descending=True)[used[parent]])
+            used[parent] += not twins
+            tokens.append(token)
+            texts.append([*texts[parent], token])
+        return trees_from_lists(torch.tensor(prefix[-1:]), [(tokens, shape)], q if probs else None)
+
+    return draft
+
+
+def plain_law(target: Toy, prefix: list[int], length: int, eos: frozenset[int], processors: list[Processor]) -> Law:
+    """Autoregressive sampling."""
+    law: Law = {(): 1.0}
+    for _ in range(length):
+        longer: Law = {}
+        for tokens, chance in law.items():
+            if tokens and tokens[-1] in eos:
+                longer[tokens] = chance
+                continue
+            ids = torch.tensor([[*prefix, *tokens]])
+            scores = target.logits(ids[0].tolist())[None]
+            for processor in processors:
+                scores = processor(ids, scores)
+            for token, p in enumerate(scores[0].double().softmax(-1).tolist()):
+                if p > 0:
+                    longer[*tokens, token] = chance * p
+        law = longer
+    return law
+
+
+def drafted_law(
+    rule: Callable[[Oracle], Rule],
+    target: Toy,
+    draft: Callable[[Oracle, list[int]], Draft],
+    prefix: list[int],
+    length: int,
+    eos: frozenset[int] = frozenset(),
+    processors: list[Processor] | None = None,
+) -> Law:
+    """Rounds of drafting and verifying, until `length` tokens or an end."""
+    known: dict[tuple[int, ...], Law] = {}
+
+    def rounds(text: list[int]) -> Law:
+        room = len(prefix) + length - len(text)
+        if room == 0 or (len(text) > len(prefix) and text[-1] in eos):
+            return {(): 1.0}
+        if tuple(text) in known:
+            return known[tuple(text)]
+        drafting, verifying = Oracle(), Oracle()
+        law: Law = defaultdict(float)
+        for drafted, trees in drafting.outcomes(lambda: draft(drafting, text)):
+            scores = target.score(Session([text[:-1]]), trees)
+
+            def one(trees: Draft = trees, scores: Scores = scores) -> tuple[int, ...]:
+                state = Text(torch.tensor([text]), Stop(len(text) + room, eos), processors or [])
+                verify(trees, scores, rule(verifying), state)
+                return tuple(state.tokens[0])
+
+            for chance, tokens in verifying.outcomes(one):
+                for rest, p in rounds([*text, *tokens]).items():
+                    law[(*tokens, *rest)] += drafted * chance * p
+        known[tuple(text)] = law
+        return law
+
+    return rounds(prefix)
+
+
+def difference(one: Law, other: Law) -> float:
+    assert abs(sum(one.values()) - 1) < 1e-9
+    return max(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in {*one, *other})
+
+
+@pytest.mark.parametrize("processors", [[], [warm_and_cut]], ids=["raw", "processed"])
+@pytest.mark.parametrize(
+    ("rule", "drafting", "shape"),
+    [
+        (sampled, fixed(), TREE),
+        (sampled, fixed(twins=True), TREE),
+        (sampled, drawn(), CHAIN),
+        (residual, drawn(), CHAIN),
+        (residual, drawn(), TREE),
+        (residual, drawn(holes=True), BRANCHED),
+        (residual, drawn(low=True), STAR),
+        (residual, drawn(replacement=True), TREE),
+        (residual, fixed(), TREE),
+        (residual, fixed(twins=True), BRANCHED),
+        (block, drawn(), CHAIN),
+        (block, drawn(holes=True), CHAIN),
+        (block, drawn(low=True), CHAIN),
+        (block, fixed(), CHAIN),
+        (block, drawn(), TREE),
+    ],
+)
+@pytest.mark.parametrize("eos", [frozenset(), frozenset({2})], ids=["endless", "ending"])
+def test_several_rounds(
+    rule: Callable[[Oracle], Rule], drafting: Drafting, shape: Shape, processors: list[Processor], eos: frozenset[int]
+) -> None:
+    target, drafter = Toy(3, seed=1, scale=1.0), Toy(3, seed=2, scale=1.0)
+    wanted = plain_law(target, [1, 0], 4, eos, processors)
+    got = drafted_law(rule, target, lambda o, text: drafting(drafter, o, text, shape), [1, 0], 4, eos, processors)
+    assert difference(got, wanted) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("rule", "drafting", "shape", "vocab"),
+    [
+        (residual, drawn(), [0, 0, 0, 0], 5),
+        (residual, drawn(), [0, 0, 0], 6),
+        (residual, drawn(), [0, 0, 1, 1, 2, 2], 3),
+        (residual, drawn(), [0, 0, 0], 2),  # more children than tokens
+        (residual, drawn(), [0, 1, 2, 3], 1),
+        (block, drawn(), [0, 1, 2], 4),
+        (block, drawn(), [0, 1, 2, 3], 2),
+        (block, fixed(), [0, 1, 2, 3, 4], 6),
+        (block, drawn(), [0, 1], 1),
+        (sampled, fixed(), [0, 0, 1, 1, 2, 3], 6),
+    ],
+)
+def test_one_round_of_a_larger_draft(
+    rule: Callable[[Oracle], Rule], drafting: Drafting, shape: Shape, vocab: int
+) -> None:
+    target, drafter = Toy(vocab, seed=3, scale=1.0), Toy(vocab, seed=4, scale=0.7)
+    calls = 0
+
+    def draft(oracle: Oracle, text: list[int]) -> Draft:
+        nonlocal calls
+        calls += 1
+        return drafting(drafter, oracle, text, shape if len(text) == 2 else [])  # later rounds are plain
+
+    length = 2 if vocab > 4 else 3
+    got = drafted_law(rule, target, draft, [0, 0], length)
+    assert difference(got, plain_law(target, [0, 0], length, frozenset(), [])) < 1e-9
+    assert calls > 1 or vocab == 1
+
+
+@pytest.mark.parametrize("rule", [residual, block])
+def test_drafter_that_is_the_target(rule: Callable[[Oracle], Rule]) -> None:
+    target = Toy(3, seed=5)
+    got = drafted_law(rule, target, lambda o, text: drawn()(target, o, text, CHAIN), [0], 3)
+    assert difference(got, plain_law(target, [0], 3, frozenset(), [])) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("rule", "drafting"),
+    [(typical, fixed()), (typical, drawn()), (always, fixed()), (always, drawn()), (residual, fixed(probs=True))],
+    ids=["typical", "typical, drawn", "always", "always, drawn", "best tokens that pretend to be drawn"],
+)
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+def test_lossy_rules_are_found_out(rule: Callable[[Oracle], Rule], drafting: Drafting, shape: Shape) -> None:
+    target, drafter = Toy(3, seed=1, scale=1.0), Toy(3, seed=2, scale=1.0)
+    got = drafted_law(rule, target, lambda o, text: drafting(drafter, o, text, shape), [1, 0], 3)
+    assert difference(got, plain_law(target, [1, 0], 3, frozenset(), [])) > 1e-2
+
+
+@pytest.mark.parametrize(("rule", "drafting"), [(sampled, fixed()), (residual, drawn()), (block, drawn())])
+def test_whole_loop_with_two_rows(rule: Callable[[Oracle], Rule], drafting: Drafting) -> None:
+    """The loop itself, prompt's round, guard and leaving rows included: rows are independent and each has its law."""
+    target, drafter = Toy(2, seed=6, scale=1.0), Toy(2, seed=7, scale=1.0)
+    prompts, eos, oracle = [[1, 0], [1]], frozenset({1}), Oracle()
+
+    class Drafting(Scripted):
+        def propose(self, memory: object, roots: Tensor, plan: Plan) -> Draft:
+            drafts = [drafting(drafter, oracle, row, [0]) for row in memory.rows]
+            probs = None if drafts[0].probs is None else torch.cat([one.probs for one in drafts])
+            return Draft(
+                *(torch.cat([getattr(one, n) for one in drafts]) for n in ("tokens", "parents", "size")), probs
+            )
+
+    def one() -> tuple[tuple[int, ...], ...]:
+        stop = Stop(padded(prompts)["input_ids"].shape[1] + 3, eos)
+        text, _ = run(target, prompts, stop, rule(oracle), Drafting(lambda *_: ([], [])), Budget.fixed(1))
+        return tuple(map(tuple, text.tokens))
+
+    got: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
+    for chance, tokens in oracle.outcomes(one):
+        got[tokens] += chance
+    laws = [plain_law(target, prompt, 3, eos, []) for prompt in prompts]
+    assert set(got) == set(product(*laws))
+    for tokens, chance in got.items():
+        assert abs(chance - laws[0][tokens[0]] * laws[1][tokens[1]]) < 1e-9

@@ -1,0 +1,242 @@
+"""A target made of a table, drafters that follow a script, and plain decoding in a dozen lines: for the proofs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmdec.decode.budget import Budget
+from mmdec.decode.loop import Planner, Round, decode
+from mmdec.decode.sampling import Criterion, Processor, Stop, Text
+from mmdec.decode.tree import trees_from_lists
+from mmdec.decode.verify import Rule
+from mmdec.types import Context, Draft, Drafter, Needs, Plan, Scores, Target, Verdict
+
+ROWS = 1009  # of the table; a prime
+Tree = tuple[list[int], list[int]]  # tokens of nodes 1, 2, ..., and their parents
+
+
+@dataclass
+class Session:
+    """What is in the cache of each row, padding left out, and the last draft scored."""
+
+    rows: list[list[int]]
+    draft: Draft | None = None
+
+
+class Toy:
+    """Logits are looked up by a hash of the whole prefix: each token depends on all before it, and on how many."""
+
+    name = "toy"
+    hidden_size = 1
+    device = torch.device("cpu")
+
+    def __init__(self, vocab: int, seed: int = 0, scale: float = 2.0, ties: bool = False) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        table = scale * torch.randn(ROWS, vocab, generator=generator)
+        self.vocab_size, self.table = vocab, table.round() if ties else table
+
+    @staticmethod
+    def _hash(prefix: Sequence[int], start: int = 7) -> int:
+        for token in prefix:
+            start = (31 * start + token + 1) % ROWS
+        return start
+
+    def logits(self, prefix: Sequence[int]) -> Tensor:
+        """(V,) of the token after a prefix."""
+        return self.table[self._hash(prefix)]
+
+    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[Session, Context, Draft, Scores]:
+        ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
+        session = Session([row[keep].tolist() for row, keep in zip(ids, mask, strict=True)])
+        logits = torch.stack([self.logits(row) for row in session.rows])[:, None]
+        positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+        context = Context(ids, mask, positions[None], mask.sum(1))
+        draft = Draft(ids[:, -1:], torch.full_like(ids[:, -1:], -1), torch.ones(len(ids), dtype=torch.long))
+        return session, context, draft, Scores(logits)
+
+    def score(self, session: Session, draft: Draft) -> Scores:
+        assert len(draft.tokens) == len(session.rows)
+        logits = torch.full((*draft.tokens.shape, self.vocab_size), torch.nan)  # padding: to be caught if read
+        for row, (tokens, parents) in enumerate(zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True)):
+            hashes: list[int] = []
+            for node in range(int(draft.size[row])):
+                above = hashes[parents[node]] if node else self._hash(session.rows[row])
+                hashes.append(self._hash([tokens[node]], above))
+            logits[row, : len(hashes)] = self.table[hashes]
+        session.draft = draft
+        return Scores(logits)
+
+    def commit(self, session: Session, verdict: Verdict) -> None:
+        if session.draft is None:  # the prompt's round
+            assert (verdict.path == 0).all()
+            return
+        for row, nodes in enumerate(verdict.path.tolist()):
+            path = [node for node in nodes if node >= 0]
+            parents = session.draft.parents[row].tolist()
+            assert path[0] == 0
+            assert [parents[node] for node in path[1:]] == path[:-1]
+            tokens = session.draft.tokens[row, path].tolist()
+            session.rows[row] += tokens
+            if not verdict.done[row]:
+                assert verdict.tokens[row, : verdict.lengths[row]].tolist() == [*tokens[1:], int(verdict.next[row])]
+
+    def select(self, session: Session, live: Tensor) -> None:
+        session.rows = [session.rows[row] for row in live.tolist()]
+        session.draft = None
+
+
+@dataclass
+class Memory:
+    rows: list[list[int]]  # each row's text, the pending token included
+    random: Random
+    calls: int = 0
+
+
+class Scripted:
+    """Drafts whatever a function of (text, plan, random) says, row by row; checks that it is told everything."""
+
+    name = "scripted"
+    needs = Needs()
+
+    def __init__(self, tree: Callable[[list[int], Plan, Random], Tree], seed: int = 0) -> None:
+        self.tree, self.seed = tree, seed
+
+    def check(self, target: Target) -> None:
+        pass
+
+    def start(self, context: Context) -> Memory:
+        rows = [row[keep].tolist() for row, keep in zip(context.tokens, context.mask, strict=True)]
+        return Memory(rows, Random(self.seed))
+
+    def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
+        assert [row[-1] for row in memory.rows] == roots.tolist()
+        return trees_from_lists(roots, [self.tree(row, plan, memory.random) for row in memory.rows])
+
+    def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        for row, tokens in enumerate(verdict.tokens.tolist()):
+            memory.rows[row] += tokens[: int(verdict.lengths[row])]
+
+    def select(self, memory: Memory, live: Tensor) -> None:
+        memory.rows = [memory.rows[row] for row in live.tolist()]
+
+
+def truth(target: Toy) -> Callable[[list[int], Plan, Random], Tree]:
+    """The greedy continuation, as a chain: all of it is accepted where no processor interferes."""
+
+    def tree(row: list[int], plan: Plan, random: Random) -> Tree:
+        tokens: list[int] = []
+        for _ in range(min(plan.nodes, plan.depth)):
+            tokens.append(int(target.logits([*row, *tokens]).argmax()))
+        return tokens, list(range(len(tokens)))
+
+    return tree
+
+
+def wrong(target: Toy) -> Callable[[list[int], Plan, Random], Tree]:
+    """A chain of the least probable tokens."""
+
+    def tree(row: list[int], plan: Plan, random: Random) -> Tree:
+        tokens: list[int] = []
+        for _ in range(plan.depth):
+            tokens.append(int(target.logits([*row, *tokens]).argmin()))
+        return tokens, list(range(len(tokens)))
+
+    return tree
+
+
+def forest(target: Toy, favourite: Sequence[int] = ()) -> Callable[[list[int], Plan, Random], Tree]:
+    """Any tree at all: each node hangs anywhere and holds a likely token, a favourite or any; siblings may be twins;
+    none, few or more nodes than asked."""
+
+    def tree(row: list[int], plan: Plan, random: Random) -> Tree:
+        tokens: list[int] = []
+        parents: list[int] = []
+        prefixes = [row]
+        for _ in range(random.choice([0, 1, plan.nodes, plan.nodes, plan.nodes + 3])):
+            parent = random.choice([len(tokens), random.randrange(len(tokens) + 1)])
+            kind = random.random()
+            if kind < 0.7:
+                best = target.logits(prefixes[parent]).topk(min(2, target.vocab_size)).indices.tolist()
+                token = best[0] if kind < 0.5 else best[-1]
+            else:
+                token = (
+                    random.choice(list(favourite)) if favourite and kind < 0.85 else random.randrange(target.vocab_size)
+                )
+            tokens.append(token)
+            parents.append(parent)
+            prefixes.append([*prefixes[parent], token])
+        return tokens, parents
+
+    return tree
+
+
+@dataclass
+class Changing:
+    """A budget that is another one each round, nothing included."""
+
+    random: Random
+    most: int = 9
+    seen: list[list[int]] = field(default_factory=list)  # accepted nodes of each round
+
+    def plan(self, batch: int) -> Plan:
+        nodes = self.random.randrange(self.most + 1)
+        return Plan(nodes, self.random.randint(1, nodes) if nodes else 0)
+
+    def observe(
+        self, batch: int, sizes: list[int], depth: int, accepted: list[int], target: float, drafter: float, /
+    ) -> None:
+        assert batch == len(sizes) == len(accepted)
+        assert all(0 <= took < size for took, size in zip(accepted, sizes, strict=True))
+        self.seen.append(accepted)
+
+
+def padded(prompts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+    """Ragged prompts as `generate` wants them: (B, P), padded on the left."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in prompts])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts])
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def run(
+    target: Toy,
+    prompts: Sequence[Sequence[int]],
+    stop: Stop,
+    rule: Rule,
+    drafter: Drafter | None = None,
+    budget: Planner | None = None,
+    processors: Sequence[Processor] = (),
+) -> tuple[Text, list[Round]]:
+    """The core on the toy: the text in the end, and the rounds."""
+    inputs = padded(prompts)
+    text = Text(inputs["input_ids"], stop, processors)
+    rounds = list(decode(target, inputs, text, rule, drafter, budget or Budget.fixed(4 if drafter else 0)))
+    return text, rounds
+
+
+def plain(
+    target: Toy,
+    ids: Tensor,
+    padding: int,
+    stop: Stop,
+    choose: Callable[[Tensor, int], int],
+    processors: Sequence[Processor] = (),
+    criteria: Sequence[Criterion] = (),
+) -> list[int]:
+    """Plain decoding of one row: ids (1, P) with `padding` columns on the left; choose(scores (1, V), index)."""
+    tokens: list[int] = []
+    while True:
+        scores = target.logits(ids[0, padding:].tolist())[None].clone()
+        for processor in processors:
+            scores = processor(ids, scores)
+        tokens.append(choose(scores, len(tokens)))
+        ids = torch.cat([ids, torch.tensor([tokens[-1:]])], 1)
+        ended = [bool(criterion(ids, None)) for criterion in criteria]
+        if tokens[-1] in stop.eos or ids.shape[1] >= stop.max_length or any(ended):
+            return tokens
