@@ -28,8 +28,9 @@ class DASpeechModule(LightningModule):
     """L = L_DAG + ar_weight L_AR + ctc_weight L_CTC + mu L_TTS.
 
     With `mu` 0 (first stage) there is no acoustic model. With `mu` > 0 (joint stage; the paper's is 5) the acoustic
-    model reads the expected hidden states of the graph under the `posterior`; a share `embedding_share` of the rows
-    reads phone embeddings instead, so that the autoregressive baseline keeps its road to the same voice.
+    model reads the expected hidden states of the graph under the `posterior`; a share `embedding_share` of the rows,
+    and those that do not fit their graph, read phone embeddings instead: the autoregressive baseline keeps its road to
+    the same voice.
 
     The defaults are the paper's recipe (S2TT stage: Adam .9/.999, 5e-4, warm-up 10k, inverse-sqrt, GLAT .5 to .1 over
     100k updates) but for one loss: the autoregressive baseline is trained on the same encoder, which the paper has not;
@@ -144,10 +145,12 @@ class DASpeechModule(LightningModule):
         # <s> is dropped, </s> kept with no frames.
         expected = expected_states(posterior.to(lattice.hidden.dtype), lattice.hidden)[:, 1:]
         inputs = net.acoustic_input(expected)
+        # A row whose graph cannot hold its target has no path, and so no hidden states to speak from.
+        plain = (posterior.flatten(1).sum(1) == 0)[:, None, None]
         share = self.hparams["embedding_share"]
         if share > 0:
-            plain = torch.rand(len(inputs), 1, 1, device=inputs.device) < share
-            inputs = torch.where(plain, net.tts.embed(batch.units[:, 1:]).to(inputs.dtype), inputs)
+            plain |= torch.rand(len(inputs), 1, 1, device=inputs.device) < share
+        inputs = torch.where(plain, net.tts.embed(batch.units[:, 1:]).to(inputs.dtype), inputs)
         lengths = batch.unit_lengths - 1
         output = net.tts(inputs, lengths, targets.durations, targets.pitch, targets.energy)
         return acoustic_loss(output, targets, net.tts).total

@@ -1,5 +1,8 @@
 """Losses of the linguistic half: against enumeration of all paths; what GLAT shows; where gradients go."""
 
+from dataclasses import replace
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,6 +10,7 @@ from torch.nn import functional as F
 
 from mmdec.metrics import phone_distance
 from mmdec.nn.dag_decoder import BOS, EOS, PAD, DagConfig, DagDecoder, Lattice
+from mmdec.nn.daspeech import DASpeech
 from mmdec.nn.fastspeech2 import AcousticBatch
 from mmdec.ops.dag import dag_best_alignment
 from mmdec.training.corpus import Batch
@@ -239,6 +243,25 @@ def test_rows_that_read_embeddings_leave_the_graph_alone():
         module.network.decoder.layers[0].fc1.weight.grad.any()
     )
     assert module.network.tts.units.weight.grad.any()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("posterior", ["paper", "released"])
+def test_a_row_that_does_not_fit_speaks_from_its_embeddings(posterior: Literal["paper", "released"]):
+    torch.manual_seed(0)
+    sizes = {**tiny_sizes(), "dag.min_vertices": 2}
+    units = ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "c"]
+    module = DASpeechModule(units, size="small", mu=1.0, posterior=posterior, glat_start=0, glat_end=0, model=sizes)
+    network = module.eval().network
+    assert isinstance(network, DASpeech)
+    short = replace(batch(), lengths=torch.tensor([48, 8, 40]))  # 2 vertices for 3 units
+    heard: list[Tensor] = []
+    network.tts.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0]))
+    parts = module.losses(short)
+    assert parts["invalid"].item() == 1
+    assert parts["tts"].isfinite()
+    embedded = network.tts.embed(TARGETS[:, 1:])
+    assert torch.equal(heard[0][1], embedded[1])
+    assert not torch.isclose(heard[0][[0, 2], :3], embedded[[0, 2], :3]).any(-1).all()
 
 
 def test_the_joint_stage_needs_acoustic_targets():
