@@ -1,0 +1,79 @@
+"""Attention of a draft's nodes over each row's prefix and over their own ancestors.
+
+    q        (B, Hq, N, D)       N nodes, rotated to their positions
+    k, v     (B, Hkv, S + N, D)  S columns of earlier tokens, then the nodes' own; Hq is a multiple of Hkv
+
+Of the first S columns a row owns those from its start (left padding before it) to its end (rows differ in length);
+of the last N a node sees its ancestors and itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+
+@dataclass(frozen=True)
+class TreeMask:
+    """What the nodes of one pass see; all layers share it."""
+
+    starts: Tensor  # (B,) int64, a row's first column
+    ends: Tensor  # (B,) int64, the column after its last
+    ancestors: Tensor  # (B, N, N) bool: node j is i or lies above it
+    additive: Tensor  # (B, 1, N, S + N): the same, 0 where seen and the dtype's least number elsewhere
+    _packed: dict[int, Tensor] = field(default_factory=dict, repr=False)
+
+    def packed(self, group: int) -> Tensor:
+        """(B, 1, group * N, S + N): `additive` for the query heads of one key head, one after the other."""
+        if group == 1:
+            return self.additive
+        if group not in self._packed:
+            self._packed[group] = self.additive.repeat(1, 1, group, 1)
+        return self._packed[group]
+
+
+def tree_mask(starts: Tensor, ends: Tensor, ancestors: Tensor, columns: int, dtype: torch.dtype) -> TreeMask:
+    """starts, ends (B,), ancestors (B, N, N) and the number S of shared columns before the nodes.
+
+    The mask is made of floats: added to scores it means the same to every implementation, which a bool mask does not.
+    """
+    batch, nodes, _ = ancestors.shape
+    lowest = torch.finfo(dtype).min
+    # Fused kernels on GPUs want rows that begin at multiples of 8 numbers.
+    width = -(-(columns + nodes) // 8) * 8
+    additive = torch.zeros(batch, 1, nodes, width, dtype=dtype, device=ancestors.device)[..., : columns + nodes]
+    steps = torch.arange(columns, device=ancestors.device)
+    foreign = (steps < starts[:, None]) | (steps >= ends[:, None])  # (B, S)
+    additive[..., :columns].masked_fill_(foreign[:, None, None], lowest)
+    additive[..., columns:].masked_fill_(~ancestors[:, None], lowest)
+    return TreeMask(starts, ends, ancestors, additive)
+
+
+def tree_attention(q: Tensor, k: Tensor, v: Tensor, tree: TreeMask | None, scaling: float) -> Tensor:
+    """(B, Hq, N, D). Without a tree every query sees every column: one node a row, and no column is foreign.
+
+    The query heads of a key head are laid side by side as further queries, so that keys and values are not repeated.
+    """
+    batch, heads, nodes, width = q.shape
+    group = heads // k.shape[1]
+    packed = q.reshape(batch, k.shape[1], group * nodes, width)
+    mask = None if tree is None else tree.packed(group)
+    out = scaled_dot_product_attention(packed, k, v, attn_mask=mask, scale=scaling)
+    return out.reshape(batch, heads, nodes, v.shape[-1])
+
+
+def tree_attention_reference(q: Tensor, k: Tensor, v: Tensor, tree: TreeMask, scaling: float) -> Tensor:
+    """The same from starts, ends and ancestors alone, one node at a time: slow and plain, for tests."""
+    out = torch.zeros(*q.shape[:3], v.shape[-1], dtype=q.dtype, device=q.device)
+    columns, group = k.shape[2] - q.shape[2], q.shape[1] // k.shape[1]
+    for row, (start, end) in enumerate(zip(tree.starts.tolist(), tree.ends.tolist(), strict=True)):
+        for node in range(q.shape[2]):
+            above = columns + tree.ancestors[row, node].nonzero()[:, 0]
+            seen = torch.cat([torch.arange(start, end, device=q.device), above])
+            for head in range(q.shape[1]):
+                weights = (k[row, head // group, seen] @ q[row, head, node] * scaling).softmax(0)
+                out[row, head, node] = weights @ v[row, head // group, seen]
+    return out

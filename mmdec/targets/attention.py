@@ -1,0 +1,70 @@
+"""Registers the tree operator with transformers, under the name "mmdec_tree": nothing else touches its registries.
+
+    model.set_attn_implementation(TREE_ATTENTION)
+
+Prompts, and whatever is not a draft, are attended to as under "sdpa". transformers asks two registries: without an
+entry of its own for masks an implementation gets none at all, not even a causal one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from mmdec.ops.tree_attention import TreeMask, tree_attention
+
+TREE_ATTENTION = "mmdec_tree"
+
+
+def register() -> str:
+    """Make "mmdec_tree" known to transformers, once or often; its name."""
+    AttentionInterface.register(TREE_ATTENTION, attend)
+    AttentionMaskInterface.register(TREE_ATTENTION, additive_mask)
+    return TREE_ATTENTION
+
+
+def additive_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Tensor | None:
+    """(B, 1, Q, S) floats to be added to scores, or None where causality says it all."""
+    seen = sdpa_mask(*args, **kwargs)
+    if seen is None:
+        return None
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    tree: TreeMask | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """query (B, Hq, N, D), key and value (B, Hkv, S, D) -> (B, N, Hq, D). A draft's pass brings its `tree` along."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    queries = query.shape[2]
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if tree is not None and attention_mask is tree.additive:  # else a cross-attention of the same pass
+        out = tree_attention(query, key, value, tree, scale)
+    elif attention_mask is None and (queries == 1 or not causal) and not dropout:
+        out = tree_attention(query, key, value, None, scale)
+    else:
+        group = query.shape[1] // key.shape[1]
+        out = scaled_dot_product_attention(
+            query,
+            key.repeat_interleave(group, 1) if group > 1 else key,
+            value.repeat_interleave(group, 1) if group > 1 else value,
+            attn_mask=attention_mask,
+            dropout_p=dropout,
+            scale=scale,
+            is_causal=attention_mask is None and causal and queries > 1,
+        )
+    return out.transpose(1, 2).contiguous(), None

@@ -1,0 +1,68 @@
+"""Where the rows of a batch lie in a cache that drafts come to and leave: per-row offsets, one shared tree.
+
+A row's own columns are contiguous, from its start (left padding before it) to its end. A pass appends the tree's N
+columns at the shared end S, the longest row's. The accepted ones then move to the row's own end, the rest is dropped:
+no holes pile up, and in a batch of one the likeliest path lies in place. What is left between a row's end and S is
+masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mmdec.ops.tree_attention import TreeMask, tree_mask
+
+
+@dataclass
+class Rows:
+    """Of a run: plain integers, for the batch is small and a device need not be asked."""
+
+    starts: list[int]  # a row's first column
+    ends: list[int]  # the column after its last
+    shifts: list[int]  # position of a token minus its column
+    tree: int = 0  # columns of a tree that was scored and waits for its verdict
+
+    @property
+    def width(self) -> int:
+        """S, the columns before a tree."""
+        return max(self.ends)
+
+    def see(
+        self, parents: Sequence[Sequence[int]], device: torch.device, dtype: torch.dtype
+    ) -> tuple[TreeMask | None, list[list[int]]]:
+        """What the nodes of a draft see, None where that is everything; their positions."""
+        size, width = len(parents[0]), self.width
+        positions, seen = [], []
+        for links, end, shift in zip(parents, self.ends, self.shifts, strict=True):
+            places, above = [end + shift], [bytearray(size)]
+            above[0][0] = 1
+            for node in range(1, size):
+                parent = links[node]
+                places.append(places[parent] + 1)
+                mine = bytearray(above[parent])
+                mine[node] = 1
+                above.append(mine)
+            positions.append(places)
+            seen += above
+        if size == 1 and min(self.ends) == width and not any(self.starts):
+            return None, positions
+        ancestors = torch.frombuffer(bytearray().join(seen), dtype=torch.bool).view(len(parents), size, size)
+        bounds = torch.tensor([self.starts, self.ends], device=device)
+        return tree_mask(bounds[0], bounds[1], ancestors.to(device), width, dtype), positions
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
+        """Accepted nodes of each row, -1 padded: the columns to keep, and where they go. Rows then end after them."""
+        width, begins = self.width, self.ends
+        columns = [[width + node for node in path if node >= 0] for path in paths]
+        self.ends = [end + len(kept) for end, kept in zip(begins, columns, strict=True)]
+        self.tree = 0
+        return columns, begins
+
+    def select(self, live: Sequence[int]) -> None:
+        """Rows `live` go on, in that order."""
+        self.starts = [self.starts[row] for row in live]
+        self.ends = [self.ends[row] for row in live]
+        self.shifts = [self.shifts[row] for row in live]
