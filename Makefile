@@ -7,13 +7,16 @@ BIN = .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONUNBUFFERED = 1
 
-.PHONY: translate test check corpus train demo wheel clean
+.PHONY: translate test test-all check corpus train demo wheel clean
 
 translate: .venv/ready  ## translate the sample recordings into out/
 	$(BIN)/python -m mmdec translate data/samples/*.wav --output out
 
 test: .venv/ready  ## every test
 	$(BIN)/python -m pytest
+
+test-all: .venv/ready  ## every test, and grids whole where `test` covers their pairs
+	MMDEC_ALL=1 $(BIN)/python -m pytest
 
 check: .venv/ready  ## style, types, layers
 	$(BIN)/ruff check .

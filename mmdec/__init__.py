@@ -7,11 +7,26 @@ from mmdec.types import InputError, MmdecError
 
 if TYPE_CHECKING:
     from mmdec.api import BatchError, Translation, load, translate_speech
+    from mmdec.generation import Generation, generate, speculate, stream
 
 __version__ = "0.1.0"
-__all__ = ["BatchError", "InputError", "MmdecError", "Translation", "__version__", "load", "translate_speech"]
+__all__ = [
+    "BatchError",
+    "Generation",
+    "InputError",
+    "MmdecError",
+    "Translation",
+    "__version__",
+    "generate",
+    "load",
+    "speculate",
+    "stream",
+    "translate_speech",
+]
 
-_LAZY = dict.fromkeys(("BatchError", "Translation", "load", "translate_speech"), "mmdec.api")
+_LAZY = dict.fromkeys(("BatchError", "Translation", "load", "translate_speech"), "mmdec.api") | dict.fromkeys(
+    ("Generation", "generate", "speculate", "stream"), "mmdec.generation"
+)
 
 
 def __getattr__(name: str) -> Any:

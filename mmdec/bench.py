@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ from torch import Tensor
 from mmdec import audio
 from mmdec.api import translate_speech
 from mmdec.decode.lattice import LatticePath, decode_lattice
+from mmdec.drafters.lattice import Lattice
 from mmdec.hub import DEFAULT_MODEL, load
 from mmdec.nn.ar_decoder import ArConfig, ArDecoder
 from mmdec.nn.dag_decoder import BOS, EOS
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
 from mmdec.provenance import hardware
+from mmdec.timing import paired
 from mmdec.types import InputError, MmdecError
 
 UNITS_A_SECOND = 10.0  # phones of English for a second of French, as in the phrasebook
@@ -34,43 +36,6 @@ S2UT = ArConfig(d_model=512, ffn=2048, heads=8, layers=6)
 S2UT_VOCABULARY = 1004
 GATE_UNITS = 40
 GATE_SLACK = 1e-3  # of a logit: cached and full pass round differently, and two units may be as good as equal
-
-
-@dataclass(frozen=True)
-class Paired:
-    """Two sides timed in turn: medians in milliseconds, and the median of the ratios b / a with its quartiles."""
-
-    a_ms: float
-    b_ms: float
-    ratio: float
-    low: float
-    high: float
-    n: int
-
-
-def paired(a: Callable[[], object], b: Callable[[], object], repeats: int, device: torch.device) -> Paired:
-    """Time a and b alternately, after one warm-up of each."""
-    times: list[tuple[float, float]] = []
-    for number in range(repeats + 1):
-        pair = []
-        for side in (a, b):
-            _wait(device)
-            start = time.perf_counter()
-            side()
-            _wait(device)
-            pair.append(time.perf_counter() - start)
-        if number:
-            times.append((pair[0], pair[1]))
-    ratios = [y / x for x, y in times]
-    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    return Paired(
-        a_ms=1e3 * statistics.median(x for x, _ in times),
-        b_ms=1e3 * statistics.median(y for _, y in times),
-        ratio=statistics.median(ratios),
-        low=low,
-        high=high,
-        n=len(ratios),
-    )
 
 
 def bench_speech(
@@ -113,6 +78,7 @@ def bench_speech(
             curve.append(
                 {"seconds": length, "vertices": vertices, "units": count, "passes": count + 1, **asdict(result)}
             )
+        verified = [_verified(network, translator.verified, sound, repeats, place) for sound in sounds]
     rates = []
     for path, sound in zip(recordings, sounds, strict=True):
         translate_speech(path, model=translator)
@@ -123,6 +89,12 @@ def bench_speech(
     return {
         "what": "shipped model; a = graph, lookahead; b = autoregressive baseline, greedy; after the encoder",
         "curve": curve,
+        "verified": {
+            "what": "whole recordings; a = graph included, then the baseline verifies its drafts; b = the baseline alone",
+            "recordings": verified,
+            "median_ratio": statistics.median(row["ratio"] for row in verified),
+            "units_per_pass": sum(row["units"] for row in verified) / sum(row["passes"] for row in verified),
+        },
         "wav_to_wav_per_second": {
             "what": "seconds from the file's path to English samples, reading included, for a second of source",
             "median": statistics.median(rates),
@@ -131,6 +103,29 @@ def bench_speech(
         },
         "hardware": hardware(threads, device),
     }
+
+
+def _verified(
+    network: DASpeech,
+    verify: Callable[..., tuple[list[list[int]], list[int]]],
+    sound: Tensor,
+    repeats: int,
+    place: torch.device,
+) -> dict[str, Any]:
+    """One recording: verified against plain autoregressive decoding, </s> found by both. The gate: equal units."""
+    states, sizes, frames = _encoded(network, [sound], len(sound) / audio.SAMPLE_RATE, place)
+    limit = 24 + int(frames[0]) // 4
+    units, passes = verify(states, sizes, frames, limit, Lattice)
+    if network.ar.generate(states, sizes, limit) != units:
+        raise MmdecError("Verified units are not the baseline's: no timing is reported. Report this as a bug.")
+    result = paired(
+        lambda: verify(states, sizes, frames, limit, Lattice),
+        lambda: network.ar.generate(states, sizes, limit),
+        repeats,
+        place,
+    )
+    count = len(units[0]) + 1  # </s> is a unit too
+    return {"seconds": len(sound) / audio.SAMPLE_RATE, "units": count, "passes": passes[0], **asdict(result)}
 
 
 def bench_paper(
@@ -219,8 +214,3 @@ def gate(decoder: ArDecoder, states: Tensor, sizes: Tensor, min_length: int = 0)
         )
     if min_length == GATE_UNITS and decoder.beam_search(states, sizes, 1, GATE_UNITS, min_length) != found:
         raise MmdecError("Beam search with one beam is not greedy: no timing is reported. Report this as a bug.")
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -188,6 +188,22 @@ def bench_paper(
     print(json.dumps(report, indent=2))
 
 
+@bench_app.command("core")
+def bench_core(
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the JSON here.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Pairs timed for each ratio.")] = 5,
+    sizes: Annotated[str, typer.Option(help="2M, 30M, 130M, with commas.")] = "2M,30M,130M",
+    device: Device = "cpu",
+    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")] = 2,
+) -> None:
+    """The verification core against transformers' own loops, on language models with random weights."""
+    from mmdec import bench_core
+
+    report = bench_core.bench_core(sizes.split(","), repeats, device=device or "cpu", threads=threads)
+    _write_json(report, output)
+    print(json.dumps(report, indent=2))
+
+
 @app.command()
 def train(
     minutes: Annotated[float, typer.Option(min=0.1, help="How long to train or resume.")] = 25.0,

@@ -6,25 +6,30 @@ begin, so that every option of `generate` keeps its meaning. What cannot work is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from transformers import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
     EosTokenCriteria,
     GenerationConfig,
     MaxLengthCriteria,
+    PrefixConstrainedLogitsProcessor,
     PreTrainedModel,
+    RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
     StopStringCriteria,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from mmdec.decode.budget import Budget
 from mmdec.decode.loop import Round, decode
-from mmdec.decode.sampling import KeyedSample, Stop, Text, most_probable, stock_sample
+from mmdec.decode.sampling import KeyedSample, Processor, Stop, Text, WholeBatch, most_probable, stock_sample
 from mmdec.decode.verify import LOSSY, BlockRule, MatchRule, ResidualRule, Rule, RuleName, Stream, TypicalRule
 from mmdec.drafters.lookup import Lookup
 from mmdec.drafters.recycling import Recycling
@@ -33,6 +38,13 @@ from mmdec.targets.text import TextTarget
 from mmdec.types import Drafter, InputError, Target
 
 DRAFTERS: Mapping[str, Callable[[], Drafter]] = {"lookup": Lookup, "recycling": Recycling}
+BATCH_BOUND = (  # these keep something for each row of the batch, or ask for a row's place in it
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
 RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "block", "typical")
 DraftedBy = Drafter | PreTrainedModel | str | None
 
@@ -181,7 +193,8 @@ class Speculation:
         target = TextTarget(model)
         if self.drafter is not None:
             self.drafter.check(target)
-        text = Text(input_ids, _stop(stopping_criteria, generation_config), list(logits_processor))
+        processors = _for_rows(logits_processor, len(input_ids))
+        text = Text(input_ids, _stop(stopping_criteria, generation_config), processors)
         rule = self._rule(generation_config, len(input_ids))
         rounds = decode(target, {"input_ids": input_ids, **inputs}, text, rule, self.drafter, self._budget(target))
         pad = generation_config._pad_token_tensor  # type: ignore[attr-defined] # set by `generate` before it hands over
@@ -269,6 +282,14 @@ def _check(config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
             raise InputError(f"`{name}` must be left out, but is True. Rounds hold tokens and timings alone.")
     if inputs.pop("synced_gpus", False) if isinstance(inputs, dict) else False:
         raise InputError("`synced_gpus` must be False, but is True. Each process decodes on its own.")
+
+
+def _for_rows(processors: Iterable[Processor], batch: int) -> list[Processor]:
+    """Processors that can be shown one row of the batch alone."""
+    return [
+        WholeBatch(processor, batch) if batch > 1 and isinstance(processor, BATCH_BOUND) else processor
+        for processor in processors
+    ]
 
 
 def _stop(criteria: Any, config: GenerationConfig) -> Stop:

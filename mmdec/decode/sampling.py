@@ -30,6 +30,20 @@ class Stop:
     criteria: Sequence[Criterion] = field(default=())
 
 
+@dataclass
+class WholeBatch:
+    """A processor that knows its batch by heart (a number for each row, a function of the row's place): it is shown the
+    row in every place, and heard in the row's own."""
+
+    processor: Processor
+    batch: int
+    row: int = 0
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        out = self.processor(ids.expand(self.batch, -1), scores.repeat(self.batch, 1))
+        return out[self.row : self.row + 1]
+
+
 class Text:
     """The rows of a run: ids as the plain loop would hold them, and what it would do to the logits at their end."""
 
@@ -49,6 +63,10 @@ class Text:
         self.live = list(range(batch))  # row ids, in the order of the batch
         given = list(processors)
         self.processors = [given] + [_copied(given) for _ in range(batch - 1)] if given else None
+        for row, own in enumerate(self.processors or ()):
+            for processor in own:
+                if isinstance(processor, WholeBatch):
+                    processor.row = row
         # Only those who read the text need it as a tensor.
         self._read = bool(given or stop.criteria)
         self._ids = torch.cat([prompt, prompt.new_zeros(batch, 64)], 1) if self._read else prompt
@@ -109,7 +127,8 @@ class Text:
 
 def _copied(processors: list[Processor]) -> list[Processor]:
     networks = {}
-    for processor in processors:
+    bare = [processor.processor if isinstance(processor, WholeBatch) else processor for processor in processors]
+    for processor in bare:
         for value in vars(processor).values() if hasattr(processor, "__dict__") else ():
             if isinstance(value, nn.Module):
                 networks[id(value)] = value

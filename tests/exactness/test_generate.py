@@ -1,0 +1,259 @@
+"""End to end in fp32 on transformers' own models: token for token what `generate` gives.
+
+A pairwise cover of target x drafter x nodes x batch x processors; the whole grid with MMDEC_ALL=1 (`make test-all`).
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers.generation import GenerateDecoderOnlyOutput
+
+import mmdec
+from mmdec.decode.budget import Budget
+from mmdec.decode.tree import trees_from_lists
+from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+from tests.pairwise import cover
+
+VOCABULARY = 61
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.4,  # sharp enough for texts that repeat themselves, and for clear argmaxes
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def model(kind: str, seed: int = 0, **sizes: Any) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    config, network = (LlamaConfig, LlamaForCausalLM) if kind == "llama" else (Qwen2Config, Qwen2ForCausalLM)
+    return network(config(**{**SIZES, **sizes})).eval()
+
+
+MODELS = {"llama": model("llama"), "qwen2": model("qwen2", 1)}
+SMALL = model("llama", 2, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+
+
+class Wrong:
+    """Always wrong, in bushy trees: what it proposes is drawn at random."""
+
+    name = "wrong"
+    needs = Needs()
+
+    def check(self, target: Target) -> None: ...
+
+    def start(self, context: Context) -> torch.Generator:
+        return torch.Generator().manual_seed(5)
+
+    def propose(self, memory: torch.Generator, roots: torch.Tensor, plan: Plan) -> Draft:
+        trees = []
+        for _ in range(len(roots)):
+            count = int(torch.randint(plan.nodes + 1, (), generator=memory))
+            tokens = torch.randint(VOCABULARY, (count,), generator=memory).tolist()
+            trees.append((tokens, [int(torch.randint(node + 1, (), generator=memory)) for node in range(count)]))
+        return trees_from_lists(roots, trees)
+
+    def update(self, memory: torch.Generator, draft: Draft, scores: Scores, verdict: Verdict) -> None: ...
+
+    def select(self, memory: torch.Generator, live: torch.Tensor) -> None: ...
+
+
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "repetition": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3},
+    "lengths": {"min_new_tokens": 9, "suppress_tokens": [5, 6], "begin_suppress_tokens": [7, 8]},
+    "decay": {"exponential_decay_length_penalty": (6, 1.1), "bad_words_ids": [[4], [9, 10]]},
+}
+GRID = {
+    "target": ["llama", "qwen2"],
+    "drafter": ["lookup", "recycling", "small", "self", "wrong"],
+    "nodes": [None, 0, 1, 5, 24],
+    "batch": [1, 2, 5, 8],
+    "processors": list(PROCESSORS),
+    "attention": ["sdpa", "eager"],
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    Budget.forget()
+    yield
+    for network in MODELS.values():
+        network.set_attn_implementation("sdpa")
+
+
+def prompts(batch: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Ragged, padded on the left; the texts repeat themselves so that lookup has something to say."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.zeros(batch, 14, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row in range(batch):
+        size = 14 if row == 0 else int(torch.randint(3, 15, (), generator=generator))
+        part = torch.randint(3, VOCABULARY, (5,), generator=generator).repeat(3)[:size]
+        ids[row, 14 - size :] = part
+        mask[row, 14 - size :] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def drafter(name: str, target: str) -> Any:
+    return {"small": SMALL, "self": MODELS[target], "wrong": Wrong()}.get(name, name)
+
+
+@pytest.mark.parametrize(
+    "case", cover(GRID, bool(os.environ.get("MMDEC_ALL"))), ids=lambda case: "-".join(map(str, case.values()))
+)
+def test_greedy_output_is_the_models_own(case: dict[str, Any]) -> None:
+    network = MODELS[case["target"]]
+    network.set_attn_implementation(case["attention"])
+    inputs = prompts(case["batch"])
+    options = {"max_new_tokens": 40, "do_sample": False, **PROCESSORS[case["processors"]]}
+    wanted = network.generate(**inputs, **options)
+    found = mmdec.generate(
+        network, inputs, drafter(case["drafter"], case["target"]), num_speculative_tokens=case["nodes"], **options
+    )
+    assert torch.equal(found.sequences, wanted)
+    if case["drafter"] == "self" and case["nodes"] == 5 and case["processors"] == "none" and case["batch"] == 1:
+        assert found.tokens_per_round > 3
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ["lookup", "recycling", "small", "wrong"])
+def test_sampling_at_batch_one_is_the_models_own(name: str, attention: str) -> None:
+    network = MODELS["llama"]
+    network.set_attn_implementation(attention)
+    options: dict[str, Any] = {"max_new_tokens": 40, "do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9}
+    for seed in range(5):
+        inputs = prompts(1, seed)
+        torch.manual_seed(seed)
+        wanted = network.generate(**inputs, **options)
+        torch.manual_seed(seed)
+        found = mmdec.generate(network, inputs, drafter(name, "llama"), num_speculative_tokens=6, **options)
+        assert torch.equal(found.sequences, wanted)
+
+
+@pytest.mark.parametrize("name", ["lookup", "recycling", "small", "wrong"])
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_keyed_sampling_knows_no_drafter(name: str, batch: int) -> None:
+    network = MODELS["qwen2"]
+    inputs = prompts(batch, 3)
+    options: dict[str, Any] = {
+        "max_new_tokens": 30,
+        "do_sample": True,
+        "repetition_penalty": 1.1,
+        "top_k": 30,
+        "seed": 7,
+    }
+    wanted = mmdec.generate(network, inputs, None, **options).sequences
+    for nodes in (1, 4, 13, None):
+        found = mmdec.generate(network, inputs, drafter(name, "qwen2"), num_speculative_tokens=nodes, **options)
+        assert torch.equal(found.sequences, wanted)
+
+
+def test_rows_that_start_alike_differ() -> None:
+    inputs = {name: value[:1].repeat(6, 1) for name, value in prompts(1).items()}
+    found = mmdec.generate(MODELS["llama"], inputs, "recycling", rule="sampled", seed=1, max_new_tokens=20).sequences
+    assert len({tuple(row) for row in found.tolist()}) == 6
+
+
+def test_the_drop_in_gives_what_generate_gives() -> None:
+    network, inputs, rounds = MODELS["llama"], prompts(3), []
+    wanted = network.generate(**inputs, max_new_tokens=30, do_sample=False)
+    plug = mmdec.speculate("lookup", num_speculative_tokens=5, on_round=rounds.append)
+    assert torch.equal(network.generate(**inputs, max_new_tokens=30, do_sample=False, custom_generate=plug), wanted)
+    assert 1 < len(rounds) <= 31
+    out = network.generate(
+        **inputs, max_new_tokens=30, do_sample=False, custom_generate=plug, return_dict_in_generate=True
+    )
+    assert isinstance(out, GenerateDecoderOnlyOutput)
+    assert torch.equal(out.sequences, wanted)
+
+
+def test_several_samples_of_one_prompt() -> None:
+    options: dict[str, Any] = {"do_sample": True, "num_return_sequences": 4, "max_new_tokens": 12}
+    found = mmdec.generate(MODELS["llama"], prompts(1), "lookup", seed=3, **options).sequences
+    assert found.shape[0] == 4
+    assert len({tuple(row) for row in found.tolist()}) == 4
+
+
+def test_residual_and_block_need_sampling_and_finish() -> None:
+    for rule in ("residual", "block"):
+        found = mmdec.generate(
+            MODELS["llama"], prompts(3), SMALL, rule=rule, num_speculative_tokens=4, max_new_tokens=20
+        )
+        assert found.lossless
+        again = mmdec.generate(
+            MODELS["llama"], prompts(3), SMALL, rule=rule, num_speculative_tokens=4, seed=1, max_new_tokens=20
+        )
+        once = mmdec.generate(
+            MODELS["llama"], prompts(3), SMALL, rule=rule, num_speculative_tokens=4, seed=1, max_new_tokens=20
+        )
+        assert torch.equal(again.sequences, once.sequences)
+    with pytest.raises(InputError, match="do_sample"):
+        mmdec.generate(MODELS["llama"], prompts(1), SMALL, rule="block", do_sample=False, max_new_tokens=5)
+
+
+def test_typical_acceptance_says_that_it_is_lossy() -> None:
+    found = mmdec.generate(
+        MODELS["llama"], prompts(2), "recycling", rule="typical", num_speculative_tokens=8, max_new_tokens=20
+    )
+    assert not found.lossless
+
+
+def test_the_stream_holds_the_text_and_can_be_left() -> None:
+    network, inputs = MODELS["llama"], prompts(2)
+    wanted = network.generate(**inputs, max_new_tokens=30, do_sample=False)
+    tokens: list[list[int]] = [[], []]
+    for one in mmdec.stream(network, inputs, "lookup", num_speculative_tokens=4, max_new_tokens=30, do_sample=False):
+        for row, new in zip(one.rows, one.tokens, strict=True):
+            tokens[row] += new
+    for row in (0, 1):
+        assert tokens[row] == wanted[row, 14 : 14 + len(tokens[row])].tolist()
+    running = mmdec.stream(network, inputs, "lookup", max_new_tokens=200)
+    assert next(running).index == 0
+    running.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"num_beams": 2}, "num_beams"),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens"),
+        ({"rule": "fast"}, "rule"),
+        ({"drafter": "oracle"}, "drafter"),
+        ({"rule": "greedy", "do_sample": True}, "do_sample"),
+        ({"cache_implementation": "static"}, "cache"),
+        ({"stop_strings": ["x"]}, "tokenizer"),
+        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
+    ],
+)
+def test_what_cannot_work_is_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        mmdec.generate(MODELS["llama"], prompts(1), max_new_tokens=5, **options)
+
+
+def test_a_drafter_of_another_vocabulary_is_refused() -> None:
+    other = model("llama", 3, vocab_size=VOCABULARY + 4)
+    with pytest.raises(InputError, match="tokens"):
+        mmdec.generate(MODELS["llama"], prompts(1), other, max_new_tokens=5)
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(InputError, match="input_ids"):
+        mmdec.generate(MODELS["llama"], torch.zeros(1, 0, dtype=torch.long))
+
+
+def test_negative_temperature_and_a_full_prompt_are_refused() -> None:
+    with pytest.raises(ValueError, match="temperature"):
+        mmdec.generate(MODELS["llama"], prompts(1), do_sample=True, temperature=-1.0, max_new_tokens=5)
+    with pytest.raises(ValueError, match="max_length|max_new_tokens"):
+        mmdec.generate(MODELS["llama"], prompts(1), max_length=14)
