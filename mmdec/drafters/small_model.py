@@ -1,0 +1,260 @@
+"""A small model drafts for a large one: any target of the same vocabulary serves.
+
+Deterministic trees are EAGLE-2's (Li et al. 2024, section 4): in each layer the `width` best nodes by cumulative
+log-probability are expanded, and at the end the best nodes of all layers are kept. Drawn trees (for residual sampling
+without replacement: RSD, Jeon et al. 2024; Sequoia, Chen et al. 2024) spend a layer's nodes where acceptance is likely,
+as DySpec does (Xiong et al. 2024): how many children a node gets never depends on which child would come next, so the
+verdict stays lossless.
+
+A layer costs one pass of the small model, and a target takes in whole trees only: the pass for layer l scores the
+layers above it again. A tree of depth d and width k is d passes over 1, 1 + k, ..., 1 + (d - 1) k nodes. What the
+target accepted is kept from the last pass, so that a round begins with a pass over the pending tokens alone: two where
+all was accepted, one as a rule.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from mmdec.decode.tree import chains, trees_from_lists
+from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+
+
+@dataclass
+class Tree:
+    """A row's draft as it grows: node 0 is the root, a parent comes before its children."""
+
+    tokens: list[int]
+    parents: list[int] = field(default_factory=lambda: [-1])
+    values: list[float] = field(default_factory=lambda: [0.0])  # log-probability, or the chance to be accepted
+
+    def add(self, parent: int, token: int, value: float) -> int:
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.values.append(value)
+        return len(self.tokens) - 1
+
+    def best(self, count: int) -> list[int]:
+        """The `count` nodes of the highest values, root not counted. A child's is never above its parent's; ties go to
+        the elder. Each node is followed by all that is below it, its first child first."""
+        kept = set(sorted(range(1, len(self.tokens)), key=lambda node: -self.values[node])[:count])
+        below: list[list[int]] = [[] for _ in self.tokens]
+        for node in sorted(kept, reverse=True):
+            below[self.parents[node]].append(node)
+        order, stack = [], below[0]
+        while stack:
+            node = stack.pop()
+            order.append(node)
+            stack += below[node]
+        return order
+
+    def part(self, nodes: list[int]) -> tuple[list[int], list[int]]:
+        """Tokens and parents of these nodes, root not counted, in this order."""
+        places = {0: 0} | {node: place for place, node in enumerate(nodes, 1)}
+        return [self.tokens[node] for node in nodes], [places[self.parents[node]] for node in nodes]
+
+
+@dataclass
+class Memory:
+    """The small model's run."""
+
+    session: Any
+    pending: list[list[int]]  # each row's tokens that are not in the cache; the last is the root
+    scored: list[dict[tuple[int, int], int]] | None = None  # each row's last pass, as (node, token) -> child
+    vocab_size: int = 0  # the target's
+
+
+@final
+class SmallModel:
+    """Drafts with a model of its own, whose cache follows the accepted text."""
+
+    needs = Needs()
+
+    def __init__(self, model: Target, width: int = 10) -> None:
+        """width: nodes of a layer that are expanded at most."""
+        if width < 1:
+            raise InputError(f"`width` must be at least 1, but is {width}. 10 is EAGLE-2's.")
+        self._model, self._width = model, width
+        self.name = f"small-model({model.name})"
+
+    def check(self, target: Target) -> None:
+        """Raises InputError where a drafted token may be none of the target's, or the two lie on different devices."""
+        if self._model.vocab_size > target.vocab_size:
+            raise InputError(
+                f"`drafter` must have at most the target's {target.vocab_size} tokens, but {self._model.name} has "
+                f"{self._model.vocab_size}. Choose a small model with the target's tokenizer."
+            )
+        if self._model.device != target.device:
+            raise InputError(
+                f"`drafter` must be on the target's device, {target.device}, but is on {self._model.device}. Move it."
+            )
+
+    def start(self, context: Context) -> Memory:
+        """The small model's own pass over the prompt."""
+        inputs = {"input_ids": context.tokens, "attention_mask": context.mask.long()}
+        session, _, _, _ = self._model.prefill(inputs, Needs())
+        rows = len(context.tokens)
+        memory = Memory(session, [[] for _ in range(rows)])
+        self._commit(memory, [[0] for _ in range(rows)])
+        return memory
+
+    def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Keep what the last pass already saw of the text; the rest is pending, its last token always."""
+        memory.vocab_size = scores.logits.shape[-1]
+        emitted = zip(verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True)
+        texts = [row + tokens[:length] for row, (tokens, length) in zip(memory.pending, emitted, strict=True)]
+        memory.pending = texts
+        if memory.scored is None:
+            return
+        paths = []
+        for text, edges in zip(texts, memory.scored, strict=True):
+            path: list[int] = [0]
+            for token in text[1:-1]:
+                node = edges.get((path[-1], token))
+                if node is None:
+                    break
+                path.append(node)
+            paths.append(path)
+        memory.pending = [text[len(path) :] for text, path in zip(texts, paths, strict=True)]
+        self._commit(memory, paths)
+
+    def select(self, memory: Memory, live: Tensor) -> None:
+        self._model.select(memory.session, live)
+        memory.pending = [memory.pending[row] for row in live.tolist()]
+
+    def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
+        """A tree; a chain where the plan has no more nodes than depth. With a temperature the children are drawn."""
+        depth = min(plan.depth, plan.nodes)
+        if depth < 1:
+            return trees_from_lists(roots, [([], [])] * len(roots))
+        drawn = plan.temperature is not None
+        trees = [Tree([root], values=[1.0 if drawn else 0.0]) for root in roots.tolist()]
+        frontier = [[0] for _ in trees]
+        expanded: list[list[int]] = [[] for _ in trees]
+        seen: list[Tensor] = []  # a layer's (B, L, V): what the children of its frontier were drawn from
+        places: list[dict[int, int]] = [{} for _ in trees]  # node -> its place in all of them
+        offset = 0
+        logits = self._ingest(memory)
+        for layer in range(depth):
+            if layer:
+                for nodes, row in zip(expanded, frontier, strict=True):
+                    nodes += row
+                logits = self._grow(memory, roots, trees, expanded, frontier)
+            if plan.temperature is None:
+                frontier = _best(trees, frontier, logits, min(self._width, -(-plan.nodes // depth)))
+                continue
+            seen.append((logits.float() / plan.temperature).softmax(-1))
+            for known, nodes in zip(places, frontier, strict=True):
+                known.update((node, offset + place) for place, node in enumerate(nodes))
+            offset += logits.shape[1]
+            counts = [-(-(plan.nodes + 1 - len(tree.tokens)) // (depth - layer)) for tree in trees]
+            frontier = _draw(trees, frontier, seen[-1], counts, plan.generator)
+            if not any(frontier):
+                break
+        kept = [tree.best(plan.nodes) for tree in trees]
+        probs = _rows(torch.cat(seen, 1), places, kept, memory.vocab_size) if drawn else None
+        return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, kept, strict=True)], probs)
+
+    def _ingest(self, memory: Memory) -> Tensor:
+        """One pass over the pending tokens. Returns the logits (B, 1, V) after the roots."""
+        firsts = torch.tensor([row[0] for row in memory.pending], device=self._model.device)
+        logits = self._model.score(memory.session, chains(firsts, [row[1:] for row in memory.pending])).logits
+        memory.scored = [{(node, token): node + 1 for node, token in enumerate(row[1:])} for row in memory.pending]
+        last = torch.tensor([len(row) - 1 for row in memory.pending], device=logits.device)
+        return logits[torch.arange(len(last), device=logits.device), last][:, None]
+
+    def _grow(
+        self, memory: Memory, roots: Tensor, trees: list[Tree], expanded: list[list[int]], frontier: list[list[int]]
+    ) -> Tensor:
+        """One pass over the nodes expanded so far. Returns the logits (B, L, V) after the frontier, which is their end.
+
+        What the pass before it left in the cache goes first, but for the text that was pending.
+        """
+        self._commit(memory, [list(range(len(row) - 1)) for row in memory.pending])
+        memory.pending = [row[-1:] for row in memory.pending]
+        parts = [tree.part(nodes) for tree, nodes in zip(trees, expanded, strict=True)]
+        logits = self._model.score(memory.session, trees_from_lists(roots, parts)).logits
+        memory.scored = [
+            {(parent, token): node for node, (token, parent) in enumerate(zip(*part, strict=True), 1)} for part in parts
+        ]
+        width = max(map(len, frontier))
+        index = [
+            [*range(1 + len(nodes) - len(row), 1 + len(nodes)), *[0] * (width - len(row))]
+            for nodes, row in zip(expanded, frontier, strict=True)
+        ]
+        places = torch.tensor(index, device=logits.device)[..., None]
+        return logits.gather(1, places.expand(-1, -1, logits.shape[2]))
+
+    def _commit(self, memory: Memory, paths: list[list[int]]) -> None:
+        """Keep these nodes of the last pass; an empty path keeps none, the root neither."""
+        width = max(1, *map(len, paths))
+        path = torch.tensor([row + [-1] * (width - len(row)) for row in paths], device=self._model.device)
+        none = torch.zeros_like(path[:, 0])
+        self._model.commit(memory.session, Verdict(path, none, none.bool(), none[:, None], none + 1))
+        memory.scored = None
+
+
+def _best(trees: list[Tree], frontier: list[list[int]], logits: Tensor, width: int) -> list[list[int]]:
+    """Add each frontier node's `width` likeliest children. Returns the `width` likeliest of them all, by row."""
+    top = logits.float().topk(min(width, logits.shape[-1]), dim=-1)
+    # Rounding must not make a child likelier than its parent.
+    chances = (top.values - logits.float().logsumexp(-1, keepdim=True)).clamp(max=0.0)
+    following = []
+    for tree, nodes, tokens, values in zip(trees, frontier, top.indices.tolist(), chances.tolist(), strict=True):
+        added = [
+            tree.add(node, token, tree.values[node] + value)
+            for place, node in enumerate(nodes)
+            for token, value in zip(tokens[place], values[place], strict=True)
+        ]
+        following.append(sorted(sorted(added, key=lambda node: -tree.values[node])[:width]))
+    return following
+
+
+def _draw(
+    trees: list[Tree], frontier: list[list[int]], probs: Tensor, counts: list[int], generator: torch.Generator | None
+) -> list[list[int]]:
+    """Draw children without replacement from probs (B, L, V), `counts` in each row, where acceptance is likeliest.
+    Returns them by row.
+
+    The order of p / Exp(1) is that of successive draws. They are made for all and uncovered one by one: whether a next
+    child is uncovered follows from those before it.
+    """
+    most = min(max(counts), probs.shape[-1])
+    noise = torch.empty_like(probs).exponential_(generator=generator)
+    tokens = (probs / noise).topk(most, dim=-1).indices  # (B, L, most)
+    chances = probs.gather(-1, tokens).tolist()
+    following = []
+    for tree, nodes, ids, mass, count in zip(trees, frontier, tokens.tolist(), chances, counts, strict=True):
+        added: list[int] = []
+        # (minus the chance that the verifier comes to this draw, place of the node, number of the draw, mass left)
+        heap = [(-tree.values[node], place, 0, 1.0) for place, node in enumerate(nodes)]
+        heapq.heapify(heap)
+        while heap and len(added) < count:
+            reached, place, number, left = heapq.heappop(heap)
+            chance = mass[place][number]
+            if chance <= 0:
+                continue
+            share = min(1.0, chance / left) if left > 0 else 1.0
+            added.append(tree.add(nodes[place], ids[place][number], -reached * share))
+            if number + 1 < most:
+                heapq.heappush(heap, (reached * (1 - share), place, number + 1, left - chance))
+        following.append(added)
+    return following
+
+
+def _rows(probs: Tensor, places: list[dict[int, int]], kept: list[list[int]], vocab_size: int) -> Tensor:
+    """Distributions (B, M, V) -> (B, N, vocab_size) of the root and the kept nodes; zeros where no child was drawn."""
+    batch, count, size = probs.shape
+    padded = torch.nn.functional.pad(probs, (0, max(vocab_size - size, 0), 0, 1))
+    width = 1 + max(map(len, kept))
+    index = [
+        [known.get(node, count) for node in (0, *nodes)] + [count] * (width - 1 - len(nodes))
+        for known, nodes in zip(places, kept, strict=True)
+    ]
+    rows = torch.arange(batch, device=probs.device)[:, None]
+    return padded[rows, torch.tensor(index, device=probs.device)]
