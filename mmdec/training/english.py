@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -132,9 +133,12 @@ class EnglishSpeech:
         np.save(part / "mel.npy", np.concatenate(mels) if mels else np.zeros((0, MELS), np.float16))
         index = {"kept": kept, "units": units, "frames": frames, "first_frames": firsts, "bad": bad.names}
         (part / "index.json").write_text(json.dumps(index), encoding="utf-8")
-        if folder.exists():  # another process was first
-            return
-        os.replace(part, folder)
+        try:
+            os.replace(part, folder)
+        except OSError:
+            if not (folder / "index.json").is_file():
+                raise
+            shutil.rmtree(part)  # another process was first, with the same content
 
 
 def acoustic_batch(phones: Sequence[Tensor], mels: Sequence[Tensor]) -> AcousticBatch:

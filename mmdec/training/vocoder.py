@@ -87,8 +87,9 @@ class VocoderData(LightningDataModule):
         return []
 
     def prepare_data(self) -> None:
-        """The cache of acoustic targets, once for all ranks."""
+        """The caches of acoustic targets, once for all ranks."""
         EnglishSpeech(Path(self.root), "train", self.limit)
+        EnglishSpeech(Path(self.root), self.validation_split, self.validation_rows)
 
     def setup(self, stage: str | None = None) -> None:
         if self.train_set:
@@ -264,7 +265,8 @@ class VocoderModule(LightningModule):
     def training_step(self, batch: Crops, batch_idx: int) -> None:
         steps: int = self.trainer.datamodule.steps_per_epoch  # type: ignore[attr-defined]
         step, self.batches = self.batches, self.batches + 1
-        torch.manual_seed(self.seed * 1_000_003 + step)  # a resumed step draws the noise that an unbroken one would
+        # A resumed step draws the noise that an unbroken one would, and no two ranks draw the same.
+        torch.manual_seed((self.seed * 1_000_003 + step) * 64 + self.global_rank)
         player, judge = self.optimizers()  # type: ignore[misc]
         rate = self.learning_rate * warmed(step, self.warmup, "cosine", (self.trainer.max_epochs or 1) * steps)
         noise = torch.randn_like(batch.samples)

@@ -1,6 +1,8 @@
 """The recipes of voice and vocoder run as written on a tiny corpus; killed and resumed, they give the same weights."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,9 @@ from torch import Tensor
 from mmdec.audio import save_audio
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.training.__main__ import TrainingCLI
+from mmdec.training.acoustic import AcousticData, AcousticModule
 from mmdec.training.english import EnglishSpeech, EpochItems
-from mmdec.training.vocoder import load_acoustic
+from mmdec.training.vocoder import VocoderData, load_acoustic
 from mmdec.types import InputError
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "daspeech"
@@ -166,6 +169,44 @@ def test_rows_that_cannot_be_used_are_counted_and_named(corpus: Path, tmp_path: 
         assert any(names[1] in bad for reason, bad in read.bad.names.items() if "must last as long" in reason)
     with pytest.raises(InputError, match=r"test\.tsv"):
         EnglishSpeech(root, "test")
+
+
+def test_two_processes_may_build_the_cache_at_once(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    root = tmp_path / "cvss_c"
+    shutil.copytree(corpus, root)
+    replace = os.replace
+
+    def late(part: Path, folder: Path) -> None:
+        shutil.copytree(part, folder)  # the other one's
+        replace(part, folder)
+
+    monkeypatch.setattr(os, "replace", late)
+    assert len(EnglishSpeech(root, "train")) == 6
+    assert not list((tmp_path / "cache").glob("*.part"))
+
+
+def test_the_first_process_makes_all_caches(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    root = tmp_path / "cvss_c"
+    shutil.copytree(corpus, root)
+    for data in (AcousticData(str(root)), VocoderData(str(root))):
+        data.prepare_data()
+        with monkeypatch.context() as patch:
+            patch.setattr(EnglishSpeech, "_build", lambda *_: pytest.fail("built by a rank"))
+            data.setup("fit")
+
+
+def test_ranks_drop_out_differently_and_steps_alike(monkeypatch: pytest.MonkeyPatch):
+    module = AcousticModule(["<s>", "<pad>", "</s>", "<unk>", "a"], config="small", seed=3)
+
+    def drawn(step: int, rank: int) -> Tensor:
+        monkeypatch.setattr(AcousticModule, "global_step", step)
+        monkeypatch.setattr(AcousticModule, "global_rank", rank)
+        module.on_train_batch_start(None, 0)  # type: ignore[arg-type]
+        return torch.rand(4)
+
+    assert torch.equal(drawn(5, 1), drawn(5, 1))
+    assert not torch.equal(drawn(5, 0), drawn(5, 1))
+    assert not torch.equal(drawn(5, 1), drawn(6, 1))
 
 
 def test_recordings_with_one_rendering_are_read_once(corpus: Path, tmp_path: Path):
