@@ -31,6 +31,7 @@ from mmdec.training.layout import PAUSE, BadRows, Row, canonical, normalise, rea
 from mmdec.types import InputError, MmdecError
 
 CHARACTERS = " abcdefghijklmnopqrstuvwxyzàâæçèéêëîïôœùûüÿ'-"  # of the CTC head; its index 0 is the blank
+_FORMAT = 1  # of the features on disk; a change makes the old ones void
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ class FeatureStore:
 
     def __init__(self, folder: Path, clips: Sequence[Path], jobs: int) -> None:
         digest = hashlib.blake2b("\n".join(f"{c.name} {c.stat().st_size}" for c in clips).encode(), digest_size=8)
-        self.folder = folder / digest.hexdigest()
+        name = digest.hexdigest()
+        self.folder = folder / (name if _FORMAT == 1 else f"{_FORMAT}-{name}")  # the first had no number
         if not (self.folder / "index.json").is_file():
             self._build(clips, jobs)
         with open(self.folder / "index.json", encoding="utf-8") as file:
@@ -117,7 +119,7 @@ class FeatureStore:
                     file.write(features.tobytes())
                     lengths.append(len(features))
         os.replace(part, self.folder / "fbank.f16")
-        index = self.folder / "index.part"
+        index = self.folder / f"index.{os.getpid()}.part"
         index.write_text(json.dumps({"lengths": lengths, "bad": bad}), encoding="utf-8")
         os.replace(index, self.folder / "index.json")
 

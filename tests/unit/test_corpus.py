@@ -11,6 +11,7 @@ import torch
 
 from mmdec import audio
 from mmdec.nn.daspeech import DASpeechConfig
+from mmdec.training import corpus as corpus_module
 from mmdec.training.corpus import (
     BOS,
     CHARACTERS,
@@ -69,6 +70,9 @@ def test_features_are_made_once_and_whole(corpus: TinyCorpus, tmp_path: Path, mo
     assert torch.equal(again[5], store[5])
     with pytest.raises(pytest.fail.Exception):
         FeatureStore(folder, clips[1:], jobs=1)  # another list
+    monkeypatch.setattr(corpus_module, "_FORMAT", 2)
+    with pytest.raises(pytest.fail.Exception):
+        FeatureStore(folder, clips, jobs=1)  # features made in another way
 
 
 def test_features_of_an_interrupted_run_are_made_again(corpus: TinyCorpus, tmp_path: Path):
