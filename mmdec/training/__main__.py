@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities import rank_zero_only
 
 from mmdec.training.callbacks import WholeEpochs
 
 
 def _units(data: LightningDataModule) -> list[str]:
     return data.units  # type: ignore[attr-defined]
+
+
+@rank_zero_only
+def keep_metrics(folder: Path) -> None:
+    """Rename an earlier run's metrics.csv to metrics-1.csv (or the next number): Lightning (2.6) would delete it."""
+    log = folder / "metrics.csv"
+    if not log.is_file():
+        return
+    number = 1
+    while (kept := folder / f"metrics-{number}.csv").exists():
+        number += 1
+    log.rename(kept)
 
 
 class TrainingCLI(LightningCLI):
@@ -22,8 +37,13 @@ class TrainingCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         trainer = super().instantiate_trainer(**kwargs)
-        trainer.callbacks.append(WholeEpochs())  # type: ignore[attr-defined]  # set by Lightning, undeclared  # type: ignore[attr-defined]
+        trainer.callbacks.append(WholeEpochs())  # type: ignore[attr-defined]  # set by Lightning, undeclared
         return trainer
+
+    def before_fit(self) -> None:
+        for logger in self.trainer.loggers:
+            if isinstance(logger, CSVLogger):
+                keep_metrics(Path(logger.log_dir))
 
 
 def main() -> None:

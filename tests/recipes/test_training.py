@@ -133,9 +133,9 @@ def test_the_recipes_at_paper_scale_run(name: str, corpus: TinyCorpus, workplace
     assert module.network.ctc is None
 
 
-def losses(log: Path) -> dict[int, dict[str, str]]:
+def losses(log: Path, name: str = "metrics.csv") -> dict[int, dict[str, str]]:
     """The training losses of each step, digit for digit."""
-    with open(log / "metrics.csv", encoding="utf-8", newline="") as file:
+    with open(log / name, encoding="utf-8", newline="") as file:
         lines = [line for line in csv.DictReader(file) if line["train/loss"]]
     return {
         int(line["step"]): {name: value for name, value in line.items() if name.startswith("train/")} for line in lines
@@ -183,6 +183,8 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     third = losses(broken / "runs/units/log")
     run(recipe(corpus, 4, "--ckpt_path=last"))  # resumed once more, now from a resumed run's checkpoint
     fourth = losses(broken / "runs/units/log")
+    kept = sorted(path.name for path in (broken / "runs/units/log").glob("metrics-*.csv"))
+    assert losses(broken / "runs/units/log", kept[-1]) == third  # a resumed run deletes no earlier log
     wanted = losses(unbroken / "runs/units/log")
     assert sorted(wanted) == list(range(12))
     assert sorted(third) == [6, 7, 8]
