@@ -60,7 +60,7 @@ class Guard:
 
     def _checked(self, drafter: Drafter, roots: Tensor, plan: Plan) -> Draft:
         """The drafter's proposal; ValueError for what neither the target nor the verifier could use."""
-        draft = drafter.propose(self.memory, roots, plan)
+        draft = drafter.propose(self.memory, roots.clone(), plan)
         batch, size = draft.tokens.shape
         if batch != len(roots) or draft.parents.shape != (batch, size) or draft.size.shape != (batch,):
             raise ValueError(f"a draft of {batch} x {size} nodes for {len(roots)} rows")

@@ -1,19 +1,22 @@
-"""Counts all outcomes of a random procedure instead of drawing some."""
+"""Counts all outcomes of a random procedure instead of drawing some, and the law that they are to have."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
-from mmdec.decode.sampling import Dice
+from mmdec.decode.sampling import Dice, Processor
+from tests.exactness.toy import Toy
 
 T = TypeVar("T")
+Law = dict[tuple[int, ...], float]  # text -> chance
 
 
 class Oracle:
-    """Runs a random procedure once for each of its outcomes: another branch each time at the last throw that has one."""
+    """Runs a random procedure once for each outcome: another branch each time at the last throw that has one."""
 
     def __init__(self) -> None:
         self.script: list[tuple[int, list[float]]] = []  # the branch taken at each throw, and the weights there
@@ -57,3 +60,25 @@ class Thrown(Dice):
 
     def draw(self, weights: Tensor) -> int:
         return self.oracle.draw(weights.tolist())
+
+
+def plain_law(
+    target: Toy, prefix: list[int], length: int, eos: frozenset[int] = frozenset(), processors: Sequence[Processor] = ()
+) -> Law:
+    """Autoregressive sampling."""
+    law: Law = {(): 1.0}
+    for _ in range(length):
+        longer: Law = {}
+        for tokens, chance in law.items():
+            if tokens and tokens[-1] in eos:
+                longer[tokens] = chance
+                continue
+            ids = torch.tensor([[*prefix, *tokens]])
+            scores = target.logits(ids[0].tolist())[None]
+            for processor in processors:
+                scores = processor(ids, scores)
+            for token, p in enumerate(scores[0].double().softmax(-1).tolist()):
+                if p > 0:
+                    longer[*tokens, token] = chance * p
+        law = longer
+    return law

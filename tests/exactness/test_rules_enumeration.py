@@ -13,12 +13,11 @@ from torch import Tensor
 from mmdec.decode.budget import Budget
 from mmdec.decode.sampling import Processor, Stop, Text
 from mmdec.decode.tree import trees_from_lists
-from mmdec.decode.verify import BlockRule, Branch, MatchRule, ResidualRule, Rule, Stream, TypicalRule, verify
+from mmdec.decode.verify import BlockRule, MatchRule, ResidualRule, Rule, Stream, TypicalRule, verify
 from mmdec.types import Draft, Plan, Scores
-from tests.exactness.oracle import Oracle, Thrown
-from tests.exactness.toy import Scripted, Session, Toy, padded, run
+from tests.exactness.oracle import Law, Oracle, Thrown, plain_law
+from tests.exactness.toy import AlwaysAccept, Scripted, Session, Toy, padded, run
 
-Law = dict[tuple[int, ...], float]
 Shape = list[int]  # parents of nodes 1, 2, ...
 CHAIN: Shape = [0, 1]
 STAR: Shape = [0, 0]
@@ -43,21 +42,6 @@ def typical(oracle: Oracle) -> Rule:
     rule = sampled(oracle)
     assert isinstance(rule, MatchRule)
     return TypicalRule(rule.choice)
-
-
-class AlwaysAccept(MatchRule):
-    """Believes every first child."""
-
-    def walk(self, branch: Branch, text: Text) -> tuple[list[int], bool]:
-        path: list[int] = []
-        node = 0
-        while branch.children[node]:
-            node = branch.children[node][0]
-            path.append(node)
-            if text.append(branch.row, branch.tokens[node]):
-                return path[:-1], True
-        token = self.choice(text.warped(branch.row, branch.logits[node]), text, branch.row)
-        return path, text.append(branch.row, token)
 
 
 def always(oracle: Oracle) -> Rule:
@@ -122,26 +106,6 @@ def fixed(twins: bool = False, probs: bool = False) -> Drafting:
         return trees_from_lists(torch.tensor(prefix[-1:]), [(tokens, shape)], q if probs else None)
 
     return draft
-
-
-def plain_law(target: Toy, prefix: list[int], length: int, eos: frozenset[int], processors: list[Processor]) -> Law:
-    """Autoregressive sampling."""
-    law: Law = {(): 1.0}
-    for _ in range(length):
-        longer: Law = {}
-        for tokens, chance in law.items():
-            if tokens and tokens[-1] in eos:
-                longer[tokens] = chance
-                continue
-            ids = torch.tensor([[*prefix, *tokens]])
-            scores = target.logits(ids[0].tolist())[None]
-            for processor in processors:
-                scores = processor(ids, scores)
-            for token, p in enumerate(scores[0].double().softmax(-1).tolist()):
-                if p > 0:
-                    longer[*tokens, token] = chance * p
-        law = longer
-    return law
 
 
 def drafted_law(

@@ -14,7 +14,7 @@ from mmdec.decode.budget import Budget
 from mmdec.decode.loop import Planner, Round, decode
 from mmdec.decode.sampling import Criterion, Processor, Stop, Text
 from mmdec.decode.tree import trees_from_lists
-from mmdec.decode.verify import Rule
+from mmdec.decode.verify import Branch, MatchRule, Rule
 from mmdec.types import Context, Draft, Drafter, Needs, Plan, Scores, Target, Verdict
 
 ROWS = 1009  # of the table; a prime
@@ -174,6 +174,21 @@ def forest(target: Toy, favourite: Sequence[int] = ()) -> Callable[[list[int], P
         return tokens, parents
 
     return tree
+
+
+class AlwaysAccept(MatchRule):
+    """Believes every first child: what a proof must find out."""
+
+    def walk(self, branch: Branch, text: Text) -> tuple[list[int], bool]:
+        path: list[int] = []
+        node = 0
+        while branch.children[node]:
+            node = branch.children[node][0]
+            path.append(node)
+            if text.append(branch.row, branch.tokens[node]):
+                return path[:-1], True
+        token = self.choice(text.warped(branch.row, branch.logits[node]), text, branch.row)
+        return path, text.append(branch.row, token)
 
 
 @dataclass

@@ -1,0 +1,168 @@
+"""Drawn with real dice, over wide and narrow vocabularies, the output has the target's law, by chi-square.
+
+The draft's own random numbers come from the run's stream for drafts, so that a stream used twice shows here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from math import sqrt
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmdec.decode.budget import Budget
+from mmdec.decode.sampling import Dice, KeyedSample, Stop
+from mmdec.decode.verify import BlockRule, MatchRule, ResidualRule, Rule, Stream
+from mmdec.types import Draft, Plan
+from tests.exactness.oracle import plain_law
+from tests.exactness.toy import AlwaysAccept, Memory, Scripted, Toy, run
+
+
+class Flat(Toy):
+    """The same law whatever was said."""
+
+    @staticmethod
+    def _hash(prefix: Sequence[int], start: int = 7) -> int:
+        return 0
+
+
+class Racing(Scripted):
+    """Draws children of the root without replacement, and grandchildren of the first, by a race of exponentials."""
+
+    def __init__(self, model: Toy, width: int, depth: int) -> None:
+        super().__init__(lambda *_: ([], []))
+        self.model, self.width, self.depth = model, width, depth
+        self.noise = torch.empty(0)  # (B, V) of the root's children
+
+    def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
+        assert plan.generator is not None
+        assert plan.temperature is not None
+        texts = [list(row) for row in memory.rows]
+        tokens, parents, probs = [roots[:, None]], [-1], []
+        for level in range(self.depth):
+            logits = torch.stack([self.model.logits(row) for row in texts])
+            q = (logits.double() / plan.temperature).softmax(-1)
+            noise = torch.empty_like(q).exponential_(generator=plan.generator)
+            drawn = (q / noise).topk(1 if level else self.width).indices
+            if level == 0:
+                self.noise = noise
+            probs += [q, *[torch.zeros_like(q)] * (drawn.shape[1] - 1)]
+            parents += [max(len(parents) - self.width, 0)] * drawn.shape[1]
+            tokens.append(drawn)
+            texts = [[*row, token] for row, token in zip(texts, drawn[:, 0].tolist(), strict=True)]
+        probs.append(torch.zeros_like(probs[0]))
+        nodes = torch.cat(tokens, 1)
+        links = torch.tensor(parents).expand_as(nodes)
+        return Draft(nodes, links, torch.full_like(roots, nodes.shape[1]), torch.stack(probs, 1))
+
+
+class Shared(Dice):
+    """A mistake: the residual is drawn with the noise that the draft was drawn with."""
+
+    def __init__(self, drafter: Racing, seed: int, row: int, place: int) -> None:
+        super().__init__(torch.Generator().manual_seed(hash((seed, row, place))))
+        self.drafter, self.row = drafter, row
+
+    def draw(self, weights: Tensor) -> int:
+        if len(self.drafter.noise) <= self.row:  # the prompt's round
+            return super().draw(weights)
+        return int((weights / self.drafter.noise[self.row]).argmax())
+
+
+def chi_square(counts: Mapping[Hashable, int], law: Mapping[Hashable, float]) -> float:
+    """How many of its own deviations the statistic lies above its mean; bins merged to five expected at least."""
+    trials = sum(counts.values())
+    assert set(counts) <= set(law)
+    bins, seen, expected = [], 0.0, 0.0
+    for key, chance in sorted(law.items(), key=lambda item: item[1]):
+        seen, expected = seen + counts.get(key, 0), expected + trials * chance
+        if expected >= 5:
+            bins.append((seen, expected))
+            seen = expected = 0.0
+    bins[-1] = (bins[-1][0] + seen, bins[-1][1] + expected)
+    statistic = sum((count - mean) ** 2 / mean for count, mean in bins)
+    return (statistic - (len(bins) - 1)) / sqrt(2 * (len(bins) - 1))
+
+
+def keyed_match(drafter: Racing) -> Rule:
+    class Drawn(MatchRule):
+        """Matching is lossless for drawn drafts, too."""
+
+        def drawn(self, plan: Plan, device: torch.device) -> Plan:
+            return stream.drawn(plan, device)
+
+    stream = Stream(11)
+    return Drawn(KeyedSample(11), "sampled")
+
+
+def residual(drafter: Racing) -> Rule:
+    return ResidualRule(Stream(12, temperature=1.3))
+
+
+def block(drafter: Racing) -> Rule:
+    return BlockRule(Stream(13, temperature=1.3))
+
+
+def always(drafter: Racing) -> Rule:
+    class Drawn(AlwaysAccept):
+        def drawn(self, plan: Plan, device: torch.device) -> Plan:
+            return stream.drawn(plan, device)
+
+    stream = Stream(14)
+    return Drawn(KeyedSample(14), "sampled")
+
+
+def shared(drafter: Racing) -> Rule:
+    return ResidualRule(Stream(15), dice=lambda device, seed, kind, row, place: Shared(drafter, seed, row, place))
+
+
+def texts(target: Toy, drafter: Racing, rule: Rule, rows: int, length: int) -> list[list[int]]:
+    nodes = drafter.width + drafter.depth - 1
+    text, rounds = run(target, [[1]] * rows, Stop(1 + length), rule, drafter, Budget.fixed(nodes, drafter.depth))
+    assert sum(map(sum, (one.accepted for one in rounds))) > 0
+    return text.tokens
+
+
+def wide(rule: Callable[[Racing], Rule], width: int, depth: int) -> float:
+    """4096 tokens, 2400 draws; the draft knows the target roughly."""
+    target, drafter = Flat(4096, seed=1), Flat(4096, seed=2)
+    drafter.table = 0.7 * target.table + 0.5 * drafter.table
+    law = dict(enumerate(target.logits([]).double().softmax(-1).tolist()))
+    racing = Racing(drafter, width, depth)
+    said = texts(target, racing, rule(racing), 200, 12)
+    return chi_square(Counter(token for row in said for token in row), law)
+
+
+def narrow(rule: Callable[[Racing], Rule], width: int, depth: int) -> float:
+    """16 tokens, 6000 draws; the draft likes best what the target likes least."""
+    target, drafter = Flat(16, seed=1, scale=1.0), Flat(16)
+    drafter.table = -target.table
+    law = dict(enumerate(target.logits([]).double().softmax(-1).tolist()))
+    racing = Racing(drafter, width, depth)
+    said = texts(target, racing, rule(racing), 500, 12)
+    return chi_square(Counter(token for row in said for token in row), law)
+
+
+def joint(rule: Callable[[Racing], Rule], width: int, depth: int) -> float:
+    """Four tokens one after the other of a vocabulary of 4: 256 texts, 1500 draws, each by all before."""
+    target, racing = Toy(4, seed=1, scale=1.0), Racing(Toy(4, seed=2, scale=1.0), width, depth)
+    said = texts(target, racing, rule(racing), 1500, 4)
+    return chi_square(Counter(map(tuple, said)), plain_law(target, [1], 4))
+
+
+@pytest.mark.parametrize("experiment", [wide, narrow, joint])
+@pytest.mark.parametrize(
+    ("rule", "width", "depth"),
+    [(keyed_match, 3, 2), (residual, 1, 3), (residual, 3, 2), (block, 1, 3)],
+    ids=["keyed", "residual chain", "residual tree", "block"],
+)
+def test_law(experiment: Callable[..., float], rule: Callable[[Racing], Rule], width: int, depth: int) -> None:
+    assert experiment(rule, width, depth) < 10
+
+
+@pytest.mark.parametrize(("experiment", "rule"), [(wide, always), (narrow, always), (joint, always), (joint, shared)])
+def test_mistakes_are_found_out(experiment: Callable[..., float], rule: Callable[[Racing], Rule]) -> None:
+    assert experiment(rule, 1, 1) > 10

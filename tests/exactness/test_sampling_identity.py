@@ -1,0 +1,126 @@
+"""Sampling with drafts gives the very tokens of sampling without, whatever the drafter, the batch and the tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmdec.decode.sampling import KeyedSample, Stop, most_probable, stock_sample
+from mmdec.decode.verify import MatchRule
+from tests.exactness.toy import Changing, Scripted, Toy, forest, padded, plain, run, truth, wrong
+
+LENGTH = 24  # of prompt and text
+STOP = Stop(LENGTH, frozenset({0}))
+DRAFTERS: list[Callable[[Toy], Scripted]] = [
+    lambda target: Scripted(truth(target)),
+    lambda target: Scripted(wrong(target)),
+    lambda target: Scripted(forest(target, [0]), seed=1),
+    lambda target: Scripted(forest(target, [0]), seed=2),
+]
+
+
+def prompts(random: Random, batch: int, vocab: int) -> list[list[int]]:
+    return [[random.randrange(1, vocab) for _ in range(random.randint(1, 6))] for _ in range(batch)]
+
+
+def cooler(ids: Tensor, scores: Tensor) -> Tensor:
+    """A temperature, a ban of what was said last, and the best few alone."""
+    scores = (scores / 0.8).index_fill(1, ids[0, -1:], -1.0)
+    return scores.masked_fill(scores < scores.topk(4).values[:, -1:], -torch.inf)
+
+
+@pytest.mark.parametrize("batch", range(1, 9))
+def test_keyed_sampling_ignores_drafts(batch: int) -> None:
+    """12 runs of each size with four drafters: 432 sequences, 1728 times drafted."""
+    random = Random(batch)
+    accepted = 0
+    for seed in range(12):
+        vocab = random.choice([6, 12, 40])
+        target = Toy(vocab, seed)
+        given = prompts(random, batch, vocab)
+        processors = [cooler] if seed % 2 else []
+        rule = MatchRule(KeyedSample(seed), "sampled")
+        wanted, rounds = run(target, given, STOP, rule, None, None, processors)
+        assert len(rounds) == max(map(len, wanted.tokens))
+        for make in DRAFTERS:
+            budget = Changing(Random(seed))
+            got, _ = run(target, given, STOP, rule, make(target), budget, processors)
+            assert got.tokens == wanted.tokens
+            accepted += sum(map(sum, budget.seen))
+    assert accepted > 50 * batch  # else nothing was shown
+
+
+def test_keyed_sampling_is_plain_decoding_with_noise_of_a_place() -> None:
+    """A row's token depends on seed, row, place and the text before it alone: as in a loop over that row."""
+    target, rule = Toy(12), MatchRule(KeyedSample(5), "sampled")
+    given = prompts(Random(0), 8, 12)
+    text, _ = run(target, given, STOP, rule, Scripted(forest(target)))
+    ids = padded(given)["input_ids"]
+    for row, prompt in enumerate(given):
+        said = text.tokens[row]
+
+        def choose(scores: Tensor, index: int, row: int = row, said: list[int] = said) -> int:
+            text.tokens[row] = said[:index]
+            return KeyedSample(5)(scores, text, row)
+
+        assert plain(target, ids[row : row + 1], ids.shape[1] - len(prompt), STOP, choose) == said
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_equal_prompts_get_different_texts(drafted: bool) -> None:
+    target = Toy(40)
+    rule = MatchRule(KeyedSample(3), "sampled")
+    text, _ = run(target, [[7, 8]] * 8, Stop(LENGTH), rule, Scripted(forest(target)) if drafted else None)
+    assert len(set(map(tuple, text.tokens))) == 8
+    again, _ = run(target, [[7, 8]] * 8, Stop(LENGTH), rule)
+    assert again.tokens == text.tokens
+    assert len({row[0] for row in text.tokens}) > 2  # the first tokens differ already: equal texts, other noise
+    fewer, _ = run(target, [[7, 8]] * 3, Stop(LENGTH), rule)
+    assert fewer.tokens == text.tokens[:3]
+    other, _ = run(target, [[7, 8]] * 8, Stop(LENGTH), MatchRule(KeyedSample(4), "sampled"))
+    assert all(one != two for one, two in zip(other.tokens, text.tokens, strict=True))
+
+
+def test_stock_sampling_at_batch_one() -> None:
+    """100 sequences, four drafters: one `torch.multinomial` a token on torch's own generator, no more."""
+    random = Random(0)
+    rule = MatchRule(stock_sample, "sampled")
+    for seed in range(100):
+        target = Toy(random.choice([6, 12, 40]), seed % 10)
+        given = prompts(random, 1, target.vocab_size)
+        processors = [cooler] if seed % 2 else []
+        torch.manual_seed(seed)
+        wanted = plain(
+            target,
+            torch.tensor(given),
+            0,
+            STOP,
+            lambda scores, index: int(torch.multinomial(scores.softmax(-1), 1)),
+            processors,
+        )
+        left = torch.rand(())
+        for make in DRAFTERS:
+            torch.manual_seed(seed)
+            got, _ = run(target, given, STOP, rule, make(target), Changing(Random(seed)), processors)
+            assert got.tokens == [wanted]
+            assert torch.rand(()) == left  # the generator stands where plain decoding leaves it
+
+
+def test_the_comparison_can_fail() -> None:
+    """Noise keyed by the number of draws, as by a shared generator, depends on other rows and on drafts."""
+    target = Toy(12)
+    given = prompts(Random(1), 4, 12)
+
+    def texts(drafter: Scripted | None) -> list[list[int]]:
+        shared = torch.Generator().manual_seed(0)
+        rule = MatchRule(lambda scores, text, row: int(torch.multinomial(scores.softmax(-1), 1, generator=shared)))
+        return run(target, given, STOP, rule, drafter)[0].tokens
+
+    assert texts(None) == texts(None)
+    assert texts(None) != texts(Scripted(truth(target)))
+    greedy, _ = run(target, given, STOP, MatchRule(most_probable))
+    assert greedy.tokens != texts(None)
