@@ -165,11 +165,6 @@ def fbank(samples: Tensor) -> Tensor:
     return (features - mean) / spread.clamp(min=1e-5)  # (N, 80)
 
 
-def frame_count(samples: int) -> int:
-    """How many target frames `samples` samples give."""
-    return 1 + samples // HOP
-
-
 def magnitudes(samples: Tensor) -> Tensor:
     """16 kHz samples (..., T) to the magnitudes (..., 513, F) of the target frame grid. Differentiable."""
     spectrum = torch.stft(

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mmdec import metrics
-from mmdec.decode.lexicon import read_lexicon
+from mmdec.decode.lexicon import PAUSE, read_lexicon
 from mmdec.recogniser import SAMPLE_RATE, Recogniser
 from mmdec.split import Utterance, read_split, read_table
 from mmdec.types import InputError
@@ -186,7 +186,7 @@ def _nearest(pairs: Sequence[tuple[Sequence[str], Utterance]], lexicon: metrics.
 
 
 def _unpaused(phones: Sequence[str]) -> list[str]:
-    return [phone for phone in phones if phone != metrics.PAUSE]
+    return [phone for phone in phones if phone != PAUSE]
 
 
 def _share(right: Sequence[bool], chosen: Sequence[bool]) -> dict[str, Any]:

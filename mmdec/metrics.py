@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from mmdec.decode.lexicon import PAUSE
 from mmdec.types import InputError
 
-PAUSE = "pau"
 Lexicon = Mapping[str, Sequence[Sequence[str]]]
 
 CARDINALS = (

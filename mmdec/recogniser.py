@@ -14,8 +14,9 @@ from typing import Any, final
 
 import numpy as np
 
+from mmdec.decode.lexicon import PAUSE
 from mmdec.decode.ngram import NGram
-from mmdec.metrics import PAUSE, Lexicon, normalise_words
+from mmdec.metrics import Lexicon, normalise_words
 from mmdec.types import InputError
 
 SAMPLE_RATE = 16_000  # Hz, of the acoustic model

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmdec.decode.lexicon import spoken
 from mmdec.types import InputError
-
-PAUSE = "pau"
 
 
 @dataclass(frozen=True)
@@ -75,5 +74,4 @@ def read_table(path: Path) -> Iterator[list[str]]:
 def _phones(alignment: str) -> tuple[str, ...]:
     """ "pau:0.2 w:0.3 ..." -> the phones, without the pauses at both ends."""
     phones = [item.rpartition(":")[0] for item in alignment.split()]
-    spoken = [place for place, phone in enumerate(phones) if phone != PAUSE]
-    return tuple(phones[spoken[0] : spoken[-1] + 1]) if spoken else ()
+    return tuple(phones[spoken(phones)])

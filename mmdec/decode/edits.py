@@ -12,7 +12,8 @@ from typing import final
 
 import numpy as np
 
-PAUSE = "pau"
+from mmdec.decode.lexicon import PAUSE
+
 SUBSTITUTION = 7.0  # between phones that share nothing
 INSERTION = 6.0  # a phone too many
 DELETION = 6.0  # a phone missing

@@ -1,4 +1,4 @@
-"""Words and how they are said: a text file with one pronunciation a line."""
+"""Words and how they are said: a text file with one pronunciation a line; the phone that is silence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from pathlib import Path
 
 from mmdec.types import InputError
 
+PAUSE = "pau"  # the phone of silence, as flite writes it
 MAX_FILE_BYTES = 16 * 2**20
+
+
+def spoken(phones: Sequence[str]) -> slice:
+    """Where the phones without the pauses at both ends lie; empty where there are only pauses."""
+    kept = [place for place, phone in enumerate(phones) if phone != PAUSE]
+    return slice(kept[0], kept[-1] + 1) if kept else slice(0, 0)
 
 
 def read_lexicon(path: Path) -> dict[str, list[tuple[str, ...]]]:

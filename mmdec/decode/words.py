@@ -20,8 +20,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import final
 
-from mmdec.decode.edits import PAUSE, ApproximateLexicon
-from mmdec.decode.lexicon import pronounce, read_lexicon
+from mmdec.decode.edits import ApproximateLexicon
+from mmdec.decode.lexicon import PAUSE, pronounce, read_lexicon, spoken
 from mmdec.decode.ngram import END, START, NGram
 from mmdec.types import InputError
 
@@ -158,7 +158,7 @@ class WordDecoder:
             raise InputError(f"`phones` must be a sequence of phone names, but is {phones!r:.80}. Split the string.")
         if len(phones) > MAX_PHONES:
             raise InputError(f"`phones` must be at most {MAX_PHONES}, but are {len(phones)}. Cut the speech at pauses.")
-        phones = _trim(phones)
+        phones = list(phones[spoken(phones)])
         if not phones:
             return ""
         score, tokens = self._search(phones, self._exact(phones), UNSEEN)
@@ -335,9 +335,3 @@ def _kind(chain: Chain) -> str:
 def _keep(beam: dict[str, tuple[float, Chain]], context: str, score: float, chain: Chain) -> None:
     if context not in beam or score > beam[context][0]:
         beam[context] = (score, chain)
-
-
-def _trim(phones: Sequence[str]) -> list[str]:
-    """Without the pauses at both ends."""
-    kept = [index for index, phone in enumerate(phones) if phone != PAUSE]
-    return list(phones[kept[0] : kept[-1] + 1]) if kept else []

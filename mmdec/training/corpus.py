@@ -24,10 +24,11 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from mmdec import audio
+from mmdec.decode.lexicon import PAUSE
 from mmdec.nn.dag_decoder import BOS, EOS, PAD, UNK
 from mmdec.nn.fastspeech2 import AcousticBatch
 from mmdec.training.english import EnglishSpeech, acoustic_batch
-from mmdec.training.layout import PAUSE, BadRows, Row, canonical, normalise, read_rows, vocabulary
+from mmdec.training.layout import BadRows, Row, canonical, normalise, read_rows, vocabulary
 from mmdec.types import InputError, MmdecError
 
 CHARACTERS = " abcdefghijklmnopqrstuvwxyzàâæçèéêëîïôœùûüÿ'-"  # of the CTC head; its index 0 is the blank

@@ -16,8 +16,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from mmdec.audio import LOG_FLOOR, MELS, load_audio
+from mmdec.decode.lexicon import spoken
 from mmdec.nn.fastspeech2 import AcousticBatch
-from mmdec.training.layout import SPECIALS, BadRows, trim
+from mmdec.split import read_table
+from mmdec.training.layout import SPECIALS, BadRows
 from mmdec.training.targets import acoustic_targets, parse_alignment
 from mmdec.types import InputError
 
@@ -178,7 +180,8 @@ def spoken_vocabulary(alignments: Path) -> list[str]:
         raise InputError(f"`root` must hold {alignments.name}, but '{alignments}' does not exist. Build the corpus.")
     phones: set[str] = set()
     for _, line in _pairs(alignments):
-        phones |= set(trim([item.rpartition(":")[0] for item in line.split()]))
+        names = [item.rpartition(":")[0] for item in line.split()]
+        phones |= set(names[spoken(names)])
     return [*SPECIALS, *sorted(phones)]
 
 
@@ -214,7 +217,6 @@ def _distinct(root: Path, split: str, limit: int | None) -> tuple[list[tuple[str
 
 def _pairs(path: Path) -> Iterator[tuple[str, str]]:
     """The first two columns of a table without a header."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        columns = line.split("\t")
+    for columns in read_table(path):
         if len(columns) >= 2:
             yield columns[0], columns[1]

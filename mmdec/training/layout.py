@@ -10,18 +10,18 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
+from mmdec.decode.lexicon import spoken
+from mmdec.split import read_table
 from mmdec.types import InputError
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
-PAUSE = "pau"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Row:
     @property
     def units(self) -> list[str]:
         """The phones without the pauses at both edges."""
-        return trim([phone for phone, _ in self.phones])
+        phones = [phone for phone, _ in self.phones]
+        return phones[spoken(phones)]
 
 
 @dataclass
@@ -64,28 +65,10 @@ class BadRows:
         )
 
 
-def trim(phones: list[str]) -> list[str]:
-    """Drop the pauses at both edges."""
-    start, end = 0, len(phones)
-    while start < end and phones[start] == PAUSE:
-        start += 1
-    while end > start and phones[end - 1] == PAUSE:
-        end -= 1
-    return phones[start:end]
-
-
 def normalise(text: str) -> str:
     """Lower case, no punctuation but apostrophes, single spaces: the key by which equal source sentences meet."""
     text = unicodedata.normalize("NFC", text).lower().replace("\u2019", "'")
     return " ".join("".join(c if c.isalnum() or c in "'-" else " " for c in text).split())
-
-
-def _table(path: Path, header: bool) -> Iterator[list[str]]:
-    with open(path, encoding="utf-8", newline="") as file:
-        lines = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        if header:
-            yield next(lines, [])
-        yield from (line for line in lines if line)
 
 
 def _needed(path: Path) -> Path:
@@ -97,7 +80,7 @@ def _needed(path: Path) -> Path:
 def _alignments(path: Path) -> dict[str, tuple[tuple[str, float], ...]]:
     """Phones and their ends in seconds for each clip; none where the line cannot be read."""
     aligned: dict[str, tuple[tuple[str, float], ...]] = {}
-    for line in _table(path, header=False):
+    for line in read_table(path):
         try:
             phones = tuple((phone, float(end)) for phone, end in (item.rsplit(":", 1) for item in line[1].split()))
         except (IndexError, ValueError):
@@ -112,8 +95,8 @@ def read_rows(common_voice: Path, cvss: Path, split: str) -> tuple[list[Row], Ba
     """All rows of a split whose files are there, in the order of the CVSS table; what is missing is counted."""
     bad = BadRows()
     listed = common_voice / f"{split}.tsv"
-    lines = _table(_needed(listed if listed.is_file() else common_voice / "validated.tsv"), header=True)
-    columns = next(lines)
+    lines = read_table(_needed(listed if listed.is_file() else common_voice / "validated.tsv"))
+    columns = next(lines, [])
     try:
         path_at, sentence_at, client_at = (columns.index(name) for name in ("path", "sentence", "client_id"))
     except ValueError as error:
@@ -128,9 +111,9 @@ def read_rows(common_voice: Path, cvss: Path, split: str) -> tuple[list[Row], Ba
     }
     aligned = _alignments(_needed(cvss / f"{split}.alignment.tsv"))
     references = cvss / f"{split}.references.tsv"
-    licensed = {line[0]: tuple(line[1:]) for line in _table(references, header=False)} if references.is_file() else {}
+    licensed = {line[0]: tuple(line[1:]) for line in read_table(references)}
     rows = []
-    for line in _table(_needed(cvss / f"{split}.tsv"), header=False):
+    for line in read_table(_needed(cvss / f"{split}.tsv")):
         name, translation = line[0], line[1] if len(line) > 1 else ""
         clip, wav = common_voice / "clips" / name, cvss / split / f"{name}.wav"
         if name not in sources:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mmdec.audio import HOP, SAMPLE_RATE, energy, log_mel, pitch
-from mmdec.training.layout import PAUSE
+from mmdec.decode.lexicon import spoken
 from mmdec.types import InputError
 
 EOS = "</s>"
@@ -60,7 +60,10 @@ def acoustic_targets(samples: Tensor, phones_with_ends: Sequence[tuple[str, floa
     no frames takes pitch and energy of the nearest one. Unvoiced frames take the pitch between their voiced neighbours.
     Raises InputError where the sound ends before its phones.
     """
-    first, last = _spoken(phones_with_ends)
+    span = spoken([phone for phone, _ in phones_with_ends])
+    first, last = span.start, span.stop
+    if first == last:
+        raise InputError("`alignment` must hold a phone other than silence, but holds none. Leave the row out.")
     start = phones_with_ends[first - 1][1] if first else 0.0
     ends = torch.tensor([start, *[end for _, end in phones_with_ends[first:last]]], dtype=torch.float64)
     edges = (ends * (SAMPLE_RATE / HOP)).round().long()  # (K,) with the start before, without EOS
@@ -82,18 +85,6 @@ def acoustic_targets(samples: Tensor, phones_with_ends: Sequence[tuple[str, floa
         mel=log_mel(samples)[window],
         first_frame=low,
     )
-
-
-def _spoken(phones_with_ends: Sequence[tuple[str, float]]) -> tuple[int, int]:
-    """The range of phones without the silence at both ends."""
-    first, last = 0, len(phones_with_ends)
-    while first < last and phones_with_ends[first][0] == PAUSE:
-        first += 1
-    while last > first and phones_with_ends[last - 1][0] == PAUSE:
-        last -= 1
-    if first == last:
-        raise InputError("`alignment` must hold a phone other than silence, but holds none. Leave the row out.")
-    return first, last
 
 
 def filled(contour: Tensor) -> Tensor:

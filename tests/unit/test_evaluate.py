@@ -159,7 +159,7 @@ def test_what_cannot_be_evaluated_says_why(corpus: TinyCorpus, tmp_path: Path) -
 
 def test_a_model_directory_is_scored_through_the_public_call(corpus: TinyCorpus, tiny_model: Path) -> None:
     report = evaluate_speech("dev", corpus.root, tiny_model, limit=1, asr=False, threads=1)
-    assert list(report["strategies"]) == ["lookahead", "autoregressive"]
+    assert list(report["strategies"]) == ["lookahead", "autoregressive", "verified"]
     for scores in report["strategies"].values():
         assert not scores["refused"]
         assert {"encoder", "linguistic", "vocoder", "words", "wav to wav"} <= scores["latency"].keys()

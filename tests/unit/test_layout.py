@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mmdec.training.layout import SPECIALS, BadRows, canonical, normalise, read_rows, trim, vocabulary
+from mmdec.decode.lexicon import spoken
+from mmdec.training.layout import SPECIALS, BadRows, canonical, normalise, read_rows, vocabulary
 from mmdec.types import InputError
 from tests.tiny_corpus import TinyCorpus, phones_of, read_table, write_corpus, write_table
 
@@ -144,9 +145,12 @@ def test_equal_sentences_meet_whatever_their_typography():
     assert normalise("e\u0301te\u0301") == "été"
 
 
-def test_pauses_are_trimmed_at_the_edges_only():
-    assert trim(["pau", "pau", "a", "pau", "b", "pau"]) == ["a", "pau", "b"]
-    assert trim(["pau"]) == []
+@pytest.mark.parametrize(
+    ("phones", "left"),
+    [("pau pau a pau b pau", "a pau b"), ("a pau", "a"), ("a", "a"), ("pau", ""), ("", "")],
+)
+def test_pauses_are_trimmed_at_the_edges_only(phones: str, left: str):
+    assert phones.split()[spoken(phones.split())] == left.split()
 
 
 def test_the_vocabulary_is_the_special_units_and_the_phones(corpus: TinyCorpus):
