@@ -37,6 +37,8 @@ PACKAGE = Path(__file__).resolve().parent
 PLACES = (PACKAGE / "_models", PACKAGE.parent / "models")  # an installed wheel, then a checkout
 WEIGHTS = ("encoder.safetensors", "model.safetensors", "vocoder.safetensors")  # apart: hosts of code refuse large files
 NEEDED = ("config.json", *WEIGHTS, "units.json")
+RESULTS = "## Results\n"  # the heading of a card's numbers
+OUTDATED = "> **These numbers belong to earlier weights**"
 PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.tsv", "*.arpa", "*.md"]
@@ -140,7 +142,8 @@ def save_model(
     card: str | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a model's directory whole or not at all. Weights become half precision; a card that is there stays.
+    """Write a model's directory whole or not at all. Weights become half precision; a card that is there stays, but
+    says from then on that its numbers belong to earlier weights, if the weights are others.
 
     `provenance` adds to what is always written: command, versions, commit and date.
     """
@@ -168,7 +171,9 @@ def save_model(
         if card is not None:
             (fresh / "README.md").write_text(card, encoding="utf-8")
         elif (target / "README.md").is_file():
-            shutil.copy(target / "README.md", fresh / "README.md")
+            kept = (target / "README.md").read_text(encoding="utf-8")
+            changed = any(_bytes(target / name) != _bytes(fresh / name) for name in WEIGHTS)
+            (fresh / "README.md").write_text(_outdated(kept, target) if changed else kept, encoding="utf-8")
         fresh.chmod(0o755)
         if target.exists():
             old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
@@ -181,6 +186,26 @@ def save_model(
         shutil.rmtree(fresh, ignore_errors=True)
         raise
     return target
+
+
+def _bytes(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
+
+
+def _outdated(card: str, directory: Path) -> str:
+    """A card whose numbers were measured with the weights that `directory` still holds."""
+    if OUTDATED in card:  # they are those of weights yet earlier
+        return card
+    provenance = directory / "provenance.json"
+    known = json.loads(provenance.read_text(encoding="utf-8")) if provenance.is_file() else {}
+    written = f", written on {known['date']}" if known.get("date") else ""
+    written += f" at commit {known['commit'][:12]}" if known.get("commit") else ""
+    note = (
+        f"{OUTDATED}{written}. `python -m mmdec eval speech` and `python -m mmdec bench speech` measure those that are "
+        "here; whoever puts their numbers below takes this line away.\n"
+    )
+    before, heading, after = card.partition(RESULTS)
+    return f"{before}{heading}\n{note}{after}" if heading else f"{card.rstrip()}\n\n{note}"
 
 
 def _read(directory: Path, device: torch.device, voice: str | os.PathLike[str] | None) -> SpeechTranslator:

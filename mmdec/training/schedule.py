@@ -225,7 +225,7 @@ def export(shipped: Path | None) -> Path:
     kept = "" if out == SHIPPED else f"; {SHIPPED} is as it was"
     print(f"written: {made}{kept}")
     if out == SHIPPED and (made / "README.md").is_file():
-        print("Its card still gives the numbers of before: python -m mmdec eval speech measures those of now.")
+        print("Its card gives the numbers of before, and says so: python -m mmdec eval speech measures those of now.")
     return made
 
 
