@@ -6,45 +6,28 @@ begin, so that every option of `generate` keeps its meaning. What cannot work is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import (
-    EncoderNoRepeatNGramLogitsProcessor,
-    EncoderRepetitionPenaltyLogitsProcessor,
-    EosTokenCriteria,
-    GenerationConfig,
-    MaxLengthCriteria,
-    PrefixConstrainedLogitsProcessor,
-    PreTrainedModel,
-    RepetitionPenaltyLogitsProcessor,
-    StoppingCriteriaList,
-    StopStringCriteria,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
-)
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList, StopStringCriteria
+from transformers import WhisperForConditionalGeneration as Whisper
 
 from mmdec.decode.budget import Budget
 from mmdec.decode.loop import Round, decode
-from mmdec.decode.sampling import KeyedSample, Processor, Stop, Text, WholeBatch, most_probable, stock_sample
+from mmdec.decode.sampling import KeyedSample, Text, most_probable, stock_sample
 from mmdec.decode.verify import LOSSY, BlockRule, MatchRule, ResidualRule, Rule, RuleName, Stream, TypicalRule
 from mmdec.drafters.lookup import Lookup
 from mmdec.drafters.recycling import Recycling
 from mmdec.drafters.small_model import SmallModel
+from mmdec.handover import Output, Results, check, stop, target_of
 from mmdec.targets.text import TextTarget
+from mmdec.targets.whisper import WhisperTarget
 from mmdec.types import Drafter, InputError, Target
 
 DRAFTERS: Mapping[str, Callable[[], Drafter]] = {"lookup": Lookup, "recycling": Recycling}
-BATCH_BOUND = (  # these keep something for each row of the batch, or ask for a row's place in it
-    EncoderNoRepeatNGramLogitsProcessor,
-    EncoderRepetitionPenaltyLogitsProcessor,
-    PrefixConstrainedLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
-)
 RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "block", "typical")
 DraftedBy = Drafter | PreTrainedModel | str | None
 
@@ -134,6 +117,9 @@ class _Begun:
     text: Text
     rounds: Iterator[Round]
     pad: int
+    target: TextTarget | WhisperTarget
+    inputs: Mapping[str, Any]
+    results: Results
 
 
 class Speculation:
@@ -159,7 +145,7 @@ class Speculation:
 
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
-    ) -> Tensor | GenerateDecoderOnlyOutput:
+    ) -> Tensor | Output:
         """The sequences (B, L), or transformers' output object where the configuration asks for one."""
         begun = self.begin(model, input_ids, generation_config, **inputs)
         if self.streamer is not None:
@@ -173,9 +159,10 @@ class Speculation:
         if self.streamer is not None:
             self.streamer.end()
         sequences = begun.text.padded(begun.pad)
-        if generation_config.return_dict_in_generate:
-            return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, sequences))
-        return sequences
+        if not generation_config.return_dict_in_generate:
+            return sequences
+        lengths = [len(tokens) for tokens in begun.text.tokens]
+        return begun.results.output(begun.target, begun.inputs, sequences, lengths, generation_config)
 
     def begin(
         self,
@@ -189,16 +176,17 @@ class Speculation:
         """Everything checked and put together, nothing run yet."""
         if self.streamer is not None and len(input_ids) > 1:
             raise InputError(f"`streamer` must serve one row, but the batch has {len(input_ids)}. Use `mmdec.stream`.")
-        _check(generation_config, inputs)
-        target = TextTarget(model)
+        target = target_of(model)
+        check(target, generation_config, inputs)
         if self.drafter is not None:
             self.drafter.check(target)
-        processors = _for_rows(logits_processor, len(input_ids))
-        text = Text(input_ids, _stop(stopping_criteria, generation_config), processors)
+        results = Results(input_ids, logits_processor, generation_config)
+        text = Text(input_ids, stop(stopping_criteria, generation_config), results.processors)
         rule = self._rule(generation_config, len(input_ids))
-        rounds = decode(target, {"input_ids": input_ids, **inputs}, text, rule, self.drafter, self._budget(target))
+        inputs = {"input_ids": input_ids, **inputs}
+        rounds = decode(target, inputs, text, rule, self.drafter, self._budget(target))
         pad = generation_config._pad_token_tensor  # type: ignore[attr-defined] # set by `generate` before it hands over
-        return _Begun(text, rounds, 0 if pad is None else int(pad))
+        return _Begun(text, rounds, 0 if pad is None else int(pad), target, inputs, results)
 
     def _rule(self, config: GenerationConfig, batch: int) -> Rule:
         sampled = bool(config.do_sample)
@@ -239,6 +227,11 @@ class _Beginning:
 def _begin(
     model: PreTrainedModel, inputs: Tensor | Mapping[str, Any], speculation: Speculation, options: dict[str, Any]
 ) -> _Begun:
+    if isinstance(model, Whisper):
+        raise InputError(
+            "`model` must be a language model, but is a Whisper, whose `generate` may run for several windows. Call "
+            "`model.generate(features, custom_generate=mmdec.speculate(drafter))`."
+        )
     named = {"input_ids": inputs} if isinstance(inputs, Tensor) else dict(inputs)
     if "input_ids" not in named:
         raise InputError(
@@ -268,43 +261,6 @@ def _drafter(given: DraftedBy) -> Drafter | None:
             )
         return DRAFTERS[given]()
     return SmallModel(TextTarget(given)) if isinstance(given, PreTrainedModel) else given
-
-
-def _check(config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
-    """Refuse what a draft cannot be verified for."""
-    if config.num_beams != 1:
-        raise InputError(
-            f"`num_beams` must be 1, but is {config.num_beams}. Drafts are verified for greedy decoding and sampling; "
-            "leave `custom_generate` out for beams."
-        )
-    for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
-        if getattr(config, name):
-            raise InputError(f"`{name}` must be left out, but is True. Rounds hold tokens and timings alone.")
-    if inputs.pop("synced_gpus", False) if isinstance(inputs, dict) else False:
-        raise InputError("`synced_gpus` must be False, but is True. Each process decodes on its own.")
-
-
-def _for_rows(processors: Iterable[Processor], batch: int) -> list[Processor]:
-    """Processors that can be shown one row of the batch alone."""
-    return [
-        WholeBatch(processor, batch) if batch > 1 and isinstance(processor, BATCH_BOUND) else processor
-        for processor in processors
-    ]
-
-
-def _stop(criteria: Any, config: GenerationConfig) -> Stop:
-    """The two criteria that every run has as plain numbers; the others are asked token by token."""
-    limit, eos, others = 2**31, set[int](), []
-    for criterion in criteria:
-        if isinstance(criterion, MaxLengthCriteria):
-            limit = min(limit, int(criterion.max_length))
-        elif isinstance(criterion, EosTokenCriteria):
-            eos |= set(criterion.eos_token_id.flatten().tolist())
-        else:
-            others.append(criterion)
-    if limit == 2**31 and config.max_length is not None:
-        limit = int(config.max_length)
-    return Stop(limit, frozenset(eos), tuple(others))
 
 
 def _spoken(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[Round]:

@@ -10,7 +10,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,30 @@ class WholeBatch:
         return out[self.row : self.row + 1]
 
 
+class Ear(Protocol):
+    """Hears ids (1, L) and scores (1, V) of a row."""
+
+    def __call__(self, row: int, ids: Tensor, scores: Tensor) -> None: ...
+
+
+@dataclass
+class Listener:
+    """Stands among the processors of a row and changes nothing. Copies, for other rows or for later, tell the same ear.
+
+    What it hears at a place of the text is what plain decoding would have had there: see `record.py`.
+    """
+
+    ear: Ear
+    row: int = 0
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        self.ear(self.row, ids, scores)
+        return scores
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Listener:
+        return Listener(self.ear, self.row)
+
+
 class Text:
     """The rows of a run: ids as the plain loop would hold them, and what it would do to the logits at their end."""
 
@@ -65,7 +89,7 @@ class Text:
         self.processors = [given] + [_copied(given) for _ in range(batch - 1)] if given else None
         for row, own in enumerate(self.processors or ()):
             for processor in own:
-                if isinstance(processor, WholeBatch):
+                if isinstance(processor, (WholeBatch, Listener)):
                     processor.row = row
         # Only those who read the text need it as a tensor.
         self._read = bool(given or stop.criteria)

@@ -234,7 +234,7 @@ def test_the_stream_holds_the_text_and_can_be_left() -> None:
         ({"rule": "greedy", "do_sample": True}, "do_sample"),
         ({"cache_implementation": "static"}, "cache"),
         ({"stop_strings": ["x"]}, "tokenizer"),
-        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
+        ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
     ],
 )
 def test_what_cannot_work_is_refused(options: dict[str, Any], match: str) -> None:

@@ -1,0 +1,141 @@
+"""What `generate` of transformers hands over where its own loop would begin, and what it wants back.
+
+The doors are in `generation.py`; here its processors, criteria and outputs are put into the core's terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor
+from transformers import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    EosTokenCriteria,
+    GenerationConfig,
+    MaxLengthCriteria,
+    PrefixConstrainedLogitsProcessor,
+    PreTrainedModel,
+    RepetitionPenaltyLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+    WhisperForConditionalGeneration,
+)
+from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+from transformers.generation.logits_process import WhisperNoSpeechDetection
+
+from mmdec.decode.record import Assembly, Record
+from mmdec.decode.sampling import Listener, Processor, Stop, WholeBatch
+from mmdec.targets.text import TextTarget
+from mmdec.targets.whisper import WhisperTarget
+from mmdec.types import InputError
+
+BATCH_BOUND = (  # these keep something for each row of the batch, or ask for a row's place in it
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+Output = GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput
+
+
+def target_of(model: PreTrainedModel) -> TextTarget | WhisperTarget:
+    """The target for a model of this kind; raises InputError where there is none."""
+    if isinstance(model, WhisperForConditionalGeneration):
+        return WhisperTarget(model)
+    return TextTarget(model)
+
+
+def check(target: TextTarget | WhisperTarget, config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
+    """Refuse what a draft cannot be verified for."""
+    if config.num_beams != 1:
+        raise InputError(
+            f"`num_beams` must be 1, but is {config.num_beams}. Drafts are verified for greedy decoding and sampling; "
+            "leave `custom_generate` out for beams."
+        )
+    for name in ("output_attentions", "output_hidden_states") if isinstance(target, TextTarget) else ():
+        if getattr(config, name):
+            raise InputError(f"`{name}` must be left out, but is True. Rounds hold tokens and timings alone.")
+    if inputs.pop("synced_gpus", False) if isinstance(inputs, dict) else False:
+        raise InputError("`synced_gpus` must be False, but is True. Each process decodes on its own.")
+
+
+def stop(criteria: Any, config: GenerationConfig) -> Stop:
+    """The two criteria that every run has as plain numbers; the others are asked token by token."""
+    limit, eos, others = 2**31, set[int](), []
+    for criterion in criteria:
+        if isinstance(criterion, MaxLengthCriteria):
+            limit = min(limit, int(criterion.max_length))
+        elif isinstance(criterion, EosTokenCriteria):
+            eos |= set(criterion.eos_token_id.flatten().tolist())
+        else:
+            others.append(criterion)
+    if limit == 2**31 and config.max_length is not None:
+        limit = int(config.max_length)
+    return Stop(limit, frozenset(eos), tuple(others))
+
+
+@final
+class Results:
+    """A run's processors, among which it listens for what the caller wants returned."""
+
+    def __init__(self, prompt: Tensor, processors: Iterable[Processor], config: GenerationConfig) -> None:
+        """prompt (B, P)."""
+        batch, start = prompt.shape
+        wanted = bool(config.return_dict_in_generate)
+        self.scores = Record(batch, start) if wanted and config.output_scores else None
+        self.logits = Record(batch, start) if wanted and config.output_logits else None
+        self.processors: list[Processor] = [] if self.logits is None else [Listener(self.logits)]
+        for processor in processors:
+            if isinstance(processor, WhisperNoSpeechDetection):  # reads the batch as a whole, and its audio
+                self.processors.append(Listener(Assembly(processor, batch, start)))
+            elif batch > 1 and isinstance(processor, BATCH_BOUND):
+                self.processors.append(WholeBatch(processor, batch))
+            else:
+                self.processors.append(processor)
+        if self.scores is not None:
+            self.processors.append(Listener(self.scores))
+
+    def output(
+        self,
+        target: TextTarget | WhisperTarget,
+        inputs: Mapping[str, Any],
+        sequences: Tensor,
+        lengths: list[int],
+        config: GenerationConfig,
+    ) -> Output:
+        """transformers' output object for sequences (B, L) with `lengths` new tokens in each row.
+
+        Scores after a row's end are zeros. Attentions and hidden states are those of one more pass, over all.
+        """
+        ids = cast(torch.LongTensor, sequences)
+        scores = None if self.scores is None else self.scores.steps(lengths)
+        logits = None if self.logits is None else self.logits.steps(lengths)
+        if isinstance(target, TextTarget):
+            return GenerateDecoderOnlyOutput(sequences=ids, scores=scores, logits=logits)  # type: ignore[arg-type]
+        found: dict[str, Any] = {}
+        prompt = sequences.shape[1] - max(lengths)
+        encoded = inputs["encoder_outputs"]
+        if config.output_attentions:
+            seen = target.reread(inputs, sequences, output_attentions=True)
+            found["decoder_attentions"] = _steps(seen.attentions, prompt, 2, square=True)
+            found["cross_attentions"] = _steps(seen.cross_attentions, prompt, 2)
+            found["encoder_attentions"] = encoded.get("attentions")
+        if config.output_hidden_states:
+            seen = target.reread(inputs, sequences, output_hidden_states=True)
+            found["decoder_hidden_states"] = _steps(seen.hidden_states, prompt, 1)
+            found["encoder_hidden_states"] = encoded.get("hidden_states")
+        return GenerateEncoderDecoderOutput(sequences=ids, scores=scores, logits=logits, **found)  # type: ignore[arg-type]
+
+
+def _steps(layers: tuple[Tensor, ...], prompt: int, axis: int, square: bool = False) -> tuple[tuple[Tensor, ...], ...]:
+    """Each layer's (..., T, ...) as the plain loop has it: the prompt's columns, then one tuple for each later token.
+    `square` attentions see no column after their own."""
+    length = layers[0].shape[axis]
+    cuts = [(0, prompt), *((step, step + 1) for step in range(prompt, length))]
+    return tuple(
+        tuple((layer[..., :end] if square else layer).narrow(axis, begin, end - begin) for layer in layers)
+        for begin, end in cuts
+    )

@@ -1,0 +1,222 @@
+"""Whisper's decoder as a target: it scores token trees over one window's encoder states.
+
+transformers' own long-form code (windows, fallback, timestamps, prompts) calls it once for each window and temperature
+by `custom_generate`: what this file gets is one batch of windows, already encoded, and the decoder's prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, EncoderDecoderCache, WhisperForConditionalGeneration
+
+from mmdec.decode.tree import single
+from mmdec.targets.cache import Store, check_cache
+from mmdec.targets.rows import Rows
+from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
+
+ATTENTION = ("sdpa", "eager")
+READ = {"input_ids", "encoder_outputs", "decoder_attention_mask", "past_key_values"}
+LET_BE = {"use_cache", "attention_mask"}  # Whisper reads no mask of its features
+
+
+@dataclass
+class WhisperSession:
+    """One run: its cache, its rows, and the encoder's states, whose keys and values are in the cache."""
+
+    store: Store
+    rows: Rows
+    states: Tensor  # (B, S, H)
+    layers: tuple[int, ...]
+
+
+@final
+class WhisperTarget:
+    """Scores token trees with a Whisper model, which is left as it is and may serve many at once.
+
+    Layers are counted from 0; -1 is the last one, final norm included. The attention implementation may be "sdpa" or
+    "eager".
+    """
+
+    def __init__(self, model: WhisperForConditionalGeneration) -> None:
+        """Raises InputError for an attention implementation that takes no tree."""
+        config = model.config
+        attention = config._attn_implementation
+        if attention not in ATTENTION:
+            raise InputError(
+                f"`attn_implementation` must be one of {', '.join(ATTENTION)}, but is {attention}: it takes no tree. "
+                'Call `model.set_attn_implementation("sdpa")`.'
+            )
+        self.model = model
+        self.vocab_size: int = config.vocab_size
+        self.hidden_size: int = config.d_model
+        self.layers: int = config.decoder_layers
+        self.positions: int = config.max_target_positions
+        self.name: str = config._name_or_path or f"{type(model).__name__}-{model.num_parameters()}"
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @torch.no_grad()
+    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[WhisperSession, Context, Draft, Scores]:
+        """inputs: input_ids (B, P) of the decoder; encoder_outputs, whose first part is (B, S, H); optional
+        decoder_attention_mask (B, P), padded on the left; past_key_values, if any, empty."""
+        self._check_needs(needs)
+        prompt = _Prompt.of(inputs, self.positions)
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        out = self._decoder(prompt.ids, prompt.mask_given, prompt.positions, prompt.states, cache, needs.layers)
+        session = WhisperSession(Store(cache), prompt.rows(), prompt.states, needs.layers)
+        if prompt.holes:
+            columns = [row.nonzero()[:, 0].tolist() for row in prompt.mask]
+            session.store.commit(columns, session.rows.starts, session.rows.width)
+        features = self._features(out, needs.layers)
+        context = Context(
+            tokens=prompt.ids,
+            mask=prompt.mask,
+            positions=prompt.positions[None],
+            next_position=prompt.positions[:, -1] + 1,
+            features=features,
+            embeds=self.model.get_input_embeddings()(prompt.ids) if needs.embeds else None,
+            memory=prompt.states if needs.memory else None,
+        )
+        last = {layer: states[:, -1:] for layer, states in features.items()}
+        logits = self.model.proj_out(out.last_hidden_state[:, -1:])
+        return session, context, single(prompt.ids[:, -1]), Scores(logits, last)
+
+    @torch.no_grad()
+    def score(self, session: WhisperSession, draft: Draft) -> Scores:
+        """One pass over the draft's tree; its columns wait in the cache for `commit`."""
+        rows, device = session.rows, draft.tokens.device
+        tree, positions = rows.see(draft.parents.tolist(), device, self.model.dtype)
+        out = self._decoder(
+            draft.tokens,
+            None if tree is None else tree.additive,
+            torch.tensor(positions, device=device),
+            session.states,
+            session.store.cache,
+            session.layers,
+        )
+        rows.tree = draft.tokens.shape[1]
+        return Scores(self.model.proj_out(out.last_hidden_state), self._features(out, session.layers))
+
+    @torch.no_grad()
+    def commit(self, session: WhisperSession, verdict: Verdict) -> None:
+        """Keep the accepted path's columns; after the prompt's pass there is nothing to keep or drop."""
+        if session.rows.tree:
+            columns, begins = session.rows.commit(verdict.path.tolist())
+            session.store.commit(columns, begins, session.rows.width)
+
+    @torch.no_grad()
+    def select(self, session: WhisperSession, live: Tensor) -> None:
+        """Rows live (K,) int64 go on, in that order: in the encoder's states and their keys, too."""
+        session.rows.select(live.tolist())
+        session.store.select(live, session.rows.width)
+        session.states = session.states.index_select(0, live.to(session.states.device))
+
+    @torch.no_grad()
+    def reread(self, inputs: Mapping[str, Any], sequences: Tensor, **outputs: bool) -> Any:
+        """One pass over the finished text (B, L), its last token left out: for attentions and hidden states, which
+        transformers wants of every step. `outputs` are the decoder's own flags. Attends to padding after a row's end,
+        as its loop does."""
+        prompt = _Prompt.of({**inputs, "past_key_values": None}, self.positions)
+        text = sequences[:, :-1]
+        more = text.shape[1] - prompt.ids.shape[1]
+        mask = prompt.mask_given
+        if mask is not None:
+            mask = torch.cat([mask, mask.new_ones(len(text), more)], 1)
+        steps = torch.arange(1, more + 1, device=text.device)
+        positions = torch.cat([prompt.positions, prompt.positions[:, -1:] + steps], 1)
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        return self._decoder(text, mask, positions, prompt.states, cache, (), **outputs)
+
+    def _decoder(
+        self,
+        tokens: Tensor,
+        mask: Tensor | None,
+        positions: Tensor,
+        states: Tensor,
+        cache: Any,
+        layers: tuple[int, ...],
+        **outputs: bool,
+    ) -> Any:
+        if any(layer != -1 for layer in layers):
+            outputs["output_hidden_states"] = True
+        return self.model.model.decoder(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            encoder_hidden_states=states,
+            past_key_values=cache,
+            use_cache=True,
+            **outputs,
+        )
+
+    def _features(self, out: Any, layers: tuple[int, ...]) -> dict[int, Tensor]:
+        return {layer: out.last_hidden_state if layer == -1 else out.hidden_states[layer + 1] for layer in layers}
+
+    def _check_needs(self, needs: Needs) -> None:
+        wrong = [layer for layer in needs.layers if not -1 <= layer < self.layers - 1]
+        if wrong:
+            raise InputError(
+                f"`layers` must lie in 0 .. {self.layers - 2} or be -1 (the last, normed), but holds {wrong[0]}. "
+                "Use a drafter made for this model."
+            )
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """The arguments of a prompt's pass, brought into one form."""
+
+    ids: Tensor  # (B, P)
+    states: Tensor  # (B, S, H)
+    mask: Tensor  # (B, P) bool
+    mask_given: Tensor | None  # where the caller has one
+    positions: Tensor  # (B, P)
+    holes: bool  # whether a row has padding after its first token
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, Any], most: int) -> _Prompt:
+        unknown = sorted(name for name, value in inputs.items() if name not in READ | LET_BE and value is not None)
+        ids, encoded = inputs.get("input_ids"), inputs.get("encoder_outputs")
+        if unknown or not isinstance(ids, Tensor) or encoded is None:
+            raise InputError(
+                "`inputs` must hold the decoder's `input_ids` and `encoder_outputs` and may hold "
+                f"`decoder_attention_mask`, but holds {unknown or sorted(inputs)}. Call `model.generate(features, "
+                "custom_generate=mmdec.speculate(...))`, which prepares them."
+            )
+        cache = inputs.get("past_key_values")
+        if cache is not None:
+            check_cache(cache)
+            if cache.get_seq_length():
+                raise InputError(
+                    f"`past_key_values` must be empty, but holds {cache.get_seq_length()} columns. Leave it out."
+                )
+        batch, width = ids.shape
+        if width > most:
+            raise InputError(f"`input_ids` must have at most {most} columns, but has {width}. Shorten the prompt.")
+        given = inputs.get("decoder_attention_mask")
+        if given is None:
+            mask = torch.ones_like(ids, dtype=torch.bool)
+            positions = torch.arange(width, device=ids.device).expand(batch, -1)
+            return cls(ids, encoded[0], mask, None, positions, False)
+        if given.shape != ids.shape or not bool(given[:, -1].all()):
+            raise InputError(
+                f"`decoder_attention_mask` must be {tuple(ids.shape)} with 1 at the end of every row, but is "
+                f"{tuple(given.shape)}. Pad on the left."
+            )
+        mask = given.bool()
+        counted = mask.long().cumsum(-1)
+        holes = bool((counted[:, -1] + mask.long().argmax(1) != width).any())
+        return cls(ids, encoded[0], mask, given, (counted - 1).masked_fill(~mask, 0), holes)
+
+    def rows(self) -> Rows:
+        """Where the rows lie once their holes are closed."""
+        starts = self.mask.long().argmax(1).tolist()
+        ends = [start + count for start, count in zip(starts, self.mask.sum(1).tolist(), strict=True)]
+        last = self.positions[:, -1].tolist()
+        return Rows(starts, ends, [position + 1 - end for position, end in zip(last, ends, strict=True)])
