@@ -1,0 +1,93 @@
+"""Trees from independent guesses: at each depth a list of tokens, the best first, whatever stands above it.
+
+Which nodes are worth a place follows from how often the token at a depth was the list's first, second, ... choice
+(Medusa, Cai et al. 2024, section 2.3.3): the value of a node is the product of these chances on its way from the root,
+and a tree of n nodes is the n best.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from threading import Lock
+from typing import final
+
+from mmdec.types import InputError
+
+FADE = 0.995  # weight of the past when a place is added
+WEIGHT = 20.0  # places that what is given beforehand counts for
+KEPT = 32  # places learned before a tree is thought over again
+
+Node = tuple[int, int, int]  # parent, depth from 0, rank
+
+
+@final
+class Ranks:
+    """How often each rank was right at each depth, given that all above it was right. Learns while decoding."""
+
+    def __init__(self, chances: Sequence[Sequence[float]]) -> None:
+        """chances[depth][rank]: those known beforehand; a depth's sum up to at most 1."""
+        for depth, row in enumerate(chances):
+            if not row or min(row) < 0 or sum(row) > 1 + 1e-6 or len(row) != len(chances[0]):
+                raise InputError(
+                    f"`ranks` must hold chances that sum up to at most 1 in each row, but row {depth} is {list(row)}. "
+                    "Give one row for each head, with one chance for each rank."
+                )
+        self.width = len(chances[0])
+        self._hits = [[chance * WEIGHT for chance in row] for row in chances]
+        self._trials = [WEIGHT] * len(chances)
+        self._trees: dict[tuple[int, int], list[Node]] = {}
+        self._learned = 0
+        self._lock = Lock()
+
+    @property
+    def depth(self) -> int:
+        return len(self._hits)
+
+    def chances(self) -> list[list[float]]:
+        """As they are known now."""
+        with self._lock:
+            return [[hit / total for hit in row] for row, total in zip(self._hits, self._trials, strict=True)]
+
+    def learn(self, depth: int, rank: int | None) -> None:
+        """At `depth` (from 0) this rank was right; None: no rank was."""
+        with self._lock:
+            self._trials[depth] = FADE * self._trials[depth] + 1
+            hits = self._hits[depth] = [FADE * hit for hit in self._hits[depth]]
+            if rank is not None:
+                hits[rank] += 1
+            self._learned += 1
+            if self._learned % KEPT == 0:
+                self._trees = {}
+
+    def tree(self, nodes: int, depth: int) -> list[Node]:
+        """The best `nodes` nodes at most `depth` deep; node 0 is the root, the first of the list is node 1. A plan for
+        no more nodes than its depth is for a chain. The likeliest path comes first: nothing is moved if it is accepted.
+        """
+        depth = min(depth, self.depth)
+        if nodes <= depth:
+            return [(place, place, 0) for place in range(nodes)]
+        if depth < 1:
+            return []
+        trees = self._trees
+        if (nodes, depth) not in trees:
+            trees[nodes, depth] = self._best(nodes, depth)
+        return trees[nodes, depth]
+
+    def _best(self, nodes: int, depth: int) -> list[Node]:
+        chances = self.chances()
+        heap = [(-chances[0][0], (0,))]
+        kept: list[tuple[int, ...]] = []
+        while heap and len(kept) < nodes:
+            value, path = heapq.heappop(heap)
+            if not value:
+                break
+            kept.append(path)
+            *above, rank = path
+            level = len(above)
+            if level + 1 < depth:
+                heapq.heappush(heap, (value * chances[level + 1][0], (*path, 0)))
+            if rank + 1 < self.width and chances[level][rank] > 0:
+                heapq.heappush(heap, (value / chances[level][rank] * chances[level][rank + 1], (*above, rank + 1)))
+        places = {(): 0} | {path: place for place, path in enumerate(sorted(kept), 1)}
+        return [(places[path[:-1]], len(path) - 1, path[-1]) for path in places if path]

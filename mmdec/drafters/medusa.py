@@ -1,0 +1,185 @@
+"""Medusa heads draft trees for Whisper, one pass of the decoder a round (Cai et al. 2024; arXiv 2409.15869).
+
+The heads read the last hidden state of the node that was verified last, out of the very pass that verified it: head k
+proposes the token k places after the next root. Medusa-Block's layer needs the states of every place of the text; what
+has not been through it yet waits until a draft is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from mmdec.decode.ranks import Ranks
+from mmdec.decode.tree import trees_from_lists
+from mmdec.drafters.recycling import best
+from mmdec.nn.medusa import DecoderLayer, MedusaHeads, Pair
+from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+
+WIDTH = 8  # ranks of a head that are looked at
+FIRST, LATER = (
+    0.75,
+    0.85,
+)  # chance that the first head's best token is right; that of each further head, over the last's
+DECAY = 2.0  # where it is not, the k-th is as often as 1 / k^2
+
+
+@dataclass
+class Block:
+    """The extra layer's run: keys and values of each row's places, from column 0 to its length."""
+
+    memory: Pair  # of the encoder's states
+    keys: Tensor  # (B, heads, C, D)
+    values: Tensor
+    lengths: list[int]
+    pending: list[list[Tensor]]  # each row's states (n, H) that have not been through the layer
+
+
+@dataclass
+class Memory:
+    """A run: what the heads are to read, and what they proposed last."""
+
+    hidden: Tensor | None  # (B, H) of the last verified node
+    block: Block | None
+    begun: bool = False  # the prompt's own verdict has come
+    ranked: list[list[list[int]]] | None = None  # (B, K, WIDTH) tokens of the last proposal
+
+
+@final
+class Medusa:
+    """Drafts with Medusa heads for Whisper. The shape of the trees is learned: how often each head's first, second, ...
+    token was right."""
+
+    def __init__(self, heads: MedusaHeads, output: nn.Linear, ranks: Sequence[Sequence[float]] | None = None) -> None:
+        """output: the model's own output layer (`model.proj_out`), which the heads share. ranks: chances known
+        beforehand, a row for each head and a number for each rank; each is counted as 20 places seen."""
+        config = heads.config
+        if tuple(output.weight.shape) != (config.vocab_size, config.hidden_size):
+            raise InputError(
+                f"`output` must be {config.vocab_size} x {config.hidden_size} for these heads, but is "
+                f"{' x '.join(map(str, output.weight.shape))}. Use heads trained for this model."
+            )
+        if ranks is not None and len(ranks) != config.heads:
+            raise InputError(f"`ranks` must have a row for each of {config.heads} heads, but has {len(ranks)}.")
+        self.heads, self.output = heads.eval(), output
+        self.ranks = Ranks(ranks or expected(config.heads))
+        self.needs = Needs(layers=(-1,), memory=config.kind == "block")
+        self.name = f"medusa-{config.kind}-{config.heads}"
+
+    def check(self, target: Target) -> None:
+        """Raises InputError for heads of another model or in another place."""
+        config = self.heads.config
+        if (config.hidden_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
+            raise InputError(
+                f"`drafter` must fit a model with {target.hidden_size} channels and {target.vocab_size} tokens, but "
+                f"the heads are for {config.hidden_size} and {config.vocab_size}. Use heads trained for this model."
+            )
+        weight = self.heads.heads[0].linear.weight
+        if weight.device != target.device or weight.dtype != self.output.weight.dtype:
+            raise InputError(
+                f"`drafter` must be on {target.device} in {self.output.weight.dtype}, but is on {weight.device} in "
+                f"{weight.dtype}. Call `heads.to(model.device, model.dtype)`."
+            )
+
+    def start(self, context: Context) -> Memory:
+        """Nothing runs yet; a block keeps the prompt's states for its first draft."""
+        layer = self.heads.block
+        if layer is None:
+            return Memory(None, None)
+        states, hidden = context.memory, context.features.get(-1)
+        if states is None or hidden is None:
+            raise InputError("`context` must hold the last layer's features and the encoder's states for Medusa-Block.")
+        rows = len(hidden)
+        pending = [[row[kept]] for row, kept in zip(hidden, context.mask, strict=True)]
+        memory = layer.encoder_attn.pair(states)
+        empty = memory[0].new_empty(rows, memory[0].shape[1], 0, memory[0].shape[3])
+        return Memory(None, Block(memory, empty, empty, [0] * rows, pending))
+
+    def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
+        """The plan's best tree; the heads know no more of a path than its depth."""
+        shape = self.ranks.tree(plan.nodes, plan.depth)
+        if not shape or memory.hidden is None:
+            return trees_from_lists(roots, [([], []) for _ in roots])
+        depth = 1 + max(level for _, level, _ in shape)
+        hidden = memory.hidden if memory.block is None else self._through_block(memory.block)
+        logits = self.heads.logits(hidden, depth, self.output.weight)  # (B, depth, V)
+        memory.ranked = best(logits, self.ranks.width).tolist()
+        parents = [parent for parent, _, _ in shape]
+        trees = [([row[level][rank] for _, level, rank in shape], parents) for row in memory.ranked]
+        return trees_from_lists(roots, trees)
+
+    def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Keep the last verified node's state; learn which ranks were right."""
+        features, path = scores.features[-1], verdict.path
+        counts = (path >= 0).sum(1)
+        last = path.gather(1, counts[:, None] - 1)[:, 0]
+        rows = torch.arange(len(last), device=last.device)
+        memory.hidden = features[rows, last]
+        if memory.block is not None and memory.begun:  # the prompt's last place is among its states already
+            for row, (nodes, count) in enumerate(zip(path, counts.tolist(), strict=True)):
+                memory.block.pending[row].append(features[row, nodes[:count]])
+        memory.begun = True
+        if memory.ranked is not None:
+            self._learn(memory.ranked, verdict)
+            memory.ranked = None
+
+    def select(self, memory: Memory, live: Tensor) -> None:
+        if memory.hidden is not None:
+            memory.hidden = memory.hidden[live]
+        block = memory.block
+        if block is not None:
+            block.memory = block.memory[0][live], block.memory[1][live]
+            block.keys, block.values = block.keys[live], block.values[live]
+            block.lengths = [block.lengths[row] for row in live.tolist()]
+            block.pending = [block.pending[row] for row in live.tolist()]
+
+    def _learn(self, ranked: list[list[list[int]]], verdict: Verdict) -> None:
+        """A depth is seen where all above it was right: as deep as the round's text goes."""
+        for levels, tokens, length in zip(ranked, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
+            for depth, (tokens_ranked, token) in enumerate(zip(levels, tokens[:length], strict=False)):
+                self.ranks.learn(depth, tokens_ranked.index(token) if token in tokens_ranked else None)
+
+    def _through_block(self, block: Block) -> Tensor:
+        """Run the layer over what is pending; its output (B, H) at each row's last place."""
+        layer = self.heads.block
+        assert isinstance(layer, DecoderLayer)
+        fresh = [torch.cat(parts) for parts in block.pending]
+        counts = [len(part) for part in fresh]
+        states = nn.utils.rnn.pad_sequence(fresh, batch_first=True)  # (B, M, H)
+        keys, values = layer.pair(states)
+        ends = [length + count for length, count in zip(block.lengths, counts, strict=True)]
+        if max(ends) > block.keys.shape[2]:
+            block.keys, block.values = _wider(block.keys, max(ends)), _wider(block.values, max(ends))
+        for row, (begin, end, count) in enumerate(zip(block.lengths, ends, counts, strict=True)):
+            block.keys[row, :, begin:end] = keys[row, :, :count]
+            block.values[row, :, begin:end] = values[row, :, :count]
+        width, steps = max(ends), torch.arange(states.shape[1], device=states.device)
+        own = torch.tensor(block.lengths, device=states.device)[:, None] + steps  # (B, M) columns of the pending
+        mask = torch.arange(width, device=states.device) <= own[..., None]  # (B, M, width)
+        out = layer(states, (block.keys[:, :, :width], block.values[:, :, :width]), block.memory, mask[:, None])
+        last = torch.tensor(counts, device=states.device) - 1
+        block.lengths, block.pending = ends, [[] for _ in counts]
+        return out[torch.arange(len(last), device=states.device), last]
+
+
+def expected(heads: int) -> list[list[float]]:
+    """Chances of a head's ranks before anything is known."""
+    total = sum(k**-DECAY for k in range(2, WIDTH + 1))
+    rows = []
+    for head in range(heads):
+        first = FIRST * LATER**head
+        rows.append([first, *(0.6 * (1 - first) * k**-DECAY / total for k in range(2, WIDTH + 1))])
+    return rows
+
+
+def _wider(cells: Tensor, width: int) -> Tensor:
+    """Room for `width` columns and more; what is not written yet is zero, for masked values count for nothing only if
+    they are finite."""
+    batch, heads, old, size = cells.shape
+    room = cells.new_zeros(batch, heads, width + 64, size)
+    room[:, :, :old] = cells
+    return room

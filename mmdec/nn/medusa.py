@@ -1,0 +1,148 @@
+"""Medusa heads for Whisper (Segal-Feldman et al. 2024, arXiv 2409.15869; after Medusa, Cai et al. 2024).
+
+K small heads read the decoder's last hidden state h_t, final norm included. The model itself predicts token t + 1 from
+it; head k = 1 ... K predicts token t + 1 + k, through the model's own output matrix. Medusa-Linear reads h_t as it is,
+Medusa-Block what one more decoder layer makes of h_0 ... h_t and of the encoder's states.
+
+B rows, T places, H hidden size, S encoder states, K heads, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, linear, scaled_dot_product_attention, silu
+
+from mmdec.types import InputError
+
+Kind = Literal["linear", "block"]
+KINDS: tuple[Kind, ...] = ("linear", "block")
+Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, S, H / heads)
+
+
+@dataclass(frozen=True)
+class MedusaConfig:
+    """Shape of the heads, and which Whisper they are for."""
+
+    hidden_size: int
+    vocab_size: int
+    kind: Kind = "linear"
+    heads: int = 10
+    attention_heads: int = 0  # of the block's layer
+    ffn: int = 0
+    mels: int = 80  # of the model
+    base: str = ""  # its name
+    tuned_base: bool = False  # trained on a model whose last layer and first head are not the stock model's
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InputError(f"`kind` must be one of {', '.join(KINDS)}, but is {self.kind!r}. Choose one.")
+        if self.heads < 1:
+            raise InputError(f"`heads` must be at least 1, but is {self.heads}. The published ones have 10.")
+        if self.kind == "block" and (
+            self.attention_heads < 1 or self.hidden_size % self.attention_heads or self.ffn < 1
+        ):
+            raise InputError(
+                f"`attention_heads` must divide `hidden_size`, {self.hidden_size}, and `ffn` be at least 1, but they "
+                f"are {self.attention_heads} and {self.ffn}. Take the decoder's own."
+            )
+
+
+@final
+class ResBlock(nn.Module):
+    """x + SiLU(W x + b); an identity at first."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + silu(self.linear(x))
+
+
+@final
+class Attention(nn.Module):
+    """Whisper's attention: keys have no bias."""
+
+    def __init__(self, size: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.k_proj = nn.Linear(size, size, bias=False)
+        self.v_proj = nn.Linear(size, size)
+        self.q_proj = nn.Linear(size, size)
+        self.out_proj = nn.Linear(size, size)
+
+    def pair(self, states: Tensor) -> Pair:
+        """Keys and values of states (B, S, H)."""
+        return self._split(self.k_proj(states)), self._split(self.v_proj(states))
+
+    def forward(self, x: Tensor, pair: Pair, mask: Tensor | None) -> Tensor:
+        """x (B, T, H); mask (B, 1, T, S) bool, True where seen."""
+        out = scaled_dot_product_attention(self._split(self.q_proj(x)), *pair, attn_mask=mask)
+        return self.out_proj(out.transpose(1, 2).flatten(2))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+@final
+class DecoderLayer(nn.Module):
+    """One layer as Whisper's decoder has them, with its names: weights of the one load into the other."""
+
+    def __init__(self, size: int, heads: int, ffn: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(size, heads)
+        self.self_attn_layer_norm = nn.LayerNorm(size)
+        self.encoder_attn = Attention(size, heads)
+        self.encoder_attn_layer_norm = nn.LayerNorm(size)
+        self.fc1 = nn.Linear(size, ffn)
+        self.fc2 = nn.Linear(ffn, size)
+        self.final_layer_norm = nn.LayerNorm(size)
+
+    def pair(self, x: Tensor) -> Pair:
+        """Keys and values that places x (B, T, H) offer to later ones."""
+        return self.self_attn.pair(self.self_attn_layer_norm(x))
+
+    def forward(self, x: Tensor, own: Pair, memory: Pair, mask: Tensor | None) -> Tensor:
+        """x (B, T, H) over the keys of all places so far, its own included, and over the encoder's."""
+        x = x + self.self_attn(self.self_attn_layer_norm(x), own, mask)
+        x = x + self.encoder_attn(self.encoder_attn_layer_norm(x), memory, None)
+        return x + self.fc2(gelu(self.fc1(self.final_layer_norm(x))))
+
+
+@final
+class MedusaHeads(nn.Module):
+    """The heads; the output matrix they share with the model (V, H) is the caller's, and is not stored with them."""
+
+    def __init__(self, config: MedusaConfig) -> None:
+        super().__init__()
+        self.config = config
+        size = config.hidden_size
+        self.block = DecoderLayer(size, config.attention_heads, config.ffn) if config.kind == "block" else None
+        self.heads = nn.ModuleList(ResBlock(size) for _ in range(config.heads))
+
+    def forward(self, hidden: Tensor, states: Tensor | None = None) -> Tensor:
+        """All places at once, as in training: hidden (B, T, H), without padding on the left, and for a block the
+        encoder's states (B, S, H) -> (B, T, K, H), to be multiplied with the output matrix."""
+        if self.block is not None:
+            if states is None:
+                raise InputError("`states` must be given for Medusa-Block, but is None. Pass the encoder's states.")
+            length = hidden.shape[1]
+            mask = torch.ones(length, length, dtype=torch.bool, device=hidden.device).tril()[None, None]
+            memory = self.block.encoder_attn.pair(states)
+            hidden = self.block(hidden, self.block.pair(hidden), memory, mask)
+        return self.read(hidden, len(self.heads))
+
+    def read(self, hidden: Tensor, count: int) -> Tensor:
+        """The first `count` heads on hidden (..., H), which has been through the block if there is one:
+        (..., count, H)."""
+        return torch.stack([self.heads[k](hidden) for k in range(count)], -2)
+
+    def logits(self, hidden: Tensor, count: int, output: Tensor) -> Tensor:
+        """`read` times the output matrix (V, H): (..., count, V)."""
+        return linear(self.read(hidden, count), output)
