@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import sqrt
+from typing import TypeVar
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from mmdec.decode.verify import BlockRule, MatchRule, ResidualRule, Rule, Stream
 from mmdec.types import Draft, Plan
 from tests.exactness.oracle import plain_law
 from tests.exactness.toy import AlwaysAccept, Memory, Scripted, Toy, run
+
+K = TypeVar("K", bound=Hashable)
 
 
 class Flat(Toy):
@@ -72,7 +75,7 @@ class Shared(Dice):
         return int((weights / self.drafter.noise[self.row]).argmax())
 
 
-def chi_square(counts: Mapping[Hashable, int], law: Mapping[Hashable, float]) -> float:
+def chi_square(counts: Mapping[K, int], law: Mapping[K, float]) -> float:
     """How many of its own deviations the statistic lies above its mean; bins merged to five expected at least."""
     trials = sum(counts.values())
     assert set(counts) <= set(law)

@@ -16,7 +16,7 @@ from mmdec.decode.tree import trees_from_lists
 from mmdec.decode.verify import BlockRule, MatchRule, ResidualRule, Rule, Stream, TypicalRule, verify
 from mmdec.types import Draft, Plan, Scores
 from tests.exactness.oracle import Law, Oracle, Thrown, plain_law
-from tests.exactness.toy import AlwaysAccept, Scripted, Session, Toy, padded, run
+from tests.exactness.toy import AlwaysAccept, Memory, Scripted, Session, Toy, padded, run
 
 Shape = list[int]  # parents of nodes 1, 2, ...
 CHAIN: Shape = [0, 1]
@@ -238,17 +238,20 @@ def test_whole_loop_with_two_rows(rule: Callable[[Oracle], Rule], drafting: Draf
     target, drafter = Toy(2, seed=6, scale=1.0), Toy(2, seed=7, scale=1.0)
     prompts, eos, oracle = [[1, 0], [1]], frozenset({1}), Oracle()
 
-    class Drafting(Scripted):
-        def propose(self, memory: object, roots: Tensor, plan: Plan) -> Draft:
+    class Drawing(Scripted):
+        def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
             drafts = [drafting(drafter, oracle, row, [0]) for row in memory.rows]
-            probs = None if drafts[0].probs is None else torch.cat([one.probs for one in drafts])
+            probs = [one.probs for one in drafts if one.probs is not None]
             return Draft(
-                *(torch.cat([getattr(one, n) for one in drafts]) for n in ("tokens", "parents", "size")), probs
+                torch.cat([one.tokens for one in drafts]),
+                torch.cat([one.parents for one in drafts]),
+                torch.cat([one.size for one in drafts]),
+                torch.cat(probs) if probs else None,
             )
 
     def one() -> tuple[tuple[int, ...], ...]:
         stop = Stop(padded(prompts)["input_ids"].shape[1] + 3, eos)
-        text, _ = run(target, prompts, stop, rule(oracle), Drafting(lambda *_: ([], [])), Budget.fixed(1))
+        text, _ = run(target, prompts, stop, rule(oracle), Drawing(lambda *_: ([], [])), Budget.fixed(1))
         return tuple(map(tuple, text.tokens))
 
     got: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)

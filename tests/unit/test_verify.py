@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -116,15 +117,11 @@ def test_forbidden_tokens_never_come(rule: Rule) -> None:
     state = Text(torch.ones(rows, 1, dtype=torch.long), Stop(99), [only_three])
     probs = torch.zeros(rows, 4, VOCAB)
     probs[:, :, 4:] = 0.25
-    draft = Draft(*(part.expand(rows, *part.shape[1:]) for part in _chain([4, 1, 5])), probs)
+    draft = chains(torch.ones(rows, dtype=torch.long), [[4, 1, 5]] * rows)
+    draft = replace(draft, probs=probs)
     verify(draft, Scores(torch.zeros(rows, 4, VOCAB)), rule, state)
     said = {token for row in state.tokens for token in row}
     assert said == {0, 1, 2}
-
-
-def _chain(tail: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    draft = chains(torch.tensor([1]), [tail])
-    return draft.tokens, draft.parents, draft.size
 
 
 class Diary:
