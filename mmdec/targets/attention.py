@@ -1,4 +1,4 @@
-"""Registers the tree operator with transformers, under the name "mmdec_tree": nothing else touches its registries.
+"""Registers the tree operator with transformers, as "mmdec_tree", on import. Nothing else touches its registries.
 
     model.set_attn_implementation(TREE_ATTENTION)
 
@@ -19,13 +19,6 @@ from transformers.masking_utils import sdpa_mask
 from mmdec.ops.tree_attention import TreeMask, tree_attention
 
 TREE_ATTENTION = "mmdec_tree"
-
-
-def register() -> str:
-    """Make "mmdec_tree" known to transformers, once or often; its name."""
-    AttentionInterface.register(TREE_ATTENTION, attend)
-    AttentionMaskInterface.register(TREE_ATTENTION, additive_mask)
-    return TREE_ATTENTION
 
 
 def additive_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Tensor | None:
@@ -57,14 +50,18 @@ def attend(
     elif attention_mask is None and (queries == 1 or not causal) and not dropout:
         out = tree_attention(query, key, value, None, scale)
     else:
-        group = query.shape[1] // key.shape[1]
         out = scaled_dot_product_attention(
             query,
-            key.repeat_interleave(group, 1) if group > 1 else key,
-            value.repeat_interleave(group, 1) if group > 1 else value,
+            key,
+            value,
             attn_mask=attention_mask,
             dropout_p=dropout,
             scale=scale,
             is_causal=attention_mask is None and causal and queries > 1,
+            enable_gqa=query.shape[1] != key.shape[1],
         )
     return out.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(TREE_ATTENTION, attend)
+AttentionMaskInterface.register(TREE_ATTENTION, additive_mask)

@@ -63,13 +63,12 @@ class Store:
         given = cast(DynamicCache, cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache)
         self._pools: list[Tensor] = []
         self._members: list[list[tuple[GrowingLayer, bool]]] = []  # of each pool: whose, and whether the keys
-        layers = []
+        layers: list[GrowingLayer] = []
         held: dict[tuple[Any, ...], list[tuple[GrowingLayer, bool, Tensor]]] = {}
-        for old in given.layers:
+        for old in cast(list[DynamicLayer], given.layers):
             layers.append(GrowingLayer(self))
-            layers[-1].dtype, layers[-1].device = old.dtype, old.device  # type: ignore[attr-defined] # set by its prompt
-            for is_keys, states in ((True, old.keys), (False, old.values)):
-                states = cast(Tensor, states)
+            layers[-1].dtype, layers[-1].device = old.dtype, old.device
+            for is_keys, states in ((True, cast(Tensor, old.keys)), (False, cast(Tensor, old.values))):
                 held.setdefault((states.shape, states.dtype, states.device), []).append((layers[-1], is_keys, states))
         self.length = given.get_seq_length()
         for members in held.values():
@@ -79,9 +78,9 @@ class Store:
             for place, (_, _, states) in enumerate(members):
                 pool[place, :, :, : self.length] = states
             self._hand_out(len(self._pools) - 1, pool)
-        self.crop(self.length, layers)
-        given.layers = layers
-        self._own, self.cache = given, cache
+        given.layers[:] = layers
+        self._layers, self.cache = layers, cache
+        self.crop(self.length)
 
     def grow(self, length: int) -> None:
         """Make room for `length` columns at least."""
@@ -92,10 +91,10 @@ class Store:
                 wider[:, :, :, :width] = pool
                 self._hand_out(index, wider)
 
-    def crop(self, length: int, layers: Sequence[Any] | None = None) -> None:
+    def crop(self, length: int) -> None:
         """Drop the columns from `length` on."""
         self.length = length
-        for layer in self._own.layers if layers is None else layers:
+        for layer in self._layers:
             layer.show(length)
 
     def commit(self, columns: Sequence[Sequence[int]], begins: Sequence[int], length: int) -> None:
@@ -133,11 +132,12 @@ def twin(cache: DynamicCache) -> DynamicCache:
     """Another cache with the same contents, which are not copied: the next pass extends the twin alone."""
     other = DynamicCache()
     other.layer_class_to_replicate = None
-    for layer in cache.layers:
-        other.layers.append(DynamicLayer())
+    for layer in cast(list[DynamicLayer], cache.layers):
+        same = DynamicLayer()
         if layer.get_seq_length():
-            other.layers[-1].lazy_initialization(cast(Tensor, layer.keys), cast(Tensor, layer.values))
-            other.layers[-1].keys, other.layers[-1].values = layer.keys, layer.values
+            same.lazy_initialization(cast(Tensor, layer.keys), cast(Tensor, layer.values))
+            same.keys, same.values = layer.keys, layer.values
+        other.layers.append(same)
     return other
 
 

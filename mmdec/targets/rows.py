@@ -47,11 +47,12 @@ class Rows:
                 above.append(mine)
             positions.append(places)
             seen += above
-        if size == 1 and min(self.ends) == width and not any(self.starts):
+        ragged = min(self.ends) < width or any(self.starts)
+        if size == 1 and not ragged:
             return None, positions
         ancestors = torch.frombuffer(bytearray().join(seen), dtype=torch.bool).view(len(parents), size, size)
         bounds = torch.tensor([self.starts, self.ends], device=device)
-        return tree_mask(bounds[0], bounds[1], ancestors.to(device), width, dtype), positions
+        return tree_mask(bounds[0], bounds[1], ancestors.to(device), width, dtype, ragged=ragged), positions
 
     def commit(self, paths: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
         """Accepted nodes of each row, -1 padded: the columns to keep, and where they go. Rows then end after them."""

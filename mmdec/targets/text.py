@@ -13,7 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from mmdec.decode.tree import single
-from mmdec.targets.attention import TREE_ATTENTION, register
+from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.cache import Store, check_cache, twin
 from mmdec.targets.rows import Rows
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
@@ -21,8 +21,6 @@ from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 ATTENTION = ("sdpa", "eager", TREE_ATTENTION)
 ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "past_key_values", "logits_to_keep")
 READ = {*ARGUMENTS, "use_cache"}  # what `generate` prepares
-
-register()
 
 
 @dataclass
@@ -208,11 +206,17 @@ class _Prompt:
 
 def check_model(model: PreTrainedModel) -> None:
     """Raise InputError unless the model is a causal language model that scores trees and takes them back."""
-    kind, config = type(model).__name__, model.config
+    kind = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        raise InputError(f"`model` must be a model of transformers, but is {kind}. Load it with AutoModelForCausalLM.")
+    config = model.config
+    # Of decoders alone: encoders that may be turned into decoders have the switch, and see the future without it.
+    switched = getattr(config, "is_decoder", None) is not None
     text = config.get_text_config(decoder=True)
     takes = inspect.signature(model.forward).parameters
     missing = [name for name in ARGUMENTS if name not in takes]
-    if config.is_encoder_decoder or text is not config or missing or not model.can_generate() or model._is_stateful:
+    apart = config.is_encoder_decoder or text is not config or switched
+    if apart or missing or not model.can_generate() or model._is_stateful:
         raise InputError(
             f"`model` must be a decoder-only language model with a key-value cache, but is {kind}. "
             "Models of the Llama and Qwen2 families are supported."
@@ -229,9 +233,11 @@ def check_model(model: PreTrainedModel) -> None:
             f"`attn_implementation` must be one of {', '.join(ATTENTION)}, but is {attention}, which takes no tree. "
             'Call `model.set_attn_implementation("sdpa")`.'
         )
-    rope = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope in ("dynamic", "longrope"):
+    rope = getattr(text, "rope_parameters", None) or {}
+    kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
+    growing = sorted(kinds & {"dynamic", "longrope"})
+    if growing:
         raise InputError(
-            f"`rope_type` must not depend on the text's length, but is {rope}: a draft would change it early. "
+            f"`rope_type` must not depend on the text's length, but is {growing[0]}: a draft would change it early. "
             "Choose a model with another one."
         )
