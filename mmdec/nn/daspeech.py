@@ -45,7 +45,7 @@ class DASpeechConfig:
                 d_model=192,
                 ffn=512,
                 heads=4,
-                layers=3,
+                layers=2,
                 dropout=dropout,
                 upsample=0.25,
                 min_vertices=24,
