@@ -21,7 +21,7 @@ from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
 ATTENTION = ("sdpa", "eager")
 READ = {"input_ids", "encoder_outputs", "decoder_attention_mask", "past_key_values"}
-LET_BE = {"use_cache", "attention_mask"}  # Whisper reads no mask of its features
+LET_BE = {"use_cache", "attention_mask", "output_attentions", "output_hidden_states"}  # Whisper masks no features
 
 
 @dataclass

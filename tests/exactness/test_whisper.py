@@ -1,0 +1,460 @@
+"""Whisper in fp32, token for token what `generate` gives: a pairwise cover, the whole grid with MMDEC_ALL=1."""
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import WhisperForConditionalGeneration
+from transformers.modeling_outputs import BaseModelOutput
+
+import mmdec
+from mmdec.decode.budget import Budget
+from mmdec.decode.tree import trees_from_lists
+from mmdec.drafters.medusa import Medusa
+from mmdec.nn.medusa import Kind, MedusaConfig, MedusaHeads
+from mmdec.targets.whisper import WhisperTarget
+from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+from tests.exactness.tiny_whisper import (
+    EOT,
+    NO_TIMESTAMPS,
+    PREVIOUS,
+    SOT,
+    TEXT,
+    TIMESTAMPS,
+    VOCABULARY,
+    sound,
+    whisper,
+)
+from tests.pairwise import cover
+
+MODELS = {80: whisper(80, 0), 128: whisper(128, 2)}
+PROMPT = torch.tensor([PREVIOUS, 5, 6, 7, 24, 24])
+LONG = 3.4  # windows of sound; where random timestamps say so, the decoder sees parts of it twice
+pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")  # transformers' own, on numpy 2
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way to call `generate`."""
+
+    windows: float = 1.0
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+PLAIN: dict[str, Any] = {  # random weights would make up timestamps here, too
+    "suppress_tokens": [1, 2, *range(SOT, NO_TIMESTAMPS), *range(TIMESTAMPS, VOCABULARY)]
+}
+SPOKEN: dict[str, Any] = {"language": "en", "return_timestamps": True, "return_segments": True}
+MODES = {
+    "short": Mode(options=PLAIN | {"language": "en", "max_new_tokens": 40}),
+    "detected": Mode(options=PLAIN),
+    "translated": Mode(options=PLAIN | {"language": "de", "task": "translate", "repetition_penalty": 1.2}),
+    "prompted": Mode(options=PLAIN | {"language": "fr", "prompt_ids": PROMPT}),
+    "words": Mode(options=SPOKEN | {"return_token_timestamps": True}),
+    "long": Mode(LONG, SPOKEN),
+    "conditioned": Mode(
+        LONG,
+        SPOKEN
+        | {
+            "condition_on_prev_tokens": True,
+            "prompt_ids": PROMPT,
+            "prompt_condition_type": "all-segments",
+            "temperature": 0.0,
+        },
+    ),
+    "thresholds": Mode(
+        LONG,
+        SPOKEN
+        | {
+            "temperature": (0.0,),
+            "logprob_threshold": -0.3,
+            "compression_ratio_threshold": 1.1,
+            "no_speech_threshold": 1e-4,
+        },
+    ),
+}
+GRID = {
+    "mode": list(MODES),
+    "drafter": ["lookup", "recycling", "linear", "block", "right", "wrong"],
+    "nodes": [None, 1, 5, (14, 4)],
+    "batch": [1, 2, 5, 8],
+    "mels": [80, 128],
+    "attention": ["sdpa", "eager"],
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    Budget.forget()
+    yield
+    for network in MODELS.values():
+        network.set_attn_implementation("sdpa")
+
+
+def heads(kind: Kind, seed: int = 0, **sizes: Any) -> MedusaHeads:
+    torch.manual_seed(seed)
+    made = MedusaHeads(
+        MedusaConfig(**{"hidden_size": 32, "vocab_size": VOCABULARY, "heads": 4, **sizes}, **SHAPES[kind])
+    )
+    for weight in made.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
+    return made.eval()
+
+
+SHAPES: dict[str, Any] = {
+    "linear": {"kind": "linear"},
+    "block": {"kind": "block", "attention_heads": 2, "ffn": 48},
+}
+
+
+@dataclass
+class Known:
+    """A run of the oracle: each row's text to come, and how much of it has come."""
+
+    texts: list[list[int]]
+    places: list[int]
+
+
+class Oracle:
+    """Knows the texts of all windows: always right, or never."""
+
+    needs = Needs()
+
+    def __init__(self, windows: list[Tensor], right: bool, bushy: bool) -> None:
+        self.name, self.windows, self.right, self.bushy = "oracle", list(windows), right, bushy
+
+    def check(self, target: Target) -> None: ...
+
+    def start(self, context: Context) -> Known:
+        rows, prompt = self.windows.pop(0), context.tokens
+        assert torch.equal(rows[:, : prompt.shape[1]], prompt)
+        return Known(rows[:, prompt.shape[1] :].tolist(), [0] * len(rows))
+
+    def propose(self, memory: Known, roots: Tensor, plan: Plan) -> Draft:
+        trees = []
+        for text, place in zip(memory.texts, memory.places, strict=True):
+            tail = text[place : place + plan.depth]
+            tokens, parents, node = list[int](), list[int](), 0
+            for token in tail:
+                if self.bushy and len(tokens) + 1 < plan.nodes:  # a sibling before it that is wrong
+                    tokens.append((token + 1) % TEXT)
+                    parents.append(node)
+                if len(tokens) == plan.nodes:
+                    break
+                tokens.append(token if self.right else (token + 2) % TEXT)
+                parents.append(node)
+                node = len(tokens)
+            trees.append((tokens, parents))
+        return trees_from_lists(roots, trees)
+
+    def update(self, memory: Known, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        memory.places = [place + length for place, length in zip(memory.places, verdict.lengths.tolist(), strict=True)]
+
+    def select(self, memory: Known, live: Tensor) -> None:
+        memory.texts = [memory.texts[row] for row in live.tolist()]
+        memory.places = [memory.places[row] for row in live.tolist()]
+
+
+def call(network: WhisperForConditionalGeneration, mode: Mode, batch: int, **more: Any) -> Any:
+    torch.manual_seed(0)
+    options = {"max_new_tokens": 16, "max_length": None, **mode.options, **more}
+    return network.generate(**sound(batch, mode.windows, network.config.num_mel_bins, batch), **options)
+
+
+@lru_cache
+def stock(mels: int, mode: str, batch: int, attention: str) -> Any:
+    return call(MODELS[mels], MODES[mode], batch)
+
+
+@lru_cache
+def windows(mels: int, mode: str, batch: int) -> list[Tensor]:
+    """What transformers' own loop returned for each window."""
+    texts = []
+
+    def listen(model: Any, input_ids: Tensor, **given: Any) -> Any:
+        out = model._sample(input_ids, **given)
+        texts.append(out if isinstance(out, Tensor) else out.sequences)
+        return out
+
+    call(MODELS[mels], MODES[mode], batch, custom_generate=listen)
+    return texts
+
+
+def drafter(case: dict[str, Any]) -> Any:
+    name, network = case["drafter"], MODELS[case["mels"]]
+    if name in SHAPES:
+        return Medusa(heads(name), network.proj_out)
+    if name in ("right", "wrong"):
+        texts = windows(case["mels"], case["mode"], case["batch"])
+        return Oracle(texts, name == "right", isinstance(case["nodes"], tuple))
+    return name
+
+
+def plug(drafter: Any, nodes: Any, **more: Any) -> Any:
+    """A tree's nodes and depth cannot be had by the door, whose fixed plans are chains: a budget of the test's own."""
+    made = mmdec.speculate(drafter, num_speculative_tokens=None if isinstance(nodes, tuple) else nodes, **more)
+    if isinstance(nodes, tuple):
+        made._budget = lambda target: Budget.fixed(*nodes)  # type: ignore[method-assign]
+    return made
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    """Tensors, and what is made of them."""
+    assert type(found) is type(wanted)
+    if isinstance(wanted, Tensor):
+        assert torch.equal(found, wanted)
+    elif isinstance(wanted, dict):
+        assert found.keys() == wanted.keys()
+        for name in wanted:
+            if name != "result":
+                assert_same(found[name], wanted[name])
+    elif isinstance(wanted, list | tuple):
+        assert len(found) == len(wanted)
+        for one, other in zip(found, wanted, strict=True):
+            assert_same(one, other)
+    else:
+        assert found == wanted
+
+
+@pytest.mark.parametrize(
+    "case", cover(GRID, bool(os.environ.get("MMDEC_ALL"))), ids=lambda case: "-".join(map(str, case.values()))
+)
+def test_the_text_is_the_models_own(case: dict[str, Any]) -> None:
+    network = MODELS[case["mels"]]
+    network.set_attn_implementation(case["attention"])
+    wanted = stock(case["mels"], case["mode"], case["batch"], case["attention"])
+    custom = plug(drafter(case), case["nodes"])
+    network.set_attn_implementation(case["attention"])
+    assert_same(call(network, MODES[case["mode"]], case["batch"], custom_generate=custom), wanted)
+
+
+@dataclass
+class Passes:
+    """Counts the decoder's passes after each window's prompt, and remembers the last position asked for."""
+
+    count: int = 0
+    last: int = 0
+
+    def __call__(self, module: Any, args: Any, given: dict[str, Any]) -> None:
+        if given.get("past_key_values") is not None and given["past_key_values"].get_seq_length():
+            self.count += 1
+        self.last = max(self.last, int(given["position_ids"].max()))
+
+
+@contextmanager
+def watched(network: WhisperForConditionalGeneration) -> Iterator[Passes]:
+    passes = Passes()
+    handle = network.model.decoder.register_forward_pre_hook(passes, with_kwargs=True)
+    yield passes
+    handle.remove()
+
+
+def size(text: list[int]) -> int:
+    """Tokens of a row, its end included."""
+    return 1 + text.index(EOT) if EOT in text else len(text)
+
+
+@pytest.mark.parametrize("bushy", [False, True])
+@pytest.mark.parametrize("mode", ["short", "long"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_passes_are_as_few_as_the_drafts_are_good(mode: str, batch: int, bushy: bool) -> None:
+    texts = windows(80, mode, batch)
+    prompt = 4 if mode == "short" else 3  # SOT, language, task, no timestamps
+    lengths = [[size(row[prompt:].tolist()) for row in rows] for rows in texts]
+    for depth in (1, 3, 6):
+        nodes = (2 * depth, depth) if bushy else depth
+        for right in (True, False):
+            with watched(MODELS[80]) as passes:
+                call(MODELS[80], MODES[mode], batch, custom_generate=plug(Oracle(texts, right, bushy), nodes))
+            gain = depth + 1 if right else 1
+            assert passes.count == sum(max(math.ceil((length - 1) / gain) for length in rows) for rows in lengths)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 7, 20])
+@pytest.mark.parametrize("mels", [80, 128])
+def test_ends_and_timestamp_pairs_anywhere_in_a_draft(mels: int, nodes: int) -> None:
+    """All of a window is drafted: its end, the length limit and the pairs of timestamps fall on every node in turn."""
+    texts = windows(mels, "long", 5)
+    said = [token for rows in texts for row in rows.tolist() for token in row[3:]]
+    assert EOT in said
+    assert any(one >= TIMESTAMPS <= other for one, other in pairwise(said))
+    assert any(EOT not in row[3:] for rows in texts for row in rows.tolist())  # cut by length
+    found = call(MODELS[mels], MODES["long"], 5, custom_generate=plug(Oracle(texts, True, False), nodes))
+    assert_same(found, stock(mels, "long", 5, "sdpa"))
+
+
+@pytest.mark.parametrize("nodes", [3, (12, 3)])
+def test_no_position_beyond_the_last_is_asked_for(nodes: Any) -> None:
+    mode = Mode(options=PLAIN | {"language": "en", "max_new_tokens": 60, "eos_token_id": VOCABULARY - 1})
+    wanted = call(MODELS[80], mode, 3)
+    assert wanted.shape == (3, 60)
+    for name in ("recycling", "linear"):
+        proposing = name if name == "recycling" else Medusa(heads("linear"), MODELS[80].proj_out)
+        with watched(MODELS[80]) as passes:
+            assert torch.equal(call(MODELS[80], mode, 3, custom_generate=plug(proposing, nodes)), wanted)
+        assert passes.last < MODELS[80].config.max_target_positions
+
+
+@pytest.mark.parametrize("name", ["lookup", "linear", "block", "right"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_fallback_ladder_draws_the_same_numbers(name: str, seed: int) -> None:
+    """Greedy first; where the text repeats itself or is improbable, hotter and hotter."""
+    network = MODELS[80]
+    options = SPOKEN | {
+        "temperature": (0.0, 0.4, 1.0),
+        "logprob_threshold": -1.0,
+        "compression_ratio_threshold": 1.0,
+        "no_speech_threshold": 0.9,
+    }
+    temperatures = []
+
+    def listen(model: Any, input_ids: Tensor, generation_config: Any, **given: Any) -> Any:
+        temperatures.append(generation_config.temperature if generation_config.do_sample else 0.0)
+        texts.append(model._sample(input_ids, generation_config=generation_config, **given))
+        return texts[-1]
+
+    texts = list[Any]()
+    inputs = sound(1, 2.5, 80, seed)
+    torch.manual_seed(seed)
+    wanted = network.generate(**inputs, **options, max_new_tokens=16, custom_generate=listen)
+    assert set(temperatures) == {0.0, 0.4, 1.0}
+    torch.manual_seed(seed)
+    again = network.generate(**inputs, **options, max_new_tokens=16)
+    assert_same(wanted, again)
+    proposing = {
+        "linear": lambda: Medusa(heads("linear"), network.proj_out),
+        "block": lambda: Medusa(heads("block"), network.proj_out),
+        "right": lambda: Oracle([text.sequences for text in texts], True, False),
+    }.get(name, lambda: name)()
+    torch.manual_seed(seed)
+    assert_same(network.generate(**inputs, **options, max_new_tokens=16, custom_generate=plug(proposing, 4)), wanted)
+
+
+def test_begin_suppression_forces_the_first_token_and_it_alone() -> None:
+    for forced in (7, EOT):
+        options = PLAIN | {"language": "en", "begin_suppress_tokens": [t for t in range(VOCABULARY) if t != forced]}
+        mode = Mode(options=options)
+        wanted = call(MODELS[80], mode, 2)
+        assert (wanted[:, 0] == forced).all() or forced == EOT
+        for name in ("lookup", "recycling"):
+            assert torch.equal(call(MODELS[80], mode, 2, custom_generate=plug(name, 6)), wanted)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_outputs_are_those_of_generate(batch: int) -> None:
+    """Scores to the end of each row; attentions and hidden states everywhere."""
+    network = MODELS[80]
+    network.set_attn_implementation("eager")
+    mode = Mode(
+        options=MODES["short"].options
+        | dict.fromkeys(("return_dict_in_generate", "output_scores", "output_logits"), True)
+        | dict.fromkeys(("output_attentions", "output_hidden_states"), True)
+    )
+    wanted = call(network, mode, batch)
+    found = call(network, mode, batch, custom_generate=plug("lookup", 5))
+    assert type(found) is type(wanted)
+    assert torch.equal(found.sequences, wanted.sequences)
+    ends = [row[4:].tolist().index(EOT) if EOT in row[4:] else len(row) - 4 for row in wanted.sequences]
+    assert max(ends) > 8
+    for name in ("scores", "logits"):
+        assert len(found[name]) == len(wanted[name])
+        for step, (one, other) in enumerate(zip(found[name], wanted[name], strict=True)):
+            rows = [row for row, end in enumerate(ends) if step <= end]
+            torch.testing.assert_close(one[rows], other[rows])
+    for name in ("cross_attentions", "decoder_attentions", "decoder_hidden_states", "encoder_attentions"):
+        torch.testing.assert_close(found[name], wanted[name])
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_tree_logits_are_those_of_each_path(attention: str) -> None:
+    """In float64, in a ragged batch with padding on the left, over three rounds with rows that leave."""
+    network = whisper(80, 3).double()
+    network.set_attn_implementation(attention)
+    target = WhisperTarget(network)
+    generator = torch.Generator().manual_seed(0)
+    batch = 4
+    states = network.model.encoder(sound(batch)["input_features"].double()).last_hidden_state
+    ids = torch.randint(TEXT, (batch, 6), generator=generator)
+    mask = (torch.arange(6) >= torch.tensor([0, 3, 1, 5])[:, None]).long()
+    texts = [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
+    given = {"input_ids": ids, "encoder_outputs": BaseModelOutput(last_hidden_state=states)}
+    session, context, draft, scores = target.prefill(
+        {**given, "decoder_attention_mask": mask}, Needs((0, -1), True, True)
+    )
+    assert torch.equal(context.next_position, mask.sum(1))
+    live = list(range(batch))
+
+    def compare(draft: Draft, scores: Scores) -> list[list[list[int]]]:
+        paths = []
+        for place, row in enumerate(live):
+            ways: list[list[int]] = []
+            for node, parent in enumerate(draft.parents[place].tolist()):
+                ways.append([*(ways[parent] if parent >= 0 else []), node])
+                tokens = texts[row][:-1] + draft.tokens[place, ways[-1]].tolist()
+                out = network(
+                    encoder_outputs=(states[row : row + 1],),
+                    decoder_input_ids=torch.tensor([tokens]),
+                    output_hidden_states=True,
+                )
+                torch.testing.assert_close(scores.logits[place, node], out.logits[0, -1], rtol=1e-9, atol=1e-9)
+                for layer, index in ((0, 1), (-1, -1)):
+                    hidden = out.decoder_hidden_states[index][0, -1]
+                    torch.testing.assert_close(scores.features[layer][place, node], hidden, rtol=1e-9, atol=1e-9)
+            paths.append(ways)
+        return paths
+
+    compare(draft, scores)
+    for step in range(3):
+        size = 7
+        parents = [[-1, *(int(torch.randint(node, (), generator=generator)) for node in range(1, size))] for _ in live]
+        for text in (texts[row] for row in live):
+            text.append(int(torch.randint(TEXT, (), generator=generator)))
+        tokens = torch.randint(TEXT, (len(live), size), generator=generator)
+        tokens[:, 0] = torch.tensor([texts[row][-1] for row in live])
+        draft = Draft(tokens, torch.tensor(parents), torch.full((len(live),), size))
+        scores = target.score(session, draft)
+        ways = compare(draft, scores)
+        chosen = [ways[place][(place + step) % size] for place in range(len(live))]
+        longest = max(map(len, chosen))
+        path = torch.tensor([way + [-1] * (longest - len(way)) for way in chosen])
+        none = torch.zeros(len(live), dtype=torch.long)
+        target.commit(session, Verdict(path, none, none.bool(), none[:, None], none))
+        for place, row in enumerate(live):
+            texts[row] += draft.tokens[place, chosen[place][1:]].tolist()
+        if step == 1:
+            kept = torch.tensor([3, 0, 1])
+            target.select(session, kept)
+            live = [live[place] for place in kept.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"num_beams": 2}, "num_beams"),
+        ({"cache_implementation": "static"}, "cache"),
+    ],
+)
+def test_what_cannot_work_is_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        call(MODELS[80], MODES["short"], 1, custom_generate=mmdec.speculate("lookup"), **options)
+
+
+def test_the_doors_for_language_models_name_whispers_own() -> None:
+    with pytest.raises(InputError, match="custom_generate"):
+        mmdec.generate(MODELS[80], sound(1)["input_features"])
+
+
+def test_heads_for_another_whisper_are_refused() -> None:
+    with pytest.raises(InputError, match="output"):
+        Medusa(heads("linear", vocab_size=VOCABULARY + 1), MODELS[80].proj_out)
+    other = whisper(80, 0, d_model=48)
+    with pytest.raises(InputError, match="channels"):
+        call(other, MODES["short"], 1, custom_generate=mmdec.speculate(Medusa(heads("linear"), MODELS[80].proj_out)))
