@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mmdec import metrics
-from mmdec.decode.lexicon import PAUSE, read_lexicon
+from mmdec.decode.lexicon import PAUSE, lower_case, read_lexicon
 from mmdec.recogniser import SAMPLE_RATE, Recogniser
 from mmdec.split import Utterance, read_split, read_table
 from mmdec.types import InputError
@@ -171,22 +171,12 @@ def _text_scores(
 
 def _nearest(pairs: Sequence[tuple[Sequence[str], Utterance]], lexicon: metrics.Lexicon) -> dict[str, Any]:
     """Errors against the recording's own phones or, where fewer, the nearest rendering as the lexicon says it."""
-    errors = total = 0
-    for units, row in pairs:
-        said, meant = _unpaused(units), _unpaused(row.phones)
-        own = metrics.phone_distance(said, meant)
-        other = metrics.closest_phone_errors(said, row.references, lexicon) if own else 0
-        errors += own if other is None else min(own, other)
-        total += len(meant)
+    errors = sum(metrics.nearest_phone_errors(units, row.phones, row.references, lexicon) for units, row in pairs)
     return {
-        "value": errors / total,
+        "value": errors / sum(phone != PAUSE for _, row in pairs for phone in row.phones),
         "against": "the nearest licensed rendering, said as in the lexicon, pauses left out",
         "n": len(pairs),
     }
-
-
-def _unpaused(phones: Sequence[str]) -> list[str]:
-    return [phone for phone in phones if phone != PAUSE]
 
 
 def _share(right: Sequence[bool], chosen: Sequence[bool]) -> dict[str, Any]:
@@ -265,12 +255,7 @@ def _noise_score(judge: Recogniser, rows: Sequence[Utterance]) -> float:
 
 def _lexicon(root: Path) -> dict[str, list[tuple[str, ...]]] | None:
     path = root / "lexicon.tsv"
-    if not path.is_file():
-        return None
-    folded: dict[str, list[tuple[str, ...]]] = {}
-    for word, variants in read_lexicon(path).items():
-        folded.setdefault(word.lower(), []).extend(variants)
-    return folded
+    return lower_case(read_lexicon(path)) if path.is_file() else None
 
 
 def _sound(path: Path) -> np.ndarray:

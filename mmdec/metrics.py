@@ -116,6 +116,19 @@ def closest_phone_errors(phones: Sequence[str], renderings: Sequence[str], lexic
     return min(known) if known else None
 
 
+def nearest_phone_errors(
+    phones: Sequence[str], recorded: Sequence[str], renderings: Sequence[str], lexicon: Lexicon
+) -> int:
+    """Edits between phones and what was recorded or, where fewer, any licensed rendering; pauses are left out.
+
+    `lexicon` is in lower case.
+    """
+    said, meant = ([phone for phone in row if phone != PAUSE] for row in (phones, recorded))
+    own = phone_distance(said, meant)
+    other = closest_phone_errors(said, renderings, lexicon) if own else 0
+    return own if other is None else min(own, other)
+
+
 def normalise_words(text: str) -> list[str]:
     """The words as a lexicon spells them: lower case, apostrophes and hyphens inside kept."""
     return re.findall(r"[^\W_]+(?:['\-.][^\W_]+)*", text.replace("’", "'").lower())

@@ -37,6 +37,14 @@ def read_lexicon(path: Path) -> dict[str, list[tuple[str, ...]]]:
     return lexicon
 
 
+def lower_case(lexicon: Mapping[str, Sequence[tuple[str, ...]]]) -> dict[str, list[tuple[str, ...]]]:
+    """The same with words in lower case: "Will" and "will" are said in all the ways of both."""
+    folded: dict[str, list[tuple[str, ...]]] = {}
+    for word, variants in lexicon.items():
+        folded.setdefault(word.lower(), []).extend(variants)
+    return folded
+
+
 def pronounce(word: str, folded: Mapping[str, Sequence[tuple[str, ...]]]) -> list[tuple[str, ...]]:
     """The pronunciations of a word, by its case-folded spelling; those of its hyphenated parts where it has none."""
     if word.casefold() in folded:

@@ -30,7 +30,7 @@ from tests.tiny_corpus import TinyCorpus, tiny_sizes, write_corpus
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "daspeech"
-NAMES = ["phrasebook/units", "phrasebook/joint", "cvss/units", "cvss/joint"]
+NAMES = ["phrasebook/units", "phrasebook/ablation", "phrasebook/joint", "cvss/units", "cvss/joint"]
 ONE_PROCESS = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"]
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # Lightning's and jsonargparse's own
