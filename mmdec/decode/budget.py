@@ -4,8 +4,8 @@ A plan of k nodes in a chain is worth (1 + E(k)) / (T(1 + k) + D(k)) tokens a se
 of accepted nodes, T the target's pass over the draft, D the drafter's time (the hardware-aware form of Sequoia, Chen et
 al. 2024, section 3.3, with everything measured here instead of profiled beforehand). Plain decoding is worth 1 / T(1).
 
-- T and D are monotone and piecewise linear through the medians of a few buckets: single timings are off by several
-  times. A draft within the reach of what was timed counts as cheap until it was timed often enough.
+- T and D are monotone and piecewise linear through the lower quartiles of a few buckets: single timings are off
+  by several times. A draft within the reach of what was timed counts as cheap until it was timed often enough.
 - E of a chain follows from the chance p_i that node i is accepted when node i - 1 was; each tree has its own mean.
 - What drafting has cost beyond plain decoding is kept in a ledger. Before it is overdrawn a round is plain, so that
   even a drafter that is always wrong costs little. Where drafting does not pay, it is tried again ever more rarely.
@@ -15,6 +15,7 @@ Plain floats: a round's planning and learning take a few tens of microseconds.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
@@ -31,6 +32,7 @@ WINDOW = 15  # timings remembered in a bucket
 ENOUGH = 3  # timings of a target's bucket before it is believed
 FADE = 0.95  # weight of the past when a round is added
 HOPE = 0.6  # chance of a node of which nothing is known
+DOUBT = 0.5  # a first node that is accepted less often earns no patience
 HOPE_WEIGHT = 2.0  # rounds that it counts for
 MARGIN = 1.02  # drafting must promise that much more than plain decoding
 CREDIT = 2.0  # plain passes that a run may lose to drafting from the start
@@ -39,12 +41,13 @@ SAVINGS = 8.0  # plain passes of earlier gains that a run may lose again
 NOTICED = 0.02  # of a plain pass: a loss below it is none
 RARELY = 256  # rounds between attempts at most
 AGAIN = 8  # rounds between attempts at most when a run begins
+ATTEMPT = 7  # nodes of an attempt at most
 PLAIN_EVERY = (0, 0, 8, 16, 32, 64)  # rounds until a plain pass is timed again, by those timed already
 
 
 @final
 class Curve:
-    """Seconds as a monotone piecewise-linear function of a count, through the medians of buckets 1, 2, 3-4, 5-8, ..."""
+    """Seconds as a monotone piecewise-linear function of a count, by the lower quartiles of buckets 1, 2, 3-4, 5-8"""
 
     def __init__(self, slope: float, origin: bool, enough: int) -> None:
         """Beyond the last bucket the last slope goes on, times `slope`; with `origin`, zero counts take zero seconds;
@@ -53,8 +56,8 @@ class Curve:
         self._enough = enough
         self._start = [(0.0, 0.0)] if origin else []
         self._windows: dict[int, deque[tuple[float, int]]] = {}
-        self._medians: dict[int, tuple[float, float]] = {}  # bucket -> count, seconds
-        self._points = self._start
+        self._quartiles: dict[int, tuple[float, float]] = {}  # bucket -> count, seconds
+        self._points = [*self._start]
         self.reach = 0  # the largest count timed
 
     def samples(self, count: int) -> int:
@@ -65,19 +68,18 @@ class Curve:
         bucket = (count - 1).bit_length()
         window = self._windows.setdefault(bucket, deque(maxlen=WINDOW))
         window.append((seconds, count))
-        median = sorted(sample for sample, _ in window)[(len(window) - 1) // 2]
-        self._medians[bucket] = (sum(size for _, size in window) / len(window), median)
+        quartile = sorted(sample for sample, _ in window)[(len(window) - 1) // 4]
+        self._quartiles[bucket] = (sum(size for _, size in window) / len(window), quartile)
         self.reach = max(self.reach, count)
-        points: list[tuple[float, float, int]] = []
-        for key in sorted(self._medians):
-            if key and len(self._windows[key]) < self._enough:
-                continue
-            x, y = self._medians[key]
-            points.append((x, y, 1))
-            while len(points) > 1 and points[-2][1] > points[-1][1]:  # pool adjacent violators: a common mean
-                (_, low, some), (_, high, more) = points[-2:]
-                points[-2:] = [(points[-1][0], (low * some + high * more) / (some + more), some + more)]
-        self._points = self._start + [(x, y) for x, y, _ in points]
+        self._points = []
+        least = math.inf
+        for key in sorted(self._quartiles, reverse=True):
+            size, quartile = self._quartiles[key]
+            least = min(least, quartile)  # more takes no less: a bucket takes at most what those above it took
+            if not key or len(self._windows[key]) >= self._enough:
+                self._points.append((size, least))
+        self._points += self._start
+        self._points.reverse()
 
     def at(self, count: float) -> float:
         """Seconds, from the buckets timed often enough; the first point's before it, 0 where nothing is known."""
@@ -94,9 +96,13 @@ class Curve:
         return after[1] + self._slope * rise * (count - after[0])
 
     def seen(self, count: int) -> float:
-        """Seconds by the count's own bucket, timed once or often; as `at` where it never was."""
-        found = self._medians.get((count - 1).bit_length())
-        return found[1] if found else self.at(count)
+        """Seconds for those who fear loss: by the count's own bucket, timed once or often. Where that never was, no less
+        than the largest count's seconds times the root of how many times more it is."""
+        found = self._quartiles.get((count - 1).bit_length())
+        if found:
+            return found[1]
+        known = self._quartiles.get((self.reach - 1).bit_length()) if count > self.reach else None
+        return max(self.at(count), known[1] * (count / self.reach) ** 0.5) if known else self.at(count)
 
 
 @final
@@ -108,28 +114,26 @@ class Acceptance:
         self.hits = [0.0] * (depth + 1)  # node i of a chain accepted, per row
         self.trials = [0.0] * (depth + 1)  # node i - 1 accepted, so that node i could be
         self.trees: dict[tuple[int, int], tuple[float, float]] = {}  # plan -> weight, accepted nodes
+        self.hopes = (0.0, 0.0)  # accepted nodes of trees, and what was hoped for
         self.offered = 1.0  # share of the rounds asked in which a draft came
         self.chains_only = 0  # tree plans that brought a chain; -1 once a tree was seen
         self.gap = 1  # rounds between attempts while drafting does not pay
 
     def chain(self) -> list[float]:
         """p_i for i = 1, 2, ...: a depth never reached is as good as the one above it."""
-        chances, hope = [], HOPE
+        chances, before = [], HOPE
         for i in range(1, len(self.hits)):
-            chance = (self.hits[i] + HOPE_WEIGHT * hope) / (self.trials[i] + HOPE_WEIGHT)
+            chance = (self.hits[i] + HOPE_WEIGHT * before) / (self.trials[i] + HOPE_WEIGHT)
             chances.append(chance)
-            hope = chance if i > 1 else HOPE  # node 1 also fails where there is nothing to say
+            before = chance if i > 1 else max(chance, HOPE)  # node 1 also fails where there is nothing to say
         return chances
 
     def tree(self, nodes: int, depth: int, chances: Sequence[float]) -> float:
-        """Expected accepted nodes. Unseen: w nodes side by side miss as often as one node, over the root of w."""
-        miss = (depth / nodes) ** 0.5
-        expected, alive = 0.0, 1.0
-        for chance in chances[:depth]:
-            alive *= 1 - (1 - chance) * miss
-            expected += alive
+        """Expected accepted nodes; of a tree not yet tried, what is hoped, as far as such hopes came true."""
         weight, accepted = self.trees.get((nodes, depth), (0.0, 0.0))
-        return (accepted + HOPE_WEIGHT * expected) / (weight + HOPE_WEIGHT)
+        came, hoped = self.hopes
+        trust = min(1.0, (came + 1) / (hoped + 1))
+        return (accepted + HOPE_WEIGHT * trust * hope(nodes, depth, chances)) / (weight + HOPE_WEIGHT)
 
     def learn(self, plan: Plan, sizes: Sequence[int], depth: int, accepted: Sequence[int]) -> None:
         rows, longest = len(sizes), max(sizes)
@@ -139,14 +143,31 @@ class Acceptance:
             if longest > 2 and self.chains_only >= 0:
                 self.chains_only = self.chains_only + 1 if is_chain else -1
             weight, total = self.trees.get((plan.nodes, plan.depth), (0.0, 0.0))
-            self.trees[plan.nodes, plan.depth] = (FADE * weight + 1, FADE * total + sum(accepted) / rows)
+            mean = sum(accepted) / rows
+            self.trees[plan.nodes, plan.depth] = (FADE * weight + 1, FADE * total + mean)
+            came, hoped = self.hopes
+            self.hopes = (FADE * came + mean, FADE * hoped + hope(plan.nodes, plan.depth, self.chain()))
         if is_chain:
             for i in range(1, min(plan.depth, len(self.hits) - 1) + 1):
-                able = sum(count >= i - 1 for count in accepted)
+                # A shorter draft than planned says nothing of what it lacks; no draft at all is a miss.
+                able = sum(n >= i - 1 and (size > i or size == i == 1) for n, size in zip(accepted, sizes, strict=True))
                 if not able:
                     break
-                self.hits[i] = FADE * self.hits[i] + sum(count >= i for count in accepted) / rows
+                self.hits[i] = FADE * self.hits[i] + sum(n >= i for n in accepted) / rows
                 self.trials[i] = FADE * self.trials[i] + able / rows
+
+
+def hope(nodes: int, depth: int, chances: Sequence[float]) -> float:
+    """Accepted nodes of a tree, from a chain's chances: w nodes side by side miss as often as one, over the root of w.
+
+    So it was in a comparison of 1, 2, 4 and 8 likeliest children: misses of 0.43, 0.30, 0.22 and 0.16.
+    """
+    miss = (depth / nodes) ** 0.5
+    expected, alive = 0.0, 1.0
+    for chance in chances[:depth]:
+        alive *= 1 - (1 - chance) * miss
+        expected += alive
+    return expected
 
 
 @final
@@ -230,6 +251,8 @@ class Budget:
             draft = tree if plan.nodes > plan.depth else chain
             draft.add(plan.depth, draft_seconds)
             cost, once = target.seen(columns) + draft.seen(plan.depth), target.at(1)
+            if tokens > 1 and min(target.samples(columns), draft.samples(plan.depth)) < ENOUGH:
+                cost = min(cost, tokens * once)  # what was accepted deserves more timings before it counts as a loss
             spent, gained = self._books.get(batch, (0.0, 0.0))
             self._books[batch] = (spent + cost, gained + tokens)
             loss = cost - tokens * once
@@ -262,6 +285,7 @@ class Budget:
         chances = known.chain()
         reach = max(FIRST + 1, 2 * target.reach) if chain.reach else 2  # one node tells the drafter's price
         best, promise = plain, 0.0
+        small, hoped = plain, 0.0  # of the plans that an attempt may take
         gains = list(accumulate(accumulate(chances, mul)))
         plans = [(nodes, nodes, gains[nodes - 1], chain) for nodes in CHAINS]
         if known.chains_only < 2:
@@ -275,8 +299,15 @@ class Budget:
             seconds, drafting = target.at(nodes + 1), draft.at(depth)
             rate = (1 + gain) / (known.offered * seconds + (1 - known.offered) * once + drafting)
             # Nothing accepted is the worst that can happen: a run that cannot bear it must not try.
-            if rate > promise and target.seen(nodes + 1) + draft.seen(depth) - once <= purse:
+            risk = target.seen(nodes + 1) + draft.seen(depth) - once
+            if chances[0] > DOUBT and min(target.samples(nodes + 1), draft.samples(depth)) < ENOUGH:
+                risk = min(risk, CREDIT * once)  # one slow pass does not bar a drafter that is right
+            if risk > purse:
+                continue
+            if rate > promise:
                 best, promise = Plan(nodes, depth), rate
+            if rate > hoped and nodes <= ATTEMPT:
+                small, hoped = Plan(nodes, depth), rate
         if promise * once >= MARGIN:
             return best, False
-        return (best, True) if self._waited >= known.gap else (plain, False)
+        return (small, True) if self._waited >= known.gap else (plain, False)
