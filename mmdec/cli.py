@@ -30,6 +30,8 @@ app = typer.Typer(
 )
 eval_app = typer.Typer(help="Score a model on a split of its corpus.", no_args_is_help=True)
 bench_app = typer.Typer(help="Time a model, interleaved with its baseline.", no_args_is_help=True)
+convert_app = typer.Typer(help="Bring published weights into mmdec's form.", no_args_is_help=True)
+app.add_typer(convert_app, name="convert")
 app.add_typer(eval_app, name="eval")
 app.add_typer(bench_app, name="bench")
 
@@ -46,6 +48,17 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
     if version:
         print(__version__)
         raise typer.Exit
+
+
+@convert_app.command("medusa")
+def convert_medusa(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A directory with the published checkpoint.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="A new directory for the heads.")],
+) -> None:
+    """Medusa heads for Whisper as published by aiola, safetensors only."""
+    from mmdec.medusa import convert
+
+    print(convert(source, output))
 
 
 @app.command()

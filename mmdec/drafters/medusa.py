@@ -25,7 +25,7 @@ FIRST, LATER = (
     0.75,
     0.85,
 )  # chance that the first head's best token is right; that of each further head, over the last's
-DECAY = 2.0  # where it is not, the k-th is as often as 1 / k^2
+DECAY = 2.0  # where it is wrong, the k-th best is right as often as 1 / k^2
 
 
 @dataclass
@@ -168,11 +168,10 @@ class Medusa:
 
 def expected(heads: int) -> list[list[float]]:
     """Chances of a head's ranks before anything is known."""
-    total = sum(k**-DECAY for k in range(2, WIDTH + 1))
     rows = []
     for head in range(heads):
         first = FIRST * LATER**head
-        rows.append([first, *(0.6 * (1 - first) * k**-DECAY / total for k in range(2, WIDTH + 1))])
+        rows.append([first, *(first * (1 - first) * k**-DECAY for k in range(2, WIDTH + 1))])
     return rows
 
 
