@@ -96,8 +96,8 @@ class Curve:
         return after[1] + self._slope * rise * (count - after[0])
 
     def seen(self, count: int) -> float:
-        """Seconds for those who fear loss: by the count's own bucket, timed once or often. Where that never was, no less
-        than the largest count's seconds times the root of how many times more it is."""
+        """Seconds for those who fear loss: by the count's own bucket, timed once or often. Where that never was, at
+        least the largest count's seconds times the root of how many times more it is."""
         found = self._quartiles.get((count - 1).bit_length())
         if found:
             return found[1]

@@ -94,8 +94,8 @@ class Recycling:
         template = tree_template(max(plan.nodes, NODES), depth) if depth < plan.nodes else chain_template(depth)
         trees = []
         for root in roots.tolist():
-            tokens = {(): root}  # path -> token
-            known = {(): memory.of(root)}
+            tokens: dict[Path, int] = {(): root}
+            known: dict[Path, list[int]] = {(): memory.of(root)}
             for path in template:
                 if len(tokens) > plan.nodes:
                     break
