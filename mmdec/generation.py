@@ -260,6 +260,8 @@ def _drafter(given: DraftedBy) -> Drafter | None:
                 f"`drafter` must be one of {', '.join(DRAFTERS)}, a model or a Drafter, but is {given!r}. Choose one."
             )
         return DRAFTERS[given]()
+    if isinstance(given, Whisper):
+        return SmallModel(WhisperTarget(given), memory=True)
     return SmallModel(TextTarget(given)) if isinstance(given, PreTrainedModel) else given
 
 

@@ -73,13 +73,13 @@ class Memory:
 class SmallModel:
     """Drafts with a model of its own, whose cache follows the accepted text."""
 
-    needs = Needs()
-
-    def __init__(self, model: Target, width: int = 10) -> None:
-        """width: nodes of a layer that are expanded at most."""
+    def __init__(self, model: Target, width: int = 10, memory: bool = False) -> None:
+        """width: nodes of a layer that are expanded at most. memory: it has no encoder of its own, but reads the states
+        of the target's: a distilled decoder."""
         if width < 1:
             raise InputError(f"`width` must be at least 1, but is {width}. 10 is EAGLE-2's.")
         self._model, self._width = model, width
+        self.needs = Needs(memory=memory)
         self.name = f"small-model({model.name})"
 
     def check(self, target: Target) -> None:
@@ -89,6 +89,11 @@ class SmallModel:
                 f"`drafter` must have at most the target's {target.vocab_size} tokens, but {self._model.name} has "
                 f"{self._model.vocab_size}. Choose a small model with the target's tokenizer."
             )
+        if self.needs.memory and self._model.hidden_size != target.hidden_size:
+            raise InputError(
+                f"`drafter` must read the target's encoder, which has {target.hidden_size} channels, but "
+                f"{self._model.name} has {self._model.hidden_size}. Choose one distilled with the same encoder."
+            )
         if self._model.device != target.device:
             raise InputError(
                 f"`drafter` must be on the target's device, {target.device}, but is on {self._model.device}. Move it."
@@ -96,7 +101,11 @@ class SmallModel:
 
     def start(self, context: Context) -> Memory:
         """The small model's own pass over the prompt."""
-        inputs = {"input_ids": context.tokens, "attention_mask": context.mask.long()}
+        inputs: dict[str, Any] = {"input_ids": context.tokens}
+        if context.memory is None:
+            inputs["attention_mask"] = context.mask.long()
+        else:
+            inputs |= {"decoder_attention_mask": context.mask.long(), "encoder_outputs": (context.memory,)}
         session, _, _, _ = self._model.prefill(inputs, Needs())
         rows = len(context.tokens)
         memory = Memory(session, [[] for _ in range(rows)])

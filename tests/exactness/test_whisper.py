@@ -35,10 +35,13 @@ from tests.exactness.tiny_whisper import (
 )
 from tests.pairwise import cover
 
-MODELS = {80: whisper(80, 0), 128: whisper(128, 2)}
+MODELS = {80: whisper(80, 9), 128: whisper(128, 1)}  # some of whose windows end before the limit
 PROMPT = torch.tensor([PREVIOUS, 5, 6, 7, 24, 24])
 LONG = 3.4  # windows of sound; where random timestamps say so, the decoder sees parts of it twice
-pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")  # transformers' own, on numpy 2
+pytestmark = [  # transformers' own: on numpy 2, and for word timestamps of windows that say next to nothing
+    pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:std:UserWarning"),
+]
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,8 @@ MODES = {
 GRID = {
     "mode": list(MODES),
     "drafter": ["lookup", "recycling", "linear", "block", "right", "wrong"],
-    "nodes": [None, 1, 5, (14, 4)],
-    "batch": [1, 2, 5, 8],
+    "nodes": [None, 5, (14, 4)],
+    "batch": [1, 3, 8],
     "mels": [80, 128],
     "attention": ["sdpa", "eager"],
 }
@@ -165,7 +168,7 @@ class Oracle:
 
 def call(network: WhisperForConditionalGeneration, mode: Mode, batch: int, **more: Any) -> Any:
     torch.manual_seed(0)
-    options = {"max_new_tokens": 16, "max_length": None, **mode.options, **more}
+    options = {"max_new_tokens": 14, "max_length": None, **mode.options, **more}
     return network.generate(**sound(batch, mode.windows, network.config.num_mel_bins, batch), **options)
 
 
@@ -210,7 +213,7 @@ def assert_same(found: Any, wanted: Any) -> None:
     """Tensors, and what is made of them."""
     assert type(found) is type(wanted)
     if isinstance(wanted, Tensor):
-        assert torch.equal(found, wanted)
+        assert torch.equal(found.nan_to_num(-1), wanted.nan_to_num(-1))
     elif isinstance(wanted, dict):
         assert found.keys() == wanted.keys()
         for name in wanted:
@@ -263,13 +266,12 @@ def size(text: list[int]) -> int:
 
 
 @pytest.mark.parametrize("bushy", [False, True])
-@pytest.mark.parametrize("mode", ["short", "long"])
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("mode", "batch"), [("short", 1), ("short", 4), ("long", 2)])
 def test_passes_are_as_few_as_the_drafts_are_good(mode: str, batch: int, bushy: bool) -> None:
     texts = windows(80, mode, batch)
     prompt = 4 if mode == "short" else 3  # SOT, language, task, no timestamps
     lengths = [[size(row[prompt:].tolist()) for row in rows] for rows in texts]
-    for depth in (1, 3, 6):
+    for depth in (2, 6):
         nodes = (2 * depth, depth) if bushy else depth
         for right in (True, False):
             with watched(MODELS[80]) as passes:
@@ -278,17 +280,18 @@ def test_passes_are_as_few_as_the_drafts_are_good(mode: str, batch: int, bushy: 
             assert passes.count == sum(max(math.ceil((length - 1) / gain) for length in rows) for rows in lengths)
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 7, 20])
-@pytest.mark.parametrize("mels", [80, 128])
-def test_ends_and_timestamp_pairs_anywhere_in_a_draft(mels: int, nodes: int) -> None:
+@pytest.mark.parametrize(
+    ("mels", "batch", "nodes"), [(80, 2, 1), (80, 2, 2), (80, 2, 3), (80, 2, 7), (128, 5, 4), (128, 5, 20)]
+)
+def test_ends_and_timestamp_pairs_anywhere_in_a_draft(mels: int, batch: int, nodes: int) -> None:
     """All of a window is drafted: its end, the length limit and the pairs of timestamps fall on every node in turn."""
-    texts = windows(mels, "long", 5)
+    texts = windows(mels, "long", batch)
     said = [token for rows in texts for row in rows.tolist() for token in row[3:]]
     assert EOT in said
     assert any(one >= TIMESTAMPS <= other for one, other in pairwise(said))
     assert any(EOT not in row[3:] for rows in texts for row in rows.tolist())  # cut by length
-    found = call(MODELS[mels], MODES["long"], 5, custom_generate=plug(Oracle(texts, True, False), nodes))
-    assert_same(found, stock(mels, "long", 5, "sdpa"))
+    found = call(MODELS[mels], MODES["long"], batch, custom_generate=plug(Oracle(texts, True, False), nodes))
+    assert_same(found, stock(mels, "long", batch, "sdpa"))
 
 
 @pytest.mark.parametrize("nodes", [3, (12, 3)])
@@ -303,8 +306,7 @@ def test_no_position_beyond_the_last_is_asked_for(nodes: Any) -> None:
         assert passes.last < MODELS[80].config.max_target_positions
 
 
-@pytest.mark.parametrize("name", ["lookup", "linear", "block", "right"])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("name", "seed"), [("lookup", 0), ("linear", 1), ("block", 2), ("right", 1)])
 def test_the_fallback_ladder_draws_the_same_numbers(name: str, seed: int) -> None:
     """Greedy first; where the text repeats itself or is improbable, hotter and hotter."""
     network = MODELS[80]
@@ -322,12 +324,12 @@ def test_the_fallback_ladder_draws_the_same_numbers(name: str, seed: int) -> Non
         return texts[-1]
 
     texts = list[Any]()
-    inputs = sound(1, 2.5, 80, seed)
+    inputs = sound(1, 1.5, 80, seed)
     torch.manual_seed(seed)
-    wanted = network.generate(**inputs, **options, max_new_tokens=16, custom_generate=listen)
-    assert set(temperatures) == {0.0, 0.4, 1.0}
+    wanted = network.generate(**inputs, **options, max_new_tokens=12, custom_generate=listen)
+    assert set(temperatures) >= {0.0, 0.4}
     torch.manual_seed(seed)
-    again = network.generate(**inputs, **options, max_new_tokens=16)
+    again = network.generate(**inputs, **options, max_new_tokens=12)
     assert_same(wanted, again)
     proposing = {
         "linear": lambda: Medusa(heads("linear"), network.proj_out),
@@ -335,7 +337,7 @@ def test_the_fallback_ladder_draws_the_same_numbers(name: str, seed: int) -> Non
         "right": lambda: Oracle([text.sequences for text in texts], True, False),
     }.get(name, lambda: name)()
     torch.manual_seed(seed)
-    assert_same(network.generate(**inputs, **options, max_new_tokens=16, custom_generate=plug(proposing, 4)), wanted)
+    assert_same(network.generate(**inputs, **options, max_new_tokens=12, custom_generate=plug(proposing, 4)), wanted)
 
 
 def test_begin_suppression_forces_the_first_token_and_it_alone() -> None:
@@ -343,7 +345,7 @@ def test_begin_suppression_forces_the_first_token_and_it_alone() -> None:
         options = PLAIN | {"language": "en", "begin_suppress_tokens": [t for t in range(VOCABULARY) if t != forced]}
         mode = Mode(options=options)
         wanted = call(MODELS[80], mode, 2)
-        assert (wanted[:, 0] == forced).all() or forced == EOT
+        assert wanted.shape[1] == 0 if forced == EOT else (wanted[:, 0] == forced).all()
         for name in ("lookup", "recycling"):
             assert torch.equal(call(MODELS[80], mode, 2, custom_generate=plug(name, 6)), wanted)
 
@@ -368,9 +370,9 @@ def test_outputs_are_those_of_generate(batch: int) -> None:
         assert len(found[name]) == len(wanted[name])
         for step, (one, other) in enumerate(zip(found[name], wanted[name], strict=True)):
             rows = [row for row, end in enumerate(ends) if step <= end]
-            torch.testing.assert_close(one[rows], other[rows])
+            torch.testing.assert_close(one[rows], other[rows], rtol=1e-4, atol=1e-4)
     for name in ("cross_attentions", "decoder_attentions", "decoder_hidden_states", "encoder_attentions"):
-        torch.testing.assert_close(found[name], wanted[name])
+        torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -385,7 +387,7 @@ def test_tree_logits_are_those_of_each_path(attention: str) -> None:
     ids = torch.randint(TEXT, (batch, 6), generator=generator)
     mask = (torch.arange(6) >= torch.tensor([0, 3, 1, 5])[:, None]).long()
     texts = [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
-    given = {"input_ids": ids, "encoder_outputs": BaseModelOutput(last_hidden_state=states)}
+    given: dict[str, Any] = {"input_ids": ids, "encoder_outputs": BaseModelOutput(last_hidden_state=states)}
     session, context, draft, scores = target.prefill(
         {**given, "decoder_attention_mask": mask}, Needs((0, -1), True, True)
     )
@@ -458,3 +460,16 @@ def test_heads_for_another_whisper_are_refused() -> None:
     other = whisper(80, 0, d_model=48)
     with pytest.raises(InputError, match="channels"):
         call(other, MODES["short"], 1, custom_generate=mmdec.speculate(Medusa(heads("linear"), MODELS[80].proj_out)))
+
+
+@pytest.mark.parametrize("mode", ["short", "conditioned"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_smaller_whisper_drafts_over_the_large_ones_encoder(mode: str, batch: int) -> None:
+    small = whisper(80, 4, decoder_layers=1)
+    for drafting in (small, MODELS[80]):
+        rounds: list[Any] = []
+        custom = plug(drafting, 4, on_round=rounds.append)
+        assert_same(call(MODELS[80], MODES[mode], batch, custom_generate=custom), stock(80, mode, batch, "sdpa"))
+    assert sum(map(sum, (one.accepted for one in rounds))) > 10  # the model itself is a good drafter
+    with pytest.raises(InputError, match="channels"):
+        call(MODELS[80], MODES[mode], batch, custom_generate=plug(whisper(80, 4, d_model=48), 4))
