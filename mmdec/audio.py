@@ -284,10 +284,12 @@ def _quiet_frames(samples: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=8)
 def _window(device: torch.device) -> Tensor:
-    return torch.hann_window(WINDOW, device=device)
+    with torch.inference_mode(False):  # made while decoding, it must serve training too
+        return torch.hann_window(WINDOW, device=device)
 
 
 @lru_cache(maxsize=8)
 def _mel_filters(device: torch.device) -> Tensor:  # (513, 80)
-    filters = F.melscale_fbanks(WINDOW // 2 + 1, 20.0, 8000.0, MELS, SAMPLE_RATE, norm="slaney", mel_scale="slaney")
-    return filters.to(device)
+    with torch.inference_mode(False):
+        filters = F.melscale_fbanks(WINDOW // 2 + 1, 20.0, 8000.0, MELS, SAMPLE_RATE, norm="slaney", mel_scale="slaney")
+        return filters.to(device)
