@@ -104,6 +104,10 @@ class Curve:
         known = self._quartiles.get((self.reach - 1).bit_length()) if count > self.reach else None
         return max(self.at(count), known[1] * (count / self.reach) ** 0.5) if known else self.at(count)
 
+    def dear(self, count: int) -> float:
+        """As `seen`, but no more than so many passes over one: a slow first pass over a new shape is no such price."""
+        return min(self.seen(count), count * self.at(1))
+
 
 @final
 class Acceptance:
@@ -250,7 +254,7 @@ class Budget:
             known.learn(plan, draft_sizes, depth, accepted)
             draft = tree if plan.nodes > plan.depth else chain
             draft.add(plan.depth, draft_seconds)
-            cost, once = target.seen(columns) + draft.seen(plan.depth), target.at(1)
+            cost, once = target.dear(columns) + draft.seen(plan.depth), target.at(1)
             if tokens > 1 and min(target.samples(columns), draft.samples(plan.depth)) < ENOUGH:
                 cost = min(cost, tokens * once)  # what was accepted deserves more timings before it counts as a loss
             spent, gained = self._books.get(batch, (0.0, 0.0))
@@ -299,7 +303,7 @@ class Budget:
             seconds, drafting = target.at(nodes + 1), draft.at(depth)
             rate = (1 + gain) / (known.offered * seconds + (1 - known.offered) * once + drafting)
             # Nothing accepted is the worst that can happen: a run that cannot bear it must not try.
-            risk = target.seen(nodes + 1) + draft.seen(depth) - once
+            risk = target.dear(nodes + 1) + draft.seen(depth) - once
             if chances[0] > DOUBT and min(target.samples(nodes + 1), draft.samples(depth)) < ENOUGH:
                 risk = min(risk, CREDIT * once)  # one slow pass does not bar a drafter that is right
             if risk > purse:

@@ -147,14 +147,16 @@ def test_a_batch_pays_for_all_its_rows() -> None:
     assert run.speed(100, batch=8) > 1.8
 
 
-def test_one_slow_pass_decides_nothing() -> None:
+@pytest.mark.parametrize("first", [0, 1])
+def test_one_slow_pass_decides_nothing(first: int) -> None:
+    """Not even where that draft happened to be wrong."""
     budget = Budget("model", "cpu", "drafter")
     asked = 0
     for step in range(40):
         plan = budget.plan(1)
         asked += plan.nodes > 0
         slow = 20.0 if asked == 1 and plan.nodes else 1.0  # the first pass over a new shape
-        accepted = [plan.depth]
+        accepted = [plan.depth if asked > 1 or first else 0]
         budget.observe(1, [1 + plan.depth], plan.depth, accepted, slow * tiny(1 + plan.depth), 0.001)
         assert asked or step < 5
     assert asked > 25
