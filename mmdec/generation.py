@@ -190,7 +190,7 @@ class Speculation:
 
     def _rule(self, config: GenerationConfig, batch: int) -> Rule:
         sampled = bool(config.do_sample)
-        name = self.rule or ("sampled" if sampled else "greedy")
+        name: RuleName = self.rule or cast(RuleName, "sampled" if sampled else "greedy")
         if name != "typical" and sampled != (name != "greedy"):
             raise InputError(
                 f"`rule` must fit `do_sample`, but is {name!r} with do_sample={sampled}. Leave `rule` out to follow it."

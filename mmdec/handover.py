@@ -22,8 +22,8 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
     WhisperForConditionalGeneration,
 )
-from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 from transformers.generation.logits_process import WhisperNoSpeechDetection
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from mmdec.decode.record import Assembly, Record
 from mmdec.decode.sampling import Listener, Processor, Stop, WholeBatch
@@ -118,13 +118,13 @@ class Results:
         found: dict[str, Any] = {}
         prompt = sequences.shape[1] - max(lengths)
         encoded = inputs["encoder_outputs"]
+        flags = {name: True for name in ("output_attentions", "output_hidden_states") if getattr(config, name)}
+        seen: Any = target.reread(inputs, sequences, **flags) if flags else None
         if config.output_attentions:
-            seen = target.reread(inputs, sequences, output_attentions=True)
             found["decoder_attentions"] = _steps(seen.attentions, prompt, 2, square=True)
             found["cross_attentions"] = _steps(seen.cross_attentions, prompt, 2)
             found["encoder_attentions"] = encoded.get("attentions")
         if config.output_hidden_states:
-            seen = target.reread(inputs, sequences, output_hidden_states=True)
             found["decoder_hidden_states"] = _steps(seen.hidden_states, prompt, 1)
             found["encoder_hidden_states"] = encoded.get("hidden_states")
         return GenerateEncoderDecoderOutput(sequences=ids, scores=scores, logits=logits, **found)  # type: ignore[arg-type]

@@ -76,7 +76,7 @@ class Ranks:
 
     def _best(self, nodes: int, depth: int) -> list[Node]:
         chances = self.chances()
-        heap = [(-chances[0][0], (0,))]
+        heap: list[tuple[float, tuple[int, ...]]] = [(-chances[0][0], (0,))]
         kept: list[tuple[int, ...]] = []
         while heap and len(kept) < nodes:
             value, path = heapq.heappop(heap)

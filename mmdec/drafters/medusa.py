@@ -78,7 +78,7 @@ class Medusa:
                 f"`drafter` must fit a model with {target.hidden_size} channels and {target.vocab_size} tokens, but "
                 f"the heads are for {config.hidden_size} and {config.vocab_size}. Use heads trained for this model."
             )
-        weight = self.heads.heads[0].linear.weight
+        weight = next(self.heads.parameters())
         if weight.device != target.device or weight.dtype != self.output.weight.dtype:
             raise InputError(
                 f"`drafter` must be on {target.device} in {self.output.weight.dtype}, but is on {weight.device} in "

@@ -4,8 +4,7 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -13,77 +12,41 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import WhisperForConditionalGeneration
-from transformers.modeling_outputs import BaseModelOutput
 
 import mmdec
 from mmdec.decode.budget import Budget
-from mmdec.decode.tree import trees_from_lists
 from mmdec.drafters.medusa import Medusa
-from mmdec.nn.medusa import Kind, MedusaConfig, MedusaHeads
-from mmdec.targets.whisper import WhisperTarget
-from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+from mmdec.types import InputError
 from tests.exactness.tiny_whisper import (
     EOT,
-    NO_TIMESTAMPS,
-    PREVIOUS,
-    SOT,
-    TEXT,
     TIMESTAMPS,
     VOCABULARY,
     sound,
     whisper,
 )
+from tests.exactness.whisper_calls import (
+    MODELS,
+    MODES,
+    PLAIN,
+    SHAPES,
+    SPOKEN,
+    Mode,
+    Oracle,
+    assert_same,
+    call,
+    heads,
+    plug,
+    stock,
+    windows,
+)
 from tests.pairwise import cover
 
-MODELS = {80: whisper(80, 9), 128: whisper(128, 1)}  # some of whose windows end before the limit
-PROMPT = torch.tensor([PREVIOUS, 5, 6, 7, 24, 24])
-LONG = 3.4  # windows of sound; where random timestamps say so, the decoder sees parts of it twice
 pytestmark = [  # transformers' own: on numpy 2, and for word timestamps of windows that say next to nothing
     pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:std:UserWarning"),
 ]
 
 
-@dataclass(frozen=True)
-class Mode:
-    """One way to call `generate`."""
-
-    windows: float = 1.0
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-PLAIN: dict[str, Any] = {  # random weights would make up timestamps here, too
-    "suppress_tokens": [1, 2, *range(SOT, NO_TIMESTAMPS), *range(TIMESTAMPS, VOCABULARY)]
-}
-SPOKEN: dict[str, Any] = {"language": "en", "return_timestamps": True, "return_segments": True}
-MODES = {
-    "short": Mode(options=PLAIN | {"language": "en", "max_new_tokens": 40}),
-    "detected": Mode(options=PLAIN),
-    "translated": Mode(options=PLAIN | {"language": "de", "task": "translate", "repetition_penalty": 1.2}),
-    "prompted": Mode(options=PLAIN | {"language": "fr", "prompt_ids": PROMPT}),
-    "words": Mode(options=SPOKEN | {"return_token_timestamps": True}),
-    "long": Mode(LONG, SPOKEN),
-    "conditioned": Mode(
-        LONG,
-        SPOKEN
-        | {
-            "condition_on_prev_tokens": True,
-            "prompt_ids": PROMPT,
-            "prompt_condition_type": "all-segments",
-            "temperature": 0.0,
-        },
-    ),
-    "thresholds": Mode(
-        LONG,
-        SPOKEN
-        | {
-            "temperature": (0.0,),
-            "logprob_threshold": -0.3,
-            "compression_ratio_threshold": 1.1,
-            "no_speech_threshold": 1e-4,
-        },
-    ),
-}
 GRID = {
     "mode": list(MODES),
     "drafter": ["lookup", "recycling", "linear", "block", "right", "wrong"],
@@ -102,95 +65,6 @@ def fresh() -> Iterator[None]:
         network.set_attn_implementation("sdpa")
 
 
-def heads(kind: Kind, seed: int = 0, **sizes: Any) -> MedusaHeads:
-    torch.manual_seed(seed)
-    made = MedusaHeads(
-        MedusaConfig(**{"hidden_size": 32, "vocab_size": VOCABULARY, "heads": 4, **sizes}, **SHAPES[kind])
-    )
-    for weight in made.parameters():
-        torch.nn.init.normal_(weight, std=0.2)
-    return made.eval()
-
-
-SHAPES: dict[str, Any] = {
-    "linear": {"kind": "linear"},
-    "block": {"kind": "block", "attention_heads": 2, "ffn": 48},
-}
-
-
-@dataclass
-class Known:
-    """A run of the oracle: each row's text to come, and how much of it has come."""
-
-    texts: list[list[int]]
-    places: list[int]
-
-
-class Oracle:
-    """Knows the texts of all windows: always right, or never."""
-
-    needs = Needs()
-
-    def __init__(self, windows: list[Tensor], right: bool, bushy: bool) -> None:
-        self.name, self.windows, self.right, self.bushy = "oracle", list(windows), right, bushy
-
-    def check(self, target: Target) -> None: ...
-
-    def start(self, context: Context) -> Known:
-        rows, prompt = self.windows.pop(0), context.tokens
-        assert torch.equal(rows[:, : prompt.shape[1]], prompt)
-        return Known(rows[:, prompt.shape[1] :].tolist(), [0] * len(rows))
-
-    def propose(self, memory: Known, roots: Tensor, plan: Plan) -> Draft:
-        trees = []
-        for text, place in zip(memory.texts, memory.places, strict=True):
-            tail = text[place : place + plan.depth]
-            tokens, parents, node = list[int](), list[int](), 0
-            for token in tail:
-                if self.bushy and len(tokens) + 1 < plan.nodes:  # a sibling before it that is wrong
-                    tokens.append((token + 1) % TEXT)
-                    parents.append(node)
-                if len(tokens) == plan.nodes:
-                    break
-                tokens.append(token if self.right else (token + 2) % TEXT)
-                parents.append(node)
-                node = len(tokens)
-            trees.append((tokens, parents))
-        return trees_from_lists(roots, trees)
-
-    def update(self, memory: Known, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        memory.places = [place + length for place, length in zip(memory.places, verdict.lengths.tolist(), strict=True)]
-
-    def select(self, memory: Known, live: Tensor) -> None:
-        memory.texts = [memory.texts[row] for row in live.tolist()]
-        memory.places = [memory.places[row] for row in live.tolist()]
-
-
-def call(network: WhisperForConditionalGeneration, mode: Mode, batch: int, **more: Any) -> Any:
-    torch.manual_seed(0)
-    options = {"max_new_tokens": 14, "max_length": None, **mode.options, **more}
-    return network.generate(**sound(batch, mode.windows, network.config.num_mel_bins, batch), **options)
-
-
-@lru_cache
-def stock(mels: int, mode: str, batch: int, attention: str) -> Any:
-    return call(MODELS[mels], MODES[mode], batch)
-
-
-@lru_cache
-def windows(mels: int, mode: str, batch: int) -> list[Tensor]:
-    """What transformers' own loop returned for each window."""
-    texts = []
-
-    def listen(model: Any, input_ids: Tensor, **given: Any) -> Any:
-        out = model._sample(input_ids, **given)
-        texts.append(out if isinstance(out, Tensor) else out.sequences)
-        return out
-
-    call(MODELS[mels], MODES[mode], batch, custom_generate=listen)
-    return texts
-
-
 def drafter(case: dict[str, Any]) -> Any:
     name, network = case["drafter"], MODELS[case["mels"]]
     if name in SHAPES:
@@ -199,32 +73,6 @@ def drafter(case: dict[str, Any]) -> Any:
         texts = windows(case["mels"], case["mode"], case["batch"])
         return Oracle(texts, name == "right", isinstance(case["nodes"], tuple))
     return name
-
-
-def plug(drafter: Any, nodes: Any, **more: Any) -> Any:
-    """A tree's nodes and depth cannot be had by the door, whose fixed plans are chains: a budget of the test's own."""
-    made = mmdec.speculate(drafter, num_speculative_tokens=None if isinstance(nodes, tuple) else nodes, **more)
-    if isinstance(nodes, tuple):
-        made._budget = lambda target: Budget.fixed(*nodes)  # type: ignore[method-assign]
-    return made
-
-
-def assert_same(found: Any, wanted: Any) -> None:
-    """Tensors, and what is made of them."""
-    assert type(found) is type(wanted)
-    if isinstance(wanted, Tensor):
-        assert torch.equal(found.nan_to_num(-1), wanted.nan_to_num(-1))
-    elif isinstance(wanted, dict):
-        assert found.keys() == wanted.keys()
-        for name in wanted:
-            if name != "result":
-                assert_same(found[name], wanted[name])
-    elif isinstance(wanted, list | tuple):
-        assert len(found) == len(wanted)
-        for one, other in zip(found, wanted, strict=True):
-            assert_same(one, other)
-    else:
-        assert found == wanted
 
 
 @pytest.mark.parametrize(
@@ -373,68 +221,6 @@ def test_outputs_are_those_of_generate(batch: int) -> None:
             torch.testing.assert_close(one[rows], other[rows], rtol=1e-4, atol=1e-4)
     for name in ("cross_attentions", "decoder_attentions", "decoder_hidden_states", "encoder_attentions"):
         torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_tree_logits_are_those_of_each_path(attention: str) -> None:
-    """In float64, in a ragged batch with padding on the left, over three rounds with rows that leave."""
-    network = whisper(80, 3).double()
-    network.set_attn_implementation(attention)
-    target = WhisperTarget(network)
-    generator = torch.Generator().manual_seed(0)
-    batch = 4
-    states = network.model.encoder(sound(batch)["input_features"].double()).last_hidden_state
-    ids = torch.randint(TEXT, (batch, 6), generator=generator)
-    mask = (torch.arange(6) >= torch.tensor([0, 3, 1, 5])[:, None]).long()
-    texts = [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
-    given: dict[str, Any] = {"input_ids": ids, "encoder_outputs": BaseModelOutput(last_hidden_state=states)}
-    session, context, draft, scores = target.prefill(
-        {**given, "decoder_attention_mask": mask}, Needs((0, -1), True, True)
-    )
-    assert torch.equal(context.next_position, mask.sum(1))
-    live = list(range(batch))
-
-    def compare(draft: Draft, scores: Scores) -> list[list[list[int]]]:
-        paths = []
-        for place, row in enumerate(live):
-            ways: list[list[int]] = []
-            for node, parent in enumerate(draft.parents[place].tolist()):
-                ways.append([*(ways[parent] if parent >= 0 else []), node])
-                tokens = texts[row][:-1] + draft.tokens[place, ways[-1]].tolist()
-                out = network(
-                    encoder_outputs=(states[row : row + 1],),
-                    decoder_input_ids=torch.tensor([tokens]),
-                    output_hidden_states=True,
-                )
-                torch.testing.assert_close(scores.logits[place, node], out.logits[0, -1], rtol=1e-9, atol=1e-9)
-                for layer, index in ((0, 1), (-1, -1)):
-                    hidden = out.decoder_hidden_states[index][0, -1]
-                    torch.testing.assert_close(scores.features[layer][place, node], hidden, rtol=1e-9, atol=1e-9)
-            paths.append(ways)
-        return paths
-
-    compare(draft, scores)
-    for step in range(3):
-        size = 7
-        parents = [[-1, *(int(torch.randint(node, (), generator=generator)) for node in range(1, size))] for _ in live]
-        for text in (texts[row] for row in live):
-            text.append(int(torch.randint(TEXT, (), generator=generator)))
-        tokens = torch.randint(TEXT, (len(live), size), generator=generator)
-        tokens[:, 0] = torch.tensor([texts[row][-1] for row in live])
-        draft = Draft(tokens, torch.tensor(parents), torch.full((len(live),), size))
-        scores = target.score(session, draft)
-        ways = compare(draft, scores)
-        chosen = [ways[place][(place + step) % size] for place in range(len(live))]
-        longest = max(map(len, chosen))
-        path = torch.tensor([way + [-1] * (longest - len(way)) for way in chosen])
-        none = torch.zeros(len(live), dtype=torch.long)
-        target.commit(session, Verdict(path, none, none.bool(), none[:, None], none))
-        for place, row in enumerate(live):
-            texts[row] += draft.tokens[place, chosen[place][1:]].tolist()
-        if step == 1:
-            kept = torch.tensor([3, 0, 1])
-            target.select(session, kept)
-            live = [live[place] for place in kept.tolist()]
 
 
 @pytest.mark.parametrize(
