@@ -140,7 +140,8 @@ class Speculation:
             raise InputError(
                 f"`num_speculative_tokens` must be at least 0, but is {num_speculative_tokens}. 0 is plain decoding."
             )
-        self.drafter, self.rule, self.nodes, self.seed = _drafter(drafter), rule, num_speculative_tokens, seed
+        self.rule: RuleName | None = rule
+        self.drafter, self.nodes, self.seed = _drafter(drafter), num_speculative_tokens, seed
         self.on_round, self.streamer = on_round, streamer
 
     def __call__(
@@ -190,7 +191,7 @@ class Speculation:
 
     def _rule(self, config: GenerationConfig, batch: int) -> Rule:
         sampled = bool(config.do_sample)
-        name: RuleName = self.rule or cast(RuleName, "sampled" if sampled else "greedy")
+        name: RuleName = self.rule or ("sampled" if sampled else "greedy")
         if name != "typical" and sampled != (name != "greedy"):
             raise InputError(
                 f"`rule` must fit `do_sample`, but is {name!r} with do_sample={sampled}. Leave `rule` out to follow it."
