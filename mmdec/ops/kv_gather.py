@@ -14,20 +14,31 @@ def kv_gather(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int
     Everything is read before anything is written, so that the two ranges may overlap. What lies in place already is not
     touched, and where that is all, nothing runs. Leading dimensions (layers, keys and values) move together.
     """
+    if kv.device.type == "cpu":
+        copy_rows(kv, columns, begins)
+    else:
+        index_rows(kv, columns, begins)
+
+
+def copy_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
+    """Two plain copies for each row that moves: on a CPU they take a third of the time of indexing."""
+    for row, (path, begin) in enumerate(zip(columns, begins, strict=True)):
+        first = next((step for step, column in enumerate(path) if column != begin + step), len(path))
+        if first < len(path):
+            cells = kv.select(-4, row)  # (..., H, S, D)
+            source = cells.index_select(-2, torch.tensor(path[first:], device=kv.device))
+            cells.narrow(-2, begin + first, len(path) - first).copy_(source)
+
+
+def index_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
+    """All rows in a few launches, whatever the batch: for a GPU."""
     moves = [
         (row, column, begin + step)
         for row, (path, begin) in enumerate(zip(columns, begins, strict=True))
         for step, column in enumerate(path)
         if column != begin + step
     ]
-    if not moves:
-        return
-    if kv.shape[-4] == 1:
-        first, count = moves[0][2], len(moves)
-        if moves[-1][2] - first + 1 == count:  # one run of targets: two plain copies beat an indexed write
-            source = torch.tensor([column for _, column, _ in moves], device=kv.device)
-            kv.narrow(-2, first, count).copy_(kv.index_select(-2, source))
-            return
-    rows, sources, places = torch.tensor(moves, device=kv.device).unbind(1)
-    cells = kv.movedim((-4, -2), (0, 1))  # (B, S, ..., H, D)
-    cells[rows, places] = cells[rows, sources]
+    if moves:
+        rows, sources, places = torch.tensor(moves, device=kv.device).unbind(1)
+        cells = kv.movedim((-4, -2), (0, 1))  # (B, S, ..., H, D)
+        cells[rows, places] = cells[rows, sources]
