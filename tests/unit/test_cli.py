@@ -48,7 +48,16 @@ def test_json_has_one_object_a_line(recordings: list[Path], tmp_path: Path, tiny
     assert [line["input"] for line in lines] == [str(path) for path in recordings]
     assert [line["seconds_audio"] for line in lines] == [1.0, 1.3, 1.6]
     for line in lines:
-        assert {"input", "output", "text", "units", "seconds_audio", "seconds_taken", "timings"} == line.keys()
+        assert {
+            "input",
+            "output",
+            "text",
+            "units",
+            "seconds_audio",
+            "seconds_taken",
+            "passes",
+            "timings",
+        } == line.keys()
         samples, rate = soundfile.read(line["output"])
         assert rate == RATE
         assert len(samples) > 0
