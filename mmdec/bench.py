@@ -90,7 +90,7 @@ def bench_speech(
         "what": "shipped model; a = graph, lookahead; b = autoregressive baseline, greedy; after the encoder",
         "curve": curve,
         "verified": {
-            "what": "whole recordings; a = graph included, then the baseline verifies its drafts; b = the baseline alone",
+            "what": "whole recordings; a = the graph, then the baseline on its drafts; b = the baseline alone",
             "recordings": verified,
             "median_ratio": statistics.median(row["ratio"] for row in verified),
             "units_per_pass": sum(row["units"] for row in verified) / sum(row["passes"] for row in verified),

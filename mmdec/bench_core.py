@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -65,7 +65,7 @@ def random_model(size: str, text: str = "repeating", device: str = "cpu") -> Pre
     torch.manual_seed(0)
     heads = {"num_attention_heads": SIZES[size]["hidden_size"] // 64, "max_position_embeddings": 1024}
     config = LlamaConfig(**SIZES[size], **heads, initializer_range=TEXTS[text], eos_token_id=None, pad_token_id=0)  # type: ignore[arg-type]
-    return LlamaForCausalLM(config).eval().to(device)
+    return cast(PreTrainedModel, LlamaForCausalLM(config).eval()).to(torch.device(device))  # type: ignore[arg-type]
 
 
 def bench_core(

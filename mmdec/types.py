@@ -3,8 +3,8 @@
 An error names the argument, the rule, the value and the remedy:
 "`sample_rate` must be at least 8000 Hz, but is 4000. Resample the audio first."
 
-B rows, N nodes of a draft, A nodes of an accepted path, P prompt columns, V vocabulary, H hidden size. torch is imported
-by those who make tensors, not here: `mmdec --help` is to be quick.
+B rows, N nodes of a draft, A nodes of an accepted path, P prompt columns, V vocabulary, H hidden size. torch is
+imported by those who make tensors, not here: `mmdec --help` is to be quick.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class InputError(MmdecError, ValueError):
 class Draft:
     """A tree of tokens for each row. A chain is a tree of width one, plain decoding a tree of one node.
 
-    Node 0 is the root: the pending token, chosen but not yet in the cache. A parent comes before its children. What lies
-    at nodes `size` and beyond is padding: any valid token, parent 0.
+    Node 0 is the root: the pending token, chosen but not yet in the cache. A parent comes before its children. What
+    lies at nodes `size` and beyond is padding: any valid token, parent 0.
     """
 
     tokens: Tensor  # (B, N) int64
