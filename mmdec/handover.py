@@ -108,13 +108,16 @@ class Results:
     ) -> Output:
         """transformers' output object for sequences (B, L) with `lengths` new tokens in each row.
 
-        Scores after a row's end are zeros. Attentions and hidden states are those of one more pass, over all.
+        Scores after a row's end are zeros. Attentions and hidden states are those of one more pass, over all. A text
+        model's cache comes back where there is one row.
         """
         ids = cast(torch.LongTensor, sequences)
         scores = None if self.scores is None else self.scores.steps(lengths)
         logits = None if self.logits is None else self.logits.steps(lengths)
         if isinstance(target, TextTarget):
-            return GenerateDecoderOnlyOutput(sequences=ids, scores=scores, logits=logits)  # type: ignore[arg-type]
+            # Larger batches decode in a cache of their own, which finished rows leave.
+            kept = inputs.get("past_key_values") if len(sequences) == 1 else None
+            return GenerateDecoderOnlyOutput(sequences=ids, scores=scores, logits=logits, past_key_values=kept)  # type: ignore[arg-type]
         found: dict[str, Any] = {}
         prompt = sequences.shape[1] - max(lengths)
         encoded = inputs["encoder_outputs"]

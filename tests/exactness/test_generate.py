@@ -179,6 +179,20 @@ def test_the_drop_in_gives_what_generate_gives() -> None:
     assert torch.equal(out.sequences, wanted)
 
 
+def test_the_cache_comes_back_and_serves_on() -> None:
+    model, ids = MODELS["llama"], torch.tensor([[1, 7, 9, 7, 9, 7]])
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": None}
+    plug = mmdec.speculate("lookup", num_speculative_tokens=5)
+    out = model.generate(  # type: ignore[operator]
+        ids, attention_mask=torch.ones_like(ids), custom_generate=plug, return_dict_in_generate=True, **options
+    )
+    cache, ids = out.past_key_values, out.sequences
+    assert cache.get_seq_length() == ids.shape[1] - 1
+    mask = torch.ones_like(ids)
+    later = model.generate(ids, attention_mask=mask, past_key_values=cache, **options)  # type: ignore[operator]
+    assert torch.equal(later, model.generate(ids, attention_mask=mask, **options))  # type: ignore[operator]
+
+
 def test_several_samples_of_one_prompt() -> None:
     options: dict[str, Any] = {"do_sample": True, "num_return_sequences": 4, "max_new_tokens": 12}
     found = mmdec.generate(MODELS["llama"], prompts(1), "lookup", seed=3, **options).sequences
