@@ -227,6 +227,16 @@ def check_model(model: PreTrainedModel) -> None:
             f"`model` must attend to all earlier tokens in every layer, but {kind} keeps {', '.join(foreign)}: drafts "
             "cannot be taken back. Choose a model without sliding windows or recurrent layers."
         )
+    if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo: by columns, unknown to its cache
+        raise InputError(
+            f"`model` must attend to all earlier tokens in every layer, but {kind} has local layers, whose window no "
+            "draft fits in. Choose a model without them."
+        )
+    if getattr(config, "alibi", False):
+        raise InputError(
+            f"`model` must take positions as `position_ids`, but {kind} adds ALiBi by column, where drafts "
+            "have none of their own. Choose a model with rotary or learned positions."
+        )
     attention = config._attn_implementation
     if attention not in ATTENTION:
         raise InputError(

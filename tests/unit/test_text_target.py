@@ -12,6 +12,10 @@ from transformers import (
     BertConfig,
     BertLMHeadModel,
     DynamicCache,
+    FalconConfig,
+    FalconForCausalLM,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -90,6 +94,7 @@ def test_models_that_cannot_work_are_refused_with_what_would() -> None:
     window = {**SIZES, "sliding_window": 8}
     half = {**SIZES, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    neo: dict[str, Any] = {"vocab_size": 40, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 4}
     heads = {"num_heads": 2, "d_kv": 8, "num_layers": 1, "decoder_start_token_id": 0}
     refused = [
         (T5ForConditionalGeneration(T5Config(vocab_size=40, d_model=16, d_ff=16, **heads)), "decoder-only"),
@@ -97,6 +102,8 @@ def test_models_that_cannot_work_are_refused_with_what_would() -> None:
         (MistralForCausalLM(MistralConfig(**window)), "DynamicSlidingWindowLayer"),
         (Qwen2ForCausalLM(Qwen2Config(**half)), "DynamicSlidingWindowLayer"),
         (llama(rope_parameters=dynamic), "dynamic"),
+        (GPTNeoForCausalLM(GPTNeoConfig(attention_types=[[["global", "local"], 1]], **neo)), "local layers"),
+        (FalconForCausalLM(FalconConfig(**small, num_attention_heads=4, alibi=True)), "ALiBi"),
         (torch.nn.Linear(2, 2), "AutoModelForCausalLM"),
     ]
     for wrong, said in refused:
@@ -107,6 +114,11 @@ def test_models_that_cannot_work_are_refused_with_what_would() -> None:
 def test_windows_that_are_switched_off_do_not_matter() -> None:
     TextTarget(MistralForCausalLM(MistralConfig(**{**SIZES, "sliding_window": None})))
     TextTarget(Qwen2ForCausalLM(Qwen2Config(**{**SIZES, "use_sliding_window": False, "sliding_window": 8})))
+
+
+def test_global_attention_alone_is_no_window() -> None:
+    neo: dict[str, Any] = {"vocab_size": 40, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 4}
+    TextTarget(GPTNeoForCausalLM(GPTNeoConfig(attention_types=[[["global"], 2]], **neo)))
 
 
 def test_an_attention_that_takes_no_tree_is_refused() -> None:
