@@ -245,7 +245,7 @@ def check_model(model: PreTrainedModel) -> None:
         )
     rope = getattr(text, "rope_parameters", None) or {}
     kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
-    growing = sorted(kinds & {"dynamic", "longrope"})
+    growing = [kind for kind in ("dynamic", "longrope") if kind in kinds]
     if growing:
         raise InputError(
             f"`rope_type` must not depend on the text's length, but is {growing[0]}: a draft would change it early. "
