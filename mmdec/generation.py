@@ -186,7 +186,8 @@ class Speculation:
         text = Text(input_ids, stop(stopping_criteria, generation_config), results.processors)
         rule = self._rule(generation_config, len(input_ids))
         inputs = {"input_ids": input_ids, **inputs}
-        rounds = decode(target, inputs, text, rule, self.drafter, self._budget(target))
+        drafter = None if self.nodes == 0 else self.drafter  # which would learn in vain
+        rounds = decode(target, inputs, text, rule, drafter, self._budget(target))
         pad = generation_config._pad_token_tensor  # type: ignore[attr-defined] # set by `generate` before it hands over
         return _Begun(text, rounds, 0 if pad is None else int(pad), target, inputs, results)
 

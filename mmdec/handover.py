@@ -58,6 +58,12 @@ def check(target: TextTarget | WhisperTarget, config: GenerationConfig, inputs: 
     for name in ("output_attentions", "output_hidden_states") if isinstance(target, TextTarget) else ():
         if getattr(config, name):
             raise InputError(f"`{name}` must be left out, but is True. Rounds hold tokens and timings alone.")
+    for name in ("penalty_alpha", "dola_layers", "prompt_lookup_num_tokens", "assistant_early_exit"):
+        if getattr(config, name, None):
+            raise InputError(
+                f"`{name}` must be left out, but is {getattr(config, name)!r}. It asks for another decoding loop; "
+                "leave `custom_generate` out for it."
+            )
     if inputs.pop("synced_gpus", False) if isinstance(inputs, dict) else False:
         raise InputError("`synced_gpus` must be False, but is True. Each process decodes on its own.")
 

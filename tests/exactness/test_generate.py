@@ -248,6 +248,8 @@ def test_the_stream_holds_the_text_and_can_be_left() -> None:
         ({"rule": "greedy", "do_sample": True}, "do_sample"),
         ({"cache_implementation": "static"}, "cache"),
         ({"stop_strings": ["x"]}, "tokenizer"),
+        ({"prompt_lookup_num_tokens": 4}, "prompt_lookup_num_tokens"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha"),
         ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
     ],
 )
