@@ -116,11 +116,11 @@ class ArDecoder(nn.Module):
         cache.length += 1
         return F.linear(x[:, 0], self.embed_tokens.weight)
 
-    def extend(self, tokens: Tensor, places: Tensor, cache: ArCache, mask: Tensor) -> Tensor:
+    def extend(self, tokens: Tensor, places: Tensor, cache: ArCache, mask: Tensor | None) -> Tensor:
         """Several more tokens (B, N) at positions (B, N), written behind the cache's columns -> logits (B, N, V).
 
-        mask (B, 1, N, length + N), additive, says who sees whom. The cache's length stays: what is kept is for the
-        caller to say. It grows where it is too small.
+        mask (B, 1, N, length + N), additive, says who sees whom; None: all see all. The cache's length stays: what is
+        kept is for the caller to say. It grows where it is too small.
         """
         start, count = cache.length, tokens.shape[1]
         cache.reserve(start + count)
