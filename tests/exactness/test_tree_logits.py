@@ -90,6 +90,26 @@ def prompts(rng: random.Random, lengths: list[int]) -> tuple[list[list[int]], di
     return texts, {"input_ids": ids, "attention_mask": mask}
 
 
+def play(
+    target: TextTarget,
+    session: Any,
+    model: PreTrainedModel,
+    rng: random.Random,
+    texts: list[list[int]],
+    nodes: int,
+    bound: float,
+) -> None:
+    """One round: a random draft, whose logits must be those of its paths, and a random path accepted."""
+    draft = random_draft(rng, len(texts), nodes)
+    logits = target.score(session, draft).logits
+    assert furthest(model, draft, logits, texts) < bound
+    paths = []
+    for row, text in enumerate(texts):
+        paths.append(way(draft.parents[row].tolist(), rng.randrange(int(draft.size[row]))))
+        text += draft.tokens[row, paths[-1]].tolist()
+    target.commit(session, verdict_of(paths))
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager", TREE_ATTENTION])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize("lengths", [[6], [6, 6], [3, 7, 5]], ids=["one row", "even rows", "padded rows"])
@@ -106,14 +126,7 @@ def test_each_node_is_scored_as_the_end_of_its_path(family: str, attention: str,
         assert float((scores.logits[row, 0] - want).abs().max() / want.abs().max()) < BOUND[attention]
     target.commit(session, verdict_of([[0]] * len(texts)))  # the prompt's verdict changes nothing
     for nodes in (7, 1, 4, 12, 1, 9):
-        draft = random_draft(rng, len(texts), nodes)
-        logits = target.score(session, draft).logits
-        assert furthest(model, draft, logits, texts) < BOUND[attention]
-        paths = []
-        for row, text in enumerate(texts):
-            paths.append(way(draft.parents[row].tolist(), rng.randrange(int(draft.size[row]))))
-            text += draft.tokens[row, paths[-1]].tolist()
-        target.commit(session, verdict_of(paths))
+        play(target, session, model, rng, texts, nodes, BOUND[attention])
 
 
 @pytest.mark.parametrize("attention", ["sdpa", TREE_ATTENTION])
@@ -127,14 +140,7 @@ def test_rows_leave_and_change_places(attention: str) -> None:
         texts = [texts[row] for row in live]
         target.select(session, torch.tensor(live))
         for nodes in (5, 8):
-            draft = random_draft(rng, len(texts), nodes)
-            logits = target.score(session, draft).logits
-            assert furthest(model, draft, logits, texts) < BOUND[attention]
-            paths = []
-            for row, text in enumerate(texts):
-                paths.append(way(draft.parents[row].tolist(), rng.randrange(int(draft.size[row]))))
-                text += draft.tokens[row, paths[-1]].tolist()
-            target.commit(session, verdict_of(paths))
+            play(target, session, model, rng, texts, nodes, BOUND[attention])
 
 
 @torch.inference_mode()
