@@ -88,26 +88,37 @@ def speak(text: str, voice: Speaker, words_per_minute: int, pitch: int) -> np.nd
     return samples
 
 
-def _noise(samples: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def _noise(samples: np.ndarray, random: np.random.Generator, rate: int) -> np.ndarray:
     """White, pink or brown noise, or the murmur of others (shifted, reversed copies of the speech itself)."""
     colour = int(random.integers(4))
     if colour == 3:
         return np.sum([np.roll(samples[::-1], int(random.integers(len(samples)))) for _ in range(5)], axis=0)
     white = random.standard_normal(len(samples))
     spectrum = np.fft.rfft(white)
-    frequency = np.maximum(np.fft.rfftfreq(len(samples), 1 / RATE), 20)
+    frequency = np.maximum(np.fft.rfftfreq(len(samples), 1 / rate), 20)
     return np.fft.irfft(spectrum / frequency ** (colour / 2), len(samples))
 
 
-def _room(samples: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def _room(samples: np.ndarray, random: np.random.Generator, rate: int) -> np.ndarray:
     """Reverberation by decaying noise, RT60 0.1 to 0.5 s."""
     seconds = random.uniform(0.1, 0.5)
-    steps = np.arange(int(seconds * RATE))
+    steps = np.arange(int(seconds * rate))
     response = random.standard_normal(len(steps)) * 10 ** (-3 * steps / len(steps)) * random.uniform(0.02, 0.08)
     response[0] = 1.0
     size = 1 << (len(samples) + len(response)).bit_length()
     wet = np.fft.irfft(np.fft.rfft(samples, size) * np.fft.rfft(response, size), size)
     return wet[: len(samples) + len(response) // 2]
+
+
+def place(samples: np.ndarray, random: np.random.Generator, rate: int) -> np.ndarray:
+    """The room and the noise of a recording at `rate` Hz: most have neither."""
+    if random.random() < 0.25:
+        samples = _room(samples, random, rate)
+    if random.random() < 0.35:
+        noise = _noise(samples, random, rate)
+        ratio = 10 ** (random.uniform(8, 30) / 20)
+        samples = samples + noise * (np.sqrt(np.mean(samples**2)) / (np.sqrt(np.mean(noise**2)) * ratio))
+    return samples
 
 
 def record(
@@ -119,10 +130,6 @@ def record(
     samples = speak(text, voice, rate, pitch)
     before, after = random.uniform(0, 0.4, size=2)
     samples = np.pad(samples, (int(before * RATE), int(after * RATE)))
-    if not clean and random.random() < 0.25:
-        samples = _room(samples, random)
-    if not clean and random.random() < 0.35:
-        noise = _noise(samples, random)
-        ratio = 10 ** (random.uniform(8, 30) / 20)
-        samples = samples + noise * (np.sqrt(np.mean(samples**2)) / (np.sqrt(np.mean(noise**2)) * ratio))
+    if not clean:
+        samples = place(samples, random, RATE)
     return (samples / np.abs(samples).max() * random.uniform(0.1, 0.95)).astype(np.float32), voice

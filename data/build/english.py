@@ -1,0 +1,151 @@
+"""Builds the corpus of English read aloud that the small Whisper is trained on, in LibriSpeech's layout.
+
+python data/build/english.py --out data/english          # resumable; the same seed gives the same files
+
+A chapter is one reader's: sentences of the phrasebook, silent edges cut, to be joined into paragraphs in training.
+The chapters of the test splits are heard in rooms and noise, as in the French corpus; `paragraphs` are read in one go.
+"""
+
+import argparse
+import os
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import readings
+import soundfile
+import voices
+from recording import write_text
+from splits import Sentence, in_order, read_sentences, sample_train
+
+CHAPTER = 16  # sentences
+WORDS, SECONDS = (40, 90), 29.0  # of a paragraph
+SPLITS = ("train", "dev", "test", "test_voices", "paragraphs")
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """What one reader reads."""
+
+    split: str
+    number: int
+    texts: tuple[str, ...]
+
+    def folder(self, root: Path) -> Path:
+        return root / self.split / f"{self.number:05d}" / "1"
+
+
+def texts_of(sentences: Sequence[Sentence]) -> dict[str, set[str]]:
+    """Each split's English texts. One that could be said for sentences of two splits belongs to the one that trains."""
+    said = {split: {text for s in sentences if s.split == split for text in s.renderings} for split in SPLITS[:3]}
+    said["dev"] -= said["train"]
+    said["test"] -= said["train"] | said["dev"]
+    return said
+
+
+def chapters(sentences: Sequence[Sentence], count: int, held: int, seed: int) -> Iterator[Chapter]:
+    """`count` training chapters; of each other split `held` texts."""
+    draw = random.Random(f"english {seed}")
+    said = texts_of(sentences)
+    number = 0
+    pools = {
+        split: [
+            text
+            for s in in_order([s for s in sentences if s.split == split], seed)
+            for text in draw.sample(s.renderings, 1)
+            if text in said[split]
+        ]
+        for split in ("dev", "test")
+    }
+    pools["test_voices"] = pools["test"][held:]
+    for split in ("dev", "test", "test_voices"):
+        chosen = list(dict.fromkeys(pools[split]))[:held]
+        for begin in range(0, len(chosen), 4):  # many readers
+            number += 1
+            yield Chapter(split, number, tuple(chosen[begin : begin + 4]))
+    for _ in range(held // 2):
+        words = draw.randint(*WORDS)
+        paragraph: list[str] = []
+        while sum(len(text.split()) for text in paragraph) < words:
+            paragraph.append(draw.choice(pools["test"]))
+        number += 1
+        yield Chapter("paragraphs", number, (" ".join(paragraph),))
+    train = [s for s in sentences if s.split == "train"]
+    chosen = sample_train(train, min(len(train), count * CHAPTER // 2), seed)
+    turn = 0
+    for _ in range(count):
+        texts = []
+        for _ in range(CHAPTER):
+            sentence = chosen[turn % len(chosen)]
+            texts.append(draw.choice(sentence.renderings))
+            turn += 1
+        number += 1
+        yield Chapter("train", number, tuple(texts))
+
+
+def record(root: Path, seed: int, chapter: Chapter) -> list[str]:
+    """Record a chapter that is not there yet; what failed, by name. The transcript comes last and makes it whole."""
+    folder = chapter.folder(root)
+    name = f"{chapter.number:05d}-1"
+    transcript = folder / f"{name}.trans.txt"
+    if transcript.exists():
+        return []
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = np.random.default_rng([seed, chapter.number])
+    who = readings.reader(draw, held_out=chapter.split == "test_voices")
+    lines, failed = [], []
+    for index, text in enumerate(chapter.texts):
+        try:
+            samples = readings.read_aloud(text, who)
+        except Exception as error:  # one bad sentence must not end the build: it is named at the end
+            failed.append(f"{text}: {error}")
+            continue
+        if chapter.split != "train":
+            before, after = draw.uniform(0.05, 0.5, size=2)
+            samples = np.pad(samples, (int(before * readings.RATE), int(after * readings.RATE)))
+            samples = voices.place(samples, draw, readings.RATE)
+        if len(samples) > SECONDS * readings.RATE:
+            continue  # a paragraph read too slowly
+        samples = samples / np.abs(samples).max() * draw.uniform(0.1, 0.95)
+        path = folder / f"{name}-{index:04d}.flac"
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        soundfile.write(partial, samples, readings.RATE, format="FLAC", subtype="PCM_16")
+        os.replace(partial, path)
+        lines.append((f"{name}-{index:04d} {text}",))
+    (folder / "reader.txt").write_text(f"{who.name} | {who.gender} | {who.words_per_minute} | {who.pitch}\n")
+    write_text(transcript, lines)
+    return failed
+
+
+def _record(arguments: tuple[Path, int, Chapter]) -> list[str]:
+    return record(*arguments)
+
+
+def main() -> int:
+    """Exit code: 0, or 1 when a synthesis failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="build the corpus in this folder, or go on there")
+    parser.add_argument("--chapters", type=int, default=2500, help="training chapters of 16 sentences (default 2500)")
+    parser.add_argument("--held", type=int, default=600, help="texts of dev, test and test_voices (default 600)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default 2)")
+    arguments = parser.parse_args()
+    planned = chapters(read_sentences(), arguments.chapters, arguments.held, arguments.seed)
+    failed: list[str] = []
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        work = ((arguments.out, arguments.seed, chapter) for chapter in planned)
+        for count, bad in enumerate(pool.map(_record, work, chunksize=4)):
+            failed += bad
+            if count % 500 == 499:
+                print(f"{count + 1} chapters", flush=True)
+    for name in failed:
+        print(f"failed: {name}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
