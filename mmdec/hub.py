@@ -47,26 +47,45 @@ _loaded: dict[tuple[object, ...], SpeechTranslator] = {}
 _loading = threading.Lock()
 
 
-def names() -> list[str]:
-    """The models that came with this installation."""
-    return sorted({path.parent.name for place in PLACES for path in place.glob("*/config.json")})
+def names(system: str = "daspeech") -> list[str]:
+    """The models of one system, or of one of transformers' types, that came with this installation."""
+    found = {path.parent.name: path for place in reversed(PLACES) for path in place.glob("*/config.json")}
+    return sorted(name for name, path in found.items() if kind(path.parent) == system)
+
+
+def kind(directory: Path) -> str:
+    """What a model's config.json says it is: one of mmdec's systems or of transformers' types; "" where it does not."""
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        return str(config.get("system") or config.get("model_type") or "")
+    except (OSError, ValueError, AttributeError):
+        return ""
 
 
 def resolve(model: str | os.PathLike[str]) -> Path:
-    """A shipped model's name, a directory, or a Hugging Face id ("owner/name", "owner/name@revision") -> directory."""
+    """The directory of a complete translator: see `find`."""
+    return _complete(find(model), os.fspath(model))
+
+
+def find(model: str | os.PathLike[str], system: str = "daspeech", files: Sequence[str] = HUB_FILES) -> Path:
+    """A shipped model's name, a directory, or a Hugging Face id ("owner/name", "owner/name@revision") -> directory.
+
+    system: whose names an error lists. files: patterns of what is fetched from the hub. What lies in the directory is
+    for the caller to check.
+    """
     text = os.fspath(model)
     path = Path(text)
     if path.suffix in PICKLES:
         raise InputError(f"`model` must hold safetensors, but is the pickle '{text}'. Export it with `hub.save_model`.")
     if path.is_dir():
-        return _complete(path, text)
+        return path
     for place in PLACES:
         if re.fullmatch(r"[\w.-]+", text) and (place / text).is_dir():
-            return _complete(place / text, text)
+            return place / text
     if HUB_ID.fullmatch(text) and not text.startswith("models/"):
-        return _complete(_download(text), text)
+        return _download(text, files)
     raise InputError(
-        f"`model` must be a shipped name ({', '.join(names()) or 'none is installed'}), a directory or a hub id, "
+        f"`model` must be a shipped name ({', '.join(names(system)) or 'none is installed'}), a directory or a hub id, "
         f"but is '{text}'. Check the spelling."
     )
 
@@ -86,13 +105,13 @@ def load(
     directory = resolve(model)
     place = check_device(device)
     with _loading:
-        key = (_version(directory), str(place), None if vocoder is None else _version(vocoder))
+        key = (version(directory), str(place), None if vocoder is None else version(vocoder))
         if key not in _loaded:
             _loaded[key] = _read(directory, place, vocoder)
         return _loaded[key]
 
 
-def _version(source: str | os.PathLike[str]) -> tuple[str, int]:
+def version(source: str | os.PathLike[str]) -> tuple[str, int]:
     """What a directory, a file or a name stands for now: written again, it is another."""
     path = Path(source)
     if not path.exists():
@@ -247,6 +266,8 @@ def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
 
 
 def _complete(directory: Path, name: str) -> Path:
+    if kind(directory) == "whisper":
+        raise InputError(f"`model` must translate speech, but '{name}' is a Whisper. Call `mmdec.transcribe` for it.")
     missing = [file for file in NEEDED if not (directory / file).is_file()]
     if not missing:
         return directory
@@ -258,13 +279,13 @@ def _complete(directory: Path, name: str) -> Path:
     raise InputError(f"`model` must hold {', '.join(NEEDED)}, but '{name}' lacks {', '.join(missing)}. Fetch it again.")
 
 
-def _download(name: str) -> Path:
+def _download(name: str, files: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     repository, _, revision = name.partition("@")
     try:
-        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(files)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise InputError(
             f"`model` must be found on the hub, but '{name}' was not ({type(error).__name__}). "
