@@ -71,6 +71,14 @@ def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE) -> Tensor:
     return resample(samples, rate, sample_rate)
 
 
+def sound_seconds(path: str | os.PathLike[str]) -> float:
+    """Length of a sound file by its header. Raises InputError for what libsndfile cannot read."""
+    try:
+        return soundfile.info(path).duration
+    except (soundfile.SoundFileError, OSError) as error:
+        raise InputError(f"`path` must be a sound file, but '{path}' is not ({error}). Convert it to wav.") from error
+
+
 def _read_whole(source: BinaryIO) -> io.BytesIO:
     """All that a file object gives, in pieces: an endless one is refused before memory ends."""
     content = io.BytesIO()

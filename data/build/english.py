@@ -117,7 +117,8 @@ def record(root: Path, seed: int, chapter: Chapter) -> list[str]:
         os.replace(partial, path)
         lines.append((f"{name}-{index:04d} {text}",))
     (folder / "reader.txt").write_text(f"{who.name} | {who.gender} | {who.words_per_minute} | {who.pitch}\n")
-    write_text(transcript, lines)
+    if not failed:  # else the same command tries again
+        write_text(transcript, lines)
     return failed
 
 

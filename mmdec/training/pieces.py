@@ -1,4 +1,4 @@
-"""A tokenizer in Whisper's format: byte-level word pieces learned from texts, then Whisper's special tokens in Whisper's
+"""A tokenizer in Whisper's format: byte-level word pieces learned from texts, then Whisper's special tokens in their
 order, then the timestamps of a window of 30 s (Radford et al. 2022, section 2.3)."""
 
 from __future__ import annotations
@@ -20,14 +20,18 @@ BYTES = 256
 
 
 def build_tokenizer(texts: Iterable[str], pieces: int) -> WhisperTokenizer:
-    """texts: what the pieces are learned from. pieces: how many, the 256 bytes counted. The only language is English."""
+    """texts: what the pieces are learned from. pieces: how many, the 256 bytes counted. The language is English."""
     learner = ByteLevelBPETokenizer()
-    learner.train_from_iterator((f" {text}" for text in texts), vocab_size=max(pieces, BYTES), min_frequency=2, show_progress=False)
+    learner.train_from_iterator(
+        (f" {text}" for text in texts), vocab_size=max(pieces, BYTES), min_frequency=2, show_progress=False
+    )
     with tempfile.TemporaryDirectory() as folder:
         learner.save_model(folder)
         vocab = json.loads((Path(folder) / "vocab.json").read_text(encoding="utf-8"))
         lines = (Path(folder) / "merges.txt").read_text(encoding="utf-8").splitlines()
-        (Path(folder) / "normalizer.json").write_text("{}", encoding="utf-8")  # no British spelling to bring into American
+        (Path(folder) / "normalizer.json").write_text(
+            "{}", encoding="utf-8"
+        )  # no British spelling to bring into American
         merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         tokenizer = WhisperTokenizer(
             vocab=vocab, merges=merges, normalizer_file=str(Path(folder) / "normalizer.json"), pad_token=END

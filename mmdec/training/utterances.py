@@ -1,0 +1,83 @@
+"""Speech with its transcript, read from LibriSpeech's layout or from a manifest."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmdec.types import InputError
+
+SOUNDS = (".flac", ".wav", ".mp3", ".ogg")
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """One recording. Those of one chapter have one speaker, and follow each other."""
+
+    path: Path
+    text: str
+    speaker: str
+    chapter: str
+
+
+def read_utterances(root: str | Path, split: str | None = None) -> list[Utterance]:
+    """The utterances of a corpus, in order.
+
+    root: a folder in LibriSpeech's layout ({split}/{speaker}/{chapter}/*.trans.txt beside the sound files), or a
+    manifest, .tsv with a header or .jsonl, of `path` (relative to the manifest), `text`, perhaps `speaker`, `chapter`
+    and `split`. split: a folder below root, or the manifest's rows of that split. Raises InputError for what is not
+    there.
+    """
+    place = Path(root)
+    if place.is_file():
+        found = list(_manifest(place, split))
+    else:
+        folder = place / split if split else place
+        if not folder.is_dir():
+            raise InputError(f"`root` must hold '{split or ''}', but '{folder}' is no folder. Check corpus and split.")
+        found = [row for file in sorted(folder.rglob("*.trans.txt")) for row in _chapter(file)]
+    if not found:
+        raise InputError(
+            f"`root` must hold transcripts (*.trans.txt, or a manifest's rows), but '{place}' has none for split "
+            f"{split!r}. LibriSpeech's layout or a .tsv or .jsonl of `path` and `text` is read."
+        )
+    return found
+
+
+def _chapter(file: Path) -> Iterator[Utterance]:
+    speaker, chapter = file.parent.parent.name, f"{file.parent.parent.name}-{file.parent.name}"
+    for line in file.read_text(encoding="utf-8").splitlines():
+        name, _, text = line.strip().partition(" ")
+        if not name:
+            continue
+        paths = [path for suffix in SOUNDS if (path := file.parent / f"{name}{suffix}").is_file()]
+        if not paths:
+            raise InputError(f"`root` must hold each utterance's sound, but '{file.parent / name}.flac' is missing.")
+        yield Utterance(paths[0], text.strip(), speaker, chapter)
+
+
+def _manifest(file: Path, split: str | None) -> Iterator[Utterance]:
+    text = file.read_text(encoding="utf-8")
+    try:
+        if file.suffix == ".jsonl":
+            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+        else:
+            rows = list(csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
+        for number, row in enumerate(rows):
+            if split is not None and row.get("split") not in (None, split):
+                continue
+            speaker = str(row.get("speaker") or number)
+            path = file.parent / row["path"]
+            if not path.is_file():
+                raise InputError(
+                    f"`root` must name existing sound files, but '{path}' does not exist. Check row {number + 1}."
+                )
+            yield Utterance(path, str(row["text"]).strip(), speaker, str(row.get("chapter") or speaker))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise InputError(
+            f"`root` must be a manifest with `path` and `text`, but '{file}' is not ({error}). Give .tsv with a "
+            "header, or .jsonl."
+        ) from error

@@ -1,0 +1,213 @@
+"""Training of a small Whisper: next tokens, letters from the encoder (CTC), and tokens further ahead.
+
+Decoder states that must also tell the tokens after the next one look further ahead in the sound, which heads trained
+on the frozen model later read (multi-token prediction: Gloeckle et al. 2024; Medusa: Cai et al. 2024).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+from mmdec.nn.medusa import MedusaConfig, MedusaHeads
+from mmdec.training.pieces import END, START
+from mmdec.training.schedule_lr import Schedule
+from mmdec.training.windows import IGNORED, LETTERS, Batch
+
+NEAR = 1.3  # scale of the first queries and keys: attention of some five places
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of the network."""
+
+    width: int = 160
+    attention_heads: int = 5
+    encoder_layers: int = 3
+    encoder_ffn: int = 640
+    decoder_layers: int = 8
+    decoder_ffn: int = 320
+    mels: int = 80
+    source_positions: int = 1500
+    target_positions: int = 448
+    dropout: float = 0.0
+
+
+class WhisperModule(LightningModule):
+    """L = L_next + ctc_weight L_CTC + ahead_weight mean_k 0.8^k L_(k further).
+
+    units: the tokens by number. ahead: heads that tell 1 ... `ahead` tokens after the next; in each step `ahead_drawn`
+    of them are trained. All randomness of a step follows from (seed, epoch, step).
+    """
+
+    def __init__(
+        self,
+        units: list[str],
+        shape: Shape | None = None,
+        lr: float = 2e-3,
+        weight_decay: float = 0.01,
+        warmup: int = 400,
+        decay_from: int | None = None,
+        decay_steps: int = 1000,
+        label_smoothing: float = 0.0,
+        ctc_weight: float = 0.3,
+        ahead: int = 8,
+        ahead_weight: float = 0.2,
+        ahead_drawn: int = 4,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["shape"])
+        self.shape = shape or Shape()
+        self.hparams["shape"] = asdict(self.shape)
+        torch.manual_seed(seed)
+        self.model = WhisperForConditionalGeneration(configuration(self.shape, units))
+        attend_nearby(self.model)
+        self.letters = nn.Linear(self.shape.width, 1 + len(LETTERS))
+        self.heads = MedusaHeads(
+            MedusaConfig(self.shape.width, len(units), heads=ahead, mels=self.shape.mels, base="the model beside them")
+        )
+        self.rate = Schedule("trapezoid", warmup, decay_from, decay_steps)
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        torch.manual_seed((self.hparams["seed"] * 100_003 + self.current_epoch) * 1_000_003 + batch_idx)
+
+    def encode(self, features: Tensor) -> Tensor:
+        """(B, mels, F), F of at most 3000 -> (B, F / 2, H): shorter windows than the model itself takes."""
+        encoder = self.model.model.encoder
+        x = F.gelu(encoder.conv2(F.gelu(encoder.conv1(features)))).transpose(1, 2)
+        x = x + encoder.embed_positions.weight[: x.shape[1]]
+        for layer in encoder.layers:
+            x = layer(x, None)
+        return encoder.layer_norm(x)
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """All parts of the loss of a batch; `loss` is their weighted sum."""
+        states = self.encode(batch.features)
+        hidden = self.model.model.decoder(
+            input_ids=batch.tokens, encoder_hidden_states=states, use_cache=False
+        ).last_hidden_state
+        logits = self.model.proj_out(hidden)
+        smooth = self.hparams["label_smoothing"]
+        asked = batch.labels != IGNORED
+        parts = {
+            "next": F.cross_entropy(logits[asked].float(), batch.labels[asked], label_smoothing=smooth),
+            "right": (logits.argmax(-1) == batch.labels)[asked].float().mean(),
+        }
+        parts["ctc"] = self.letter_loss(states, batch)
+        parts |= self.ahead_losses(hidden, batch.labels)
+        parts["loss"] = parts["next"] + self.hparams["ctc_weight"] * parts["ctc"]
+        parts["loss"] = parts["loss"] + self.hparams["ahead_weight"] * parts["ahead"]
+        return parts
+
+    def letter_loss(self, states: Tensor, batch: Batch) -> Tensor:
+        """CTC over the windows whose text is known, per letter."""
+        known = batch.letter_lengths > 0
+        if not bool(known.any()):
+            return states.sum() * 0
+        scores = self.letters(states[known]).float().log_softmax(-1).transpose(0, 1)
+        lengths = torch.full((int(known.sum()),), states.shape[1], device=states.device)
+        return F.ctc_loss(scores, batch.letters[known], lengths, batch.letter_lengths[known], zero_infinity=True)
+
+    def ahead_losses(self, hidden: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Head k (from 1) at place t is to tell the label of place t + k."""
+        count = len(self.heads.heads)
+        chosen = range(count)
+        if self.training:
+            chosen = sorted(torch.randperm(count)[: self.hparams["ahead_drawn"]].tolist())
+        total = hidden.sum() * 0
+        weights, right = 0.0, {}
+        for index in chosen:
+            later = labels[:, index + 1 :]
+            asked = (later != IGNORED) & (labels[:, : later.shape[1]] != IGNORED)
+            if not bool(asked.any()):
+                continue
+            states = self.heads.heads[index](hidden[:, : later.shape[1]][asked])
+            logits = self.model.proj_out(states).float()
+            weight = 0.8 ** (index + 1)
+            total = total + weight * F.cross_entropy(logits, later[asked])
+            weights += weight
+            right[f"head{index + 1}"] = (logits.argmax(-1) == later[asked]).float().mean()
+        return {"ahead": total / max(weights, 1e-9), **({} if self.training else right)}
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        parts = self.losses(batch)
+        self.log_dict({f"train/{name}": value.detach() for name, value in parts.items()}, batch_size=len(batch.rows))
+        self.log("step", float(self.global_step))
+        return parts["loss"]
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        parts = self.losses(batch)
+        self.log_dict({f"dev/{name}": v for name, v in parts.items()}, batch_size=len(batch.rows), sync_dist=True)
+
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        return batch.to(device)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        decayed = [p for p in self.parameters() if p.requires_grad and p.dim() > 1]
+        others = [p for p in self.parameters() if p.requires_grad and p.dim() <= 1]
+        groups = [
+            {"params": decayed, "weight_decay": self.hparams["weight_decay"]},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=self.hparams["lr"], betas=(0.9, 0.98))
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.rate(step))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def configuration(shape: Shape, units: list[str]) -> WhisperConfig:
+    """Of a model with these tokens."""
+    end = units.index(END)
+    return WhisperConfig(
+        vocab_size=len(units),
+        num_mel_bins=shape.mels,
+        d_model=shape.width,
+        encoder_layers=shape.encoder_layers,
+        encoder_attention_heads=shape.attention_heads,
+        encoder_ffn_dim=shape.encoder_ffn,
+        decoder_layers=shape.decoder_layers,
+        decoder_attention_heads=shape.attention_heads,
+        decoder_ffn_dim=shape.decoder_ffn,
+        max_source_positions=shape.source_positions,
+        max_target_positions=shape.target_positions,
+        dropout=shape.dropout,
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=end,
+        decoder_start_token_id=units.index(START),
+    )
+
+
+@torch.no_grad()
+def attend_nearby(model: WhisperForConditionalGeneration) -> None:
+    """Let each head of a fresh encoder look at one place near its own, as a convolution would.
+
+    Positions are sinusoids, so a query and a key that read the same frequencies, one of them turned, meet where their
+    places differ by that turn. Content takes over in training; learning locality from noise would take most of it.
+    """
+    encoder = model.model.encoder
+    width, heads = model.config.d_model, model.config.encoder_attention_heads
+    half, size = width // 2, width // heads
+    pairs = min(size // 2, half)
+    speeds = torch.exp(-math.log(10000) / (half - 1) * torch.arange(pairs))  # Whisper's highest frequencies
+    for depth, layer in enumerate(encoder.layers):
+        query: Tensor = layer.self_attn.q_proj.weight  # type: ignore[union-attr, assignment] # a WhisperEncoderLayer
+        key: Tensor = layer.self_attn.k_proj.weight  # type: ignore[union-attr, assignment]
+        for head in range(heads):
+            turn = speeds * (head - heads // 2) * 2 * (depth + 1)
+            for place in range(pairs):
+                sine, cosine = head * size + 2 * place, head * size + 2 * place + 1
+                for weight, angle in ((query, turn[place]), (key, torch.zeros(()))):
+                    weight[sine] *= 0.3
+                    weight[cosine] *= 0.3
+                    weight[sine, place] += NEAR * angle.cos()
+                    weight[sine, half + place] += NEAR * angle.sin()
+                    weight[cosine, place] -= NEAR * angle.sin()
+                    weight[cosine, half + place] += NEAR * angle.cos()
