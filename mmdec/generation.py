@@ -30,6 +30,7 @@ from mmdec.types import Drafter, InputError, Target
 DRAFTERS: Mapping[str, Callable[[], Drafter]] = {"lookup": Lookup, "recycling": Recycling}
 RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "block", "typical")
 DraftedBy = Drafter | PreTrainedModel | str | None
+Nodes = int | tuple[int, int] | None  # of a draft: a chain's, or a tree's with its depth; None: learned
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def generate(
     inputs: Tensor | Mapping[str, Any],
     drafter: DraftedBy = "lookup",
     rule: RuleName | None = None,
-    num_speculative_tokens: int | None = None,
+    num_speculative_tokens: Nodes = None,
     seed: int | None = None,
     **options: Any,
 ) -> Generation:
@@ -64,7 +65,8 @@ def generate(
     "sampled" give plain decoding's own tokens (sampling at batch 1: those of `generate` under the same
     `torch.manual_seed`; in larger batches, or with a `seed`: those of the same call without a drafter). "residual" and
     "block" give the model's own law and are for drafts that are drawn, as a smaller model's. "typical" is LOSSY.
-    num_speculative_tokens: nodes of a draft below the root; None lets a budget learn what pays, 0 is plain decoding.
+    num_speculative_tokens: nodes of a draft below the root, in a chain; (nodes, depth) is for a tree; None lets a budget
+    learn what pays, 0 is plain decoding.
     options: whatever `generate` takes. Without an EOS token, rows that other criteria end are padded at once, where
     `generate` writes on in them until the last row has ended.
 
@@ -80,7 +82,7 @@ def stream(
     inputs: Tensor | Mapping[str, Any],
     drafter: DraftedBy = "lookup",
     rule: RuleName | None = None,
-    num_speculative_tokens: int | None = None,
+    num_speculative_tokens: Nodes = None,
     seed: int | None = None,
     tokenizer: Any = None,
     **options: Any,
@@ -97,7 +99,7 @@ def stream(
 def speculate(
     drafter: DraftedBy = "lookup",
     rule: RuleName | None = None,
-    num_speculative_tokens: int | None = None,
+    num_speculative_tokens: Nodes = None,
     seed: int | None = None,
     on_round: Callable[[Round], None] | None = None,
     streamer: Any = None,
@@ -130,19 +132,22 @@ class Speculation:
         self,
         drafter: DraftedBy,
         rule: RuleName | None,
-        num_speculative_tokens: int | None,
+        num_speculative_tokens: Nodes,
         seed: int | None,
         on_round: Callable[[Round], None] | None = None,
         streamer: Any = None,
     ) -> None:
         if rule is not None and rule not in RULES:
             raise InputError(f"`rule` must be one of {', '.join(RULES)}, but is {rule!r}. None follows `do_sample`.")
-        if num_speculative_tokens is not None and num_speculative_tokens < 0:
+        counts = num_speculative_tokens if isinstance(num_speculative_tokens, tuple) else (num_speculative_tokens,)
+        if any(count is not None and count < 0 for count in counts) or counts[1:] == (0,):
             raise InputError(
-                f"`num_speculative_tokens` must be at least 0, but is {num_speculative_tokens}. 0 is plain decoding."
+                "`num_speculative_tokens` must be at least 0, or (nodes, depth) of a tree at least 1 deep, but is "
+                f"{num_speculative_tokens}. 0 is plain decoding."
             )
         self.rule: RuleName | None = rule
-        self.drafter, self.nodes, self.seed = _drafter(drafter), num_speculative_tokens, seed
+        self.drafter, self.seed = _drafter(drafter), seed
+        self.nodes: Nodes = 0 if counts[0] == 0 else num_speculative_tokens
         self.on_round, self.streamer = on_round, streamer
 
     def __call__(
@@ -211,7 +216,7 @@ class Speculation:
         if self.drafter is None:
             return Budget.fixed(0)
         if self.nodes is not None:
-            return Budget.fixed(self.nodes)
+            return Budget.fixed(*self.nodes) if isinstance(self.nodes, tuple) else Budget.fixed(self.nodes)
         return Budget(target.name, str(target.device), self.drafter.name)
 
 

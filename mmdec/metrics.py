@@ -181,12 +181,12 @@ def number_accuracy(hypotheses: Sequence[str], references: Sequence[Sequence[str
 
 def bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
     """Corpus BLEU against all references of each sentence, whose counts may differ. Text goes in as it is."""
-    return _corpus_score(_extra("sacrebleu").BLEU(), hypotheses, references)
+    return _corpus_score(extra("sacrebleu").BLEU(), hypotheses, references)
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
     """Corpus chrF against all references of each sentence."""
-    return _corpus_score(_extra("sacrebleu").CHRF(), hypotheses, references)
+    return _corpus_score(extra("sacrebleu").CHRF(), hypotheses, references)
 
 
 def asr_bleu(transcripts: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
@@ -247,7 +247,7 @@ def _pronunciations(word: str, lexicon: Lexicon) -> Sequence[Sequence[str]]:
 def _error_rate(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     if any(not text for text in references) or not references:
         raise InputError("`references` must all hold words, but one or all are empty. Leave those sentences out.")
-    return float(_extra("jiwer").wer(list(references), list(hypotheses)))
+    return float(extra("jiwer").wer(list(references), list(hypotheses)))
 
 
 def _corpus_score(metric: Any, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
@@ -268,7 +268,8 @@ def _check_aligned(hypotheses: Sequence[Any], references: Sequence[Any]) -> None
         )
 
 
-def _extra(name: str) -> Any:
+def extra(name: str) -> Any:
+    """A package of the extra `mmdec[eval]`; raises InputError where it is not installed."""
     try:
         return import_module(name)
     except ImportError as error:

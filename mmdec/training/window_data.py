@@ -15,7 +15,6 @@ from transformers import WhisperTokenizer
 
 from mmdec.audio import sound_seconds
 from mmdec.training.pieces import END, build_tokenizer
-from mmdec.training.utterances import Utterance, read_utterances
 from mmdec.training.windows import (
     PLAIN,
     SECONDS,
@@ -28,6 +27,7 @@ from mmdec.training.windows import (
     plan_windows,
 )
 from mmdec.types import InputError
+from mmdec.utterances import Utterance, read_utterances
 
 SHORTEST = 4.0  # seconds: most sentences fit
 

@@ -17,7 +17,7 @@ from transformers import WhisperTokenizer
 from transformers.audio_utils import mel_filter_bank
 
 from mmdec.audio import SAMPLE_RATE, load_audio
-from mmdec.training.utterances import Utterance
+from mmdec.utterances import Utterance
 
 SECONDS = 30
 HOP, FFT = 160, 400

@@ -9,7 +9,6 @@ from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
 import mmdec
-from mmdec.decode.budget import Budget
 from mmdec.decode.tree import trees_from_lists
 from mmdec.nn.medusa import Kind, MedusaConfig, MedusaHeads
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
@@ -152,11 +151,8 @@ def windows(mels: int, mode: str, batch: int) -> list[Tensor]:
 
 
 def plug(drafter: Any, nodes: Any, **more: Any) -> Any:
-    """A tree's nodes and depth cannot be had by the door, whose fixed plans are chains: a budget of the test's own."""
-    made = mmdec.speculate(drafter, num_speculative_tokens=None if isinstance(nodes, tuple) else nodes, **more)
-    if isinstance(nodes, tuple):
-        made._budget = lambda target: Budget.fixed(*nodes)  # type: ignore[method-assign]
-    return made
+    """nodes: of a chain, or (nodes, depth) of a tree."""
+    return mmdec.speculate(drafter, num_speculative_tokens=nodes, **more)
 
 
 def assert_same(found: Any, wanted: Any) -> None:
