@@ -8,6 +8,8 @@ from mmdec.types import InputError, MmdecError
 if TYPE_CHECKING:
     from mmdec.api import BatchError, Translation, load, translate_speech
     from mmdec.generation import Generation, generate, speculate, stream
+    from mmdec.transcript import Segment, Transcript, Word
+    from mmdec.transcription import transcribe
 
 __version__ = "0.1.0"
 __all__ = [
@@ -15,18 +17,25 @@ __all__ = [
     "Generation",
     "InputError",
     "MmdecError",
+    "Segment",
+    "Transcript",
     "Translation",
+    "Word",
     "__version__",
     "generate",
     "load",
     "speculate",
     "stream",
+    "transcribe",
     "translate_speech",
 ]
 
-_LAZY = dict.fromkeys(("BatchError", "Translation", "load", "translate_speech"), "mmdec.api") | dict.fromkeys(
-    ("Generation", "generate", "speculate", "stream"), "mmdec.generation"
-)
+_LAZY = {
+    **dict.fromkeys(("BatchError", "Translation", "load", "translate_speech"), "mmdec.api"),
+    **dict.fromkeys(("Generation", "generate", "speculate", "stream"), "mmdec.generation"),
+    **dict.fromkeys(("Segment", "Transcript", "Word"), "mmdec.transcript"),
+    "transcribe": "mmdec.transcription",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, cast, overload
+from typing import Any, BinaryIO, cast, overload
 
 import numpy as np
 import torch
@@ -48,8 +48,8 @@ class Translation:
 class BatchError(InputError):
     """Some recordings of a batch were refused; the others are in `results`."""
 
-    def __init__(self, results: list[Translation | None], errors: dict[int, InputError]) -> None:
-        self.results = results  # in order, None where refused
+    def __init__(self, results: list[Any], errors: dict[int, InputError]) -> None:
+        self.results = results  # translations or transcripts in order, None where refused
         self.errors = errors  # by place in the batch
         first = next(iter(errors))
         super().__init__(
@@ -119,7 +119,7 @@ def translate_speech(
     translator = _translator(model, device, vocoder)
     readable: dict[int, Tensor] = {}
     errors: dict[int, InputError] = {}
-    with _threads(threads):
+    with with_threads(threads):
         for place, item in enumerate(batch):
             try:
                 readable[place] = read(item, sample_rate)
@@ -279,7 +279,8 @@ def _decibels(level: float) -> str:
 
 
 @contextmanager
-def _threads(threads: int | None) -> Iterator[None]:
+def with_threads(threads: int | None) -> Iterator[None]:
+    """torch's threads for as long as it lasts; None leaves them."""
     if threads is None:
         yield
         return
