@@ -147,9 +147,6 @@ class WhisperModule(LightningModule):
         parts = self.losses(batch)
         self.log_dict({f"dev/{name}": v for name, v in parts.items()}, batch_size=len(batch.rows), sync_dist=True)
 
-    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
-        return batch.to(device)
-
     def configure_optimizers(self) -> OptimizerLRScheduler:
         decayed = [p for p in self.parameters() if p.requires_grad and p.dim() > 1]
         others = [p for p in self.parameters() if p.requires_grad and p.dim() <= 1]

@@ -1,0 +1,124 @@
+"""The small Whisper's recipe runs as written on a tiny corpus; resumed, it gives the same weights; its export loads."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from transformers import WhisperForConditionalGeneration, WhisperProcessor
+
+from mmdec.audio import save_audio
+from mmdec.medusa import load_heads
+from mmdec.training.__main__ import TrainingCLI
+from mmdec.training.export import read_checkpoint
+from mmdec.training.whisper import Shape, WhisperModule
+from mmdec.training.whisper_export import export
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "whisper" / "phrasebook.yaml"
+TEXTS = ["Where is the station?", "The station is near.", "Two teas, please.", "It's five o'clock."]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # Lightning's and jsonargparse's own
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval"),
+    pytest.mark.filterwarnings("ignore:.* exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before .optimizer.step"),
+    pytest.mark.filterwarnings("ignore:LightningCLI.s args parameter"),  # pytest has arguments of its own
+]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("english")
+    for split in ("train", "dev"):
+        folder = root / split / "0001" / "1"
+        lines = []
+        for index, text in enumerate(TEXTS):
+            tone = 0.3 * torch.sin(torch.arange(16000) * 2 * torch.pi * (200 + 100 * index) / 16000)
+            save_audio(folder / f"0001-1-{index:04d}.flac", tone)
+            lines.append(f"0001-1-{index:04d} {text}")
+        (folder / "0001-1.trans.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return root
+
+
+def fit(corpus: Path, out: Path, *more: str) -> None:
+    """The recipe with its own settings, but small: one process, two steps an epoch, files under `out`."""
+    shape = {"width": 16, "attention_heads": 2, "encoder_layers": 1, "encoder_ffn": 16, "decoder_layers": 2}
+    TrainingCLI(
+        LightningModule,
+        LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        save_config_kwargs={"overwrite": True},
+        args=[
+            "fit",
+            f"--config={RECIPE}",
+            "--trainer.devices=1",
+            "--trainer.strategy=auto",
+            f"--trainer.default_root_dir={out}",
+            f"--trainer.logger.init_args.save_dir={out}",
+            f"--trainer.callbacks.dirpath={out / 'checkpoints'}",
+            "--trainer.callbacks.save_top_k=-1",
+            "--trainer.check_val_every_n_epoch=2",
+            "--trainer.max_epochs=2",
+            f"--model.init_args.shape={json.dumps({**shape, 'decoder_ffn': 16})}",
+            "--model.init_args.warmup=1",
+            f"--data.init_args.corpus={corpus}",
+            f"--data.init_args.tokenizer={out.parent / 'tokenizer'}",
+            "--data.init_args.pieces=300",
+            "--data.init_args.batch_seconds=12",
+            "--data.init_args.dev_windows=2",
+            "--data.init_args.steps_per_epoch=2",
+            *more,
+        ],
+    )
+
+
+def test_the_recipe_resumes_to_the_same_weights_and_exports(corpus: Path, tmp_path: Path):
+    fit(corpus, tmp_path / "whole")
+    middle = tmp_path / "whole" / "checkpoints" / "step=1.ckpt"
+    fit(corpus, tmp_path / "parts", f"--ckpt_path={middle}")
+    last = "checkpoints/step=3.ckpt"
+    whole, parts = (read_checkpoint(tmp_path / run / last)["state_dict"] for run in ("whole", "parts"))
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+    out = export([tmp_path / "whole" / last], tmp_path / "tokenizer", tmp_path / "model", [(1, 0)])
+    model = WhisperForConditionalGeneration.from_pretrained(out, dtype=torch.float32)
+    processor = WhisperProcessor.from_pretrained(out)
+    assert (model.generation_config.alignment_heads, model.config.d_model) == ([[1, 0]], 16)
+    half = whole["model.model.decoder.layers.1.fc1.weight"].half()
+    assert torch.equal(model.model.decoder.layers[1].fc1.weight, half.float())  # type: ignore[union-attr]
+    features = processor(torch.zeros(16000).numpy(), sampling_rate=16000, return_tensors="pt").input_features
+    tokens = model.generate(features, language="en", task="transcribe", max_new_tokens=4)
+    assert tokens.shape[0] == 1
+    drafter = load_heads(out / "medusa", model)
+    assert drafter.name == "medusa-linear-8"
+    assert processor.tokenizer.normalize("Colour, it's fine.") == "colour it is fine"
+    assert all((path.stat().st_mode & 0o777) == 0o644 for path in out.rglob("*") if path.is_file())
+    assert json.loads((out / "provenance.json").read_text(encoding="utf-8"))["training"]["step"] == 4
+
+
+def test_a_fresh_encoder_looks_nearby():
+    units = ["<|endoftext|>", "<|startoftranscript|>", "a"]
+    model = WhisperModule(units, Shape(decoder_layers=1, encoder_layers=2, dropout=0.0)).model
+    encoder = model.model.encoder
+    places = encoder.embed_positions.weight[None]
+    for depth, turns in ((0, [-4, -2, 0, 2, 4]), (1, [-8, -4, 0, 4, 8])):
+        layer = encoder.layers[depth]
+        normed = layer.self_attn_layer_norm(places)  # type: ignore[union-attr, operator]
+        queries = layer.self_attn.q_proj(normed).unflatten(-1, (5, -1))[0, 700]  # type: ignore[union-attr, operator]
+        keys = layer.self_attn.k_proj(normed).unflatten(-1, (5, -1))[0]  # type: ignore[union-attr, operator]
+        seen = torch.einsum("hd,shd->hs", queries, keys).argmax(-1) - 700
+        assert seen.tolist() == turns
+
+
+def test_windows_of_any_length_are_encoded_as_the_model_does():
+    units = ["<|endoftext|>", "<|startoftranscript|>", "a"]
+    module = WhisperModule(units, Shape(decoder_layers=1, source_positions=50)).eval()
+    features = torch.randn(2, 80, 100)
+    whole = module.model.model.encoder(features).last_hidden_state
+    assert torch.allclose(module.encode(features), whole, atol=1e-6)
+    assert module.encode(features[..., :60]).shape == (2, 30, 160)
