@@ -77,8 +77,8 @@ class Whisper:
         if place is None or not (place / WEIGHTS).is_file():
             where = f"'{place}' has none" if place is not None else "it was loaded by its user"
             raise InputError(
-                f"`drafter` must be 'lookup', 'recycling', an object or None for a `model` without Medusa heads, but is "
-                f"'{directory or HEADS}', and {where}. Train heads, or convert published ones with `mmdec convert "
+                f"`drafter` must be 'lookup', 'recycling', an object or None for a `model` without Medusa heads, but "
+                f"is '{directory or HEADS}', and {where}. Train heads, or convert published ones with `mmdec convert "
                 "medusa IN OUT`, and give their directory."
             )
         with _loading:

@@ -12,7 +12,7 @@ import pytest
 import soundfile
 from typer.testing import CliRunner, Result
 
-from mmdec import cli
+from mmdec import cli, outputs
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz
 
@@ -86,17 +86,21 @@ def test_one_file_to_one_file(recordings: list[Path], tmp_path: Path, tiny_model
     assert [path.name for path in target.parent.iterdir()] == ["hello.wav"]
 
 
+def paths(inputs: list[Path], output: Path) -> list[Path]:
+    return outputs.output_paths(inputs, output, cli.SOUND_SUFFIXES, ".wav")
+
+
 def test_where_outputs_go(tmp_path: Path) -> None:
     a, b = tmp_path / "x" / "a.wav", tmp_path / "y" / "a.mp3"
-    assert cli.output_paths([a, b], tmp_path) == [tmp_path / "a.wav", tmp_path / "a-2.wav"]
-    assert cli.output_paths([a], tmp_path / "o.flac") == [tmp_path / "o.flac"]
+    assert paths([a, b], tmp_path) == [tmp_path / "a.wav", tmp_path / "a-2.wav"]
+    assert paths([a], tmp_path / "o.flac") == [tmp_path / "o.flac"]
     with pytest.raises(InputError, match="must be a directory for 2 inputs"):
-        cli.output_paths([a, b], tmp_path / "o.wav")
+        paths([a, b], tmp_path / "o.wav")
     with pytest.raises(InputError, match="must not overwrite an input"):
-        cli.output_paths([a], tmp_path / "x")
+        paths([a], tmp_path / "x")
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"must be a directory or a \.wav file"):
-        cli.output_paths([a], tmp_path / "file")
+        paths([a], tmp_path / "file")
 
 
 def test_wrong_calls_end_with_2_and_one_line(
@@ -130,11 +134,11 @@ def test_help_imports_no_torch() -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'transformers', 'lightning')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for verb in ("translate", "eval", "bench", "train", "demo"):
+    for verb in ("translate", "transcribe", "eval", "bench", "train", "demo"):
         assert verb in done.stdout
 
 
-VERBS = ["", "translate", "train", "demo", "eval", "eval speech", "bench", "bench speech", "bench paper"]
+VERBS = ["", "translate", "transcribe", "train", "demo", "eval", "eval speech", "bench", "bench speech", "bench paper"]
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -1,0 +1,181 @@
+"""`mmdec transcribe`: sound files to text, subtitles or JSON. Heavy imports wait inside the verb."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mmdec.outputs import output_paths, write_text
+from mmdec.transcript import FORMATS, SUBTITLES, clock
+from mmdec.types import InputError, MmdecError
+
+if TYPE_CHECKING:
+    from mmdec.transcript import Transcript
+
+SUFFIXES = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt"}
+
+
+def transcribe(
+    inputs: Annotated[list[Path], typer.Argument(metavar="IN...", help="Sound files with speech.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="OUT", help="A directory; for one input also a .txt, .json, .srt or .vtt file."
+        ),
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option("--format", "-f", help="text, json, srt or vtt: of what is written or printed.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line for each file.")] = False,
+    timestamps: Annotated[
+        str | None, typer.Option("--timestamps", "-t", help="segment or word; subtitles have segments by themselves.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="A shipped name, a directory or a hub id.")
+    ] = "whisper-phrasebook",
+    drafter: Annotated[
+        str, typer.Option("--drafter", "-d", help="medusa, lookup, recycling, a directory with heads, or none.")
+    ] = "medusa",
+    language: Annotated[
+        str | None, typer.Option("--language", "-l", help="A name or a code; detected if left out.")
+    ] = None,
+    task: Annotated[str, typer.Option(help="transcribe, or translate (into English).")] = "transcribe",
+    prompt: Annotated[str | None, typer.Option(help="Text that might have come before: names, spelling.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Recordings decoded together.")] = 8,
+    temperature: Annotated[
+        list[float] | None, typer.Option(help="0 is greedy; several, the fallback ladder. May be given several times.")
+    ] = None,
+    logprob_threshold: Annotated[
+        float | None, typer.Option(help="Fall back below this mean log-probability; Whisper's own is -1.")
+    ] = None,
+    compression_ratio_threshold: Annotated[
+        float | None, typer.Option(help="Fall back above this compression; Whisper's own is 1.35.")
+    ] = None,
+    no_speech_threshold: Annotated[
+        float | None, typer.Option(help="Above this probability an unlikely window is silence; Whisper's own is 0.6.")
+    ] = None,
+    condition_on_prev_tokens: Annotated[
+        bool, typer.Option("--condition-on-prev-tokens", help="Each window sees the text of the one before.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU is taken where there is one.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; torch chooses if left out.")] = None,
+) -> None:
+    """Write down what is said, with drafts for Whisper's decoder: its own text, in fewer passes.
+
+    A file that cannot be transcribed does not stop the others: it is named at the end, and the exit code is 1.
+    """
+    kind = _kind(kind, output)
+    if as_json and output is None and kind not in ("text", "json"):
+        raise InputError(f"`--format` must be left out with `--json`, but is {kind!r}. Name an `--output` for it.")
+    if kind in SUBTITLES:
+        timestamps = timestamps or "segment"
+    targets: list[Path | None] = [None] * len(inputs)
+    if output is not None:
+        targets = [*output_paths(inputs, output, tuple(SUFFIXES.values()), SUFFIXES[kind])]
+    options: dict[str, Any] = {
+        "drafter": None if drafter == "none" else drafter,
+        "timestamps": timestamps,
+        "language": language,
+        "task": task,
+        "prompt": prompt,
+        "batch_size": batch_size,
+        "threads": threads,
+        "temperature": tuple(temperature) if temperature and len(temperature) > 1 else temperature and temperature[0],
+        "logprob_threshold": logprob_threshold,
+        "compression_ratio_threshold": compression_ratio_threshold,
+        "no_speech_threshold": no_speech_threshold,
+        "condition_on_prev_tokens": condition_on_prev_tokens or None,
+    }
+    errors: dict[Path, str] = {}
+    for at, found in _batches(inputs, batch_size, model, device, options):
+        for source, target, result in zip(inputs[at:], targets[at:], found, strict=False):
+            if isinstance(result, str):
+                errors[source] = result
+                continue
+            if target is not None:
+                try:
+                    write_text(target, result.format(kind))
+                except OSError as error:
+                    errors[source] = str(error)
+                    continue
+            print(_report(source, target, result, kind, as_json, len(inputs) > 1), flush=True)
+    for source, message in errors.items():
+        print(f"failed: {source}: {message}", file=sys.stderr)
+    if errors:
+        print(f"{len(errors)} of {len(inputs)} files failed", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _batches(
+    inputs: Sequence[Path], size: int, model: str, device: str | None, options: dict[str, Any]
+) -> Iterator[tuple[int, list[Transcript | str]]]:
+    """Batches of inputs, by the place of their first: what each gave, or why it gave nothing."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from transformers.utils import logging
+
+    from mmdec.api import BatchError
+    from mmdec.transcription import transcribe
+    from mmdec.whispers import load_whisper
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    whisper = load_whisper(model, device)
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        for at in range(0, len(inputs), size):
+            batch = list(inputs[at : at + size])
+            task = progress.add_task(batch[0].name if len(batch) == 1 else f"{batch[0].name} ...", total=None)
+            found: list[Transcript | str]
+            try:
+                found = [
+                    *transcribe(
+                        batch,
+                        model=whisper,
+                        progress=lambda done, whole, task=task: progress.update(task, completed=done, total=whole),
+                        **options,
+                    )
+                ]
+            except BatchError as error:
+                found = [one or str(error.errors[place]) for place, one in enumerate(error.results)]
+            except MmdecError:
+                raise  # the call was wrong, not a file
+            except (OSError, RuntimeError) as error:
+                found = [str(error)] * len(batch)
+            progress.remove_task(task)
+            yield at, found
+
+
+def _kind(kind: str | None, output: Path | None) -> str:
+    """The format: what is asked for, or what the output's name says."""
+    named = next((name for name, suffix in SUFFIXES.items() if output and output.suffix.lower() == suffix), None)
+    if output is not None and output.is_dir():
+        named = None
+    if kind is not None and kind not in FORMATS:
+        raise InputError(f"`--format` must be one of {', '.join(FORMATS)}, but is {kind!r}. Choose one.")
+    if kind is not None and named is not None and kind != named:
+        raise InputError(f"`--format` must fit `--output`, '{output}', but is {kind!r}. Leave it out.")
+    return kind or named or "text"
+
+
+def _report(source: Path, target: Path | None, result: Transcript, kind: str, as_json: bool, several: bool) -> str:
+    """What is printed for a file."""
+    if as_json:
+        where = {"input": str(source), "output": None if target is None else str(target)}
+        return json.dumps({**where, **result.to_dict()}, ensure_ascii=False)
+    if target is not None:
+        spent = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in result.timings.items())
+        return (
+            f"{source} -> {target}\n  {result.text}\n  {result.seconds:.2f} s of audio in "
+            f"{result.timings['total']:.3f} s: {spent}; {result.tokens_per_round:.2f} tokens a round"
+        )
+    if kind != "text":
+        return result.format(kind).rstrip("\n")
+    lines = [f"[{clock(one.start)} --> {clock(one.end)}] {one.text}" for one in result.segments] or [result.text]
+    return "\n".join([f"{source}:", *(f"  {line}" for line in lines)] if several else lines)
