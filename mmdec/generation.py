@@ -65,8 +65,8 @@ def generate(
     "sampled" give plain decoding's own tokens (sampling at batch 1: those of `generate` under the same
     `torch.manual_seed`; in larger batches, or with a `seed`: those of the same call without a drafter). "residual" and
     "block" give the model's own law and are for drafts that are drawn, as a smaller model's. "typical" is LOSSY.
-    num_speculative_tokens: nodes of a draft below the root, in a chain; (nodes, depth) is for a tree; None lets a budget
-    learn what pays, 0 is plain decoding.
+    num_speculative_tokens: nodes of a draft below the root, in a chain; (nodes, depth) is for a tree; None lets a
+    budget learn what pays, 0 is plain decoding.
     options: whatever `generate` takes. Without an EOS token, rows that other criteria end are padded at once, where
     `generate` writes on in them until the last row has ended.
 

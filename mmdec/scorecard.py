@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 
@@ -34,10 +35,46 @@ def table(report: dict[str, Any]) -> Table:
     return grid
 
 
+def asr_table(report: dict[str, Any]) -> Table:
+    """A Whisper's report for people: one column a way of decoding."""
+    ways: dict[str, Any] = report["decoding"]
+    title = f"{report['model']} on {report['split'] or 'the whole corpus'}, n = {report['n']}"
+    grid = Table(title=title, title_justify="left")
+    grid.add_column("")
+    for name in ways:
+        grid.add_column(name, justify="right")
+    for label, key in _ASR_RATES:
+        entry = report[key]
+        edits = (
+            ""
+            if "length" not in entry
+            else f"{entry['substitutions']} S {entry['deletions']} D {entry['insertions']} I"
+        )
+        grid.add_row(label, f"{_percent(key)(report)}\n{edits}".strip(), *[""] * (len(ways) - 1))
+    for label, show in _ASR_COSTS:
+        grid.add_row(label, *(show(cost) if cost else "-" for cost in ways.values()))
+    notes = [f"normaliser: {report['normaliser']}, batch {report['batch_size']}"]
+    if "speedup" in report:
+        same, faster = report["identical"], report["speedup"]
+        notes.append(
+            f"identical to greedy: {same['count']} of {same['n']}; "
+            + ", ".join(f"{faster[key]['value']:.2f} times in {key} seconds" for key in ("decoder", "wall"))
+        )
+    notes += [
+        f"{row['errors']} of {row['words']} wrong: {row['reference']!r} heard as {row['transcript']!r}"
+        for row in report["worst"]
+    ]
+    notes += [f"refused {name}: {why}" for name, why in report["refused"].items()]
+    machine = report["hardware"]
+    notes.append(f"{machine['cpu']}, {machine['threads']} threads, torch {machine['versions']['torch']}")
+    grid.caption, grid.caption_justify = escape("\n".join(notes)), "left"
+    return grid
+
+
 def _percent(key: str) -> Callable[[dict[str, Any]], str]:
     def show(scores: dict[str, Any]) -> str:
         entry = scores.get(key)
-        if entry is None or (isinstance(entry, dict) and entry.get("n") == 0):
+        if entry is None or (isinstance(entry, dict) and (entry.get("n") == 0 or entry["value"] is None)):
             return "-"
         if not isinstance(entry, dict):
             return f"{100 * entry:.1f}"
@@ -64,6 +101,10 @@ def _three(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
+def _two(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
 def _stages(scores: dict[str, Any]) -> str:
     return "\n".join(
         f"{stage} {1e3 * entry['median']:.1f} / {1e3 * entry['p90']:.1f}" for stage, entry in scores["latency"].items()
@@ -88,4 +129,29 @@ _LINES: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("refused recordings", lambda scores: str(len(scores["refused"])) if scores["refused"] else "-"),
     ("milliseconds, median / 90 %", _stages),
     ("seconds of work per second of source", lambda scores: _three(scores["real_time_factor"])),
+)
+
+_ASR_RATES = (
+    ("word errors, %, normalised [95 %]", "wer"),
+    ("character errors, %", "cer"),
+    ("word errors with case and marks, %", "wer_raw"),
+    ("character errors with case and marks, %", "cer_raw"),
+    ("exact transcripts, %, normalised", "exact"),
+    ("  with case and marks", "exact_raw"),
+)
+
+
+def _spent(stage: str) -> Callable[[dict[str, Any]], str]:
+    return lambda cost: f"{cost['seconds'][stage]:.2f}"
+
+
+_ASR_COSTS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+    ("seconds: features", _spent("features")),
+    ("  encoder", _spent("encoder")),
+    ("  decoder", _spent("decoder")),
+    ("  total", _spent("total")),
+    ("decoder's share, %", lambda cost: f"{100 * cost['decoder_share']:.1f}"),
+    ("decoder passes", lambda cost: str(cost["decoder_passes"])),
+    ("tokens per round, bonus included", lambda cost: _two(cost["tokens_per_round"])),
+    ("seconds of work per second of sound", lambda cost: _three(cost["real_time_factor"])),
 )

@@ -1,7 +1,7 @@
 """Word and character errors of transcripts, with intervals. Text in, figures out; jiwer aligns (extra `mmdec[eval]`).
 
-A corpus's rate is a ratio of sums: errors over the reference's words. Its 95 % interval is the percentile bootstrap over
-utterances (Bisani and Ney, ICASSP 2004), whose errors are not independent words.
+A corpus's rate is a ratio of sums: errors over the reference's words. Its 95 % interval is the percentile bootstrap
+over utterances (Bisani and Ney, ICASSP 2004), for the words of one are not independent.
 """
 
 from __future__ import annotations
