@@ -1,4 +1,4 @@
-"""`mmdec` on the command line: translate, eval, bench, train, demo. Heavy imports wait inside the verbs.
+"""`mmdec` on the command line: translate, transcribe, eval, bench, train, demo. Heavy imports wait inside the verbs.
 
 Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 some inputs failed, 2 the call was wrong.
 """
@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmdec import __version__
-from mmdec.types import InputError, MmdecError
+from mmdec.cli_transcribe import transcribe
+from mmdec.outputs import output_paths
+from mmdec.types import MmdecError
 
 if TYPE_CHECKING:
     from mmdec.api import Translation
@@ -23,7 +25,7 @@ SOUND_SUFFIXES = (".wav", ".flac", ".ogg")
 
 app = typer.Typer(
     name="mmdec",
-    help="French speech in, English speech out, decoded in parallel.",
+    help="French speech in, English speech out; speech in, text out: decoded in parallel.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -34,6 +36,7 @@ convert_app = typer.Typer(help="Bring published weights into mmdec's form.", no_
 app.add_typer(convert_app, name="convert")
 app.add_typer(eval_app, name="eval")
 app.add_typer(bench_app, name="bench")
+app.command()(transcribe)
 
 Strategy = Annotated[
     str, typer.Option("--strategy", "-s", help="lookahead, greedy, viterbi, joint-viterbi, autoregressive or verified.")
@@ -94,7 +97,7 @@ def translate(
     if verify:
         strategy = "verified"
     check_strategy(strategy)
-    targets = output_paths(inputs, output)
+    targets = output_paths(inputs, output, SOUND_SUFFIXES, ".wav")
     if threads is not None:
         import torch
 
@@ -239,30 +242,6 @@ def demo(
     from mmdec.hub import demo_file
 
     run_path(str(demo_file()))["serve"](port=port, share=share)
-
-
-def output_paths(inputs: list[Path], output: Path) -> list[Path]:
-    """Where each input's translation goes; two inputs of one name get two outputs."""
-    if output.suffix.lower() in SOUND_SUFFIXES and not output.is_dir():
-        if len(inputs) > 1:
-            raise InputError(
-                f"`--output` must be a directory for {len(inputs)} inputs, but is '{output}'. Name a directory."
-            )
-        targets = [output]
-    else:
-        if output.exists() and not output.is_dir():
-            raise InputError(f"`--output` must be a directory or a .wav file, but is '{output}'. Name another.")
-        targets = []
-        for source in inputs:
-            target, number = output / f"{source.stem}.wav", 2
-            while target in targets:
-                target, number = output / f"{source.stem}-{number}.wav", number + 1
-            targets.append(target)
-    sources = {source.resolve() for source in inputs}
-    for target in targets:
-        if target.resolve() in sources:
-            raise InputError(f"`--output` must not overwrite an input, but '{target}' is one. Name another directory.")
-    return targets
 
 
 def _write_json(result: object, output: Path | None) -> None:
