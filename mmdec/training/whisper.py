@@ -7,7 +7,9 @@ on the frozen model later read (multi-token prediction: Gloeckle et al. 2024; Me
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -21,6 +23,7 @@ from mmdec.training.pieces import END, START
 from mmdec.training.schedule_lr import Schedule
 from mmdec.training.windows import IGNORED, LETTERS, Batch
 
+PLACE = 0.02  # seconds between encoder states
 NEAR = 1.3  # scale of the first queries and keys: attention of some five places
 
 
@@ -41,7 +44,10 @@ class Shape:
 
 
 class WhisperModule(LightningModule):
-    """L = L_next + ctc_weight L_CTC + ahead_weight mean_k 0.8^k L_(k further).
+    """L = L_next + ctc_weight L_CTC + ahead_weight mean_k 0.8^k L_(k further) + guide_weight L_guide.
+
+    L_guide asks the cross-attention heads `guided`, (layer, head) pairs, to look within `guide_seconds` of where a
+    token is about to be said: the decoder finds the sound early, and these heads time words later.
 
     units: the tokens by number. ahead: heads that tell 1 ... `ahead` tokens after the next; in each step `ahead_drawn`
     of them are trained. All randomness of a step follows from (seed, epoch, step).
@@ -61,6 +67,9 @@ class WhisperModule(LightningModule):
         ahead: int = 8,
         ahead_weight: float = 0.2,
         ahead_drawn: int = 4,
+        guided: Sequence[tuple[int, int]] = ((2, 0), (2, 1), (4, 0), (4, 1)),
+        guide_weight: float = 0.3,
+        guide_seconds: float = 0.4,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -91,9 +100,10 @@ class WhisperModule(LightningModule):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """All parts of the loss of a batch; `loss` is their weighted sum."""
         states = self.encode(batch.features)
-        hidden = self.model.model.decoder(
-            input_ids=batch.tokens, encoder_hidden_states=states, use_cache=False
-        ).last_hidden_state
+        with Watched(self.model, sorted({layer for layer, _ in self.hparams["guided"]})) as seen:
+            hidden = self.model.model.decoder(
+                input_ids=batch.tokens, encoder_hidden_states=states, use_cache=False
+            ).last_hidden_state
         logits = self.model.proj_out(hidden)
         smooth = self.hparams["label_smoothing"]
         asked = batch.labels != IGNORED
@@ -102,10 +112,31 @@ class WhisperModule(LightningModule):
             "right": (logits.argmax(-1) == batch.labels)[asked].float().mean(),
         }
         parts["ctc"] = self.letter_loss(states, batch)
+        parts["guide"] = self.guide_loss(seen.inputs, states, batch.times)
         parts |= self.ahead_losses(hidden, batch.labels)
         parts["loss"] = parts["next"] + self.hparams["ctc_weight"] * parts["ctc"]
         parts["loss"] = parts["loss"] + self.hparams["ahead_weight"] * parts["ahead"]
+        parts["loss"] = parts["loss"] + self.hparams["guide_weight"] * parts["guide"]
         return parts
+
+    def guide_loss(self, inputs: dict[int, Tensor], states: Tensor, times: Tensor) -> Tensor:
+        """-log of what a guided head attends to about the time of the token, mean over heads and tokens."""
+        known = times >= 0
+        if not bool(known.any()):
+            return states.sum() * 0
+        places = torch.arange(states.shape[1], device=states.device) * PLACE
+        near = (places - times[..., None]).abs() <= self.hparams["guide_seconds"]  # (B, L, S)
+        total = states.sum() * 0
+        for layer, head in self.hparams["guided"]:
+            attention = self.model.model.decoder.layers[layer].encoder_attn
+            size = self.shape.width // self.shape.attention_heads
+            own = slice(head * size, (head + 1) * size)
+            queries = F.linear(inputs[layer], attention.q_proj.weight[own], attention.q_proj.bias[own])  # type: ignore[union-attr, index]
+            keys = F.linear(states, attention.k_proj.weight[own])  # type: ignore[union-attr, index]
+            scores = (queries @ keys.transpose(1, 2)).float() * size**-0.5  # (B, L, S)
+            inside = scores.masked_fill(~near, -1e4).logsumexp(-1) - scores.logsumexp(-1)
+            total = total - inside[known].mean()
+        return total / max(len(self.hparams["guided"]), 1)
 
     def letter_loss(self, states: Tensor, batch: Batch) -> Tensor:
         """CTC over the windows whose text is known, per letter."""
@@ -157,6 +188,28 @@ class WhisperModule(LightningModule):
         optimizer = torch.optim.AdamW(groups, lr=self.hparams["lr"], betas=(0.9, 0.98))
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.rate(step))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class Watched:
+    """While open, keeps what the cross-attention of some decoder layers is asked with: (B, L, H) by layer."""
+
+    def __init__(self, model: WhisperForConditionalGeneration, layers: Sequence[int]) -> None:
+        self.attention = {layer: model.model.decoder.layers[layer].encoder_attn for layer in layers}
+        self.inputs: dict[int, Tensor] = {}
+        self.handles: list[Any] = []
+
+    def __enter__(self) -> Watched:
+        for layer, module in self.attention.items():
+
+            def keep(module: nn.Module, args: Any, kwargs: Any, layer: int = layer) -> None:
+                self.inputs[layer] = args[0] if args else kwargs["hidden_states"]
+
+            self.handles.append(module.register_forward_pre_hook(keep, with_kwargs=True))  # type: ignore[union-attr, operator]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self.handles:
+            handle.remove()
 
 
 def configuration(shape: Shape, units: list[str]) -> WhisperConfig:

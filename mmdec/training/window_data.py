@@ -19,6 +19,7 @@ from mmdec.training.windows import (
     PLAIN,
     SECONDS,
     Batch,
+    Composed,
     Composition,
     Window,
     chapters_of,
@@ -32,16 +33,16 @@ from mmdec.utterances import Utterance, read_utterances
 SHORTEST = 4.0  # seconds: most sentences fit
 
 
-class Windows(Dataset[tuple]):
+class Windows(Dataset[Composed]):
     """Composed where they are asked for."""
 
     def __init__(self, utterances: Sequence[Utterance], tokenizer: WhisperTokenizer, how: Composition) -> None:
         self.utterances, self.tokenizer, self.how = utterances, tokenizer, how
 
-    def __getitem__(self, window: Window) -> tuple:
-        return window, *compose(window, self.utterances, self.tokenizer, self.how)
+    def __getitem__(self, window: Window) -> Composed:
+        return compose(window, self.utterances, self.tokenizer, self.how)
 
-    def collate(self, items: Sequence[tuple]) -> Batch:
+    def collate(self, items: Sequence[Composed]) -> Batch:
         return collate(items, int(self.tokenizer.convert_tokens_to_ids(END)))  # type: ignore[arg-type]
 
 

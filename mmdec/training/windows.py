@@ -34,11 +34,12 @@ class Batch:
     labels: Tensor  # (B, L) what it is to say next, -100 where nothing is asked
     letters: Tensor  # (B, C), padded with 0
     letter_lengths: Tensor  # (B,); 0 where the text of the sound is not known
+    times: Tensor  # (B, L) about when each label is said, in seconds; -1 where that is not known
     rows: list[tuple[int, ...]]  # which utterances each window is made of
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
-        parts = (self.features, self.tokens, self.labels, self.letters, self.letter_lengths)
+        parts = (self.features, self.tokens, self.labels, self.letters, self.letter_lengths, self.times)
         return Batch(*(part.to(device, non_blocking=True) for part in parts), rows=self.rows)
 
 
@@ -49,6 +50,18 @@ class Window:
     rows: tuple[int, ...]
     seed: int
     seconds: float  # of the whole batch, padding included
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A window's sound and what is to be said of it."""
+
+    window: Window
+    sound: np.ndarray  # (T,) at 16 kHz
+    tokens: list[int]  # what the decoder reads
+    labels: list[int]
+    times: list[float]  # of the labels, in seconds; -1 where not known
+    heard: str  # the text of the sound, "" where it is not known
 
 
 @dataclass(frozen=True)
@@ -98,10 +111,8 @@ def plan_windows(
     return windows
 
 
-def compose(
-    window: Window, utterances: Sequence[Utterance], tokenizer: WhisperTokenizer, how: Composition
-) -> tuple[np.ndarray, list[int], list[int], str]:
-    """Samples (T,) at 16 kHz; tokens and labels; the letters that are heard, "" where they are not known."""
+def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperTokenizer, how: Composition) -> Composed:
+    """What the window's seed makes of it."""
     draw = np.random.default_rng(window.seed)
     limit = round(window.seconds * SAMPLE_RATE)
     special = numbers(tokenizer)
@@ -124,7 +135,8 @@ def compose(
         sound = coloured(draw, limit) * 10 ** draw.uniform(-4, -1)
         head = [special["<|startoftranscript|>"], special["<|en|>"], special["<|transcribe|>"]]
         tokens = [*head, special["<|notimestamps|>"]]
-        return sound, tokens, [special["<|nospeech|>"], IGNORED, IGNORED, special["<|endoftext|>"]], ""
+        labels = [special["<|nospeech|>"], IGNORED, IGNORED, special["<|endoftext|>"]]
+        return Composed(window, sound, tokens, labels, [-1.0] * 4, "")
     sound = np.concatenate(pieces)
     if cut and len(spoken) > 1:  # the window ends somewhere within the last utterance
         start, end, _ = spoken[-1]
@@ -147,36 +159,41 @@ def compose(
     if draw.random() < how.previous:
         other = utterances[window.rows[int(draw.integers(len(window.rows)))]]
         previous = other.text
-    tokens, labels = written(spoken, tokenizer, timed, cut, previous)
+    tokens, labels, times = written(spoken, tokenizer, timed, cut, previous)
     heard = "" if cut else " ".join(text for _, _, text in spoken)
-    return sound.astype(np.float32), tokens, labels, heard
+    return Composed(window, sound.astype(np.float32), tokens, labels, times, heard)
 
 
 def written(
     spoken: Sequence[tuple[float, float, str]], tokenizer: WhisperTokenizer, timed: bool, cut: bool, previous: str
-) -> tuple[list[int], list[int]]:
-    """Tokens read and labels said: times of each utterance where `timed`; of one cut off, its beginning alone."""
+) -> tuple[list[int], list[int], list[float]]:
+    """Tokens read, labels said, and when: times of each utterance where `timed`; of one cut off, its beginning alone.
+
+    A piece of an utterance is taken to be said where its letters stand in the text.
+    """
     special = numbers(tokenizer)
-    begin, end = special["<|startoftranscript|>"], special["<|endoftext|>"]
-    prompt = [special["<|startofprev|>"], *pieces_of(f" {previous}", tokenizer)] if previous else []
+    begin, end, first = special["<|startoftranscript|>"], special["<|endoftext|>"], special["<|0.00|>"]
+    prompt = [special["<|startofprev|>"], *pieces_of(f" {previous}", tokenizer)[0]] if previous else []
     head = [begin, special["<|en|>"], special["<|transcribe|>"]]
     text: list[int] = []
+    when: list[float] = []
     for index, (start, stop, said) in enumerate(spoken):
-        if not timed:
-            text += pieces_of(f" {said}", tokenizer)
-        elif cut and index == len(spoken) - 1:
-            text.append(special["<|0.00|>"] + round(start / 0.02))
-        else:
-            text += [
-                special["<|0.00|>"] + round(start / 0.02),
-                *pieces_of(f" {said}", tokenizer),
-                special["<|0.00|>"] + min(round(stop / 0.02), 1500),
-            ]
+        if timed:
+            text.append(first + round(start / 0.02))
+            when.append(start)
+        if cut and index == len(spoken) - 1:
+            break
+        pieces, places = pieces_of(f" {said}", tokenizer)
+        text += pieces
+        when += [start + place * (stop - start) for place in places]
+        if timed:
+            text.append(first + min(round(stop / 0.02), 1500))
+            when.append(stop)
     if not timed:
         head.append(special["<|notimestamps|>"])
     tokens = [*prompt, *head, *text]
     labels = [*[IGNORED] * len(prompt), head[1], *[IGNORED] * (len(head) - 2), *text, end]
-    return tokens, labels
+    return tokens, labels, [*[-1.0] * (len(prompt) + len(head) - 1), *when, -1.0]
 
 
 @cache
@@ -186,26 +203,30 @@ def numbers(tokenizer: WhisperTokenizer) -> dict[str, int]:
 
 
 @cache
-def pieces_of(text: str, tokenizer: WhisperTokenizer) -> tuple[int, ...]:
-    return tuple(tokenizer(text, add_special_tokens=False).input_ids)
+def pieces_of(text: str, tokenizer: WhisperTokenizer) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """The text's tokens, and the middle of each as a part of the whole."""
+    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    return tuple(found.input_ids), tuple((a + b) / 2 / len(text) for a, b in found.offset_mapping)
 
 
-def collate(items: Sequence[tuple[Window, np.ndarray, list[int], list[int], str]], end: int) -> Batch:
+def collate(items: Sequence[Composed], end: int) -> Batch:
     """Pad sounds with silence, tokens with `end`."""
-    longest, text = max(len(sound) for _, sound, *_ in items), max(len(tokens) for _, _, tokens, _, _ in items)
+    longest, text = max(len(item.sound) for item in items), max(len(item.tokens) for item in items)
     longest += -longest % (2 * HOP)
     sounds = torch.zeros(len(items), longest)
     tokens = torch.full((len(items), text), end)
     labels = torch.full((len(items), text), IGNORED)
-    letters = [letters_of(heard) for *_, heard in items]
+    times = torch.full((len(items), text), -1.0)
+    letters = [letters_of(item.heard) for item in items]
     spelled = torch.zeros(len(items), max(1, max(map(len, letters))), dtype=torch.long)
-    for row, (_, sound, read_, said, _) in enumerate(items):
-        sounds[row, : len(sound)] = torch.from_numpy(sound)
-        tokens[row, : len(read_)] = torch.tensor(read_)
-        labels[row, : len(said)] = torch.tensor(said)
+    for row, item in enumerate(items):
+        sounds[row, : len(item.sound)] = torch.from_numpy(item.sound)
+        tokens[row, : len(item.tokens)] = torch.tensor(item.tokens)
+        labels[row, : len(item.labels)] = torch.tensor(item.labels)
+        times[row, : len(item.times)] = torch.tensor(item.times)
         spelled[row, : len(letters[row])] = torch.tensor(letters[row])
     lengths = torch.tensor([len(row) for row in letters])
-    return Batch(log_mel(sounds), tokens, labels, spelled, lengths, [window.rows for window, *_ in items])
+    return Batch(log_mel(sounds), tokens, labels, spelled, lengths, times, [item.window.rows for item in items])
 
 
 def letters_of(text: str) -> list[int]:

@@ -108,21 +108,32 @@ def test_features_are_whispers():
 def test_a_window_joins_utterances_and_says_when_they_are_spoken(corpus: Path, tokenizer: WhisperTokenizer):
     rows = read_utterances(corpus, "train")
     how = Composition(0, 0, 0, 1, 0, 0, 0, pause=(0.5, 0.5))
-    sound, tokens, labels, heard = compose(Window((1, 0), 7, 6.0), rows, tokenizer, how)
+    made = compose(Window((1, 0), 7, 6.0), rows, tokenizer, how)
+    sound, tokens, labels = made.sound, made.tokens, made.labels
     assert len(sound) == 6 * 16000
-    assert heard == f"{TEXTS[1]} {TEXTS[0]}"
+    assert made.heard == f"{TEXTS[1]} {TEXTS[0]}"
     said = tokenizer.decode([label for label in labels if label != IGNORED], decode_with_timestamps=True)
     assert said == (
         f"<|en|><|0.50|> {TEXTS[1]}<|1.76|><|2.24|> {TEXTS[0]}<|3.24|><|endoftext|>"  # 1.25 s at 0.5 s, 1 s at 2.25 s
     )
     assert tokens[1:] == [tokenizer.convert_tokens_to_ids("<|en|>"), tokens[2], *labels[2:-1]]
+    assert len(made.times) == len(labels)
+    names = [tokenizer.decode([max(label, 0)], decode_with_timestamps=True) for label in labels]
+    said_at = dict(zip(names, made.times, strict=True))
+    assert said_at["<|en|>"] == said_at["<|endoftext|>"] == -1
+    assert said_at["<|0.50|>"] == 0.5
+    assert said_at["<|3.24|>"] == pytest.approx(3.25)
+    assert made.times[2:-1] == sorted(made.times[2:-1])
+    assert said_at["?"] == pytest.approx(2.25 + 20.5 / 22 * 1.0)  # the last of its sentence's letters, space before it
     assert np.abs(sound[: 8000 - 1]).max() == 0
     assert np.abs(sound[8000 : 8000 + 20000]).max() > 0.05
 
 
 def test_a_window_without_times_and_with_text_before(corpus: Path, tokenizer: WhisperTokenizer):
     rows = read_utterances(corpus, "train")
-    _, tokens, labels, _ = compose(Window((2,), 7, 6.0), rows, tokenizer, Composition(0, 0, 0, 0, 0, 1, 0))
+    made = compose(Window((2,), 7, 6.0), rows, tokenizer, Composition(0, 0, 0, 0, 0, 1, 0))
+    tokens, labels = made.tokens, made.labels
+    assert len(tokens) == len(labels) == len(made.times)
     text = tokenizer.decode(tokens)
     assert text == f"<|startofprev|> {TEXTS[2]}<|startoftranscript|><|en|><|transcribe|><|notimestamps|> {TEXTS[2]}"
     assert tokenizer.decode([label for label in labels if label != IGNORED]) == f"<|en|> {TEXTS[2]}<|endoftext|>"
@@ -131,40 +142,42 @@ def test_a_window_without_times_and_with_text_before(corpus: Path, tokenizer: Wh
 def test_a_window_that_ends_within_speech_gives_its_beginning_alone(corpus: Path, tokenizer: WhisperTokenizer):
     rows = read_utterances(corpus, "train")
     how = Composition(0, 0, 0, 1, 1, 0, 0, pause=(0.1, 0.1))
-    _, _, labels, heard = compose(Window((0, 1, 2, 3), 3, 5.0), rows, tokenizer, how)
+    made = compose(Window((0, 1, 2, 3), 3, 5.0), rows, tokenizer, how)
+    labels = made.labels
     said = tokenizer.decode([label for label in labels if label != IGNORED], decode_with_timestamps=True)
     assert said.endswith("|><|endoftext|>")
     assert said.count(".") >= 1
     stamps = [label for label in labels if label >= tokenizer.convert_tokens_to_ids("<|0.00|>")]
     if len(stamps) % 2:
-        assert heard == ""
+        assert made.heard == ""
 
 
 def test_a_window_of_noise_alone_has_no_speech(corpus: Path, tokenizer: WhisperTokenizer):
     rows = read_utterances(corpus, "train")
-    _, _, labels, heard = compose(Window((0,), 1, 4.0), rows, tokenizer, Composition(0, 0, 0, 0, 0, 0, 1))
-    assert heard == ""
-    assert tokenizer.decode([labels[0], labels[-1]]) == "<|nospeech|><|endoftext|>"
+    made = compose(Window((0,), 1, 4.0), rows, tokenizer, Composition(0, 0, 0, 0, 0, 0, 1))
+    assert made.heard == ""
+    assert tokenizer.decode([made.labels[0], made.labels[-1]]) == "<|nospeech|><|endoftext|>"
 
 
 def test_a_window_follows_from_its_seed_and_batches_pad(corpus: Path, tokenizer: WhisperTokenizer):
     rows = read_utterances(corpus, "train")
     how = Composition()
     windows = [Window((0, 1, 2), seed, 8.0) for seed in range(4)]
-    items = [(window, *compose(window, rows, tokenizer, how)) for window in windows]
+    items = [compose(window, rows, tokenizer, how) for window in windows]
     again = compose(windows[2], rows, tokenizer, how)
-    assert np.array_equal(items[2][1], again[0])
-    assert items[2][2:] == (*again[1:],)
-    assert not np.array_equal(items[1][1], items[2][1])
+    assert np.array_equal(items[2].sound, again.sound)
+    assert (items[2].tokens, items[2].labels, items[2].times) == (again.tokens, again.labels, again.times)
+    assert not np.array_equal(items[1].sound, items[2].sound)
     batch = collate(items, 5)
     assert batch.features.shape == (4, 80, 800)
     assert bool(torch.isfinite(batch.features).all())
     assert batch.tokens.shape == batch.labels.shape
-    for row, (_, _, tokens, labels, heard) in enumerate(items):
+    for row, item in enumerate(items):
+        tokens, labels = item.tokens, item.labels
         assert batch.tokens[row, : len(tokens)].tolist() == tokens
         assert bool((batch.tokens[row, len(tokens) :] == 5).all())
         assert bool((batch.labels[row, len(labels) :] == IGNORED).all())
-        assert batch.letter_lengths[row] == len(letters_of(heard))
+        assert batch.letter_lengths[row] == len(letters_of(item.heard))
 
 
 def test_planned_windows_fit():
@@ -182,6 +195,6 @@ def test_planned_windows_fit():
 
 def test_plain_windows_are_not_changed(corpus: Path, tokenizer: WhisperTokenizer):
     rows = read_utterances(corpus, "dev")
-    _, tokens, _, heard = compose(Window((3,), 0, 30.0), rows, tokenizer, PLAIN)
-    assert heard == TEXTS[3]
-    assert tokenizer.decode(tokens, skip_special_tokens=True).strip() == TEXTS[3]
+    made = compose(Window((3,), 0, 30.0), rows, tokenizer, PLAIN)
+    assert made.heard == TEXTS[3]
+    assert tokenizer.decode(made.tokens, skip_special_tokens=True).strip() == TEXTS[3]
