@@ -124,7 +124,7 @@ def test_a_window_joins_utterances_and_says_when_they_are_spoken(corpus: Path, t
     assert said_at["<|0.50|>"] == 0.5
     assert said_at["<|3.24|>"] == pytest.approx(3.25)
     assert made.times[2:-1] == sorted(made.times[2:-1])
-    assert said_at["?"] == pytest.approx(2.25 + 20.5 / 22 * 1.0)  # the last of its sentence's letters, space before it
+    assert said_at["?"] == pytest.approx(2.25 + 21.5 / 22)  # the last of 22 letters, with the space before
     assert np.abs(sound[: 8000 - 1]).max() == 0
     assert np.abs(sound[8000 : 8000 + 20000]).max() > 0.05
 
