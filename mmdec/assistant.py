@@ -45,7 +45,7 @@ def of_layers(model: WhisperForConditionalGeneration, layers: tuple[int, ...]) -
     for name in ("embed_tokens", "embed_positions", "layer_norm"):
         setattr(own, name, getattr(theirs, name))
     for place, layer in enumerate(layers):
-        copied = copy.deepcopy(theirs.layers[layer])
+        copied: Any = copy.deepcopy(theirs.layers[layer])
         copied.self_attn.layer_idx = copied.encoder_attn.layer_idx = place  # its place in the cache
         own.layers[place] = copied
     made.proj_out = model.proj_out

@@ -96,7 +96,7 @@ class Contest:
     def run(self, sounds: Sequence[Tensor], way: Way) -> Run:
         """Sounds (T,) of 16 kHz, decoded together. Where one is longer than a window, all get timestamps."""
         way.rounds.clear()
-        encoders = [self.model.model.encoder]
+        encoders: list[nn.Module] = [self.model.model.encoder]
         for network in way.networks:
             if network.config.is_encoder_decoder:
                 encoders.append(network.get_encoder())
