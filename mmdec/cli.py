@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmdec import __version__
+from mmdec import __version__, cli_asr
+from mmdec.cli_asr import write_json
 from mmdec.cli_transcribe import transcribe
 from mmdec.outputs import output_paths
 from mmdec.types import MmdecError
@@ -37,6 +38,8 @@ app.add_typer(convert_app, name="convert")
 app.add_typer(eval_app, name="eval")
 app.add_typer(bench_app, name="bench")
 app.command()(transcribe)
+eval_app.command("asr")(cli_asr.eval_asr)
+bench_app.command("asr")(cli_asr.bench_asr)
 
 Strategy = Annotated[
     str, typer.Option("--strategy", "-s", help="lookahead, greedy, viterbi, joint-viterbi, autoregressive or verified.")
@@ -162,7 +165,7 @@ def eval_speech(
         threads=threads,
         log=lambda line: print(line, file=sys.stderr),
     )
-    _write_json(report, output)
+    write_json(report, output)
     if as_json:
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
@@ -185,7 +188,7 @@ def bench_speech(
 
     found = recordings or sorted(Path("data/samples").glob("*.wav"))
     report = bench.bench_speech(found, model, repeats=repeats, device=device or "cpu", threads=threads)
-    _write_json(report, output)
+    write_json(report, output)
     print(json.dumps(report, indent=2))
 
 
@@ -200,7 +203,7 @@ def bench_paper(
     from mmdec import bench
 
     report = bench.bench_paper(repeats=repeats, device=device or "cpu", threads=threads)
-    _write_json(report, output)
+    write_json(report, output)
     print(json.dumps(report, indent=2))
 
 
@@ -216,7 +219,7 @@ def bench_core(
     from mmdec import bench_core
 
     report = bench_core.bench_core(sizes.split(","), repeats, device=device or "cpu", threads=threads)
-    _write_json(report, output)
+    write_json(report, output)
     print(json.dumps(report, indent=2))
 
 
@@ -242,15 +245,6 @@ def demo(
     from mmdec.hub import demo_file
 
     run_path(str(demo_file()))["serve"](port=port, share=share)
-
-
-def _write_json(result: object, output: Path | None) -> None:
-    """JSON to a file that appears whole or not at all."""
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        part = output.with_name(f".{output.name}.part")
-        part.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        part.replace(output)
 
 
 def _json_line(source: Path, target: Path, result: Translation, taken: float) -> str:

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from mmdec.outputs import write_text
+
 Corpus = Annotated[Path, typer.Option(help="LibriSpeech's layout, or a manifest (.tsv, .jsonl) of path and text.")]
 Model = Annotated[str, typer.Option("--model", "-m", help="A shipped name, a directory or a hub id of a Whisper.")]
 Heads = Annotated[Path | None, typer.Option(help="Medusa heads; the model's own if left out.")]
@@ -115,12 +117,9 @@ def bench_asr(
 
 
 def write_json(result: Any, output: Path | None) -> None:
-    """JSON to a file that appears whole or not at all."""
+    """JSON to a file, if one is named."""
     if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        part = output.with_name(f".{output.name}.part")
-        part.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        part.replace(output)
+        write_text(output, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
 
 
 def _language(given: str) -> str | None:
