@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -298,13 +299,16 @@ _switching = threading.Lock()
 
 @contextmanager
 def _attention(model: WhisperForConditionalGeneration, switched: bool) -> Iterator[None]:
-    """For word timestamps `generate` sets the model's attention to "eager" and leaves it there."""
+    """For word timestamps `generate` sets the model's attention to "eager" and leaves it there. In batches of several
+    lengths it hands numpy a tensor, which numpy 2 takes under protest."""
     if not switched:
         yield
         return
     with _switching:
         before = model.config._attn_implementation or "sdpa"
         try:
-            yield
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "__array_wrap__ must accept", DeprecationWarning)
+                yield
         finally:
             model.set_attn_implementation(before)

@@ -47,7 +47,7 @@ def network(tokenizer: Any, seed: int = 3, **sizes: Any) -> WhisperForConditiona
         }
     )
     model = WhisperForConditionalGeneration(config).eval()
-    model.generation_config = generation_config(tokenizer, 40)
+    model.generation_config = generation_config(tokenizer, 12)
     own = dict[str, Any](
         lang_to_id={"<|en|>": number("<|en|>"), "<|de|>": number("<|startoflm|>")},
         max_initial_timestamp_index=20,

@@ -1,0 +1,232 @@
+"""What `mmdec.transcribe` says is what `model.generate` says: by the same arguments, for short and long recordings,
+alone and in batches, with every kind of timestamp, whoever drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+import mmdec
+from mmdec.medusa import load_heads
+from mmdec.whispers import Whisper, load_whisper
+from tests.conftest import RATE, buzz
+from tests.tiny_transcriber import write
+
+PROMPT = "The train leaves"
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Whisper:
+    return load_whisper(write(tmp_path_factory.mktemp("transcriber") / "tiny"), "cpu")
+
+
+@lru_cache
+def sound(seconds: float, seed: int = 0) -> np.ndarray:
+    return buzz(seconds, seed)
+
+
+SHORT, LONG = (0.7,), (2.6,)
+BATCH, LONG_BATCH, MIXED = (0.9, 0.31, 0.7), (2.6, 1.37, 2.2), (0.7, 1.9, 0.5, 0.9)
+DRAFTERS = ("medusa", "lookup", None)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to call both."""
+
+    seconds: tuple[float, ...]
+    ours: dict[str, Any] = field(default_factory=dict)
+    theirs: dict[str, Any] | None = None  # where it is called otherwise
+
+    @property
+    def stock(self) -> dict[str, Any]:
+        return self.ours if self.theirs is None else self.theirs
+
+
+SEGMENTS: dict[str, Any] = {"timestamps": "segment"}
+WORDS: dict[str, Any] = {"timestamps": "word"}
+TIMED: dict[str, Any] = {"return_timestamps": True}
+TIMED_WORDS: dict[str, Any] = {"return_timestamps": True, "return_token_timestamps": True}
+THRESHOLDS: dict[str, Any] = {
+    "temperature": (0.0,),
+    "logprob_threshold": -0.3,
+    "compression_ratio_threshold": 1.1,
+    "no_speech_threshold": 1e-4,
+}
+CONDITIONED: dict[str, Any] = {"condition_on_prev_tokens": True, "temperature": 0.0}
+WAYS = {
+    "short": Way(SHORT, {"language": "en"}),
+    "detected": Way(BATCH),
+    "batch": Way(BATCH, {"language": "en", "repetition_penalty": 1.3, "max_new_tokens": 12}),
+    "long": Way(LONG),
+    "long batch": Way(LONG_BATCH, {"language": "german"}),
+    "mixed": Way(MIXED, {"batch_size": 2}, {}),
+    "segments": Way(BATCH, SEGMENTS, TIMED),
+    "long segments": Way(LONG_BATCH, SEGMENTS, TIMED),
+    "words": Way(BATCH, WORDS, TIMED_WORDS),
+    "long words": Way(LONG_BATCH, WORDS, TIMED_WORDS),
+    "translated": Way(SHORT, {"language": "de", "task": "translate"}),
+    "prompted": Way(BATCH, {"prompt": PROMPT}, {"prompt_ids": PROMPT}),
+    "long prompted": Way(LONG_BATCH, {"prompt": PROMPT, **CONDITIONED}, {"prompt_ids": PROMPT, **CONDITIONED}),
+    "everywhere prompted": Way(
+        LONG,
+        {"prompt": PROMPT, "prompt_condition_type": "all-segments", **CONDITIONED, **WORDS},
+        {"prompt_ids": PROMPT, "prompt_condition_type": "all-segments", **CONDITIONED, **TIMED_WORDS},
+    ),
+    "thresholds": Way(LONG_BATCH, {**THRESHOLDS, **SEGMENTS}, {**THRESHOLDS, **TIMED}),
+}
+
+
+def features(whisper: Whisper, recordings: list[np.ndarray]) -> dict[str, Tensor]:
+    """What the processor gives for each recording alone, side by side."""
+    long = len(recordings[0]) // 160 > 100
+    more: dict[str, Any] = {"padding": "longest", "truncation": False} if long else {}
+    alone = [
+        whisper.processor(one, sampling_rate=RATE, return_attention_mask=True, return_tensors="pt", **more)
+        for one in recordings
+    ]
+    width = max(one.input_features.shape[-1] for one in alone)
+    return {
+        name: torch.cat([pad(one[name], (0, width - one[name].shape[-1])) for one in alone])
+        for name in ("input_features", "attention_mask")
+    }
+
+
+def batches(way: Way) -> list[list[int]]:
+    """As `transcribe` promises: those of one window apart, in order."""
+    size = way.ours.get("batch_size", 8)
+    kinds = [[place for place, one in enumerate(way.seconds) if (one > 1.0) == long] for long in (False, True)]
+    return [places[at : at + size] for places in kinds for at in range(0, len(places), size)]
+
+
+_stock: dict[str, dict[int, list[dict[str, Any]]]] = {}
+
+
+def stock(whisper: Whisper, name: str) -> dict[int, list[dict[str, Any]]]:
+    """Each recording's segments by transformers' own loop."""
+    way = WAYS[name]
+    if name not in _stock:
+        _stock[name] = {}
+        options = {"task": "transcribe", "return_timestamps": False, **way.stock}
+        if "prompt_ids" in options:
+            options["prompt_ids"] = whisper.processor.get_prompt_ids(options["prompt_ids"], return_tensors="pt")
+        for places in batches(way):
+            recordings = [sound(way.seconds[place], place) for place in places]
+            timed = {"return_timestamps": options["return_timestamps"] or way.seconds[places[0]] > 1.0}
+            out: Any = whisper.model.generate(
+                **features(whisper, recordings), **{**options, **timed}, return_segments=True
+            )
+            _stock[name] |= zip(places, out["segments"], strict=True)
+            rows = [torch.cat([one["tokens"] for one in row]).tolist() for row in out["segments"]]
+            ends = whisper.model.generation_config.pad_token_id
+            for row, sequence in zip(rows, out["sequences"].tolist(), strict=True):
+                assert row == sequence[: len(row)]  # segments are the whole of it
+                assert set(sequence[len(row) :]) <= {ends}
+    return _stock[name]
+
+
+@pytest.mark.filterwarnings("ignore:__array_wrap__ must accept:DeprecationWarning")  # transformers' own call
+@pytest.mark.parametrize(("name", "drafter"), [(name, DRAFTERS[place % 3]) for place, name in enumerate(WAYS)])
+def test_equals_stock(whisper: Whisper, name: str, drafter: str | None) -> None:
+    way, before = WAYS[name], whisper.model.config._attn_implementation
+    wanted = stock(whisper, name)
+    whisper.model.set_attn_implementation(before or "sdpa")  # word timestamps leave the model otherwise
+    recordings = [sound(one, place) for place, one in enumerate(way.seconds)]
+    audio: Any = recordings if len(recordings) > 1 else recordings[0]
+    found: Any = mmdec.transcribe(audio, sample_rate=RATE, model=whisper, drafter=drafter, **way.ours)
+    tokenizer = whisper.tokenizer
+    assert whisper.model.config._attn_implementation == before
+    for place, one in enumerate(found if isinstance(found, list) else [found]):
+        tokens = [token for segment in wanted[place] for token in segment["tokens"].tolist()]
+        assert one.tokens == tokens
+        assert one.text == tokenizer.decode(tokens, skip_special_tokens=True).strip()
+        if not way.ours.get("timestamps"):
+            assert one.segments == []
+            continue
+        assert len(one.segments) == len(wanted[place])
+        for segment, theirs in zip(one.segments, wanted[place], strict=True):
+            assert segment.tokens == theirs["tokens"].tolist()
+            assert segment.start == pytest.approx(float(theirs["start"]), abs=1e-3)
+            assert segment.end == pytest.approx(float(theirs["end"]), abs=1e-3)
+            if way.ours["timestamps"] == "word":
+                starts = theirs["token_timestamps"].tolist()
+                assert segment.words is not None
+                assert {word.start for word in segment.words} <= {round(second, 3) for second in starts}
+                spoken = "".join(word.text for word in segment.words)
+                assert spoken.strip() == segment.text or "\ufffd" in spoken
+
+
+def test_ways_are_what_they_say(whisper: Whisper) -> None:
+    """Else the grid would show nothing: several windows, texts that end, segments, drafts of several kinds."""
+    windows = [{float(one["start"]) // 1 for one in row} for row in stock(whisper, "long segments").values()]
+    assert max(map(len, windows)) >= 3
+    assert any(len(row) > 1 for row in stock(whisper, "segments").values())
+    assert stock(whisper, "short") != stock(whisper, "translated")
+
+
+def test_a_list_is_as_one_by_one(whisper: Whisper) -> None:
+    recordings = [sound(one, place) for place, one in enumerate(MIXED)]
+    together = mmdec.transcribe(recordings, sample_rate=RATE, model=whisper, timestamps="segment")
+    for one, recording in zip(together, recordings, strict=True):
+        alone = mmdec.transcribe(recording, sample_rate=RATE, model=whisper, timestamps="segment", drafter=None)
+        assert (one.text, one.segments, one.language) == (alone.text, alone.segments, alone.language)
+
+
+def test_the_fallback_ladder_under_a_seed(whisper: Whisper) -> None:
+    ladder: dict[str, Any] = {"temperature": (0.0, 0.7), "logprob_threshold": -0.2}
+    torch.manual_seed(1)
+    out: Any = whisper.model.generate(
+        **features(whisper, [sound(2.6)]), **ladder, task="transcribe", return_timestamps=True, return_segments=True
+    )
+    for drafter in ("medusa", None):
+        torch.manual_seed(1)
+        found = mmdec.transcribe(sound(2.6), sample_rate=RATE, model=whisper, drafter=drafter, **ladder)
+        assert found.tokens == out["sequences"][0].tolist()
+
+
+def test_rows_that_fall_back_are_told_apart(whisper: Whisper) -> None:
+    """Rounds of a batch where some rows are decoded again are those of each recording by itself."""
+    ladder: dict[str, Any] = {"temperature": (0.0, 1e-4), "logprob_threshold": -1.5, "drafter": None}
+    recordings = [sound(one, place) for place, one in enumerate((1.2, 1.4, 1.3))]
+    alone = [mmdec.transcribe(one, sample_rate=RATE, model=whisper, **ladder) for one in recordings]
+    once = [mmdec.transcribe(one, sample_rate=RATE, model=whisper, drafter=None, temperature=0.0) for one in recordings]
+    assert all(a.rounds < b.rounds < 2 * a.rounds for a, b in zip(once, alone, strict=True))  # some windows, not all
+    assert len({one.rounds for one in alone}) > 1
+    together = mmdec.transcribe(recordings, sample_rate=RATE, model=whisper, **ladder)
+    assert [one.rounds for one in together] == [one.rounds for one in alone]
+
+
+def test_rounds_are_passes_of_the_decoder(whisper: Whisper, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 0
+
+    def listen(*_: Any) -> None:
+        nonlocal count
+        count += 1
+
+    hook = whisper.model.get_decoder().register_forward_hook(listen)
+    try:
+        plain = mmdec.transcribe(sound(2.6), sample_rate=RATE, model=whisper, drafter=None, language="en")
+        assert plain.rounds == count
+        assert plain.tokens_per_round == 1.0
+        count = 0
+        drafted = mmdec.transcribe(sound(2.6), sample_rate=RATE, model=whisper, drafter="lookup", language="en")
+    finally:
+        hook.remove()
+    assert drafted.rounds == count < plain.rounds
+    assert drafted.tokens_per_round > 1
+
+
+def test_the_heads_of_a_directory_and_an_object(whisper: Whisper) -> None:
+    assert whisper.directory is not None
+    folder: Path = whisper.directory / "medusa"
+    for drafter in (folder, str(folder), load_heads(folder, whisper.model)):
+        found = mmdec.transcribe(sound(0.7), sample_rate=RATE, model=whisper, drafter=drafter, language="en")
+        assert found.tokens == [token for one in stock(whisper, "short")[0] for token in one["tokens"].tolist()]
