@@ -24,7 +24,7 @@ from mmdec.training.schedule_lr import Schedule
 from mmdec.training.windows import IGNORED, LETTERS, Batch
 
 PLACE = 0.02  # seconds between encoder states
-NEAR = 1.3  # scale of the first queries and keys: attention of some five places
+NEAR, NEAR_LATER = 1.3, 3.0  # scale of the first layer's queries and keys (some five places wide), of the others'
 
 
 @dataclass(frozen=True)
@@ -241,15 +241,24 @@ def attend_nearby(model: WhisperForConditionalGeneration) -> None:
 
     Positions are sinusoids, so a query and a key that read the same frequencies, one of them turned, meet where their
     places differ by that turn. Content takes over in training; learning locality from noise would take most of it.
+    Nothing else is written to the channels of these frequencies at first: the first layer's output, five times as large
+    as the positions after some training, would drown them for the layers that follow.
     """
     encoder = model.model.encoder
     width, heads = model.config.d_model, model.config.encoder_attention_heads
     half, size = width // 2, width // heads
     pairs = min(size // 2, half)
+    kept = [*range(pairs), *range(half, half + pairs)]
+    encoder.conv2.weight[kept] = 0
+    encoder.conv2.bias[kept] = 0  # type: ignore[index]
     speeds = torch.exp(-math.log(10000) / (half - 1) * torch.arange(pairs))  # Whisper's highest frequencies
     for depth, layer in enumerate(encoder.layers):
+        for output in (layer.self_attn.out_proj, layer.fc2):  # type: ignore[union-attr]
+            output.weight[kept] = 0  # type: ignore[union-attr, index, operator]
+            output.bias[kept] = 0  # type: ignore[union-attr, index, operator]
         query: Tensor = layer.self_attn.q_proj.weight  # type: ignore[union-attr, assignment] # a WhisperEncoderLayer
         key: Tensor = layer.self_attn.k_proj.weight  # type: ignore[union-attr, assignment]
+        scale = NEAR_LATER if depth else NEAR
         for head in range(heads):
             turn = speeds * (head - heads // 2) * 2 * (depth + 1)
             for place in range(pairs):
@@ -257,7 +266,7 @@ def attend_nearby(model: WhisperForConditionalGeneration) -> None:
                 for weight, angle in ((query, turn[place]), (key, torch.zeros(()))):
                     weight[sine] *= 0.3
                     weight[cosine] *= 0.3
-                    weight[sine, place] += NEAR * angle.cos()
-                    weight[sine, half + place] += NEAR * angle.sin()
-                    weight[cosine, place] -= NEAR * angle.sin()
-                    weight[cosine, half + place] += NEAR * angle.cos()
+                    weight[sine, place] += scale * angle.cos()
+                    weight[sine, half + place] += scale * angle.sin()
+                    weight[cosine, place] -= scale * angle.sin()
+                    weight[cosine, half + place] += scale * angle.cos()
