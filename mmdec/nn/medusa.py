@@ -129,14 +129,18 @@ class MedusaHeads(nn.Module):
     def forward(self, hidden: Tensor, states: Tensor | None = None) -> Tensor:
         """All places at once, as in training: hidden (B, T, H), without padding on the left, and for a block the
         encoder's states (B, S, H) -> (B, T, K, H), to be multiplied with the output matrix."""
-        if self.block is not None:
-            if states is None:
-                raise InputError("`states` must be given for Medusa-Block, but is None. Pass the encoder's states.")
-            length = hidden.shape[1]
-            mask = torch.ones(length, length, dtype=torch.bool, device=hidden.device).tril()[None, None]
-            memory = self.block.encoder_attn.pair(states)
-            hidden = self.block(hidden, self.block.pair(hidden), memory, mask)
-        return self.read(hidden, len(self.heads))
+        return self.read(self.through(hidden, states), len(self.heads))
+
+    def through(self, hidden: Tensor, states: Tensor | None = None) -> Tensor:
+        """What the heads read (B, T, H): the block's output, or hidden itself where there is none. As for `forward`."""
+        if self.block is None:
+            return hidden
+        if states is None:
+            raise InputError("`states` must be given for Medusa-Block, but is None. Pass the encoder's states.")
+        length = hidden.shape[1]
+        mask = torch.ones(length, length, dtype=torch.bool, device=hidden.device).tril()[None, None]
+        memory = self.block.encoder_attn.pair(states)
+        return self.block(hidden, self.block.pair(hidden), memory, mask)
 
     def read(self, hidden: Tensor, count: int) -> Tensor:
         """The first `count` heads on hidden (..., H), which has been through the block if there is one:

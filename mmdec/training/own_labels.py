@@ -1,0 +1,142 @@
+"""A Whisper's own greedy text for windows, as labels for its heads: decoded in batches, and kept.
+
+What is decoded is what `generate` would give: its prompts, suppressed tokens and timestamp rules. The encoder's states
+are the caller's, who needs them anyway. The heads that are being trained draft; the text does not depend on them.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import WhisperForConditionalGeneration
+from transformers.generation.logits_process import (
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    WhisperTimeStampLogitsProcessor,
+)
+
+from mmdec.decode.budget import Budget
+from mmdec.decode.loop import decode
+from mmdec.decode.sampling import Processor, Stop, Text
+from mmdec.decode.verify import MatchRule
+from mmdec.drafters.medusa import Medusa
+from mmdec.nn.medusa import MedusaHeads
+from mmdec.targets.whisper import WhisperTarget
+
+
+class Labels:
+    """Token lists by key, one file for each process; whatever a process that was killed has written is read again."""
+
+    def __init__(self, folder: Path | None, rank: int = 0) -> None:
+        """folder: None keeps them in memory alone."""
+        self.kept: dict[str, list[int]] = {}
+        self.file = None
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in sorted(folder.glob("*.jsonl")):
+            for line in path.read_text(encoding="utf-8").splitlines():
+                try:
+                    key, tokens = json.loads(line)
+                except ValueError:  # a line that was being written
+                    continue
+                self.kept[key] = tokens
+        self.file = folder / f"{rank}.jsonl"
+        if self.file.is_file() and not self.file.read_bytes().endswith(b"\n"):
+            with open(self.file, "a", encoding="utf-8") as file:
+                file.write("\n")
+
+    def get(self, key: str) -> list[int] | None:
+        return self.kept.get(key)
+
+    def add(self, found: dict[str, list[int]]) -> None:
+        """Keep these, and write them at once."""
+        self.kept |= found
+        if self.file is not None and found:
+            with open(self.file, "a", encoding="utf-8") as file:
+                file.writelines(json.dumps([key, tokens]) + "\n" for key, tokens in found.items())
+
+
+def own_text(
+    model: WhisperForConditionalGeneration,
+    states: Tensor,
+    prompts: Sequence[Sequence[int]],
+    timed: Sequence[bool],
+    limit: int,
+    heads: MedusaHeads | None = None,
+    nodes: int = 0,
+) -> list[list[int]]:
+    """Greedy tokens of each window, EOS included where it came.
+
+    states (B, S, H) of the encoder; prompts: what the decoder reads first; timed: which windows are under the rules for
+    timestamps; limit: new tokens at most, as far as the decoder's positions reach; heads draft `nodes` tokens a round.
+    """
+    drafter = None
+    if heads is not None and nodes > 0:
+        drafter = Medusa(
+            copy.deepcopy(heads).to(model.dtype), model.proj_out
+        )  # they are trained in a precision of their own
+    found: list[list[int]] = [[] for _ in prompts]
+    for under_rules in (False, True):
+        rows = [row for row, flag in enumerate(timed) if flag == under_rules]
+        if not rows:
+            continue
+        ids, mask = _left_padded([prompts[row] for row in rows], int(model.config.pad_token_id or 0), states.device)
+        longest = min(ids.shape[1] + limit, model.config.max_target_positions)
+        stop = Stop(longest, frozenset(ends(model)))
+        text = Text(ids, stop, processors(model, ids.shape[1], under_rules))
+        inputs: dict[str, Any] = {"input_ids": ids, "encoder_outputs": (states[rows],)}
+        if not bool(mask.all()):
+            inputs["decoder_attention_mask"] = mask
+        depth = min(drafter.ranks.depth, max(nodes - 1, 1)) if drafter is not None and nodes else None
+        for _ in decode(
+            WhisperTarget(model), inputs, text, MatchRule(), drafter, Budget.fixed(nodes if drafter else 0, depth)
+        ):
+            pass
+        for row, tokens in zip(rows, text.tokens, strict=True):
+            found[row] = tokens
+    return found
+
+
+def processors(model: WhisperForConditionalGeneration, begin: int, timed: bool) -> list[Processor]:
+    """Whisper's own, in the order of its `generate`, for prompts of `begin` columns."""
+    config: Any = model.generation_config
+    made: list[Any] = []
+    if config.begin_suppress_tokens is not None:
+        made.append(SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, begin, device=model.device))  # type: ignore[arg-type]
+    if config.suppress_tokens is not None:
+        made.append(SuppressTokensLogitsProcessor(config.suppress_tokens, device=model.device))  # type: ignore[arg-type]
+    if timed:
+        made.append(WhisperTimeStampLogitsProcessor(config, begin_index=begin))
+    return made
+
+
+def ends(model: WhisperForConditionalGeneration) -> list[int]:
+    """Tokens that end a text."""
+    end = model.generation_config.eos_token_id
+    return list(end) if isinstance(end, list) else [int(end)]  # type: ignore[arg-type]
+
+
+def fingerprint(model: WhisperForConditionalGeneration) -> str:
+    """Tells one model from another whose text may differ: by its sizes, its rules and some of each weight."""
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(model.config.to_json_string(use_diff=False).encode())
+    digest.update(json.dumps(model.generation_config.to_dict(), sort_keys=True, default=str).encode())
+    for name, weight in model.state_dict().items():
+        numbers = weight.flatten()[:: max(1, weight.numel() // 512)]
+        digest.update(name.encode() + numbers.double().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    width = max(map(len, prompts))
+    ids = [[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)

@@ -1,0 +1,322 @@
+"""Heads are trained by their recipes on a tiny Whisper and corpus: killed and resumed, from labels of both kinds; what
+the log promises is what decoding then does."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
+from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperProcessor
+
+from mmdec import speculate
+from mmdec.audio import save_audio
+from mmdec.medusa import load_heads
+from mmdec.training.__main__ import TrainingCLI
+from mmdec.training.export import read_checkpoint
+from mmdec.training.medusa import MedusaModule
+from mmdec.training.medusa_data import HeadData
+from mmdec.training.pieces import build_tokenizer, generation_config
+from mmdec.training.replay import measure, spread
+
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "recipes" / "medusa"
+TEXTS = ["Where is the station?", "The station is near.", "Two teas, please.", "It's five o'clock."]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # Lightning's and jsonargparse's own
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval"),
+    pytest.mark.filterwarnings("ignore:.* exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+]
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """LightningCLI reads the command line, seeds every generator and says so in the environment: leave no trace."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["python"])
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.delenv(name, raising=False)
+    yield tmp_path
+    seed_everything(0, verbose=False)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """LibriSpeech's layout: two chapters of tones to train on, one for development."""
+    root = tmp_path_factory.mktemp("english")
+    for split, chapters in (("train", 2), ("dev", 1)):
+        for chapter in range(chapters):
+            folder = root / split / "0001" / str(chapter)
+            lines = []
+            for index, text in enumerate(TEXTS):
+                tone = 0.3 * torch.sin(torch.arange(16000) * 2 * torch.pi * (200 + 100 * index + 30 * chapter) / 16000)
+                save_audio(folder / f"0001-{chapter}-{index:04d}.flac", tone)
+                lines.append(f"0001-{chapter}-{index:04d} {text}")
+            (folder / f"0001-{chapter}.trans.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return root
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Whisper of random weights, sharp enough to go on about something, which hears 30 s."""
+    torch.manual_seed(5)
+    tokenizer = build_tokenizer(TEXTS, 280)
+    settings = generation_config(tokenizer, 96)
+    model = WhisperForConditionalGeneration(
+        WhisperConfig(
+            vocab_size=len(tokenizer),
+            d_model=48,
+            encoder_layers=1,
+            decoder_layers=2,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=16,
+            decoder_ffn_dim=24,
+            max_target_positions=96,
+            pad_token_id=settings.pad_token_id,  # type: ignore[arg-type]
+            bos_token_id=settings.bos_token_id,  # type: ignore[arg-type]
+            eos_token_id=settings.eos_token_id,  # type: ignore[arg-type]
+            decoder_start_token_id=settings.decoder_start_token_id,
+            init_std=0.4,
+        )
+    )
+    model.generation_config = settings
+    folder = tmp_path_factory.mktemp("models") / "base"
+    model.save_pretrained(folder)
+    WhisperProcessor(WhisperFeatureExtractor(feature_size=80), tokenizer).save_pretrained(folder)
+    return folder
+
+
+def options(name: str, base: Path, corpus: Path, *more: str) -> list[str]:
+    """A recipe as written, but small and in one process."""
+    place = "runs/medusa" if name == "phrasebook" else "runs/medusa-librispeech"
+    return [
+        "fit",
+        f"--config={RECIPES / name}.yaml",
+        "--trainer.accelerator=cpu",
+        "--trainer.devices=1",
+        "--trainer.strategy=auto",
+        "--trainer.log_every_n_steps=1",
+        "--trainer.check_val_every_n_epoch=1",
+        f"--trainer.default_root_dir={place}",
+        "--model.init_args.start=null",
+        "--model.init_args.heads=3",
+        "--model.init_args.max_tokens=12",
+        f"--data.init_args.base={base}",
+        f"--data.init_args.corpus={corpus}",
+        "--data.init_args.batch_size=2",
+        "--data.init_args.steps_per_epoch=2",
+        "--data.init_args.dev_batches=1",
+        *(() if name == "phrasebook" else ("--data.init_args.train_split=train", "--data.init_args.dev_split=dev")),
+        *(() if name == "phrasebook" else ("--data.init_args.workers=0",)),
+        *more,
+    ]
+
+
+def run(args: list[str]) -> TrainingCLI:
+    return TrainingCLI(
+        LightningModule,
+        LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        save_config_kwargs={"overwrite": True},
+        args=args,
+    )
+
+
+def logged(log: Path) -> dict[tuple[int, str], str]:
+    """What was logged at each step, digit for digit; of all files, for a resumed run keeps the earlier ones."""
+    found = {}
+    for file in sorted(log.glob("metrics*.csv")):
+        with open(file, encoding="utf-8", newline="") as lines:
+            for line in csv.DictReader(lines):
+                found |= {(int(line["step"]), name): value for name, value in line.items() if value and "/" in name}
+    return found
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(base: Path, corpus: Path, workplace: Path, monkeypatch: Any):
+    unbroken, broken = workplace / "unbroken", workplace / "broken"
+    unbroken.mkdir()
+    broken.mkdir()
+    common = ("--trainer.max_epochs=4", "--data.init_args.repeat_after=2")
+    killed = options("phrasebook", base, corpus, *common, "--trainer.callbacks+=tests.killed.Killed")
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "mmdec.training", *killed, "--trainer.callbacks.step=5"],
+        cwd=broken,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as child:
+        try:
+            monkeypatch.chdir(unbroken)
+            run(options("phrasebook", base, corpus, *common))
+            output, _ = child.communicate(timeout=200)
+        except BaseException:
+            child.kill()
+            raise
+    assert child.returncode == -signal.SIGKILL, output.decode()
+    monkeypatch.chdir(broken)
+    torch.rand(11)
+    run(options("phrasebook", base, corpus, *common, "--ckpt_path=last"))
+    wanted, found = logged(unbroken / "runs/medusa/log"), logged(broken / "runs/medusa/log")
+    assert {step for step, name in wanted if name == "train/head3"} == set(range(8))
+    assert {name for _, name in wanted} >= {"dev/chain", "dev/tree", "dev/head1", "dev/head3_top5", "dev/loss"}
+    assert found == wanted
+    one, other = (read_checkpoint(place / "runs/medusa/checkpoints/last.ckpt") for place in (unbroken, broken))
+    assert one["best"] == other["best"] > 1
+    assert all(name.startswith("heads.") for name in one["state_dict"])  # the base is not in it
+    for name, value in one["state_dict"].items():
+        assert torch.equal(value, other["state_dict"][name]), name
+    for file in ("config.json", "heads.safetensors"):
+        assert (unbroken / "runs/medusa/heads" / file).read_bytes() == (
+            broken / "runs/medusa/heads" / file
+        ).read_bytes()
+    assert (
+        json.loads((broken / "runs/medusa/heads/provenance.json").read_text())["training"]["dev"]["tree"] == one["best"]
+    )
+
+
+class Stopped(Exception):
+    """`generate` has decoded its first window; with timestamps it would look for more in what is left."""
+
+
+class Door:
+    """Decodes with heads, keeps what comes, and leaves."""
+
+    def __init__(self, drafter: Any, nodes: int) -> None:
+        self.rounds: list[Any] = []
+        self.door = speculate(drafter, num_speculative_tokens=nodes, on_round=self.rounds.append)
+
+    def __call__(self, model: Any, input_ids: Any, **options: Any) -> Any:
+        self.sequences = self.door(model, input_ids, **options)[:, input_ids.shape[1] :].tolist()
+        raise Stopped
+
+
+@pytest.mark.parametrize("kind", ["linear", "block"])
+def test_decoding_does_what_the_log_promises(base: Path, corpus: Path, kind: str):
+    """Heads that know a batch's texts by heart: its labels are `generate`'s text, and a chain of as many nodes as there
+    are heads takes as many rounds as validation says."""
+    composition = '{"timestamps": 0.5, "previous": 0.0, "empty": 0.0}'
+    cli = run(
+        options(
+            "phrasebook",
+            base,
+            corpus,
+            f"--model.init_args.kind={kind}",
+            f"--data.init_args.composition={composition}",
+            "--data.init_args.batch_size=5",
+            "--data.init_args.steps_per_epoch=1",
+            "--trainer.max_epochs=1",
+            "--trainer.num_sanity_val_steps=0",
+        )
+    )
+    module, data = cli.model, cli.datamodule
+    assert isinstance(module, MedusaModule)
+    assert isinstance(data, HeadData)
+    batch = next(iter(data.val_dataloader()))
+    assert set(batch.timed) == {False, True}
+    places = module.read(batch)
+    optimizer = torch.optim.Adam(module.heads.parameters(), 0.01)
+    for _ in range(200):
+        optimizer.zero_grad()
+        module.weighted(module.losses(places)[0]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        module.validation_step(batch, 0)
+    chain, tree, chances = measure(module.ranks, 3, 6)
+    right = spread(module.ranks, 0, (1,))
+    assert right[0] > 0.9
+    assert 2.5 < chain <= tree + 1e-9
+    module.keep(chances, {})
+    model = data.model()
+    tokens = rounds = 0
+    for timed in (False, True):
+        rows = [row for row, flag in enumerate(batch.timed) if flag == timed]
+        door = Door(load_heads("runs/medusa/heads", model), 3)
+        with pytest.raises(Stopped):
+            model.generate(batch.features[rows], language="en", return_timestamps=timed, custom_generate=door)
+        for row, text in zip(rows, door.sequences, strict=True):
+            assert module.labels.kept[batch.names[row]] == text[:12]
+        # Only what validation has seen is counted: a round that begins among a text's first 12 tokens.
+        written = [len(new) for new in door.rounds[0].tokens]
+        for one in door.rounds[1:]:
+            for row, new in zip(one.rows, one.tokens, strict=True):
+                gained = min(len(new), 12 - written[row])
+                written[row] += gained
+                tokens, rounds = tokens + gained, rounds + (gained > 0)
+    assert tokens / rounds == pytest.approx(chain)
+
+
+def test_labels_are_the_models_own_or_the_truth(base: Path, corpus: Path):
+    ends = {}
+    for labels in ("own", "truth"):
+        cli = run(options("librispeech", base, corpus, f"--model.init_args.labels={labels}", "--trainer.max_epochs=1"))
+        module, data = cli.model, cli.datamodule
+        assert isinstance(module, MedusaModule)
+        assert isinstance(data, HeadData)
+        batch = next(iter(data.val_dataloader()))
+        places = module.read(batch)
+        ends[labels] = [row.tolist() for row in places.targets.split(places.lengths)]
+        if labels == "truth":
+            for text, row in zip(batch.truth, ends[labels], strict=True):
+                assert row[0] == [*text, -1, -1][1:4]
+                assert row[-1] == [text[-1], -1, -1]
+        else:
+            for name, row in zip(batch.names, ends[labels], strict=True):
+                text = module.labels.kept[name]
+                assert row == [[*text, -1, -1, -1][place : place + 3] for place in range(1, len(text))]
+    assert ends["own"] != ends["truth"]
+    kept = list(Path("runs/medusa-librispeech/kept").glob("labels-*-bfloat16-12/0.jsonl"))
+    assert len(kept) == 1
+
+
+def test_heads_go_on_from_saved_ones(base: Path, corpus: Path):
+    run(options("phrasebook", base, corpus, "--trainer.max_epochs=1"))
+    Path("runs/medusa/heads").rename("first")
+    more = ("--model.init_args.start=first", "--model.init_args.lr=0", "--model.init_args.heads=4")
+    cli = run(options("phrasebook", base, corpus, "--trainer.max_epochs=1", *more))
+    assert isinstance(cli.model, MedusaModule)
+    old, new = load_heads("first", cli.model.base).heads, cli.model.heads
+    for one, other in zip(old.heads, new.heads, strict=False):
+        assert torch.equal(one.linear.weight, other.linear.weight)
+    assert not new.heads[3].linear.weight.any()
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        (("--model.init_args.start=nowhere",), "heads.safetensors"),
+        (("--model.init_args.weights=[1.0, 1.0]",), "`weights` must be 3 numbers"),
+        (("--data.init_args.corpus=nowhere",), "`root` must hold"),
+        (("--data.init_args.train_split=train-other",), "`root` must hold 'train-other'"),
+        (("--data.init_args.language=xx",), "`language` must be one of the model's, en"),
+        (("--data.init_args.base=data",), "`model` must be"),
+        (("--data.init_args.longest=31",), "`longest` must be"),
+    ],
+)
+def test_what_does_not_fit_is_named(base: Path, corpus: Path, more: tuple[str, ...], match: str):
+    with pytest.raises(ValueError, match=match):  # InputError is one; jsonargparse wraps those of arguments
+        run(options("phrasebook", base, corpus, "--trainer.fast_dev_run=true", *more))
+
+
+@pytest.mark.parametrize("name", ["phrasebook", "librispeech"])
+def test_recipes_parse(name: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stop:
+        run(["fit", f"--config={RECIPES / name}.yaml", "--print_config"])
+    assert stop.value.code == 0
+    parsed = yaml.safe_load(capsys.readouterr().out)
+    written = yaml.safe_load((RECIPES / f"{name}.yaml").read_text(encoding="utf-8"))
+    for part in ("model", "data"):
+        for key, value in written[part]["init_args"].items():
+            if key != "composition":
+                assert parsed[part]["init_args"][key] == value, key
