@@ -229,9 +229,9 @@ def train(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start from random weights; runs/ is set aside.")] = False,
 ) -> None:
     """Train, or resume, every shipped model by priority within the time given."""
-    from mmdec.training.schedule import main as schedule
+    from mmdec.training.allotment import main as allot
 
-    schedule(minutes, fresh)
+    allot(minutes, fresh)
 
 
 @app.command()

@@ -13,7 +13,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mmdec.training.speech import DASpeechModule, load_network
+from mmdec.training.schedule_lr import Schedule
+from mmdec.training.speech import load_network
 from mmdec.types import InputError
 
 
@@ -114,8 +115,9 @@ class Deadline(Callback):
         end = trainer.global_step + (total - done) * int(trainer.num_training_batches)
         if trainer.max_steps != -1:
             trainer.fit_loop.epoch_loop.max_steps = end
-        if self.decay and isinstance(pl_module, DASpeechModule):
-            pl_module.rate = pl_module.rate.ending(trainer.global_step, end)
+        rate = getattr(pl_module, "rate", None)
+        if self.decay and isinstance(rate, Schedule):
+            pl_module.rate = rate.ending(trainer.global_step, end)
 
 
 class WholeEpochs(Callback):

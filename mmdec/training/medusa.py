@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
@@ -58,12 +59,13 @@ class MedusaModule(LightningModule):
     weights: "medusa" (0.8^k), "mean" (the Whisper paper's), or a number for each head. kl: weight of the divergence
     from the model's own next distributions. max_tokens: of an own text. draft_nodes: the heads' drafts while labels are
     decoded. tree_nodes: the tree whose tokens per round decide which heads are the best; these are kept in
-    `heads/` of the trainer's root, with the chances that trees are shaped by.
+    `heads/` of the trainer's root, with the chances that trees are shaped by. units: what the command line passes to
+    every model; the tokens are the base's.
     """
 
     def __init__(
         self,
-        units: list[str],
+        units: list[str] | None = None,
         kind: Kind = "linear",
         heads: int = 10,
         start: str | None = None,
@@ -85,7 +87,7 @@ class MedusaModule(LightningModule):
         self.save_hyperparameters(ignore=["units"])
         if labels not in ("own", "truth"):
             raise InputError(f"`labels` must be own or truth, but is {labels!r}. Choose one.")
-        self.count, self.tokens = heads, len(units)
+        self.count = heads
         self.weights = head_weights(weights, heads)
         self.rate = Schedule("trapezoid", warmup, decay_from, decay_steps)
         self.best = 0.0  # tokens per round of the heads kept
@@ -101,17 +103,13 @@ class MedusaModule(LightningModule):
         if not isinstance(data, HeadData):
             raise InputError(f"`data` must be HeadData for heads, but is {type(data).__name__}. Change the recipe.")
         model = data.model()
-        mark = fingerprint(model)
-        if self.tokens > model.config.vocab_size:
-            raise InputError(
-                f"`base` must have its own tokenizer, but that has {self.tokens} tokens and the model "
-                f"{model.config.vocab_size}. Fetch both anew."
-            )
+        self.mark = fingerprint(model)
         self.heads = first_heads(model, data.base, self.hparams["kind"], self.count, self.hparams["start"])
         dtype: torch.dtype = getattr(torch, self.hparams["base_dtype"])
         # In a tuple it is no submodule: not saved, not set to training, not moved or averaged by any strategy.
-        self.held = (model.to(self.trainer.strategy.root_device, dtype).requires_grad_(False).eval(),)
-        folder = data.kept / f"labels-{mark}-{self.hparams['base_dtype']}-{self.hparams['max_tokens']}"
+        model = model.to(device=self.trainer.strategy.root_device, dtype=dtype)  # type: ignore[call-arg]
+        self.held = (model.requires_grad_(False).eval(),)
+        folder = data.kept / f"labels-{self.mark}-{self.hparams['base_dtype']}-{self.hparams['max_tokens']}"
         self.labels = Labels(folder, self.global_rank)
 
     def read(self, batch: HeadBatch) -> Places:
@@ -188,7 +186,7 @@ class MedusaModule(LightningModule):
             rank_zero_info(f"at the start: {chain:.2f} tokens a round in chains, {tree:.2f} in trees")
         else:
             self.log_dict({f"dev/{name}": value for name, value in scores.items()}, rank_zero_only=True)
-        if tree > self.best:
+        if tree > self.best and self.trainer.state.fn == TrainerFn.FITTING:
             self.best = tree
             if self.trainer.is_global_zero:
                 self.keep(chances, scores)
@@ -215,9 +213,14 @@ class MedusaModule(LightningModule):
         return place
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["best"] = self.best
+        checkpoint |= {"best": self.best, "base": self.mark}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if checkpoint["base"] != self.mark:
+            raise InputError(
+                "`ckpt_path` must be of heads for the same `base`, but that has been trained or changed since. Start "
+                "anew, with the heads of before as `start`."
+            )
         self.best = checkpoint["best"]
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
