@@ -150,6 +150,12 @@ def _options(known: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         if name in OURS:
             remedy = f"Use `{OURS[name]}`." if OURS[name] else "Call `model.generate` for it."
             raise InputError(f"`{name}` must be left out, but is {made[name]!r}. {remedy}")
+    beams = made.get("num_beams", getattr(known, "num_beams", None) or 1)
+    if beams != 1:
+        raise InputError(
+            f"`num_beams` must be 1, but is {beams}. Drafts are verified for greedy decoding and sampling; pass "
+            "num_beams=1, or call `model.generate` for beams."
+        )
     for name in ("logprob_threshold", "no_speech_threshold"):  # transformers asks for these in two places
         own = getattr(known, name, None)
         if own is not None:
@@ -161,6 +167,8 @@ def _options(known: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         )
     if "logprob_threshold" in made:
         made.setdefault("temperature", 0.0)
+    if "max_new_tokens" in made:
+        made.setdefault("max_length", None)  # the config's, of which transformers would warn in every window
     heat = made.get("temperature", 0.0)
     ladder = list(heat) if isinstance(heat, (list, tuple)) else [heat]
     if not ladder or not all(type(one) in (int, float) and one >= 0 for one in ladder):
@@ -192,7 +200,7 @@ def _languages(known: Any, language: str | Sequence[str] | None, recordings: int
         raise InputError(
             f"`language` must be left out for a model of one language, but is {language!r}. Use a multilingual model."
         )
-    if isinstance(language, str):
+    if isinstance(language, str) or not isinstance(language, Sequence):
         return _code(known, language)
     if len(language) != recordings:
         raise InputError(
