@@ -1,0 +1,171 @@
+"""The heads' part of `make train`: what it begins from and goes on with, and that worse heads are never shipped."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
+
+from mmdec.medusa import load_heads, save_heads
+from mmdec.nn.medusa import MedusaConfig, MedusaHeads
+from mmdec.training import allotment, schedule_heads
+from mmdec.training.__main__ import TrainingCLI
+from mmdec.training.export import read_checkpoint
+from mmdec.training.own_labels import fingerprint
+from mmdec.types import InputError
+from mmdec.whispers import load_whisper
+from tests.tiny_english import write_english, write_whisper
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = Path("models/whisper-phrasebook/medusa")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # Lightning's and jsonargparse's own
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval"),
+    pytest.mark.filterwarnings("ignore:.* exists and is not empty"),
+]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout with a model and a corpus."""
+    root = tmp_path_factory.mktemp("checkout")
+    write_english(root / "data" / "english")
+    write_whisper(root / "models" / "whisper-phrasebook")
+    return root
+
+
+@pytest.fixture
+def checkout(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["train"])
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.delenv(name, raising=False)
+    yield tmp_path
+    seed_everything(0, verbose=False)
+
+
+def heads(folder: Path, bias: float, count: int = 3) -> Path:
+    model = load_whisper("models/whisper-phrasebook", "cpu").model
+    made = MedusaHeads(MedusaConfig(model.config.d_model, model.config.vocab_size, heads=count))
+    for weight in made.parameters():
+        torch.nn.init.constant_(weight, bias)
+    shutil.rmtree(folder, ignore_errors=True)
+    return save_heads(folder, made)
+
+
+class Runner:
+    """Leaves behind what a run would: heads, and a checkpoint of this model's."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[dict[str, Any], str | None]] = []
+
+    def __call__(self, name: str, *arguments: str) -> None:
+        assert (name, *arguments[:2]) == ("mmdec.training", "fit", "--config")
+        recipe = yaml.safe_load(Path(arguments[2]).read_text(encoding="utf-8"))
+        self.calls.append((recipe, arguments[4] if len(arguments) > 3 else None))
+        heads(Path("runs/medusa/heads"), 0.1)
+        Path("runs/medusa/checkpoints").mkdir(exist_ok=True)
+        mark = fingerprint(load_whisper("models/whisper-phrasebook", "cpu").model)
+        torch.save({"base": mark}, schedule_heads.last())
+
+
+@pytest.mark.parametrize(("old", "new", "taken"), [(2.0, 2.5, True), (2.0, 2.0, False), (2.5, 2.0, False)])
+def test_only_better_heads_are_shipped(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, old: float, new: float, taken: bool
+):
+    heads(SHIPPED, 0.5)
+    scores = {SHIPPED: old, Path("runs/medusa/heads"): new}
+    monkeypatch.setattr(schedule_heads, "tokens_per_round", lambda folder, recipe: scores[folder])
+    before = (SHIPPED / "heads.safetensors").read_bytes()
+    runner = Runner()
+    made = schedule_heads.train(60, runner)
+    assert made == (SHIPPED if taken else Path("runs/medusa/heads"))
+    assert ((SHIPPED / "heads.safetensors").read_bytes() != before) is taken
+    recipe, resumed = runner.calls[0]
+    assert resumed is None
+    assert recipe["model"]["init_args"]["start"] == str(SHIPPED)
+    assert recipe["model"]["init_args"]["heads"] == 3  # as many as are shipped
+    assert recipe["data"]["init_args"]["steps_per_epoch"] == 2
+    assert abs(recipe["trainer"]["callbacks"][-1]["init_args"]["at"] - 60 - time.time()) < 60
+
+
+def test_a_run_goes_on_unless_it_was_finished_or_the_model_is_another(checkout: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(schedule_heads, "tokens_per_round", lambda folder, recipe: 1.0)
+    runner = Runner()
+    assert schedule_heads.train(60, runner) == SHIPPED  # there were none
+    assert runner.calls[-1][0]["model"]["init_args"]["start"] is None
+    schedule_heads.train(60, runner)
+    assert runner.calls[-1][1] is None  # it was finished
+    Path("runs/medusa/finished").unlink()
+    schedule_heads.train(600, runner)
+    recipe, resumed = runner.calls[-1]
+    assert resumed == str(schedule_heads.last())
+    assert recipe["data"]["init_args"]["steps_per_epoch"] == 2  # as it was begun with
+    Path("runs/medusa/finished").unlink()
+    shutil.rmtree("models/whisper-phrasebook")
+    write_whisper(Path("models/whisper-phrasebook"), seed=6)
+    schedule_heads.train(60, runner)
+    assert runner.calls[-1][1] is None
+    schedule_heads.train(60, runner, fresh=True)
+    assert runner.calls[-1][0]["model"]["init_args"]["start"] is None
+    assert Path("runs/medusa-before-1").is_dir()
+
+
+def test_the_recipe_runs_in_the_time_it_gets(checkout: Path, monkeypatch: pytest.MonkeyPatch):
+    """Truly trained, judged, and put beside the model: a second run begins from the first one's heads."""
+    heads(SHIPPED, 0.5)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr(schedule_heads, "LEAST", 0.0)
+    configure = schedule_heads.configuration
+
+    def small(*arguments: Any) -> dict[str, Any]:
+        recipe = configure(*arguments)
+        recipe["data"]["init_args"] |= {"batch_size": 2, "dev_batches": 1}
+        recipe["model"]["init_args"] |= {"max_tokens": 8, "warmup": 1}
+        return recipe
+
+    def runner(name: str, *arguments: str) -> None:
+        TrainingCLI(
+            LightningModule,
+            LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            save_config_kwargs={"overwrite": True},
+            args=list(arguments),
+        )
+
+    monkeypatch.setattr(schedule_heads, "configuration", small)
+    made = schedule_heads.train(2.0, runner)
+    assert made in (SHIPPED, Path("runs/medusa/heads"))
+    last = read_checkpoint(schedule_heads.last())
+    assert last["global_step"] >= 2
+    model = load_whisper("models/whisper-phrasebook", "cpu").model
+    assert load_heads(SHIPPED, model).heads.config.heads == 3
+    recipe = yaml.safe_load(Path("runs/medusa/schedule.yaml").read_text(encoding="utf-8"))
+    better = schedule_heads.tokens_per_round(Path("runs/medusa/heads"), recipe)
+    assert better == pytest.approx(last["best"], rel=0.05)  # kept in half precision
+
+
+def test_minutes_are_shared(checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    spent: dict[str, float] = {}
+    monkeypatch.setattr("mmdec.training.schedule.main", lambda minutes, *_: spent.update(speech=minutes))
+    monkeypatch.setattr(schedule_heads, "train", lambda seconds, *_: spent.update(heads=seconds))
+    allotment.main(20)
+    assert spent == {"speech": 15, "heads": 300}
+    shutil.rmtree("data/english/dev")
+    spent.clear()
+    allotment.main(20)
+    assert spent == {"speech": 20}
+    assert "data/english is missing" in capsys.readouterr().out
+    assert schedule_heads.train(60, Runner()) is None
+    with pytest.raises(InputError, match="`minutes`"):
+        allotment.main(0)
