@@ -7,7 +7,6 @@ of `model.generate` with the same arguments. Here recordings become features and
 from __future__ import annotations
 
 import os
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ from mmdec.handover import target_of
 from mmdec.hub import check_device
 from mmdec.tally import Spent, Tally
 from mmdec.transcript import Segment, Transcript
+from mmdec.turns import turns
 from mmdec.types import Drafter, InputError
 from mmdec.whisper_call import Call, Timestamps
 from mmdec.whispers import DEFAULT_MODEL, HEADS, Whisper, load_whisper
@@ -176,12 +176,13 @@ def _transcribe(
 ) -> list[Transcript]:
     """One batch of 16 kHz recordings (T,), all within one window or all longer."""
     model = call.whisper.model
-    begin = time.perf_counter()
+    start = time.perf_counter()
     inputs = call.features(recordings)
-    extracted = time.perf_counter() - begin
+    extracted = time.perf_counter() - start
     tally = Tally.of(model, len(recordings), loop, heard)
     arguments = call.arguments(places, call.is_long(len(recordings[0])))
-    with tally.listening(), _attention(model, call.timestamps == "word"):
+    with _attention(model, call.timestamps == "word"), tally.listening():
+        start = time.perf_counter()  # waiting for a turn is not the model's time
         try:
             found: Any = model.generate(**inputs, **arguments, custom_generate=tally, monitor_progress=tally.window)
         except InputError:
@@ -194,9 +195,8 @@ def _transcribe(
     spent = tally.spent
     codes = _languages(call.whisper, tally.prompts)
     texts = [_segments(call, segments, code) for segments, code in zip(found["segments"], codes, strict=True)]
-    total = time.perf_counter() - begin
-    known = sum(one.encoder + one.decoder + one.drafter for one in spent) + extracted
-    rest = (total - known) / len(recordings)
+    known = sum(one.encoder + one.decoder + one.drafter for one in spent)
+    rest = (time.perf_counter() - start - known) / len(recordings)
     return [
         Transcript(
             text=call.whisper.tokenizer.decode(tokens, skip_special_tokens=True).strip(),
@@ -294,21 +294,19 @@ def _progress(progress: Progress, done: float, whole: float, whisper: Whisper) -
     return heard
 
 
-_switching = threading.Lock()
-
-
 @contextmanager
-def _attention(model: WhisperForConditionalGeneration, switched: bool) -> Iterator[None]:
-    """For word timestamps `generate` sets the model's attention to "eager" and leaves it there. In batches of several
-    lengths it hands numpy a tensor, which numpy 2 takes under protest."""
-    if not switched:
-        yield
+def _attention(model: WhisperForConditionalGeneration, words: bool) -> Iterator[None]:
+    """For word timestamps `generate` sets the model's attention to "eager" and leaves it there: nobody else may be
+    between a mask made for one kind and its use by the other. In batches of several lengths it hands numpy a tensor,
+    which numpy 2 takes under protest."""
+    if not words:
+        with turns(model).shared():
+            yield
         return
-    with _switching:
+    with turns(model).alone(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "__array_wrap__ must accept", DeprecationWarning)
         before = model.config._attn_implementation or "sdpa"
         try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "__array_wrap__ must accept", DeprecationWarning)
-                yield
+            yield
         finally:
             model.set_attn_implementation(before)

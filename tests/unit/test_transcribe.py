@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from transformers import WhisperFeatureExtractor, WhisperProcessor
 
 import mmdec
 from mmdec import hub
+from mmdec.turns import Turns
 from mmdec.whispers import Whisper, load_whisper
 from tests.conftest import RATE, buzz
 from tests.tiny_transcriber import heads, network, processor, write
@@ -270,6 +273,63 @@ def test_progress(whisper: Whisper) -> None:
     assert seen == sorted(seen)
     assert len({done for done, _ in seen}) >= 3
     assert seen[-1] == (pytest.approx(2.9), pytest.approx(2.9))
+
+
+def test_word_timestamps_wait_until_nobody_else_is_in_the_model(whisper: Whisper) -> None:
+    """They change its attention; a mask made for one kind is wrong for the other."""
+    begun, go, order = threading.Event(), threading.Event(), list[str]()
+
+    def hold(done: float, whole: float) -> None:
+        begun.set()
+        assert go.wait(20)
+
+    def call(name: str, **options: Any) -> None:
+        transcribe(model=whisper, language="en", **options)
+        order.append(name)
+
+    plain = threading.Thread(target=call, args=("plain",), kwargs={"progress": hold})
+    timed = threading.Thread(target=call, args=("words",), kwargs={"timestamps": "word"})
+    plain.start()
+    assert begun.wait(20)
+    timed.start()
+    timed.join(0.3)
+    assert timed.is_alive()
+    assert whisper.model.config._attn_implementation == "sdpa"
+    go.set()
+    plain.join(20)
+    timed.join(20)
+    assert sorted(order) == ["plain", "words"]
+    assert whisper.model.config._attn_implementation == "sdpa"
+
+
+def test_turns() -> None:
+    """Whoever waits to be alone goes before those who ask to share later."""
+    one, order = Turns(), list[str]()
+    inside, leave = threading.Event(), threading.Event()
+
+    def alone() -> None:
+        with one.alone():
+            inside.set()
+            assert leave.wait(20)
+            order.append("alone")
+
+    def share() -> None:
+        with one.shared():
+            order.append("shared")
+
+    first, later = threading.Thread(target=alone), threading.Thread(target=share)
+    with one.shared(), one.shared():
+        first.start()
+        while not one._waiting:
+            time.sleep(0.001)
+        later.start()
+        assert not inside.wait(0.05)
+    assert inside.wait(20)
+    assert order == []
+    leave.set()
+    first.join(20)
+    later.join(20)
+    assert order == ["alone", "shared"]
 
 
 def test_typical_acceptance_is_not_lossless(whisper: Whisper) -> None:
