@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear, silu
 
 from mmdec.decode.ranks import Ranks
 from mmdec.decode.tree import trees_from_lists
@@ -45,6 +46,7 @@ class Memory:
 
     hidden: Tensor | None  # (B, H) of the last verified node
     block: Block | None
+    heads: tuple[Tensor, Tensor]  # all heads' weights (K * H, H) and biases (K * H,), read at once
     begun: bool = False  # the prompt's own verdict has come
     ranked: list[list[list[int]]] | None = None  # (B, K, WIDTH) tokens of the last proposal
 
@@ -88,8 +90,10 @@ class Medusa:
     def start(self, context: Context) -> Memory:
         """Nothing runs yet; a block keeps the prompt's states for its first draft."""
         layer = self.heads.block
+        linears: list[Any] = [head.linear for head in self.heads.heads]
+        heads = torch.cat([one.weight for one in linears]), torch.cat([one.bias for one in linears])
         if layer is None:
-            return Memory(None, None)
+            return Memory(None, None, heads)
         states, hidden = context.memory, context.features.get(-1)
         if states is None or hidden is None:
             raise InputError("`context` must hold the last layer's features and the encoder's states for Medusa-Block.")
@@ -97,7 +101,7 @@ class Medusa:
         pending = [[row[kept]] for row, kept in zip(hidden, context.mask, strict=True)]
         memory = layer.encoder_attn.pair(states)
         empty = memory[0].new_empty(rows, memory[0].shape[1], 0, memory[0].shape[3])
-        return Memory(None, Block(memory, empty, empty, [0] * rows, pending))
+        return Memory(None, Block(memory, empty, empty, [0] * rows, pending), heads)
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
         """The plan's best tree; the heads know no more of a path than its depth."""
@@ -106,8 +110,7 @@ class Medusa:
             return trees_from_lists(roots, [([], []) for _ in roots])
         depth = 1 + max(level for _, level, _ in shape)
         hidden = memory.hidden if memory.block is None else self._through_block(memory.block)
-        logits = self.heads.logits(hidden, depth, self.output.weight)  # (B, depth, V)
-        memory.ranked = best(logits, self.ranks.width).tolist()
+        memory.ranked = best(self._logits(memory, hidden, depth), self.ranks.width).tolist()
         parents = [parent for parent, _, _ in shape]
         trees = [([row[level][rank] for _, level, rank in shape], parents) for row in memory.ranked]
         return trees_from_lists(roots, trees)
@@ -137,6 +140,13 @@ class Medusa:
             block.lengths = [block.lengths[row] for row in live.tolist()]
             block.pending = [block.pending[row] for row in live.tolist()]
 
+    def _logits(self, memory: Memory, hidden: Tensor, depth: int) -> Tensor:
+        """The first heads on hidden (B, H): `MedusaHeads.logits` (B, depth, V), in one product for all heads."""
+        rows = depth * hidden.shape[1]
+        weight, bias = (part[:rows] for part in memory.heads)
+        moved = linear(hidden, weight, bias).view(len(hidden), depth, -1)
+        return linear(hidden[:, None] + silu(moved), self.output.weight)
+
     def _learn(self, ranked: list[list[list[int]]], verdict: Verdict) -> None:
         """A depth is seen where all above it was right: as deep as the round's text goes."""
         for levels, tokens, length in zip(ranked, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
@@ -157,13 +167,16 @@ class Medusa:
         for row, (begin, end, count) in enumerate(zip(block.lengths, ends, counts, strict=True)):
             block.keys[row, :, begin:end] = keys[row, :, :count]
             block.values[row, :, begin:end] = values[row, :, :count]
-        width, steps = max(ends), torch.arange(states.shape[1], device=states.device)
-        own = torch.tensor(block.lengths, device=states.device)[:, None] + steps  # (B, M) columns of the pending
-        mask = torch.arange(width, device=states.device) <= own[..., None]  # (B, M, width)
-        out = layer(states, (block.keys[:, :, :width], block.values[:, :, :width]), block.memory, mask[:, None])
-        last = torch.tensor(counts, device=states.device) - 1
+        width, rows = max(ends), torch.arange(len(counts), device=states.device)
+        mask = None
+        if min(ends) < width:
+            bounds = torch.tensor(ends, device=states.device)
+            mask = (torch.arange(width, device=states.device) < bounds[:, None])[:, None, None]  # (B, 1, 1, width)
+        # Nobody reads what the layer makes of the earlier places: one layer offers its keys and values and no more.
+        last = states[rows, torch.tensor(counts, device=states.device) - 1][:, None]  # (B, 1, H)
+        out = layer(last, (block.keys[:, :, :width], block.values[:, :, :width]), block.memory, mask)
         block.lengths, block.pending = ends, [[] for _ in counts]
-        return out[torch.arange(len(last), device=states.device), last]
+        return out[:, 0]
 
 
 def expected(heads: int) -> list[list[float]]:

@@ -17,6 +17,7 @@ from transformers import DynamicCache, EncoderDecoderCache, WhisperForConditiona
 from mmdec.decode.tree import single
 from mmdec.targets.cache import Store, check_cache
 from mmdec.targets.rows import Rows
+from mmdec.targets.whisper_pass import DraftPass
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
 ATTENTION = ("sdpa", "eager")
@@ -32,6 +33,7 @@ class WhisperSession:
     rows: Rows
     states: Tensor  # (B, S, H)
     layers: tuple[int, ...]
+    quick: DraftPass | None  # for drafts, where the model allows it
 
 
 @final
@@ -70,7 +72,9 @@ class WhisperTarget:
         prompt = _Prompt.of(inputs, self.positions)
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         out = self._decoder(prompt.ids, prompt.mask_given, prompt.positions, prompt.states, cache, needs.layers)
-        session = WhisperSession(Store(cache), prompt.rows(), prompt.states, needs.layers)
+        decoder = self.model.model.decoder
+        quick = DraftPass(decoder) if not set(needs.layers) - {-1} and DraftPass.fits(decoder) else None
+        session = WhisperSession(Store(cache), prompt.rows(), prompt.states, needs.layers, quick)
         if prompt.holes:
             columns = [row.nonzero()[:, 0].tolist() for row in prompt.mask]
             session.store.commit(columns, session.rows.starts, session.rows.width)
@@ -100,6 +104,7 @@ class WhisperTarget:
             session.states,
             session.store.cache,
             session.layers,
+            session.quick,
         )
         rows.tree = draft.tokens.shape[1]
         return Scores(self.model.proj_out(out.last_hidden_state), self._features(out, session.layers))
@@ -142,11 +147,12 @@ class WhisperTarget:
         states: Tensor,
         cache: Any,
         layers: tuple[int, ...],
+        quick: DraftPass | None = None,
         **outputs: bool,
     ) -> Any:
         if any(layer != -1 for layer in layers):
             outputs["output_hidden_states"] = True
-        return self.model.model.decoder(
+        return (self.model.model.decoder if quick is None else quick)(
             input_ids=tokens,
             attention_mask=mask,
             position_ids=positions,

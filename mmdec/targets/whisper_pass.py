@@ -1,0 +1,127 @@
+"""A draft's pass through Whisper's decoder: its own layers, without what a stock pass does for other callers.
+
+A small decoder's pass is mostly Python: masks that are here already, attention implementations looked up, dropout that
+does nothing, outputs that nobody asked for. Left out, a draft costs about what a single token costs in the stock loop.
+The arithmetic is transformers' own, operation by operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, scaled_dot_product_attention
+from transformers import EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.models.whisper.modeling_whisper import WhisperAttention, WhisperDecoder, WhisperDecoderLayer
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
+Map = Callable[[Tensor], Tensor]
+Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, S, D)
+
+
+@final
+class DraftPass(nn.Module):
+    """Takes what the decoder takes, where its cache holds the prompt and the encoder's keys and values already. For one
+    run: what is hung on the model later is not seen.
+
+    Linear layers and norms with hooks or adapters on them, and those of other kinds, are called as they are. Hooks on
+    the decoder are told of these passes as of its own.
+    """
+
+    def __init__(self, decoder: WhisperDecoder) -> None:
+        super().__init__()
+        self.embeddings: tuple[Any, Any] = (decoder.embed_tokens, decoder.embed_positions)  # not parts: the model's own
+        self.layers_of = [_Layer(layer) for layer in decoder.layers]
+        self.norm = _direct(decoder.layer_norm)
+        for name in HOOKS:
+            self.__dict__[name] = decoder.__dict__[name]
+
+    @staticmethod
+    def fits(decoder: nn.Module) -> bool:
+        """Whether the decoder's layers are the stock ones, with nothing hung on them, and attend by "sdpa"."""
+        if type(decoder) is not WhisperDecoder or decoder.training or decoder.config._attn_implementation != "sdpa":
+            return False
+        layers: list[Any] = list(decoder.layers)
+        if any(type(layer) is not WhisperDecoderLayer for layer in layers):
+            return False
+        attentions = [part for layer in layers for part in (layer.self_attn, layer.encoder_attn)]
+        known = all(type(part) is WhisperAttention for part in attentions)
+        return known and all(map(_bare, (decoder, *layers, *attentions)))
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor,
+        past_key_values: EncoderDecoderCache,
+        **given: Any,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """input_ids and position_ids (B, N), attention_mask (B, 1, N, S + N) added to scores, or None where all is
+        seen -> last_hidden_state (B, N, H). What else a decoder takes is in the cache."""
+        own, memory = past_key_values.self_attention_cache, past_key_values.cross_attention_cache
+        tokens, positions = self.embeddings
+        x = tokens(input_ids) + positions(input_ids, position_ids=position_ids)
+        for place, layer in enumerate(self.layers_of):
+            states: Any = memory.layers[place]
+            x = layer(x, own.layers[place].update, (states.keys, states.values), attention_mask)
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.norm(x), past_key_values=past_key_values
+        )
+
+
+class _Layer:
+    """One layer's maps, found once."""
+
+    def __init__(self, layer: Any) -> None:
+        self.own, self.memory = _Attention(layer.self_attn), _Attention(layer.encoder_attn)
+        self.own_norm, self.memory_norm = _direct(layer.self_attn_layer_norm), _direct(layer.encoder_attn_layer_norm)
+        self.norm, self.widen, self.narrow = _direct(layer.final_layer_norm), _direct(layer.fc1), _direct(layer.fc2)
+        self.activation: Map = layer.activation_fn
+
+    def __call__(self, x: Tensor, extend: Callable[..., Pair], memory: Pair, mask: Tensor | None) -> Tensor:
+        """extend: adds keys and values of x (B, N, H) to the cache's, and gives them all."""
+        y = self.own_norm(x)
+        x = x + self.own(y, extend(*self.own.pair(y)), mask)
+        x = x + self.memory(self.memory_norm(x), memory, None)
+        return x + self.narrow(self.activation(self.widen(self.norm(x))))
+
+
+class _Attention:
+    """Queries over keys and values; the queries are scaled first, as in the stock layer."""
+
+    def __init__(self, attention: Any) -> None:
+        self.queries, self.keys, self.values = map(_direct, (attention.q_proj, attention.k_proj, attention.v_proj))
+        self.out, self.scaling, self.size = _direct(attention.out_proj), attention.scaling, attention.head_dim
+
+    def __call__(self, x: Tensor, pair: Pair, mask: Tensor | None) -> Tensor:
+        queries = self._heads(self.queries(x) * self.scaling)
+        out = scaled_dot_product_attention(queries, *pair, attn_mask=mask, scale=1.0)
+        return self.out(out.transpose(1, 2).reshape(x.shape))
+
+    def pair(self, x: Tensor) -> Pair:
+        return self._heads(self.keys(x)), self._heads(self.values(x))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(B, N, H) -> (B, heads, N, D)."""
+        batch, nodes, _ = x.shape
+        return x.view(batch, nodes, -1, self.size).transpose(1, 2)
+
+
+def _direct(module: Any) -> Map:
+    """What the module does, without the way there, if it is one of torch's own with nothing hung on it."""
+    if type(module) is nn.Linear and _bare(module):
+        return partial(linear, weight=module.weight, bias=module.bias)
+    if type(module) is nn.LayerNorm and _bare(module):
+        shape = list(module.normalized_shape)
+        return partial(torch.layer_norm, normalized_shape=shape, weight=module.weight, bias=module.bias, eps=module.eps)
+    return module
+
+
+def _bare(module: nn.Module) -> bool:
+    """No hooks (the decoder's own are told), no other `forward` put in its place."""
+    hooked = type(module) is not WhisperDecoder and (module._forward_hooks or module._forward_pre_hooks)
+    return not hooked and "forward" not in vars(module)
