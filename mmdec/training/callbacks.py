@@ -117,7 +117,7 @@ class Deadline(Callback):
             trainer.fit_loop.epoch_loop.max_steps = end
         rate = getattr(pl_module, "rate", None)
         if self.decay and isinstance(rate, Schedule):
-            pl_module.rate = rate.ending(trainer.global_step, end)
+            pl_module.rate = rate.ending(trainer.global_step, end)  # type: ignore[assignment]
 
 
 class WholeEpochs(Callback):

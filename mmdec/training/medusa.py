@@ -30,9 +30,10 @@ from mmdec.nn.medusa import Kind
 from mmdec.provenance import stamp
 from mmdec.training.head_loss import head_loss
 from mmdec.training.head_start import first_heads, head_weights
+from mmdec.training.kept_states import KeptStates
 from mmdec.training.medusa_data import DETECT, HeadBatch, HeadData
 from mmdec.training.own_labels import Labels, fingerprint, own_text
-from mmdec.training.replay import measure, spread
+from mmdec.training.replay import gathered, measure, spread
 from mmdec.training.schedule_lr import Schedule
 from mmdec.types import InputError
 
@@ -41,14 +42,13 @@ TOP = 5
 
 @dataclass(frozen=True)
 class Places:
-    """P places of a batch from which heads are to tell something, row after row."""
+    """The texts of a batch, N tokens, and the P of their places from which heads are to tell something."""
 
-    hidden: Tensor  # (B, T, H) of the model
-    states: Tensor  # (B, S, H) of the encoder
-    at: Tensor  # (P,) into hidden with its first two axes as one
+    hidden: Tensor  # (N, H) of the model: the states that each token was told from
+    at: Tensor  # (P,) into hidden
     targets: Tensor  # (P, K) what each head is to say, -1 beyond the text's end
     lengths: list[int]  # places of each row
-    rows: int
+    whole: tuple[Tensor, Tensor, Tensor] | None  # for a block: (B, T, H), the encoder's (B, S, H), hidden's place there
 
 
 class MedusaModule(LightningModule):
@@ -57,10 +57,11 @@ class MedusaModule(LightningModule):
     kind, heads: which heads (a block's layer begins as the decoder's last). start: a folder of saved heads to begin
     from; further ones begin as identities. labels: "own" greedy text, decoded on the fly and kept, or the "truth".
     weights: "medusa" (0.8^k), "mean" (the Whisper paper's), or a number for each head. kl: weight of the divergence
-    from the model's own next distributions. max_tokens: of an own text. draft_nodes: the heads' drafts while labels are
-    decoded. tree_nodes: the tree whose tokens per round decide which heads are the best; these are kept in
-    `heads/` of the trainer's root, with the chances that trees are shaped by. units: what the command line passes to
-    every model; the tokens are the base's.
+    from the model's own next distributions. max_tokens: of an own text. draft_nodes: the heads' drafts while labels
+    are decoded. keep_states: write down the decoder's states, 2 H bytes a token: windows that come again (the data's
+    `repeat_after`, and all of the development split) then cost the heads' own work alone. tree_nodes: the tree whose
+    tokens per round decide which heads are the best; these are kept in `heads/` of the trainer's root, with the
+    chances that trees are shaped by. units: what the command line passes to every model; the tokens are the base's.
     """
 
     def __init__(
@@ -81,12 +82,15 @@ class MedusaModule(LightningModule):
         max_tokens: int = 440,
         draft_nodes: int = 8,
         tree_nodes: int = 16,
+        keep_states: bool = False,
         base_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["units"])
         if labels not in ("own", "truth"):
             raise InputError(f"`labels` must be own or truth, but is {labels!r}. Choose one.")
+        if keep_states and kind == "block":
+            raise InputError("`keep_states` must be false for a block, which reads the encoder's states, but is true.")
         self.count = heads
         self.weights = head_weights(weights, heads)
         self.rate = Schedule("trapezoid", warmup, decay_from, decay_steps)
@@ -109,46 +113,74 @@ class MedusaModule(LightningModule):
         # In a tuple it is no submodule: not saved, not set to training, not moved or averaged by any strategy.
         model = model.to(device=self.trainer.strategy.root_device, dtype=dtype)  # type: ignore[call-arg]
         self.held = (model.requires_grad_(False).eval(),)
-        folder = data.kept / f"labels-{self.mark}-{self.hparams['base_dtype']}-{self.hparams['max_tokens']}"
-        self.labels = Labels(folder, self.global_rank)
+        options = f"{self.mark}-{self.hparams['base_dtype']}-{self.hparams['max_tokens']}"
+        self.labels = Labels(data.kept / f"labels-{options}", self.global_rank)
+        self.states: KeptStates | None = None
+        if self.hparams["keep_states"]:
+            folder = data.kept / f"states-{self.hparams['labels']}-{options}"
+            self.states = KeptStates(folder, model.config.d_model, self.global_rank)
+            data.known = self.states
 
     def read(self, batch: HeadBatch) -> Places:
-        """The model's pass over a batch: encoder once, own text where it is asked for and not kept, all texts."""
-        model, kind = self.base, self.hparams["labels"]
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            states = model.model.encoder(batch.features.to(model.dtype)).last_hidden_state
-            prompts = self._prompts(states, batch.prompts)
-            texts = batch.truth if kind == "truth" else self._own(states, prompts, batch)
-            reach = model.config.max_target_positions
-            wholes = [[*prompt, *text][: reach + 1] for prompt, text in zip(prompts, texts, strict=True)]
-            ids = torch.full((len(wholes), max(map(len, wholes)) - 1), int(model.config.pad_token_id or 0))
-            for row, whole in enumerate(wholes):
-                ids[row, : len(whole) - 1] = torch.tensor(whole[:-1])
-            ids = ids.to(self.device)
-            hidden = model.model.decoder(input_ids=ids, encoder_hidden_states=states, use_cache=False).last_hidden_state
-        at, targets, lengths = [], [], []
-        for row, (prompt, whole) in enumerate(zip(prompts, wholes, strict=True)):
-            count = max(len(whole) - len(prompt) - 1, 0)
-            begin = row * ids.shape[1] + len(prompt) - 1
-            later = torch.tensor(whole[len(prompt) + 1 :] + [-1] * self.count)
+        """A batch's texts with the model's states: kept ones, or those of a pass."""
+        whole = None
+        if batch.features is None and self.states is not None:
+            found = [self.states.get(name) for name in batch.names]
+            texts, hidden = [text for text, _ in found], torch.cat([states for _, states in found]).to(self.device)
+        else:
+            texts, hidden, whole = self.run_model(batch)
+        at, targets, lengths, begin = [], [], [], 0
+        for text in texts:
+            count = max(len(text) - 1, 0)
             at.append(torch.arange(begin, begin + count))
+            later = torch.tensor(text[1:] + [-1] * self.count)
             targets.append(later.unfold(0, self.count, 1)[:count])
             lengths.append(count)
-        place, wanted = torch.cat(at).to(self.device), torch.cat(targets).to(self.device)
-        return Places(hidden, states, place, wanted, lengths, len(wholes))
+            begin += len(text)
+        return Places(hidden, torch.cat(at).to(self.device), torch.cat(targets).to(self.device), lengths, whole)
+
+    @torch.no_grad()
+    def run_model(self, batch: HeadBatch) -> tuple[list[list[int]], Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """Encoder once, own text where it is asked for and not known, and one pass of the decoder over all texts."""
+        model = self.base
+        assert batch.features is not None
+        with torch.autocast(self.device.type, enabled=False):
+            states = model.model.encoder(batch.features.to(model.dtype)).last_hidden_state
+            prompts = self._prompts(states, batch.prompts)
+            texts = batch.truth if self.hparams["labels"] == "truth" else self._own(states, prompts, batch)
+            reach = model.config.max_target_positions
+            texts = [text[: max(reach + 1 - len(prompt), 0)] for text, prompt in zip(texts, prompts, strict=True)]
+            read = [[*prompt, *text[:-1]][:reach] for prompt, text in zip(prompts, texts, strict=True)]
+            ids = torch.full((len(read), max(map(len, read))), int(model.config.pad_token_id or 0))
+            for row, tokens in enumerate(read):
+                ids[row, : len(tokens)] = torch.tensor(tokens)
+            ids = ids.to(self.device)
+            hidden = model.model.decoder(input_ids=ids, encoder_hidden_states=states, use_cache=False).last_hidden_state
+        begins = [row * ids.shape[1] + len(prompt) - 1 for row, prompt in enumerate(prompts)]
+        places = [torch.arange(begin, begin + len(text)) for begin, text in zip(begins, texts, strict=True)]
+        where = torch.cat(places).to(self.device)
+        told = hidden.flatten(0, 1)[where].float()
+        if self.states is not None:
+            told = told.half().float()  # as it is read when the window comes again
+            parts = told.split([len(text) for text in texts])
+            fresh = zip(batch.names, texts, parts, strict=True)
+            self.states.add({name: (text, part) for name, text, part in fresh if name not in self.states})
+        return texts, told, (hidden.float(), states.float(), where)
 
     def losses(self, places: Places) -> tuple[list[Tensor], Tensor]:
         """Each head's loss, and the ranks (P, K) of its targets, at most WIDTH; beyond the text WIDTH, too."""
-        hidden = places.hidden.float()
-        read = self.heads.through(hidden, places.states.float()).flatten(0, 1)
-        hidden, output = hidden.flatten(0, 1), self.base.proj_out.weight
+        read, output = places.hidden, self.base.proj_out.weight
+        if self.heads.block is not None:
+            assert places.whole is not None
+            hidden, states, where = places.whole
+            read = self.heads.through(hidden, states).flatten(0, 1)[where]
         ranks = torch.full_like(places.targets, WIDTH)
         found = []
         for index, head in enumerate(self.heads.heads):
             asked = (places.targets[:, index] >= 0).nonzero()[:, 0]
             at = places.at[asked]
             # The model's own distribution of the token that head k + 1 is to tell is k + 1 places on.
-            teacher = hidden[at + index + 1] if self.hparams["kl"] else None
+            teacher = places.hidden[at + index + 1] if self.hparams["kl"] else None
             loss, rank = head_loss(head(read[at]), output, places.targets[asked, index], teacher, self.hparams["kl"])
             ranks[asked, index] = rank.clamp(max=WIDTH)
             found.append(loss)
@@ -163,16 +195,16 @@ class MedusaModule(LightningModule):
         loss = self.weighted(losses)
         asked = (places.targets >= 0).sum(0).clamp(min=1)
         right = ((ranks == 0).sum(0) / asked).tolist()
-        self.log("train/loss", loss.detach(), batch_size=places.rows, prog_bar=True)
-        self.log_dict({f"train/head{k}": value for k, value in enumerate(right, 1)}, batch_size=places.rows)
+        self.log("train/loss", loss.detach(), batch_size=len(places.lengths), prog_bar=True)
+        self.log_dict({f"train/head{k}": value for k, value in enumerate(right, 1)}, batch_size=len(places.lengths))
         return loss
 
     def validation_step(self, batch: HeadBatch, batch_idx: int) -> None:
         places = self.read(batch)
         losses, ranks = self.losses(places)
         self.ranks += ranks.cpu().split(places.lengths)
-        self.sums["loss"] = self.sums.get("loss", 0.0) + float(self.weighted(losses)) * places.rows
-        self.sums["rows"] = self.sums.get("rows", 0.0) + places.rows
+        self.sums["loss"] = self.sums.get("loss", 0.0) + float(self.weighted(losses)) * len(places.lengths)
+        self.sums["rows"] = self.sums.get("rows", 0.0) + len(places.lengths)
 
     def on_validation_epoch_end(self) -> None:
         texts, sums = gathered((self.ranks, self.sums))
@@ -258,16 +290,3 @@ class MedusaModule(LightningModule):
             [language if token == DETECT else token for token in prompt]
             for language, prompt in zip(heard, prompts, strict=True)
         ]
-
-
-def gathered(part: tuple[list[Tensor], dict[str, float]]) -> tuple[list[Tensor], dict[str, float]]:
-    """Texts and sums of all processes."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return part
-    parts: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(parts, part)
-    sums: dict[str, float] = {}
-    for _, one in parts:
-        for name, value in one.items():
-            sums[name] = sums.get(name, 0.0) + value
-    return [text for texts, _ in parts for text in texts], sums

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import WhisperForConditionalGeneration
 
 from mmdec.audio import SAMPLE_RATE
-from mmdec.training.window_data import Plan, durations
+from mmdec.training.window_data import durations
 from mmdec.training.windows import PLAIN, SECONDS, Composition, Window, chapters_of, compose, log_mel, plan_windows
 from mmdec.types import InputError
 from mmdec.utterances import Utterance, read_utterances
@@ -35,7 +35,7 @@ FORMAT = 1  # of the windows' names; a change makes labels that were kept void
 class HeadBatch:
     """B windows of 30 s."""
 
-    features: Tensor  # (B, mels, 3000)
+    features: Tensor | None  # (B, mels, 3000); None where the states of all windows are kept
     prompts: list[list[int]]  # what the decoder reads first
     truth: list[list[int]]  # the transcripts' tokens, EOS included
     timed: list[bool]  # whether the prompt asks for timestamps
@@ -44,6 +44,8 @@ class HeadBatch:
 
     def to(self, device: torch.device) -> HeadBatch:
         """The same batch on another device."""
+        if self.features is None:
+            return self
         return replace(self, features=self.features.to(device, non_blocking=True))
 
 
@@ -99,31 +101,46 @@ class Spelling:
         return prompt, [*tokens[at + (3 if timed else 4) :], self.eos_token_id], timed
 
 
-class HeadWindows(Dataset[tuple]):
-    """Composed where they are asked for."""
+class HeadWindows(Dataset[HeadBatch]):
+    """Batches, composed where they are asked for; not if the states of all their windows are `known` by name."""
 
-    def __init__(self, utterances: Sequence[Utterance], spelling: Spelling, how: Composition, mels: int) -> None:
+    def __init__(
+        self,
+        utterances: Sequence[Utterance],
+        spelling: Spelling,
+        how: Composition,
+        mels: int,
+        batches: Sequence[Sequence[Window]],
+        known: Container[str] = (),
+    ) -> None:
         self.utterances, self.spelling, self.how, self.mels = utterances, spelling, how, mels
+        self.batches, self.known = batches, known
 
-    def __getitem__(self, window: Window) -> tuple:
-        # All that it asks of a tokenizer is names, pieces and EOS.
-        made = compose(window, self.utterances, self.spelling, self.how)  # type: ignore[arg-type]
-        prompt, truth, timed = self.spelling.split(made.tokens)
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, number: int) -> HeadBatch:
+        windows = self.batches[number]
+        names, rows = [self.name(window) for window in windows], [window.rows for window in windows]
+        if all(name in self.known for name in names):
+            return HeadBatch(None, [], [], [], names, rows)
+        # All that `compose` asks of a tokenizer is names, pieces and EOS.
+        made = [compose(window, self.utterances, self.spelling, self.how) for window in windows]  # type: ignore[arg-type]
+        sounds = torch.zeros(len(made), SECONDS * SAMPLE_RATE)
+        for row, one in enumerate(made):
+            sounds[row, : len(one.sound)] = torch.from_numpy(np.ascontiguousarray(one.sound))
+        prompts, truth, timed = zip(*(self.spelling.split(one.tokens) for one in made), strict=True)
+        return HeadBatch(log_mel(sounds, self.mels), list(prompts), list(truth), list(timed), names, rows)
+
+    def name(self, window: Window) -> str:
+        """Of a window and its prompt: whatever they follow from."""
         digest = hashlib.blake2b(digest_size=12)
         for row in window.rows:
-            path = self.utterances[row].path
-            digest.update(f"{path.name} {path.stat().st_size}\n".encode())
-        digest.update(repr((FORMAT, window.seed, window.seconds, astuple(self.how), prompt)).encode())
-        return window, made.sound, prompt, truth, timed, digest.hexdigest()
-
-    def collate(self, items: Sequence[tuple]) -> HeadBatch:
-        sounds = torch.zeros(len(items), SECONDS * SAMPLE_RATE)
-        for row, (_, sound, *_) in enumerate(items):
-            sounds[row, : len(sound)] = torch.from_numpy(np.ascontiguousarray(sound))
-        windows, _, prompts, truth, timed, names = zip(*items, strict=True)
-        return HeadBatch(
-            log_mel(sounds, self.mels), list(prompts), list(truth), list(timed), list(names), [w.rows for w in windows]
-        )
+            utterance = self.utterances[row]
+            digest.update(f"{utterance.path.name} {utterance.path.stat().st_size} {utterance.text}\n".encode())
+        what = (FORMAT, window.seed, window.seconds, astuple(self.how), self.spelling.head)
+        digest.update(repr(what).encode())
+        return digest.hexdigest()
 
 
 class HeadData(LightningDataModule):
@@ -169,6 +186,7 @@ class HeadData(LightningDataModule):
         self.longest, self.repeat_after, self.workers, self.seed = longest, repeat_after, workers, seed
         self.composition = composition or Composition()
         self.language, self.task, self.splits = language, task, {"train": train_split, "dev": dev_split}
+        self.known: Container[str] = ()  # windows whose sound is not needed
         self.plans: dict[str, tuple[list[list[int]], list[float]]] = {}
 
     # What may be missing is looked for late: errors from here reach the user as they are.
@@ -256,8 +274,8 @@ class HeadData(LightningDataModule):
     def _loader(self, split: str, how: Composition, batches: list[list[Window]]) -> DataLoader[HeadBatch]:
         mels = self.whisper.model.config.num_mel_bins
         how = how if self.spelling.recalls else replace(how, previous=0.0)
-        dataset = HeadWindows(self.rows[split], self.spelling, how, mels)
-        return DataLoader(dataset, batch_sampler=Plan(batches), collate_fn=dataset.collate, num_workers=self.workers)  # type: ignore[arg-type]
+        dataset = HeadWindows(self.rows[split], self.spelling, how, mels, batches, self.known)
+        return DataLoader(dataset, batch_size=None, num_workers=self.workers)
 
 
 def _rows(corpus: str, splits: str | list[str] | None) -> list[Utterance]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from mmdec.decode.ranks import Node, Ranks
@@ -80,3 +82,16 @@ def spread(texts: Sequence[Tensor], head: int, ranks: Sequence[int]) -> list[flo
     """How often a head's target was among its first r tokens, for each r, whatever the heads before it said."""
     seen = [rank for text in texts for rank in text[: len(text) - head, head].tolist()]
     return [sum(rank < limit for rank in seen) / max(len(seen), 1) for limit in ranks]
+
+
+def gathered(part: tuple[list[Tensor], dict[str, float]]) -> tuple[list[Tensor], dict[str, float]]:
+    """Texts and sums of all processes."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return part
+    parts: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(parts, part)
+    sums: dict[str, float] = {}
+    for _, one in parts:
+        for name, value in one.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return [text for texts, _ in parts for text in texts], sums

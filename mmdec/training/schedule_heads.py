@@ -32,6 +32,7 @@ RECIPE = Path("recipes/medusa/phrasebook.yaml")
 SHIPPED = Path("models/whisper-phrasebook")
 CORPUS = Path("data/english")
 RUN = Path("runs/medusa")
+SECONDS_A_STEP = 4.0  # of windows that are new, on the processors of the recipe
 
 
 def ready() -> str:
@@ -94,7 +95,7 @@ def configuration(at: float, seconds: float, resumed: bool, fresh: bool) -> dict
     trainer, data, model = recipe["trainer"], recipe["data"]["init_args"], recipe["model"]["init_args"]
     if resumed:  # epochs of the length, and the learning rate, that it was begun with
         before = yaml.safe_load((RUN / "schedule.yaml").read_text(encoding="utf-8"))
-        data["steps_per_epoch"] = before["data"]["init_args"]["steps_per_epoch"]
+        data |= {name: before["data"]["init_args"][name] for name in ("steps_per_epoch", "repeat_after")}
         model |= {name: before["model"]["init_args"][name] for name in ("start", "kind", "heads")}
     else:
         # A run can end only where an epoch does: ten of them or so in the time there is, at a few seconds a step.
@@ -105,7 +106,9 @@ def configuration(at: float, seconds: float, resumed: bool, fresh: bool) -> dict
         if known:
             shape = json.loads((shipped / "config.json").read_text(encoding="utf-8"))["heads"]
             model |= {"kind": shape["kind"], "heads": shape["heads"]}
-    model["decay_from"] = None
+        # The windows are read once in the first half of the time; then only the heads have work.
+        data["repeat_after"] = max(1, int(seconds / 2 / (SECONDS_A_STEP * data["steps_per_epoch"])))
+    model |= {"decay_from": None, "keep_states": model["kind"] == "linear"}
     trainer |= {"max_steps": -1, "max_epochs": 1_000_000, "check_val_every_n_epoch": 1}
     deadline = {"class_path": "mmdec.training.callbacks.Deadline", "init_args": {"at": at, "decay": True}}
     trainer["callbacks"].append(deadline)

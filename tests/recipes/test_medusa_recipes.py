@@ -120,11 +120,12 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(base: Path, corpus: Pat
         try:
             monkeypatch.chdir(unbroken)
             run(options("phrasebook", base, corpus, *common))
-            output, _ = child.communicate(timeout=200)
+            output, _ = child.communicate(timeout=900)
         except BaseException:
             child.kill()
             raise
     assert child.returncode == -signal.SIGKILL, output.decode()
+    assert Path("../broken/runs/medusa/checkpoints/last.ckpt").is_file(), output.decode()
     monkeypatch.chdir(broken)
     torch.rand(11)
     run(options("phrasebook", base, corpus, *common, "--ckpt_path=last"))
@@ -134,6 +135,8 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(base: Path, corpus: Pat
     assert found == wanted
     one, other = (read_checkpoint(place / "runs/medusa/checkpoints/last.ckpt") for place in (unbroken, broken))
     assert one["best"] == other["best"] > 1
+    states = [sorted((place / "runs/medusa/kept").glob("states-*/0.f16")) for place in (unbroken, broken)]
+    assert states[0][0].read_bytes() == states[1][0].read_bytes()
     assert all(name.startswith("heads.") for name in one["state_dict"])  # the base is not in it
     for name, value in one["state_dict"].items():
         assert torch.equal(value, other["state_dict"][name]), name
@@ -173,6 +176,7 @@ def test_decoding_does_what_the_log_promises(base: Path, corpus: Path, kind: str
             base,
             corpus,
             f"--model.init_args.kind={kind}",
+            f"--model.init_args.keep_states={kind == 'linear'}".lower(),
             f"--data.init_args.composition={composition}",
             "--data.init_args.batch_size=5",
             "--data.init_args.steps_per_epoch=1",
@@ -183,7 +187,9 @@ def test_decoding_does_what_the_log_promises(base: Path, corpus: Path, kind: str
     module, data = cli.model, cli.datamodule
     assert isinstance(module, MedusaModule)
     assert isinstance(data, HeadData)
+    data.known = ()
     batch = next(iter(data.val_dataloader()))
+    assert batch.features is not None
     assert set(batch.timed) == {False, True}
     places = module.read(batch)
     optimizer = torch.optim.Adam(module.heads.parameters(), 0.01)
