@@ -45,6 +45,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             shutil.copy(samples[number % len(samples)], tmp_path / name)
         else:
             soundfile.write(tmp_path / name, buzz(1.5, number), RATE)
+    for name in {"hello.flac", *re.findall(r"\"(\w+\.flac)\"", README)}:
+        shutil.copy(ROOT / "data" / "samples" / "english" / "sentence.flac", tmp_path / name)
+    (tmp_path / "data" / "samples" / "english").mkdir()
+    shutil.copy(tmp_path / "hello.flac", tmp_path / "data" / "samples" / "english" / "one.flac")
+    (tmp_path / "models").symlink_to(ROOT / "models")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -89,11 +94,23 @@ def test_translations_run(command: str, folder: Path) -> None:
     assert (folder / "out" / "one.wav").is_file()
 
 
+@pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("python -m mmdec transcribe")])
+def test_transcriptions_run(command: str, folder: Path) -> None:
+    words = [
+        name
+        for word in shlex.split(command)[3:]
+        for name in (sorted(map(str, Path().glob(word))) if "*" in word else [word])
+    ]
+    result = CliRunner().invoke(cli.app, words)
+    assert result.exit_code == 0, result.output
+    assert ((folder / "out" / "one.srt").is_file()) == ("srt" in words)
+
+
 @pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("python -m mmdec ")])
 def test_options_exist(command: str) -> None:
     words = shlex.split(command)[3:]
     verbs = [word for word in words[:2] if re.fullmatch(r"[a-z]+", word)]
-    if words[0] in ("translate", "train", "demo"):
+    if words[0] in ("translate", "transcribe", "train", "demo"):
         verbs = verbs[:1]
     said = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, [*verbs, "--help"])
     assert said.exit_code == 0

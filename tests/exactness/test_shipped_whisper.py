@@ -1,0 +1,115 @@
+"""The shipped Whisper with its heads: token for token stock `generate`'s text, in fewer passes of the decoder, on the
+recordings in data/samples/english."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import WhisperForConditionalGeneration
+
+import mmdec
+from mmdec.audio import load_audio
+from mmdec.medusa import load_heads
+from mmdec.types import InputError
+from mmdec.whispers import Whisper, load_whisper
+
+SAMPLES = Path(__file__).parents[2] / "data" / "samples" / "english"
+TREE, CHAIN = (16, 6), 6
+
+
+@pytest.fixture(scope="module")
+def whisper() -> Whisper:
+    return load_whisper("whisper-phrasebook", "cpu")
+
+
+@pytest.fixture(scope="module")
+def sounds() -> dict[str, Tensor]:
+    found = {path.stem: load_audio(path) for path in sorted(SAMPLES.glob("*.flac"))}
+    pause = torch.zeros(8000)
+    found["long"] = torch.cat([found["paragraph"], pause, found["sentence"], pause] * 3)  # three windows and more
+    return found
+
+
+def features(whisper: Whisper, sounds: list[Tensor]) -> dict[str, Any]:
+    long = max(map(len, sounds)) > 480_000
+    options: dict[str, Any] = {"truncation": False, "padding": "longest"} if long else {}
+    arrays = [sound.numpy() for sound in sounds]
+    made = whisper.extractor(arrays, sampling_rate=16000, return_tensors="pt", return_attention_mask=True, **options)
+    return {"input_features": made["input_features"], "attention_mask": made["attention_mask"]}
+
+
+def same(whisper: Whisper, inputs: dict[str, Any], nodes: Any, **options: Any) -> tuple[int, int]:
+    """Whether both say the same; passes of the decoder of each."""
+    model: WhisperForConditionalGeneration = whisper.model
+    drafter = load_heads(whisper.directory / "medusa", model) if whisper.directory else None
+    counts = []
+    results = []
+    for door in (None, mmdec.speculate(drafter, num_speculative_tokens=nodes)):
+        calls = 0
+
+        def count(*_: Any) -> None:
+            nonlocal calls
+            calls += 1
+
+        handle = model.model.decoder.layers[0].self_attn.register_forward_pre_hook(count)  # type: ignore[union-attr, operator]
+        try:
+            torch.manual_seed(0)
+            more = {} if door is None else {"custom_generate": door}
+            results.append(model.generate(**inputs, language="en", task="transcribe", **options, **more))
+        finally:
+            handle.remove()
+        counts.append(calls)
+    assert torch.equal(results[0], results[1])
+    return counts[0], counts[1]
+
+
+@pytest.mark.parametrize("nodes", [TREE, CHAIN, None], ids=["tree", "chain", "learned"])
+def test_a_paragraph_in_fewer_passes(whisper: Whisper, sounds: dict[str, Tensor], nodes: Any):
+    plain, drafted = same(whisper, features(whisper, [sounds["paragraph"]]), nodes)
+    assert plain > 60
+    assert drafted < plain * 0.8
+
+
+@pytest.mark.parametrize("name", ["sentence", "unseen_voice"])
+def test_a_sentence(whisper: Whisper, sounds: dict[str, Tensor], name: str):
+    plain, drafted = same(whisper, features(whisper, [sounds[name]]), TREE)
+    assert drafted < plain
+
+
+def test_timestamps(whisper: Whisper, sounds: dict[str, Tensor]):
+    plain, drafted = same(whisper, features(whisper, [sounds["paragraph"]]), TREE, return_timestamps=True)
+    assert drafted < plain
+
+
+def test_long_form_with_fallback_and_conditioning(whisper: Whisper, sounds: dict[str, Tensor]):
+    ladder = {"temperature": (0.0, 0.4), "logprob_threshold": -0.2, "compression_ratio_threshold": 1.8}
+    conditioned: dict[str, Any] = {"return_timestamps": True, "condition_on_prev_tokens": True, **ladder}
+    plain, drafted = same(whisper, features(whisper, [sounds["long"]]), TREE, **conditioned)
+    assert drafted < plain
+
+
+def test_a_ragged_batch(whisper: Whisper, sounds: dict[str, Tensor]):
+    batch = [sounds["paragraph"], sounds["sentence"], sounds["unseen_voice"], sounds["paragraph"][:200_000]]
+    plain, drafted = same(whisper, features(whisper, batch), TREE)
+    assert drafted < plain
+
+
+def test_the_call(sounds: dict[str, Tensor]):
+    paragraph = mmdec.transcribe(sounds["paragraph"], sample_rate=16000, timestamps="word")
+    plain = mmdec.transcribe(sounds["paragraph"], sample_rate=16000, timestamps="word", drafter=None)
+    assert paragraph.text == plain.text
+    assert [segment.words for segment in paragraph.segments] == [segment.words for segment in plain.segments]
+    assert len(paragraph.segments) >= 5
+    assert paragraph.tokens_per_round > 1.2
+    times = [word.start for segment in paragraph.segments for word in segment.words or ()]
+    assert times == sorted(times)
+    assert 10 < times[-1] < paragraph.seconds
+
+
+def test_other_languages_are_refused(sounds: dict[str, Tensor]):
+    with pytest.raises(InputError, match="language"):
+        mmdec.transcribe(sounds["sentence"], sample_rate=16000, language="fr")
