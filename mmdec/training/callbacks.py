@@ -38,7 +38,7 @@ class PlainProgress(Callback):
         self._line(trainer, f"{speed:.1f}/s", "train/")
 
     @rank_zero_only
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:
             self._line(trainer, "dev", "dev/")
         self.since, self.rows = time.monotonic(), 0

@@ -216,6 +216,8 @@ class MedusaModule(LightningModule):
             scores |= {f"head{head + 1}": first, f"head{head + 1}_top{TOP}": top}
         if self.trainer.sanity_checking:  # of the heads that a run begins with
             rank_zero_info(f"at the start: {chain:.2f} tokens a round in chains, {tree:.2f} in trees")
+            if self.global_step:  # an unbroken run would not have looked here
+                return
         else:
             self.log_dict({f"dev/{name}": value for name, value in scores.items()}, rank_zero_only=True)
         if tree > self.best and self.trainer.state.fn == TrainerFn.FITTING:
