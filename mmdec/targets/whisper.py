@@ -137,7 +137,7 @@ class WhisperTarget:
         steps = torch.arange(1, more + 1, device=text.device)
         positions = torch.cat([prompt.positions, prompt.positions[:, -1:] + steps], 1)
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        return self._decoder(text, mask, positions, prompt.states, cache, (), **outputs)
+        return self._decoder(text, mask, positions, prompt.states, cache, (), None, **outputs)
 
     def _decoder(
         self,

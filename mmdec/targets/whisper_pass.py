@@ -67,7 +67,8 @@ class DraftPass(nn.Module):
         x = tokens(input_ids) + positions(input_ids, position_ids=position_ids)
         for place, layer in enumerate(self.layers_of):
             states: Any = memory.layers[place]
-            x = layer(x, own.layers[place].update, (states.keys, states.values), attention_mask)
+            kept: Any = own.layers[place]
+            x = layer(x, kept.update, (states.keys, states.values), attention_mask)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.norm(x), past_key_values=past_key_values
         )
