@@ -65,6 +65,7 @@ def fit(corpus: Path, out: Path, *more: str) -> None:
             "--trainer.max_epochs=2",
             f"--model.init_args.shape={json.dumps({**shape, 'decoder_ffn': 16})}",
             "--model.init_args.warmup=1",
+            "--model.init_args.guided=[[1, 0]]",
             f"--data.init_args.corpus={corpus}",
             f"--data.init_args.tokenizer={out.parent / 'tokenizer'}",
             "--data.init_args.pieces=300",
