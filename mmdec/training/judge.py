@@ -12,12 +12,12 @@ import argparse
 import json
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from mmdec import audio, hub, metrics
 from mmdec.decode.lattice import decode_lattice
@@ -42,6 +42,12 @@ def phone_errors(model: Path, data: dict[str, Any]) -> float:
     else:
         module, _ = load_module([model])
     corpus = SpeechTranslationData(**{**data, "acoustic": False})
+    scores = validate(module, corpus)
+    return (scores["dev/dag_per"] + scores["dev/ar_per"]) / 2
+
+
+def validate(module: LightningModule, data: LightningDataModule) -> Mapping[str, float]:
+    """What a module logs on its development split, in one process, with nothing written or printed."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     trainer = Trainer(
         accelerator="cpu",
@@ -53,8 +59,7 @@ def phone_errors(model: Path, data: dict[str, Any]) -> float:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Lightning's advice on workers
-        scores = trainer.validate(module, corpus, verbose=False)[0]
-    return (scores["dev/dag_per"] + scores["dev/ar_per"]) / 2
+        return trainer.validate(module, data, verbose=False)[0]
 
 
 @torch.inference_mode()

@@ -7,20 +7,18 @@ of heads is replaced only by one that gives more tokens per round on the develop
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from lightning.pytorch import Trainer
 
 from mmdec.medusa import load_heads
 from mmdec.training.export import read_checkpoint
+from mmdec.training.judge import validate
 from mmdec.training.medusa import MedusaModule
 from mmdec.training.medusa_data import HeadData
 from mmdec.training.own_labels import fingerprint
@@ -148,18 +146,7 @@ def tokens_per_round(heads: Path, recipe: dict[str, Any]) -> float:
     shape = load_heads(heads, data.whisper.model).heads.config
     model = {**recipe["model"]["init_args"], "kind": shape.kind, "heads": shape.heads, "start": str(heads)}
     module = MedusaModule(**{**model, "weights": "mean"})
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Lightning's advice on workers
-        return trainer.validate(module, data, verbose=False)[0]["dev/tree"]
+    return validate(module, data)["dev/tree"]
 
 
 def set_aside() -> None:

@@ -44,8 +44,8 @@ def export(
     checkpoints: Sequence[Path], tokenizer_folder: Path, out: Path, alignment: Sequence[Sequence[int]] | None = None
 ) -> Path:
     """Write the model's folder in half precision, and the heads that were trained with it in `out`/medusa; whole or not
-    at all. alignment: (layer, head) pairs whose cross-attention follows the sound, for word timestamps. A card and the
-    heads of before are kept."""
+    at all. alignment: (layer, head) pairs whose cross-attention follows the sound, for word timestamps. A card of
+    before is kept."""
     module, step = load_module(checkpoints)
     tokenizer = WhisperTokenizer.from_pretrained(tokenizer_folder)
     model = finished(module, tokenizer)

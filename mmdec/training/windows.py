@@ -138,14 +138,12 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
         labels = [special["<|nospeech|>"], IGNORED, IGNORED, special["<|endoftext|>"]]
         return Composed(window, sound, tokens, labels, [-1.0] * 4, "")
     sound = np.concatenate(pieces)
-    if cut and len(spoken) > 1:  # the window ends somewhere within the last utterance
+    cut = cut and len(spoken) > 1
+    if cut:  # the window ends somewhere within the last utterance
         start, end, _ = spoken[-1]
-        edge = draw.uniform(start + 0.3 * (end - start), end)
-        sound = np.pad(sound[: round(edge * SAMPLE_RATE)], (0, 0))
-        cut = len(sound) >= limit - SAMPLE_RATE  # only a full window ends in the middle of speech
-        sound = sound if cut else np.concatenate(pieces)
-    else:
-        cut = False
+        edge = round(draw.uniform(start + 0.3 * (end - start), end) * SAMPLE_RATE)
+        cut = min(edge, len(sound)) >= limit - SAMPLE_RATE  # only a full window ends in the middle of speech
+        sound = sound[:edge] if cut else sound
     if draw.random() < how.room:
         sound = echoed(sound, draw)
     sound = np.pad(sound, (0, max(0, limit - len(sound))))[:limit]
