@@ -64,7 +64,8 @@ class WindowData(LightningDataModule):
 
     corpus: as `read_utterances` takes it. tokenizer: a folder; where it is empty, one of `pieces` is learned from the
     training text and kept there. batch_seconds: sound in a batch of one process. lengths: (epoch, seconds) pairs: from
-    that epoch on, windows are up to so long. whole: share of the batches that are padded to 30 s.
+    that epoch on, windows are up to so long. whole: share of the batches that are padded to 30 s. longer: below 1, long
+    windows are drawn more often than short ones.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class WindowData(LightningDataModule):
         steps_per_epoch: int = 100,
         lengths: Sequence[tuple[int, float]] = ((0, 30.0),),
         whole: float = 0.25,
+        longer: float = 1.0,
         composition: Composition | None = None,
         dev_windows: int = 48,
         workers: int = 0,
@@ -88,7 +90,7 @@ class WindowData(LightningDataModule):
             whole,
             composition or Composition(),
         )
-        self.dev_windows, self.workers, self.seed = dev_windows, workers, seed
+        self.dev_windows, self.workers, self.seed, self.longer = dev_windows, workers, seed, longer
         if not self.lengths or self.lengths[0][0] != 0 or any(not 0 < b <= SECONDS for _, b in self.lengths):
             raise InputError(
                 f"`lengths` must begin at epoch 0 and be up to {SECONDS} s, but is {lengths}. Set [[0, 30]]."
@@ -115,7 +117,8 @@ class WindowData(LightningDataModule):
         shared, own = np.random.default_rng([self.seed, epoch]), np.random.default_rng([self.seed, epoch, 1 + rank])
         batches = []
         for _ in range(self.steps_per_epoch):
-            length = shared.uniform(min(SHORTEST, longest), longest)
+            shortest = min(SHORTEST, longest)
+            length = shortest + (longest - shortest) * shared.random() ** self.longer
             whole = shared.random() < self.whole
             padded = SECONDS if whole else min(SECONDS, length + shared.uniform(0.3, 2.0))
             batches.append(

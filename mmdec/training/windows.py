@@ -95,17 +95,22 @@ def plan_windows(
     padded: float,
     pause: tuple[float, float],
 ) -> list[Window]:
-    """One batch of about `total` seconds: windows of up to `length` seconds of sound, padded to `padded`."""
+    """One batch of about `total` seconds: windows of some `length` seconds of sound, padded to `padded`.
+
+    A little more is planned than fits, for `compose` drops what does not: windows must be full up to their last second,
+    or the decoder never learns to look there.
+    """
     windows = []
     for _ in range(max(1, round(total / padded))):
         chapter = chapters[int(draw.integers(len(chapters)))]
+        fitting = [row for row in chapter if seconds[row] * 1.12 + pause[1] <= padded]
         rows: list[int] = []
         filled = 0.0
-        for index in draw.permutation(len(chapter)):
-            more = seconds[chapter[index]] * 1.12 + pause[1]
-            if filled + more <= length:
-                rows.append(chapter[index])
-                filled += more
+        for index in draw.permutation(len(fitting)):
+            rows.append(fitting[index])
+            filled += seconds[rows[-1]] + sum(pause) / 2
+            if filled > 1.1 * length:
+                break
         rows = rows or [min(chapter, key=lambda row: seconds[row])]
         windows.append(Window(tuple(rows), int(draw.integers(2**62)), padded))
     return windows
@@ -126,11 +131,15 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
     for row in () if silent else window.rows:
         gap = round(draw.uniform(*how.pause) * SAMPLE_RATE)
         samples = faster(load_audio(utterances[row].path).numpy(), pace)
-        if at + gap + len(samples) > limit and (spoken or not cut):
+        left = limit - at - gap
+        full = len(samples) > left
+        if full and not (cut and spoken and left > 0.3 * len(samples)):
             break
         pieces += [np.zeros(gap, np.float32), samples]
         at += gap + len(samples)
         spoken.append(((at - len(samples)) / SAMPLE_RATE, at / SAMPLE_RATE, utterances[row].text))
+        if full:
+            break
     if not spoken:
         sound = coloured(draw, limit) * 10 ** draw.uniform(-4, -1)
         head = [special["<|startoftranscript|>"], special["<|en|>"], special["<|transcribe|>"]]
@@ -138,12 +147,8 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
         labels = [special["<|nospeech|>"], IGNORED, IGNORED, special["<|endoftext|>"]]
         return Composed(window, sound, tokens, labels, [-1.0] * 4, "")
     sound = np.concatenate(pieces)
-    cut = cut and len(spoken) > 1
-    if cut:  # the window ends somewhere within the last utterance
-        start, end, _ = spoken[-1]
-        edge = round(draw.uniform(start + 0.3 * (end - start), end) * SAMPLE_RATE)
-        cut = min(edge, len(sound)) >= limit - SAMPLE_RATE  # only a full window ends in the middle of speech
-        sound = sound[:edge] if cut else sound
+    cut = at > limit  # the window ends within the last utterance
+    sound = sound[:limit]
     if draw.random() < how.room:
         sound = echoed(sound, draw)
     sound = np.pad(sound, (0, max(0, limit - len(sound))))[:limit]

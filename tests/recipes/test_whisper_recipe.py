@@ -14,6 +14,7 @@ from mmdec.training.__main__ import TrainingCLI
 from mmdec.training.export import read_checkpoint
 from mmdec.training.whisper import Shape, WhisperModule
 from mmdec.training.whisper_export import export
+from mmdec.types import InputError
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "whisper" / "phrasebook.yaml"
 TEXTS = ["Where is the station?", "The station is near.", "Two teas, please.", "It's five o'clock."]
@@ -102,9 +103,14 @@ def test_the_recipe_resumes_to_the_same_weights_and_exports(corpus: Path, tmp_pa
     assert json.loads((out / "provenance.json").read_text(encoding="utf-8"))["training"]["step"] == 4
 
 
+def test_guided_heads_must_be_there():
+    with pytest.raises(InputError, match="`guided` must name"):
+        WhisperModule(["a"], Shape(decoder_layers=4))
+
+
 def test_a_fresh_encoder_looks_nearby():
     units = ["<|endoftext|>", "<|startoftranscript|>", "a"]
-    model = WhisperModule(units, Shape(decoder_layers=1, encoder_layers=2, dropout=0.0)).model
+    model = WhisperModule(units, Shape(decoder_layers=1, encoder_layers=2, dropout=0.0), guided=()).model
     encoder = model.model.encoder
     places = encoder.embed_positions.weight[None]
     for depth, turns in ((0, [-4, -2, 0, 2, 4]), (1, [-8, -4, 0, 4, 8])):
@@ -118,7 +124,7 @@ def test_a_fresh_encoder_looks_nearby():
 
 def test_windows_of_any_length_are_encoded_as_the_model_does():
     units = ["<|endoftext|>", "<|startoftranscript|>", "a"]
-    module = WhisperModule(units, Shape(decoder_layers=1, source_positions=50)).eval()
+    module = WhisperModule(units, Shape(decoder_layers=1, source_positions=50), guided=()).eval()
     features = torch.randn(2, 80, 100)
     whole = module.model.model.encoder(features).last_hidden_state
     assert torch.allclose(module.encode(features), whole, atol=1e-6)

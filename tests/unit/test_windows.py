@@ -142,14 +142,26 @@ def test_a_window_without_times_and_with_text_before(corpus: Path, tokenizer: Wh
 def test_a_window_that_ends_within_speech_gives_its_beginning_alone(corpus: Path, tokenizer: WhisperTokenizer):
     rows = read_utterances(corpus, "train")
     how = Composition(0, 0, 0, 1, 1, 0, 0, pause=(0.1, 0.1))
-    made = compose(Window((0, 1, 2, 3), 3, 5.0), rows, tokenizer, how)
-    labels = made.labels
-    said = tokenizer.decode([label for label in labels if label != IGNORED], decode_with_timestamps=True)
-    assert said.endswith("|><|endoftext|>")
-    assert said.count(".") >= 1
-    stamps = [label for label in labels if label >= tokenizer.convert_tokens_to_ids("<|0.00|>")]
-    if len(stamps) % 2:
-        assert made.heard == ""
+    made = compose(Window((0, 1, 2, 3), 3, 5.0), rows, tokenizer, how)  # the last is heard from 4.15 s, for 0.85 s
+    said = tokenizer.decode([label for label in made.labels if label != IGNORED], decode_with_timestamps=True)
+    assert said.endswith(f" {TEXTS[2]}<|4.04|><|4.16|><|endoftext|>")
+    assert made.heard == ""
+    assert np.abs(made.sound[-800:]).max() > 0.05
+    short = compose(Window((0, 1, 2, 3), 3, 4.5), rows, tokenizer, how)  # 0.35 s of it are too little
+    assert tokenizer.decode(short.tokens, skip_special_tokens=True).strip() == " ".join(TEXTS[:3])
+    assert short.heard == " ".join(TEXTS[:3])
+    assert np.abs(short.sound[-800:]).max() == 0
+
+
+def test_planned_windows_are_full(corpus: Path, tokenizer: WhisperTokenizer):
+    rows = read_utterances(corpus, "train") * 10
+    seconds = [1.0, 1.25, 1.5, 1.75] * 10
+    how = Composition(0, 0, 0.1, 0, 0, 0, 0)
+    for length in (6.0, 28.0):
+        draw = np.random.default_rng(1)
+        planned = plan_windows([list(range(40))], seconds, draw, 300.0, length, length, how.pause)
+        ends = [max(compose(window, rows, tokenizer, how).times) for window in planned]
+        assert min(ends) > length - 3.0  # at most the longest sentence is missing, and its pause
 
 
 def test_a_window_of_noise_alone_has_no_speech(corpus: Path, tokenizer: WhisperTokenizer):
