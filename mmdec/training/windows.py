@@ -70,7 +70,7 @@ class Composition:
 
     noise, room: heard in noise, in a room. pace: the largest relative change of speed and pitch. timestamps: labelled
     with times. cut: of those, ending within an utterance. previous: with the text before as a prompt. empty: without
-    speech. pause: seconds between utterances.
+    speech. pause: seconds between utterances, from the shortest to the longest; short ones are more frequent.
     """
 
     noise: float = 0.4
@@ -80,10 +80,10 @@ class Composition:
     cut: float = 0.3
     previous: float = 0.1
     empty: float = 0.02
-    pause: tuple[float, float] = (0.1, 0.8)
+    pause: tuple[float, float] = (0.05, 2.0)
 
 
-PLAIN = Composition(0, 0, 0, 0, 0, 0, 0)
+PLAIN = Composition(0, 0, 0, 0, 0, 0, 0, (0.1, 0.8))
 
 
 def plan_windows(
@@ -103,12 +103,12 @@ def plan_windows(
     windows = []
     for _ in range(max(1, round(total / padded))):
         chapter = chapters[int(draw.integers(len(chapters)))]
-        fitting = [row for row in chapter if seconds[row] * 1.12 + pause[1] <= padded]
+        fitting = [row for row in chapter if seconds[row] * 1.12 + pause[0] <= padded]
         rows: list[int] = []
         filled = 0.0
         for index in draw.permutation(len(fitting)):
             rows.append(fitting[index])
-            filled += seconds[rows[-1]] + sum(pause) / 2
+            filled += seconds[rows[-1]] + pause[0]
             if filled > 1.1 * length:
                 break
         rows = rows or [min(chapter, key=lambda row: seconds[row])]
@@ -129,8 +129,9 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
     spoken: list[tuple[float, float, str]] = []
     at = 0
     for row in () if silent else window.rows:
-        gap = round(draw.uniform(*how.pause) * SAMPLE_RATE)
+        gap = round(np.exp(draw.uniform(*np.log(how.pause))) * SAMPLE_RATE)
         samples = faster(load_audio(utterances[row].path).numpy(), pace)
+        gap = gap if spoken else max(0, min(gap, limit - len(samples)))  # the first one fits
         left = limit - at - gap
         full = len(samples) > left
         if full and not (cut and spoken and left > 0.3 * len(samples)):

@@ -156,7 +156,7 @@ def test_a_window_that_ends_within_speech_gives_its_beginning_alone(corpus: Path
 def test_planned_windows_are_full(corpus: Path, tokenizer: WhisperTokenizer):
     rows = read_utterances(corpus, "train") * 10
     seconds = [1.0, 1.25, 1.5, 1.75] * 10
-    how = Composition(0, 0, 0.1, 0, 0, 0, 0)
+    how = Composition(0, 0, 0.1, 0, 0, 0, 0, pause=(0.1, 0.4))
     for length in (6.0, 28.0):
         draw = np.random.default_rng(1)
         planned = plan_windows([list(range(40))], seconds, draw, 300.0, length, length, how.pause)
