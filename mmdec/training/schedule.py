@@ -168,11 +168,27 @@ def configuration(stage: Stage, at: float, seconds: float, start: Path | None) -
         if entry["class_path"].endswith("ModelCheckpoint"):  # only what is saved at an epoch's end goes on rightly
             entry["init_args"] |= {"every_n_epochs": 1, "save_on_train_epoch_end": True}
     trainer["callbacks"].append({"class_path": "mmdec.training.callbacks.Deadline", "init_args": deadline})
-    processes = trainer["devices"]
+    fit_machine(recipe)
+    return recipe
+
+
+def fit_machine(recipe: dict[str, Any], size: str = "batch_size") -> None:
+    """One process on a GPU, or where the processors are too few; its batches are then as large as all of them were."""
+    trainer, processes = recipe["trainer"], recipe["trainer"]["devices"]
     if torch.cuda.is_available() or (os.cpu_count() or 1) < processes:
         trainer |= {"accelerator": "gpu" if torch.cuda.is_available() else "cpu", "devices": 1, "strategy": "auto"}
-        data["batch_size"] *= processes
-    return recipe
+        recipe["data"]["init_args"][size] *= processes
+
+
+def set_run_aside(folder: Path) -> None:
+    """Rename a run; nothing is thrown away."""
+    if not folder.exists():
+        return
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}-before-{number}")).exists():
+        number += 1
+    folder.rename(aside)
+    print(f"the earlier run is set aside in {aside}")
 
 
 def steps_before(stage: Stage, written: int) -> int:

@@ -7,13 +7,11 @@ of heads is replaced only by one that gives more tokens per round on the develop
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from mmdec.medusa import load_heads
@@ -22,7 +20,7 @@ from mmdec.training.judge import validate
 from mmdec.training.medusa import MedusaModule
 from mmdec.training.medusa_data import HeadData
 from mmdec.training.own_labels import fingerprint
-from mmdec.training.schedule import LEAST, Runner
+from mmdec.training.schedule import LEAST, Runner, fit_machine, set_run_aside
 from mmdec.training.windows import Composition
 from mmdec.whispers import HEADS, load_whisper
 
@@ -53,7 +51,7 @@ def train(seconds: float, runner: Runner, fresh: bool = False) -> Path | None:
         print(missing or f"{seconds:.0f} seconds are too short: no heads are trained.", flush=True)
         return None
     if fresh:
-        set_aside()
+        set_run_aside(RUN)
     resumed = begin()
     at = time.time() + seconds
     RUN.mkdir(parents=True, exist_ok=True)
@@ -110,10 +108,7 @@ def configuration(at: float, seconds: float, resumed: bool, fresh: bool) -> dict
     trainer |= {"max_steps": -1, "max_epochs": 1_000_000, "check_val_every_n_epoch": 1}
     deadline = {"class_path": "mmdec.training.callbacks.Deadline", "init_args": {"at": at, "decay": True}}
     trainer["callbacks"].append(deadline)
-    processes = trainer["devices"]
-    if torch.cuda.is_available() or (os.cpu_count() or 1) < processes:
-        trainer |= {"accelerator": "gpu" if torch.cuda.is_available() else "cpu", "devices": 1, "strategy": "auto"}
-        data["batch_size"] *= processes
+    fit_machine(recipe)
     return recipe
 
 
@@ -147,14 +142,3 @@ def tokens_per_round(heads: Path, recipe: dict[str, Any]) -> float:
     model = {**recipe["model"]["init_args"], "kind": shape.kind, "heads": shape.heads, "start": str(heads)}
     module = MedusaModule(**{**model, "weights": "mean"})
     return validate(module, data)["dev/tree"]
-
-
-def set_aside() -> None:
-    """Rename the run of before; nothing is thrown away."""
-    if not RUN.exists():
-        return
-    number = 1
-    while (aside := RUN.with_name(f"{RUN.name}-before-{number}")).exists():
-        number += 1
-    RUN.rename(aside)
-    print(f"the earlier run is set aside in {aside}")

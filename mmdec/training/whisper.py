@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,12 +19,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
+from mmdec.medusa import load_heads
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.training.optimizers import MuonAdamW
 from mmdec.training.pieces import END, START
 from mmdec.training.schedule_lr import Schedule
 from mmdec.training.windows import IGNORED, LETTERS, Batch
 from mmdec.types import InputError
+from mmdec.whispers import HEADS
 
 PLACE = 0.02  # seconds between encoder states
 PARTS = (100, 250)  # places
@@ -54,8 +57,9 @@ class WhisperModule(LightningModule):
 
     parted: share of the steps in which the encoder sees a window in parts of a few seconds, which costs a fifth less
     time; the others teach it to leave alone what is far. units: the tokens by number. ahead: heads that tell
-    1 ... `ahead` tokens after the next; in each step `ahead_drawn` of them are trained. All randomness of a step
-    follows from (seed, epoch, step).
+    1 ... `ahead` tokens after the next; in each step `ahead_drawn` of them are trained. start: the folder of an
+    exported model to begin from, with the heads in it; the letters' weights, which no model keeps, are new. All
+    randomness of a step follows from (seed, epoch, step).
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class WhisperModule(LightningModule):
         guide_weight: float = 0.3,
         guide_seconds: float = 0.4,
         parted: float = 0.0,
+        start: str | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -96,7 +101,19 @@ class WhisperModule(LightningModule):
         self.heads = MedusaHeads(
             MedusaConfig(self.shape.width, len(units), heads=ahead, mels=self.shape.mels, base="the model beside them")
         )
+        if start is not None:
+            self.begin_from(Path(start))
         self.rate = Schedule("trapezoid", warmup, decay_from, decay_steps)
+
+    def begin_from(self, folder: Path) -> None:
+        """Take an exported model's weights."""
+        model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+        heads = load_heads(folder / HEADS, model).heads
+        for name, own, theirs in (("model", self.model, model), ("heads", self.heads, heads)):
+            try:
+                own.load_state_dict(theirs.state_dict())
+            except RuntimeError as error:
+                raise InputError(f"`start` must fit, but the {name} of '{folder}' do not: {error}") from None
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         torch.manual_seed((self.hparams["seed"] * 100_003 + self.current_epoch) * 1_000_003 + batch_idx)

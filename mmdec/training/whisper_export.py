@@ -28,7 +28,7 @@ def load_module(checkpoints: Sequence[Path]) -> tuple[WhisperModule, int]:
     last = read_checkpoint(checkpoints[-1])
     options = {name: value for name, value in last["hyper_parameters"].items() if not name.startswith("_")}
     options["shape"] = Shape(**options["shape"])
-    module = WhisperModule(**options)
+    module = WhisperModule(**{**options, "start": None})
     module.load_state_dict(average(read_checkpoint(path)["state_dict"] for path in checkpoints))
     return module.eval(), int(last["global_step"])
 
@@ -70,9 +70,15 @@ def export(
         for path in fresh.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)
         old = out.with_name(f".{out.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
         if out.exists():
             out.rename(old)
-        os.replace(fresh, out)
+        try:
+            os.replace(fresh, out)
+        except OSError:
+            if old.exists():
+                old.rename(out)
+            raise
         shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)

@@ -13,11 +13,10 @@ from lightning.pytorch import LightningDataModule, LightningModule, seed_everyth
 
 from mmdec.medusa import load_heads, save_heads
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
-from mmdec.training import allotment, schedule_heads
+from mmdec.training import schedule_heads
 from mmdec.training.__main__ import TrainingCLI
 from mmdec.training.export import read_checkpoint
 from mmdec.training.own_labels import fingerprint
-from mmdec.types import InputError
 from mmdec.whispers import load_whisper
 from tests.tiny_english import write_english, write_whisper
 
@@ -155,17 +154,7 @@ def test_the_recipe_runs_in_the_time_it_gets(checkout: Path, monkeypatch: pytest
     assert better == pytest.approx(last["best"], rel=0.05)  # kept in half precision
 
 
-def test_minutes_are_shared(checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    spent: dict[str, float] = {}
-    monkeypatch.setattr("mmdec.training.schedule.main", lambda minutes, *_: spent.update(speech=minutes))
-    monkeypatch.setattr(schedule_heads, "train", lambda seconds, *_: spent.update(heads=seconds))
-    allotment.main(20)
-    assert spent == {"speech": 15, "heads": 300}
+def test_without_a_corpus_no_heads_are_trained(checkout: Path, capsys: pytest.CaptureFixture[str]):
     shutil.rmtree("data/english/dev")
-    spent.clear()
-    allotment.main(20)
-    assert spent == {"speech": 20}
-    assert "data/english is missing" in capsys.readouterr().out
     assert schedule_heads.train(60, Runner()) is None
-    with pytest.raises(InputError, match="`minutes`"):
-        allotment.main(0)
+    assert "data/english is missing" in capsys.readouterr().out

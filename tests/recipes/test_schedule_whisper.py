@@ -1,0 +1,146 @@
+"""The small Whisper's part of `make train`: what it begins from and goes on with; no worse model is shipped."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
+
+from mmdec.medusa import load_heads
+from mmdec.training import allotment, schedule_heads, schedule_whisper
+from mmdec.training.__main__ import TrainingCLI
+from mmdec.training.export import read_checkpoint
+from mmdec.training.whisper import Shape, WhisperModule
+from mmdec.types import InputError
+from mmdec.whispers import load_whisper
+from tests.tiny_english import write_english
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = schedule_whisper.SHIPPED
+SHAPE = {"width": 16, "attention_heads": 2, "encoder_layers": 1, "encoder_ffn": 16, "decoder_layers": 2}
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # Lightning's and jsonargparse's own
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval"),
+    pytest.mark.filterwarnings("ignore:.* exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before .optimizer.step"),
+]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A checkout with a corpus, and a recipe for a tiny model."""
+    write_english(tmp_path / "data" / "english")
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["train"])
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr(schedule_whisper, "LEAST", 0.0)
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.delenv(name, raising=False)
+    configure = schedule_whisper.configuration
+
+    def small(*arguments: Any) -> dict[str, Any]:
+        recipe = configure(*arguments)
+        recipe["data"]["init_args"] |= {"batch_seconds": 12, "dev_windows": 2, "pieces": 300, "steps_per_epoch": 2}
+        recipe["model"]["init_args"] |= {"shape": {**SHAPE, "decoder_ffn": 16}, "guided": [[1, 0]], "warmup": 1}
+        recipe["trainer"]["check_val_every_n_epoch"] = 1000
+        return recipe
+
+    monkeypatch.setattr(schedule_whisper, "configuration", small)
+    yield tmp_path
+    seed_everything(0, verbose=False)
+
+
+def runner(name: str, *arguments: str) -> None:
+    assert name == "mmdec.training"
+    TrainingCLI(
+        LightningModule,
+        LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        save_config_kwargs={"overwrite": True},
+        args=list(arguments),
+    )
+
+
+def test_a_new_model_then_a_better_one_then_none(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Truly trained: random weights, then from the shipped ones, which stay where the new ones are no better."""
+    assert schedule_whisper.train(1.0, runner) == SHIPPED
+    first = load_whisper(str(SHIPPED), "cpu").model
+    assert first.generation_config.alignment_heads == [[1, 0]]
+    assert load_heads(SHIPPED / "medusa", first).heads.config.heads == 8
+    assert schedule_whisper.train(1.0, runner) == SHIPPED
+    assert "from the shipped weights" in capsys.readouterr().out
+    recipe = yaml.safe_load((schedule_whisper.RUN / "schedule.yaml").read_text(encoding="utf-8"))
+    assert recipe["model"]["init_args"]["start"] == str(SHIPPED)
+    assert recipe["data"]["init_args"]["lengths"] == [[0, 30]]
+    assert Path("runs/whisper-before-1/finished").is_file()
+    second = (SHIPPED / "model.safetensors").read_bytes()
+    scores = iter((1.0, 1.0))
+    monkeypatch.setattr(schedule_whisper, "next_token_loss", lambda *_: next(scores))
+    assert schedule_whisper.train(1.0, runner) == Path("runs/whisper/whisper-phrasebook")
+    assert (SHIPPED / "model.safetensors").read_bytes() == second
+
+
+def test_what_was_cut_off_is_gone_on_with(checkout: Path):
+    schedule_whisper.train(1.0, runner)
+    before = read_checkpoint(schedule_whisper.last())["global_step"]
+    Path("runs/whisper/finished").unlink()
+    schedule_whisper.train(1.0, runner)
+    assert read_checkpoint(schedule_whisper.last())["global_step"] > before
+    assert not Path("runs/whisper-before-1").exists()
+    schedule_whisper.train(1.0, runner, fresh=True)
+    recipe = yaml.safe_load((schedule_whisper.RUN / "schedule.yaml").read_text(encoding="utf-8"))
+    assert recipe["model"]["init_args"]["start"] is None
+
+
+def test_a_start_of_another_shape_is_refused(checkout: Path):
+    schedule_whisper.train(1.0, runner)
+    units = [f"unit {number}" for number in range(40)] + ["<|endoftext|>", "<|startoftranscript|>"]
+    with pytest.raises(InputError, match="`start` must fit"):
+        WhisperModule(units, Shape(**SHAPE, decoder_ffn=16), guided=(), start=str(SHIPPED))
+
+
+def test_a_missing_corpus_is_built_or_named(checkout: Path, monkeypatch: pytest.MonkeyPatch):
+    assert schedule_whisper.prepare() == ""
+    shutil.rmtree("data/english")
+    monkeypatch.setattr("shutil.which", lambda program: None)
+    assert "espeak-ng and flite" in schedule_whisper.prepare()
+    monkeypatch.setattr("shutil.which", lambda program: program)
+    builder = Path("builder.py")
+    builder.write_text(
+        "import sys, pathlib\nout = pathlib.Path(sys.argv[2])\nout.mkdir(parents=True, exist_ok=True)\n"
+        "[(out / name).mkdir(exist_ok=True) for name in ('train', 'dev')]\n"
+        "sys.exit(not pathlib.Path('whole').exists())\n"
+    )
+    monkeypatch.setattr(schedule_whisper, "BUILDER", builder)
+    assert "failed with 1" in schedule_whisper.prepare()
+    assert not Path("data/english").exists()
+    Path("whole").touch()
+    assert schedule_whisper.prepare() == ""
+    assert Path("data/english/train").is_dir()
+
+
+def test_minutes_are_shared(checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    spent: dict[str, float] = {}
+    monkeypatch.setattr("mmdec.training.schedule.main", lambda minutes, *_: spent.update(speech=minutes))
+    monkeypatch.setattr(schedule_whisper, "train", lambda seconds, *_: spent.update(whisper=seconds))
+    monkeypatch.setattr(schedule_heads, "train", lambda seconds, *_: spent.update(heads=seconds))
+    allotment.main(20)
+    assert {name: round(value) for name, value in spent.items()} == {"speech": 11, "whisper": 300, "heads": 240}
+    spent.clear()
+    monkeypatch.setattr(schedule_whisper, "prepare", lambda: "no corpus")
+    allotment.main(20)
+    assert spent == {"speech": 20}
+    assert "no corpus" in capsys.readouterr().out
+    with pytest.raises(InputError, match="`minutes`"):
+        allotment.main(0)
+    assert torch.is_grad_enabled()
