@@ -60,20 +60,14 @@ def reader(random: np.random.Generator, *, held_out: bool) -> Reader:
 def read_aloud(text: str, who: Reader) -> np.ndarray:
     """Speech of `text`, (T,) float32 at 16 kHz, silent edges cut. Raises RuntimeError when nothing is heard."""
     engine, _, voice = who.name.partition("-")
-    samples, rate = _flite(text, voice, who) if engine == "flite" else _espeak(text, voice, who)
+    if engine == "flite":
+        samples, rate = _flite(text, voice, who)
+    else:
+        samples, rate = voices.espeak(text, voice, who.words_per_minute, who.pitch), voices.RATE
     loud = np.flatnonzero(np.abs(samples) > _QUIET * np.abs(samples).max(initial=0))
     if len(loud) < rate // 10:
         raise RuntimeError(f"{engine} gave no sound for {text!r} in voice {who.name}")
-    return resample(samples[loud[0] : loud[-1] + 1], rate)
-
-
-def resample(samples: np.ndarray, rate: int) -> np.ndarray:
-    """To 16 kHz by cutting the spectrum (clips of a minute at most)."""
-    if rate == RATE:
-        return samples
-    count = round(len(samples) * RATE / rate)
-    spectrum = np.fft.rfft(samples)[: count // 2 + 1]
-    return (np.fft.irfft(spectrum, count) * (count / len(samples))).astype(np.float32)
+    return voices.resample(samples[loud[0] : loud[-1] + 1], rate, RATE).astype(np.float32)
 
 
 def _flite(text: str, voice: str, who: Reader) -> tuple[np.ndarray, int]:
@@ -85,11 +79,3 @@ def _flite(text: str, voice: str, who: Reader) -> tuple[np.ndarray, int]:
         command += ["--setf", f"int_f0_target_mean={tone}", "-t", text, "-o", str(path)]
         subprocess.run(command, capture_output=True, check=True, timeout=60)
         return soundfile.read(path, dtype="float32")
-
-
-def _espeak(text: str, voice: str, who: Reader) -> tuple[np.ndarray, int]:
-    command = ["espeak-ng", "-v", voice, "-s", str(who.words_per_minute), "-p", str(who.pitch), "--stdout", text]
-    output = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
-    start = output.find(b"data") + 8  # the header's sizes are unknown to a pipe
-    body = output[start : start + (len(output) - start) // 2 * 2]
-    return np.frombuffer(body, dtype="<i2").astype(np.float32) / 32768, voices.RATE

@@ -38,13 +38,6 @@ SAMPLES = (
 )
 
 
-def _resample(samples: np.ndarray) -> np.ndarray:
-    """From espeak-ng's rate to 16 kHz by cutting the spectrum (short clips only)."""
-    count = round(len(samples) * RATE / voices.RATE)
-    spectrum = np.fft.rfft(samples)[: count // 2 + 1]
-    return np.fft.irfft(spectrum, count) * (count / len(samples))
-
-
 def write_samples(folder: Path, sentences: Sequence[Sentence]) -> None:
     """Write the recordings (16 kHz mono PCM16) and samples.tsv. Raises ValueError for a sentence that is not test."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +50,8 @@ def write_samples(folder: Path, sentences: Sequence[Sentence]) -> None:
                 f"`SAMPLES` must hold test sentences, but has {sample.french!r}. Take one from --text-only."
             )
         voice = voices.Speaker(sample.accent, sample.variant, "")
-        samples = _resample(voices.speak(sample.french, voice, sample.words_per_minute, sample.pitch))
+        spoken = voices.speak(sample.french, voice, sample.words_per_minute, sample.pitch)
+        samples = voices.resample(spoken, voices.RATE, RATE)
         samples = np.pad(samples, RATE // 8)
         if sample.snr is not None:
             noise = np.random.default_rng(number).standard_normal(len(samples))

@@ -68,24 +68,28 @@ def speaker(random: np.random.Generator, *, held_out: bool) -> Speaker:
 
 def speak(text: str, voice: Speaker, words_per_minute: int, pitch: int) -> np.ndarray:
     """Speech of `text` at 22,050 Hz, (T,) float32 in [-1, 1]. Raises RuntimeError when nothing is heard."""
-    command = [
-        "espeak-ng",
-        "-v",
-        f"{voice.accent}+{voice.variant}",
-        "-s",
-        str(words_per_minute),
-        "-p",
-        str(pitch),
-        "--stdout",
-        text,
-    ]
-    output = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
-    start = output.find(b"data") + 8  # the header's sizes are unknown to a pipe
-    body = output[start : start + (len(output) - start) // 2 * 2]
-    samples = np.frombuffer(body, dtype="<i2").astype(np.float32) / 32768
+    samples = espeak(text, f"{voice.accent}+{voice.variant}", words_per_minute, pitch)
     if len(samples) < RATE // 10 or float(np.abs(samples).max()) < 1e-3:
         raise RuntimeError(f"espeak-ng gave no sound for {text!r} in voice {voice.name}")
     return samples
+
+
+def espeak(text: str, voice: str, words_per_minute: int, pitch: int) -> np.ndarray:
+    """What espeak-ng makes of `text` at 22,050 Hz, (T,) float32; `voice` is an accent+variant of its own."""
+    command = ["espeak-ng", "-v", voice, "-s", str(words_per_minute), "-p", str(pitch), "--stdout", text]
+    output = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
+    start = output.find(b"data") + 8  # the header's sizes are unknown to a pipe
+    body = output[start : start + (len(output) - start) // 2 * 2]
+    return np.frombuffer(body, dtype="<i2").astype(np.float32) / 32768
+
+
+def resample(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:
+    """From one rate to a lower one by cutting the spectrum (clips of a minute at most)."""
+    if rate == wanted:
+        return samples
+    count = round(len(samples) * wanted / rate)
+    spectrum = np.fft.rfft(samples)[: count // 2 + 1]
+    return np.fft.irfft(spectrum, count) * (count / len(samples))
 
 
 def _noise(samples: np.ndarray, random: np.random.Generator, rate: int) -> np.ndarray:
