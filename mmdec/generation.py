@@ -217,7 +217,8 @@ class Speculation:
             return Budget.fixed(0)
         if self.nodes is not None:
             return Budget.fixed(*self.nodes) if isinstance(self.nodes, tuple) else Budget.fixed(self.nodes)
-        return Budget(target.name, str(target.device), self.drafter.name)
+        hopes = getattr(self.drafter, "hopes", ())  # what a drafter knows of its own chances; few do
+        return Budget(target.name, str(target.device), self.drafter.name, hopes)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from typing import ClassVar, final
 from mmdec.types import InputError, Plan
 
 CHAINS = (1, 2, 3, 5, 7, 11, 15, 23, 31)  # nodes; with the root these are 2, 3, 4, 6, 8, ... columns
-TREES = ((7, 3), (15, 4), (31, 5), (63, 6))  # nodes, depth
+TREES = ((7, 3), (11, 5), (15, 4), (15, 7), (31, 5), (63, 6))  # nodes, depth
 FIRST = 3  # nodes of the first chain
 WINDOW = 15  # timings remembered in a bucket
 ENOUGH = 3  # timings of a target's bucket before it is believed
@@ -113,7 +113,9 @@ class Curve:
 class Acceptance:
     """What becomes of a drafter's nodes. Recent rounds weigh more."""
 
-    def __init__(self) -> None:
+    def __init__(self, hopes: Sequence[float] = ()) -> None:
+        """hopes: p_1, p_2, ... as the drafter expects them, none deeper; without them nothing is expected."""
+        self.expected = list(hopes)
         depth = CHAINS[-1]
         self.hits = [0.0] * (depth + 1)  # node i of a chain accepted, per row
         self.trials = [0.0] * (depth + 1)  # node i - 1 accepted, so that node i could be
@@ -127,6 +129,8 @@ class Acceptance:
         """p_i for i = 1, 2, ...: a depth never reached is as good as the one above it."""
         chances, before = [], HOPE
         for i in range(1, len(self.hits)):
+            if self.expected:
+                before = self.expected[i - 1] if i <= len(self.expected) else 0.0
             chance = (self.hits[i] + HOPE_WEIGHT * before) / (self.trials[i] + HOPE_WEIGHT)
             chances.append(chance)
             before = chance if i > 1 else max(chance, HOPE)  # node 1 also fails where there is nothing to say
@@ -188,7 +192,8 @@ class Budget:
     _accepted: ClassVar[dict[tuple[str, str], Acceptance]] = {}
     _lock: ClassVar[Lock] = Lock()
 
-    def __init__(self, model: str, device: str, drafter: str) -> None:
+    def __init__(self, model: str, device: str, drafter: str, hopes: Sequence[float] = ()) -> None:
+        """hopes: see `Acceptance`; they count until this process has seen better."""
         self._model, self._device, self._drafter = model, device, drafter
         self._constant: Plan | None = None
         self._plan = Plan(0, 0)
@@ -198,7 +203,7 @@ class Budget:
         self._tokens = 0.0  # a row's, so far
         self._books: dict[int, tuple[float, float]] = {}  # batch -> seconds and tokens of the rounds with a drafter
         with self._lock:
-            self._known = self._accepted.setdefault((model, drafter), Acceptance())
+            self._known = self._accepted.setdefault((model, drafter), Acceptance(hopes))
             self._known.gap = min(self._known.gap, AGAIN)
 
     @classmethod

@@ -69,6 +69,7 @@ class Medusa:
             raise InputError(f"`ranks` must have a row for each of {config.heads} heads, but has {len(ranks)}.")
         self.heads, self.output = heads.eval(), output
         self.ranks = Ranks(ranks or expected(config.heads))
+        self.hopes = [row[0] for row in ranks or ()]  # of the likeliest path, for the budget
         self.needs = Needs(layers=(-1,), memory=config.kind == "block")
         self.name = f"medusa-{config.kind}-{config.heads}"
 

@@ -148,9 +148,9 @@ class HeadData(LightningDataModule):
 
     base: a Whisper's folder, hub id or shipped name. corpus: as `read_utterances` takes it; splits are folders in it,
     or values of a manifest's column (null: all of it), several at a time too. longest: windows hold up to about so many
-    seconds of speech. repeat_after: epochs after which the same windows come again, in another order, and need not be decoded again;
-    0: never. composition: noise, times, previous text; of its `timestamps` a share of windows is labelled with times.
-    language: null is the one that the model hears. kept: a folder for labels and durations.
+    seconds of speech. repeat_after: epochs after which the same windows come again, in another order, and need not be
+    decoded again; 0: never. composition: noise, times, previous text; of its `timestamps` a share of windows is
+    labelled with times. language: null is the one that the model hears. kept: a folder for labels and durations.
     """
 
     def __init__(

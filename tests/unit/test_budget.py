@@ -240,3 +240,12 @@ def test_a_round_takes_microseconds() -> None:
         if step > 100:
             best = min(best, between + time.perf_counter() - begun)
     assert best < 100e-6
+
+
+def test_a_drafter_that_knows_its_chances_is_believed_at_first_and_no_longer():
+    hopeful, plain = Acceptance([0.9, 0.8, 0.7]), Acceptance()
+    assert hopeful.chain()[:4] == pytest.approx([0.9, 0.8, 0.7, 0.0])
+    assert plain.chain()[0] == pytest.approx(0.6)
+    for _ in range(60):
+        hopeful.learn(Plan(3, 3), [4], 3, [0])
+    assert hopeful.chain()[0] < 0.1
