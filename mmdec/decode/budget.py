@@ -34,6 +34,7 @@ FADE = 0.95  # weight of the past when a round is added
 HOPE = 0.6  # chance of a node of which nothing is known
 DOUBT = 0.5  # a first node that is accepted less often earns no patience
 HOPE_WEIGHT = 2.0  # rounds that it counts for
+NEAR = 0.93  # of the best promise: as good, where seconds are noisy
 MARGIN = 1.02  # drafting must promise that much more than plain decoding
 CREDIT = 2.0  # plain passes that a run may lose to drafting from the start
 SHARE = 0.04  # and of its time, as it goes on
@@ -293,7 +294,7 @@ class Budget:
         purse = self._purse(once)
         chances = known.chain()
         reach = max(FIRST + 1, 2 * target.reach) if chain.reach else 2  # one node tells the drafter's price
-        best, promise = plain, 0.0
+        able: list[tuple[float, float, Plan]] = []
         small, hoped = plain, 0.0  # of the plans that an attempt may take
         gains = list(accumulate(accumulate(chances, mul)))
         plans = [(nodes, nodes, gains[nodes - 1], chain) for nodes in CHAINS]
@@ -313,10 +314,12 @@ class Budget:
                 risk = min(risk, CREDIT * once)  # one slow pass does not bar a drafter that is right
             if risk > purse:
                 continue
-            if rate > promise:
-                best, promise = Plan(nodes, depth), rate
+            able.append((rate, gain, Plan(nodes, depth)))
             if rate > hoped and nodes <= ATTEMPT:
                 small, hoped = Plan(nodes, depth), rate
+        promise = max((rate for rate, _, _ in able), default=0.0)
         if promise * once >= MARGIN:
-            return best, False
+            # Seconds are noisier than counts: of plans that promise nearly as much, the one with the most tokens.
+            near = [(gain, plan) for rate, gain, plan in able if rate >= max(NEAR * promise, MARGIN / once)]
+            return max(near, key=lambda one: one[0])[1], False
         return (small, True) if self._waited >= known.gap else (plain, False)
