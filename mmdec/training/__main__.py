@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,15 @@ class TrainingCLI(LightningCLI):
                 keep_metrics(Path(logger.log_dir))
 
 
-def main() -> None:
-    """Run the command line."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line, or what is given in its place."""
     TrainingCLI(
         LightningModule,
         LightningDataModule,
         subclass_mode_model=True,
         subclass_mode_data=True,
         save_config_kwargs={"overwrite": True},
+        args=None if arguments is None else list(arguments),
     )
 
 

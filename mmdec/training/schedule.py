@@ -172,6 +172,15 @@ def configuration(stage: Stage, at: float, seconds: float, start: Path | None) -
     return recipe
 
 
+def run_recipe(what: str, recipe: dict[str, Any], folder: Path, last: Path | None, origin: str, runner: Runner) -> None:
+    """Write a fitted recipe down in its run's folder, say what is done, and run it: from `last`, or from `origin`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = folder / "schedule.yaml"
+    written.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    print(f"{what}, {'resumed' if last else origin}", flush=True)
+    runner("mmdec.training", "fit", "--config", str(written), *(("--ckpt_path", str(last)) if last else ()))
+
+
 def fit_machine(recipe: dict[str, Any], size: str = "batch_size") -> None:
     """One process on a GPU, or where the processors are too few; its batches are then as large as all of them were."""
     trainer, processes = recipe["trainer"], recipe["trainer"]["devices"]
@@ -180,13 +189,19 @@ def fit_machine(recipe: dict[str, Any], size: str = "batch_size") -> None:
         recipe["data"]["init_args"][size] *= processes
 
 
+def numbered(stem: Path) -> Path:
+    """The first of stem-1, stem-2, ... that is free."""
+    number = 1
+    while (path := stem.with_name(f"{stem.name}-{number}")).exists():
+        number += 1
+    return path
+
+
 def set_run_aside(folder: Path) -> None:
     """Rename a run; nothing is thrown away."""
     if not folder.exists():
         return
-    number = 1
-    while (aside := folder.with_name(f"{folder.name}-before-{number}")).exists():
-        number += 1
+    aside = numbered(folder.with_name(f"{folder.name}-before"))
     folder.rename(aside)
     print(f"the earlier run is set aside in {aside}")
 
@@ -211,16 +226,10 @@ def begin_joint(start: Path | None) -> None:
 
 def run_stage(stage: Stage, at: float, seconds: float, runner: Runner, start: Path | None) -> None:
     """One recipe until a time, from its last checkpoint where there is one."""
-    stage.folder.mkdir(parents=True, exist_ok=True)
-    written = stage.folder / "schedule.yaml"
-    text = yaml.safe_dump(configuration(stage, at, seconds, start), sort_keys=False, allow_unicode=True)
-    written.write_text(text, encoding="utf-8")
-    arguments = ["fit", "--config", str(written)]
-    if stage.last.is_file():
-        arguments += ["--ckpt_path", str(stage.last)]
-    origin = "resumed" if stage.last.is_file() else "from the shipped weights" if start else "from the start"
-    print(f"{stage.name}: {seconds / 60:.1f} minutes, {origin}", flush=True)
-    runner("mmdec.training", *arguments)
+    last = stage.last if stage.last.is_file() else None
+    recipe = configuration(stage, at, seconds, start)
+    origin = "from the shipped weights" if start else "from the start"
+    run_recipe(f"{stage.name}: {seconds / 60:.1f} minutes", recipe, stage.folder, last, origin, runner)
     if stage is JOINT:
         (stage.folder / "finished").touch()
 
@@ -264,9 +273,7 @@ def set_aside() -> None:
     folders = [stage.folder for stage in (UNITS, ACOUSTIC, VOCODER, JOINT) if stage.folder.exists()]
     if not folders:
         return
-    number = 1
-    while (aside := RUNS / f"before-{number}").exists():
-        number += 1
+    aside = numbered(RUNS / "before")
     aside.mkdir()
     for folder in folders:
         folder.rename(aside / folder.name)

@@ -20,8 +20,8 @@ from mmdec.training.judge import validate
 from mmdec.training.medusa import MedusaModule
 from mmdec.training.medusa_data import HeadData
 from mmdec.training.own_labels import fingerprint
-from mmdec.training.schedule import LEAST, Runner, fit_machine, set_run_aside
-from mmdec.training.windows import Composition
+from mmdec.training.schedule import LEAST, Runner, fit_machine, run_recipe, set_run_aside
+from mmdec.training.window_data import data_options
 from mmdec.whispers import HEADS, load_whisper
 
 RECIPE = Path("recipes/medusa/phrasebook.yaml")
@@ -54,16 +54,9 @@ def train(seconds: float, runner: Runner, fresh: bool = False) -> Path | None:
         set_run_aside(RUN)
     resumed = begin()
     at = time.time() + seconds
-    RUN.mkdir(parents=True, exist_ok=True)
-    written = RUN / "schedule.yaml"
     recipe = configuration(at, seconds, resumed, fresh)
-    written.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    arguments = ["fit", "--config", str(written)]
-    if resumed:
-        arguments += ["--ckpt_path", str(last())]
-    origin = "resumed" if resumed else "from the shipped heads" if recipe["model"]["init_args"]["start"] else "new"
-    print(f"heads: {seconds / 60:.1f} minutes, {origin}", flush=True)
-    runner("mmdec.training", *arguments)
+    origin = "from the shipped heads" if recipe["model"]["init_args"]["start"] else "new"
+    run_recipe(f"heads: {seconds / 60:.1f} minutes", recipe, RUN, last() if resumed else None, origin, runner)
     (RUN / "finished").touch()
     return ship(recipe)
 
@@ -135,9 +128,7 @@ def ship(recipe: dict[str, Any]) -> Path:
 
 def tokens_per_round(heads: Path, recipe: dict[str, Any]) -> float:
     """Of trees that these heads draft for the recipe's model, on its development split."""
-    options = dict(recipe["data"]["init_args"])
-    composition = options.pop("composition", None)
-    data = HeadData(**options, composition=None if composition is None else Composition(**composition))
+    data = HeadData(**data_options(recipe))
     shape = load_heads(heads, data.whisper.model).heads.config
     model = {**recipe["model"]["init_args"], "kind": shape.kind, "heads": shape.heads, "start": str(heads)}
     module = MedusaModule(**{**model, "weights": "mean"})

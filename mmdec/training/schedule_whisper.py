@@ -17,12 +17,12 @@ from typing import Any
 import yaml
 
 from mmdec.training import whisper_export
-from mmdec.training.export import newest
+from mmdec.training.export import newest, read_checkpoint
 from mmdec.training.judge import validate
-from mmdec.training.schedule import LEAST, Runner, fit_machine, set_run_aside
+from mmdec.training.schedule import LEAST, Runner, fit_machine, run_recipe, set_run_aside
 from mmdec.training.whisper import Shape, WhisperModule
-from mmdec.training.window_data import WindowData
-from mmdec.training.windows import SECONDS, Composition
+from mmdec.training.window_data import WindowData, data_options
+from mmdec.training.windows import SECONDS
 
 RECIPE = Path("recipes/whisper/phrasebook.yaml")
 SHIPPED = Path("models/whisper-phrasebook")
@@ -60,16 +60,9 @@ def train(seconds: float, runner: Runner, fresh: bool = False) -> Path | None:
     if fresh:
         set_run_aside(RUN)
     resumed = begin()
-    RUN.mkdir(parents=True, exist_ok=True)
-    written = RUN / "schedule.yaml"
     recipe = configuration(time.time() + seconds, seconds, resumed, fresh)
-    written.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    arguments = ["fit", "--config", str(written)]
-    if resumed:
-        arguments += ["--ckpt_path", str(last())]
-    origin = "resumed" if resumed else "from the shipped weights" if recipe["model"]["init_args"]["start"] else "new"
-    print(f"whisper: {seconds / 60:.1f} minutes, {origin}", flush=True)
-    runner("mmdec.training", *arguments)
+    origin = "from the shipped weights" if recipe["model"]["init_args"]["start"] else "new"
+    run_recipe(f"whisper: {seconds / 60:.1f} minutes", recipe, RUN, last() if resumed else None, origin, runner)
     (RUN / "finished").touch()
     return ship(recipe)
 
@@ -91,10 +84,10 @@ def configuration(at: float, seconds: float, resumed: bool, fresh: bool) -> dict
     """The recipe, fitted to the time and the machine."""
     recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
     trainer, data, model = recipe["trainer"], recipe["data"]["init_args"], recipe["model"]["init_args"]
-    if resumed:  # the run's own settings: its checkpoint has the model's
+    if resumed:  # as it was begun; what fits the machine is found anew
         before = yaml.safe_load((RUN / "schedule.yaml").read_text(encoding="utf-8"))
-        data |= before["data"]["init_args"]
-        model |= before["model"]["init_args"]
+        data |= {name: before["data"]["init_args"][name] for name in ("steps_per_epoch", "tokenizer", "lengths")}
+        model |= {name: before["model"]["init_args"][name] for name in ("start", "lr")}
     else:
         # A run can end only where an epoch does: ten of them or so in the time there is, at a second a step.
         steps = min(max(int(seconds / 10), 2), data["steps_per_epoch"])
@@ -119,7 +112,7 @@ def ship(recipe: dict[str, Any]) -> Path:
     """Put the model in the shipped one's place if it is better."""
     checkpoint = newest(RUN / "checkpoints", 1)
     tokenizer, out = Path(recipe["data"]["init_args"]["tokenizer"]), SHIPPED
-    alignment = [list(pair) for pair in whisper_export.load_module(checkpoint)[0].hparams["guided"]]
+    alignment = [list(pair) for pair in read_checkpoint(checkpoint[0])["hyper_parameters"]["guided"]]
     if (SHIPPED / "model.safetensors").is_file():
         old, new = next_token_loss(None, recipe), next_token_loss(checkpoint[0], recipe)
         print(f"loss of the next token on the development split: {old:.3f} shipped, {new:.3f} now")
@@ -133,14 +126,12 @@ def ship(recipe: dict[str, Any]) -> Path:
 
 def next_token_loss(checkpoint: Path | None, recipe: dict[str, Any]) -> float:
     """Of a checkpoint, or of the shipped model; infinite where the shipped one has other tokens."""
-    options = dict(recipe["data"]["init_args"])
-    composition = options.pop("composition", None)
-    data = WindowData(**options, composition=None if composition is None else Composition(**composition))
+    data = WindowData(**data_options(recipe))
     if checkpoint is not None:
         return validate(whisper_export.load_module([checkpoint])[0], data)["dev/next"]
     kept, own = (
         json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
-        for folder in (SHIPPED, Path(options["tokenizer"]))
+        for folder in (SHIPPED, Path(recipe["data"]["init_args"]["tokenizer"]))
     )
     if kept != own:
         return float("inf")

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from lightning.pytorch import LightningDataModule
@@ -142,6 +143,14 @@ class WindowData(LightningDataModule):
         mine = windows[self.trainer.global_rank :: self.trainer.world_size]
         batches = [mine[start : start + 12] for start in range(0, len(mine), 12)]
         return DataLoader(dataset, batch_sampler=Plan(batches), collate_fn=dataset.collate)  # type: ignore[arg-type]
+
+
+def data_options(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a recipe's data, as its class takes them."""
+    options = dict(recipe["data"]["init_args"])
+    if options.get("composition") is not None:
+        options["composition"] = Composition(**options["composition"])
+    return options
 
 
 def kept_tokenizer(folder: Path, rows: Sequence[Utterance], pieces: int) -> WhisperTokenizer:

@@ -86,8 +86,8 @@ def test_python_blocks_run(code: str, folder: Path) -> None:
         assert soundfile.info(folder / "hello.wav").samplerate == RATE
 
 
-@pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("python -m mmdec translate")])
-def test_translations_run(command: str, folder: Path) -> None:
+def run(command: str) -> list[str]:
+    """Its arguments as a shell gives them, after they were run."""
     words = [
         name
         for word in shlex.split(command)[3:]
@@ -95,18 +95,18 @@ def test_translations_run(command: str, folder: Path) -> None:
     ]
     result = CliRunner().invoke(cli.app, words)
     assert result.exit_code == 0, result.output
+    return words
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("python -m mmdec translate")])
+def test_translations_run(command: str, folder: Path) -> None:
+    run(command)
     assert (folder / "out" / "one.wav").is_file()
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("python -m mmdec transcribe")])
 def test_transcriptions_run(command: str, folder: Path) -> None:
-    words = [
-        name
-        for word in shlex.split(command)[3:]
-        for name in (sorted(map(str, Path().glob(word))) if "*" in word else [word])
-    ]
-    result = CliRunner().invoke(cli.app, words)
-    assert result.exit_code == 0, result.output
+    words = run(command)
     assert ((folder / "out" / "one.srt").is_file()) == ("srt" in words)
 
 

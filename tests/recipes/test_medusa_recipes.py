@@ -22,16 +22,13 @@ from mmdec.training.export import read_checkpoint
 from mmdec.training.medusa import MedusaModule
 from mmdec.training.medusa_data import HeadData
 from mmdec.training.replay import measure, spread
+from tests.quiet import LIGHTNING
 from tests.tiny_english import write_english, write_whisper
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "medusa"
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # Lightning's and jsonargparse's own
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval"),
-    pytest.mark.filterwarnings("ignore:.* exists and is not empty"),
+    *LIGHTNING,
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
 ]
 

@@ -9,26 +9,21 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
+from lightning.pytorch import seed_everything
 
 from mmdec.medusa import load_heads, save_heads
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.training import schedule_heads
-from mmdec.training.__main__ import TrainingCLI
+from mmdec.training.__main__ import main as train
 from mmdec.training.export import read_checkpoint
 from mmdec.training.own_labels import fingerprint
 from mmdec.whispers import load_whisper
+from tests.quiet import LIGHTNING
 from tests.tiny_english import write_english, write_whisper
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = Path("models/whisper-phrasebook/medusa")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # Lightning's and jsonargparse's own
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval"),
-    pytest.mark.filterwarnings("ignore:.* exists and is not empty"),
-]
+pytestmark = LIGHTNING
 
 
 @pytest.fixture(scope="module")
@@ -133,14 +128,7 @@ def test_the_recipe_runs_in_the_time_it_gets(checkout: Path, monkeypatch: pytest
         return recipe
 
     def runner(name: str, *arguments: str) -> None:
-        TrainingCLI(
-            LightningModule,
-            LightningDataModule,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            save_config_kwargs={"overwrite": True},
-            args=list(arguments),
-        )
+        train(arguments)
 
     monkeypatch.setattr(schedule_heads, "configuration", small)
     made = schedule_heads.train(2.0, runner)

@@ -8,26 +8,24 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
+from lightning.pytorch import seed_everything
 
 from mmdec.medusa import load_heads
 from mmdec.training import allotment, schedule_heads, schedule_whisper
-from mmdec.training.__main__ import TrainingCLI
+from mmdec.training.__main__ import main as train
 from mmdec.training.export import read_checkpoint
 from mmdec.training.whisper import Shape, WhisperModule
 from mmdec.types import InputError
 from mmdec.whispers import load_whisper
+from tests.quiet import LIGHTNING
 from tests.tiny_english import write_english
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = schedule_whisper.SHIPPED
+CONFIGURE = schedule_whisper.configuration  # as it is, not made small
 SHAPE = {"width": 16, "attention_heads": 2, "encoder_layers": 1, "encoder_ffn": 16, "decoder_layers": 2}
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # Lightning's and jsonargparse's own
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval"),
-    pytest.mark.filterwarnings("ignore:.* exists and is not empty"),
+    *LIGHTNING,
     pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before .optimizer.step"),
 ]
 
@@ -59,14 +57,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def runner(name: str, *arguments: str) -> None:
     assert name == "mmdec.training"
-    TrainingCLI(
-        LightningModule,
-        LightningDataModule,
-        subclass_mode_model=True,
-        subclass_mode_data=True,
-        save_config_kwargs={"overwrite": True},
-        args=list(arguments),
-    )
+    train(arguments)
 
 
 def test_a_new_model_then_a_better_one_then_none(
@@ -100,6 +91,17 @@ def test_what_was_cut_off_is_gone_on_with(checkout: Path):
     schedule_whisper.train(1.0, runner, fresh=True)
     recipe = yaml.safe_load((schedule_whisper.RUN / "schedule.yaml").read_text(encoding="utf-8"))
     assert recipe["model"]["init_args"]["start"] is None
+
+
+def test_a_resumed_run_keeps_its_batches_on_any_machine(checkout: Path):
+    first = CONFIGURE(0.0, 300.0, False, False)
+    schedule_whisper.RUN.mkdir(parents=True)
+    (schedule_whisper.RUN / "schedule.yaml").write_text(yaml.safe_dump(first), encoding="utf-8")
+    for _ in range(2):
+        again = CONFIGURE(0.0, 900.0, True, False)
+        assert again["data"] == first["data"]
+        assert again["model"] == first["model"]
+    assert first["data"]["init_args"]["batch_seconds"] == 90  # of two processes, in one
 
 
 def test_a_start_of_another_shape_is_refused(checkout: Path):

@@ -26,6 +26,7 @@ from mmdec.training.corpus import SpeechTranslationData
 from mmdec.training.export import load_module, newest, read_checkpoint, save_network
 from mmdec.training.speech import DASpeechModule
 from mmdec.types import InputError
+from tests.quiet import LIGHTNING
 from tests.tiny_corpus import TinyCorpus, tiny_sizes, write_corpus
 
 ROOT = Path(__file__).parents[2]
@@ -33,11 +34,7 @@ RECIPES = ROOT / "recipes" / "daspeech"
 NAMES = ["phrasebook/units", "phrasebook/ablation", "phrasebook/joint", "cvss/units", "cvss/joint"]
 ONE_PROCESS = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"]
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # Lightning's and jsonargparse's own
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval"),
-    pytest.mark.filterwarnings("ignore:.* exists and is not empty"),
+    *LIGHTNING,
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
     pytest.mark.filterwarnings("ignore:.*not supported by the model summary"),
 ]

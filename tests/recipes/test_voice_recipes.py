@@ -18,14 +18,11 @@ from mmdec.training.acoustic import AcousticData, AcousticModule
 from mmdec.training.english import EnglishSpeech, EpochItems
 from mmdec.training.vocoder import VocoderData, load_acoustic
 from mmdec.types import InputError
+from tests.quiet import LIGHTNING
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "daspeech"
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # Lightning's and jsonargparse's own
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval"),
-    pytest.mark.filterwarnings("ignore:.* exists and is not empty"),
+    *LIGHTNING,
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
     pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before .optimizer.step"),
 ]

@@ -15,15 +15,12 @@ from mmdec.training.export import read_checkpoint
 from mmdec.training.whisper import Shape, WhisperModule
 from mmdec.training.whisper_export import export
 from mmdec.types import InputError
+from tests.quiet import LIGHTNING
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "whisper" / "phrasebook.yaml"
 TEXTS = ["Where is the station?", "The station is near.", "Two teas, please.", "It's five o'clock."]
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # Lightning's and jsonargparse's own
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval"),
-    pytest.mark.filterwarnings("ignore:.* exists and is not empty"),
+    *LIGHTNING,
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
     pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before .optimizer.step"),
     pytest.mark.filterwarnings("ignore:LightningCLI.s args parameter"),  # pytest has arguments of its own
