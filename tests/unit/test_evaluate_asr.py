@@ -125,7 +125,7 @@ def test_a_model_without_heads_is_scored_by_transformers_own_loop(tmp_path: Path
         score(corpus, tmp_path / "bare", device="cpu", heads=tmp_path)
 
 
-def test_the_verbs_print_and_write_json(corpus: Path, model: Path, tmp_path: Path) -> None:
+def test_the_verbs_print_and_write_json(corpus: Path, whisper: Whisper, model: Path, tmp_path: Path) -> None:
     call = ["eval", "asr", "--split", "own", "--corpus", corpus, "--model", model, "--json", "-o", tmp_path / "e.json"]
     call += ["--max-new-tokens", "12", "--threads", "1", "--plan", "4x2", "--limit", "1"]
     done = CliRunner().invoke(cli.app, [str(part) for part in call])
@@ -137,7 +137,9 @@ def test_the_verbs_print_and_write_json(corpus: Path, model: Path, tmp_path: Pat
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert [(row["plan"], row["batch"]) for row in report["sweep"]] == [("4x2", 1), ("4x2", 2)]
-    assert set(report["against"]) == {"prompt lookup", "assistant of decoder layers 0, 1"}
+    assert "prompt lookup" in report["against"]
+    (assistant,) = set(report["against"]) - {"prompt lookup"}  # the fastest, which is chance for layers so small
+    assert assistant in {way.name for way in assistants(whisper.model, None)}
     assert sum(row["n"] for row in report["curve"]) == report["recordings"] == 1
     assert report["batch"]["size"] == 2
     long = report["long"]
