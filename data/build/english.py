@@ -2,11 +2,13 @@
 
 python data/build/english.py --out data/english          # resumable; the same seed gives the same files
 
-A chapter is one reader's: sentences of the phrasebook, silent edges cut, to be joined into paragraphs in training.
-The chapters of the test splits are heard in rooms and noise, as in the French corpus; `paragraphs` are read in one go.
+A chapter is one reader's: sentences of the phrasebook or, of others, everyday English (everyday.py), silent edges cut, to
+be joined into paragraphs in training. The chapters of the test splits are heard in rooms and noise, as in the French
+corpus; `paragraphs` are read in one go.
 """
 
 import argparse
+import itertools
 import os
 import random
 import sys
@@ -15,16 +17,18 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import everyday
 import numpy as np
 import readings
 import soundfile
 import voices
 from recording import write_text
-from splits import Sentence, in_order, read_sentences, sample_train
+from splits import Sentence, in_order, normalise, read_sentences, sample_train
 
 CHAPTER = 16  # sentences
 WORDS, SECONDS = (40, 90), 29.0  # of a paragraph
-SPLITS = ("train", "dev", "test", "test_voices", "paragraphs")
+SPLITS = ("train", "dev", "test", "test_voices", "paragraphs", "everyday")
+HELD_OUT = ("test_voices", "everyday")  # read by voices that no training chapter has
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,9 @@ def texts_of(sentences: Sequence[Sentence]) -> dict[str, set[str]]:
     return said
 
 
-def chapters(sentences: Sequence[Sentence], count: int, held: int, seed: int) -> Iterator[Chapter]:
-    """`count` training chapters; of each other split `held` texts."""
+def chapters(sentences: Sequence[Sentence], count: int, held: int, seed: int, common: int) -> Iterator[Chapter]:
+    """`count` training chapters of the phrasebook, `common` ones of everyday English; of each other split `held` texts,
+    of `paragraphs` and `everyday` half as many."""
     draw = random.Random(f"english {seed}")
     said = texts_of(sentences)
     number = 0
@@ -85,6 +90,15 @@ def chapters(sentences: Sequence[Sentence], count: int, held: int, seed: int) ->
             turn += 1
         number += 1
         yield Chapter("train", number, tuple(texts))
+    tests = everyday.sentences("test", seed)
+    for _ in range(held // 8 if common else 0):
+        number += 1
+        yield Chapter("everyday", number, tuple(itertools.islice(tests, 4)))
+    tested = {normalise(text) for split in ("dev", "test") for text in said[split]}
+    trained = (text for text in everyday.sentences("train", seed) if normalise(text) not in tested)
+    for _ in range(common):
+        number += 1
+        yield Chapter("train", number, tuple(itertools.islice(trained, CHAPTER)))
 
 
 def record(root: Path, seed: int, chapter: Chapter) -> list[str]:
@@ -96,7 +110,7 @@ def record(root: Path, seed: int, chapter: Chapter) -> list[str]:
         return []
     folder.mkdir(parents=True, exist_ok=True)
     draw = np.random.default_rng([seed, chapter.number])
-    who = readings.reader(draw, held_out=chapter.split == "test_voices")
+    who = readings.reader(draw, held_out=chapter.split in HELD_OUT)
     lines, failed = [], []
     for index, text in enumerate(chapter.texts):
         try:
@@ -131,11 +145,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="build the corpus in this folder, or go on there")
     parser.add_argument("--chapters", type=int, default=2500, help="training chapters of 16 sentences (default 2500)")
+    parser.add_argument("--everyday", type=int, default=2500, help="and of everyday English (default 2500)")
     parser.add_argument("--held", type=int, default=600, help="texts of dev, test and test_voices (default 600)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="processes (default 2)")
     arguments = parser.parse_args()
-    planned = chapters(read_sentences(), arguments.chapters, arguments.held, arguments.seed)
+    planned = chapters(read_sentences(), arguments.chapters, arguments.held, arguments.seed, arguments.everyday)
     failed: list[str] = []
     with ProcessPoolExecutor(arguments.jobs) as pool:
         work = ((arguments.out, arguments.seed, chapter) for chapter in planned)

@@ -17,6 +17,7 @@ from transformers import WhisperTokenizer
 from transformers.audio_utils import mel_filter_bank
 
 from mmdec.audio import SAMPLE_RATE, load_audio
+from mmdec.training.sounds import another_voice, coloured, echoed, faster, murmur
 from mmdec.utterances import Utterance
 
 SECONDS = 30
@@ -70,7 +71,8 @@ class Composition:
 
     noise, room: heard in noise, in a room. pace: the largest relative change of speed and pitch. timestamps: labelled
     with times. cut: of those, ending within an utterance. previous: with the text before as a prompt. empty: without
-    speech. pause: seconds between utterances, from the shortest to the longest; short ones are more frequent.
+    speech. pause: seconds between utterances, from the shortest to the longest; short ones are more frequent. voice:
+    in a voice of another size, through another microphone.
     """
 
     noise: float = 0.4
@@ -81,9 +83,10 @@ class Composition:
     previous: float = 0.1
     empty: float = 0.02
     pause: tuple[float, float] = (0.05, 2.0)
+    voice: float = 0.6
 
 
-PLAIN = Composition(0, 0, 0, 0, 0, 0, 0, (0.1, 0.8))
+PLAIN = Composition(0, 0, 0, 0, 0, 0, 0, (0.1, 0.8), 0)
 
 
 def plan_windows(
@@ -150,6 +153,8 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
     sound = np.concatenate(pieces)
     cut = at > limit  # the window ends within the last utterance
     sound = sound[:limit]
+    if draw.random() < how.voice:
+        sound = another_voice(sound, draw)
     if draw.random() < how.room:
         sound = echoed(sound, draw)
     sound = np.pad(sound, (0, max(0, limit - len(sound))))[:limit]
@@ -251,34 +256,6 @@ def log_mel(samples: Tensor, mels: int = 80) -> Tensor:
     energies = (_filters(mels).to(samples.device) @ power).clamp(min=1e-10).log10()
     loudest = energies.amax(dim=(1, 2), keepdim=True)
     return (torch.maximum(energies, loudest - 8.0) + 4.0) / 4.0
-
-
-def faster(samples: np.ndarray, pace: float) -> np.ndarray:
-    """Speed and pitch times `pace`, by linear interpolation: what it adds lies 40 dB below speech."""
-    count = round(len(samples) / pace)
-    return np.interp(np.arange(count) * pace, np.arange(len(samples)), samples).astype(np.float32)
-
-
-def coloured(draw: np.random.Generator, count: int) -> np.ndarray:
-    """White, pink or brown noise, or something between."""
-    spectrum = np.fft.rfft(draw.standard_normal(count).astype(np.float32))
-    frequency = np.maximum(np.fft.rfftfreq(count, 1 / SAMPLE_RATE), 20)
-    noise = np.fft.irfft(spectrum / frequency ** (draw.uniform(0, 2) / 2), count)
-    return (noise / max(float(np.abs(noise).max()), 1e-9)).astype(np.float32)
-
-
-def murmur(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """Voices that say nothing: the speech itself, reversed and shifted."""
-    return np.sum([np.roll(sound[::-1], int(draw.integers(len(sound)))) for _ in range(4)], axis=0)
-
-
-def echoed(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """In a room: decaying noise as its response, RT60 0.1 to 0.5 s."""
-    count = int(draw.uniform(0.1, 0.5) * SAMPLE_RATE)
-    response = draw.standard_normal(count) * 10 ** (-3 * np.arange(count) / count) * draw.uniform(0.02, 0.08)
-    response[0] = 1.0
-    size = 1 << (len(sound) + count).bit_length()
-    return np.fft.irfft(np.fft.rfft(sound, size) * np.fft.rfft(response, size), size)[: len(sound)].astype(np.float32)
 
 
 def chapters_of(utterances: Sequence[Utterance]) -> Iterator[list[int]]:
