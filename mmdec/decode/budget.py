@@ -28,6 +28,7 @@ from mmdec.types import InputError, Plan
 CHAINS = (1, 2, 3, 5, 7, 11, 15, 23, 31)  # nodes; with the root these are 2, 3, 4, 6, 8, ... columns
 TREES = ((7, 3), (11, 5), (15, 4), (15, 7), (31, 5), (63, 6))  # nodes, depth
 FIRST = 3  # nodes of the first chain
+TOLD = 15  # nodes of the first draft of a drafter that knows its own chances
 WINDOW = 15  # timings remembered in a bucket
 ENOUGH = 3  # timings of a target's bucket before it is believed
 FADE = 0.95  # weight of the past when a round is added
@@ -288,12 +289,16 @@ class Budget:
         """The plan, and whether it is an attempt."""
         plain, known = Plan(0, 0), self._known
         target, chain, tree = self._curves(batch)
-        if self._unplain >= PLAIN_EVERY[min(target.samples(1), len(PLAIN_EVERY) - 1)]:
+        told = bool(known.expected)
+        if self._unplain >= PLAIN_EVERY[min(target.samples(1) + told, len(PLAIN_EVERY) - 1)]:
             return plain, False
         once = target.at(1)
         purse = self._purse(once)
         chances = known.chain()
-        reach = max(FIRST + 1, 2 * target.reach) if chain.reach else 2  # one node tells the drafter's price
+        if told:
+            reach = max(TOLD + 1, 2 * target.reach)
+        else:
+            reach = max(FIRST + 1, 2 * target.reach) if chain.reach else 2  # one node tells the drafter's price
         able: list[tuple[float, float, Plan]] = []
         small, hoped = plain, 0.0  # of the plans that an attempt may take
         gains = list(accumulate(accumulate(chances, mul)))

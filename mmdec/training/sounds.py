@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import torch
 
@@ -14,6 +16,14 @@ BANDS = (0.0, 200.0, 500.0, 1000.0, 2000.0, 4000.0, 8000.0)
 UNEVEN = 4.0  # dB, of a microphone's response at each of them
 MUFFLED = 0.2  # of the microphones hear nothing above some frequency
 DULLEST = 2800.0  # Hz
+
+
+@cache
+def _smoothing() -> torch.Tensor:
+    """(F, F): a frame's log spectrum -> its envelope, the part that the first cepstral coefficients hold."""
+    cepstrum = torch.fft.irfft(torch.eye(FRAME // 2 + 1), FRAME, dim=0)
+    cepstrum[ENVELOPE:-ENVELOPE] = 0
+    return torch.fft.rfft(cepstrum, FRAME, dim=0).real.contiguous()
 
 
 def another_voice(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
@@ -30,14 +40,12 @@ def another_voice(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     window = torch.hann_window(FRAME)
     spectrum = torch.stft(torch.from_numpy(sound), FRAME, FRAME // 2, window=window, return_complex=True)  # (F, N)
     level = (spectrum.abs() + 1e-5).log()
-    cepstrum = torch.fft.irfft(level, FRAME, dim=0)
-    cepstrum[ENVELOPE:-ENVELOPE] = 0
-    envelope = torch.fft.rfft(cepstrum, FRAME, dim=0).real
     places = (torch.arange(len(frequency)) * stretch).clamp(max=len(frequency) - 1)
     below = places.floor().long()
     part = (places - below)[:, None]
-    stretched = (1 - part) * envelope[below] + part * envelope[(below + 1).clamp(max=len(frequency) - 1)]
-    change = stretched - envelope + torch.from_numpy(response * np.log(10) / 20).float()[:, None]
+    smooth = _smoothing()
+    stretched = (1 - part) * smooth[below] + part * smooth[(below + 1).clamp(max=len(frequency) - 1)]
+    change = (stretched - smooth) @ level + torch.from_numpy(response * np.log(10) / 20).float()[:, None]
     changed = spectrum * change.clamp(-7, 3).exp()
     return torch.istft(changed, FRAME, FRAME // 2, window=window, length=len(sound)).numpy()
 
