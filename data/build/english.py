@@ -2,8 +2,8 @@
 
 python data/build/english.py --out data/english          # resumable; the same seed gives the same files
 
-A chapter is one reader's: sentences of the phrasebook or, of others, everyday English (everyday.py), silent edges cut, to
-be joined into paragraphs in training. The chapters of the test splits are heard in rooms and noise, as in the French
+A chapter is one reader's: sentences of the phrasebook, or everyday English (everyday.py), silent edges cut, to be
+joined into paragraphs in training. The chapters of the test splits are heard in rooms and noise, as in the French
 corpus; `paragraphs` are read in one go.
 """
 

@@ -15,26 +15,22 @@ Plain floats: a round's planning and learning take a few tens of microseconds.
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 from threading import Lock
 from typing import ClassVar, final
 
+from mmdec.decode.acceptance import DEEPEST, Acceptance
+from mmdec.decode.curve import Curve
 from mmdec.types import InputError, Plan
 
-CHAINS = (1, 2, 3, 5, 7, 11, 15, 23, 31)  # nodes; with the root these are 2, 3, 4, 6, 8, ... columns
+CHAINS = (1, 2, 3, 5, 7, 11, 15, 23, DEEPEST)  # nodes; with the root these are 2, 3, 4, 6, 8, ... columns
 TREES = ((7, 3), (11, 5), (15, 4), (15, 7), (31, 5), (63, 6))  # nodes, depth
 FIRST = 3  # nodes of the first chain
 TOLD = 15  # nodes of the first draft of a drafter that knows its own chances
-WINDOW = 15  # timings remembered in a bucket
 ENOUGH = 3  # timings of a target's bucket before it is believed
-FADE = 0.95  # weight of the past when a round is added
-HOPE = 0.6  # chance of a node of which nothing is known
 DOUBT = 0.5  # a first node that is accepted less often earns no patience
-HOPE_WEIGHT = 2.0  # rounds that it counts for
 NEAR = 0.93  # of the best promise: as good, where seconds are noisy
 MARGIN = 1.02  # drafting must promise that much more than plain decoding
 CREDIT = 2.0  # plain passes that a run may lose to drafting from the start
@@ -42,142 +38,11 @@ SHARE = 0.04  # and of its time, as it goes on
 SAVINGS = 8.0  # plain passes of earlier gains that a run may lose again
 NOTICED = 0.02  # of a plain pass: a loss below it is none
 RARELY = 256  # rounds between attempts at most
+SETTLED = 6  # rounds with so many rows, until their own timings are believed before those with more rows
 AGAIN = 8  # rounds between attempts at most when a run begins
+MOST = 8  # powers of two between two batches of which one tells of the other
 ATTEMPT = 7  # nodes of an attempt at most
 PLAIN_EVERY = (0, 0, 8, 16, 32, 64)  # rounds until a plain pass is timed again, by those timed already
-
-
-@final
-class Curve:
-    """Seconds as a monotone piecewise-linear function of a count, by the lower quartiles of buckets 1, 2, 3-4, 5-8"""
-
-    def __init__(self, slope: float, origin: bool, enough: int) -> None:
-        """Beyond the last bucket the last slope goes on, times `slope`; with `origin`, zero counts take zero seconds;
-        a bucket other than the first is believed from `enough` timings on."""
-        self._slope = slope
-        self._enough = enough
-        self._start = [(0.0, 0.0)] if origin else []
-        self._windows: dict[int, deque[tuple[float, int]]] = {}
-        self._quartiles: dict[int, tuple[float, float]] = {}  # bucket -> count, seconds
-        self._points = [*self._start]
-        self.reach = 0  # the largest count timed
-
-    def samples(self, count: int) -> int:
-        """Timings remembered in the count's bucket."""
-        return len(self._windows.get((count - 1).bit_length(), ()))
-
-    def add(self, count: int, seconds: float) -> None:
-        bucket = (count - 1).bit_length()
-        window = self._windows.setdefault(bucket, deque(maxlen=WINDOW))
-        window.append((seconds, count))
-        quartile = sorted(sample for sample, _ in window)[(len(window) - 1) // 4]
-        self._quartiles[bucket] = (sum(size for _, size in window) / len(window), quartile)
-        self.reach = max(self.reach, count)
-        self._points = []
-        least = math.inf
-        for key in sorted(self._quartiles, reverse=True):
-            size, quartile = self._quartiles[key]
-            least = min(least, quartile)  # more takes no less: a bucket takes at most what those above it took
-            if not key or len(self._windows[key]) >= self._enough:
-                self._points.append((size, least))
-        self._points += self._start
-        self._points.reverse()
-
-    def at(self, count: float) -> float:
-        """Seconds, from the buckets timed often enough; the first point's before it, 0 where nothing is known."""
-        if not self._points:
-            return 0.0
-        before = after = self._points[0]
-        if count <= after[0]:
-            return after[1]
-        for point in self._points[1:]:
-            before, after = after, point
-            if count <= after[0]:
-                return before[1] + (after[1] - before[1]) * (count - before[0]) / (after[0] - before[0])
-        rise = (after[1] - before[1]) / (after[0] - before[0]) if after is not before else 0.0
-        return after[1] + self._slope * rise * (count - after[0])
-
-    def seen(self, count: int) -> float:
-        """Seconds for those who fear loss: by the count's own bucket, timed once or often. Where that never was, at
-        least the largest count's seconds times the root of how many times more it is."""
-        found = self._quartiles.get((count - 1).bit_length())
-        if found:
-            return found[1]
-        known = self._quartiles.get((self.reach - 1).bit_length()) if count > self.reach else None
-        return max(self.at(count), known[1] * (count / self.reach) ** 0.5) if known else self.at(count)
-
-    def dear(self, count: int) -> float:
-        """As `seen`, but no more than so many passes over one: a slow first pass over a new shape is no such price."""
-        return min(self.seen(count), count * self.at(1))
-
-
-@final
-class Acceptance:
-    """What becomes of a drafter's nodes. Recent rounds weigh more."""
-
-    def __init__(self, hopes: Sequence[float] = ()) -> None:
-        """hopes: p_1, p_2, ... as the drafter expects them, none deeper; without them nothing is expected."""
-        self.expected = list(hopes)
-        depth = CHAINS[-1]
-        self.hits = [0.0] * (depth + 1)  # node i of a chain accepted, per row
-        self.trials = [0.0] * (depth + 1)  # node i - 1 accepted, so that node i could be
-        self.trees: dict[tuple[int, int], tuple[float, float]] = {}  # plan -> weight, accepted nodes
-        self.hopes = (0.0, 0.0)  # accepted nodes of trees, and what was hoped for
-        self.offered = 1.0  # share of the rounds asked in which a draft came
-        self.chains_only = 0  # tree plans that brought a chain; -1 once a tree was seen
-        self.gap = 1  # rounds between attempts while drafting does not pay
-
-    def chain(self) -> list[float]:
-        """p_i for i = 1, 2, ...: a depth never reached is as good as the one above it."""
-        chances, before = [], HOPE
-        for i in range(1, len(self.hits)):
-            if self.expected:
-                before = self.expected[i - 1] if i <= len(self.expected) else 0.0
-            chance = (self.hits[i] + HOPE_WEIGHT * before) / (self.trials[i] + HOPE_WEIGHT)
-            chances.append(chance)
-            before = chance if i > 1 else max(chance, HOPE)  # node 1 also fails where there is nothing to say
-        return chances
-
-    def tree(self, nodes: int, depth: int, chances: Sequence[float]) -> float:
-        """Expected accepted nodes; of a tree not yet tried, what is hoped, as far as such hopes came true."""
-        weight, accepted = self.trees.get((nodes, depth), (0.0, 0.0))
-        came, hoped = self.hopes
-        trust = min(1.0, (came + 1) / (hoped + 1))
-        return (accepted + HOPE_WEIGHT * trust * hope(nodes, depth, chances)) / (weight + HOPE_WEIGHT)
-
-    def learn(self, plan: Plan, sizes: Sequence[int], depth: int, accepted: Sequence[int]) -> None:
-        rows, longest = len(sizes), max(sizes)
-        self.offered = FADE * self.offered + (1 - FADE) * (longest > 1)
-        is_chain = depth >= longest - 1
-        if plan.nodes > plan.depth:
-            if longest > 2 and self.chains_only >= 0:
-                self.chains_only = self.chains_only + 1 if is_chain else -1
-            weight, total = self.trees.get((plan.nodes, plan.depth), (0.0, 0.0))
-            mean = sum(accepted) / rows
-            self.trees[plan.nodes, plan.depth] = (FADE * weight + 1, FADE * total + mean)
-            came, hoped = self.hopes
-            self.hopes = (FADE * came + mean, FADE * hoped + hope(plan.nodes, plan.depth, self.chain()))
-        if is_chain:
-            for i in range(1, min(plan.depth, len(self.hits) - 1) + 1):
-                # A shorter draft than planned says nothing of what it lacks; no draft at all is a miss.
-                able = sum(n >= i - 1 and (size > i or size == i == 1) for n, size in zip(accepted, sizes, strict=True))
-                if not able:
-                    break
-                self.hits[i] = FADE * self.hits[i] + sum(n >= i for n in accepted) / rows
-                self.trials[i] = FADE * self.trials[i] + able / rows
-
-
-def hope(nodes: int, depth: int, chances: Sequence[float]) -> float:
-    """Accepted nodes of a tree, from a chain's chances: w nodes side by side miss as often as one, over the root of w.
-
-    So it was in a comparison of 1, 2, 4 and 8 likeliest children: misses of 0.43, 0.30, 0.22 and 0.16.
-    """
-    miss = (depth / nodes) ** 0.5
-    expected, alive = 0.0, 1.0
-    for chance in chances[:depth]:
-        alive *= 1 - (1 - chance) * miss
-        expected += alive
-    return expected
 
 
 @final
@@ -280,6 +145,16 @@ class Budget:
         chain = self._drafters.setdefault((*place, self._drafter, False), Curve(1.0, True, 1))
         return target, chain, self._drafters.setdefault((*place, self._drafter, True), Curve(1.0, True, 1))
 
+    def _closest(self, batch: int) -> tuple[Curve, Curve, Curve]:
+        """The curves to plan by: as rows end, those with more rows still know best how columns compare."""
+        own = self._curves(batch)
+        if own[0].timed < SETTLED:
+            for more in range(1, MOST):
+                found = self._targets.get((self._model, self._device, (batch - 1).bit_length() + more))
+                if found is not None and found.timed >= SETTLED and found.samples(1):
+                    return self._curves(batch << more)
+        return own
+
     def _purse(self, once: float) -> float:
         """Seconds that may be lost now, with `once` seconds for a plain pass."""
         lost = sum(spent - gained * self._curves(batch)[0].at(1) for batch, (spent, gained) in self._books.items())
@@ -288,17 +163,15 @@ class Budget:
     def _choose(self, batch: int) -> tuple[Plan, bool]:
         """The plan, and whether it is an attempt."""
         plain, known = Plan(0, 0), self._known
-        target, chain, tree = self._curves(batch)
+        target, chain, tree = self._closest(batch)
         told = bool(known.expected)
         if self._unplain >= PLAIN_EVERY[min(target.samples(1) + told, len(PLAIN_EVERY) - 1)]:
             return plain, False
         once = target.at(1)
         purse = self._purse(once)
         chances = known.chain()
-        if told:
-            reach = max(TOLD + 1, 2 * target.reach)
-        else:
-            reach = max(FIRST + 1, 2 * target.reach) if chain.reach else 2  # one node tells the drafter's price
+        first = TOLD if told else FIRST if chain.reach else 1  # one node tells an unknown drafter's price
+        reach = max(first + 1, 2 * target.reach) if told or chain.reach else first + 1
         able: list[tuple[float, float, Plan]] = []
         small, hoped = plain, 0.0  # of the plans that an attempt may take
         gains = list(accumulate(accumulate(chances, mul)))

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from mmdec.decode.budget import Acceptance, Budget, Curve
+from mmdec.decode.acceptance import Acceptance
+from mmdec.decode.budget import Budget
+from mmdec.decode.curve import Curve
 from mmdec.types import InputError, Plan
 
 Seconds = Callable[[int], float]
@@ -249,3 +251,26 @@ def test_a_drafter_that_knows_its_chances_is_believed_at_first_and_no_longer():
     for _ in range(60):
         hopeful.learn(Plan(3, 3), [4], 3, [0])
     assert hopeful.chain()[0] < 0.1
+
+
+def test_rows_that_end_teach_nothing_anew() -> None:
+    """Eight rows, of which one after the other ends: what columns cost relative to one another is known by then."""
+
+    def run(rows: int, rounds: int) -> list[Plan]:
+        plans = []
+        for _ in range(rounds):
+            plan = budget.plan(rows)
+            plans.append(plan)
+            columns = 1 + plan.nodes
+            taken = min(plan.depth, 4)
+            seconds = rows**0.5 * tiny(columns)
+            budget.observe(rows, [columns] * rows, plan.depth, [taken] * rows, seconds, 0.01 * plan.depth)
+        return plans
+
+    budget = Budget("model", "cpu", "drafter", [0.9, 0.9, 0.9, 0.9, 0.1])
+    assert sum(plan.nodes == 0 for plan in run(8, 20)) >= 1  # one plain pass to compare with
+    shrinking = [plan for rows in (4, 2, 1) for plan in run(rows, 3)]
+    assert sum(plan.nodes == 0 for plan in shrinking) <= 1  # now and then one is due
+    assert sum(plan.nodes >= 7 for plan in shrinking) >= 8
+    assert any(plan.nodes == 0 for plan in run(1, 30))  # in the end its own timings count
+    assert any(plan.nodes == 0 for plan in run(16, 2))  # of more rows fewer say nothing

@@ -11,9 +11,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "data" / "build"))
 
-import english  # noqa: E402
-import everyday  # noqa: E402
-import splits  # noqa: E402
+import english
+import everyday
+import splits
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +29,15 @@ def test_every_slot_names_a_class() -> None:
             assert name in known, entry
             assert not form or (form in everyday.FORMS and name in ("transitive", "intransitive")), entry
         assert "{" not in everyday._SLOT.sub("", entry), entry
-        assert entry.count("(") == entry.count(")") and entry.count("[") == entry.count("]"), entry
+        for pair in ("()", "[]"):
+            assert entry.count(pair[0]) == entry.count(pair[1]), entry
 
 
 def test_sentences_are_written_as_sentences(texts: list[str]) -> None:
     for text in texts:
         assert re.fullmatch(r"[A-Z][A-Za-z ,'-]*[.?!]", text), text
-        assert "  " not in text and " ." not in text
+        assert "  " not in text
+        assert " ." not in text
         assert len(text.split()) <= everyday.WORDS
         assert not re.search(r"\ba (?:apple|egg|orange|umbrella)\b|\ban (?:dog|university|uniform)\b", text), text
     assert len(set(texts)) == len(texts)
@@ -86,7 +88,8 @@ def test_no_tested_phrase_is_trained_on() -> None:
     assert len(trained) == (5 + 600) * english.CHAPTER
     assert not {splits.normalise(text) for text in trained} & tested
     common = [chapter for chapter in planned if chapter.split == "everyday"]
-    assert len(common) == 5 and all(len(chapter.texts) == 4 for chapter in common)
+    assert len(common) == 5
+    assert all(len(chapter.texts) == 4 for chapter in common)
     numbers = [chapter.number for chapter in planned]
     assert numbers == list(range(1, len(planned) + 1))
     without = list(english.chapters(sentences, 5, 40, 0, 0))

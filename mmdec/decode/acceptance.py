@@ -1,0 +1,82 @@
+"""What becomes of a drafter's nodes: the chance of each place of a chain, the mean of each tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from mmdec.types import Plan
+
+DEEPEST = 31  # nodes of the longest chain
+FADE = 0.95  # weight of the past when a round is added
+HOPE = 0.6  # chance of a node of which nothing is known
+HOPE_WEIGHT = 2.0  # rounds that it counts for
+
+
+@final
+class Acceptance:
+    """What becomes of a drafter's nodes. Recent rounds weigh more."""
+
+    def __init__(self, hopes: Sequence[float] = ()) -> None:
+        """hopes: p_1, p_2, ... as the drafter expects them, none deeper; without them nothing is expected."""
+        self.expected = list(hopes)
+        depth = DEEPEST
+        self.hits = [0.0] * (depth + 1)  # node i of a chain accepted, per row
+        self.trials = [0.0] * (depth + 1)  # node i - 1 accepted, so that node i could be
+        self.trees: dict[tuple[int, int], tuple[float, float]] = {}  # plan -> weight, accepted nodes
+        self.hopes = (0.0, 0.0)  # accepted nodes of trees, and what was hoped for
+        self.offered = 1.0  # share of the rounds asked in which a draft came
+        self.chains_only = 0  # tree plans that brought a chain; -1 once a tree was seen
+        self.gap = 1  # rounds between attempts while drafting does not pay
+
+    def chain(self) -> list[float]:
+        """p_i for i = 1, 2, ...: a depth never reached is as good as the one above it."""
+        chances, before = [], HOPE
+        for i in range(1, len(self.hits)):
+            if self.expected:
+                before = self.expected[i - 1] if i <= len(self.expected) else 0.0
+            chance = (self.hits[i] + HOPE_WEIGHT * before) / (self.trials[i] + HOPE_WEIGHT)
+            chances.append(chance)
+            before = chance if i > 1 else max(chance, HOPE)  # node 1 also fails where there is nothing to say
+        return chances
+
+    def tree(self, nodes: int, depth: int, chances: Sequence[float]) -> float:
+        """Expected accepted nodes; of a tree not yet tried, what is hoped, as far as such hopes came true."""
+        weight, accepted = self.trees.get((nodes, depth), (0.0, 0.0))
+        came, hoped = self.hopes
+        trust = min(1.0, (came + 1) / (hoped + 1))
+        return (accepted + HOPE_WEIGHT * trust * hope(nodes, depth, chances)) / (weight + HOPE_WEIGHT)
+
+    def learn(self, plan: Plan, sizes: Sequence[int], depth: int, accepted: Sequence[int]) -> None:
+        rows, longest = len(sizes), max(sizes)
+        self.offered = FADE * self.offered + (1 - FADE) * (longest > 1)
+        is_chain = depth >= longest - 1
+        if plan.nodes > plan.depth:
+            if longest > 2 and self.chains_only >= 0:
+                self.chains_only = self.chains_only + 1 if is_chain else -1
+            weight, total = self.trees.get((plan.nodes, plan.depth), (0.0, 0.0))
+            mean = sum(accepted) / rows
+            self.trees[plan.nodes, plan.depth] = (FADE * weight + 1, FADE * total + mean)
+            came, hoped = self.hopes
+            self.hopes = (FADE * came + mean, FADE * hoped + hope(plan.nodes, plan.depth, self.chain()))
+        if is_chain:
+            for i in range(1, min(plan.depth, len(self.hits) - 1) + 1):
+                # A shorter draft than planned says nothing of what it lacks; no draft at all is a miss.
+                able = sum(n >= i - 1 and (size > i or size == i == 1) for n, size in zip(accepted, sizes, strict=True))
+                if not able:
+                    break
+                self.hits[i] = FADE * self.hits[i] + sum(n >= i for n in accepted) / rows
+                self.trials[i] = FADE * self.trials[i] + able / rows
+
+
+def hope(nodes: int, depth: int, chances: Sequence[float]) -> float:
+    """Accepted nodes of a tree, from a chain's chances: w nodes side by side miss as often as one, over the root of w.
+
+    So it was in a comparison of 1, 2, 4 and 8 likeliest children: misses of 0.43, 0.30, 0.22 and 0.16.
+    """
+    miss = (depth / nodes) ** 0.5
+    expected, alive = 0.0, 1.0
+    for chance in chances[:depth]:
+        alive *= 1 - (1 - chance) * miss
+        expected += alive
+    return expected

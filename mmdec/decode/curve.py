@@ -1,0 +1,75 @@
+"""Seconds as a function of a count, from timings that are off by several times now and then."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import final
+
+WINDOW = 15  # timings remembered in a bucket
+
+
+@final
+class Curve:
+    """Seconds as a monotone piecewise-linear function of a count, by the lower quartiles of buckets 1, 2, 3-4, 5-8"""
+
+    def __init__(self, slope: float, origin: bool, enough: int) -> None:
+        """Beyond the last bucket the last slope goes on, times `slope`; with `origin`, zero counts take zero seconds;
+        a bucket other than the first is believed from `enough` timings on."""
+        self._slope = slope
+        self._enough = enough
+        self._start = [(0.0, 0.0)] if origin else []
+        self._windows: dict[int, deque[tuple[float, int]]] = {}
+        self._quartiles: dict[int, tuple[float, float]] = {}  # bucket -> count, seconds
+        self._points = [*self._start]
+        self.reach = 0  # the largest count timed
+        self.timed = 0  # how many timings there were
+
+    def samples(self, count: int) -> int:
+        """Timings remembered in the count's bucket."""
+        return len(self._windows.get((count - 1).bit_length(), ()))
+
+    def add(self, count: int, seconds: float) -> None:
+        self.timed += 1
+        bucket = (count - 1).bit_length()
+        window = self._windows.setdefault(bucket, deque(maxlen=WINDOW))
+        window.append((seconds, count))
+        quartile = sorted(sample for sample, _ in window)[(len(window) - 1) // 4]
+        self._quartiles[bucket] = (sum(size for _, size in window) / len(window), quartile)
+        self.reach = max(self.reach, count)
+        self._points = []
+        least = math.inf
+        for key in sorted(self._quartiles, reverse=True):
+            size, quartile = self._quartiles[key]
+            least = min(least, quartile)  # more takes no less: a bucket takes at most what those above it took
+            if not key or len(self._windows[key]) >= self._enough:
+                self._points.append((size, least))
+        self._points += self._start
+        self._points.reverse()
+
+    def at(self, count: float) -> float:
+        """Seconds, from the buckets timed often enough; the first point's before it, 0 where nothing is known."""
+        if not self._points:
+            return 0.0
+        before = after = self._points[0]
+        if count <= after[0]:
+            return after[1]
+        for point in self._points[1:]:
+            before, after = after, point
+            if count <= after[0]:
+                return before[1] + (after[1] - before[1]) * (count - before[0]) / (after[0] - before[0])
+        rise = (after[1] - before[1]) / (after[0] - before[0]) if after is not before else 0.0
+        return after[1] + self._slope * rise * (count - after[0])
+
+    def seen(self, count: int) -> float:
+        """Seconds for those who fear loss: by the count's own bucket, timed once or often. Where that never was, at
+        least the largest count's seconds times the root of how many times more it is."""
+        found = self._quartiles.get((count - 1).bit_length())
+        if found:
+            return found[1]
+        known = self._quartiles.get((self.reach - 1).bit_length()) if count > self.reach else None
+        return max(self.at(count), known[1] * (count / self.reach) ** 0.5) if known else self.at(count)
+
+    def dear(self, count: int) -> float:
+        """As `seen`, but no more than so many passes over one: a slow first pass over a new shape is no such price."""
+        return min(self.seen(count), count * self.at(1))
