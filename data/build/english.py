@@ -90,7 +90,8 @@ def chapters(sentences: Sequence[Sentence], count: int, held: int, seed: int, co
             turn += 1
         number += 1
         yield Chapter("train", number, tuple(texts))
-    tests = everyday.sentences("test", seed)
+    known = {normalise(text) for text in said["train"]}
+    tests = (text for text in everyday.sentences("test", seed) if normalise(text) not in known)
     for _ in range(held // 8 if common else 0):
         number += 1
         yield Chapter("everyday", number, tuple(itertools.islice(tests, 4)))

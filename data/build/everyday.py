@@ -21,7 +21,7 @@ FORMS = ("base", "s", "past", "done", "ing")
 
 _SLOT = re.compile(r"\{(a:)?([a-z_]+)(?:\.([a-z]+))?\}")
 _CHOICE = re.compile(r"\(([^()\[\]]*)\)|\[([^()\[\]]*)\]")
-_AN = re.compile(r"(?!(?:one|use|uni|euro|united)\w*)(?:[aeiou]|hour|honest|heir)", re.IGNORECASE)
+_AN = re.compile(r"(?!one|use|uni|euro)(?:[aeiou]|hour|honest|heir)", re.IGNORECASE)
 
 
 @cache
@@ -50,7 +50,7 @@ def frames() -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def verb(entry: str, form: str) -> str:
-    """One form of "base, third person, past, participle, ing", of which the last three may be left out."""
+    """One form of "base, third person, past, participle, ing": the last two, and a regular past, may be left out."""
     given = dict(zip(FORMS, (part.strip() for part in entry.split(",")), strict=False))
     base = given["base"]
     first, _, rest = base.partition(" ")
@@ -95,7 +95,6 @@ def sentence(draw: random.Random) -> str:
         text = fill(draw.choices(texts, weights)[0], 0)
         text = re.sub(r"\s+", " ", text)
         text = re.sub(r" ([,.?!])", r"\1", text).strip().replace("!.", "!")
-        text = re.sub(r"\bi('|\b)(?![.\w])", r"I\1", text)
         text = text if text[-1] in ".?!" else f"{text}."
         if len(text.split()) <= WORDS:
             return text[0].upper() + text[1:]

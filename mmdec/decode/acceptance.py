@@ -30,7 +30,7 @@ class Acceptance:
         self.gap = 1  # rounds between attempts while drafting does not pay
 
     def chain(self) -> list[float]:
-        """p_i for i = 1, 2, ...: a depth never reached is as good as the one above it."""
+        """p_i for i = 1, 2, ...: a depth never reached is as good as expected, or else as the one above it."""
         chances, before = [], HOPE
         for i in range(1, len(self.hits)):
             if self.expected:

@@ -28,7 +28,7 @@ from mmdec.types import InputError, Plan
 CHAINS = (1, 2, 3, 5, 7, 11, 15, 23, DEEPEST)  # nodes; with the root these are 2, 3, 4, 6, 8, ... columns
 TREES = ((7, 3), (11, 5), (15, 4), (15, 7), (31, 5), (63, 6))  # nodes, depth
 FIRST = 3  # nodes of the first chain
-TOLD = 15  # nodes of the first draft of a drafter that knows its own chances
+TOLD = 7  # of the first draft of a drafter that knows its own chances
 ENOUGH = 3  # timings of a target's bucket before it is believed
 DOUBT = 0.5  # a first node that is accepted less often earns no patience
 NEAR = 0.93  # of the best promise: as good, where seconds are noisy
@@ -40,7 +40,6 @@ NOTICED = 0.02  # of a plain pass: a loss below it is none
 RARELY = 256  # rounds between attempts at most
 SETTLED = 6  # rounds with so many rows, until their own timings are believed before those with more rows
 AGAIN = 8  # rounds between attempts at most when a run begins
-MOST = 8  # powers of two between two batches of which one tells of the other
 ATTEMPT = 7  # nodes of an attempt at most
 PLAIN_EVERY = (0, 0, 8, 16, 32, 64)  # rounds until a plain pass is timed again, by those timed already
 
@@ -61,7 +60,7 @@ class Budget:
 
     def __init__(self, model: str, device: str, drafter: str, hopes: Sequence[float] = ()) -> None:
         """hopes: see `Acceptance`; they count until this process has seen better."""
-        self._model, self._device, self._drafter = model, device, drafter
+        self._place, self._drafter = (model, device), drafter
         self._constant: Plan | None = None
         self._plan = Plan(0, 0)
         self._attempt = False  # the plan is an attempt, although drafting is not expected to pay
@@ -126,7 +125,8 @@ class Budget:
             known.learn(plan, draft_sizes, depth, accepted)
             draft = tree if plan.nodes > plan.depth else chain
             draft.add(plan.depth, draft_seconds)
-            cost, once = target.dear(columns) + draft.seen(plan.depth), target.at(1)
+            once = self._once(batch)
+            cost = target.dear(columns, once) + draft.seen(plan.depth)
             if tokens > 1 and min(target.samples(columns), draft.samples(plan.depth)) < ENOUGH:
                 cost = min(cost, tokens * once)  # what was accepted deserves more timings before it counts as a loss
             spent, gained = self._books.get(batch, (0.0, 0.0))
@@ -140,38 +140,50 @@ class Budget:
 
     def _curves(self, batch: int) -> tuple[Curve, Curve, Curve]:
         """Seconds of the target by columns, of a drafter's chains and of its trees by depth."""
-        place = (self._model, self._device, (batch - 1).bit_length())
+        place = (*self._place, (batch - 1).bit_length())
         target = self._targets.setdefault(place, Curve(0.5, False, ENOUGH))
         chain = self._drafters.setdefault((*place, self._drafter, False), Curve(1.0, True, 1))
         return target, chain, self._drafters.setdefault((*place, self._drafter, True), Curve(1.0, True, 1))
 
-    def _closest(self, batch: int) -> tuple[Curve, Curve, Curve]:
-        """The curves to plan by: as rows end, those with more rows still know best how columns compare."""
+    def _known_best(self, batch: int) -> tuple[Curve, Curve, Curve]:
+        """The curves to plan by: as rows end, those of more rows still know best how columns compare."""
         own = self._curves(batch)
-        if own[0].timed < SETTLED:
-            for more in range(1, MOST):
-                found = self._targets.get((self._model, self._device, (batch - 1).bit_length() + more))
-                if found is not None and found.timed >= SETTLED and found.samples(1):
-                    return self._curves(batch << more)
+        if own[0].timed < SETTLED or not own[0].samples(1):
+            for power in sorted(power for model, device, power in self._targets if (model, device) == self._place):
+                if power > (batch - 1).bit_length():
+                    target, chain, tree = self._curves(1 << power)
+                    if target.timed >= SETTLED and target.samples(1) and (chain.reach or tree.reach):
+                        return target, chain, tree
         return own
+
+    def _once(self, batch: int) -> float:
+        """Seconds of a plain pass; where none was timed, what those of more rows say of it; 0 where nothing is known"""
+        own = self._curves(batch)[0]
+        if own.samples(1) or not own.reach:
+            return own.at(1)
+        near = self._known_best(batch)[0]
+        longer = near.at(own.reach)
+        return own.seen(own.reach) * near.at(1) / longer if longer else 0.0
 
     def _purse(self, once: float) -> float:
         """Seconds that may be lost now, with `once` seconds for a plain pass."""
-        lost = sum(spent - gained * self._curves(batch)[0].at(1) for batch, (spent, gained) in self._books.items())
+        lost = sum(spent - gained * self._once(batch) for batch, (spent, gained) in self._books.items())
         return (CREDIT + SHARE * self._tokens) * once - max(lost, -SAVINGS * once)
 
     def _choose(self, batch: int) -> tuple[Plan, bool]:
         """The plan, and whether it is an attempt."""
         plain, known = Plan(0, 0), self._known
-        target, chain, tree = self._closest(batch)
-        told = bool(known.expected)
-        if self._unplain >= PLAIN_EVERY[min(target.samples(1) + told, len(PLAIN_EVERY) - 1)]:
+        target, chain, tree = self._known_best(batch)
+        own, told = self._curves(batch)[0], bool(known.expected)
+        if own.timed >= SETTLED and not own.samples(1):
             return plain, False
-        once = target.at(1)
-        purse = self._purse(once)
+        if self._unplain >= PLAIN_EVERY[min(target.samples(1) + told, len(PLAIN_EVERY) - 1)]:  # told: once will do
+            return plain, False
+        once, here = target.at(1), self._once(batch)
+        purse = self._purse(here) * once / here if here else CREDIT * once  # in seconds of the curves planned by
         chances = known.chain()
-        first = TOLD if told else FIRST if chain.reach else 1  # one node tells an unknown drafter's price
-        reach = max(first + 1, 2 * target.reach) if told or chain.reach else first + 1
+        first = TOLD if told else FIRST
+        reach = max(first + 1, 2 * target.reach) if chain.reach else 2  # one node tells the drafter's price
         able: list[tuple[float, float, Plan]] = []
         small, hoped = plain, 0.0  # of the plans that an attempt may take
         gains = list(accumulate(accumulate(chances, mul)))
@@ -187,8 +199,9 @@ class Budget:
             seconds, drafting = target.at(nodes + 1), draft.at(depth)
             rate = (1 + gain) / (known.offered * seconds + (1 - known.offered) * once + drafting)
             # Nothing accepted is the worst that can happen: a run that cannot bear it must not try.
-            risk = target.dear(nodes + 1) + draft.seen(depth) - once
-            if chances[0] > DOUBT and min(target.samples(nodes + 1), draft.samples(depth)) < ENOUGH:
+            risk = target.dear(nodes + 1, once) + draft.seen(depth) - once
+            timed = target.samples(nodes + 1)
+            if chances[0] > DOUBT and timed and min(timed, draft.samples(depth)) < ENOUGH:
                 risk = min(risk, CREDIT * once)  # one slow pass does not bar a drafter that is right
             if risk > purse:
                 continue

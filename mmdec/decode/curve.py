@@ -70,6 +70,7 @@ class Curve:
         known = self._quartiles.get((self.reach - 1).bit_length()) if count > self.reach else None
         return max(self.at(count), known[1] * (count / self.reach) ** 0.5) if known else self.at(count)
 
-    def dear(self, count: int) -> float:
-        """As `seen`, but no more than so many passes over one: a slow first pass over a new shape is no such price."""
-        return min(self.seen(count), count * self.at(1))
+    def dear(self, count: int, once: float) -> float:
+        """As `seen`, but no more than `count` times `once`, a pass over one: a slow first pass over a new shape is no
+        such price."""
+        return min(self.seen(count), count * once)

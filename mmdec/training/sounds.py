@@ -22,14 +22,14 @@ DULLEST = 2800.0  # Hz
 def _smoothing() -> torch.Tensor:
     """(F, F): a frame's log spectrum -> its envelope, the part that the first cepstral coefficients hold."""
     cepstrum = torch.fft.irfft(torch.eye(FRAME // 2 + 1), FRAME, dim=0)
-    cepstrum[ENVELOPE:-ENVELOPE] = 0
+    cepstrum[ENVELOPE : 1 - ENVELOPE] = 0
     return torch.fft.rfft(cepstrum, FRAME, dim=0).real.contiguous()
 
 
 def another_voice(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     """(T,) -> (T,): the resonances of a mouth of another size, at the same pitch, through an uneven microphone.
 
-    The spectral envelope, by its first cepstral coefficients, is read at stretched frequencies (vocal tract length
+    T is at least 257. The spectral envelope, by its first cepstral coefficients, is read at stretched frequencies (vocal tract length
     perturbation: Jaitly and Hinton 2013, but with the pitch kept).
     """
     stretch = 1 + draw.uniform(-SIZES, SIZES)

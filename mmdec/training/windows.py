@@ -83,10 +83,10 @@ class Composition:
     previous: float = 0.1
     empty: float = 0.02
     pause: tuple[float, float] = (0.05, 2.0)
-    voice: float = 0.6
+    voice: float = 0.0
 
 
-PLAIN = Composition(0, 0, 0, 0, 0, 0, 0, (0.1, 0.8), 0)
+PLAIN = Composition(0, 0, 0, 0, 0, 0, 0, (0.1, 0.8))
 
 
 def plan_windows(
@@ -153,7 +153,7 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
     sound = np.concatenate(pieces)
     cut = at > limit  # the window ends within the last utterance
     sound = sound[:limit]
-    if draw.random() < how.voice:
+    if how.voice and draw.random() < how.voice:
         sound = another_voice(sound, draw)
     if draw.random() < how.room:
         sound = echoed(sound, draw)

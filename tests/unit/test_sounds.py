@@ -17,14 +17,14 @@ FREQUENCY = np.fft.rfftfreq(COUNT, 1 / SAMPLE_RATE)
 class Drawn:
     """A generator of given numbers: a voice's size, a flat microphone or a muffled one."""
 
-    def __init__(self, size: float, muffled: bool = False) -> None:
-        self.size, self.muffled = size, muffled
+    def __init__(self, size: float, muffled: bool = False, gain: float = 0.0) -> None:
+        self.size, self.muffled, self.gain = size, muffled, gain
 
     def uniform(self, low: float, high: float) -> float:
         return low if self.muffled and low > 1 else self.size
 
     def normal(self, mean: float, deviation: float, size: int) -> np.ndarray:
-        return np.zeros(size)
+        return self.gain * deviation * (-1.0) ** np.arange(size)
 
     def random(self) -> float:
         return 0.0 if self.muffled else 1.0
@@ -101,3 +101,42 @@ def test_pace() -> None:
     assert len(quick) == round(len(sound) / 1.25)
     frequency = np.fft.rfftfreq(len(quick), 1 / SAMPLE_RATE)
     assert frequency[np.convolve(power(quick), np.hanning(1601), "same").argmax()] == pytest.approx(1250, abs=60)
+
+
+def test_a_microphone_is_uneven() -> None:
+    """Gains of 4 dB up and down in turn, at 0, 200, 500, 1000 Hz and so on."""
+    sound = np.random.default_rng(0).standard_normal(COUNT).astype(np.float32) * 0.1
+    before, after = power(sound), power(changed(sound, Drawn(0.0, gain=1.0)))
+    for band, sign in ((1000, -1), (2000, 1), (4000, -1)):
+        near = np.abs(FREQUENCY - band) < 60
+        assert 10 * np.log10(after[near].mean() / before[near].mean()) == pytest.approx(4.0 * sign, abs=0.6)
+
+
+def test_noise_has_a_colour() -> None:
+    """The slope of its power lies between none (white) and -6 dB an octave (brown)."""
+    slopes = []
+    for seed in range(12):
+        found = power(sounds.coloured(np.random.default_rng(seed), COUNT))
+        low, high = ((at < FREQUENCY) & (2 * at > FREQUENCY) for at in (250, 4000))
+        slopes.append(10 * np.log10(found[high].mean() / found[low].mean()) / 4)
+    assert -6.3 < min(slopes) < -4.5
+    assert -1.5 < max(slopes) < 0.3
+
+
+def test_a_room_answers_and_falls_silent() -> None:
+    click = np.zeros(SAMPLE_RATE, np.float32)
+    click[1000] = 1.0
+    made = sounds.echoed(click, np.random.default_rng(3))
+    assert np.abs(made[:1000]).max() < 1e-6  # nothing before the sound
+    assert made[1000] == pytest.approx(1.0, abs=1e-4)
+    levels = [float(np.mean(made[1001 + at : 1001 + at + 400] ** 2)) for at in (0, 800, 4000, 8000)]
+    assert levels[0] > 1e-5
+    assert levels[0] > levels[1] > levels[2] > levels[3]
+    assert levels[3] < 1e-3 * levels[0]
+
+
+def test_voices_murmur() -> None:
+    sound = np.r_[voiced(120, 800), np.zeros(COUNT, np.float32)]
+    made = sounds.murmur(sound, np.random.default_rng(0))
+    assert made.shape == sound.shape
+    assert np.sum(made**2) == pytest.approx(4 * np.sum(sound**2), rel=0.5)

@@ -1,6 +1,7 @@
 """Pieces, utterances and windows: what a small Whisper is trained on."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -107,7 +108,7 @@ def test_features_are_whispers():
 
 def test_a_window_joins_utterances_and_says_when_they_are_spoken(corpus: Path, tokenizer: WhisperTokenizer):
     rows = read_utterances(corpus, "train")
-    how = Composition(0, 0, 0, 1, 0, 0, 0, pause=(0.5, 0.5), voice=0)
+    how = Composition(0, 0, 0, 1, 0, 0, 0, pause=(0.5, 0.5))
     made = compose(Window((1, 0), 7, 6.0), rows, tokenizer, how)
     sound, tokens, labels = made.sound, made.tokens, made.labels
     assert len(sound) == 6 * 16000
@@ -131,7 +132,7 @@ def test_a_window_joins_utterances_and_says_when_they_are_spoken(corpus: Path, t
 
 def test_a_window_without_times_and_with_text_before(corpus: Path, tokenizer: WhisperTokenizer):
     rows = read_utterances(corpus, "train")
-    made = compose(Window((2,), 7, 6.0), rows, tokenizer, Composition(0, 0, 0, 0, 0, 1, 0, voice=0))
+    made = compose(Window((2,), 7, 6.0), rows, tokenizer, Composition(0, 0, 0, 0, 0, 1, 0))
     tokens, labels = made.tokens, made.labels
     assert len(tokens) == len(labels) == len(made.times)
     text = tokenizer.decode(tokens)
@@ -141,7 +142,7 @@ def test_a_window_without_times_and_with_text_before(corpus: Path, tokenizer: Wh
 
 def test_a_window_that_ends_within_speech_gives_its_beginning_alone(corpus: Path, tokenizer: WhisperTokenizer):
     rows = read_utterances(corpus, "train")
-    how = Composition(0, 0, 0, 1, 1, 0, 0, pause=(0.1, 0.1), voice=0)
+    how = Composition(0, 0, 0, 1, 1, 0, 0, pause=(0.1, 0.1))
     made = compose(Window((0, 1, 2, 3), 3, 5.0), rows, tokenizer, how)  # the last is heard from 4.15 s, for 0.85 s
     said = tokenizer.decode([label for label in made.labels if label != IGNORED], decode_with_timestamps=True)
     assert said.endswith(f" {TEXTS[2]}<|4.04|><|4.16|><|endoftext|>")
@@ -156,7 +157,7 @@ def test_a_window_that_ends_within_speech_gives_its_beginning_alone(corpus: Path
 def test_planned_windows_are_full(corpus: Path, tokenizer: WhisperTokenizer):
     rows = read_utterances(corpus, "train") * 10
     seconds = [1.0, 1.25, 1.5, 1.75] * 10
-    how = Composition(0, 0, 0.1, 0, 0, 0, 0, pause=(0.1, 0.4), voice=0)
+    how = Composition(0, 0, 0.1, 0, 0, 0, 0, pause=(0.1, 0.4))
     for length in (6.0, 28.0):
         draw = np.random.default_rng(1)
         planned = plan_windows([list(range(40))], seconds, draw, 300.0, length, length, how.pause)
@@ -164,9 +165,18 @@ def test_planned_windows_are_full(corpus: Path, tokenizer: WhisperTokenizer):
         assert min(ends) > length - 3.0  # at most the longest sentence is missing, and its pause
 
 
+def test_another_voice_says_the_same(corpus: Path, tokenizer: WhisperTokenizer):
+    rows = read_utterances(corpus, "train")
+    window = Window((0, 1), 5, 6.0)
+    own, other = (compose(window, rows, tokenizer, replace(PLAIN, voice=voice)) for voice in (0.0, 1.0))
+    assert (own.tokens, own.labels, own.times, own.heard) == (other.tokens, other.labels, other.times, other.heard)
+    assert own.sound.shape == other.sound.shape
+    assert not np.allclose(own.sound, other.sound, atol=0.01)
+
+
 def test_a_window_of_noise_alone_has_no_speech(corpus: Path, tokenizer: WhisperTokenizer):
     rows = read_utterances(corpus, "train")
-    made = compose(Window((0,), 1, 4.0), rows, tokenizer, Composition(0, 0, 0, 0, 0, 0, 1, voice=0))
+    made = compose(Window((0,), 1, 4.0), rows, tokenizer, Composition(0, 0, 0, 0, 0, 0, 1))
     assert made.heard == ""
     assert tokenizer.decode([made.labels[0], made.labels[-1]]) == "<|nospeech|><|endoftext|>"
 
