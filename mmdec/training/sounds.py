@@ -29,8 +29,8 @@ def _smoothing() -> torch.Tensor:
 def another_voice(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     """(T,) -> (T,): the resonances of a mouth of another size, at the same pitch, through an uneven microphone.
 
-    T is at least 257. The spectral envelope, by its first cepstral coefficients, is read at stretched frequencies (vocal tract length
-    perturbation: Jaitly and Hinton 2013, but with the pitch kept).
+    T is at least 257. The spectral envelope, by its first cepstral coefficients, is read at stretched frequencies
+    (vocal tract length perturbation: Jaitly and Hinton 2013, but with the pitch kept).
     """
     stretch = 1 + draw.uniform(-SIZES, SIZES)
     gains = draw.normal(0, UNEVEN, size=len(BANDS))
