@@ -47,6 +47,12 @@ def read_utterances(root: str | Path, split: str | None = None) -> list[Utteranc
     return found
 
 
+def read_splits(root: str | Path, splits: str | list[str] | None) -> list[Utterance]:
+    """Those of one split, of several, or (None) of a whole manifest."""
+    named = splits if isinstance(splits, list) else [splits]
+    return [row for split in named for row in read_utterances(root, split)]
+
+
 def _chapter(file: Path) -> Iterator[Utterance]:
     speaker, chapter = file.parent.parent.name, f"{file.parent.parent.name}-{file.parent.name}"
     for line in file.read_text(encoding="utf-8").splitlines():

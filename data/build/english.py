@@ -27,7 +27,7 @@ from splits import Sentence, in_order, normalise, read_sentences, sample_train
 
 CHAPTER = 16  # sentences
 WORDS, SECONDS = (40, 90), 29.0  # of a paragraph
-SPLITS = ("train", "dev", "test", "test_voices", "paragraphs", "everyday")
+SPLITS = ("train", "dev", "test", "test_voices", "paragraphs", "everyday", "train_everyday")
 HELD_OUT = ("test_voices", "everyday")  # read by voices that no training chapter has
 
 
@@ -99,7 +99,7 @@ def chapters(sentences: Sequence[Sentence], count: int, held: int, seed: int, co
     trained = (text for text in everyday.sentences("train", seed) if normalise(text) not in tested)
     for _ in range(common):
         number += 1
-        yield Chapter("train", number, tuple(itertools.islice(trained, CHAPTER)))
+        yield Chapter("train_everyday", number, tuple(itertools.islice(trained, CHAPTER)))
 
 
 def record(root: Path, seed: int, chapter: Chapter) -> list[str]:
@@ -119,7 +119,7 @@ def record(root: Path, seed: int, chapter: Chapter) -> list[str]:
         except Exception as error:  # one bad sentence must not end the build: it is named at the end
             failed.append(f"{text}: {error}")
             continue
-        if chapter.split != "train":
+        if not chapter.split.startswith("train"):
             before, after = draw.uniform(0.05, 0.5, size=2)
             samples = np.pad(samples, (int(before * readings.RATE), int(after * readings.RATE)))
             samples = voices.place(samples, draw, readings.RATE)

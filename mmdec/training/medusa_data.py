@@ -22,7 +22,7 @@ from mmdec.audio import SAMPLE_RATE
 from mmdec.training.window_data import durations
 from mmdec.training.windows import PLAIN, SECONDS, Composition, Window, chapters_of, compose, log_mel, plan_windows
 from mmdec.types import InputError
-from mmdec.utterances import Utterance, read_utterances
+from mmdec.utterances import Utterance, read_splits
 from mmdec.whispers import Whisper, load_whisper
 
 DETECT = -1  # in a prompt: the language that the model hears
@@ -208,7 +208,7 @@ class HeadData(LightningDataModule):
     @cached_property
     def rows(self) -> dict[str, list[Utterance]]:
         """The utterances of both splits."""
-        return {part: _rows(self.corpus, splits) for part, splits in self.splits.items()}
+        return {part: read_splits(self.corpus, splits) for part, splits in self.splits.items()}
 
     @property
     def units(self) -> list[str]:
@@ -276,8 +276,3 @@ class HeadData(LightningDataModule):
         how = how if self.spelling.recalls else replace(how, previous=0.0)
         dataset = HeadWindows(self.rows[split], self.spelling, how, mels, batches, self.known)
         return DataLoader(dataset, batch_size=None, num_workers=self.workers)
-
-
-def _rows(corpus: str, splits: str | list[str] | None) -> list[Utterance]:
-    named = splits if isinstance(splits, list) else [splits]
-    return [row for split in named for row in read_utterances(corpus, split)]

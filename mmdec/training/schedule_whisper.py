@@ -34,17 +34,19 @@ ROUSED = 3.0  # by this the recipe's rate is divided for weights that have settl
 
 def prepare() -> str:
     """Build the corpus if it is missing (resumable). Returns why there is nothing to train on: "" where there is."""
-    if (CORPUS / "train").is_dir() and (CORPUS / "dev").is_dir():
+    if all((CORPUS / split).is_dir() for split in ("train", "train_everyday", "dev")):
         return ""
     missing = [program for program in ("espeak-ng", "flite") if shutil.which(program) is None]
     if missing:
         return f"{CORPUS} is missing, and {' and '.join(missing)} to build it: no Whisper is trained."
     print(f"building {CORPUS} first; this is done once and not counted", flush=True)
-    made = CORPUS.with_name(f"{CORPUS.name}.part")  # renamed when it is whole
+    whole = CORPUS.with_name(f"{CORPUS.name}.part")  # renamed when it is whole
+    made = CORPUS if CORPUS.exists() else whole  # an older one lacks a split: the builder goes on with it
     done = subprocess.run([sys.executable, str(BUILDER), "--out", str(made)], check=False)
     if done.returncode:
         return f"{BUILDER} failed with {done.returncode}, see above: no Whisper is trained. Run again to go on."
-    made.rename(CORPUS)
+    if made == whole:
+        made.rename(CORPUS)
     return ""
 
 

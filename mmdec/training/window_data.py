@@ -29,7 +29,7 @@ from mmdec.training.windows import (
     plan_windows,
 )
 from mmdec.types import InputError
-from mmdec.utterances import Utterance, read_utterances
+from mmdec.utterances import Utterance, read_splits, read_utterances
 
 SHORTEST = 4.0  # seconds: most sentences fit
 
@@ -63,16 +63,17 @@ class Plan(Sampler[list[Window]]):
 class WindowData(LightningDataModule):
     """Windows of up to 30 s from a corpus of utterances in chapters.
 
-    corpus: as `read_utterances` takes it. tokenizer: a folder; where it is empty, one of `pieces` is learned from the
-    training text and kept there. batch_seconds: sound in a batch of one process. lengths: (epoch, seconds) pairs: from
-    that epoch on, windows are up to so long. whole: share of the batches that are padded to 30 s. longer: below 1, long
-    windows are drawn more often than short ones.
+    corpus: as `read_utterances` takes it. train_split: one or several. tokenizer: a folder; where it is empty, one of
+    `pieces` is learned from the training text and kept there. batch_seconds: sound in a batch of one process. lengths:
+    (epoch, seconds) pairs: from that epoch on, windows are up to so long. whole: share of the batches that are padded
+    to 30 s. longer: below 1, long windows are drawn more often than short ones.
     """
 
     def __init__(
         self,
         corpus: str,
         tokenizer: str,
+        train_split: str | list[str] = "train",
         pieces: int = 800,
         batch_seconds: float = 90.0,
         steps_per_epoch: int = 100,
@@ -96,7 +97,7 @@ class WindowData(LightningDataModule):
             raise InputError(
                 f"`lengths` must begin at epoch 0 and be up to {SECONDS} s, but is {lengths}. Set [[0, 30]]."
             )
-        self.train_rows = read_utterances(corpus, "train")
+        self.train_rows = read_splits(corpus, train_split)
         self.dev_rows = read_utterances(corpus, "dev")
         self.tokenizer = kept_tokenizer(Path(tokenizer), self.train_rows, pieces)
 

@@ -120,7 +120,7 @@ def test_a_missing_corpus_is_built_or_named(checkout: Path, monkeypatch: pytest.
     builder = Path("builder.py")
     builder.write_text(
         "import sys, pathlib\nout = pathlib.Path(sys.argv[2])\nout.mkdir(parents=True, exist_ok=True)\n"
-        "[(out / name).mkdir(exist_ok=True) for name in ('train', 'dev')]\n"
+        "[(out / name).mkdir(exist_ok=True) for name in ('train', 'train_everyday', 'dev')]\n"
         "sys.exit(not pathlib.Path('whole').exists())\n"
     )
     monkeypatch.setattr(schedule_whisper, "BUILDER", builder)
@@ -129,6 +129,12 @@ def test_a_missing_corpus_is_built_or_named(checkout: Path, monkeypatch: pytest.
     Path("whole").touch()
     assert schedule_whisper.prepare() == ""
     assert Path("data/english/train").is_dir()
+    kept = Path("data/english/dev/kept")
+    kept.touch()
+    shutil.rmtree("data/english/train_everyday")  # a corpus of before there was any
+    assert schedule_whisper.prepare() == ""
+    assert kept.is_file()
+    assert Path("data/english/train_everyday").is_dir()
 
 
 def test_minutes_are_shared(checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -30,7 +30,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("english")
-    for split in ("train", "dev"):
+    for split in ("train", "train_everyday", "dev"):
         folder = root / split / "0001" / "1"
         lines = []
         for index, text in enumerate(TEXTS):
