@@ -23,7 +23,7 @@ from mmdec.comparison import Runs, compare
 from mmdec.contest import Contest, Way, drafted, greedy, parse_plan, same
 from mmdec.provenance import hardware
 from mmdec.types import InputError, MmdecError
-from mmdec.utterances import read_utterances
+from mmdec.utterances import read_splits
 from mmdec.whispers import DEFAULT_MODEL, Whisper, load_whisper
 
 SPLITS = ("test", "paragraphs")
@@ -126,7 +126,7 @@ def bench_asr(
 
 def _from_corpus(corpus: str | os.PathLike[str], splits: Sequence[str], per_bin: int) -> list[Recording]:
     """`per_bin` of each length, evenly spaced over the splits."""
-    rows = [row for split in splits for row in read_utterances(os.fspath(corpus), split)]
+    rows = read_splits(os.fspath(corpus), list(splits))
     chosen = []
     for low, high in BINS:
         fitting = [row for row in rows if low <= len(row.text.split()) <= high]

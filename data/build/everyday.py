@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from splits import share
+import splits
 
 FOLDER = Path(__file__).parent / "grammar" / "everyday"
 SALT = "mmdec everyday 1"
-DEV_SHARE, TEST_SHARE = 0.03, 0.06
 DEEPEST = 12  # slots within slots
 WORDS = 24  # of a sentence
 FORMS = ("base", "s", "past", "done", "ing")
@@ -102,10 +101,7 @@ def sentence(draw: random.Random) -> str:
 
 def split_of(text: str) -> str:
     """Of a text, by its hash alone."""
-    value = share(SALT, " ".join(re.findall(r"[\w'-]+", text.lower())))
-    if value < TEST_SHARE:
-        return "test"
-    return "dev" if value < TEST_SHARE + DEV_SHARE else "train"
+    return splits.split_of(splits.normalise(text), SALT)
 
 
 def sentences(split: str, seed: int) -> Iterator[str]:

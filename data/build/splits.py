@@ -97,9 +97,9 @@ def held_out_pairs(patterns: Sequence[Pattern]) -> dict[str, list[frozenset[int]
     return held
 
 
-def split_of(key: str) -> str:
-    """Split of a normalised French sentence by its hash alone."""
-    value = share(SALT, key)
+def split_of(key: str, salt: str = SALT) -> str:
+    """Split of a normalised sentence by its hash alone."""
+    value = share(salt, key)
     if value < TEST_SHARE:
         return "test"
     return "dev" if value < TEST_SHARE + DEV_SHARE else "train"

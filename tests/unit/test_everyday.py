@@ -75,7 +75,7 @@ def test_a_text_has_one_split(texts: list[str]) -> None:
     assert everyday.split_of("Is it far?") == everyday.split_of("is it, FAR!")
     draw = random.Random(1)
     shares = Counter(everyday.split_of(everyday.sentence(draw)) for _ in range(3000))
-    assert shares["test"] / 3000 == pytest.approx(everyday.TEST_SHARE, abs=0.02)
+    assert shares["test"] / 3000 == pytest.approx(splits.TEST_SHARE, abs=0.02)
 
 
 def test_a_regular_verb_needs_no_e() -> None:
