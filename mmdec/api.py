@@ -107,7 +107,8 @@ def translate_speech(
     None is the model's own, "griffin-lim" needs no weights; else it names published HiFi-GAN weights: a directory, a
     hub id or a generator file.
 
-    Raises InputError for what cannot be translated, and BatchError, with the other results, in a list.
+    Raises InputError for what cannot be translated, sound in which the model finds no unit too, and BatchError, with
+    the other results, in a list.
     """
     strategy = _strategy(strategy, verify)
     alone = not isinstance(audio, (list, tuple))
@@ -125,13 +126,22 @@ def translate_speech(
                 readable[place] = read(item, sample_rate)
             except InputError as error:
                 errors[place] = error
-        done = dict(zip(readable, _translate(translator, list(readable.values()), strategy), strict=True))
+        results = zip(readable, _translate(translator, list(readable.values()), strategy), strict=True)
+    done: dict[int, Translation] = {}
+    for place, result in results:
+        if result.units:
+            done[place] = result
+        else:
+            errors[place] = InputError(
+                "`audio` must hold speech that the model knows, but it found no unit to say in "
+                f"{result.seconds_source:.2f} seconds. Check the recording: its language, its level, its noise."
+            )
     if alone:
         for error in errors.values():
             raise error
         return done[0]
     if errors:
-        raise BatchError([done.get(place) for place in range(len(batch))], errors)
+        raise BatchError([done.get(place) for place in range(len(batch))], dict(sorted(errors.items())))
     return [done[place] for place in range(len(batch))]
 
 
@@ -189,7 +199,8 @@ def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
     samples = torch.from_numpy(np.ascontiguousarray(data))
     sound.check_samples(samples)
     if np.issubdtype(array.dtype, np.floating):
-        samples = samples / samples.abs().max().clamp(min=1)  # a level above full scale would clip
+        sound.check_peak(max(float(array.max()), -float(array.min())))  # of all channels: two may cancel
+        samples = sound.full_scale(samples)
     return sound.resample(samples.float(), rate)
 
 
@@ -217,7 +228,8 @@ def _mono(array: np.ndarray) -> np.ndarray:
         half = 2.0 ** (8 * kind.itemsize - 1)
         data = (data - half if kind.kind == "u" else data) / half
     if data.ndim == 2:
-        data = data.mean(axis=int(np.argmin(data.shape)))
+        with np.errstate(all="ignore"):  # infinities are counted later
+            data = data.mean(axis=int(np.argmin(data.shape)))
     return data
 
 

@@ -7,7 +7,8 @@ one frame grid: 16 kHz, window and FFT 1024, hop 256, centred, so T samples give
 import io
 import math
 import os
-import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
@@ -19,6 +20,8 @@ import torchaudio.compliance.kaldi as kaldi
 import torchaudio.functional as F
 from torch import Tensor
 
+from mmdec import files
+from mmdec.files import open_regular, printable, unreadable, write_whole
 from mmdec.types import InputError
 
 SAMPLE_RATE = 16_000  # Hz, of every network here
@@ -30,6 +33,22 @@ LOG_FLOOR = 1e-5
 MIN_RATE, MAX_RATE = 8_000, 192_000  # Hz
 MAX_SECONDS = 3_600.0
 MAX_BYTES = 2 * 2**30  # of a file object, which is read into memory
+MAX_PEAK = 2.0**31  # of floats: what was recorded with 32 bits may have kept its integers' scale
+BLOCK = 1 << 20  # samples that are read at once
+UNRECOGNISED = 1  # libsndfile's SF_ERR_UNRECOGNISED_FORMAT
+HEADERLESS = {".au": "ULAW", ".snd": "ULAW", ".gsm": "GSM610", ".vox": "VOX_ADPCM"}  # telephony, at 8 kHz
+WRITABLE = {  # suffix: libsndfile's format and subtype
+    ".wav": ("WAV", "PCM_16"),
+    ".flac": ("FLAC", "PCM_16"),
+    ".ogg": ("OGG", "VORBIS"),
+    ".mp3": ("MP3", "MPEG_LAYER_III"),
+    ".opus": ("OGG", "OPUS"),
+    ".aiff": ("AIFF", "PCM_16"),
+    ".aif": ("AIFF", "PCM_16"),
+    ".au": ("AU", "PCM_16"),
+    ".caf": ("CAF", "PCM_16"),
+    ".w64": ("W64", "PCM_16"),
+}
 
 AudioSource = str | os.PathLike[str] | BinaryIO
 
@@ -37,52 +56,98 @@ AudioSource = str | os.PathLike[str] | BinaryIO
 def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE) -> Tensor:
     """One sound file, mixed down to mono and resampled: (T,) float32 in [-1, 1].
 
-    Reads what libsndfile reads: wav, flac, ogg, mp3, aiff; 8 to 32 bit integers and floats. Raises InputError for
-    anything else, and for audio that `check_samples` refuses.
+    Reads what libsndfile reads: wav, flac, ogg, mp3, aiff; 8 to 32 bit integers and floats. What is in the file is
+    read, whatever its header declares; floats beyond full scale are brought back to it. Raises InputError for
+    anything else, and for audio that `check_samples` or `check_peak` refuses.
     """
-    if isinstance(source, (str, os.PathLike)):
-        name = f"'{os.fspath(source)}'"
-        path = Path(source)
-        if path.is_dir():
-            raise InputError(f"`audio` must be a sound file, but {name} is a directory. Name the files in it.")
-        if not path.is_file():
-            raise InputError(f"`audio` must be an existing file, but {name} does not exist. Check the path.")
-    else:
-        name = "the file object"
-        source = _read_whole(source)
     blocks: list[np.ndarray] = []
-    try:
-        with soundfile.SoundFile(source) as file:
-            rate = file.samplerate
-            check_rate(rate)
-            check_seconds(file.frames / rate)
-            for block in file.blocks(blocksize=1 << 20, dtype="float32", always_2d=True):  # (<= 2^20, channels)
-                blocks.append(block.mean(axis=1))
-    except (soundfile.SoundFileError, OSError) as error:
-        reason = str(error)
-        if isinstance(error, soundfile.LibsndfileError):
-            reason = error.error_string.rstrip(".") or f"error {error.code}"
-        raise InputError(
-            f"`audio` must be a sound file that libsndfile can read, but {name} is not ({reason}). "
-            "Convert it to 16-bit PCM wav."
-        ) from error
+    rates, peak = [sample_rate], 0.0
+    for rate, block in _blocks(source):  # (<= 2^20 / channels, channels)
+        rates.append(rate)
+        peak = float(np.fmax.reduce(np.abs(block), axis=None, initial=peak))  # of all channels: two may cancel
+        with np.errstate(all="ignore"):  # infinities are counted below
+            blocks.append(block.mean(axis=1))
     samples = torch.from_numpy(np.concatenate(blocks)) if blocks else torch.zeros(0)
     check_samples(samples)
-    return resample(samples, rate, sample_rate)
+    check_peak(peak)
+    return resample(full_scale(samples), rates[-1], sample_rate)
 
 
 def sound_seconds(path: str | os.PathLike[str]) -> float:
-    """Length of a sound file by its header. Raises InputError for what libsndfile cannot read."""
+    """Length of a sound file, decoded to its end: a header may declare any. Raises InputError as `load_audio` does."""
+    return sum(len(block) / rate for rate, block in _blocks(path))
+
+
+class _FrontToBack(soundfile.SoundFile):
+    """A file that is never sought in. soundfile does it after each block, which GSM 6.10 refuses."""
+
+    def seekable(self) -> bool:
+        return False
+
+
+def _blocks(source: AudioSource) -> Iterator[tuple[int, np.ndarray]]:
+    """A sound file's rate and samples (T, channels) in pieces, until nothing comes. No declared length is trusted.
+
+    Each piece holds as many frames as the decoder gave. `SoundFile.blocks` gives as many as the header declares: where
+    the file is cut or damaged, the rest is memory that nobody wrote, such as another recording's samples.
+    """
+    frames = 0
+    path = os.fsdecode(source) if isinstance(source, (str, os.PathLike)) else ""
+    name = f"'{printable(path)}'" if path else "the file object"
+    with ExitStack() as stack:
+        try:
+            if isinstance(source, (str, os.PathLike)):
+                content = stack.enter_context(open_regular(path, "audio"))
+            else:
+                content = _read_whole(source)
+            file = stack.enter_context(_open(content, Path(path).suffix.lower()))
+            rate = file.samplerate
+            check_rate(rate)
+            size = max(1, BLOCK // file.channels)
+            while len(block := file.read(size, dtype="float32", always_2d=True)):
+                frames += len(block)
+                if frames > MAX_SECONDS * rate:
+                    raise InputError(
+                        f"`audio` must last at most {MAX_SECONDS:.0f} seconds, but {name} lasts longer. "
+                        "Cut it into several files."
+                    )
+                yield rate, block
+        except InputError:
+            raise
+        except Exception as error:  # libsndfile's, soundfile's or the system's: whichever it is, it is this file's
+            reason = files.reason(error)
+            if isinstance(error, soundfile.LibsndfileError):
+                reason = error.error_string.rstrip(".") or f"error {error.code}"
+            remedy = "Convert it to 16-bit PCM wav."
+            if path.lower().endswith(".raw"):
+                remedy = "Pass samples without a header as an array with its `sample_rate`."
+            raise InputError(
+                f"`audio` must be a sound file that libsndfile can read, but {name} is not ({reason}). {remedy}"
+            ) from error
+
+
+def _open(content: int | io.BytesIO, suffix: str) -> soundfile.SoundFile:
+    """By what is in it. Only of a file without a header the suffix says what it is."""
     try:
-        return soundfile.info(path).duration
-    except (soundfile.SoundFileError, OSError) as error:
-        raise InputError(f"`path` must be a sound file, but '{path}' is not ({error}). Convert it to wav.") from error
+        return _FrontToBack(content, closefd=False)
+    except soundfile.LibsndfileError as error:
+        if suffix not in HEADERLESS or error.code != UNRECOGNISED or not isinstance(content, int):
+            raise
+        os.lseek(content, 0, os.SEEK_SET)
+        subtype = HEADERLESS[suffix]
+        return _FrontToBack(content, samplerate=8000, channels=1, format="RAW", subtype=subtype, closefd=False)
 
 
 def _read_whole(source: BinaryIO) -> io.BytesIO:
     """All that a file object gives, in pieces: an endless one is refused before memory ends."""
     content = io.BytesIO()
-    while piece := source.read(1 << 20):
+    while True:
+        try:
+            piece = source.read(1 << 20)
+        except Exception as error:  # closed, broken, or another's code
+            raise unreadable("audio", "the file object", error, "Open it anew, or give its path.") from error
+        if not piece:
+            break
         if not isinstance(piece, bytes):
             raise InputError("`audio` must be a binary file object, but gives text. Open it with mode 'rb'.")
         if content.tell() + len(piece) > MAX_BYTES:
@@ -95,24 +160,30 @@ def _read_whole(source: BinaryIO) -> io.BytesIO:
 
 
 def save_audio(path: str | os.PathLike[str], samples: Tensor | np.ndarray, sample_rate: int = SAMPLE_RATE) -> Path:
-    """Write (T,) float samples as 16-bit audio, whole or not at all. The suffix of `path` names the format."""
-    path = Path(path)
-    kind = path.suffix.lstrip(".").upper()
-    if kind not in soundfile.available_formats():
-        raise InputError(f"`path` must end in .wav, .flac or .ogg, but is '{path}'. Rename the output.")
+    """Write (T,) float samples, whole or not at all. The suffix of `path` names the format; integers have 16 bits.
+
+    Raises InputError for a suffix that names none, or a rate that its format does not have; OSError, with the path,
+    where the system does not take the file.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in WRITABLE:
+        raise InputError(
+            f"`path` must end in {', '.join(WRITABLE)}, but is '{printable(str(path))}'. Rename the output."
+        )
+    kind, subtype = WRITABLE[suffix]
     data = samples.detach().cpu().numpy() if isinstance(samples, Tensor) else np.asarray(samples)
     data = np.clip(data.astype(np.float32, copy=False), -1.0, 1.0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
-    os.close(descriptor)
+    content = io.BytesIO()  # an encoder does not say when a disk is full
     try:
-        soundfile.write(temporary, data, sample_rate, subtype="PCM_16" if kind in ("WAV", "FLAC", "AIFF") else None)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path
+        with soundfile.SoundFile(content, "w", sample_rate, 1, format=kind, subtype=subtype) as file:
+            for start in range(0, len(data), 1 << 16):  # libsndfile's Vorbis breaks down over minutes at once
+                file.write(data[start : start + (1 << 16)])
+    except soundfile.SoundFileError as error:
+        raise InputError(
+            f"`path` must end in a format that takes sound at {sample_rate} Hz, but is '{printable(str(path))}' "
+            f"({error}). Write .wav."
+        ) from error
+    return write_whole(path, content.getvalue())
 
 
 def check_rate(rate: int) -> None:
@@ -142,6 +213,20 @@ def check_samples(samples: Tensor) -> None:
             f"`audio` must hold finite numbers, but {count} of {samples.numel()} samples are NaN or infinite. "
             "Replace them, with zeros for instance."
         )
+
+
+def check_peak(peak: float) -> None:
+    """Refuse floats that no recording holds: 32-bit integers left at their scale are the loudest."""
+    if peak > MAX_PEAK:
+        raise InputError(
+            f"`audio` must hold samples of at most {MAX_PEAK:.3g}, but its peak is {peak:.3g}. "
+            "Scale it to full scale, which is 1."
+        )
+
+
+def full_scale(samples: Tensor) -> Tensor:
+    """(T,) samples within [-1, 1]: what is louder as a whole is brought back to it, for it would clip."""
+    return samples / samples.abs().max().clamp(min=1)
 
 
 def resample(samples: Tensor, rate: int, new_rate: int = SAMPLE_RATE) -> Tensor:

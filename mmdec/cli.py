@@ -16,13 +16,14 @@ import typer
 from mmdec import __version__, cli_asr
 from mmdec.cli_asr import write_json
 from mmdec.cli_transcribe import transcribe
-from mmdec.outputs import output_paths
+from mmdec.files import printable
+from mmdec.outputs import failure, json_text, output_paths, print_failures, unwritten
 from mmdec.types import MmdecError
 
 if TYPE_CHECKING:
     from mmdec.api import Translation
 
-SOUND_SUFFIXES = (".wav", ".flac", ".ogg")
+SOUND_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".opus", ".aiff", ".aif", ".au", ".caf", ".w64")
 
 app = typer.Typer(
     name="mmdec",
@@ -71,7 +72,10 @@ def convert_medusa(
 def translate(
     inputs: Annotated[list[Path], typer.Argument(metavar="IN...", help="Sound files with French speech.")],
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="OUT", help="A directory, or a .wav file for a single input.")
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="OUT", help="A directory; for one input also a .wav, .flac, .ogg or .mp3 file."
+        ),
     ],
     strategy: Strategy = "lookahead",
     verify: Annotated[
@@ -106,9 +110,9 @@ def translate(
 
         torch.set_num_threads(threads)
     translator = load(model, device, vocoder=vocoder)
-    errors: dict[Path, str] = {}
+    errors: list[tuple[Path, str]] = []
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         task = progress.add_task("translating", total=len(inputs))
         for source, target in zip(inputs, targets, strict=True):
@@ -117,18 +121,18 @@ def translate(
             try:
                 result = translate_speech(source, model=translator, strategy=strategy)
                 result.save(target)
-            except (MmdecError, OSError, RuntimeError) as error:
-                errors[source] = str(error)
+            except OSError as error:  # not the input's: reading raises InputError
+                errors.append((source, unwritten(target, error)))
+            except Exception as error:  # whatever one file does, the others are translated
+                errors.append((source, failure(error)))
             else:
                 taken = time.perf_counter() - start
                 report = _json_line if as_json else _plain_lines
                 progress.console.file.flush()
                 print(report(source, target, result, taken), flush=True)
             progress.advance(task)
-    for source, message in errors.items():
-        print(f"failed: {source}: {message}", file=sys.stderr)
+    print_failures(errors, len(inputs))
     if errors:
-        print(f"{len(errors)} of {len(inputs)} files failed", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -248,7 +252,7 @@ def demo(
 
 
 def _json_line(source: Path, target: Path, result: Translation, taken: float) -> str:
-    return json.dumps(
+    return json_text(
         {
             "input": str(source),
             "output": str(target),
@@ -258,14 +262,14 @@ def _json_line(source: Path, target: Path, result: Translation, taken: float) ->
             "seconds_taken": round(taken, 4),
             "passes": result.passes,
             "timings": {stage: round(seconds, 5) for stage, seconds in result.timings.items()},
-        },
-        ensure_ascii=False,
+        }
     )
 
 
 def _plain_lines(source: Path, target: Path, result: Translation, taken: float) -> str:
     stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in result.timings.items())
-    return f"{source} -> {target}\n  {result.text}\n  {result.seconds_source:.2f} s of audio in {taken:.3f} s: {stages}"
+    names = f"{printable(str(source))} -> {printable(str(target))}"
+    return f"{names}\n  {result.text}\n  {result.seconds_source:.2f} s of audio in {taken:.3f} s: {stages}"
 
 
 def main() -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmdec.outputs import output_paths, write_text
+from mmdec.files import printable
+from mmdec.outputs import failure, json_text, output_paths, print_failures, unwritten, write_text
 from mmdec.transcript import FORMATS, SUBTITLES, clock
 from mmdec.types import InputError, MmdecError
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
     from mmdec.transcript import Transcript
 
 SUFFIXES = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt"}
@@ -91,23 +94,24 @@ def transcribe(
         "no_speech_threshold": no_speech_threshold,
         "condition_on_prev_tokens": condition_on_prev_tokens or None,
     }
-    errors: dict[Path, str] = {}
+    errors: list[tuple[Path, str]] = []
     for at, found in _batches(inputs, batch_size, model, device, options):
         for source, target, result in zip(inputs[at:], targets[at:], found, strict=False):
             if isinstance(result, str):
-                errors[source] = result
+                errors.append((source, result))
                 continue
             if target is not None:
                 try:
                     write_text(target, result.format(kind))
                 except OSError as error:
-                    errors[source] = str(error)
+                    errors.append((source, unwritten(target, error)))
+                    continue
+                except InputError as error:  # the output is a pipe, say
+                    errors.append((source, failure(error)))
                     continue
             print(_report(source, target, result, kind, as_json, len(inputs) > 1), flush=True)
-    for source, message in errors.items():
-        print(f"failed: {source}: {message}", file=sys.stderr)
+    print_failures(errors, len(inputs))
     if errors:
-        print(f"{len(errors)} of {len(inputs)} files failed", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -119,7 +123,6 @@ def _batches(
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
     from transformers.utils import logging
 
-    from mmdec.api import BatchError
     from mmdec.transcription import transcribe
     from mmdec.whispers import load_whisper
 
@@ -127,35 +130,41 @@ def _batches(
     logging.disable_progress_bar()
     whisper = load_whisper(model, device)
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         for at in range(0, len(inputs), size):
             batch = list(inputs[at : at + size])
             task = progress.add_task(batch[0].name if len(batch) == 1 else f"{batch[0].name} ...", total=None)
-            found: list[Transcript | str]
-            try:
-                found = [
-                    *transcribe(
-                        batch,
-                        model=whisper,
-                        progress=lambda done, whole, task=task: progress.update(task, completed=done, total=whole),
-                        **options,
-                    )
-                ]
-            except BatchError as error:
-                found = [one or str(error.errors[place]) for place, one in enumerate(error.results)]
-            except MmdecError:
-                raise  # the call was wrong, not a file
-            except (OSError, RuntimeError) as error:
-                found = [str(error)] * len(batch)
+            heard = partial(_advance, progress, task)
+            found = _results(batch, partial(transcribe, model=whisper, progress=heard, **options))
             progress.remove_task(task)
             yield at, found
+
+
+def _advance(progress: Progress, task: TaskID, done: float, whole: float) -> None:
+    progress.update(task, completed=done, total=whole)
+
+
+def _results(batch: list[Path], call: Callable[[Any], Any]) -> list[Transcript | str]:
+    """What each file of a batch gave, or why it gave nothing."""
+    from mmdec.api import BatchError
+
+    try:
+        return [*call(batch)]
+    except BatchError as error:
+        return [one or str(error.errors[place]) for place, one in enumerate(error.results)]
+    except MmdecError:
+        raise  # the call was wrong, not a file
+    except Exception as error:  # one file's doing, and nobody knows whose: each by itself
+        if len(batch) == 1:
+            return [failure(error)]
+        return [result for one in batch for result in _results([one], call)]
 
 
 def _kind(kind: str | None, output: Path | None) -> str:
     """The format: what is asked for, or what the output's name says."""
     named = next((name for name, suffix in SUFFIXES.items() if output and output.suffix.lower() == suffix), None)
-    if output is not None and output.is_dir():
+    if output is not None and os.path.isdir(output):
         named = None
     if kind is not None and kind not in FORMATS:
         raise InputError(f"`--format` must be one of {', '.join(FORMATS)}, but is {kind!r}. Choose one.")
@@ -168,14 +177,15 @@ def _report(source: Path, target: Path | None, result: Transcript, kind: str, as
     """What is printed for a file."""
     if as_json:
         where = {"input": str(source), "output": None if target is None else str(target)}
-        return json.dumps({**where, **result.to_dict()}, ensure_ascii=False)
+        return json_text({**where, **result.to_dict()})
     if target is not None:
         spent = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in result.timings.items())
         return (
-            f"{source} -> {target}\n  {result.text}\n  {result.seconds:.2f} s of audio in "
+            f"{printable(str(source))} -> {printable(str(target))}\n  {result.text}\n"
+            f"  {result.seconds:.2f} s of audio in "
             f"{result.timings['total']:.3f} s: {spent}; {result.tokens_per_round:.2f} tokens a round"
         )
     if kind != "text":
         return result.format(kind).rstrip("\n")
     lines = [f"[{clock(one.start)} --> {clock(one.end)}] {one.text}" for one in result.segments] or [result.text]
-    return "\n".join([f"{source}:", *(f"  {line}" for line in lines)] if several else lines)
+    return "\n".join([f"{printable(str(source))}:", *(f"  {line}" for line in lines)] if several else lines)

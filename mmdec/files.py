@@ -1,0 +1,103 @@
+"""Files that people name: only regular ones are opened, and what is written appears whole or not at all.
+
+A name may hold any bytes and a path may lead anywhere: a pipe that would wait for ever, a folder that cannot be
+entered, a disk that is full. Each is named as what it is.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mmdec.types import InputError
+
+KINDS = (
+    (stat.S_ISDIR, "a directory", "Name the files in it"),
+    (stat.S_ISFIFO, "a pipe", "Save what comes out of it to a file"),
+    (stat.S_ISSOCK, "a socket", "Save what comes out of it to a file"),
+    (stat.S_ISCHR, "a device", "Name a file"),
+    (stat.S_ISBLK, "a device", "Name a file"),
+)
+
+
+def printable(text: str) -> str:
+    """`text` in one line that every UTF-8 stream takes: bytes that are no UTF-8, line ends and the like are escaped."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+@contextmanager
+def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
+    """A descriptor of an existing regular file, open for reading. Raises InputError about `argument` for all else.
+
+    A pipe is not opened, and so not waited for.
+    """
+    name = f"'{printable(os.fsdecode(path))}'"
+    try:
+        place = Path(os.fsdecode(path))  # "" is the current directory
+        _check_regular(os.stat(place).st_mode, name, argument)
+        flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)  # a pipe may take its place
+        descriptor = os.open(place, flags)
+    except FileNotFoundError as error:
+        raise InputError(
+            f"`{argument}` must be an existing file, but {name} does not exist. Check the path."
+        ) from error
+    except (OSError, ValueError) as error:
+        remedy = "the permissions of the file and its folders" if isinstance(error, PermissionError) else "the path"
+        raise unreadable(argument, name, error, f"Check {remedy}.") from error
+    try:
+        _check_regular(os.fstat(descriptor).st_mode, name, argument)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def unreadable(argument: str, name: str, error: Exception, remedy: str) -> InputError:
+    """What is said of a file that the system does not give."""
+    return InputError(f"`{argument}` must be a file that can be read, but {name} is not ({reason(error)}). {remedy}")
+
+
+def write_whole(path: str | os.PathLike[str], content: bytes) -> Path:
+    """Write a file with the folders it needs: beside its place first, then renamed. A file that is there gives way.
+
+    Raises OSError with `path` in it (a full disk, a folder that nobody may write to), InputError where `path` is
+    something else than a file; then there is nothing new, and an earlier file is as it was.
+    """
+    path = Path(path)
+    name = f"'{printable(str(path))}'"
+    try:
+        try:
+            _check_regular(os.stat(path).st_mode, name, "path")
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".mmdec-", suffix=".part")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error  # not the temporary file's name
+    return path
+
+
+def reason(error: Exception) -> str:
+    """An error in a few words: the system's own where it is the system's."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return printable(str(error)) or type(error).__name__
+
+
+def _check_regular(mode: int, name: str, argument: str) -> None:
+    if stat.S_ISREG(mode):
+        return
+    kind, remedy = next((kind, remedy) for is_kind, kind, remedy in KINDS if is_kind(mode))
+    raise InputError(f"`{argument}` must be a file, but {name} is {kind}. {remedy}.")
