@@ -85,6 +85,6 @@ def check_extractor(folder: Path) -> None:
             value = sizes.get(key, 1) if isinstance(sizes, dict) else None
             if type(value) is not int or not 1 <= value <= most:
                 raise InputError(
-                    f"`{key}` must be a whole number from 1 to {most}, but {name} of '{folder}' has {value!r:.100}. Fetch "
-                    "it again."
+                    f"`{key}` must be a whole number from 1 to {most}, but {name} of '{folder}' has {value!r:.100}. "
+                    "Fetch it again."
                 )

@@ -10,7 +10,7 @@ import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration, WhisperProcessor
@@ -160,4 +160,4 @@ def _read(directory: Path, device: torch.device) -> Whisper:
             f"`model` must have a whole tokenizer and feature extractor, but those in '{directory}' are damaged "
             f"({type(error).__name__}: {error!s:.300}). Fetch it again."
         ) from error
-    return Whisper(model.to(device), processor, directory)
+    return Whisper(cast(Any, model).to(device), processor, directory)

@@ -127,8 +127,8 @@ class HifiGanVocoder(nn.Module):
 
 
 def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
-    """The authors' generator file, with its config.json beside it -> a directory that `HifiGanVocoder.load` reads, whole
-    or not at all.
+    """The authors' generator file, with its config.json beside it -> a directory that `HifiGanVocoder.load` reads,
+    whole or not at all.
 
     The file is a pickle; tensors and plain values alone are taken from it, no code is run. Raises InputError for
     another generator, and for mels that ours cannot become.
