@@ -104,8 +104,8 @@ def translate_speech(
     `model` is a shipped name, a directory, a hub id, or what `load` gave. `strategy` is lookahead (None means that),
     greedy, viterbi, joint-viterbi, autoregressive or verified. `verify` asks for the last: exactly the autoregressive
     decoder's units, in a few passes over drafts from the graph. `threads` sets torch's threads for this call. `vocoder`
-    None is the model's own, "griffin-lim" needs no weights; else it names published HiFi-GAN weights: a directory, a
-    hub id or a generator file.
+    None is the model's own, "griffin-lim" needs no weights; else it names published HiFi-GAN weights: a directory or a
+    hub id.
 
     Raises InputError for what cannot be translated, sound in which the model finds no unit too, and BatchError, with
     the other results, in a list.

@@ -68,6 +68,17 @@ def convert_medusa(
     print(convert(source, output))
 
 
+@convert_app.command("hifigan")
+def convert_hifigan(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="The generator file, its config.json beside it.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="A new directory for --vocoder.")],
+) -> None:
+    """A HiFi-GAN generator as its authors publish it, a pickle, of which tensors alone are read."""
+    from mmdec.nn.hifigan import convert
+
+    print(convert(source, output))
+
+
 @app.command()
 def translate(
     inputs: Annotated[list[Path], typer.Argument(metavar="IN...", help="Sound files with French speech.")],

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from mmdec.arguments import show
 from mmdec.decode.words import WordDecoder
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
 from mmdec.nn.griffin_lim import GriffinLimVocoder
@@ -30,6 +30,7 @@ from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.provenance import stamp
 from mmdec.targets.speech import Decoding, SpeechTranslator
 from mmdec.types import InputError, MmdecError
+from mmdec.weights import PICKLES, check_counts, checked_file, fill, read_settings, read_weights
 
 DEFAULT_MODEL = "daspeech-phrasebook"
 GRIFFIN_LIM = "griffin-lim"
@@ -39,7 +40,6 @@ WEIGHTS = ("encoder.safetensors", "model.safetensors", "vocoder.safetensors")  #
 NEEDED = ("config.json", *WEIGHTS, "units.json")
 RESULTS = "## Results\n"  # the heading of a card's numbers
 OUTDATED = "> **These numbers belong to earlier weights**"
-PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.tsv", "*.arpa", "*.md"]
 
@@ -58,7 +58,7 @@ def kind(directory: Path) -> str:
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         return str(config.get("system") or config.get("model_type") or "")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return ""
 
 
@@ -73,7 +73,7 @@ def find(model: str | os.PathLike[str], system: str = "daspeech", files: Sequenc
     system: whose names an error lists. files: patterns of what is fetched from the hub. What lies in the directory is
     for the caller to check.
     """
-    text = os.fspath(model)
+    text = path_text(model, "model", f"a shipped name ({', '.join(names(system)) or 'none is installed'}), a directory")
     path = Path(text)
     if path.suffix in PICKLES:
         raise InputError(f"`model` must hold safetensors, but is the pickle '{text}'. Export it with `hub.save_model`.")
@@ -99,16 +99,30 @@ def load(
     """A translator, ready to run; loaded once for each model, device and vocoder.
 
     `device` None takes a GPU where there is one. `vocoder` None is the model's own, "griffin-lim" needs no weights;
-    anything else names published HiFi-GAN weights: a directory, a hub id, or the authors' generator file.
-    Raises InputError where the model is not found and MmdecError where its files do not fit together.
+    anything else names published HiFi-GAN weights: a directory or a hub id.
+    Raises InputError where the model is not found, damaged, outside its folder or no safetensors.
     """
     directory = resolve(model)
     place = check_device(device)
+    if vocoder is not None:
+        path_text(vocoder, "vocoder", f"{GRIFFIN_LIM}, a directory")
     with _loading:
         key = (version(directory), str(place), None if vocoder is None else version(vocoder))
         if key not in _loaded:
             _loaded[key] = _read(directory, place, vocoder)
         return _loaded[key]
+
+
+def path_text(source: object, argument: str, rule: str) -> str:
+    """A path or a name as text. Raises InputError for what is neither, and for what no file can be called."""
+    try:
+        text = os.fspath(source)  # type: ignore[call-overload] # a TypeError for what is no path
+        if isinstance(text, str) and text:
+            Path(text).exists()  # OSError where it is too long
+            return text
+    except (OSError, TypeError, ValueError):
+        pass
+    raise InputError(f"`{argument}` must be {rule} or a hub id, but is {show(source)}. Give its name as text.")
 
 
 def version(source: str | os.PathLike[str]) -> tuple[str, int]:
@@ -117,7 +131,14 @@ def version(source: str | os.PathLike[str]) -> tuple[str, int]:
     if not path.exists():
         return os.fspath(source), 0
     files = path.iterdir() if path.is_dir() else [path]
-    return str(path.resolve()), max((file.stat().st_mtime_ns for file in files), default=0)
+    return str(path.resolve()), max((_changed(file) for file in files), default=0)
+
+
+def _changed(file: Path) -> int:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:  # a link to nowhere, or to itself
+        return file.lstat().st_mtime_ns
 
 
 def check_device(device: str | torch.device | None) -> torch.device:
@@ -125,10 +146,12 @@ def check_device(device: str | torch.device | None) -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
+        if not isinstance(device, (str, torch.device)):
+            raise TypeError
         place = torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise InputError(
-            f"`device` must be 'cpu' or 'cuda', but is {device!r}. Leave it out to have it chosen."
+            f"`device` must be 'cpu' or 'cuda', but is {show(device)}. Leave it out to have it chosen."
         ) from error
     if place.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"`device` must exist, but is '{device}' and this machine has no GPU. Use device='cpu'.")
@@ -229,40 +252,59 @@ def _outdated(card: str, directory: Path) -> str:
 
 def _read(directory: Path, device: torch.device, voice: str | os.PathLike[str] | None) -> SpeechTranslator:
     try:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        config = read_settings(directory / "config.json")
         if config["system"] != "daspeech":
-            raise InputError(f"`model` must be of the system daspeech, but '{directory.name}' is {config['system']!r}.")
-        units = json.loads((directory / "units.json").read_text(encoding="utf-8"))
-        model = DASpeech(DASpeechConfig.from_dict(config["architecture"]), len(units))
-        state = load_file(directory / "encoder.safetensors") | load_file(directory / "model.safetensors")
-        model.load_state_dict(_full(state))
-        own = Vocoder(VocoderConfig(**config["vocoder"]))
-        own.load_state_dict(_full(load_file(directory / "vocoder.safetensors")))
+            raise InputError(
+                f"`model` must be of the system daspeech, but '{directory.name}' is {config['system']!r}. Name another."
+            )
+        units = _units(directory / "units.json")
+        encoder, rest, spoken = (checked_file(directory, name) for name in WEIGHTS)
+        state, voiced = read_weights([encoder, rest]), read_weights([spoken])
+        check_counts(config["architecture"], state)
+        check_counts(config["vocoder"], voiced)
+        shape, sizes = DASpeechConfig.from_dict(config["architecture"]), VocoderConfig(**config["vocoder"])
+        model = fill(lambda: DASpeech(shape, len(units)), state, "model", directory)
+        own = fill(lambda: Vocoder(sizes), voiced, "model", directory)
         words = WordDecoder.load(directory)
         decoding = Decoding(**config.get("decoding", {}))
-    except InputError:
+    except (InputError, MemoryError):
         raise
-    except (SafetensorError, OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
-        raise MmdecError(
-            f"The model in '{directory}' is damaged or of another version ({error}). Fetch it again."
+    except Exception as error:  # wrong types of any setting: networks raise what they like
+        raise InputError(
+            f"`model` must be a whole translator, but '{directory}' is damaged or of another version "
+            f"({type(error).__name__}: {error!s:.300}). Fetch it again."
         ) from error
     vocoder = own if voice is None else _vocoder(voice)
     return SpeechTranslator(model.to(device), vocoder.to(device), words, units, decoding=decoding, name=directory.name)
 
 
+def _units(file: Path) -> list[str]:
+    """The phones, in the order of their numbers."""
+    try:
+        units = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"`model` must hold units.json as a JSON list, but '{file}' is damaged or of another version ({error}). "
+            "Fetch it again."
+        ) from error
+    if not isinstance(units, list) or not all(isinstance(unit, str) for unit in units):
+        raise InputError(f"`model` must hold units.json as a list of names, but '{file}' is none. Fetch it again.")
+    return units
+
+
 def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
     """A vocoder other than the model's own; all are called alike."""
-    text = os.fspath(source)
+    text = path_text(source, "vocoder", f"{GRIFFIN_LIM}, a directory")
     if text == GRIFFIN_LIM:
         return GriffinLimVocoder()
     if not Path(text).exists() and not HUB_ID.fullmatch(text):
         raise InputError(
-            f"`vocoder` must be {GRIFFIN_LIM}, or a directory, generator file or hub id of HiFi-GAN weights, "
+            f"`vocoder` must be {GRIFFIN_LIM}, or a directory or hub id of HiFi-GAN weights, "
             f"but is '{text}'. Leave it out for the model's own."
         )
     from mmdec.nn.hifigan import HifiGanVocoder  # takes transformers' models with it: only where it is asked for
 
-    return HifiGanVocoder.load(text)
+    return HifiGanVocoder.load(Path(text) if Path(text).exists() else _download(text, HUB_FILES, "vocoder"))
 
 
 def _complete(directory: Path, name: str) -> Path:
@@ -279,7 +321,7 @@ def _complete(directory: Path, name: str) -> Path:
     raise InputError(f"`model` must hold {', '.join(NEEDED)}, but '{name}' lacks {', '.join(missing)}. Fetch it again.")
 
 
-def _download(name: str, files: Sequence[str]) -> Path:
+def _download(name: str, files: Sequence[str], argument: str = "model") -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -288,7 +330,7 @@ def _download(name: str, files: Sequence[str]) -> Path:
         return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(files)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise InputError(
-            f"`model` must be found on the hub, but '{name}' was not ({type(error).__name__}). "
+            f"`{argument}` must be found on the hub, but '{name}' was not ({type(error).__name__}). "
             "Check the name and the network, or give a directory."
         ) from error
 
@@ -301,10 +343,6 @@ def _half(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             f"`model` must fit half precision, but {broken[0]} overflows or is not finite. Train it again."
         )
     return half
-
-
-def _full(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
 
 
 def _write_json(path: Path, value: Any) -> None:

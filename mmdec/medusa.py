@@ -13,25 +13,27 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
 from mmdec.drafters.medusa import Medusa
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
-from mmdec.types import InputError, MmdecError
+from mmdec.types import InputError
+from mmdec.weights import checked_file, fill, read_settings, read_weights, shards
 
 SYSTEM = "medusa"
 WEIGHTS = "heads.safetensors"
 KINDS = {"base_head": "linear", "medusa_block": "block", "whisper_block": "block"}  # theirs -> ours
 HEAD = re.compile(r"medusa_heads\.(\d+)\.(\d+)\.linear\.(weight|bias)")
 BLOCK = "medusa_block."
+PUBLISHED = ("medusa_heads.", BLOCK)
 
 
 def save_heads(
@@ -66,7 +68,11 @@ def load_heads(directory: str | os.PathLike[str], model: WhisperForConditionalGe
 
     Raises InputError for heads of another Whisper: other channels, tokens or mels.
     """
-    config, ranks, state = _read(Path(directory))
+    try:
+        place = Path(directory)
+    except TypeError as error:
+        raise InputError(f"`directory` must be a path, but is a {type(directory).__name__}. Name a folder.") from error
+    config, ranks, state = _read(place)
     shape = model.config
     for what, ours, theirs in (
         ("channels", config.hidden_size, shape.d_model),
@@ -78,8 +84,7 @@ def load_heads(directory: str | os.PathLike[str], model: WhisperForConditionalGe
                 f"`model` must have {ours} {what} for these heads, but has {theirs}. They were trained for "
                 f"{config.base or 'another Whisper'}; use heads trained for this model."
             )
-    heads = MedusaHeads(config)
-    heads.load_state_dict(state)
+    heads = fill(lambda: MedusaHeads(config), state, "directory", Path(directory))
     return Medusa(heads.to(model.device, model.dtype), model.proj_out, ranks)
 
 
@@ -88,8 +93,8 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
     place = Path(source)
     if not (place / "config.json").is_file():
         raise InputError(f"`source` must hold config.json, but '{place}' does not. Give the checkpoint's directory.")
-    config: dict[str, Any] = json.loads((place / "config.json").read_text(encoding="utf-8"))
-    kind = KINDS.get(config.get("medusa_heads_type", ""))
+    config = read_settings(place / "config.json", "source")
+    kind = KINDS.get(str(config.get("medusa_heads_type", "")))
     if kind is None or config.get("medusa_num_layers", 1) != 1:
         raise InputError(
             f"`source` must hold Medusa heads of one layer and of the types {', '.join(KINDS)}, but its config says "
@@ -100,20 +105,29 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
     count = 1 + max((int(match[1]) for name in found if (match := HEAD.fullmatch(name))), default=-1) - first
     if count < 1:
         raise InputError(f"`source` must hold `medusa_heads.*`, but '{place}' holds none. Fetch all of its shards.")
-    shape = MedusaConfig(
-        hidden_size=config["d_model"],
-        vocab_size=config["vocab_size"],
-        kind=kind,  # type: ignore[arg-type] # one of KINDS' values
-        heads=count,
-        attention_heads=config["decoder_attention_heads"] if kind == "block" else 0,
-        ffn=config["decoder_ffn_dim"] if kind == "block" else 0,
-        mels=config.get("num_mel_bins", 80),
-        base=str(config.get("whisper_model_name") or ""),
-        tuned_base=kind == "linear",
-    )
-    heads = MedusaHeads(shape)
+    if count > len(found):
+        raise InputError(f"`source` must hold heads 0 to {count - 1}, but '{place}' holds fewer. Fetch all its shards.")
+    try:
+        shape = MedusaConfig(
+            hidden_size=config["d_model"],
+            vocab_size=config["vocab_size"],
+            kind=kind,  # type: ignore[arg-type] # one of KINDS' values
+            heads=count,
+            attention_heads=config["decoder_attention_heads"] if kind == "block" else 0,
+            ffn=config["decoder_ffn_dim"] if kind == "block" else 0,
+            mels=config.get("num_mel_bins", 80),
+            base=str(config.get("whisper_model_name") or ""),
+            tuned_base=kind == "linear",
+        )
+        with torch.device("meta"):
+            names = list(MedusaHeads(shape).state_dict())
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise InputError(
+            f"`source` must have the sizes of its heads in config.json, but '{place}' has not "
+            f"({type(error).__name__}: {error}). Fetch it again."
+        ) from error
     state = {}
-    for name in heads.state_dict():
+    for name in names:
         if name.startswith("heads."):
             _, index, *rest = name.split(".")
             theirs = f"medusa_heads.{int(index) + first}.0.{'.'.join(rest)}"
@@ -123,35 +137,14 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
     missing = sorted(theirs for theirs in state.values() if theirs not in found)
     if missing:
         raise InputError(f"`source` must hold {missing[0]}, but '{place}' does not. Fetch all of its shards.")
-    try:
-        heads.load_state_dict({name: found[theirs].float() for name, theirs in state.items()})
-    except RuntimeError as error:
-        raise InputError(f"`source` must hold weights of its config's shapes, but does not: {error}.") from error
+    heads = fill(lambda: MedusaHeads(shape), {name: found[theirs] for name, theirs in state.items()}, "source", place)
     return save_heads(directory, heads)
 
 
 def _published(place: Path) -> dict[str, Tensor]:
     """The heads' weights, out of all that the checkpoint holds."""
-    index = place / "model.safetensors.index.json"
-    if index.is_file():
-        weights: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        files = sorted({file for name, file in weights.items() if name.startswith(("medusa_heads.", BLOCK))})
-    else:
-        files = ["model.safetensors"]
-    found = {}
-    for file in files:
-        if not file.endswith(".safetensors") or Path(file).name != file or not (place / file).is_file():
-            raise InputError(
-                f"`source` must hold its weights as safetensors, but '{place}' lacks '{file}'. Fetch all its shards; "
-                "pickles are not read."
-            )
-        try:
-            with safe_open(place / file, framework="pt") as shard:
-                names = [name for name in shard.keys() if name.startswith(("medusa_heads.", BLOCK))]  # noqa: SIM118
-                found |= {name: shard.get_tensor(name) for name in names}
-        except SafetensorError as error:
-            raise InputError(f"`source` must hold sound files, but '{file}' is none ({error}). Fetch it.") from error
-    return found
+    files = shards(place, "source", PUBLISHED)  # those without heads may be absent
+    return read_weights(files, "source", PUBLISHED)
 
 
 def _read(place: Path) -> tuple[MedusaConfig, list[list[float]] | None, dict[str, Tensor]]:
@@ -160,17 +153,32 @@ def _read(place: Path) -> tuple[MedusaConfig, list[list[float]] | None, dict[str
             f"`directory` must hold config.json and {WEIGHTS}, but '{place}' does not. Convert published heads with "
             "`mmdec convert medusa IN OUT`."
         )
+    config = read_settings(place / "config.json", "directory")
+    if config.get("system") != SYSTEM:
+        raise InputError(
+            f"`directory` must hold Medusa heads, but '{place}' holds {config.get('system')!r}. Name their folder."
+        )
+    state = read_weights([checked_file(place, WEIGHTS, "directory")], "directory")
     try:
-        config = json.loads((place / "config.json").read_text(encoding="utf-8"))
-        if config.get("system") != SYSTEM:
-            raise InputError(f"`directory` must hold Medusa heads, but '{place}' holds {config.get('system')!r}.")
-        return MedusaConfig(**config["heads"]), config.get("ranks"), load_file(place / WEIGHTS)
+        shape = MedusaConfig(**config["heads"])
+        if shape.heads > len(state):
+            raise ValueError(f"{shape.heads} heads for {len(state)} tensors")
+        ranks = config.get("ranks")
+        if ranks is not None and not (len(ranks) == shape.heads and all(_is_chances(row) for row in ranks)):
+            raise ValueError("`ranks` are no chances of each head's ranks")
+        fill(lambda: MedusaHeads(shape), state, "directory", place)
     except InputError:
         raise
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise MmdecError(
-            f"The heads in '{place}' are damaged or of another version ({error}). Fetch them again."
+    except Exception as error:  # wrong types of any setting: networks raise what they like
+        raise InputError(
+            f"`directory` must hold whole heads, but config.json in '{place}' is damaged or of another version "
+            f"({type(error).__name__}: {error!s:.300}). Fetch them again."
         ) from error
+    return shape, ranks, state
+
+
+def _is_chances(row: Any) -> bool:
+    return isinstance(row, list) and bool(row) and all(type(one) in (int, float) and 0 <= one <= 1 for one in row)
 
 
 def _card(config: MedusaConfig) -> str:

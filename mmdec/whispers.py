@@ -10,22 +10,23 @@ import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
-from safetensors import SafetensorError
-from transformers import WhisperForConditionalGeneration, WhisperProcessor
+from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration, WhisperProcessor
 
 from mmdec import hub
 from mmdec.audio import SAMPLE_RATE
 from mmdec.drafters.medusa import Medusa
 from mmdec.medusa import WEIGHTS, load_heads
-from mmdec.types import InputError, MmdecError
+from mmdec.types import InputError
+from mmdec.weights import NOT_FOLLOWED, fill_pretrained, lies_inside, read_settings
+from mmdec.whisper_settings import check_extractor, check_generation
 
 DEFAULT_MODEL = "whisper-phrasebook"
 KIND = "whisper"  # transformers' model_type
 HEADS = "medusa"
-MODEL_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+GENERATION = "generation_config.json"
 FILES = ("*.json", "*.txt", "*.md", "model.safetensors", "model-*.safetensors", f"{HEADS}/*.safetensors")
 
 
@@ -73,7 +74,15 @@ class Whisper:
 
     def heads(self, directory: str | os.PathLike[str] | None = None) -> Medusa:
         """The drafter with the heads in `directory`, or in the model's own folder. Raises InputError for none."""
-        place = Path(directory) if directory is not None else self.directory and self.directory / HEADS
+        if directory is not None:
+            place = Path(hub.path_text(directory, "drafter", "'medusa', 'lookup', 'recycling', a directory"))
+        else:
+            place = self.directory and self.directory / HEADS
+        if directory is None and place and self.directory and not lies_inside(place / WEIGHTS, self.directory):
+            raise InputError(
+                f"`model` must hold its heads in its own folder, but '{place}' leads outside. Give the heads' own "
+                "directory as `drafter`."
+            )
         if place is None or not (place / WEIGHTS).is_file():
             where = f"'{place}' has none" if place is not None else "it was loaded by its user"
             raise InputError(
@@ -98,8 +107,8 @@ _loading = threading.RLock()
 def load_whisper(model: str | os.PathLike[str] = DEFAULT_MODEL, device: str | torch.device | None = None) -> Whisper:
     """A Whisper by shipped name, directory or hub id, in float32; loaded once for each model and device.
 
-    `device` None takes a GPU where there is one. Raises InputError where there is no such model, and MmdecError where
-    its files are damaged.
+    `device` None takes a GPU where there is one. Raises InputError where there is no such model, or its files are
+    damaged, no safetensors, or outside its folder.
     """
     directory = hub.find(model, KIND, FILES)
     _check(directory, os.fspath(model))
@@ -116,26 +125,39 @@ def _check(directory: Path, name: str) -> None:
     if found != KIND:
         remedy = "Call `mmdec.translate_speech` for it." if found == "daspeech" else "Name another model."
         raise InputError(f"`model` must be a Whisper, but '{name}' is {found or 'no model'!r}. {remedy}")
-    if not any((directory / file).is_file() for file in MODEL_WEIGHTS):
-        pickles = [path.name for path in sorted(directory.iterdir()) if path.suffix in hub.PICKLES]
-        held = f"a pickle, {pickles[0]}" if pickles else "none"
+
+
+def read_model(directory: Path) -> WhisperForConditionalGeneration:
+    """The network in `directory`, in float32 on the CPU. Raises InputError for whatever is damaged or outside of it."""
+    settings = read_settings(directory / "config.json")
+    try:
+        config = WhisperConfig.from_dict({name: one for name, one in settings.items() if name not in NOT_FOLLOWED})
+        model = fill_pretrained(WhisperForConditionalGeneration, config, directory)
+        if (directory / GENERATION).is_file():
+            model.generation_config = GenerationConfig.from_dict(read_settings(directory / GENERATION))
+        else:  # as transformers does: older folders have it among the model's settings
+            model.generation_config = GenerationConfig.from_pretrained(
+                directory, config_file_name="config.json", _from_model_config=True, local_files_only=True
+            )
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # transformers has no one error for damaged settings
         raise InputError(
-            f"`model` must hold safetensors, but '{name}' holds {held}. Save it with `model.save_pretrained`."
-        )
+            f"`model` must be a whole Whisper, but '{directory}' is damaged or of another version "
+            f"({type(error).__name__}: {error!s:.300}). Fetch it again."
+        ) from error
+    check_generation(model.generation_config, model.config, directory)
+    return model.eval()
 
 
 def _read(directory: Path, device: torch.device) -> Whisper:
+    model = read_model(directory)
+    check_extractor(directory)
     try:
-        loaded: Any = WhisperForConditionalGeneration.from_pretrained(
-            directory, dtype=torch.float32, use_safetensors=True, local_files_only=True, output_loading_info=True
-        )
-        model, report = loaded
-        processor = WhisperProcessor.from_pretrained(directory, local_files_only=True)
-    except (SafetensorError, OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
-        raise MmdecError(
-            f"The model in '{directory}' is damaged or of another version ({error}). Fetch it again."
+        processor = WhisperProcessor.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # tokenizers raises plain Exception
+        raise InputError(
+            f"`model` must have a whole tokenizer and feature extractor, but those in '{directory}' are damaged "
+            f"({type(error).__name__}: {error!s:.300}). Fetch it again."
         ) from error
-    absent = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
-    if absent:  # transformers draws them at random
-        raise MmdecError(f"The model in '{directory}' lacks the weights {absent[0]}, of {len(absent)}. Fetch it again.")
-    return Whisper(model.to(device).eval(), processor, directory)
+    return Whisper(cast(Any, model).to(device), processor, directory)

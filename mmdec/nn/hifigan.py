@@ -1,24 +1,24 @@
 """Published HiFi-GAN weights (Kong et al., 2020) behind the call of `Vocoder`: mel (B, F, 80) -> samples (B, F * 256).
 
-Three kinds load: transformers' `SpeechT5HifiGan` and `FastSpeech2ConformerHifiGan` (a directory or a hub id,
-safetensors) and the authors' own generator file (`generator_v1`, `g_02500000`, ... with its `config.json` beside it).
-Each was trained on mels of its own (rate, band, logarithm): `MelKind` says which, and ours are turned into them,
-approximately.
+transformers' `SpeechT5HifiGan` and `FastSpeech2ConformerHifiGan` load from a directory with safetensors. The authors'
+own generator file (`generator_v1`, `g_02500000`, ... with its `config.json` beside it) is a pickle: `convert` reads
+tensors alone from it and writes such a directory. Each was trained on mels of its own (rate, band, logarithm):
+`MelKind` says which, and ours are turned into them, approximately.
 """
 
 from __future__ import annotations
 
-import json
 import math
+import os
 import re
-from dataclasses import dataclass
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import (
@@ -31,6 +31,7 @@ from transformers.audio_utils import mel_filter_bank
 
 from mmdec.audio import HOP, LOG_FLOOR, MELS, SAMPLE_RATE, WINDOW, resample
 from mmdec.types import InputError
+from mmdec.weights import NOT_FOLLOWED, fill, fill_pretrained, read_settings
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class MelKind:
 
 
 OURS = MelKind()
+MELS_KEY = "mmdec_mels"  # where a converted generator's config keeps its mels
 _ROUNDS = 30
 SPEECHT5 = MelKind(f_min=80.0, f_max=7600.0, log10=True)  # microsoft/speecht5_hifigan, 16 kHz
 ESPNET = MelKind(sample_rate=22_050, f_min=80.0, f_max=7600.0, log10=True)  # espnet/fastspeech2_conformer_hifigan
@@ -64,24 +66,32 @@ class HifiGanVocoder(nn.Module):
 
     @classmethod
     def load(cls, vocoder: str | Path, expects: MelKind | None = None) -> HifiGanVocoder:
-        """From a directory, a hub id, or the authors' generator file. `expects`: other mels than usual for its kind.
+        """From a directory. `expects`: other mels than usual for its kind.
 
         Raises InputError where there are no such weights, or where they were trained on mels that ours cannot become.
         """
         path = Path(vocoder)
-        try:
-            return cls._load_official(path, expects) if path.is_file() else cls._load_transformers(vocoder, expects)
-        except InputError:
-            raise
-        except (OSError, RuntimeError, KeyError, TypeError, ValueError, SafetensorError, UnpicklingError) as error:
+        if path.is_file():
             raise InputError(
-                f"`vocoder` must hold whole HiFi-GAN weights, but '{vocoder}' does not ({error!s:.200}). "
-                "Fetch them again, as safetensors or as the authors' generator file."
+                f"`vocoder` must be a directory with safetensors, but is the file '{vocoder}', and pickles are not "
+                "read. Convert the authors' generator file with `mmdec convert hifigan IN OUT`."
+            )
+        try:
+            return cls._load(path, expects)
+        except (InputError, MemoryError):
+            raise
+        except Exception as error:  # transformers has no one error for damaged settings
+            raise InputError(
+                f"`vocoder` must hold whole HiFi-GAN weights, but '{vocoder}' does not ({type(error).__name__}: "
+                f"{error!s:.200}). Fetch them again."
             ) from error
 
     @classmethod
-    def _load_transformers(cls, vocoder: str | Path, expects: MelKind | None) -> HifiGanVocoder:
-        kind = _model_type(vocoder)
+    def _load(cls, folder: Path, expects: MelKind | None) -> HifiGanVocoder:
+        if not (folder / "config.json").is_file():
+            raise InputError(f"`vocoder` must hold a config.json, but '{folder}' does not. Check the path.")
+        described = read_settings(folder / "config.json", "vocoder")
+        kind = str(described.get("model_type", ""))
         if kind == SpeechT5HifiGanConfig.model_type:
             network, settings, usual = SpeechT5HifiGan, SpeechT5HifiGanConfig, SPEECHT5
         elif kind == FastSpeech2ConformerHifiGanConfig.model_type:
@@ -89,55 +99,19 @@ class HifiGanVocoder(nn.Module):
         else:
             raise InputError(
                 f"`vocoder` must be a SpeechT5HifiGan or FastSpeech2ConformerHifiGan, but its model_type is {kind!r}. "
-                "Name the directory or hub id of one of these, or the authors' generator file."
+                "Name the directory or hub id of one of these."
             )
-        config = settings.from_pretrained(vocoder)
-        rate = config.to_dict().get("sampling_rate", usual.sample_rate)  # not every kind names it
+        config = settings.from_dict({name: one for name, one in described.items() if name not in NOT_FOLLOWED})
+        if MELS_KEY in described:
+            usual = MelKind(**described[MELS_KEY])
+        rate = described.get("sampling_rate", usual.sample_rate)  # not every kind names it
         if expects is None and rate != usual.sample_rate:
             raise InputError(
                 f"`vocoder` of the kind {kind} must speak at {usual.sample_rate} Hz, where its mels are known, "
                 f"but speaks at {rate}. Load it with HifiGanVocoder.load(..., expects=MelKind(...))."
             )
         _check_mels(config.model_in_dim, math.prod(config.upsample_rates), (expects or usual).hop)
-        return cls(network.from_pretrained(vocoder, use_safetensors=True).eval(), expects or usual)
-
-    @classmethod
-    def _load_official(cls, path: Path, expects: MelKind | None) -> HifiGanVocoder:
-        beside = path.with_name("config.json")
-        if not beside.is_file():
-            raise InputError(
-                f"`vocoder` must have its config.json beside it, but '{beside}' does not exist. Put it there."
-            )
-        described = json.loads(beside.read_text(encoding="utf-8"))
-        if str(described.get("resblock", "1")) != "1":
-            raise InputError("`vocoder` must have residual blocks of type 1 (V1, V2), but has type 2. Use V1 or V2.")
-        windows = (described.get("n_fft", WINDOW), described.get("win_size", WINDOW))
-        if windows != (WINDOW, WINDOW):
-            raise InputError(
-                f"`vocoder` must know mels of windows of {WINDOW} samples, but knows {windows}. Use another."
-            )
-        _check_mels(
-            described.get("num_mels", MELS), math.prod(described["upsample_rates"]), described.get("hop_size", HOP)
-        )
-        sizes = ("upsample_rates", "upsample_kernel_sizes", "upsample_initial_channel", "resblock_kernel_sizes")
-        config = FastSpeech2ConformerHifiGanConfig(
-            model_in_dim=described.get("num_mels", MELS),
-            resblock_dilation_sizes=described["resblock_dilation_sizes"],
-            normalize_before=False,
-            **{name: described[name] for name in sizes},
-        )
-        generator = FastSpeech2ConformerHifiGan(config)
-        stored = torch.load(path, map_location="cpu", weights_only=True)
-        state = official_names(stored.get("generator", stored))
-        state |= {"mean": torch.zeros(config.model_in_dim), "scale": torch.ones(config.model_in_dim)}
-        generator.load_state_dict(state)
-        kind = MelKind(
-            sample_rate=described.get("sampling_rate", 22_050),
-            hop=described.get("hop_size", 256),
-            f_min=float(described.get("fmin", 0)),
-            f_max=float(described.get("fmax") or 8000),
-        )
-        return cls(generator.eval(), expects or kind)
+        return cls(fill_pretrained(network, config, folder, "vocoder").eval(), expects or usual)
 
     @torch.no_grad()
     def forward(self, mel: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -150,6 +124,71 @@ class HifiGanVocoder(nn.Module):
         samples = resample(samples, self.expects.sample_rate, SAMPLE_RATE)
         samples = F.pad(samples, (0, max(0, frames * HOP - samples.shape[1])))[:, : frames * HOP]
         return samples if real is None else samples * real.repeat_interleave(HOP, dim=1)
+
+
+def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
+    """The authors' generator file, with its config.json beside it -> a directory that `HifiGanVocoder.load` reads,
+    whole or not at all.
+
+    The file is a pickle; tensors and plain values alone are taken from it, no code is run. Raises InputError for
+    another generator, and for mels that ours cannot become.
+    """
+    path, target = Path(source), Path(directory)
+    if not path.is_file() or not path.with_name("config.json").is_file():
+        raise InputError(
+            f"`source` must be a generator file with its config.json beside it, but '{path}' is not. Fetch both."
+        )
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f"`directory` must be new or empty, but '{target}' is not. Choose another.")
+    described = read_settings(path.with_name("config.json"), "source")
+    try:
+        generator, mels = _official(path, described)
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # a damaged pickle may raise anything
+        raise InputError(
+            f"`source` must hold a whole HiFi-GAN generator, but '{path}' does not ({type(error).__name__}: "
+            f"{error!s:.200}). Fetch it again."
+        ) from error
+    setattr(generator.config, MELS_KEY, asdict(mels))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    try:
+        generator.save_pretrained(fresh)
+        fresh.chmod(0o755)
+        os.replace(fresh, target)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    return target
+
+
+def _official(path: Path, described: dict[str, Any]) -> tuple[FastSpeech2ConformerHifiGan, MelKind]:
+    """The generator that the authors' file holds, and its mels."""
+    if str(described.get("resblock", "1")) != "1":
+        raise InputError("`source` must have residual blocks of type 1 (V1, V2), but has type 2. Use V1 or V2.")
+    windows = (described.get("n_fft", WINDOW), described.get("win_size", WINDOW))
+    if windows != (WINDOW, WINDOW):
+        raise InputError(f"`source` must know mels of windows of {WINDOW} samples, but knows {windows}. Use another.")
+    bands, hop = described.get("num_mels", MELS), described.get("hop_size", HOP)
+    _check_mels(bands, math.prod(described["upsample_rates"]), hop, "source")
+    sizes = ("upsample_rates", "upsample_kernel_sizes", "upsample_initial_channel", "resblock_kernel_sizes")
+    config = FastSpeech2ConformerHifiGanConfig(
+        model_in_dim=bands,
+        resblock_dilation_sizes=described["resblock_dilation_sizes"],
+        normalize_before=False,
+        **{name: described[name] for name in sizes},
+    )
+    stored = torch.load(path, map_location="cpu", weights_only=True)
+    state = official_names(stored.get("generator", stored))
+    state |= {"mean": torch.zeros(bands), "scale": torch.ones(bands)}
+    kind = MelKind(
+        sample_rate=described.get("sampling_rate", 22_050),
+        hop=hop,
+        f_min=float(described.get("fmin", 0)),
+        f_max=float(described.get("fmax") or 8000),
+    )
+    return fill(lambda: FastSpeech2ConformerHifiGan(config), state, "source", path).eval(), kind
 
 
 def official_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -191,13 +230,13 @@ def adapt_mel(mel: Tensor, kind: MelKind) -> Tensor:
     return theirs.log10() if kind.log10 else theirs.log()
 
 
-def _check_mels(bands: int, factor: int, hop: int) -> None:
+def _check_mels(bands: int, factor: int, hop: int, argument: str = "vocoder") -> None:
     """Refuse a generator whose frames are not what its mels are made of."""
     if bands != MELS:
-        raise InputError(f"`vocoder` must take {MELS} mel bands, but takes {bands}. Use another.")
+        raise InputError(f"`{argument}` must take {MELS} mel bands, but takes {bands}. Use another.")
     if factor != hop:
         raise InputError(
-            f"`vocoder` must give {hop} samples a frame, as its mels have, but gives {factor}. Use another."
+            f"`{argument}` must give {hop} samples a frame, as its mels have, but gives {factor}. Use another."
         )
 
 
@@ -207,22 +246,3 @@ def _filters(kind: MelKind) -> Tensor:  # (513, 80)
         WINDOW // 2 + 1, MELS, kind.f_min, kind.f_max, kind.sample_rate, norm="slaney", mel_scale="slaney"
     )
     return torch.from_numpy(bank).float()
-
-
-def _model_type(vocoder: str | Path) -> str:
-    """`model_type` of a directory's or hub repository's config.json."""
-    if Path(vocoder).is_dir():
-        file = Path(vocoder) / "config.json"
-        if not file.is_file():
-            raise InputError(f"`vocoder` must hold a config.json, but '{vocoder}' does not. Check the path.")
-        return str(json.loads(file.read_text(encoding="utf-8")).get("model_type", ""))
-    from transformers import PretrainedConfig
-
-    try:
-        described, _ = PretrainedConfig.get_config_dict(str(vocoder))
-    except OSError as error:
-        raise InputError(
-            f"`vocoder` must be a directory, a file or a hub id, but '{vocoder}' was not found "
-            f"({type(error).__name__}). Check the name and the network."
-        ) from error
-    return str(described.get("model_type", ""))

@@ -10,12 +10,12 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
-from safetensors.torch import load_file
 from torch import Tensor
 
 from mmdec.training.schedule_lr import Schedule
 from mmdec.training.speech import load_network
 from mmdec.types import InputError
+from mmdec.weights import read_weights
 
 
 class PlainProgress(Callback):
@@ -68,7 +68,7 @@ class InitialWeights(Callback):
                 raise InputError(
                     f"`files` must name existing safetensors, but '{file}' does not exist. Train it first."
                 )
-            state = {prefix + name: value.float() for name, value in load_file(file).items()}
+            state = {prefix + name: value.float() for name, value in read_weights([file], "files").items()}
             network = pl_module.network
             if prefix:
                 self._reorder(state, network.state_dict(), pl_module.hparams["units"], file.with_suffix(".json"))  # type: ignore[union-attr, operator]

@@ -6,13 +6,12 @@ python -m mmdec.training.export --joint runs/joint/checkpoints --vocoder runs/vo
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from mmdec import hub
@@ -23,11 +22,22 @@ from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.training.layout import read_rows
 from mmdec.training.speech import DASpeechModule
 from mmdec.types import InputError
+from mmdec.weights import check_finite_weights, checked_file, fill, read_settings, read_weights
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """One Lightning checkpoint, tensors and plain values only."""
-    return torch.load(path, map_location="cpu", weights_only=True)
+    """One Lightning checkpoint, tensors and plain values only. Raises InputError for one that is damaged, holds more
+    than that, or weights that are not finite."""
+    try:
+        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        state: dict[str, Tensor] = found["state_dict"]
+    except Exception as error:  # a damaged pickle may raise anything
+        raise InputError(
+            f"`checkpoint` must hold whole tensors and plain values, but '{path}' does not ({type(error).__name__}: "
+            f"{error!s:.300}). Train again, or take an earlier one."
+        ) from error
+    check_finite_weights(state, path, "checkpoint")
+    return found
 
 
 def newest(folder: Path, count: int) -> list[Path]:
@@ -80,9 +90,10 @@ def assemble(
     module, step = load_module(checkpoints)
     if not isinstance(module.network, DASpeech):
         raise InputError("`checkpoints` must come from the joint stage, but have no acoustic model. Run that stage.")
-    described = json.loads((vocoder_folder / "vocoder.json").read_text(encoding="utf-8"))
-    vocoder = Vocoder(VocoderConfig(**described["config"]))
-    vocoder.load_state_dict(load_file(vocoder_folder / "vocoder.safetensors"))
+    described = read_settings(vocoder_folder / "vocoder.json", "vocoder")
+    voiced = read_weights([checked_file(vocoder_folder, "vocoder.safetensors", "vocoder")], "vocoder")
+    sizes = VocoderConfig(**described["config"])
+    vocoder = fill(lambda: Vocoder(sizes), voiced, "vocoder", vocoder_folder)
     rows, _ = read_rows(common_voice, cvss, "train")
     words = WordDecoder.build(read_lexicon(lexicon), [row.translation for row in rows])
     units: list[str] = module.hparams["units"]

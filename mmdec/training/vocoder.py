@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities import rank_zero_info
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -24,6 +24,7 @@ from mmdec.training.discriminators import Discriminators, discriminator_loss, ge
 from mmdec.training.english import EnglishSpeech, EpochItems
 from mmdec.training.targets import filled
 from mmdec.types import InputError
+from mmdec.weights import check_counts, checked_file, fill, read_settings, read_weights
 
 
 @dataclass(frozen=True)
@@ -186,10 +187,17 @@ def load_acoustic(folder: Path) -> tuple[FastSpeech2, list[str]]:
     """The model that `AcousticModule.export` wrote, and its units."""
     if not (folder / "tts.json").is_file():
         raise InputError(f"`acoustic` must hold tts.json, but '{folder}' does not. Train the acoustic model first.")
-    described = json.loads((folder / "tts.json").read_text(encoding="utf-8"))
-    tts = FastSpeech2(FastSpeech2Config.from_values(described["config"]), len(described["units"]))
-    tts.load_state_dict(load_file(folder / "tts.safetensors"))
-    return tts.eval(), described["units"]
+    described = read_settings(folder / "tts.json", "acoustic")
+    state = read_weights([checked_file(folder, "tts.safetensors", "acoustic")], "acoustic")
+    try:
+        shape, units = FastSpeech2Config.from_values(described["config"]), list(described["units"])
+    except (AttributeError, KeyError, TypeError) as error:
+        raise InputError(
+            f"`acoustic` must hold its sizes in tts.json, but '{folder}' does not ({type(error).__name__}: {error}). "
+            "Train the acoustic model again."
+        ) from error
+    check_counts(described["config"], state, "acoustic")
+    return fill(lambda: FastSpeech2(shape, len(units)), state, "acoustic", folder).eval(), units
 
 
 def spectra(samples: Tensor, size: int) -> Tensor:

@@ -26,7 +26,7 @@ from mmdec.training.pieces import END, START
 from mmdec.training.schedule_lr import Schedule
 from mmdec.training.windows import IGNORED, LETTERS, Batch
 from mmdec.types import InputError
-from mmdec.whispers import HEADS
+from mmdec.whispers import HEADS, read_model
 
 PLACE = 0.02  # seconds between encoder states
 PARTS = (100, 250)  # places
@@ -107,7 +107,7 @@ class WhisperModule(LightningModule):
 
     def begin_from(self, folder: Path) -> None:
         """Take an exported model's weights."""
-        model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+        model = read_model(folder)
         heads = load_heads(folder / HEADS, model).heads
         for name, own, theirs in (("model", self.model, model), ("heads", self.heads, heads)):
             try:

@@ -11,9 +11,11 @@ from transformers import (
     SpeechT5HifiGan,
     SpeechT5HifiGanConfig,
 )
+from typer.testing import CliRunner
 
 from mmdec.audio import log_mel, pitch
-from mmdec.nn.hifigan import ESPNET, OURS, SPEECHT5, HifiGanVocoder, MelKind, adapt_mel
+from mmdec.cli import app
+from mmdec.nn.hifigan import ESPNET, OURS, SPEECHT5, HifiGanVocoder, MelKind, adapt_mel, convert
 from mmdec.nn.vocoder import BINS, Vocoder, VocoderConfig, pulse_train, standard_noise
 from mmdec.types import InputError
 
@@ -130,7 +132,12 @@ def test_the_authors_generator_file_loads(tmp_path: Path):
     torch.save({"generator": state}, tmp_path / "generator")
     described = {"resblock": "1", "num_mels": 80, "sampling_rate": 22050, "hop_size": 256, "fmin": 0, "fmax": 8000}
     (tmp_path / "config.json").write_text(json.dumps(described | sizes), encoding="utf-8")
-    vocoder = HifiGanVocoder.load(tmp_path / "generator")
+    with pytest.raises(InputError, match="pickles are not read"):
+        HifiGanVocoder.load(tmp_path / "generator")
+    done = CliRunner().invoke(app, ["convert", "hifigan", str(tmp_path / "generator"), str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".json", ".safetensors"}
+    vocoder = HifiGanVocoder.load(tmp_path / "out")
     assert vocoder.expects == MelKind(sample_rate=22050, f_min=0.0)
     mel = torch.randn(1, 16, 80)
     with torch.no_grad():
@@ -169,7 +176,8 @@ def test_weights_that_are_missing_or_cut_short_are_named(tmp_path: Path):
     for content in (None, b"x" * 40):
         if content:
             (tmp_path / "model.safetensors").write_bytes(content)
-        with pytest.raises(InputError, match="must hold whole HiFi-GAN weights"):
+        reason = "is damaged" if content else r"lacks 'model\.safetensors'"
+        with pytest.raises(InputError, match=f"`vocoder` must hold .*{reason}"):
             HifiGanVocoder.load(tmp_path)
 
 
@@ -182,4 +190,8 @@ def test_other_weights_are_refused(tmp_path: Path):
     (tmp_path / "config.json").write_text('{"resblock": "2"}', encoding="utf-8")
     (tmp_path / "generator").write_bytes(b"")
     with pytest.raises(InputError, match="type 1"):
-        HifiGanVocoder.load(tmp_path / "generator")
+        convert(tmp_path / "generator", tmp_path / "out")
+    (tmp_path / "config.json").write_text('{"upsample_rates": [8, 8, 2, 2]}', encoding="utf-8")
+    with pytest.raises(InputError, match="whole HiFi-GAN generator"):
+        convert(tmp_path / "generator", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

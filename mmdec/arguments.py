@@ -1,0 +1,112 @@
+"""Checks of arguments that several calls take: argument, rule, value and remedy in one InputError. No torch here."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from typing import Any
+
+from mmdec.types import InputError
+
+SHOWN = 80  # characters of a value
+MAX_THREADS = max(64, os.cpu_count() or 1)  # beyond what a machine can start, OpenMP ends the process
+MAX_NODES = 1024  # of a draft: its mask grows with the square
+
+
+def show(value: object) -> str:
+    """A value for an error: itself where it is short and plain, else its type. The same in every process."""
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        try:
+            text = repr(value)
+        except ValueError:  # an integer of thousands of digits
+            return f"a huge {type(value).__name__}"
+        return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    if isinstance(value, os.PathLike):
+        return f"the path {os.fspath(value)!r:.{SHOWN}}"
+    if isinstance(value, (list, tuple)) and len(value) <= 4:
+        parts = ", ".join(show(one) if not isinstance(one, (list, tuple)) else "..." for one in value)
+        text = f"[{parts}]" if isinstance(value, list) else f"({parts}{',' * (len(value) == 1)})"
+        if len(text) <= SHOWN:
+            return text
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    name = type(value).__name__
+    return f"an object of type {name}" if name[:1].isupper() else f"a {name}"
+
+
+def whole(name: str, value: object, least: int, most: int, remedy: str) -> int:
+    """A whole number from `least` to `most`; numpy's count, True and "2" do not."""
+    number: int | None = None
+    if not isinstance(value, bool):
+        try:
+            number = operator.index(value)  # type: ignore[arg-type] # a TypeError for what has none
+        except (TypeError, ValueError, RuntimeError):  # torch raises the latter two for tensors that hold several
+            number = None
+    if number is None or not least <= number <= most:
+        raise InputError(f"`{name}` must be a whole number from {least} to {most}, but is {show(value)}. {remedy}")
+    return number
+
+
+def check_threads(threads: object) -> int | None:
+    """torch's threads, or None for its own choice."""
+    if threads is None:
+        return None
+    return whole("threads", threads, 1, MAX_THREADS, "Leave it out for torch's own choice.")
+
+
+def check_nodes(nodes: object) -> int | tuple[int, int] | None:
+    """The size of a draft: nodes of a chain, (nodes, depth) of a tree, or None."""
+    name, remedy = "num_speculative_tokens", "Give nodes, or (nodes, depth) of a tree; 0 is plain decoding."
+    if nodes is None:
+        return None
+    if isinstance(nodes, (tuple, list)):
+        if len(nodes) != 2:
+            raise InputError(f"`{name}` must be one number or two, but is {show(nodes)}. {remedy}")
+        return whole(name, nodes[0], 0, MAX_NODES, remedy), whole(name, nodes[1], 1, MAX_NODES, remedy)
+    return whole(name, nodes, 0, MAX_NODES, remedy)
+
+
+def check_seed(seed: object) -> int | None:
+    """A seed of torch's generators, or None."""
+    return None if seed is None else whole("seed", seed, -(2**63), 2**64 - 1, "Leave it out for torch's own state.")
+
+
+def check_switch(name: str, value: object) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise InputError(f"`{name}` must be True or False, but is {show(value)}. Choose one.")
+    return value
+
+
+def check_callable(name: str, value: object, rule: str) -> None:
+    """None, or something to call that is no class."""
+    if value is not None and (not callable(value) or isinstance(value, type)):
+        raise InputError(f"`{name}` must be {rule} or None, but is {show(value)}. Pass a function.")
+
+
+def check_methods(name: str, value: object, methods: tuple[str, ...], remedy: str) -> None:
+    """An object, no class, that has these methods."""
+    lacking = [method for method in methods if not callable(getattr(value, method, None))]
+    if lacking or isinstance(value, type):
+        what = f"which lacks `{lacking[0]}`" if lacking else "which is no object of it"
+        raise InputError(
+            f"`{name}` must be an object with {', '.join(methods)}, but is {show(value)}, {what}. {remedy}"
+        )
+
+
+def check_finite(name: str, value: float, remedy: str) -> float:
+    """A number that is neither NaN nor infinite."""
+    if not math.isfinite(value):
+        raise InputError(f"`{name}` must be a finite number, but is {value}. {remedy}")
+    return value
+
+
+def options_error(given: Any, error: Exception) -> InputError:
+    """Options for transformers' `generate` that it refused. given: their names, as the caller passed them."""
+    names = ", ".join(f"`{name}`" for name in sorted(given)) or "none"
+    said = " ".join(str(error).split())[:500].rstrip(".")
+    return InputError(
+        f"`options` must be what `model.generate` takes, but it refuses those given ({names}): {type(error).__name__}: "
+        f"{said}. Change or drop them."
+    )

@@ -1,0 +1,232 @@
+"""Weights on disk: safetensors inside one folder, whole and finite, and the networks that they fill.
+
+Whatever a folder says is checked before it is believed: an index may name no file outside its folder, a configuration
+may ask for no network larger than the weights that are there. Each fault is one InputError.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from mmdec.types import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+SUFFIX = ".safetensors"
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
+MAX_JSON_BYTES = 64 * 2**20
+ALL = ("",)  # prefixes of every tensor's name
+COUNTS = ("layers", "blocks")  # how the settings end that say how many parts a network has
+# Settings by which transformers would fetch or run what is not in the folder, or read other files than these.
+NOT_FOLLOWED = (
+    "auto_map",
+    "attn_implementation",
+    "_attn_implementation",
+    "experts_implementation",
+    "_experts_implementation",
+    "fusion_config",
+    "kernel_config",
+    "transformers_weights",
+)
+HEADS = {"heads": "d_model", "link_heads": ""}  # of mmdec's own networks, and the channels that they divide
+N = TypeVar("N", bound=nn.Module)
+P = TypeVar("P", bound="PreTrainedModel")
+
+
+def read_settings(file: Path, argument: str = "model") -> dict[str, Any]:
+    """A JSON object. Raises InputError for a file that holds none."""
+    try:
+        if file.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError(f"it has more than {MAX_JSON_BYTES} bytes")
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"it holds a {type(found).__name__}")
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"`{argument}` must hold {file.name} as a JSON object, but '{file}' is damaged or of another version "
+            f"({error}). Fetch it again."
+        ) from error
+    return found
+
+
+def shards(folder: Path, argument: str = "model", prefixes: tuple[str, ...] = ALL) -> list[Path]:
+    """The files that hold the weights of a model in transformers' layout: one, or those that its index names.
+
+    prefixes: of the tensors that are wanted. Raises InputError unless each is a safetensors file inside the folder.
+    """
+    if (folder / WHOLE).is_file() or not (folder / INDEX).is_file():
+        return [checked_file(folder, WHOLE, argument)]
+    names = read_settings(folder / INDEX, argument).get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+        raise InputError(
+            f"`{argument}` must name a file for each tensor in the `weight_map` of {INDEX}, but '{folder / INDEX}' "
+            "does not. Fetch it again."
+        )
+    return [
+        checked_file(folder, name, argument)
+        for name in sorted({file for tensor, file in names.items() if tensor.startswith(prefixes)})
+    ]
+
+
+def checked_file(folder: Path, name: str, argument: str = "model") -> Path:
+    """The safetensors file of this name. Raises InputError for a pickle, a file elsewhere, and none.
+
+    A snapshot in the hub's cache links into the cache's own `blobs`: that counts as inside.
+    """
+    file = folder / name
+    if not name.endswith(SUFFIX):
+        raise InputError(
+            f"`{argument}` must hold its weights as safetensors, but '{folder}' names '{name}'. Pickles are not read: "
+            "save it with `save_pretrained`."
+        )
+    if Path(name).name != name or "\\" in name or not lies_inside(file, folder):
+        raise InputError(
+            f"`{argument}` must hold its weights in its own folder, but '{name}' of '{folder}' lies outside. Copy the "
+            "file there."
+        )
+    try:
+        there = file.is_file()
+    except OSError:  # no file can have this name
+        there = False
+    if not there:
+        alone = name == WHOLE and folder.is_dir()
+        pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES) if alone else []
+        found = f"holds a pickle, {pickles[0]}, which is not read" if pickles else f"lacks '{name}'"
+        raise InputError(
+            f"`{argument}` must hold its weights as safetensors, but '{folder}' {found}. Fetch all its shards, or save "
+            "it with `save_pretrained`."
+        )
+    return file
+
+
+def lies_inside(file: Path, folder: Path) -> bool:
+    """Whether a file's or a folder's own place, links followed, is below `folder` or in its hub cache's blobs."""
+    try:
+        real, home = file.resolve(), folder.resolve()
+    except (OSError, RuntimeError, ValueError):  # a link to itself, a name that is none
+        return False
+    kept = [above.parent / "blobs" for above in home.parents if above.name == "snapshots"]
+    return any(real.is_relative_to(place) for place in (home, *kept))
+
+
+def read_weights(files: Sequence[Path], argument: str = "model", prefixes: tuple[str, ...] = ALL) -> dict[str, Tensor]:
+    """The tensors of all files whose names begin so. Raises InputError for a file that is damaged and a tensor that is
+    not finite."""
+    state: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                names = [name for name in opened.keys() if name.startswith(prefixes)]  # noqa: SIM118
+                found = {name: opened.get_tensor(name) for name in names}
+        except Exception as error:  # the library has no one error for a damaged file
+            raise InputError(
+                f"`{argument}` must hold whole safetensors, but '{file}' is damaged or of another version ({error}). "
+                "Fetch it again."
+            ) from error
+        check_finite_weights(found, file, argument)
+        state |= found
+    return state
+
+
+def check_finite_weights(state: Mapping[str, Tensor], source: Path, argument: str = "model") -> None:
+    """Raise InputError for a tensor that holds NaN or infinity, by its name."""
+    for name, tensor in state.items():
+        if not _finite(tensor):
+            raise InputError(
+                f"`{argument}` must hold finite weights, but '{name}' in '{source}' holds NaN or infinity. Fetch it "
+                "again, or train it again."
+            )
+
+
+def _finite(tensor: Tensor) -> bool:
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    if tensor.element_size() == 1:  # float8 knows no minimum
+        tensor = tensor.float()
+    low, high = tensor.aminmax()  # NaN goes through both; no copy of the tensor is made
+    return bool(low.isfinite()) and bool(high.isfinite())
+
+
+def check_counts(settings: Mapping[Any, Any], state: Mapping[str, Tensor], argument: str = "model") -> None:
+    """Raise InputError for settings that name more layers than there are tensors, which would be built without end, and
+    for channels that do not divide into heads, which no shape of a tensor shows."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            check_counts(value, state, argument)
+        elif str(name).endswith(COUNTS) and isinstance(value, int) and value > len(state):
+            raise InputError(
+                f"`{argument}` must have weights for all of its layers, but `{name}` is {value} for {len(state)} "
+                "tensors. Fetch it again."
+            )
+        elif name in HEADS and not (type(value) is int and value > 0 and settings.get(HEADS[name], value) % value == 0):
+            raise InputError(
+                f"`{argument}` must divide its channels into heads, but `{name}` is {value!r:.60}. Fetch it again."
+            )
+
+
+def fill(build: Callable[[], N], state: Mapping[str, Tensor], argument: str, source: Path) -> N:
+    """The network that `build` makes, with these weights in float32. Raises InputError unless names and shapes are its
+    own; nothing is allocated before."""
+    with torch.device("meta"):
+        own = {name: value.shape for name, value in build().state_dict().items()}
+    absent, foreign = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    if absent:
+        raise InputError(
+            f"`{argument}` must hold all weights, but '{source}' lacks '{absent[0]}', {len(absent)} in all. Fetch it "
+            "again."
+        )
+    if foreign:
+        raise InputError(
+            f"`{argument}` must hold the weights that its config asks for, but '{source}' holds '{foreign[0]}', "
+            f"{len(foreign)} in all that are none of them. Fetch it again."
+        )
+    _check_shapes(state, own, argument, source)
+    network = build()
+    network.load_state_dict({name: t.float() if t.is_floating_point() else t for name, t in state.items()})
+    return network
+
+
+def fill_pretrained(network: type[P], config: PreTrainedConfig, folder: Path, argument: str = "model") -> P:
+    """A network of transformers with the weights in `folder`, in float32 and evaluation mode.
+
+    Nothing but the weights is read: config and generation config are the caller's to read. Raises InputError for
+    weights that are absent, of other shapes, damaged or not finite.
+    """
+    state = read_weights(shards(folder, argument), argument)
+    check_counts(config.to_dict(), state, argument)
+    with torch.device("meta"):
+        own = {name: value.shape for name, value in network(config).state_dict().items()}
+    _check_shapes({name: value for name, value in state.items() if name in own}, own, argument, folder)
+    loaded: Any = network.from_pretrained(
+        None, config=config, state_dict=state, dtype=torch.float32, output_loading_info=True
+    )
+    model, report = loaded
+    absent = sorted(report["missing_keys"])
+    if absent:  # transformers draws them at random
+        raise InputError(
+            f"`{argument}` must hold all weights, but '{folder}' lacks '{absent[0]}', {len(absent)} in all. Fetch it "
+            "again."
+        )
+    model.config._name_or_path = str(folder)
+    return model
+
+
+def _check_shapes(
+    state: Mapping[str, Tensor], own: Mapping[str, torch.Size], argument: str, source: str | Path
+) -> None:
+    for name, value in state.items():
+        if value.shape != own[name]:
+            raise InputError(
+                f"`{argument}` must hold weights of its config's shapes, but '{name}' in '{source}' is "
+                f"{tuple(value.shape)} and not {tuple(own[name])}. Fetch both again."
+            )
