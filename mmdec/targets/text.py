@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
@@ -10,16 +9,14 @@ from typing import Any, final
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
 from mmdec.decode.tree import single
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.cache import Store, check_cache, twin
+from mmdec.targets.families import ARGUMENTS, check_model
 from mmdec.targets.rows import Rows
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
-ATTENTION = ("sdpa", "eager", TREE_ATTENTION)
-ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "past_key_values", "logits_to_keep")
 READ = {*ARGUMENTS, "use_cache"}  # what `generate` prepares
 
 
@@ -40,9 +37,10 @@ class TextTarget:
     "eager" or "mmdec_tree".
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        """Raises InputError for a model whose drafts could not be scored or taken back."""
-        check_model(model)
+    def __init__(self, model: PreTrainedModel, *, checked: bool = False) -> None:
+        """Raises InputError for a model whose drafts could not be scored or taken back. checked: by the caller."""
+        if not checked:
+            check_model(model, _scorer)
         config = model.config.get_text_config(decoder=True)
         self.model = model
         self.vocab_size: int = config.vocab_size
@@ -144,6 +142,11 @@ class TextTarget:
             )
 
 
+def _scorer(model: PreTrainedModel) -> TextTarget:
+    """For a probe, which finds out what a check would ask."""
+    return TextTarget(model, checked=True)
+
+
 @dataclass(frozen=True)
 class _Prompt:
     """The arguments of a prompt's pass, brought into one form."""
@@ -202,52 +205,3 @@ class _Prompt:
         ends = [start + count for start, count in zip(starts, self.mask.sum(1).tolist(), strict=True)]
         last = self.positions[:, -1].tolist()
         return Rows(starts, ends, [position + 1 - end for position, end in zip(last, ends, strict=True)])
-
-
-def check_model(model: PreTrainedModel) -> None:
-    """Raise InputError unless the model is a causal language model that scores trees and takes them back."""
-    kind = type(model).__name__
-    if not isinstance(model, PreTrainedModel):
-        raise InputError(f"`model` must be a model of transformers, but is {kind}. Load it with AutoModelForCausalLM.")
-    config = model.config
-    # Of decoders alone: encoders that may be turned into decoders have the switch, and see the future without it.
-    switched = getattr(config, "is_decoder", None) is not None
-    text = config.get_text_config(decoder=True)
-    takes = inspect.signature(model.forward).parameters
-    missing = [name for name in ARGUMENTS if name not in takes]
-    apart = config.is_encoder_decoder or text is not config or switched
-    if apart or missing or not model.can_generate() or model._is_stateful:
-        raise InputError(
-            f"`model` must be a decoder-only language model with a key-value cache, but is {kind}. "
-            "Models of the Llama and Qwen2 families are supported."
-        )
-    foreign = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers} - {DynamicLayer.__name__})
-    if foreign:
-        raise InputError(
-            f"`model` must attend to all earlier tokens in every layer, but {kind} keeps {', '.join(foreign)}: drafts "
-            "cannot be taken back. Choose a model without sliding windows or recurrent layers."
-        )
-    if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo: by columns, unknown to its cache
-        raise InputError(
-            f"`model` must attend to all earlier tokens in every layer, but {kind} has local layers, whose window no "
-            "draft fits in. Choose a model without them."
-        )
-    if getattr(config, "alibi", False):
-        raise InputError(
-            f"`model` must take positions as `position_ids`, but {kind} adds ALiBi by column, where drafts "
-            "have none of their own. Choose a model with rotary or learned positions."
-        )
-    attention = config._attn_implementation
-    if attention not in ATTENTION:
-        raise InputError(
-            f"`attn_implementation` must be one of {', '.join(ATTENTION)}, but is {attention}, which takes no tree. "
-            'Call `model.set_attn_implementation("sdpa")`.'
-        )
-    rope = getattr(text, "rope_parameters", None) or {}
-    kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
-    growing = [kind for kind in ("dynamic", "longrope") if kind in kinds]
-    if growing:
-        raise InputError(
-            f"`rope_type` must not depend on the text's length, but is {growing[0]}: a draft would change it early. "
-            "Choose a model with another one."
-        )
