@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
@@ -55,20 +55,22 @@ class TextTarget:
     @torch.no_grad()
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[TextSession, Context, Draft, Scores]:
         """inputs: input_ids (B, P); optional attention_mask (B, P), padded on the left; position_ids (B, P);
-        past_key_values, a DynamicCache, empty or with the first columns. The very pass that `generate` begins with.
+        past_key_values, a DynamicCache, empty or with the first columns, which needs a mask that says whether the ids
+        are the whole text or what is new. The very pass that `generate` begins with.
 
-        In a batch of one a given cache is filled as `generate` would fill it; that of a larger batch is only read.
+        In a batch of one without holes a given cache is filled as the run goes; any other is only read: see `extend`.
         """
         prompt = _Prompt.of(inputs)
         self._check_needs(needs, prompt.past)
         cache = prompt.cache
-        if cache is None or (len(prompt.ids) > 1 and not prompt.past):
+        shared = len(prompt.ids) > 1 or prompt.holes
+        if cache is None or (shared and not prompt.past):
             cache = DynamicCache(config=self.model.config)
-        elif len(prompt.ids) > 1:
+        elif shared:
             cache = twin(cache)
         out = self.model(
             input_ids=prompt.fresh,
-            attention_mask=inputs.get("attention_mask"),
+            attention_mask=prompt.mask_given,
             position_ids=prompt.positions[:, -prompt.fresh.shape[1] :],
             past_key_values=cache,
             use_cache=True,
@@ -123,6 +125,33 @@ class TextTarget:
         session.rows.select(live.tolist())
         session.store.select(live, session.rows.width)
 
+    @torch.no_grad()
+    def extend(self, inputs: Mapping[str, Any], sequences: Tensor) -> None:
+        """Leave in the given cache what `generate` leaves there: all columns of a finished text (B, L) but the last,
+        padding after a row's end included. One pass over those that the cache lacks; none after a run that filled it.
+        """
+        cache: DynamicCache = inputs["past_key_values"]
+        new = sequences.shape[1] - inputs["input_ids"].shape[1]
+        given = inputs.get("attention_mask")
+        columns = inputs["input_ids"].shape[1] if given is None else given.shape[1]
+        lacking = columns + new - 1 - cache.get_seq_length()
+        if lacking <= 0:
+            return
+        prompt = _Prompt.of(inputs)
+        more = torch.arange(1, new, device=sequences.device)
+        positions = torch.cat([prompt.positions, prompt.positions[:, -1:] + more], 1)
+        mask = prompt.mask_given
+        if mask is not None:
+            mask = torch.cat([mask, mask.new_ones(len(mask), new - 1)], 1)
+        self.model(
+            input_ids=sequences[:, :-1][:, -lacking:],
+            attention_mask=mask,
+            position_ids=positions[:, -lacking:],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+
     def _features(self, out: Any, layers: tuple[int, ...]) -> dict[int, Tensor]:
         return {layer: out.hidden_states[layer if layer < 0 else layer + 1] for layer in layers}
 
@@ -154,6 +183,7 @@ class _Prompt:
     ids: Tensor  # (B, P)
     fresh: Tensor  # (B, F) those that the cache does not hold
     mask: Tensor  # (B, C) bool, over all columns: cached and fresh
+    mask_given: Tensor | None  # as the model gets it: none where there is nothing to mask
     positions: Tensor  # (B, C)
     cache: DynamicCache | None
     past: int  # columns in the cache
@@ -173,8 +203,18 @@ class _Prompt:
             check_cache(cache)
         past = 0 if cache is None else cache.get_seq_length()
         given = inputs.get("attention_mask")
+        if past and given is None:
+            raise InputError(
+                f"`attention_mask` must be given with `past_key_values`, which holds {past} columns, but is None: it "
+                "says whether the ids are the whole text or what is new. Pass the mask of the whole text."
+            )
+        if cache is not None and past and len(cast(Tensor, cache.layers[0].keys)) != len(ids):
+            raise InputError(
+                f"`past_key_values` must hold the batch's {len(ids)} rows, but holds "
+                f"{len(cast(Tensor, cache.layers[0].keys))}. Give each row its own."
+            )
         # As `generate` has it: ids are the whole text if the mask is as long, else only what is new.
-        mask = torch.ones(len(ids), past + ids.shape[1], device=ids.device) if given is None else given
+        mask = torch.ones_like(ids) if given is None else given
         if mask.ndim != 2 or len(mask) != len(ids):
             shape = tuple(mask.shape)
             raise InputError(f"`attention_mask` must be (B, P), but is {shape}. Pass the tokenizer's own.")
@@ -197,7 +237,7 @@ class _Prompt:
             positions = torch.cat([positions[:, : mask.shape[1] - own.shape[1]], own.expand(len(ids), -1)], 1)
         starts = mask.long().argmax(1)
         holes = bool((counted[:, -1] + starts != mask.shape[1]).any())
-        return cls(ids, fresh, mask, positions, cache, past, holes)
+        return cls(ids, fresh, mask, None if bool(mask.all()) else given, positions, cache, past, holes)
 
     def rows(self) -> Rows:
         """Where the rows lie once their holes are closed."""

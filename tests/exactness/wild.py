@@ -45,11 +45,11 @@ class Wild:
 
     def _tree(self, memory: Memory, row: int, plan: Plan) -> tuple[list[int], list[int]]:
         rng, text, place = memory.rng, memory.texts[row], len(memory.tokens[row])
-        count = rng.choice((0, 1, plan.nodes, rng.randint(0, plan.nodes)))
+        count = rng.choice((0, 1, plan.nodes, rng.randint(0, plan.nodes), plan.nodes + 3))  # more than asked for, too
         tokens, parents, depths, faithful = list[int](), list[int](), [0], [True]
         for node in range(1, count + 1):
             parent = node - 1 if rng.random() < 0.5 else rng.randrange(node)
-            if depths[parent] >= plan.depth:
+            if depths[parent] >= plan.depth and rng.random() < 0.9:
                 parent = 0
             ahead = place + depths[parent]
             known = faithful[parent] and ahead < len(text)
