@@ -22,7 +22,7 @@ from mmdec.decode.verify import LOSSY, BlockRule, MatchRule, ResidualRule, Rule,
 from mmdec.drafters.lookup import Lookup
 from mmdec.drafters.recycling import Recycling
 from mmdec.drafters.small_model import SmallModel
-from mmdec.handover import Output, Results, check, stop, target_of
+from mmdec.handover import Output, Results, check, prepared, stop, target_of, wants_cache
 from mmdec.targets.text import TextTarget
 from mmdec.targets.whisper import WhisperTarget
 from mmdec.types import Drafter, InputError, Target
@@ -185,16 +185,19 @@ class Speculation:
             raise InputError(f"`streamer` must serve one row, but the batch has {len(input_ids)}. Use `mmdec.stream`.")
         target = target_of(model)
         check(target, generation_config, inputs)
+        inputs = {"input_ids": input_ids, **prepared(target, input_ids, generation_config, inputs)}
         if self.drafter is not None:
             self.drafter.check(target)
         results = Results(input_ids, logits_processor, generation_config)
         text = Text(input_ids, stop(stopping_criteria, generation_config), results.processors)
         rule = self._rule(generation_config, len(input_ids))
-        inputs = {"input_ids": input_ids, **inputs}
         drafter = None if self.nodes == 0 else self.drafter  # which would learn in vain
         rounds = decode(target, inputs, text, rule, drafter, self._budget(target))
-        pad = generation_config._pad_token_tensor  # type: ignore[attr-defined] # set by `generate` before it hands over
-        return _Begun(text, rounds, 0 if pad is None else int(pad), target, inputs, results)
+        token = generation_config._pad_token_tensor  # type: ignore[attr-defined] # set by `generate`, which hands over
+        pad = 0 if token is None else int(token)
+        if wants_cache(target, generation_config, inputs):
+            rounds = _extending(rounds, cast(TextTarget, target), inputs, text, pad)
+        return _Begun(text, rounds, pad, target, inputs, results)
 
     def _rule(self, config: GenerationConfig, batch: int) -> Rule:
         sampled = bool(config.do_sample)
@@ -272,6 +275,16 @@ def _drafter(given: DraftedBy) -> Drafter | None:
     if isinstance(given, Whisper):
         return SmallModel(WhisperTarget(given), memory=True)
     return SmallModel(TextTarget(given)) if isinstance(given, PreTrainedModel) else given
+
+
+def _extending(
+    rounds: Iterator[Round], target: TextTarget, inputs: Mapping[str, Any], text: Text, pad: int
+) -> Iterator[Round]:
+    """The same; after the last the caller's cache holds all that it would hold after `generate`."""
+    for one in rounds:
+        if not text.live:
+            target.extend(inputs, text.padded(pad))
+        yield one
 
 
 def _spoken(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[Round]:

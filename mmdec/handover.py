@@ -27,6 +27,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 
 from mmdec.decode.record import Assembly, Record
 from mmdec.decode.sampling import Listener, Processor, Stop, WholeBatch
+from mmdec.targets.cache import check_cache
 from mmdec.targets.text import TextTarget
 from mmdec.targets.whisper import WhisperTarget
 from mmdec.types import InputError
@@ -66,6 +67,28 @@ def check(target: TextTarget | WhisperTarget, config: GenerationConfig, inputs: 
             )
     if inputs.pop("synced_gpus", False) if isinstance(inputs, dict) else False:
         raise InputError("`synced_gpus` must be False, but is True. Each process decodes on its own.")
+
+
+def prepared(
+    target: TextTarget | WhisperTarget, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The inputs with the mask that `generate` has dropped where it was all ones: beside a cache its length says
+    whether ids (B, P) are the whole text or what is new."""
+    cache = inputs.get("past_key_values")
+    if not isinstance(target, TextTarget) or cache is None or inputs.get("attention_mask") is not None:
+        return inputs
+    check_cache(cache)
+    if not cache.get_seq_length():
+        return inputs
+    # `generate` notes the length; releases that do not have made the positions of that mask.
+    length = getattr(config, "_mask_length", None) or inputs["position_ids"].shape[-1]
+    return {**inputs, "attention_mask": ids.new_ones(len(ids), length)}
+
+
+def wants_cache(target: TextTarget | WhisperTarget, config: GenerationConfig, inputs: Mapping[str, Any]) -> bool:
+    """Whether somebody will look at the cache after the run: whoever has given it, or asks for an output object."""
+    cache = inputs.get("past_key_values") if isinstance(target, TextTarget) else None
+    return cache is not None and bool(config.return_dict_in_generate or getattr(cache, "_is_user_defined", False))
 
 
 def stop(criteria: Any, config: GenerationConfig) -> Stop:
@@ -114,15 +137,13 @@ class Results:
     ) -> Output:
         """transformers' output object for sequences (B, L) with `lengths` new tokens in each row.
 
-        Scores after a row's end are zeros. Attentions and hidden states are those of one more pass, over all. A text
-        model's cache comes back where there is one row.
+        Scores after a row's end are zeros. Attentions and hidden states are those of one more pass, over all.
         """
         ids = cast(torch.LongTensor, sequences)
         scores = None if self.scores is None else self.scores.steps(lengths)
         logits = None if self.logits is None else self.logits.steps(lengths)
         if isinstance(target, TextTarget):
-            # Larger batches decode in a cache of their own, which finished rows leave.
-            kept = inputs.get("past_key_values") if len(sequences) == 1 else None
+            kept = inputs.get("past_key_values")
             return GenerateDecoderOnlyOutput(sequences=ids, scores=scores, logits=logits, past_key_values=kept)  # type: ignore[arg-type]
         found: dict[str, Any] = {}
         prompt = sequences.shape[1] - max(lengths)

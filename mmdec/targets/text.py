@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
 from mmdec.decode.tree import single
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.cache import Store, check_cache, twin
+from mmdec.targets.families import ARGUMENTS, check_model
 from mmdec.targets.rows import Rows
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
-ATTENTION = ("sdpa", "eager", TREE_ATTENTION)
-ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "past_key_values", "logits_to_keep")
 READ = {*ARGUMENTS, "use_cache"}  # what `generate` prepares
 
 
@@ -40,9 +37,10 @@ class TextTarget:
     "eager" or "mmdec_tree".
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        """Raises InputError for a model whose drafts could not be scored or taken back."""
-        check_model(model)
+    def __init__(self, model: PreTrainedModel, *, checked: bool = False) -> None:
+        """Raises InputError for a model whose drafts could not be scored or taken back. checked: by the caller."""
+        if not checked:
+            check_model(model, _scorer)
         config = model.config.get_text_config(decoder=True)
         self.model = model
         self.vocab_size: int = config.vocab_size
@@ -57,20 +55,22 @@ class TextTarget:
     @torch.no_grad()
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[TextSession, Context, Draft, Scores]:
         """inputs: input_ids (B, P); optional attention_mask (B, P), padded on the left; position_ids (B, P);
-        past_key_values, a DynamicCache, empty or with the first columns. The very pass that `generate` begins with.
+        past_key_values, a DynamicCache, empty or with the first columns, which needs a mask that says whether the ids
+        are the whole text or what is new. The very pass that `generate` begins with.
 
-        In a batch of one a given cache is filled as `generate` would fill it; that of a larger batch is only read.
+        In a batch of one without holes a given cache is filled as the run goes; any other is only read: see `extend`.
         """
         prompt = _Prompt.of(inputs)
         self._check_needs(needs, prompt.past)
         cache = prompt.cache
-        if cache is None or (len(prompt.ids) > 1 and not prompt.past):
+        shared = len(prompt.ids) > 1 or prompt.holes
+        if cache is None or (shared and not prompt.past):
             cache = DynamicCache(config=self.model.config)
-        elif len(prompt.ids) > 1:
+        elif shared:
             cache = twin(cache)
         out = self.model(
             input_ids=prompt.fresh,
-            attention_mask=inputs.get("attention_mask"),
+            attention_mask=prompt.mask_given,
             position_ids=prompt.positions[:, -prompt.fresh.shape[1] :],
             past_key_values=cache,
             use_cache=True,
@@ -125,6 +125,33 @@ class TextTarget:
         session.rows.select(live.tolist())
         session.store.select(live, session.rows.width)
 
+    @torch.no_grad()
+    def extend(self, inputs: Mapping[str, Any], sequences: Tensor) -> None:
+        """Leave in the given cache what `generate` leaves there: all columns of a finished text (B, L) but the last,
+        padding after a row's end included. One pass over those that the cache lacks; none after a run that filled it.
+        """
+        cache: DynamicCache = inputs["past_key_values"]
+        new = sequences.shape[1] - inputs["input_ids"].shape[1]
+        given = inputs.get("attention_mask")
+        columns = inputs["input_ids"].shape[1] if given is None else given.shape[1]
+        lacking = columns + new - 1 - cache.get_seq_length()
+        if lacking <= 0:
+            return
+        prompt = _Prompt.of(inputs)
+        more = torch.arange(1, new, device=sequences.device)
+        positions = torch.cat([prompt.positions, prompt.positions[:, -1:] + more], 1)
+        mask = prompt.mask_given
+        if mask is not None:
+            mask = torch.cat([mask, mask.new_ones(len(mask), new - 1)], 1)
+        self.model(
+            input_ids=sequences[:, :-1][:, -lacking:],
+            attention_mask=mask,
+            position_ids=positions[:, -lacking:],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+
     def _features(self, out: Any, layers: tuple[int, ...]) -> dict[int, Tensor]:
         return {layer: out.hidden_states[layer if layer < 0 else layer + 1] for layer in layers}
 
@@ -144,6 +171,11 @@ class TextTarget:
             )
 
 
+def _scorer(model: PreTrainedModel) -> TextTarget:
+    """For a probe, which finds out what a check would ask."""
+    return TextTarget(model, checked=True)
+
+
 @dataclass(frozen=True)
 class _Prompt:
     """The arguments of a prompt's pass, brought into one form."""
@@ -151,6 +183,7 @@ class _Prompt:
     ids: Tensor  # (B, P)
     fresh: Tensor  # (B, F) those that the cache does not hold
     mask: Tensor  # (B, C) bool, over all columns: cached and fresh
+    mask_given: Tensor | None  # as the model gets it: none where there is nothing to mask
     positions: Tensor  # (B, C)
     cache: DynamicCache | None
     past: int  # columns in the cache
@@ -170,8 +203,18 @@ class _Prompt:
             check_cache(cache)
         past = 0 if cache is None else cache.get_seq_length()
         given = inputs.get("attention_mask")
+        if past and given is None:
+            raise InputError(
+                f"`attention_mask` must be given with `past_key_values`, which holds {past} columns, but is None: it "
+                "says whether the ids are the whole text or what is new. Pass the mask of the whole text."
+            )
+        if cache is not None and past and len(cast(Tensor, cache.layers[0].keys)) != len(ids):
+            raise InputError(
+                f"`past_key_values` must hold the batch's {len(ids)} rows, but holds "
+                f"{len(cast(Tensor, cache.layers[0].keys))}. Give each row its own."
+            )
         # As `generate` has it: ids are the whole text if the mask is as long, else only what is new.
-        mask = torch.ones(len(ids), past + ids.shape[1], device=ids.device) if given is None else given
+        mask = torch.ones_like(ids) if given is None else given
         if mask.ndim != 2 or len(mask) != len(ids):
             shape = tuple(mask.shape)
             raise InputError(f"`attention_mask` must be (B, P), but is {shape}. Pass the tokenizer's own.")
@@ -194,7 +237,7 @@ class _Prompt:
             positions = torch.cat([positions[:, : mask.shape[1] - own.shape[1]], own.expand(len(ids), -1)], 1)
         starts = mask.long().argmax(1)
         holes = bool((counted[:, -1] + starts != mask.shape[1]).any())
-        return cls(ids, fresh, mask, positions, cache, past, holes)
+        return cls(ids, fresh, mask, None if bool(mask.all()) else given, positions, cache, past, holes)
 
     def rows(self) -> Rows:
         """Where the rows lie once their holes are closed."""
@@ -202,52 +245,3 @@ class _Prompt:
         ends = [start + count for start, count in zip(starts, self.mask.sum(1).tolist(), strict=True)]
         last = self.positions[:, -1].tolist()
         return Rows(starts, ends, [position + 1 - end for position, end in zip(last, ends, strict=True)])
-
-
-def check_model(model: PreTrainedModel) -> None:
-    """Raise InputError unless the model is a causal language model that scores trees and takes them back."""
-    kind = type(model).__name__
-    if not isinstance(model, PreTrainedModel):
-        raise InputError(f"`model` must be a model of transformers, but is {kind}. Load it with AutoModelForCausalLM.")
-    config = model.config
-    # Of decoders alone: encoders that may be turned into decoders have the switch, and see the future without it.
-    switched = getattr(config, "is_decoder", None) is not None
-    text = config.get_text_config(decoder=True)
-    takes = inspect.signature(model.forward).parameters
-    missing = [name for name in ARGUMENTS if name not in takes]
-    apart = config.is_encoder_decoder or text is not config or switched
-    if apart or missing or not model.can_generate() or model._is_stateful:
-        raise InputError(
-            f"`model` must be a decoder-only language model with a key-value cache, but is {kind}. "
-            "Models of the Llama and Qwen2 families are supported."
-        )
-    foreign = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers} - {DynamicLayer.__name__})
-    if foreign:
-        raise InputError(
-            f"`model` must attend to all earlier tokens in every layer, but {kind} keeps {', '.join(foreign)}: drafts "
-            "cannot be taken back. Choose a model without sliding windows or recurrent layers."
-        )
-    if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo: by columns, unknown to its cache
-        raise InputError(
-            f"`model` must attend to all earlier tokens in every layer, but {kind} has local layers, whose window no "
-            "draft fits in. Choose a model without them."
-        )
-    if getattr(config, "alibi", False):
-        raise InputError(
-            f"`model` must take positions as `position_ids`, but {kind} adds ALiBi by column, where drafts "
-            "have none of their own. Choose a model with rotary or learned positions."
-        )
-    attention = config._attn_implementation
-    if attention not in ATTENTION:
-        raise InputError(
-            f"`attn_implementation` must be one of {', '.join(ATTENTION)}, but is {attention}, which takes no tree. "
-            'Call `model.set_attn_implementation("sdpa")`.'
-        )
-    rope = getattr(text, "rope_parameters", None) or {}
-    kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
-    growing = [kind for kind in ("dynamic", "longrope") if kind in kinds]
-    if growing:
-        raise InputError(
-            f"`rope_type` must not depend on the text's length, but is {growing[0]}: a draft would change it early. "
-            "Choose a model with another one."
-        )

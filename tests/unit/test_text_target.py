@@ -98,7 +98,7 @@ def test_models_that_cannot_work_are_refused_with_what_would() -> None:
     heads = {"num_heads": 2, "d_kv": 8, "num_layers": 1, "decoder_start_token_id": 0}
     refused = [
         (T5ForConditionalGeneration(T5Config(vocab_size=40, d_model=16, d_ff=16, **heads)), "decoder-only"),
-        (BertLMHeadModel(BertConfig(**small, num_attention_heads=4)), "decoder-only"),
+        (BertLMHeadModel(BertConfig(**small, num_attention_heads=4)), "Set `is_decoder`"),
         (MistralForCausalLM(MistralConfig(**window)), "DynamicSlidingWindowLayer"),
         (Qwen2ForCausalLM(Qwen2Config(**half)), "DynamicSlidingWindowLayer"),
         (llama(rope_parameters=dynamic), "dynamic"),

@@ -1,0 +1,132 @@
+"""Which models a text target accepts: families with a proof in the tests, and others that pass a probe.
+
+A family is a class of transformers. `tests/exactness/test_families.py` runs each one: its texts with drafts are its
+own, and its trees are scored as their paths are. Any other class is probed once for its configuration, and so is a
+family whose configuration names a window or says that it is no decoder.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import warnings
+from functools import lru_cache
+from threading import Lock
+from typing import Any
+
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+from transformers.utils import logging
+
+from mmdec.targets.attention import TREE_ATTENTION
+from mmdec.targets.probe import BOUND, Scorer, difference
+from mmdec.targets.tiny import OWN, is_window
+from mmdec.types import InputError
+
+ATTENTION = ("sdpa", "eager", TREE_ATTENTION)
+ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "past_key_values", "logits_to_keep")
+CAUSAL = """
+    AXK1 Apertus Arcee AriaText BigBird BioGpt BitNet Camembert CodeGen Cohere Data2VecText DeepseekV2
+    DeepseekV3 DiffLlama Dots1 Electra Ernie Ernie4_5 Ernie4_5_Moe Exaone4 Falcon FlexOlmo GPTBigCode GPTJ GPTNeo
+    GPTNeoX GPTNeoXJapanese Gemma Glm Glm4 Glm4Moe Glm4MoeLite Granite GraniteMoe GraniteMoeShared HYV3 Helium
+    HunYuanDenseV1 HunYuanMoEV1 HyperCLOVAX Jais2 JetMoe Llama LongcatFlash MegatronBert MiniCPM3 MiniMaxM2 Ministral3
+    Mistral Mixtral NanoChat Nemotron OPT Olmo Olmo2 Olmoe Persimmon Phi Phi3 Phimoe Qwen2 Qwen2Moe Qwen3 Qwen3Moe
+    RemBert Roberta RobertaPreLayerNorm SeedOss SmolLM3 SolarOpen StableLm Starcoder2 XGLM XLMRoberta XLMRobertaXL Youtu
+"""
+OTHERS = ("BertGenerationDecoder", "BertLMHeadModel", "CTRLLMHeadModel", "GPT2LMHeadModel")
+FAMILIES = frozenset([*(f"{name}ForCausalLM" for name in CAUSAL.split()), *OTHERS])
+_probing = Lock()
+
+
+def check_model(model: PreTrainedModel, scorer: Scorer) -> None:
+    """Raise InputError unless the model is a causal language model that scores trees and takes them back. `scorer`
+    makes the target for a probe."""
+    kind = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        raise InputError(f"`model` must be a model of transformers, but is {kind}. Load it with AutoModelForCausalLM.")
+    config = model.config
+    text = config.get_text_config(decoder=True)
+    takes = inspect.signature(model.forward).parameters
+    missing = [name for name in ARGUMENTS if name not in takes]
+    if config.is_encoder_decoder or text is not config or missing or not model.can_generate() or model._is_stateful:
+        raise InputError(
+            f"`model` must be a decoder-only language model with a key-value cache, but is {kind}. {_known()}"
+        )
+    foreign = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers} - {DynamicLayer.__name__})
+    if foreign:
+        raise InputError(
+            f"`model` must attend to all earlier tokens in every layer, but {kind} keeps {', '.join(foreign)}: drafts "
+            "cannot be taken back. Choose a model without sliding windows or recurrent layers."
+        )
+    if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo: by columns, unknown to its cache
+        raise InputError(
+            f"`model` must attend to all earlier tokens in every layer, but {kind} has local layers, whose window no "
+            "draft fits in. Choose a model without them."
+        )
+    if getattr(config, "alibi", False):
+        raise InputError(
+            f"`model` must take positions as `position_ids`, but {kind} adds ALiBi by column, where drafts "
+            "have none of their own. Choose a model with rotary or learned positions."
+        )
+    attention = config._attn_implementation
+    if attention not in ATTENTION:
+        raise InputError(
+            f"`attn_implementation` must be one of {', '.join(ATTENTION)}, but is {attention}, which takes no tree. "
+            'Call `model.set_attn_implementation("sdpa")`.'
+        )
+    rope = getattr(text, "rope_parameters", None) or {}
+    kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
+    growing = [kind for kind in ("dynamic", "longrope") if kind in kinds]
+    if growing:
+        raise InputError(
+            f"`rope_type` must not depend on the text's length, but is {growing[0]}: a draft would change it early. "
+            "Choose a model with another one."
+        )
+    if not _is_proven(model):
+        _check_probe(type(model), config, attention, scorer)
+
+
+def _is_proven(model: PreTrainedModel) -> bool:
+    """Whether the tests speak for the class and for what its configuration switches on."""
+    kind, config = type(model), model.config
+    if kind.__name__ not in FAMILIES or not kind.__module__.startswith("transformers.models."):
+        return False
+    given = vars(config)
+    return given.get("is_decoder") is not False and not any(is_window(*field) for field in given.items())
+
+
+def _check_probe(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, scorer: Scorer) -> None:
+    shape = {name: value for name, value in config.to_dict().items() if name not in OWN}
+    with _probing:
+        said = _probe(kind, type(config), json.dumps(shape, sort_keys=True, default=str), attention, scorer)
+    if said:
+        switch = "Set `is_decoder` in its configuration. " if getattr(config, "is_decoder", None) is False else ""
+        raise InputError(
+            f"`model` must score a tree of tokens as it scores each path, but {kind.__name__} {said}. "
+            f"{switch}{_known()}"
+        )
+
+
+@lru_cache(256)
+def _probe(
+    kind: type[PreTrainedModel], config: type[PreTrainedConfig], fields: str, attention: str, scorer: Scorer
+) -> str:
+    """What is wrong with a class and a configuration; nothing if they may be trusted."""
+    given: dict[str, Any] = json.loads(fields)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # of a model that nobody sees
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            apart = difference(kind, config.from_dict(given), attention, scorer)
+    except Exception as error:  # whatever a foreign class may raise
+        return f"could not be tried in small ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
+    finally:
+        logging.set_verbosity(verbosity)
+    return "" if apart <= BOUND else f"differs by {apart:.1g} of its largest logit"
+
+
+def _known() -> str:
+    names = sorted(re.sub("ForCausalLM|LMHeadModel|Decoder$", "", name) for name in FAMILIES)
+    return f"These families work: {', '.join(names)}."

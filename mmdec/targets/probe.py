@@ -1,0 +1,144 @@
+"""Whether a class of decoders scores trees as it scores their paths: asked of two small random layers, in float64 (in
+float32 where the class knows no other).
+
+Trees of all shapes hang below ragged and padded prompts that are longer than any window, are committed and hang anew;
+each node's logits are compared with those of the plain loop, which feeds its path token by token. A model that counts
+columns instead of positions, looks back less far than its cache keeps, or mixes rows, differs at once.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+
+from mmdec.targets.tiny import tiny
+from mmdec.types import Draft, Needs, Target, Verdict
+
+BOUND = 1e-3  # of the largest logit: of 190 classes the right ones were below 1e-6, the wrong ones above 0.2
+MOST = 3_000_000  # parameters: more than two small layers have
+SPREAD = 0.3  # of random weights: attention far from uniform
+PARENTS = ((-1, 0, 0, 1, 1, 2), (-1, 0, 1, 0, 3))  # of each round's tree; every row has its own tokens
+LEAVES = ((3, 4, 5), (2, 4))  # of each; the path to the last one is accepted
+Scorer = Callable[[Any], Target]
+LENGTHS = ((13,), (12, 5, 9))  # prompts of each batch
+
+
+class TooLarge(Exception):
+    """The model does not shrink."""
+
+
+def difference(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, target_of: Scorer) -> float:
+    """The largest difference between a node's logits and those of its path alone, over the largest logit. Raises
+    whatever the class raises. Torch's random numbers are as they were."""
+    model = small_model(kind, config, attention)
+    with torch.no_grad():
+        try:
+            return _worst(model.double(), target_of)
+        except (RuntimeError, ValueError):
+            return _worst(model.float(), target_of)
+
+
+def small_model(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, seed: int = 0) -> Any:
+    """Two small layers with random weights, on the CPU."""
+    shape = tiny(config)
+    shape._attn_implementation = attention
+    shape._experts_implementation = "eager"  # others know no float64
+    with torch.device("meta"):
+        size = kind(copy.deepcopy(shape)).num_parameters()
+    if size > MOST:
+        raise TooLarge(f"two small layers have {size} parameters")
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        model = kind(shape)
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.ndim > 1:
+                    weight.normal_(0.0, SPREAD)
+    return model.eval()
+
+
+def _worst(model: Any, target_of: Scorer) -> float:
+    target = target_of(model)
+    return max(_batch(model, target, lengths) for lengths in LENGTHS)
+
+
+def _batch(model: Any, target: Target, lengths: tuple[int, ...]) -> float:
+    """The rounds of one batch of prompts."""
+    rng, most = random.Random(len(lengths)), target.vocab_size - 1
+    draw = lambda width: torch.tensor([[rng.randint(3, most) for _ in range(width)] for _ in lengths])  # noqa: E731
+    ids = draw(max(lengths))
+    mask = torch.tensor([[0] * (max(lengths) - length) + [1] * length for length in lengths])
+    plain = _Plain(model, ids, mask)
+    inputs = {"input_ids": ids} if len(lengths) == 1 else {"input_ids": ids, "attention_mask": mask}
+    session, _, _, scores = target.prefill(inputs, Needs())
+    worst = _apart(scores.logits[:, -1], plain.logits)
+    text = ids
+    for parents, leaves in zip(PARENTS, LEAVES, strict=True):
+        tokens = draw(len(parents))
+        draft = Draft(tokens, torch.tensor([parents] * len(lengths)), torch.full((len(lengths),), len(parents)))
+        logits = target.score(session, draft).logits
+        branch, way = plain, [0]
+        for leaf in leaves:
+            branch, way = plain.branch(), _way(parents, leaf)
+            for node in way:
+                branch.step(tokens[:, node])
+                worst = max(worst, _apart(logits[:, node], branch.logits))
+        plain, text = branch, torch.cat([text, tokens[:, way]], 1)
+        ones = torch.ones(len(lengths), dtype=torch.long)
+        target.commit(session, Verdict(torch.tensor([way] * len(lengths)), ones, ones == 0, ones[:, None], ones))
+    # A model that sees the future while it reads scores its own text otherwise than it wrote it.
+    whole = _Plain(model, text, torch.cat([mask, mask.new_ones(len(mask), text.shape[1] - mask.shape[1])], 1))
+    return max(worst, _apart(whole.logits, plain.logits))
+
+
+class _Plain:
+    """The stock loop: a prompt, then token after token."""
+
+    def __init__(self, model: Any, ids: Tensor, mask: Tensor) -> None:
+        self.model, self.mask = model, mask
+        self.cache = DynamicCache(config=model.config)
+        self.position = mask.sum(1, keepdim=True) - 1
+        self.logits = self._pass(ids, (mask.cumsum(1) - 1).clamp(min=0))
+
+    def step(self, tokens: Tensor) -> None:
+        """One token for each row (B,)."""
+        self.mask = torch.cat([self.mask, self.mask.new_ones(len(tokens), 1)], 1)
+        self.position = self.position + 1
+        self.logits = self._pass(tokens[:, None], self.position)
+
+    def branch(self) -> _Plain:
+        """Another loop that goes on from here."""
+        other = copy.copy(self)
+        other.cache = copy.deepcopy(self.cache)
+        return other
+
+    def _pass(self, ids: Tensor, positions: Tensor) -> Tensor:
+        whole = bool(self.mask.all())  # `generate` drops such a mask
+        return self.model(
+            input_ids=ids,
+            attention_mask=None if whole else self.mask,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+
+
+def _way(parents: tuple[int, ...], node: int) -> list[int]:
+    """From the root down to a node."""
+    path = [node]
+    while parents[path[0]] >= 0:
+        path.insert(0, parents[path[0]])
+    return path
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """Relative to the largest; infinite where a number is none."""
+    apart = float((one - other).abs().max() / other.abs().max())
+    return apart if apart == apart else float("inf")

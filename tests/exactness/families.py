@@ -1,0 +1,38 @@
+"""A small random model of each family that is accepted: transformers' own defaults, made tiny."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from mmdec.targets.probe import small_model
+
+OWN: dict[str, dict[str, Any]] = {  # what a default configuration lacks
+    "DeepseekV2ForCausalLM": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "Dots1ForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "GPTNeoForCausalLM": {"num_layers": 2, "attention_types": [[["global"], 2]], "attention_layers": ["global"] * 2},
+}
+OFF = {"sliding_window": None, "use_sliding_window": False, "is_decoder": True}
+
+
+def config_of(family: str) -> PreTrainedConfig:
+    """The defaults of a family, windows off."""
+    kind: Any = getattr(transformers, family).config_class
+    given = kind().to_dict()
+    off = {name: value for name, value in OFF.items() if name in given}
+    if given.get("layer_types"):
+        off["layer_types"] = ["full_attention"] * len(given["layer_types"])
+    known = {name: value for name, value in given.items() if name not in ("model_type", "transformers_version")}
+    return kind(**{**known, **off, **OWN.get(family, {})})
+
+
+def attention_of(family: str) -> str:
+    """The implementation that the class knows."""
+    return "sdpa" if getattr(transformers, family)._supports_sdpa else "eager"
+
+
+def model_of(family: str, seed: int = 0) -> PreTrainedModel:
+    """Two small layers, float32."""
+    return small_model(getattr(transformers, family), config_of(family), attention_of(family), seed)

@@ -1,0 +1,175 @@
+"""A chat goes on from its cache: turn after turn the text of stock `generate` from scratch, and the cache it leaves.
+
+A pairwise cover; the whole grid with MMDEC_ALL=1.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+import mmdec
+from mmdec.decode.budget import Budget
+from mmdec.targets.tiny import VOCABULARY
+from mmdec.types import InputError
+from tests.exactness.families import model_of
+from tests.exactness.wild import Wild
+from tests.pairwise import cover
+
+PAD, EOS = 0, 2
+OPTIONS: dict[str, Any] = {
+    "max_new_tokens": 12,
+    "do_sample": False,
+    "pad_token_id": PAD,
+    "eos_token_id": [EOS, 5, 11],
+    "suppress_tokens": [PAD],  # else a mask could not be read off the text
+}
+GRID = {
+    "family": ["LlamaForCausalLM", "GPT2LMHeadModel", "GPTNeoXForCausalLM", "OPTForCausalLM", "Qwen2ForCausalLM"],
+    "batch": [1, 2, 3, 4],
+    "padded": [False, True],
+    "door": ["generate", "stream", "custom", "output"],
+    "drafter": [None, "lookup", "recycling", "small", "wild"],
+    "ends": ["attended", "masked"],  # what a row's padding after its end is for the next turn
+    "ids": ["whole", "new"],
+}
+
+
+@cache
+def model(family: str, seed: int = 0) -> Any:
+    return model_of(family, seed)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    Budget.forget()
+
+
+def say(
+    network: PreTrainedModel, inputs: dict[str, Tensor], door: str, drafter: Any, cache: DynamicCache | None
+) -> tuple[Tensor, Any]:
+    """One turn through a door: the sequences and the cache for the next."""
+    given: Any = {**OPTIONS, "past_key_values": cache}
+    plug = mmdec.speculate(drafter, num_speculative_tokens=(5, 3))
+    if door == "generate":
+        return mmdec.generate(network, inputs, drafter, num_speculative_tokens=(5, 3), **given).sequences, cache
+    if door == "stream":
+        rows: list[list[int]] = [[] for _ in inputs["input_ids"]]
+        for one in mmdec.stream(network, inputs, drafter, num_speculative_tokens=4, **given):
+            for row, tokens in zip(one.rows, one.tokens, strict=True):
+                rows[row] += tokens
+        longest = max(map(len, rows))
+        text = torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
+        return torch.cat([inputs["input_ids"], text], 1), cache
+    if door == "custom":
+        return network.generate(**inputs, **given, custom_generate=plug), cache  # type: ignore[operator]
+    # The first turn's cache is `generate`'s own, which comes back with the output.
+    out: Any = network.generate(  # type: ignore[operator]
+        **inputs, **given, custom_generate=plug, return_dict_in_generate=True
+    )
+    return out.sequences, out.past_key_values
+
+
+@pytest.mark.parametrize(
+    "case", cover(GRID, bool(os.environ.get("MMDEC_ALL"))), ids=lambda case: "-".join(map(str, case.values()))
+)
+def test_a_chat_goes_on_from_its_cache(case: dict[str, Any]) -> None:
+    network, rng = model(case["family"]), random.Random(str(case))
+    batch = case["batch"]
+    words = (
+        lambda width: torch.tensor(  # noqa: E731
+            [([rng.randrange(6, VOCABULARY) for _ in range(4)] * 3)[:width] for _ in range(batch)]
+        )
+    )
+    text = words(9)
+    mask = torch.ones_like(text)
+    for row in range(batch) if case["padded"] else ():
+        mask[row, : (3 * row + 2) % 7] = 0
+    text = text * mask
+    mine = None if case["door"] == "output" else DynamicCache(config=network.config)
+    theirs = DynamicCache(config=network.config)
+    for turn in range(3):
+        wanted = network.generate(text, attention_mask=mask, **OPTIONS)
+        again = network.generate(text, attention_mask=mask, **OPTIONS, past_key_values=theirs)
+        assert torch.equal(again, wanted)  # the stock chat itself
+        new = case["ids"] == "new" and turn > 0
+        shown = text[:, mine.get_seq_length() :] if new and mine is not None else text
+        inputs = {"input_ids": shown, "attention_mask": mask}
+        if not case["padded"] and case["ends"] == "attended" and not new:
+            del inputs["attention_mask"]
+        drafter = {
+            "small": model(case["family"], 1),
+            "wild": Wild(turn, wanted.tolist() if not new else ()),
+        }.get(case["drafter"], case["drafter"])
+        found, mine = say(network, inputs, case["door"], drafter, mine)
+        assert torch.equal(found[:, shown.shape[1] :], wanted[:, text.shape[1] :])
+        after = torch.ones_like(wanted)
+        after[:, : mask.shape[1]] = mask
+        assert_alike(mine, theirs, after[:, :-1].bool())
+        if case["ends"] == "masked":
+            after[:, mask.shape[1] :] = (wanted[:, mask.shape[1] :] != PAD).long()
+        more = words(4)
+        text, mask = torch.cat([wanted, more], 1), torch.cat([after, torch.ones_like(more)], 1)
+
+
+def assert_alike(mine: Any, theirs: DynamicCache, seen: Tensor) -> None:
+    """The same columns, wherever there is a token."""
+    assert mine.get_seq_length() == theirs.get_seq_length() == seen.shape[1]
+    for one, other in zip(mine.layers, theirs.layers, strict=True):
+        for held, wanted in ((one.keys, other.keys), (one.values, other.values)):
+            assert held.shape == wanted.shape
+            keep = seen[:, None, :, None]
+            torch.testing.assert_close(held * keep, wanted * keep, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_stock_code_goes_on_from_the_cache(batch: int) -> None:
+    network, ids = model("LlamaForCausalLM"), torch.arange(6, 6 + 8 * batch).view(batch, 8)
+    mine = DynamicCache(config=network.config)
+    text = mmdec.generate(network, ids, "lookup", past_key_values=mine, **OPTIONS).sequences
+    text = torch.cat([text, ids[:, :3]], 1)
+    mask = torch.ones_like(text)
+    before = copy.deepcopy(mine)
+    wanted = network.generate(text, attention_mask=mask, **OPTIONS)
+    for held in (mine, before):
+        assert torch.equal(network.generate(text, attention_mask=mask, past_key_values=held, **OPTIONS), wanted)
+
+
+def test_a_refused_call_leaves_the_cache_as_it_was() -> None:
+    network, ids = model("LlamaForCausalLM"), torch.arange(6, 14)[None]
+    held = DynamicCache(config=network.config)
+    text = mmdec.generate(network, ids, "lookup", past_key_values=held, **OPTIONS).sequences
+    length, keys = held.get_seq_length(), held.layers[0].keys
+    assert keys is not None
+    kept = keys.clone()
+    refused: list[tuple[Tensor, dict[str, Any], str]] = [
+        (text, {"num_beams": 2}, "num_beams"),
+        (text[:, :3], {}, "attention_mask"),  # neither the whole text nor a mask for it
+        (torch.cat([text, text]), {}, "batch's 2 rows, but holds 1"),
+    ]
+    for given, options, match in refused:
+        with pytest.raises(InputError, match=match):
+            mmdec.generate(network, given, "lookup", past_key_values=held, **{**OPTIONS, **options})
+        assert held.get_seq_length() == length
+        assert torch.equal(held.layers[0].keys, kept)  # type: ignore[arg-type]
+
+
+def test_a_stream_that_is_left_keeps_the_text_so_far() -> None:
+    network, ids = model("LlamaForCausalLM"), torch.arange(6, 14)[None]
+    held = DynamicCache(config=network.config)
+    text = ids
+    for one in mmdec.stream(network, ids, "lookup", past_key_values=held, **OPTIONS | {"eos_token_id": None}):
+        text = torch.cat([text, torch.tensor(one.tokens)], 1)
+        if one.index == 2:
+            break
+    mask = torch.ones_like(text)
+    wanted = network.generate(text, attention_mask=mask, **OPTIONS)
+    assert torch.equal(mmdec.generate(network, text, None, past_key_values=held, **OPTIONS).sequences, wanted)

@@ -1,0 +1,158 @@
+"""Each accepted family: its texts with drafts are its own, its trees are scored as their paths are; other classes are
+probed. A share of the families; all with MMDEC_ALL=1 (`make test-all`)."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import (
+    DogeConfig,
+    DogeForCausalLM,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+import mmdec
+from mmdec.decode.budget import Budget
+from mmdec.targets.families import FAMILIES
+from mmdec.targets.probe import BOUND, difference
+from mmdec.targets.text import TextTarget
+from mmdec.targets.tiny import VOCABULARY, WINDOW, tiny
+from mmdec.types import InputError
+from tests.exactness.families import attention_of, config_of, model_of
+from tests.exactness.wild import Wild
+
+ALWAYS = {"GPT2LMHeadModel", "GPTNeoXForCausalLM", "LlamaForCausalLM", "XGLMForCausalLM", "BertLMHeadModel"}
+SHARE = 7
+TRIED = sorted(
+    FAMILIES if os.environ.get("MMDEC_ALL") else ALWAYS | set(random.Random(1).sample(sorted(FAMILIES), SHARE))
+)
+SIZES: dict[str, Any] = {
+    "vocab_size": 48,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "initializer_range": 0.3,
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    Budget.forget()
+
+
+@pytest.mark.parametrize("family", TRIED)
+def test_a_familys_texts_are_its_own_and_its_trees_are_its_paths(family: str) -> None:
+    scorer = lambda model: TextTarget(model, checked=True)  # noqa: E731
+    assert difference(getattr(transformers, family), config_of(family), attention_of(family), scorer) < BOUND / 100
+    model, rng = model_of(family), random.Random(family)
+    for batch in (1, 3):
+        ids = torch.tensor([[rng.randrange(3, VOCABULARY) for _ in range(4)] * 3 for _ in range(batch)])
+        mask = torch.ones_like(ids)
+        for row in range(1, batch):
+            mask[row, : 4 * row - 1] = 0
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        options: dict[str, Any] = {"max_new_tokens": 18, "do_sample": False, "pad_token_id": 0, "eos_token_id": 2}
+        wanted = model.generate(**inputs, **options)  # type: ignore[operator]
+        for drafter in ("lookup", "recycling", Wild(rng.random(), [wanted[row].tolist() for row in range(batch)])):
+            found = mmdec.generate(model, inputs, drafter, num_speculative_tokens=(7, 3), **options)
+            assert torch.equal(found.sequences, wanted)
+
+
+def test_a_window_that_no_check_knows_is_found() -> None:
+    """Doge attends to `keep_window_size` columns, chosen anew for each pass; its cache keeps all."""
+    torch.manual_seed(0)
+    with pytest.raises(InputError, match=r"DogeForCausalLM differs by .* These families work: .*GPTNeoX.*Llama"):
+        TextTarget(DogeForCausalLM(DogeConfig(**SIZES)))
+
+
+def test_no_field_of_a_config_refuses_a_family_that_works() -> None:
+    TextTarget(GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES, is_decoder=False)))
+
+
+class Bounded(LlamaForCausalLM):
+    """Sees no token before the last eight columns of a pass: a window of which no field and no cache knows."""
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        logits_to_keep: Any = 0,
+        **given: Any,
+    ) -> Any:
+        if attention_mask is not None and attention_mask.ndim == 4:
+            attention_mask = attention_mask.clone()
+            attention_mask[..., :-WINDOW] = torch.finfo(attention_mask.dtype).min
+        return super().forward(
+            input_ids, attention_mask, position_ids, past_key_values, logits_to_keep=logits_to_keep, **given
+        )
+
+
+class Renamed(LlamaForCausalLM):
+    """Nothing but another name."""
+
+
+class Closed(LlamaForCausalLM):
+    """Cannot be built from its configuration."""
+
+    def __init__(self, config: LlamaConfig, key: str) -> None:
+        super().__init__(config)
+
+
+def test_other_classes_are_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mmdec.targets import families
+
+    asked = []
+
+    def counted(*args: Any) -> float:
+        asked.append(args)
+        return difference(*args)
+
+    monkeypatch.setattr(families, "difference", counted)
+    for _ in range(3):
+        TextTarget(Renamed(LlamaConfig(**SIZES, rope_theta=1234.0)))
+        with pytest.raises(InputError, match="Bounded differs"):
+            TextTarget(Bounded(LlamaConfig(**SIZES, rope_theta=1234.0)))
+        with pytest.raises(InputError, match="Closed could not be tried in small"):
+            TextTarget(Closed(LlamaConfig(**SIZES, rope_theta=1234.0), "open"))
+    assert len(asked) == 3
+    TextTarget(Renamed(LlamaConfig(**SIZES, rope_theta=4321.0)))
+    assert len(asked) == 4
+
+
+def test_a_probe_leaves_random_numbers_and_the_model_alone() -> None:
+    model = Renamed(LlamaConfig(**SIZES, rope_theta=99.0))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    shape = model.config.to_dict()
+    torch.manual_seed(7)
+    wanted = torch.rand(3)
+    torch.manual_seed(7)
+    TextTarget(model)
+    assert torch.equal(torch.rand(3), wanted)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.config.to_dict() == shape
+
+
+def test_large_configurations_are_tried_in_small() -> None:
+    """Every kind of layer stays in, every size and window shrinks, whatever is off stays off."""
+    shape: Any = tiny(
+        transformers.Gemma3TextConfig(
+            sliding_window=4096, num_hidden_layers=24, num_key_value_heads=1, eos_token_id=[1, 7]
+        )
+    )
+    assert (shape.num_hidden_layers, shape.sliding_window, shape.vocab_size) == (2, WINDOW, VOCABULARY)
+    assert set(shape.layer_types) == {"sliding_attention", "full_attention"}
+    assert (shape.hidden_size, shape.num_attention_heads, shape.num_key_value_heads) == (32, 4, 1)
+    other: Any = tiny(transformers.Qwen2Config())
+    assert other.sliding_window is None
+    assert other.use_sliding_window is False

@@ -1,0 +1,69 @@
+"""A drafter for proofs: trees of any shape, whose tokens are right, almost right or anything, by chance."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mmdec.decode.tree import trees_from_lists
+from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
+
+
+@dataclass
+class Memory:
+    """A run's rows: which text each one follows, and how far it has come."""
+
+    rng: random.Random
+    texts: list[list[int]]
+    tokens: list[list[int]]
+    vocabulary: int = 1
+
+
+class Wild:
+    """Knows what plain decoding says (`texts`, prompts included), and tells it with the chance `right` at each node."""
+
+    name = "wild"
+    needs = Needs()
+
+    def __init__(self, seed: float, texts: Sequence[Sequence[int]] = (), right: float = 0.6) -> None:
+        self.seed, self.texts, self.right = seed, [list(text) for text in texts], right
+        self._vocabulary = 1
+
+    def check(self, target: Target) -> None:
+        self._vocabulary = target.vocab_size
+
+    def start(self, context: Context) -> Memory:
+        prompts = context.tokens.tolist()
+        texts = self.texts if len(self.texts) == len(prompts) else [[] for _ in prompts]
+        return Memory(random.Random(self.seed), texts, prompts, self._vocabulary)
+
+    def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
+        return trees_from_lists(roots, [self._tree(memory, row, plan) for row in range(len(roots))])
+
+    def _tree(self, memory: Memory, row: int, plan: Plan) -> tuple[list[int], list[int]]:
+        rng, text, place = memory.rng, memory.texts[row], len(memory.tokens[row])
+        count = rng.choice((0, 1, plan.nodes, rng.randint(0, plan.nodes), plan.nodes + 3))  # more than asked for, too
+        tokens, parents, depths, faithful = list[int](), list[int](), [0], [True]
+        for node in range(1, count + 1):
+            parent = node - 1 if rng.random() < 0.5 else rng.randrange(node)
+            if depths[parent] >= plan.depth and rng.random() < 0.9:
+                parent = 0
+            ahead = place + depths[parent]
+            known = faithful[parent] and ahead < len(text)
+            right = known and rng.random() < self.right
+            tokens.append(text[ahead] if right else rng.randrange(memory.vocabulary))
+            parents.append(parent)
+            depths.append(depths[parent] + 1)
+            faithful.append(right)
+        return tokens, parents
+
+    def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        for row, (said, length) in enumerate(zip(verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True)):
+            memory.tokens[row] += said[:length]
+
+    def select(self, memory: Memory, live: Tensor) -> None:
+        memory.tokens = [memory.tokens[row] for row in live.tolist()]
+        memory.texts = [memory.texts[row] for row in live.tolist()]

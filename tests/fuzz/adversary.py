@@ -1,0 +1,206 @@
+"""One attack: a random model of a random family, a random chat, random options; no drafter may change its text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+import mmdec
+from mmdec.targets.attention import TREE_ATTENTION
+from mmdec.targets.tiny import VOCABULARY
+from tests.exactness.families import attention_of, model_of
+from tests.exactness.wild import Wild
+
+PAD = 0
+SINGLE = {"XGLMForCausalLM"}  # families that know no float64
+SMALL = ("LlamaForCausalLM", "GPT2LMHeadModel", "Qwen2ForCausalLM", "OPTForCausalLM")
+DOORS = ("generate", "stream", "custom")
+
+
+@dataclass
+class Report:
+    """What came of attacks."""
+
+    rounds: int = 0
+    tokens: int = 0
+    turns: int = 0  # of them on a given cache
+    wrong: list[str] = field(default_factory=list)  # a line for each text that is another
+    families: set[str] = field(default_factory=set)
+
+
+@lru_cache(200)
+def network(family: str, attention: str, double: bool, seed: int) -> Any:
+    """A small random model. Attention other than its own only where the class knows "sdpa"."""
+    model = model_of(family, seed)
+    model.set_attn_implementation(attention)
+    return model.double() if double else model
+
+
+def attacks(seed: int) -> Iterator[random.Random]:
+    """Random numbers of attack after attack."""
+    outer = random.Random(seed)
+    while True:
+        yield random.Random(outer.getrandbits(64))
+
+
+def attack(rng: random.Random, family: str, report: Report) -> None:
+    """One chat of one to three turns."""
+    own = attention_of(family)
+    attention = rng.choice((own, own, "eager", TREE_ATTENTION)) if own == "sdpa" else own
+    double = attention != "eager" and family not in SINGLE and rng.random() < 0.5
+    model = network(family, attention, double, rng.randrange(2))
+    report.families.add(family)
+    batch = rng.choice((1, 1, 2, 3, 4))
+    text, mask = _prompt(rng, batch)
+    cache: Any = DynamicCache(config=model.config) if rng.random() < 0.6 else None
+    for turn in range(rng.choice((1, 2, 3)) if cache is not None else 1):
+        options = _options(rng, batch)
+        wanted = _wanted(model, text, mask, options, batch)
+        report.turns += turn > 0
+        held = cache
+        for place in range(rng.choice((1, 2, 3))):
+            if place and cache is not None:
+                held = None  # the cache goes on with the first
+            found, rounds, said = _run(rng, model, text, mask, options, held, wanted, double)
+            report.rounds += rounds
+            report.tokens += wanted[:, text.shape[1] :].numel()
+            if not torch.equal(found, wanted):
+                differing = found.shape != wanted.shape or int((found != wanted).sum())
+                report.wrong.append(f"{family} {attention} {double=} {batch=} {turn=} {options} {said}: {differing}")
+        text, mask = _next(rng, text, mask, wanted)
+
+
+def _prompt(rng: random.Random, batch: int) -> tuple[Tensor, Tensor]:
+    """Ids and mask (B, P): repetitive or not, padded on the left or not, seldom with a hole."""
+    width = rng.randint(2, 12)
+    rows = []
+    for _ in range(batch):
+        part = [rng.randrange(3, VOCABULARY) for _ in range(rng.randint(1, width))]
+        rows.append((part * width)[:width])
+    ids, mask = torch.tensor(rows), torch.ones(batch, width, dtype=torch.long)
+    if rng.random() < 0.6:
+        for row in range(batch):
+            mask[row, : rng.randrange(width)] = 0
+    if width > 4 and rng.random() < 0.1:
+        mask[rng.randrange(batch), 2] = 0
+    return ids.masked_fill(mask == 0, PAD), mask
+
+
+def _options(rng: random.Random, batch: int) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "max_new_tokens": rng.randint(1, 16),
+        "pad_token_id": PAD,
+        "eos_token_id": rng.sample(range(2, VOCABULARY), rng.choice((1, 1, 2, 6))),
+        "do_sample": rng.random() < 0.35,
+        "suppress_tokens": [PAD],  # a mask is read off the text
+    }
+    some: list[dict[str, Any]] = [
+        {"repetition_penalty": rng.uniform(0.8, 1.6)},
+        {"no_repeat_ngram_size": rng.randint(1, 3)},
+        {"min_new_tokens": rng.randint(1, found["max_new_tokens"])},
+        {"begin_suppress_tokens": rng.sample(range(2, VOCABULARY), 3)},
+        {"bad_words_ids": [[rng.randrange(2, VOCABULARY)], [3, 4], [rng.randrange(2, VOCABULARY), 5]]},
+        {"exponential_decay_length_penalty": (rng.randint(1, 6), rng.uniform(1.0, 1.5))},
+        {"forced_eos_token_id": rng.randrange(2, VOCABULARY)},
+    ]
+    for one in rng.sample(some, rng.choice((0, 0, 1, 2))):
+        found |= one
+    if found["do_sample"]:
+        found["temperature"] = rng.uniform(0.3, 2.0)
+        found |= rng.choice(({}, {"top_k": rng.randint(2, 20)}, {"top_p": rng.uniform(0.2, 1.0)}, {"min_p": 0.1}))
+        found["seed"] = rng.getrandbits(32)
+    return found
+
+
+def _wanted(model: Any, text: Tensor, mask: Tensor, options: dict[str, Any], batch: int) -> Tensor:
+    """Stock `generate` from scratch; where its draws are not ours, the same call without drafts."""
+    given = dict(options)
+    seed = given.pop("seed", None)
+    if seed is not None:
+        if batch > 1:
+            inputs = {"input_ids": text, "attention_mask": mask}
+            return mmdec.generate(model, inputs, None, seed=seed, **given).sequences
+        torch.manual_seed(seed)
+    return model.generate(text, attention_mask=mask, **given)
+
+
+def _run(
+    rng: random.Random,
+    model: Any,
+    text: Tensor,
+    mask: Tensor,
+    options: dict[str, Any],
+    cache: Any,
+    wanted: Tensor,
+    double: bool,
+) -> tuple[Tensor, int, str]:
+    """The same with drafts: the sequences, the rounds, and how it was asked."""
+    drafter, name = _drafter(rng, wanted, double)
+    nodes: Any = rng.choice((None, 0, 1, rng.randint(2, 24), (rng.randint(2, 24), rng.randint(1, 6))))
+    door = rng.choice(DOORS)
+    given = dict(options)
+    seed = given.pop("seed", None)
+    speculation: dict[str, Any] = {"num_speculative_tokens": nodes}
+    if seed is not None and len(text) > 1:
+        speculation["seed"] = seed
+    elif seed is not None:
+        torch.manual_seed(seed)
+    past = 0 if cache is None else cache.get_seq_length()
+    new = bool(past) and rng.random() < 0.3
+    shown = text[:, past:] if new and _reads_no_text(options) else text
+    inputs: dict[str, Any] = {"input_ids": shown, "attention_mask": mask}
+    if bool(mask.all()) and not bool((text == PAD).any()) and shown is text and rng.random() < 0.7:
+        del inputs["attention_mask"]
+    if cache is not None:
+        inputs["past_key_values"] = cache
+    said = f"{name} {nodes} {door} cached={past} new={shown is not text} masked={'attention_mask' in inputs}"
+    if door == "custom":
+        rounds: list[Any] = []
+        plug = mmdec.speculate(drafter, on_round=rounds.append, **speculation)
+        found, count = model.generate(**inputs, **given, custom_generate=plug), lambda: len(rounds)
+    elif door == "generate":
+        out = mmdec.generate(model, inputs, drafter, **speculation, **given)
+        found, count = out.sequences, lambda: len(out.rounds)
+    else:
+        rows: list[list[int]] = [[] for _ in shown]
+        passed = list(mmdec.stream(model, inputs, drafter, **speculation, **given))
+        for one in passed:
+            for row, tokens in zip(one.rows, one.tokens, strict=True):
+                rows[row] += tokens
+        longest = max(map(len, rows))
+        spoken = torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
+        found, count = torch.cat([shown, spoken], 1), lambda: len(passed)
+    return torch.cat([text[:, : text.shape[1] - shown.shape[1]], found], 1), count(), said
+
+
+def _reads_no_text(options: dict[str, Any]) -> bool:
+    """Whether no processor looks at the prompt: where only new ids are shown, it would be another one."""
+    return not {"repetition_penalty", "no_repeat_ngram_size", "bad_words_ids"} & set(options)
+
+
+def _drafter(rng: random.Random, wanted: Tensor, double: bool) -> tuple[Any, str]:
+    kind = rng.choice(("lookup", "recycling", "small", "wild", "wild", "wild"))
+    if kind == "small":
+        family = rng.choice(SMALL)
+        return network(family, "sdpa", double, 2), f"small {family}"
+    if kind == "wild":
+        right = rng.choice((0.0, 0.5, 0.9, 1.0))
+        return Wild(rng.random(), wanted.tolist(), right), f"wild {right}"
+    return kind, kind
+
+
+def _next(rng: random.Random, text: Tensor, mask: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """The next turn's prompt; the padding after a row's end is seen or not."""
+    after = torch.ones_like(wanted)
+    after[:, : mask.shape[1]] = mask
+    if rng.random() < 0.5:
+        after[:, mask.shape[1] :] = (wanted[:, mask.shape[1] :] != PAD).long()
+    more = torch.tensor([[rng.randrange(3, VOCABULARY) for _ in range(rng.choice((1, 3)))]]).repeat(len(text), 1)
+    return torch.cat([wanted, more], 1), torch.cat([after, torch.ones_like(more)], 1)

@@ -1,0 +1,39 @@
+"""A seeded adversary against the core: random families and models, prompts, padding, chats on given caches, processors,
+sampling, drafters that are right, wrong or wild, budgets, doors. Not one token may differ from plain decoding's.
+
+1,000 rounds; 100,000 with MMDEC_ALL=1 (`make test-all`).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from mmdec.decode.budget import Budget
+from mmdec.targets.families import FAMILIES
+from tests.fuzz.adversary import Report, attack, attacks
+
+CHUNK = 1_000
+CHUNKS = 100 if os.environ.get("MMDEC_ALL") else 1
+
+
+def battle(seed: int, rounds: int) -> Report:
+    """Attacks until so many rounds have passed, family after family."""
+    report, families = Report(), random.Random(seed).sample(sorted(FAMILIES), len(FAMILIES))
+    for place, rng in enumerate(attacks(seed)):
+        attack(rng, families[place % len(families)], report)
+        if report.rounds >= rounds:
+            return report
+    raise AssertionError
+
+
+@pytest.mark.parametrize("seed", range(CHUNKS))
+def test_no_token_differs(seed: int) -> None:
+    Budget.forget()
+    report = battle(seed, CHUNK)
+    assert report.wrong == []
+    assert report.rounds >= CHUNK
+    assert report.turns > 10  # on given caches
+    assert len(report.families) > 25
