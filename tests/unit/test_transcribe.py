@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import threading
 import time
 from pathlib import Path
@@ -259,6 +260,12 @@ def test_times_are_what_was_spent(whisper: Whisper, monkeypatch: pytest.MonkeyPa
         assert sum(one.timings["total"] for one in batch) == pytest.approx(now - before)
         assert sum(one.timings["encoder"] for one in batch) % 100 == pytest.approx(0)
         assert batch[1].timings["encoder"] < batch[2].timings["encoder"]  # fewer windows
+        some = transcribe([buzz(0.5, seed) for seed in range(6)], model=whisper, language="en", max_new_tokens=60)
+        rounds = [one.rounds for one in some]
+        assert len(set(rounds)) > 1  # else nothing is shared unequally
+        for one in some:  # a round's second is divided among those that were still in it
+            own = sum(1 / sum(other >= number for other in rounds) for number in range(1, one.rounds + 1))
+            assert one.timings["decoder"] == pytest.approx(own)
     finally:
         for hook in hooks:
             hook.remove()
@@ -330,6 +337,37 @@ def test_turns() -> None:
     first.join(20)
     later.join(20)
     assert order == ["alone", "shared"]
+
+
+def test_nobody_is_blamed_for_what_transformers_passes_itself(whisper: Whisper) -> None:
+    """Recordings over a window, in two threads at once: no warning of deprecated arguments, no trace on the model."""
+    heard = list[str]()
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.append(record.getMessage())
+
+    logger, ear = logging.getLogger("transformers.generation.utils"), Ear()
+    logger.addHandler(ear)
+    try:
+        for call in (transcribe, whisper.model.generate):  # the second shows that there is something to hear
+            type(logger).warning_once.cache_clear()  # type: ignore[attr-defined] # transformers', else once a process
+            if call is transcribe:
+                threads = [
+                    threading.Thread(target=call, args=(buzz(2.5),), kwargs={"model": whisper}) for _ in range(2)
+                ]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join(60)
+                assert heard == []
+                assert "_prepare_generation_config" not in vars(whisper.model)
+            else:
+                features = whisper.processor(buzz(0.5), sampling_rate=RATE, return_tensors="pt").input_features
+                call(features, max_new_tokens=2, language="en")
+    finally:
+        logger.removeHandler(ear)
+    assert any("suppress_tokens" in line for line in heard)
 
 
 def test_typical_acceptance_is_not_lossless(whisper: Whisper) -> None:
