@@ -6,6 +6,7 @@ import io
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from transformers import WhisperFeatureExtractor, WhisperProcessor
 
 import mmdec
 from mmdec import hub
-from mmdec.turns import Turns
+from mmdec.turns import Turns, turns
 from mmdec.whispers import Whisper, load_whisper
 from tests.conftest import RATE, buzz
 from tests.tiny_transcriber import heads, network, processor, write
@@ -282,6 +283,15 @@ def test_progress(whisper: Whisper) -> None:
     assert seen[-1] == (pytest.approx(2.9), pytest.approx(2.9))
 
 
+def until(happened: Callable[[], bool]) -> None:
+    """Wait for another thread. What is asserted is that it happened, not when."""
+    for _ in range(20_000):
+        if happened():
+            return
+        time.sleep(0.001)
+    raise AssertionError("it never happened")
+
+
 def test_word_timestamps_wait_until_nobody_else_is_in_the_model(whisper: Whisper) -> None:
     """They change its attention; a mask made for one kind is wrong for the other."""
     begun, go, order = threading.Event(), threading.Event(), list[str]()
@@ -299,8 +309,9 @@ def test_word_timestamps_wait_until_nobody_else_is_in_the_model(whisper: Whisper
     plain.start()
     assert begun.wait(20)
     timed.start()
-    timed.join(0.3)
+    until(lambda: turns(whisper.model)._waiting == 1)  # it has come to the door
     assert timed.is_alive()
+    assert order == []
     assert whisper.model.config._attn_implementation == "sdpa"
     go.set()
     plain.join(20)
@@ -327,10 +338,11 @@ def test_turns() -> None:
     first, later = threading.Thread(target=alone), threading.Thread(target=share)
     with one.shared(), one.shared():
         first.start()
-        while not one._waiting:
-            time.sleep(0.001)
+        until(lambda: one._waiting == 1)
         later.start()
-        assert not inside.wait(0.05)
+        until(lambda: len(one._changed._waiters) == 2)  # type: ignore[attr-defined] # both wait, though others share
+        assert not inside.is_set()
+        assert order == []
     assert inside.wait(20)
     assert order == []
     leave.set()

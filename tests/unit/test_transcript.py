@@ -97,17 +97,17 @@ def test_words_never_end_before_they_begin() -> None:
     assert words([1], [2.0], [1.0], decode)[0].end == 2.0
 
 
-def timed(start: float, end: float, *words: Word) -> Segment:
+def said(start: float, end: float, *words: Word) -> Segment:
     return Segment(start, end, "".join(word.text for word in words).strip(), [1], list(words))
 
 
 def test_segments_begin_with_their_first_word_and_end_with_their_last() -> None:
     found = agree(
         [
-            timed(0.2, 1.0, Word(" a", 0.0, 0.5), Word(" b", 0.5, 1.9)),  # the last word lasts through the pause
+            said(0.2, 1.0, Word(" a", 0.0, 0.5), Word(" b", 0.5, 1.9)),  # the last word lasts through the pause
             Segment(1.0, 1.5, "", [2], []),
-            timed(2.0, 2.2, Word(" c", 1.8, 2.4), Word(" d", 2.4, 2.6)),  # the model ends before its last word begins
-            timed(3.0, 4.0, Word(" e", 2.5, 3.0)),
+            said(2.0, 2.2, Word(" c", 1.8, 2.4), Word(" d", 2.4, 2.6)),  # the model ends before its last word begins
+            said(3.0, 4.0, Word(" e", 2.5, 3.0)),
         ]
     )
     assert [(one.start, one.end) for one in found] == [(0.0, 1.0), (1.0, 1.5), (1.8, 2.5), (2.5, 4.0)]
@@ -122,15 +122,13 @@ def test_segments_begin_with_their_first_word_and_end_with_their_last() -> None:
 
 @given(
     st.lists(
-        st.tuples(
-            st.floats(0, 9), st.floats(0, 9), st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9)), max_size=3)
-        ),
+        st.tuples(st.floats(0, 9), st.floats(0, 9), st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9)), max_size=3)),
         max_size=5,
     )
 )
 def test_times_that_agree_never_overlap(given_times: list[tuple[float, float, list[tuple[float, float]]]]) -> None:
     """Whatever the model and its attention say."""
-    segments = [timed(start, end, *(Word(" x", *one) for one in words)) for start, end, words in given_times]
+    segments = [said(start, end, *(Word(" x", *one) for one in words)) for start, end, words in given_times]
     at = 0.0
     for before, after in zip(segments, agree(segments), strict=True):
         assert len(after.words or ()) == len(before.words or ())
