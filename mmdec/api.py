@@ -36,7 +36,7 @@ class Translation:
     audio: np.ndarray = field(repr=False)  # (T,) float32 in [-1, 1]
     sample_rate: int  # Hz
     units: list[str] = field(repr=False)  # phones; the pieces of a long recording follow one another
-    timings: dict[str, float] = field(repr=False)  # seconds of each stage
+    timings: dict[str, float] = field(repr=False)  # own seconds of each stage; of a padded batch (GPU) an equal share
     seconds_source: float = 0.0  # length of the French recording
     passes: int = 1  # of the linguistic decoder, over all pieces
 

@@ -56,6 +56,7 @@ class Tally:
         self._model, self._speculation, self._on_window = model, speculation, on_window
         self._live = list(range(rows))
         self._fresh = True  # a window has begun since the last call
+        self._parts: dict[int, float] = {}  # rounds of this call by recording, a round divided among those in it
         self._decoding = False
         self._encoder = self._decoder = self._drafter = 0.0  # seconds that have no owner yet
         self._features: Tensor | None = None  # (b, mels, T) that the encoder saw last
@@ -97,6 +98,7 @@ class Tally:
             spent = self.spent[self._live[row]]
             spent.rounds += 1
             spent.drafter += seconds / len(one.rows)
+            self._parts[self._live[row]] = self._parts.get(self._live[row], 0.0) + 1 / len(one.rows)
             if one.index:
                 spent.later += 1
                 spent.tokens += len(tokens)
@@ -116,10 +118,11 @@ class Tally:
             return self._speculation(model, input_ids, generation_config, **inputs)
         finally:
             self._decoding = False
-            decoder = before + self._now() - start - self._encoder - self._drafter
+            decoder, rounds = self._now() - start - self._encoder - self._drafter, sum(self._parts.values())
             for row in self._live:
                 self.spent[row].encoder += (encoder + self._encoder) / len(self._live)
-                self.spent[row].decoder += decoder / len(self._live)
+                part = self._parts.get(row, 0.0) / rounds if rounds else 1 / len(self._live)
+                self.spent[row].decoder += before / len(self._live) + decoder * part
             self._encoder = self._decoder = 0.0
 
     def _begin(self, rows: int) -> None:
@@ -135,7 +138,7 @@ class Tally:
                 place += 1
             self._live = again
         assert len(self._live) == rows
-        self._seen, self._fresh = list(features), False
+        self._seen, self._fresh, self._parts = list(features), False, {}
 
     def _encoded(self, seconds: float, features: Tensor) -> None:
         self._encoder += seconds

@@ -27,7 +27,11 @@ class Word:
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece that the model itself cut off, between two of its timestamps."""
+    """A piece that the model itself cut off, between two of its timestamps.
+
+    Without words `start` and `end` are those timestamps. With words it begins with the first of them, which is nearer
+    to the truth, and its last word ends with it: see `mmdec.word_times.agree`.
+    """
 
     start: float
     end: float
@@ -42,7 +46,9 @@ class Transcript:
 
     timings: seconds of `features`, `encoder`, `drafter`, `decoder` (everything between the encoder's states and the
     tokens but the drafter: passes, verification, caches, language detection) and `total`, which holds the rest, too.
-    Where recordings were decoded together each has its share: over a batch they add up to what was spent.
+    Where recordings were decoded together each has its own share, and over a batch they add up to what was spent:
+    features by length, the encoder by windows, drafter and decoder by the rounds that the recording took part in, a
+    round divided equally among those that share it, and the rest in equal parts.
     """
 
     text: str

@@ -27,12 +27,13 @@ from mmdec.generation import DRAFTERS, Nodes, Speculation, speculate
 from mmdec.handover import target_of
 from mmdec.hub import check_device
 from mmdec.tally import Spent, Tally
+from mmdec.targets.whisper_settings import settings_in_config
 from mmdec.transcript import Segment, Transcript
 from mmdec.turns import turns
 from mmdec.types import Drafter, InputError
 from mmdec.whisper_call import Call, Timestamps
 from mmdec.whispers import DEFAULT_MODEL, HEADS, Whisper, load_whisper
-from mmdec.word_times import UNSPACED, words
+from mmdec.word_times import UNSPACED, agree, words
 
 __all__ = ["transcribe"]
 
@@ -114,7 +115,8 @@ def transcribe(
     smaller Whisper of the same vocabulary, an `mmdec.types.Drafter`, or None for plain decoding; `rule` and
     `num_speculative_tokens` are those of `mmdec.speculate`.
 
-    `timestamps` "segment" or "word" fills the segments. `language` is a name or a code, a list has one for each
+    `timestamps` "segment" or "word" fills the segments: "segment" with the model's own times, "word" with words, where a
+    segment begins with its first word and ends, with its last, where the model says. `language` is a name or a code, a list has one for each
     recording, and None has it detected. `task` is "transcribe" or "translate" (into English). `prompt` is text that
     might have come before. `options` go to `generate`: temperature (a tuple is the fallback ladder),
     logprob_threshold, compression_ratio_threshold, no_speech_threshold, condition_on_prev_tokens,
@@ -181,7 +183,7 @@ def _transcribe(
     extracted = time.perf_counter() - start
     tally = Tally.of(model, len(recordings), loop, heard)
     arguments = call.arguments(places, call.is_long(len(recordings[0])))
-    with _attention(model, call.timestamps == "word"), tally.listening():
+    with _attention(model, call.timestamps == "word"), settings_in_config(model), tally.listening():
         start = time.perf_counter()  # waiting for a turn is not the model's time
         try:
             found: Any = model.generate(**inputs, **arguments, custom_generate=tally, monitor_progress=tally.window)
@@ -197,6 +199,7 @@ def _transcribe(
     texts = [_segments(call, segments, code) for segments, code in zip(found["segments"], codes, strict=True)]
     known = sum(one.encoder + one.decoder + one.drafter for one in spent)
     rest = (time.perf_counter() - start - known) / len(recordings)
+    samples_read = sum(map(len, recordings))
     return [
         Transcript(
             text=call.whisper.tokenizer.decode(tokens, skip_special_tokens=True).strip(),
@@ -205,7 +208,7 @@ def _transcribe(
             tokens=tokens,
             rounds=cost.rounds,
             tokens_per_round=cost.tokens_per_round,
-            timings=_timings(cost, extracted / len(recordings), rest),
+            timings=_timings(cost, extracted * len(samples) / samples_read, rest),
             seconds=len(samples) / SAMPLE_RATE,
             lossless=lossless,
         )
@@ -220,7 +223,7 @@ def _timings(cost: Spent, features: float, rest: float) -> dict[str, float]:
 
 
 def _segments(call: Call, found: Sequence[dict[str, Any]], language: str | None) -> list[Segment]:
-    """transformers' segments, with their text and words."""
+    """transformers' segments, with their text and, where they were asked for, words whose times agree with them."""
     tokenizer, known = call.whisper.tokenizer, cast(Any, call.whisper.model.generation_config)
     first = getattr(known, "no_timestamps_token_id", call.whisper.model.config.vocab_size) + 1
     special = set(tokenizer.all_special_ids)
@@ -241,7 +244,7 @@ def _segments(call: Call, found: Sequence[dict[str, Any]], language: str | None)
                 language not in UNSPACED,
             )
         segments.append(Segment(start, end, tokenizer.decode(tokens, skip_special_tokens=True).strip(), tokens, spoken))
-    return segments
+    return agree(segments) if call.timestamps == "word" else segments
 
 
 def _languages(whisper: Whisper, prompts: Sequence[Sequence[int]]) -> list[str | None]:

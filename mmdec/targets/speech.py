@@ -52,7 +52,7 @@ class SpokenTranslation:
     text: str
     units: list[str]
     samples: Tensor  # (T,) float32 on the CPU, 16 kHz
-    timings: dict[str, float]  # seconds of each stage
+    timings: dict[str, float]  # seconds of each stage; of those translated together an equal share
     passes: int = 1  # of the linguistic decoder: of the graph's, or of the autoregressive one's
 
 

@@ -110,6 +110,25 @@ def test_the_call(sounds: dict[str, Tensor]):
     assert 10 < times[-1] < paragraph.seconds
 
 
+def test_segments_and_words_agree(sounds: dict[str, Tensor]):
+    """The fourth segment began at 6.88 s by its timestamp, its first word at 6.64; words ended after the next began."""
+    timed, marked = (
+        mmdec.transcribe(sounds["long"], sample_rate=16000, timestamps=kind) for kind in ("word", "segment")
+    )
+    assert [one.tokens for one in timed.segments] == [one.tokens for one in marked.segments]
+    assert [one.text for one in timed.segments] == [one.text for one in marked.segments]
+    at = 0.0
+    for segment, model in zip(timed.segments, marked.segments, strict=True):
+        assert segment.words
+        assert (segment.start, segment.end) == (segment.words[0].start, segment.words[-1].end)
+        for word in segment.words:
+            assert at <= word.start <= word.end
+            at = word.end
+        assert segment.end <= max(model.end, segment.words[-1].start + 1.0)  # no word lasts through a pause
+    assert len(timed.segments) > 25
+    assert any(one.start != model.start for one, model in zip(timed.segments, marked.segments, strict=True))
+
+
 def test_other_languages_are_refused(sounds: dict[str, Tensor]):
     with pytest.raises(InputError, match="language"):
         mmdec.transcribe(sounds["sentence"], sample_rate=16000, language="fr")

@@ -154,8 +154,11 @@ def test_equals_stock(whisper: Whisper, name: str, drafter: str | None) -> None:
         assert len(one.segments) == len(wanted[place])
         for segment, theirs in zip(one.segments, wanted[place], strict=True):
             assert segment.tokens == theirs["tokens"].tolist()
-            assert segment.start == pytest.approx(float(theirs["start"]), abs=1e-3)
-            assert segment.end == pytest.approx(float(theirs["end"]), abs=1e-3)
+            if way.ours["timestamps"] == "segment" or not segment.words:
+                assert segment.start == pytest.approx(float(theirs["start"]), abs=1e-3)
+                assert segment.end == pytest.approx(float(theirs["end"]), abs=1e-3)
+            else:
+                assert (segment.start, segment.end) == (segment.words[0].start, segment.words[-1].end)
             if way.ours["timestamps"] == "word":
                 starts = theirs["token_timestamps"].tolist()
                 assert segment.words is not None

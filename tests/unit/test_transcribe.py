@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from transformers import WhisperFeatureExtractor, WhisperProcessor
 
 import mmdec
 from mmdec import hub
-from mmdec.turns import Turns
+from mmdec.turns import Turns, turns
 from mmdec.whispers import Whisper, load_whisper
 from tests.conftest import RATE, buzz
 from tests.tiny_transcriber import heads, network, processor, write
@@ -259,6 +261,12 @@ def test_times_are_what_was_spent(whisper: Whisper, monkeypatch: pytest.MonkeyPa
         assert sum(one.timings["total"] for one in batch) == pytest.approx(now - before)
         assert sum(one.timings["encoder"] for one in batch) % 100 == pytest.approx(0)
         assert batch[1].timings["encoder"] < batch[2].timings["encoder"]  # fewer windows
+        some = transcribe([buzz(0.5, seed) for seed in range(6)], model=whisper, language="en", max_new_tokens=60)
+        rounds = [one.rounds for one in some]
+        assert len(set(rounds)) > 1  # else nothing is shared unequally
+        for one in some:  # a round's second is divided among those that were still in it
+            own = sum(1 / sum(other >= number for other in rounds) for number in range(1, one.rounds + 1))
+            assert one.timings["decoder"] == pytest.approx(own)
     finally:
         for hook in hooks:
             hook.remove()
@@ -273,6 +281,15 @@ def test_progress(whisper: Whisper) -> None:
     assert seen == sorted(seen)
     assert len({done for done, _ in seen}) >= 3
     assert seen[-1] == (pytest.approx(2.9), pytest.approx(2.9))
+
+
+def until(happened: Callable[[], bool]) -> None:
+    """Wait for another thread. What is asserted is that it happened, not when."""
+    for _ in range(20_000):
+        if happened():
+            return
+        time.sleep(0.001)
+    raise AssertionError("it never happened")
 
 
 def test_word_timestamps_wait_until_nobody_else_is_in_the_model(whisper: Whisper) -> None:
@@ -292,8 +309,9 @@ def test_word_timestamps_wait_until_nobody_else_is_in_the_model(whisper: Whisper
     plain.start()
     assert begun.wait(20)
     timed.start()
-    timed.join(0.3)
+    until(lambda: turns(whisper.model)._waiting == 1)  # it has come to the door
     assert timed.is_alive()
+    assert order == []
     assert whisper.model.config._attn_implementation == "sdpa"
     go.set()
     plain.join(20)
@@ -320,16 +338,48 @@ def test_turns() -> None:
     first, later = threading.Thread(target=alone), threading.Thread(target=share)
     with one.shared(), one.shared():
         first.start()
-        while not one._waiting:
-            time.sleep(0.001)
+        until(lambda: one._waiting == 1)
         later.start()
-        assert not inside.wait(0.05)
+        until(lambda: len(one._changed._waiters) == 2)  # type: ignore[attr-defined] # both wait, though others share
+        assert not inside.is_set()
+        assert order == []
     assert inside.wait(20)
     assert order == []
     leave.set()
     first.join(20)
     later.join(20)
     assert order == ["alone", "shared"]
+
+
+def test_nobody_is_blamed_for_what_transformers_passes_itself(whisper: Whisper) -> None:
+    """Recordings over a window, in two threads at once: no warning of deprecated arguments, no trace on the model."""
+    heard = list[str]()
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.append(record.getMessage())
+
+    logger, ear = logging.getLogger("transformers.generation.utils"), Ear()
+    logger.addHandler(ear)
+    try:
+        for call in (transcribe, whisper.model.generate):  # the second shows that there is something to hear
+            type(logger).warning_once.cache_clear()  # type: ignore[attr-defined] # transformers', else once a process
+            if call is transcribe:
+                threads = [
+                    threading.Thread(target=call, args=(buzz(2.5),), kwargs={"model": whisper}) for _ in range(2)
+                ]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join(60)
+                assert heard == []
+                assert "_prepare_generation_config" not in vars(whisper.model)
+            else:
+                features = whisper.processor(buzz(0.5), sampling_rate=RATE, return_tensors="pt").input_features
+                call(features, max_new_tokens=2, language="en")
+    finally:
+        logger.removeHandler(ear)
+    assert any("suppress_tokens" in line for line in heard)
 
 
 def test_typical_acceptance_is_not_lossless(whisper: Whisper) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mmdec.transcript import Segment, Transcript, Word, clock, cues
 from mmdec.types import InputError
-from mmdec.word_times import words
+from mmdec.word_times import agree, words
 
 HELLO = [Word(" Hello,", 0.0, 0.4), Word(" you", 0.4, 0.9)]
 
@@ -93,3 +95,47 @@ def test_characters_of_several_tokens_are_whole() -> None:
 
 def test_words_never_end_before_they_begin() -> None:
     assert words([1], [2.0], [1.0], decode)[0].end == 2.0
+
+
+def said(start: float, end: float, *words: Word) -> Segment:
+    return Segment(start, end, "".join(word.text for word in words).strip(), [1], list(words))
+
+
+def test_segments_begin_with_their_first_word_and_end_with_their_last() -> None:
+    found = agree(
+        [
+            said(0.2, 1.0, Word(" a", 0.0, 0.5), Word(" b", 0.5, 1.9)),  # the last word lasts through the pause
+            Segment(1.0, 1.5, "", [2], []),
+            said(2.0, 2.2, Word(" c", 1.8, 2.4), Word(" d", 2.4, 2.6)),  # the model ends before its last word begins
+            said(3.0, 4.0, Word(" e", 2.5, 3.0)),
+        ]
+    )
+    assert [(one.start, one.end) for one in found] == [(0.0, 1.0), (1.0, 1.5), (1.8, 2.5), (2.5, 4.0)]
+    assert [[(word.start, word.end) for word in one.words or ()] for one in found] == [
+        [(0.0, 0.5), (0.5, 1.0)],
+        [],
+        [(1.8, 2.4), (2.4, 2.5)],
+        [(2.5, 4.0)],
+    ]
+    assert [one.tokens for one in found] == [[1], [2], [1], [1]]
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 9), st.floats(0, 9), st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9)), max_size=3)),
+        max_size=5,
+    )
+)
+def test_times_that_agree_never_overlap(given_times: list[tuple[float, float, list[tuple[float, float]]]]) -> None:
+    """Whatever the model and its attention say."""
+    segments = [said(start, end, *(Word(" x", *one) for one in words)) for start, end, words in given_times]
+    at = 0.0
+    for before, after in zip(segments, agree(segments), strict=True):
+        assert len(after.words or ()) == len(before.words or ())
+        assert at <= after.start <= after.end
+        inside = after.start
+        for word in after.words or ():
+            assert inside <= word.start <= word.end
+            inside = word.end
+        assert not after.words or (after.start, after.end) == (after.words[0].start, after.words[-1].end)
+        at = after.end
