@@ -273,8 +273,12 @@ def _drafter(given: DraftedBy) -> Drafter | None:
             )
         return DRAFTERS[given]()
     if isinstance(given, Whisper):
-        return SmallModel(WhisperTarget(given), memory=True)
-    return SmallModel(TextTarget(given)) if isinstance(given, PreTrainedModel) else given
+        whisper = WhisperTarget(given)
+        return SmallModel(whisper, memory=True, positions=whisper.positions)
+    if isinstance(given, PreTrainedModel):
+        small = TextTarget(given)
+        return SmallModel(small, positions=small.positions)
+    return given
 
 
 def _extending(

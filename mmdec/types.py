@@ -83,6 +83,7 @@ class Context:
     embeds: Tensor | None = None  # (B, P, H)
     visual: Tensor | None = None  # (B, P) bool, True at visual tokens
     memory: Tensor | None = None  # (B, S, H)
+    room: Tensor | None = None  # (B,) positions that the target has from `next_position` on; None: no end
 
 
 @dataclass(frozen=True)

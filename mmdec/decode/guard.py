@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -28,8 +29,11 @@ class Guard:
 
     def propose(self, roots: Tensor, plan: Plan, room: Sequence[int]) -> Draft:
         """A sound draft below each root: within the plan, and no deeper than `room` tokens can still be used."""
-        if self.drafter is None or plan.nodes <= 0:
+        depth = min(plan.depth, max(room) - 1)
+        if self.drafter is None or plan.nodes <= 0 or depth < 1:
             return single(roots)
+        if depth < plan.depth:
+            plan = replace(plan, depth=depth, nodes=min(plan.nodes, depth) if plan.nodes <= plan.depth else plan.nodes)
         draft = self._try(self._checked, self.drafter, roots, plan)
         if draft is None:
             return single(roots)

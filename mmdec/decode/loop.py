@@ -57,6 +57,7 @@ def decode(
     watch, guard = Watch(target.device), Guard(drafter, target.vocab_size)
     session, context, draft, scores = target.prefill(inputs, drafter.needs if drafter else Needs())
     watch.target += watch.passed()
+    text.holds = None if context.room is None else context.room.tolist()
     guard.start(context)
     watch.drafter += watch.passed()
     index = 0
@@ -84,7 +85,7 @@ def decode(
         watch.start()
         plan = rule.drawn(budget.plan(len(text.live)), target.device)
         watch.core += watch.passed()
-        draft = guard.propose(roots, plan, [text.room(row) for row in text.live])
+        draft = guard.propose(roots, plan, [text.reach(row) for row in text.live])
         watch.drafter += watch.passed()
         scores = target.score(session, draft)
         watch.target += watch.passed()

@@ -85,6 +85,7 @@ class Text:
         self.prompt, self.start, self.stop = prompt, start, stop
         self.tokens: list[list[int]] = [[] for _ in range(batch)]  # generated, for each row id
         self.live = list(range(batch))  # row ids, in the order of the batch
+        self.holds: list[int] | None = None  # how many new tokens of a row the target has positions for; None: no end
         given = list(processors)
         self.processors = [given] + [_copied(given) for _ in range(batch - 1)] if given else None
         for row, own in enumerate(self.processors or ()):
@@ -102,6 +103,11 @@ class Text:
     def room(self, row: int) -> int:
         """How many tokens may still come."""
         return self.stop.max_length - self.start - len(self.tokens[row])
+
+    def reach(self, row: int) -> int:
+        """How many tokens a draft may give the row: those that may still come, and that the target can hold."""
+        room = self.room(row)
+        return room if self.holds is None else min(room, self.holds[row] - len(self.tokens[row]) + 1)
 
     def warped(self, row: int, logits: Tensor) -> Tensor:
         """Raw logits (V,) of the next token -> (1, V) float32, as the processors leave them."""

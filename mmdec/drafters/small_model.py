@@ -67,18 +67,19 @@ class Memory:
     pending: list[list[int]]  # each row's tokens that are not in the cache; the last is the root
     scored: list[dict[tuple[int, int], int]] | None = None  # each row's last pass, as (node, token) -> child
     vocab_size: int = 0  # the target's
+    roots: list[int] = field(default_factory=list)  # each row's position of its last token
 
 
 @final
 class SmallModel:
     """Drafts with a model of its own, whose cache follows the accepted text."""
 
-    def __init__(self, model: Target, width: int = 10, memory: bool = False) -> None:
+    def __init__(self, model: Target, width: int = 10, memory: bool = False, positions: int | None = None) -> None:
         """width: nodes of a layer that are expanded at most. memory: it has no encoder of its own, but reads the states
-        of the target's: a distilled decoder."""
+        of the target's: a distilled decoder. positions: how many it has; beyond them it proposes nothing."""
         if width < 1:
             raise InputError(f"`width` must be at least 1, but is {width}. 10 is EAGLE-2's.")
-        self._model, self._width = model, width
+        self._model, self._width, self._positions = model, width, positions
         self.needs = Needs(memory=memory)
         self.name = f"small-model({model.name})"
 
@@ -100,7 +101,10 @@ class SmallModel:
             )
 
     def start(self, context: Context) -> Memory:
-        """The small model's own pass over the prompt."""
+        """The small model's own pass over the prompt, unless it is too long for it."""
+        lengths = context.mask.sum(1).tolist()
+        if self._positions is not None and max(lengths) > self._positions:
+            return Memory(None, [[] for _ in lengths])
         inputs: dict[str, Any] = {"input_ids": context.tokens}
         if context.memory is None:
             inputs["attention_mask"] = context.mask.long()
@@ -108,13 +112,16 @@ class SmallModel:
             inputs |= {"decoder_attention_mask": context.mask.long(), "encoder_outputs": (context.memory,)}
         session, _, _, _ = self._model.prefill(inputs, Needs())
         rows = len(context.tokens)
-        memory = Memory(session, [[] for _ in range(rows)])
+        memory = Memory(session, [[] for _ in range(rows)], roots=[length - 1 for length in lengths])
         self._commit(memory, [[0] for _ in range(rows)])
         return memory
 
     def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Keep what the last pass already saw of the text; the rest is pending, its last token always."""
+        if memory.session is None:
+            return
         memory.vocab_size = scores.logits.shape[-1]
+        memory.roots = [root + more for root, more in zip(memory.roots, verdict.lengths.tolist(), strict=True)]
         emitted = zip(verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True)
         texts = [row + tokens[:length] for row, (tokens, length) in zip(memory.pending, emitted, strict=True)]
         memory.pending = texts
@@ -133,12 +140,17 @@ class SmallModel:
         self._commit(memory, paths)
 
     def select(self, memory: Memory, live: Tensor) -> None:
+        if memory.session is None:
+            return
         self._model.select(memory.session, live)
         memory.pending = [memory.pending[row] for row in live.tolist()]
+        memory.roots = [memory.roots[row] for row in live.tolist()]
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
         """A tree; a chain where the plan has no more nodes than depth. With a temperature the children are drawn."""
         depth = min(plan.depth, plan.nodes)
+        if self._positions is not None:  # the deepest nodes are proposed, not read
+            depth = 0 if memory.session is None else min(depth, self._positions - max(memory.roots))
         if depth < 1:
             return trees_from_lists(roots, [([], [])] * len(roots))
         drawn = plan.temperature is not None

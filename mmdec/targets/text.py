@@ -46,6 +46,9 @@ class TextTarget:
         self.vocab_size: int = config.vocab_size
         self.hidden_size: int = config.hidden_size
         self.layers: int = config.num_hidden_layers
+        # Rotations have no end, a table of positions has; what else a configuration may mean counts as a table.
+        turned = getattr(config, "rope_parameters", None) is not None
+        self.positions: int | None = None if turned else getattr(config, "max_position_embeddings", None)
         self.name: str = config._name_or_path or f"{type(model).__name__}-{model.num_parameters()}"
 
     @property
@@ -90,6 +93,7 @@ class TextTarget:
             next_position=prompt.positions[:, -1] + 1,
             features=features,
             embeds=self.model.get_input_embeddings()(prompt.ids) if needs.embeds else None,
+            room=None if self.positions is None else self.positions - 1 - prompt.positions[:, -1],
         )
         last = {layer: states[:, -1:] for layer, states in features.items()}
         return session, context, single(prompt.ids[:, -1]), Scores(out.logits[:, -1:], last)

@@ -87,6 +87,7 @@ class WhisperTarget:
             features=features,
             embeds=self.model.get_input_embeddings()(prompt.ids) if needs.embeds else None,
             memory=prompt.states if needs.memory else None,
+            room=self.positions - 1 - prompt.positions[:, -1],
         )
         last = {layer: states[:, -1:] for layer, states in features.items()}
         logits = self.model.proj_out(out.last_hidden_state[:, -1:])

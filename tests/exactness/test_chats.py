@@ -84,11 +84,10 @@ def say(
 def test_a_chat_goes_on_from_its_cache(case: dict[str, Any]) -> None:
     network, rng = model(case["family"]), random.Random(str(case))
     batch = case["batch"]
-    words = (
-        lambda width: torch.tensor(  # noqa: E731
-            [([rng.randrange(6, VOCABULARY) for _ in range(4)] * 3)[:width] for _ in range(batch)]
-        )
-    )
+
+    def words(width: int) -> Tensor:
+        return torch.tensor([([rng.randrange(6, VOCABULARY) for _ in range(4)] * 3)[:width] for _ in range(batch)])
+
     text = words(9)
     mask = torch.ones_like(text)
     for row in range(batch) if case["padded"] else ():

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
 
+import mmdec
 from mmdec.decode.budget import Budget
 from mmdec.decode.loop import Round, decode
 from mmdec.decode.sampling import Stop, Text
@@ -343,3 +345,47 @@ def test_pairs_that_cannot_work_are_refused() -> None:
         drafter.check(elsewhere)
     with pytest.raises(InputError, match="`width` must be at least 1"):
         SmallModel(Toy(), width=0)
+
+
+# --- positions -------------------------------------------------------------------------------------------------------
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 40,
+    "n_embd": 16,
+    "n_layer": 1,
+    "n_head": 2,
+    "initializer_range": 0.5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def gpt2(positions: int, seed: int = 0) -> GPT2LMHeadModel:
+    torch.manual_seed(seed)
+    return GPT2LMHeadModel(GPT2Config(**SHAPE, n_positions=positions)).eval()
+
+
+@pytest.mark.parametrize("lengths", [(4,), (4, 9, 6), (20, 3)], ids=str)
+@pytest.mark.parametrize("nodes", [1, 7, (12, 3), (20, 12)])
+@pytest.mark.filterwarnings("error")
+def test_neither_model_is_asked_for_a_position_that_it_has_not(nodes: Any, lengths: tuple[int, ...]) -> None:
+    """The small model has 16 positions and falls silent, the large one 40 and ends by its own tokens before."""
+    large, small = gpt2(40), gpt2(16, 1)
+    ids, mask = torch.full((len(lengths), max(lengths)), 3), torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    for row, length in enumerate(lengths):
+        ids[row, max(lengths) - length :] = torch.arange(3, 3 + length)
+        mask[row, max(lengths) - length :] = 1
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    end: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "max_length": 41}
+    wanted = large.generate(**inputs, **end)  # type: ignore[operator]
+    asked: list[int] = []
+    handle = small.transformer.wpe.register_forward_pre_hook(lambda module, given: asked.append(int(given[0].max())))
+    drafter = small if max(lengths) <= 16 else gpt2(16, 1)
+    assert torch.equal(mmdec.generate(large, inputs, drafter, num_speculative_tokens=nodes, **end).sequences, wanted)
+    handle.remove()
+    if max(lengths) <= 16:
+        assert max(asked) == 15  # to its last position, and no further
+    for beyond in (60, 300):  # the text ends before its table does, but not by its length
+        stopped = {**end, "max_length": beyond, "eos_token_id": wanted[:, -3:].unique().tolist()}
+        again = mmdec.generate(large, inputs, large, num_speculative_tokens=nodes, **stopped).sequences
+        assert torch.equal(again, large.generate(**inputs, **stopped))  # type: ignore[operator]
