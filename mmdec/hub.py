@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -27,10 +25,11 @@ from mmdec.decode.words import WordDecoder
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
 from mmdec.nn.griffin_lim import GriffinLimVocoder
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
-from mmdec.provenance import stamp
+from mmdec.provenance import CARD, keep_card, stamp
 from mmdec.targets.speech import Decoding, SpeechTranslator
 from mmdec.types import InputError, MmdecError
 from mmdec.weights import PICKLES, check_counts, checked_file, fill, read_settings, read_weights
+from mmdec.whole_folder import whole_folder
 
 DEFAULT_MODEL = "daspeech-phrasebook"
 GRIFFIN_LIM = "griffin-lim"
@@ -38,8 +37,6 @@ PACKAGE = Path(__file__).resolve().parent
 PLACES = (PACKAGE / "_models", PACKAGE.parent / "models")  # an installed wheel, then a checkout
 WEIGHTS = ("encoder.safetensors", "model.safetensors", "vocoder.safetensors")  # apart: hosts of code refuse large files
 NEEDED = ("config.json", *WEIGHTS, "units.json")
-RESULTS = "## Results\n"  # the heading of a card's numbers
-OUTDATED = "> **These numbers belong to earlier weights**"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.tsv", "*.arpa", "*.md"]
 
@@ -184,15 +181,13 @@ def save_model(
     card: str | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a model's directory whole or not at all. Weights become half precision; a card that is there stays, but
-    says from then on that its numbers belong to earlier weights, if the weights are others.
+    """Write a model's directory whole or not at all. Weights become half precision.
 
+    Without `card` the one that is there stays, if the weights do: else InputError, for its numbers would be of others.
     `provenance` adds to what is always written: command, versions, commit and date.
     """
     target = Path(directory)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    try:
+    with whole_folder(target) as fresh:
         config = {
             "system": "daspeech",
             "architecture": model.config.to_dict(),
@@ -208,46 +203,11 @@ def save_model(
         save_file(state, fresh / "model.safetensors")
         save_file(_half(vocoder.state_dict()), fresh / "vocoder.safetensors")
         words.save(fresh)
-        for name in WEIGHTS:
-            (fresh / name).chmod(0o644)  # written for their owner alone, but a wheel is for everybody
         if card is not None:
-            (fresh / "README.md").write_text(card, encoding="utf-8")
-        elif (target / "README.md").is_file():
-            kept = (target / "README.md").read_text(encoding="utf-8")
-            changed = any(_bytes(target / name) != _bytes(fresh / name) for name in WEIGHTS)
-            (fresh / "README.md").write_text(_outdated(kept, target) if changed else kept, encoding="utf-8")
-        fresh.chmod(0o755)
-        if target.exists():
-            old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-            os.replace(target, old)
-            os.replace(fresh, target)
-            shutil.rmtree(old)
+            (fresh / CARD).write_text(card, encoding="utf-8")
         else:
-            os.replace(fresh, target)
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
+            keep_card(target, fresh)
     return target
-
-
-def _bytes(path: Path) -> bytes:
-    return path.read_bytes() if path.is_file() else b""
-
-
-def _outdated(card: str, directory: Path) -> str:
-    """A card whose numbers were measured with the weights that `directory` still holds."""
-    if OUTDATED in card:  # they are those of weights yet earlier
-        return card
-    provenance = directory / "provenance.json"
-    known = json.loads(provenance.read_text(encoding="utf-8")) if provenance.is_file() else {}
-    written = f", written on {known['date']}" if known.get("date") else ""
-    written += f" at commit {known['commit'][:12]}" if known.get("commit") else ""
-    note = (
-        f"{OUTDATED}{written}. `python -m mmdec eval speech` and `python -m mmdec bench speech` measure those that are "
-        "here; whoever puts their numbers below takes this line away.\n"
-    )
-    before, heading, after = card.partition(RESULTS)
-    return f"{before}{heading}\n{note}{after}" if heading else f"{card.rstrip()}\n\n{note}"
 
 
 def _read(directory: Path, device: torch.device, voice: str | os.PathLike[str] | None) -> SpeechTranslator:

@@ -11,9 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from mmdec.drafters.medusa import Medusa
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.types import InputError
 from mmdec.weights import checked_file, fill, read_settings, read_weights, shards
+from mmdec.whole_folder import whole_folder
 
 SYSTEM = "medusa"
 WEIGHTS = "heads.safetensors"
@@ -47,19 +46,11 @@ def save_heads(
     target = Path(directory)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"`directory` must be new or empty, but '{target}' is not. Choose another.")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    try:
+    with whole_folder(target) as fresh:
         config = {"system": SYSTEM, "heads": asdict(heads.config), "ranks": ranks}
         (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         save_file({name: value.contiguous() for name, value in heads.state_dict().items()}, fresh / WEIGHTS)
-        (fresh / WEIGHTS).chmod(0o644)
         (fresh / "README.md").write_text(card or _card(heads.config), encoding="utf-8")
-        fresh.chmod(0o755)
-        os.replace(fresh, target)
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
     return target
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shutil
@@ -14,7 +15,10 @@ from typing import Any
 
 import torch
 
+from mmdec.types import InputError
+
 CHECKOUT = Path(__file__).resolve().parents[1]
+CARD = "README.md"
 PACKAGES = ("mmdec", "torch", "torchaudio", "transformers", "lightning")
 
 
@@ -46,6 +50,28 @@ def hardware(threads: int, device: str | None) -> dict[str, Any]:
         "batch": 1,
         **stamp(),
     }
+
+
+def weights(folder: Path) -> dict[str, str]:
+    """The SHA-256 of every safetensors file in a model's folder, by its path there."""
+    found = {}
+    for path in sorted(folder.rglob("*.safetensors")):
+        with open(path, "rb") as file:
+            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def keep_card(old: Path, fresh: Path) -> None:
+    """Copy a folder's card to the one that is to take its place. Raises InputError where their weights differ: a card's
+    numbers are those of its weights."""
+    if not (old / CARD).is_file():
+        return
+    if weights(old) != weights(fresh):
+        raise InputError(
+            f"`directory` must hold no card of other weights, but '{old}' does. Write to runs/, and put a better model "
+            "there with `mmdec promote`, which measures it."
+        )
+    shutil.copy(old / CARD, fresh)
 
 
 def _commit() -> str | None:

@@ -115,11 +115,11 @@ def transcribe(
     smaller Whisper of the same vocabulary, an `mmdec.types.Drafter`, or None for plain decoding; `rule` and
     `num_speculative_tokens` are those of `mmdec.speculate`.
 
-    `timestamps` "segment" or "word" fills the segments: "segment" with the model's own times, "word" with words, where a
-    segment begins with its first word and ends, with its last, where the model says. `language` is a name or a code, a list has one for each
-    recording, and None has it detected. `task` is "transcribe" or "translate" (into English). `prompt` is text that
-    might have come before. `options` go to `generate`: temperature (a tuple is the fallback ladder),
-    logprob_threshold, compression_ratio_threshold, no_speech_threshold, condition_on_prev_tokens,
+    `timestamps` "segment" or "word" fills the segments: "segment" with the model's own times, "word" with words, where
+    a segment begins with its first word and ends, with its last, where the model says. `language` is a name or a code,
+    a list has one for each recording, and None has it detected. `task` is "transcribe" or "translate" (into English).
+    `prompt` is text that might have come before. `options` go to `generate`: temperature (a tuple is the fallback
+    ladder), logprob_threshold, compression_ratio_threshold, no_speech_threshold, condition_on_prev_tokens,
     prompt_condition_type, max_new_tokens, repetition_penalty and so on. With a ladder and word timestamps recordings
     are decoded one by one. `progress` is called with the seconds of sound that are done and those that there are.
 

@@ -22,6 +22,7 @@ import numpy as np
 import readings
 import soundfile
 import voices
+from parent import end_with_parent
 from recording import write_text
 from splits import Sentence, in_order, normalise, read_sentences, sample_train
 
@@ -156,7 +157,7 @@ def main() -> int:
     arguments = parser.parse_args()
     planned = chapters(read_sentences(), arguments.chapters, arguments.held, arguments.seed, arguments.everyday)
     failed: list[str] = []
-    with ProcessPoolExecutor(arguments.jobs) as pool:
+    with ProcessPoolExecutor(arguments.jobs, initializer=end_with_parent, initargs=(os.getpid(),)) as pool:
         work = ((arguments.out, arguments.seed, chapter) for chapter in planned)
         for count, bad in enumerate(pool.map(_record, work, chunksize=4)):
             failed += bad
@@ -168,4 +169,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    if "MMDEC_PARENT" in os.environ:  # `make train` builds a corpus: it names itself here
+        end_with_parent(int(os.environ["MMDEC_PARENT"]))
     sys.exit(main())

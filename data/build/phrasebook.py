@@ -6,10 +6,12 @@ python data/build/phrasebook.py --samples data/samples        # the eight sample
 """
 
 import argparse
+import os
 import sys
 from collections import Counter
 from pathlib import Path
 
+from parent import end_with_parent
 from splits import Sentence, in_order, read_sentences, words
 
 
@@ -89,4 +91,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    if "MMDEC_PARENT" in os.environ:  # `make train` builds a corpus: it names itself here
+        end_with_parent(int(os.environ["MMDEC_PARENT"]))
     sys.exit(main())

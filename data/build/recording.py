@@ -15,6 +15,7 @@ import numpy as np
 import soundfile
 import voices
 from lexicon import build_lexicon, english_words
+from parent import end_with_parent
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from splits import Sentence, in_order, recordings_of, sample_train, share
@@ -222,7 +223,7 @@ def build(root: Path, plan: Plan, sentences: Sequence[Sentence], jobs: int, *, s
         TimeRemainingColumn(),
     )
     with (
-        ProcessPoolExecutor(jobs) as pool,
+        ProcessPoolExecutor(jobs, initializer=end_with_parent, initargs=(os.getpid(),)) as pool,
         (root / _JOURNAL).open("a", encoding="utf-8") as journal,
         Progress(*columns, console=console, disable=not console.is_terminal) as progress,
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_only
 
+import mmdec.training.lightning_leaves  # noqa: F401
+from mmdec.parent import end_as_told
 from mmdec.training.callbacks import WholeEpochs
 
 
@@ -37,7 +40,14 @@ class TrainingCLI(LightningCLI):
         parser.link_arguments("data", "model.init_args.units", compute_fn=_units, apply_on="instantiate")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        trainer = super().instantiate_trainer(**kwargs)
+        # What Lightning says as it makes one is about products of its own; what recipes report comes later.
+        heard = logging.getLogger("lightning.pytorch")
+        level = heard.level
+        heard.setLevel(logging.WARNING)
+        try:
+            trainer = super().instantiate_trainer(**kwargs)
+        finally:
+            heard.setLevel(level)
         trainer.callbacks.append(WholeEpochs())  # type: ignore[attr-defined]  # set by Lightning, undeclared
         return trainer
 
@@ -60,4 +70,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    end_as_told()
     main()

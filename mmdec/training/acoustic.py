@@ -172,8 +172,8 @@ class AcousticModule(LightningModule):
 
     def _log(self, name: str, loss: AcousticLoss, size: int) -> None:
         parts = {"mel": loss.mel, "duration": loss.duration, "pitch": loss.pitch, "energy": loss.energy}
-        self.log_dict({f"{name}/{part}": value.detach() for part, value in parts.items()}, batch_size=size)
-        self.log(f"{name}/loss", loss.total.detach(), batch_size=size, prog_bar=True)
+        found = {f"{name}/{part}": value.detach() for part, value in (parts | {"loss": loss.total}).items()}
+        self.log_dict(found, batch_size=size, sync_dist=name == "dev")  # a loss of training is this process's own
 
     def on_train_end(self) -> None:
         if self.trainer.is_global_zero:

@@ -91,23 +91,35 @@ class InitialWeights(Callback):
 class Deadline(Callback):
     """Ends a run so that it is over at a given time: at the end of the last epoch that still fits.
 
-    After each epoch it counts how many more of that pace fit before `at` (seconds since 1970), at most `epochs` in all,
-    and sets the trainer's limits, which schedules of the learning rate look at. With `decay` the module's trapezoid
-    falls to zero at that end. At least one epoch is run. Checkpoints keep nothing of it: a resumed run has new time.
+    After each epoch it counts how many more of that pace fit before `at` (seconds since 1970), with the validations
+    among them, at most `epochs` in all, and sets the trainer's limits, which schedules of the learning rate look at.
+    With `decay` the module's trapezoid falls to zero at that end. At least one epoch is run. Checkpoints keep nothing
+    of it: a resumed run has new time.
     """
 
     def __init__(self, at: float, decay: bool = False, epochs: int | None = None) -> None:
         self.at, self.decay, self.epochs = at, decay, epochs
-        self.since = time.time()
+        self.since = self.looking = time.time()
+        self.looked = 0.0  # seconds of validation in this epoch
+        self.look: float | None = None  # those of the longest one
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.since = time.time()
+        self.since, self.looked = time.time(), 0.0
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.looking = time.time()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        took = time.time() - self.looking
+        self.looked, self.look = self.looked + took, max(self.look or 0.0, took)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         now = time.time()
-        took, self.since = now - self.since, now
+        took = max(now - self.since - self.looked, 1e-3)
+        self.since, self.looked = now, 0.0
         done: int = trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
-        total = done + max(int((self.at - now) / max(took, 1e-3)), 0)
+        look = took if self.look is None else self.look  # until one was seen it is taken to last as long as an epoch
+        total = done + epochs_that_fit(self.at - now, took, look, done, trainer.check_val_every_n_epoch)
         if self.epochs is not None:
             total = max(done, min(total, self.epochs))
         total = trainer.strategy.broadcast(total)  # all ranks stop at once
@@ -118,6 +130,15 @@ class Deadline(Callback):
         rate = getattr(pl_module, "rate", None)
         if self.decay and isinstance(rate, Schedule):
             pl_module.rate = rate.ending(trainer.global_step, end)  # type: ignore[assignment]
+
+
+def epochs_that_fit(seconds: float, epoch: float, validation: float, done: int, every: int | None) -> int:
+    """How many more epochs, each of so many seconds, with a validation after every `every`-th, counted from the first
+    of all."""
+    more = max(int(seconds / epoch), 0)
+    while more and every and more * epoch + ((done + more) // every - done // every) * validation > seconds:
+        more -= 1
+    return more
 
 
 class WholeEpochs(Callback):

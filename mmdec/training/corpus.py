@@ -27,6 +27,7 @@ from mmdec import audio
 from mmdec.decode.lexicon import PAUSE
 from mmdec.nn.dag_decoder import BOS, EOS, PAD, UNK
 from mmdec.nn.fastspeech2 import AcousticBatch
+from mmdec.parent import end_with_parent
 from mmdec.training.english import EnglishSpeech, acoustic_batch
 from mmdec.training.layout import BadRows, Row, canonical, normalise, read_rows, vocabulary
 from mmdec.types import InputError, MmdecError
@@ -70,7 +71,7 @@ class Item:
     mel: Tensor | None  # (F, 80)
 
 
-def _extract(clip: str) -> np.ndarray | str:
+def extract(clip: str) -> np.ndarray | str:
     """Features of one recording (N, 80) fp16, or the reason why there are none."""
     try:
         features = audio.fbank(audio.trim_silence(audio.load_audio(clip)))  # as `translate_speech` hears it
@@ -81,13 +82,17 @@ def _extract(clip: str) -> np.ndarray | str:
     return features.to(torch.float16).numpy()
 
 
+def _work_for(parent: int) -> None:
+    """One thread for each worker, which ends with the process that it works for."""
+    end_with_parent(parent)
+    torch.set_num_threads(1)
+
+
 class FeatureStore:
     """Filterbanks of a list of recordings in one file; made in a few processes, whole or not at all."""
 
     def __init__(self, folder: Path, clips: Sequence[Path], jobs: int) -> None:
-        digest = hashlib.blake2b("\n".join(f"{c.name} {c.stat().st_size}" for c in clips).encode(), digest_size=8)
-        name = digest.hexdigest()
-        self.folder = folder / (name if _FORMAT == 1 else f"{_FORMAT}-{name}")  # the first had no number
+        self.folder = self.place(folder, clips)
         if not (self.folder / "index.json").is_file():
             self._build(clips, jobs)
         with open(self.folder / "index.json", encoding="utf-8") as file:
@@ -100,6 +105,18 @@ class FeatureStore:
         data = np.zeros(0, np.float16) if empty else np.memmap(stored, np.float16, "r")
         self.data = data.reshape(-1, audio.MELS)
 
+    @staticmethod
+    def place(folder: Path, clips: Sequence[Path]) -> Path:
+        """Where the features of these recordings are kept."""
+        digest = hashlib.blake2b("\n".join(f"{c.name} {c.stat().st_size}" for c in clips).encode(), digest_size=8)
+        name = digest.hexdigest()
+        return folder / (name if _FORMAT == 1 else f"{_FORMAT}-{name}")  # the first had no number
+
+    @classmethod
+    def ready(cls, folder: Path, clips: Sequence[Path]) -> bool:
+        """Whether they have been computed."""
+        return (cls.place(folder, clips) / "index.json").is_file()
+
     def _build(self, clips: Sequence[Path], jobs: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         lengths, bad = [], {}
@@ -108,10 +125,10 @@ class FeatureStore:
             file = stack.enter_context(open(part, "wb"))
             names = map(str, clips)
             if jobs > 1:
-                pool = stack.enter_context(ProcessPoolExecutor(jobs, initializer=torch.set_num_threads, initargs=(1,)))
-                extracted = pool.map(_extract, names, chunksize=32)
+                pool = stack.enter_context(ProcessPoolExecutor(jobs, initializer=_work_for, initargs=(os.getpid(),)))
+                extracted = pool.map(extract, names, chunksize=32)
             else:
-                extracted = map(_extract, names)
+                extracted = map(extract, names)
             for clip, features in zip(clips, extracted, strict=True):
                 if isinstance(features, str):
                     bad[clip.name] = features
@@ -233,7 +250,8 @@ class SpeechTranslationData(LightningDataModule):
     Args: the two corpora's folders; `rendering`: "all" takes each row's own translation, "canonical" one for each
     source sentence; `concatenate`: share of items made of two utterances; `steps_per_epoch`: an epoch is a number of
     steps, after which a checkpoint may be written; `upsample`, `min_vertices`: the model's graph size, to leave out
-    rows whose units do not fit; `acoustic`: what the joint stage needs besides.
+    rows whose units do not fit; `acoustic`: what the joint stage needs besides; `limit`: so many training rows, the
+    first ones: features of more need not be there.
     """
 
     def __init__(
@@ -252,9 +270,11 @@ class SpeechTranslationData(LightningDataModule):
         jobs: int = 2,
         validation_rows: int = 200,
         validation_split: str = "dev",
+        limit: int | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
+        self.limit = limit
         self.common_voice, self.cvss = Path(common_voice), Path(cvss)
         self.batch_size, self.steps_per_epoch = batch_size, steps_per_epoch
         self.rendering, self.concatenate, self.seed, self.jobs = rendering, concatenate, seed, jobs
@@ -281,11 +301,13 @@ class SpeechTranslationData(LightningDataModule):
 
     def _dataset(self, split: str, bad: BadRows, limit: int | None = None) -> SpeechDataset:
         rows, missing = read_rows(self.common_voice, self.cvss, split)
+        most = self.limit if split == "train" else None
+        rows = rows[:most]
         store = FeatureStore(self.cvss.parent / "cache" / split, [row.clip for row in rows], self.jobs)
         place = {row.path: number for number, row in enumerate(rows)}
         if self.rendering == "canonical":
             rows = canonical(rows)
-        english = EnglishSpeech(self.cvss, split) if self.acoustic else None
+        english = EnglishSpeech(self.cvss, split, most) if self.acoustic else None
         spoken = english.by_key() if english is not None else None
         kept = []
         for row in rows:

@@ -37,10 +37,7 @@ class EnglishSpeech:
     def __init__(self, root: Path, split: str, limit: int | None = None) -> None:
         self.root, self.split = root, split
         self.rows, self.bad = _distinct(root, split, limit)  # path, text, alignment
-        digest = hashlib.blake2b(digest_size=8)
-        for row in self.rows:
-            digest.update("\t".join(row).encode())
-        folder = root.parent / "cache" / f"english-{split}-{_FORMAT}-{digest.hexdigest()}"
+        folder = self.place(root, split, self.rows)
         if not (folder / "index.json").is_file():
             self._build(folder)
         index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
@@ -57,6 +54,19 @@ class EnglishSpeech:
         self.first_frames: list[int] = index["first_frames"]
         self._phone_starts = np.concatenate([[0], np.cumsum([len(row) for row in self.units])])
         self._frame_starts = np.concatenate([[0], np.cumsum(self.frames)])
+
+    @staticmethod
+    def place(root: Path, split: str, rows: Sequence[tuple[str, str, str]]) -> Path:
+        """Where the targets of these rows are kept."""
+        digest = hashlib.blake2b(digest_size=8)
+        for row in rows:
+            digest.update("\t".join(row).encode())
+        return root.parent / "cache" / f"english-{split}-{_FORMAT}-{digest.hexdigest()}"
+
+    @classmethod
+    def ready(cls, root: Path, split: str, limit: int | None = None) -> bool:
+        """Whether they have been computed."""
+        return (cls.place(root, split, _distinct(root, split, limit)[0]) / "index.json").is_file()
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -1,6 +1,6 @@
 """From checkpoints to a model's directory: averaging, and the parts put together.
 
-python -m mmdec.training.export --joint runs/joint/checkpoints --vocoder runs/vocoder --out models/daspeech-phrasebook
+python -m mmdec.training.export --joint runs/joint/checkpoints --vocoder runs/vocoder --out runs/daspeech-phrasebook
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--common-voice", type=Path, default=Path("data/corpus/cv/fr"))
     parser.add_argument("--cvss", type=Path, default=Path("data/corpus/cvss_c"))
     parser.add_argument("--lexicon", type=Path, default=Path("data/corpus/lexicon.tsv"))
-    parser.add_argument("--out", type=Path, default=Path("models/daspeech-phrasebook"))
+    parser.add_argument("--out", type=Path, default=Path("runs/daspeech-phrasebook"))
     parser.add_argument("--network-only", type=Path, help="write the network's weights here and stop")
     options = parser.parse_args()
     checkpoints = newest(options.joint, options.average)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
+import mmdec.training.lightning_leaves  # noqa: F401
 from mmdec import audio, hub, metrics
 from mmdec.decode.lattice import decode_lattice
 from mmdec.decode.lexicon import PAUSE, lower_case, read_lexicon
@@ -58,7 +59,7 @@ def validate(module: LightningModule, data: LightningDataModule) -> Mapping[str,
         enable_checkpointing=False,
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Lightning's advice on workers
+        warnings.filterwarnings("ignore", ".*does not have many workers")  # a few batches need none
         return trainer.validate(module, data, verbose=False)[0]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +35,7 @@ from mmdec.training.own_labels import Labels, fingerprint, own_text
 from mmdec.training.replay import gathered, measure, spread
 from mmdec.training.schedule_lr import Schedule
 from mmdec.types import InputError
+from mmdec.whole_folder import whole_folder
 
 TOP = 5
 
@@ -219,7 +219,7 @@ class MedusaModule(LightningModule):
             if self.global_step:  # an unbroken run would not have looked here
                 return
         else:
-            self.log_dict({f"dev/{name}": value for name, value in scores.items()}, rank_zero_only=True)
+            self.log_dict({f"dev/{name}": value for name, value in scores.items()}, sync_dist=True)
         if tree > self.best and self.trainer.state.fn == TrainerFn.FITTING:
             self.best = tree
             if self.trainer.is_global_zero:
@@ -231,19 +231,13 @@ class MedusaModule(LightningModule):
 
     def keep(self, chances: list[list[float]] | None, scores: dict[str, float]) -> Path:
         """Write the heads to `heads/` in half precision, in place of those there."""
-        root = Path(self.trainer.default_root_dir)
-        fresh, place, old = root / "heads.part", root / "heads", root / "heads.old"
-        for left in (fresh, old):
-            shutil.rmtree(left, ignore_errors=True)
-        save_heads(fresh, copy.deepcopy(self.heads).half(), ranks=chances)
-        options = {name: value for name, value in self.hparams.items() if not name.startswith("_")}
-        training = {"step": self.global_step, "hyperparameters": options, "dev": scores}
-        text = json.dumps({"training": training, **stamp()}, indent=2, default=str)
-        (fresh / "provenance.json").write_text(text + "\n", encoding="utf-8")
-        if place.exists():
-            place.rename(old)
-        fresh.rename(place)
-        shutil.rmtree(old, ignore_errors=True)
+        place = Path(self.trainer.default_root_dir) / "heads"
+        with whole_folder(place) as fresh:
+            save_heads(fresh, copy.deepcopy(self.heads).half(), ranks=chances)
+            options = {name: value for name, value in self.hparams.items() if not name.startswith("_")}
+            training = {"step": self.global_step, "hyperparameters": options, "dev": scores}
+            text = json.dumps({"training": training, **stamp()}, indent=2, default=str)
+            (fresh / "provenance.json").write_text(text + "\n", encoding="utf-8")
         return place
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -1,40 +1,51 @@
-"""`make train MINUTES=25`: trains, or goes on training, every shipped model by priority within the time given.
+"""DASpeech's part of `make train`: what is in runs/ is gone on with, or an earlier model is trained on.
 
-DASpeech has four stages: speech to phones, voice, vocoder, and the joint stage, whose learning rate falls to zero as
-the time ends. What has begun in runs/ is gone on with. Where nothing has begun but a model is shipped, all the time
-goes to the joint stage, which starts from the shipped weights and trains everything but the vocoder. A shipped model is
-replaced only by one that makes no more errors on the development split.
+There are four stages: speech to phones, voice, vocoder, and the joint stage, whose learning rate falls to zero as the
+time ends. What has begun in runs/ is gone on with. Where nothing has begun but there is a model, all the time goes to
+the joint stage, which starts from its weights and trains everything but the vocoder.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
-import os
 import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
+from mmdec.training.affordable import affordable_rows
 from mmdec.training.export import assemble, load_module, newest, read_checkpoint, save_network
 from mmdec.training.judge import phone_errors
 from mmdec.training.layout import read_rows, vocabulary
+from mmdec.training.timed_run import (
+    EXPORT,
+    LEAST,
+    RUNS,
+    Allowance,
+    Outcome,
+    Runner,
+    begin_from,
+    epoch_steps,
+    fit_machine,
+    keep_to,
+    note,
+    numbered,
+    place_for,
+    run_builder,
+    run_recipe,
+)
 from mmdec.types import InputError, MmdecError
 
+NAME, MODEL = "speech translation", "daspeech-phrasebook"
 RECIPES = Path("recipes/daspeech/phrasebook")
-RUNS = Path("runs")
 CORPUS = Path("data/corpus")
 BUILDER = Path("data/build/phrasebook.py")
-SHIPPED = Path("models/daspeech-phrasebook")
-LEAST = 20.0  # seconds, below which a stage is not begun
-
-Runner = Callable[..., None]
+PREPARED = 0.25  # of the time may go to the corpus's features, where they are not there
+COMPARISON = 20.0  # seconds for the scores at the end, where none were taken before
 
 
 @dataclass(frozen=True)
@@ -60,53 +71,49 @@ VOCODER = Stage("vocoder", 0.12, "vocoder.safetensors")
 JOINT = Stage("joint", 0.25)
 
 
-def main(minutes: float, fresh: bool = False, runner: Runner | None = None) -> Path | None:
-    """Build the corpus if it is missing (its time is not counted), run the stages, export the model.
+def train(time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
+    """Run the stages until `time`, export the model to runs/ and compare it with the one that it began from.
 
-    `fresh` trains from random weights: what is in runs/ is set aside, the shipped weights are not looked at. Returns
-    the directory of the new model, or None where the time was too short to finish one.
+    `fresh` trains from random weights: what is in runs/ is set aside, and no earlier weights are begun with.
     """
-    if not minutes > 0:
-        raise InputError(f"`minutes` must be positive, but is {minutes}. Try 25.")
-    runner = runner or run
-    check_checkout()
-    prepare_corpus()
+    data = read_recipe(JOINT)["data"]["init_args"]
     if fresh:
         set_aside()
-    reserve = min(60.0, 6 * minutes)  # for the export and the comparison
-    end = time.time() + 60 * minutes - reserve
-    shipped = shipped_model()
-    start = None if fresh or UNITS.last.is_file() else shipped
+    known = known_model()
+    start = None if fresh or UNITS.last.is_file() else known
     stages = [JOINT] if start else unfinished()
+    limit = affordable_rows(data, time.part(PREPARED), acoustic=True)
+    if limit is not None:
+        print(f"features of {limit} training rows are computed first: there is no time for more", flush=True)
+    before, spent = time.spent_on(lambda: phone_errors(known, data)) if known else (None, COMPARISON)
+    training = time.less(spent * (1.2 if known else 1.0) + EXPORT)
     for number, stage in enumerate(stages):
-        now = time.time()
-        seconds = (end - now) * stage.share / sum(other.share for other in stages[number:])
-        if end - now < LEAST:
+        if training.left < LEAST:
             names = ", ".join(other.name for other in stages[number:])
-            print(f"{minutes:g} minutes were too short: not trained were {names}. What was trained is kept in {RUNS}/;")
-            print(f"{SHIPPED} is as it was. Run again to go on, or give more minutes.")
-            return None
+            return Outcome(NAME, f"too short: {names} not trained; what was trained is kept in {RUNS}/")
+        part = training.part(stage.share / sum(other.share for other in stages[number:]))
         if stage is JOINT:
             begin_joint(start)
-        run_stage(stage, now + seconds, seconds, runner, start)
+        run_stage(stage, part, runner, start, limit)
         if stage is UNITS:
             save_network(load_module(newest(stage.folder / "checkpoints", 1))[0].network, units_network())
-    return export(shipped)
+    return export(before, data, stages)
 
 
 def units_network() -> Path:
     return UNITS.folder / "network.safetensors"
 
 
-def shipped_model() -> Path | None:
-    """The shipped model, if there is one whose phones are those of the corpus."""
-    if not (SHIPPED / "model.safetensors").is_file():
+def known_model() -> Path | None:
+    """What this one is compared with: a better one of an earlier run, or the shipped one, of the corpus's phones."""
+    known = begin_from(MODEL)
+    if not (known / "model.safetensors").is_file():
         return None
     rows, _ = read_rows(CORPUS / "cv" / "fr", CORPUS / "cvss_c", "train")
-    if json.loads((SHIPPED / "units.json").read_text(encoding="utf-8")) != vocabulary(rows):
-        print(f"{SHIPPED} knows other phones than {CORPUS}: it is left as it is.")
+    if json.loads((known / "units.json").read_text(encoding="utf-8")) != vocabulary(rows):
+        print(f"{known} knows other phones than {CORPUS}: it is not begun with.", flush=True)
         return None
-    return SHIPPED
+    return known
 
 
 def unfinished() -> list[Stage]:
@@ -134,19 +141,18 @@ def batches_done(checkpoint: Path) -> int:
     return read_checkpoint(checkpoint)["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["processed"]
 
 
-def configuration(stage: Stage, at: float, seconds: float, start: Path | None) -> dict[str, Any]:
+def configuration(stage: Stage, time: Allowance, start: Path | None) -> dict[str, Any]:
     """A stage's recipe, fitted to the time and the machine."""
     recipe = read_recipe(stage)
     total = total_batches(recipe)
     trainer, data, model = recipe["trainer"], recipe["data"]["init_args"], recipe["model"]["init_args"]
     written = data["steps_per_epoch"]
-    # A run can end only where an epoch does: ten of them or so in the time there is, at a second a step.
-    steps = min(max(int(seconds / 10), 5), written)
+    steps = epoch_steps(time.left, 1.0, 2, written)
     if stage.last.is_file():  # schedules count in epochs: a run that goes on keeps its own
         steps = steps_before(stage, written)
     data["steps_per_epoch"] = steps
     trainer["check_val_every_n_epoch"] = max(1, trainer["check_val_every_n_epoch"] * written // steps)
-    deadline: dict[str, Any] = {"at": at}
+    deadline: dict[str, Any] = {}
     if stage in (ACOUSTIC, VOCODER):
         deadline["epochs"] = trainer["max_epochs"] = -(-total // steps)
         if model.get("adversarial_from") is not None:
@@ -167,43 +173,16 @@ def configuration(stage: Stage, at: float, seconds: float, start: Path | None) -
     for entry in trainer["callbacks"]:
         if entry["class_path"].endswith("ModelCheckpoint"):  # only what is saved at an epoch's end goes on rightly
             entry["init_args"] |= {"every_n_epochs": 1, "save_on_train_epoch_end": True}
-    trainer["callbacks"].append({"class_path": "mmdec.training.callbacks.Deadline", "init_args": deadline})
+    trainer["log_every_n_steps"] = min(trainer["log_every_n_steps"], steps)
+    keep_to(recipe, stage.name, time.end, **deadline)
     fit_machine(recipe)
     return recipe
 
 
-def run_recipe(what: str, recipe: dict[str, Any], folder: Path, last: Path | None, origin: str, runner: Runner) -> None:
-    """Write a fitted recipe down in its run's folder, say what is done, and run it: from `last`, or from `origin`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = folder / "schedule.yaml"
-    written.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    print(f"{what}, {'resumed' if last else origin}", flush=True)
-    runner("mmdec.training", "fit", "--config", str(written), *(("--ckpt_path", str(last)) if last else ()))
-
-
-def fit_machine(recipe: dict[str, Any], size: str = "batch_size") -> None:
-    """One process on a GPU, or where the processors are too few; its batches are then as large as all of them were."""
-    trainer, processes = recipe["trainer"], recipe["trainer"]["devices"]
-    if torch.cuda.is_available() or (os.cpu_count() or 1) < processes:
-        trainer |= {"accelerator": "gpu" if torch.cuda.is_available() else "cpu", "devices": 1, "strategy": "auto"}
-        recipe["data"]["init_args"][size] *= processes
-
-
-def numbered(stem: Path) -> Path:
-    """The first of stem-1, stem-2, ... that is free."""
-    number = 1
-    while (path := stem.with_name(f"{stem.name}-{number}")).exists():
-        number += 1
-    return path
-
-
-def set_run_aside(folder: Path) -> None:
-    """Rename a run; nothing is thrown away."""
-    if not folder.exists():
-        return
-    aside = numbered(folder.with_name(f"{folder.name}-before"))
-    folder.rename(aside)
-    print(f"the earlier run is set aside in {aside}")
+def recipe_options(recipe: dict[str, Any]) -> set[str]:
+    """The options of the class that a recipe's data are of: not every one can be limited to some rows."""
+    module, _, name = recipe["data"]["class_path"].rpartition(".")
+    return set(inspect.signature(getattr(import_module(module), name).__init__).parameters)
 
 
 def steps_before(stage: Stage, written: int) -> int:
@@ -224,46 +203,46 @@ def begin_joint(start: Path | None) -> None:
     finished.unlink(missing_ok=True)
 
 
-def run_stage(stage: Stage, at: float, seconds: float, runner: Runner, start: Path | None) -> None:
+def run_stage(stage: Stage, time: Allowance, runner: Runner, start: Path | None, limit: int | None) -> None:
     """One recipe until a time, from its last checkpoint where there is one."""
     last = stage.last if stage.last.is_file() else None
-    recipe = configuration(stage, at, seconds, start)
-    origin = "from the shipped weights" if start else "from the start"
-    run_recipe(f"{stage.name}: {seconds / 60:.1f} minutes", recipe, stage.folder, last, origin, runner)
+    recipe = configuration(stage, time, start)
+    if limit is not None and "limit" in recipe_options(recipe):
+        recipe["data"]["init_args"]["limit"] = min(limit, recipe["data"]["init_args"].get("limit") or limit)
+    origin = f"from {start}" if start else "from the start"
+    run_recipe(f"{stage.name}: {time.left / 60:.1f} minutes", recipe, stage.folder, last, origin, runner)
     if stage is JOINT:
         (stage.folder / "finished").touch()
 
 
-def export(shipped: Path | None) -> Path:
-    """Put the model together: in the shipped one's place if it is no worse, else in runs/."""
+def export(before: float | None, data: dict[str, Any], stages: list[Stage]) -> Outcome:
+    """Put the model together in runs/, with what it was measured to be."""
     checkpoint = newest(JOINT.folder / "checkpoints", 1)
-    data = read_recipe(JOINT)["data"]["init_args"]
-    out = SHIPPED
-    if SHIPPED.is_dir():
-        out = RUNS / SHIPPED.name
-        if shipped is not None:
-            old, new = phone_errors(shipped, data), phone_errors(checkpoint[0], data)
-            print(f"phone errors on the development split: {old:.2%} shipped, {new:.2%} now")
-            if new <= old:
-                out = SHIPPED
-    made = assemble(checkpoint, vocoder_folder(), CORPUS / "cv" / "fr", CORPUS / "cvss_c", CORPUS / "lexicon.tsv", out)
-    kept = "" if out == SHIPPED else f"; {SHIPPED} is as it was"
-    print(f"written: {made}{kept}")
-    if out == SHIPPED and (made / "README.md").is_file():
-        print("Its card gives the numbers of before, and says so: python -m mmdec eval speech measures those of now.")
-    return made
+    after = phone_errors(checkpoint[0], data)
+    better = before is None or after < before
+    vocoder = vocoder_folder()
+    out = place_for(MODEL, better)
+    made = assemble(checkpoint, vocoder, CORPUS / "cv" / "fr", CORPUS / "cvss_c", CORPUS / "lexicon.tsv", out)
+    steps = read_checkpoint(checkpoint[0])["global_step"]
+    trained = f"{', '.join(stage.name for stage in stages)}; {steps} joint steps"
+    return note(Outcome(NAME, trained, "phone errors, %", percent(before), percent(after), better, made))
+
+
+def percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
 
 
 def vocoder_folder() -> Path:
     """The vocoder trained here, or the shipped one in the same form."""
     if (VOCODER.folder / VOCODER.result).is_file():
         return VOCODER.folder
-    if not (SHIPPED / "vocoder.safetensors").is_file():
+    known = begin_from(MODEL)
+    if not (known / "vocoder.safetensors").is_file():
         raise InputError(f"`{VOCODER.folder}` must hold a vocoder, but does not. Train with --fresh.")
     folder = RUNS / "shipped"
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(SHIPPED / "vocoder.safetensors", folder)
-    described = json.loads((SHIPPED / "config.json").read_text(encoding="utf-8"))["vocoder"]
+    shutil.copy(known / "vocoder.safetensors", folder)
+    described = json.loads((known / "config.json").read_text(encoding="utf-8"))["vocoder"]
     (folder / "vocoder.json").write_text(json.dumps({"config": described}), encoding="utf-8")
     return folder
 
@@ -280,12 +259,10 @@ def set_aside() -> None:
     print(f"earlier runs are set aside in {aside}")
 
 
-def check_checkout() -> None:
-    """Recipes, corpus builder and runs lie in a checkout: an installed package has none of them."""
-    if not RECIPES.is_dir():
-        raise InputError(
-            f"`make train` needs a checkout, but '{Path.cwd()}' has no {RECIPES}. Clone the repository, run it there."
-        )
+def missing() -> str:
+    """Build the corpus if it is missing. There is always something to train."""
+    prepare_corpus()
+    return ""
 
 
 def prepare_corpus() -> None:
@@ -300,17 +277,8 @@ def prepare_corpus() -> None:
             f"'{finished}' does not exist. Install Debian's packages espeak-ng and flite, or copy a whole corpus there."
         )
     print("building the corpus first, or the rest of it; this is done once and not counted", flush=True)
-    done = subprocess.run([sys.executable, str(BUILDER), "--out", str(CORPUS)], check=False)
+    code = run_builder(BUILDER, CORPUS)
     if not finished.is_file():
-        raise MmdecError(f"`{BUILDER} --out {CORPUS}` failed with {done.returncode}. See above; run again to go on.")
-    if done.returncode:
+        raise MmdecError(f"`{BUILDER} --out {CORPUS}` failed with {code}. See above; run again to go on.")
+    if code:
         print("The recordings named above failed; training goes on without them.", flush=True)
-
-
-def run(module: str, *arguments: str) -> None:
-    """Another process of this Python."""
-    threads = max(1, min(4, (os.cpu_count() or 1) // 2))  # two processes average their gradients
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    done = subprocess.run([sys.executable, "-m", module, *arguments], env=environment, check=False)
-    if done.returncode:
-        raise MmdecError(f"`python -m {module} {' '.join(arguments)}` failed with {done.returncode}. See above.")

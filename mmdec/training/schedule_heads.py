@@ -1,64 +1,84 @@
-"""The heads' part of `make train`: the shipped Whisper's heads, trained on for as long as there is time.
+"""The heads' part of `make train`: a Whisper's heads, trained on for as long as there is time.
 
-They begin as the shipped ones and are drafted, verified and judged on the shipped model, which stays as it is. A folder
-of heads is replaced only by one that gives more tokens per round on the development split.
+The model is a better one of an earlier run, or the shipped one; it stays as it is. Heads that give more tokens per
+round on the development split are put beside it in runs/.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from mmdec.medusa import load_heads
+from mmdec.provenance import CARD
 from mmdec.training.export import read_checkpoint
 from mmdec.training.judge import validate
 from mmdec.training.medusa import MedusaModule
 from mmdec.training.medusa_data import HeadData
 from mmdec.training.own_labels import fingerprint
-from mmdec.training.schedule import LEAST, Runner, fit_machine, run_recipe, set_run_aside
+from mmdec.training.timed_run import (
+    EXPORT,
+    LEAST,
+    RUNS,
+    Allowance,
+    Outcome,
+    Runner,
+    begin_from,
+    epoch_steps,
+    fit_machine,
+    keep_to,
+    note,
+    run_recipe,
+    set_run_aside,
+)
 from mmdec.training.window_data import data_options
 from mmdec.whispers import HEADS, load_whisper
+from mmdec.whole_folder import whole_folder
 
 RECIPE = Path("recipes/medusa/phrasebook.yaml")
-SHIPPED = Path("models/whisper-phrasebook")
+NAME, MODEL = "heads that draft", "whisper-phrasebook"
 CORPUS = Path("data/english")
 RUN = Path("runs/medusa")
+COMPARISON = 30.0  # seconds for the score at the end, where none was taken before
 SECONDS_A_STEP = 4.0  # of windows that are new, on the processors of the recipe
 
 
-def ready() -> str:
+def missing() -> str:
     """Why there is nothing to train: "" where there is."""
-    if not (SHIPPED / "model.safetensors").is_file():
-        return f"{SHIPPED} is missing: no heads are trained."
+    base = begin_from(MODEL)
+    if not (base / "model.safetensors").is_file():
+        return f"{base} is missing: no heads are trained."
     if not (CORPUS / "train").is_dir() or not (CORPUS / "dev").is_dir():
         return f"{CORPUS} is missing: no heads are trained. Run: python data/build/english.py --out {CORPUS}"
     return ""
 
 
-def train(seconds: float, runner: Runner, fresh: bool = False) -> Path | None:
-    """Train heads for `seconds`, the comparison at the end not counted. Returns their folder: the shipped model's if
-    they are better than those there, else that in runs/; None where nothing could be trained.
+def train(time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
+    """Train heads until `time`, comparisons included, and put them beside their model in runs/ if they are better.
 
     What was cut off is gone on with, if it was for this very model. `fresh` sets it aside, and begins with new heads.
     """
-    missing = ready()
-    if missing or seconds < LEAST:
-        print(missing or f"{seconds:.0f} seconds are too short: no heads are trained.", flush=True)
-        return None
     if fresh:
         set_run_aside(RUN)
-    resumed = begin()
-    at = time.time() + seconds
-    recipe = configuration(at, seconds, resumed, fresh)
-    origin = "from the shipped heads" if recipe["model"]["init_args"]["start"] else "new"
-    run_recipe(f"heads: {seconds / 60:.1f} minutes", recipe, RUN, last() if resumed else None, origin, runner)
+    base, resumed = begin_from(MODEL), begin()
+    plain = configuration(time, resumed, fresh)
+    before, spent = None, COMPARISON
+    if (base / HEADS).is_dir():
+        before, spent = time.spent_on(lambda: tokens_per_round(base / HEADS, plain))
+    training = time.less(1.2 * spent + EXPORT)
+    if training.left < LEAST:
+        return Outcome(NAME, f"too short: {max(training.left, 0.0):.0f} seconds were left to train in")
+    recipe = configuration(training, resumed, fresh)
+    begun = recipe["model"]["init_args"]["start"]
+    what = f"heads: {training.left / 60:.1f} minutes"
+    run_recipe(what, recipe, RUN, last() if resumed else None, f"from {begun}" if begun else "new", runner)
     (RUN / "finished").touch()
-    return ship(recipe)
+    return export(base, recipe, before)
 
 
 def last() -> Path:
@@ -68,7 +88,7 @@ def last() -> Path:
 def begin() -> bool:
     """Whether a run that was cut off can go on; else make way for a new one."""
     if last().is_file():
-        same = read_checkpoint(last())["base"] == fingerprint(load_whisper(SHIPPED, "cpu").model)
+        same = read_checkpoint(last())["base"] == fingerprint(load_whisper(begin_from(MODEL), "cpu").model)
         if same and not (RUN / "finished").is_file():
             return True
         shutil.rmtree(RUN / "checkpoints")
@@ -78,18 +98,19 @@ def begin() -> bool:
     return False
 
 
-def configuration(at: float, seconds: float, resumed: bool, fresh: bool) -> dict[str, Any]:
+def configuration(time: Allowance, resumed: bool, fresh: bool) -> dict[str, Any]:
     """The recipe, fitted to the time and the machine."""
     recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
     trainer, data, model = recipe["trainer"], recipe["data"]["init_args"], recipe["model"]["init_args"]
+    base, seconds = begin_from(MODEL), time.left
+    data["base"] = str(base)
     if resumed:  # epochs of the length, and the learning rate, that it was begun with
         before = yaml.safe_load((RUN / "schedule.yaml").read_text(encoding="utf-8"))
         data |= {name: before["data"]["init_args"][name] for name in ("steps_per_epoch", "repeat_after")}
         model |= {name: before["model"]["init_args"][name] for name in ("start", "kind", "heads")}
     else:
-        # A run can end only where an epoch does: ten of them or so in the time there is, at a few seconds a step.
-        data["steps_per_epoch"] = min(max(int(seconds / 30), 2), data["steps_per_epoch"])
-        shipped = SHIPPED / HEADS
+        data["steps_per_epoch"] = epoch_steps(seconds, 3.0, 2, data["steps_per_epoch"])
+        shipped = base / HEADS
         known = (shipped / "config.json").is_file() and not fresh
         model["start"] = str(shipped) if known else None
         if known:
@@ -99,31 +120,25 @@ def configuration(at: float, seconds: float, resumed: bool, fresh: bool) -> dict
         data["repeat_after"] = max(1, int(seconds / 2 / (SECONDS_A_STEP * data["steps_per_epoch"])))
     model |= {"decay_from": None, "keep_states": model["kind"] == "linear"}
     trainer |= {"max_steps": -1, "max_epochs": 1_000_000, "check_val_every_n_epoch": 1}
-    deadline = {"class_path": "mmdec.training.callbacks.Deadline", "init_args": {"at": at, "decay": True}}
-    trainer["callbacks"].append(deadline)
+    trainer["log_every_n_steps"] = min(trainer["log_every_n_steps"], data["steps_per_epoch"])
+    keep_to(recipe, "heads", time.end, decay=True)
     fit_machine(recipe)
     return recipe
 
 
-def ship(recipe: dict[str, Any]) -> Path:
-    """Put the heads in the shipped ones' place if they are better."""
-    made, shipped = RUN / "heads", SHIPPED / HEADS
-    if shipped.is_dir():
-        old, new = (tokens_per_round(folder, recipe) for folder in (shipped, made))
-        print(f"tokens per round on the development split: {old:.3f} shipped, {new:.3f} now")
-        if new <= old:
-            print(f"written: {made}; {shipped} is as it was")
-            return made
-    fresh, aside = SHIPPED / f".{HEADS}.part", SHIPPED / f".{HEADS}.old"
-    for left in (fresh, aside):
-        shutil.rmtree(left, ignore_errors=True)
-    shutil.copytree(made, fresh)
-    if shipped.is_dir():
-        shipped.rename(aside)
-    fresh.rename(shipped)
-    shutil.rmtree(aside, ignore_errors=True)
-    print(f"written: {shipped}")
-    return shipped
+def export(base: Path, recipe: dict[str, Any], before: float | None) -> Outcome:
+    """Put better heads beside their model, in runs/."""
+    made = RUN / "heads"
+    after = tokens_per_round(made, recipe)
+    better = before is None or after > before
+    steps = json.loads((made / "provenance.json").read_text(encoding="utf-8"))["training"]["step"]
+    outcome = Outcome(NAME, f"best at step {steps}", "tokens per round", before, after, better, made)
+    if not better:
+        return outcome
+    with whole_folder(RUNS / MODEL) as fresh:
+        shutil.copytree(base, fresh, dirs_exist_ok=True, ignore=shutil.ignore_patterns(CARD, HEADS))
+        shutil.copytree(made, fresh / HEADS)
+    return note(replace(outcome, folder=RUNS / MODEL))
 
 
 def tokens_per_round(heads: Path, recipe: dict[str, Any]) -> float:

@@ -289,6 +289,7 @@ class VocoderModule(LightningModule):
             parts |= {"fooled": fooled, "matched": matched}
             loss = loss + self.adversarial_weight * fooled + self.feature_weight * matched
         self._step(player, loss, rate)
+        parts |= {"loss": loss}
         self.log_dict({f"train/{name}": value.detach() for name, value in parts.items()}, batch_size=len(made))
 
     def _step(self, optimizer: Any, loss: Tensor, rate: float) -> None:
@@ -309,9 +310,8 @@ class VocoderModule(LightningModule):
 
     def validation_step(self, batch: Crops, batch_idx: int) -> None:
         made, predicted = self.vocoder.synthesise(batch.mel)  # as in use: its own pitch
-        self.log_dict(
-            {f"dev/{name}": value for name, value in self._losses(batch, made, predicted).items()}, batch_size=1
-        )
+        parts = {f"dev/{name}": value for name, value in self._losses(batch, made, predicted).items()}
+        self.log_dict(parts, batch_size=1, sync_dist=True)
 
     def on_train_end(self) -> None:
         if self.trainer.is_global_zero:

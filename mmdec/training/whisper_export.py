@@ -1,15 +1,13 @@
 """From a training run to the small Whisper's folder: what `WhisperForConditionalGeneration.from_pretrained` reads.
 
-python -m mmdec.training.whisper_export --run runs/whisper --out models/whisper-phrasebook
+python -m mmdec.training.whisper_export --run runs/whisper --out runs/whisper-phrasebook
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from mmdec.medusa import save_heads
 from mmdec.training.export import average, newest, read_checkpoint
 from mmdec.training.pieces import generation_config
 from mmdec.training.whisper import Shape, WhisperModule
+from mmdec.whole_folder import whole_folder
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[WhisperModule, int]:
@@ -44,16 +43,14 @@ def export(
     checkpoints: Sequence[Path], tokenizer_folder: Path, out: Path, alignment: Sequence[Sequence[int]] | None = None
 ) -> Path:
     """Write the model's folder in half precision, and the heads that were trained with it in `out`/medusa; whole or not
-    at all. alignment: (layer, head) pairs whose cross-attention follows the sound, for word timestamps. A card of
-    before is kept."""
+    at all. alignment: (layer, head) pairs whose cross-attention follows the sound, for word timestamps. Raises
+    InputError where `out` has a card, which would be of other weights."""
     module, step = load_module(checkpoints)
     tokenizer = WhisperTokenizer.from_pretrained(tokenizer_folder)
     model = finished(module, tokenizer)
     if alignment:
         model.generation_config.alignment_heads = [list(pair) for pair in alignment]  # type: ignore[attr-defined]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    try:
+    with whole_folder(out) as fresh:
         model.half().save_pretrained(fresh)
         WhisperProcessor(WhisperFeatureExtractor(feature_size=module.shape.mels), tokenizer).save_pretrained(fresh)
         shutil.copy(tokenizer_folder / "normalizer.json", fresh)
@@ -64,25 +61,7 @@ def export(
             **provenance.stamp(),
         }
         (fresh / "provenance.json").write_text(json.dumps(text, indent=2, default=str) + "\n", encoding="utf-8")
-        if (out / "README.md").is_file():
-            shutil.copy(out / "README.md", fresh)
-        fresh.chmod(0o755)
-        for path in fresh.rglob("*"):
-            path.chmod(0o755 if path.is_dir() else 0o644)
-        old = out.with_name(f".{out.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        if out.exists():
-            out.rename(old)
-        try:
-            os.replace(fresh, out)
-        except OSError:
-            if old.exists():
-                old.rename(out)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
+        provenance.keep_card(out, fresh)
     return out
 
 
@@ -91,7 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, default=Path("runs/whisper"))
     parser.add_argument("--average", type=int, default=1, help="checkpoints to average, the last ones")
-    parser.add_argument("--out", type=Path, default=Path("models/whisper-phrasebook"))
+    parser.add_argument("--out", type=Path, default=Path("runs/whisper-phrasebook"))
     parser.add_argument("--alignment", type=json.loads, help="JSON list of (layer, head) for word timestamps")
     options = parser.parse_args()
     torch.set_grad_enabled(False)

@@ -1,0 +1,44 @@
+"""How much of a corpus can be made ready in the time there is: its features are computed once, and that takes time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mmdec.audio import load_audio
+from mmdec.training.corpus import FeatureStore, extract
+from mmdec.training.english import EnglishSpeech
+from mmdec.training.layout import Row, read_rows
+from mmdec.training.targets import acoustic_targets
+from mmdec.training.timed_run import Allowance
+from mmdec.types import InputError
+
+SAMPLE = 24  # recordings that are timed
+
+
+def affordable_rows(data: dict[str, Any], time: Allowance, acoustic: bool) -> int | None:
+    """Training rows whose features can be computed by `time`; None where those of all can, or are there.
+
+    data: the options of `SpeechTranslationData`. acoustic: whether the English half is needed, too.
+    """
+    common_voice, cvss = Path(data["common_voice"]), Path(data["cvss"])
+    rows, _ = read_rows(common_voice, cvss, "train")
+    heard = FeatureStore.ready(cvss.parent / "cache" / "train", [row.clip for row in rows])
+    spoken = not acoustic or EnglishSpeech.ready(cvss, "train")
+    if heard and spoken:
+        return None
+    some = rows[:: max(1, len(rows) // SAMPLE)]
+    each = 0.0
+    if not heard:
+        each += time.spent_on(lambda: sum(len(extract(str(row.clip))) for row in some))[1] / data.get("jobs", 2)
+    if not spoken:
+        each += time.spent_on(lambda: sum(map(_spoken, some)))[1]
+    most = int(max(time.left, 0.0) * len(some) / max(each, 1e-9))
+    return None if most >= len(rows) else max(most, min(len(rows), 2 * SAMPLE))
+
+
+def _spoken(row: Row) -> int:
+    try:
+        return len(acoustic_targets(load_audio(row.wav), list(row.phones)).mel)
+    except InputError:  # counted, and named, where the features are made
+        return 0

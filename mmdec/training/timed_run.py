@@ -1,0 +1,165 @@
+"""What the systems of `make train` share: time to spend, a recipe that keeps to it, its process, and what came of it.
+
+Everything is written to runs/. A model there that was measured to be better than the one that it began from is what the
+next run begins from, and what `mmdec promote` may put into models/.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from mmdec.parent import started_here
+from mmdec.types import MmdecError
+
+RUNS, MODELS = Path("runs"), Path("models")
+LEAST = 20.0  # seconds, below which a stage is not begun
+EXPORT = 4.0  # seconds that writing a model takes, at most
+COMPARED = "compared"  # in a run's provenance.json: what an Outcome says
+
+Runner = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """Time until `end`, in seconds since 1970, by the clock `now`."""
+
+    end: float
+    now: Callable[[], float] = time.time
+
+    @property
+    def left(self) -> float:
+        return self.end - self.now()
+
+    def part(self, share: float) -> Allowance:
+        """The first part of what is left."""
+        return Allowance(self.now() + self.left * share, self.now)
+
+    def less(self, seconds: float) -> Allowance:
+        """The same, but for its last seconds."""
+        return Allowance(self.end - seconds, self.now)
+
+    def spent_on(self, work: Callable[[], float]) -> tuple[float, float]:
+        """What some work gives, and its seconds."""
+        begun = self.now()
+        return work(), self.now() - begun
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a system's training came to: a line of the table at the end."""
+
+    system: str
+    trained: str  # what was done, or why nothing was
+    measure: str = ""  # what `before` and `after` count, on the development split
+    before: float | None = None  # of the model that it began from, or would replace
+    after: float | None = None
+    better: bool = False
+    folder: Path | None = None  # in runs/
+
+
+def begin_from(name: str) -> Path:
+    """The model to begin from: that of an earlier run where it was better, else the shipped one."""
+    run = RUNS / name
+    return run if better_run(run) else MODELS / name
+
+
+def better_run(run: Path) -> bool:
+    """Whether a model in runs/ was measured to be better than what it began from."""
+    try:
+        known = json.loads((run / "provenance.json").read_text(encoding="utf-8"))
+        return bool(known[COMPARED]["better"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def place_for(name: str, better: bool) -> Path:
+    """Where in runs/ a model goes: no worse one takes the place of one that was better."""
+    run = RUNS / name
+    return RUNS / f"{name}-not-better" if better_run(run) and not better else run
+
+
+def note(outcome: Outcome) -> Outcome:
+    """Write what was measured into the run's provenance."""
+    assert outcome.folder is not None
+    path = outcome.folder / "provenance.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    known[COMPARED] = {name: value for name, value in asdict(outcome).items() if name != "folder"}
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(known, indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
+    part.replace(path)
+    return outcome
+
+
+def keep_to(recipe: dict[str, Any], stage: str, at: float, **deadline: Any) -> None:
+    """End a recipe's run at a time, and show how far it is: with a bar in place of its own lines."""
+    callbacks = recipe["trainer"]["callbacks"]
+    callbacks[:] = [entry for entry in callbacks if not entry["class_path"].endswith("PlainProgress")]
+    bar = {"class_path": "mmdec.training.stage_bar.StageBar", "init_args": {"stage": stage, "at": at}}
+    callbacks.append(bar)
+    callbacks.append({"class_path": "mmdec.training.callbacks.Deadline", "init_args": {"at": at, **deadline}})
+
+
+def run_recipe(what: str, recipe: dict[str, Any], folder: Path, last: Path | None, origin: str, runner: Runner) -> None:
+    """Write a fitted recipe down in its run's folder, say what is done, and run it: from `last`, or from `origin`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = folder / "schedule.yaml"
+    written.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    print(f"{what}, {'resumed' if last else origin}", flush=True)
+    runner("mmdec.training", "fit", "--config", str(written), *(("--ckpt_path", str(last)) if last else ()))
+
+
+def fit_machine(recipe: dict[str, Any], size: str = "batch_size") -> None:
+    """One process on a GPU, or where the processors are too few; its batches are then as large as all of them were."""
+    trainer, processes = recipe["trainer"], recipe["trainer"]["devices"]
+    if torch.cuda.is_available() or (os.cpu_count() or 1) < processes:
+        trainer |= {"accelerator": "gpu" if torch.cuda.is_available() else "cpu", "devices": 1, "strategy": "auto"}
+        recipe["data"]["init_args"][size] *= processes
+
+
+def epoch_steps(seconds: float, each: float, least: int, written: int) -> int:
+    """Steps of an epoch: a run can end only where one does, and so there are some ten of them in the time there is, at
+    `each` seconds a step."""
+    return min(max(int(seconds / 10 / each), least), written)
+
+
+def numbered(stem: Path) -> Path:
+    """The first of stem-1, stem-2, ... that is free."""
+    number = 1
+    while (path := stem.with_name(f"{stem.name}-{number}")).exists():
+        number += 1
+    return path
+
+
+def set_run_aside(folder: Path) -> None:
+    """Rename a run; nothing is thrown away."""
+    if not folder.exists():
+        return
+    aside = numbered(folder.with_name(f"{folder.name}-before"))
+    folder.rename(aside)
+    print(f"the earlier run is set aside in {aside}")
+
+
+def run(module: str, *arguments: str) -> None:
+    """Another process of this Python, which ends with this one."""
+    threads = max(1, min(4, (os.cpu_count() or 1) // 2))  # two processes average their gradients
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **started_here()}
+    done = subprocess.run([sys.executable, "-m", module, *arguments], env=environment, check=False)
+    if done.returncode:
+        raise MmdecError(f"`python -m {module} {' '.join(arguments)}` failed with {done.returncode}. See above.")
+
+
+def run_builder(builder: Path, out: Path) -> int:
+    """A corpus builder as a process that ends with this one; its exit code."""
+    command = [sys.executable, str(builder), "--out", str(out)]
+    return subprocess.run(command, env={**os.environ, **started_here()}, check=False).returncode
