@@ -82,7 +82,7 @@ def sound_seconds(path: str | os.PathLike[str]) -> float:
 def _read_whole(source: BinaryIO) -> io.BytesIO:
     """All that a file object gives, in pieces: an endless one is refused before memory ends."""
     content = io.BytesIO()
-    while piece := source.read(1 << 20):
+    while piece := _read_piece(source):
         if not isinstance(piece, bytes):
             raise InputError("`audio` must be a binary file object, but gives text. Open it with mode 'rb'.")
         if content.tell() + len(piece) > MAX_BYTES:
@@ -92,6 +92,16 @@ def _read_whole(source: BinaryIO) -> io.BytesIO:
         content.write(piece)
     content.seek(0)
     return content
+
+
+def _read_piece(source: BinaryIO) -> bytes:
+    try:
+        return source.read(1 << 20)
+    except Exception as error:  # a file object of the caller's may raise anything
+        raise InputError(
+            f"`audio` must be a file object that can be read, but reading it failed ({type(error).__name__}: {error}). "
+            "Open it again."
+        ) from error
 
 
 def save_audio(path: str | os.PathLike[str], samples: Tensor | np.ndarray, sample_rate: int = SAMPLE_RATE) -> Path:
