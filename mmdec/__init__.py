@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from mmdec.types import InputError, MmdecError
 
 if TYPE_CHECKING:
+    from mmdec import audio
     from mmdec.api import BatchError, Translation, load, translate_speech
     from mmdec.generation import Generation, generate, speculate, stream
     from mmdec.transcript import Segment, Transcript, Word
@@ -22,6 +23,7 @@ __all__ = [
     "Translation",
     "Word",
     "__version__",
+    "audio",
     "generate",
     "load",
     "speculate",
@@ -38,7 +40,12 @@ _LAZY = {
 }
 
 
+_MODULES = ("audio",)
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"mmdec.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'mmdec' has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mmdec import audio as sound
+from mmdec.arguments import check_switch, check_threads, show
 from mmdec.drafters.lattice import Lattice
 from mmdec.hub import DEFAULT_MODEL, check_device, load
 from mmdec.targets.speech import SpeechTranslator, check_strategy, total_timings
@@ -110,12 +111,14 @@ def translate_speech(
     Raises InputError for what cannot be translated, sound in which the model finds no unit too, and BatchError, with
     the other results, in a list.
     """
+    check_threads(threads)
     strategy = _strategy(strategy, verify)
     alone = not isinstance(audio, (list, tuple))
     batch: list[Audio] = [cast(Audio, audio)] if alone else list(cast(Sequence[Audio], audio))
     if sample_rate is not None and batch and not any(isinstance(item, (np.ndarray, Tensor)) for item in batch):
         raise InputError(
-            f"`sample_rate` must be left out for files, whose headers name it, but is {sample_rate}. Leave it out."
+            f"`sample_rate` must be left out for files, whose headers name it, but is {show(sample_rate)}. Leave it "
+            "out."
         )
     translator = _translator(model, device, vocoder)
     readable: dict[int, Tensor] = {}
@@ -146,12 +149,12 @@ def translate_speech(
 
 
 def _strategy(strategy: str | None, verify: bool) -> str:
-    if not verify:
+    if not check_switch("verify", verify):
         strategy = "lookahead" if strategy is None else strategy
     elif strategy is None:
         strategy = "verified"
     if verify and strategy != "verified":
-        raise InputError(f"`strategy` must be left out with `verify`, but is {strategy!r}. Choose one of the two.")
+        raise InputError(f"`strategy` must be left out with `verify`, but is {show(strategy)}. Choose one of the two.")
     check_strategy(strategy)
     return strategy
 
@@ -187,9 +190,7 @@ def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
         raise InputError(
             "`sample_rate` must be given with an array, but is None. Pass sample_rate=16000, for instance."
         )
-    if isinstance(sample_rate, (bool, str)) or not float(sample_rate).is_integer():
-        raise InputError(f"`sample_rate` must be a whole number of Hz, but is {sample_rate!r}. Round it.")
-    rate = int(sample_rate)
+    rate = _rate(sample_rate)
     sound.check_rate(rate)
     array = audio.detach().cpu() if isinstance(audio, Tensor) else audio
     if isinstance(array, Tensor):
@@ -202,6 +203,16 @@ def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
         sound.check_peak(max(float(array.max()), -float(array.min())))  # of all channels: two may cancel
         samples = sound.full_scale(samples)
     return sound.resample(samples.float(), rate)
+
+
+def _rate(sample_rate: object) -> int:
+    """A whole number of Hz; 16000.0 and numpy's numbers are some, too."""
+    number = sample_rate.item() if isinstance(sample_rate, np.generic) else sample_rate
+    if type(number) is float and number.is_integer():
+        number = int(number)
+    if type(number) is not int:
+        raise InputError(f"`sample_rate` must be a whole number of Hz, but is {show(sample_rate)}. Round it.")
+    return number
 
 
 def _mono(array: np.ndarray) -> np.ndarray:
@@ -272,11 +283,12 @@ def _translator(
         return load(model, device, vocoder=vocoder)
     if vocoder is not None:
         raise InputError(
-            f"`vocoder` must be left out with a loaded `model`, which has one, but is '{vocoder}'. Give it to `load`."
+            f"`vocoder` must be left out with a loaded `model`, which has one, but is {show(vocoder)}. Give it to "
+            "`load`."
         )
     if device is not None and check_device(device).type != model.device.type:
         raise InputError(
-            f"`device` must be that of the loaded `model`, {model.device}, but is '{device}'. "
+            f"`device` must be that of the loaded `model`, {model.device}, but is {show(str(device))}. "
             "Leave it out, or load the model there."
         )
     return model
@@ -293,13 +305,12 @@ def _decibels(level: float) -> str:
 @contextmanager
 def with_threads(threads: int | None) -> Iterator[None]:
     """torch's threads for as long as it lasts; None leaves them."""
-    if threads is None:
+    count = check_threads(threads)
+    if count is None:
         yield
         return
-    if threads < 1:
-        raise InputError(f"`threads` must be at least 1, but is {threads}. Leave it out for torch's own choice.")
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(count)
     try:
         yield
     finally:

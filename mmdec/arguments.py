@@ -35,7 +35,7 @@ def show(value: object) -> str:
     return f"an object of type {name}" if name[:1].isupper() else f"a {name}"
 
 
-def whole(name: str, value: object, least: int, most: int, remedy: str) -> int:
+def check_whole(name: str, value: object, least: int, most: int, remedy: str) -> int:
     """A whole number from `least` to `most`; numpy's count, True and "2" do not."""
     number: int | None = None
     if not isinstance(value, bool):
@@ -52,7 +52,7 @@ def check_threads(threads: object) -> int | None:
     """torch's threads, or None for its own choice."""
     if threads is None:
         return None
-    return whole("threads", threads, 1, MAX_THREADS, "Leave it out for torch's own choice.")
+    return check_whole("threads", threads, 1, MAX_THREADS, "Leave it out for torch's own choice.")
 
 
 def check_nodes(nodes: object) -> int | tuple[int, int] | None:
@@ -63,13 +63,13 @@ def check_nodes(nodes: object) -> int | tuple[int, int] | None:
     if isinstance(nodes, (tuple, list)):
         if len(nodes) != 2:
             raise InputError(f"`{name}` must be one number or two, but is {show(nodes)}. {remedy}")
-        return whole(name, nodes[0], 0, MAX_NODES, remedy), whole(name, nodes[1], 1, MAX_NODES, remedy)
-    return whole(name, nodes, 0, MAX_NODES, remedy)
+        return check_whole(name, nodes[0], 0, MAX_NODES, remedy), check_whole(name, nodes[1], 1, MAX_NODES, remedy)
+    return check_whole(name, nodes, 0, MAX_NODES, remedy)
 
 
 def check_seed(seed: object) -> int | None:
     """A seed of torch's generators, or None."""
-    return None if seed is None else whole("seed", seed, -(2**63), 2**64 - 1, "Leave it out for torch's own state.")
+    return None if seed is None else check_whole("seed", seed, -(2**63), 2**64 - 1, "Leave it out for torch's own.")
 
 
 def check_switch(name: str, value: object) -> bool:

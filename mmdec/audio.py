@@ -141,13 +141,7 @@ def _open(content: int | io.BytesIO, suffix: str) -> soundfile.SoundFile:
 def _read_whole(source: BinaryIO) -> io.BytesIO:
     """All that a file object gives, in pieces: an endless one is refused before memory ends."""
     content = io.BytesIO()
-    while True:
-        try:
-            piece = source.read(1 << 20)
-        except Exception as error:  # closed, broken, or another's code
-            raise unreadable("audio", "the file object", error, "Open it anew, or give its path.") from error
-        if not piece:
-            break
+    while piece := _read_piece(source):
         if not isinstance(piece, bytes):
             raise InputError("`audio` must be a binary file object, but gives text. Open it with mode 'rb'.")
         if content.tell() + len(piece) > MAX_BYTES:
@@ -157,6 +151,13 @@ def _read_whole(source: BinaryIO) -> io.BytesIO:
         content.write(piece)
     content.seek(0)
     return content
+
+
+def _read_piece(source: BinaryIO) -> bytes:
+    try:
+        return source.read(1 << 20)
+    except Exception as error:  # closed, broken, or another's code
+        raise unreadable("audio", "the file object", error, "Open it anew, or give its path.") from error
 
 
 def save_audio(path: str | os.PathLike[str], samples: Tensor | np.ndarray, sample_rate: int = SAMPLE_RATE) -> Path:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mmdec import audio
 from mmdec.api import translate_speech
+from mmdec.arguments import check_threads
 from mmdec.decode.lattice import LatticePath, decode_lattice
 from mmdec.drafters.lattice import Lattice
 from mmdec.hub import DEFAULT_MODEL, load
@@ -54,6 +55,7 @@ def bench_speech(
     """
     if not recordings:
         raise InputError("`recordings` must name at least one sound file, but is empty. Try data/samples/*.wav.")
+    check_threads(threads)
     torch.set_num_threads(threads)
     translator = load(model, device)
     network, place = translator.model, translator.device
@@ -137,6 +139,7 @@ def bench_paper(
     b: 6 layers of width 512 over 1000 units, 25 a second, greedy and with beams. Encoder and vocoder are on neither
     side; the states have the paper's shape.
     """
+    check_threads(threads)
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     place = torch.device(device)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmdec.arguments import check_threads
 from mmdec.assistant import assistants
 from mmdec.audio import SAMPLE_RATE, load_audio
 from mmdec.comparison import Runs, compare
@@ -75,6 +76,7 @@ def bench_asr(
     if min(per_bin, repeats, batch) < 1:
         raise InputError(f"`repeats`, `per_bin` and `batch` must be at least 1, but are {repeats}, {per_bin}, {batch}.")
     nodes, plans = parse_plan(plan), {one: parse_plan(one) for one in sweep}
+    check_threads(threads)
     torch.set_num_threads(threads)
     say = log if log is not None else _silent
     whisper = model if isinstance(model, Whisper) else load_whisper(model, device)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from mmdec.arguments import check_threads
 from mmdec.decode.budget import Budget
 from mmdec.decode.loop import Round
 from mmdec.decode.tree import trees_from_lists
@@ -72,6 +73,7 @@ def bench_core(
     sizes: Sequence[str] = tuple(SIZES), repeats: int = 5, new_tokens: int = 128, device: str = "cpu", threads: int = 2
 ) -> dict[str, Any]:
     """All rows of the table: core share, lookup against transformers', batch 8 against 1, a drafter that is wrong."""
+    check_threads(threads)
     torch.set_num_threads(threads)
     largest = sizes[-1]
     lookup = {size: {text: _lookup(size, text, repeats, new_tokens, device) for text in TEXTS} for size in sizes}

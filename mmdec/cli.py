@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmdec import __version__, cli_asr
+from mmdec.arguments import check_finite, check_threads
 from mmdec.cli_asr import write_json
 from mmdec.cli_transcribe import transcribe
 from mmdec.files import printable
@@ -116,10 +117,11 @@ def translate(
         strategy = "verified"
     check_strategy(strategy)
     targets = output_paths(inputs, output, SOUND_SUFFIXES, ".wav")
-    if threads is not None:
+    count = check_threads(threads)
+    if count is not None:
         import torch
 
-        torch.set_num_threads(threads)
+        torch.set_num_threads(count)
     translator = load(model, device, vocoder=vocoder)
     errors: list[tuple[Path, str]] = []
     console = Console(stderr=True)
@@ -244,6 +246,7 @@ def train(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start from random weights; runs/ is set aside.")] = False,
 ) -> None:
     """Train, or resume, every shipped model by priority within the time given."""
+    check_finite("minutes", minutes, "Give 25, for instance.")
     from mmdec.training.allotment import main as allot
 
     allot(minutes, fresh)

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mmdec import metrics
+from mmdec.arguments import check_threads
 from mmdec.decode.lexicon import PAUSE, lower_case, read_lexicon
 from mmdec.recogniser import SAMPLE_RATE, Recogniser
 from mmdec.split import Utterance, read_split, read_table
@@ -82,6 +83,7 @@ def evaluate_speech(
     `translator` stands in for the model. `log` receives progress lines."""
     if limit is not None and limit < 1:
         raise InputError(f"`limit` must be at least 1, but is {limit}. Leave it out for the whole split.")
+    check_threads(threads)
     if not strategies:
         raise InputError("`strategies` must name at least one strategy, but is empty. Use lookahead.")
     from mmdec.provenance import hardware  # takes torch with it

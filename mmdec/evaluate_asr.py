@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from mmdec import metrics
+from mmdec.arguments import check_threads
 from mmdec.audio import SAMPLE_RATE, load_audio
 from mmdec.contest import Contest, Run, Way, drafted, greedy, has_heads, same
 from mmdec.generation import Nodes
@@ -77,6 +78,7 @@ def evaluate_asr(
     if batch_size < 1:
         raise InputError(f"`batch_size` must be at least 1, but is {batch_size}. 1 decodes one by one.")
     rows = spaced(read_utterances(os.fspath(corpus), split), limit)
+    check_threads(threads)
     torch.set_num_threads(threads)
     whisper = model if isinstance(model, Whisper) else load_whisper(model, device)
     contest = Contest(whisper, language, max_new_tokens)

@@ -12,24 +12,22 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList, StopStringCriteria
+from transformers import GenerationConfig, PreTrainedModel, StopStringCriteria
 from transformers import WhisperForConditionalGeneration as Whisper
 
+from mmdec.arguments import check_callable, check_methods, check_nodes, check_seed, options_error, show
 from mmdec.decode.budget import Budget
 from mmdec.decode.loop import Round, decode
 from mmdec.decode.sampling import KeyedSample, Text, most_probable, stock_sample
 from mmdec.decode.verify import LOSSY, BlockRule, MatchRule, ResidualRule, Rule, RuleName, Stream, TypicalRule
-from mmdec.drafters.lookup import Lookup
-from mmdec.drafters.recycling import Recycling
-from mmdec.drafters.small_model import SmallModel
+from mmdec.drafter_choice import DraftedBy, choose_drafter
 from mmdec.handover import Output, Results, check, prepared, stop, target_of, wants_cache
+from mmdec.prompt import prompt_inputs
 from mmdec.targets.text import TextTarget
 from mmdec.targets.whisper import WhisperTarget
-from mmdec.types import Drafter, InputError, Target
+from mmdec.types import InputError, Target
 
-DRAFTERS: Mapping[str, Callable[[], Drafter]] = {"lookup": Lookup, "recycling": Recycling}
 RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "block", "typical")
-DraftedBy = Drafter | PreTrainedModel | str | None
 Nodes = int | tuple[int, int] | None  # of a draft: a chain's, or a tree's with its depth; None: learned
 
 
@@ -91,7 +89,9 @@ def stream(
 
     Leave the iterator to cancel: nothing runs between two rounds.
     """
-    options = {"tokenizer": tokenizer, **options}
+    if tokenizer is not None:
+        check_methods("tokenizer", tokenizer, ("decode",), "Pass the model's tokenizer.")
+        options = {"tokenizer": tokenizer, **options}
     begun = _begin(model, inputs, Speculation(drafter, rule, num_speculative_tokens, seed), options)
     return begun.rounds if tokenizer is None else _spoken(begun.rounds, tokenizer, len(begun.text.tokens))
 
@@ -137,17 +137,17 @@ class Speculation:
         on_round: Callable[[Round], None] | None = None,
         streamer: Any = None,
     ) -> None:
-        if rule is not None and rule not in RULES:
-            raise InputError(f"`rule` must be one of {', '.join(RULES)}, but is {rule!r}. None follows `do_sample`.")
-        counts = num_speculative_tokens if isinstance(num_speculative_tokens, tuple) else (num_speculative_tokens,)
-        if any(count is not None and count < 0 for count in counts) or counts[1:] == (0,):
+        if rule is not None and not (isinstance(rule, str) and rule in RULES):
             raise InputError(
-                "`num_speculative_tokens` must be at least 0, or (nodes, depth) of a tree at least 1 deep, but is "
-                f"{num_speculative_tokens}. 0 is plain decoding."
+                f"`rule` must be one of {', '.join(RULES)}, but is {show(rule)}. None follows `do_sample`."
             )
+        nodes = check_nodes(num_speculative_tokens)
+        check_callable("on_round", on_round, "a function of a round")
+        if streamer is not None:
+            check_methods("streamer", streamer, ("put", "end"), "Use transformers' TextStreamer.")
         self.rule: RuleName | None = rule
-        self.drafter, self.seed = _drafter(drafter), seed
-        self.nodes: Nodes = 0 if counts[0] == 0 else num_speculative_tokens
+        self.drafter, self.seed = choose_drafter(drafter), check_seed(seed)
+        self.nodes: Nodes = 0 if isinstance(nodes, tuple) and not nodes[0] else nodes
         self.on_round, self.streamer = on_round, streamer
 
     def __call__(
@@ -244,41 +244,43 @@ def _begin(
             "`model` must be a language model, but is a Whisper, whose `generate` may run for several windows. Call "
             "`model.generate(features, custom_generate=mmdec.speculate(drafter))`."
         )
-    named = {"input_ids": inputs} if isinstance(inputs, Tensor) else dict(inputs)
-    if "input_ids" not in named:
+    if not isinstance(model, PreTrainedModel):
         raise InputError(
-            f"`inputs` must hold `input_ids`, but holds {sorted(named)}. Give ids or a tokenizer's output."
+            f"`model` must be a loaded model of transformers, but is {show(model)}. Load it with "
+            "AutoModelForCausalLM.from_pretrained."
         )
-    if named["input_ids"].ndim != 2 or 0 in named["input_ids"].shape:
-        shape = tuple(named["input_ids"].shape)
-        raise InputError(f"`input_ids` must be (B, P) with at least one token a row, but is {shape}. Add a BOS token.")
+    TextTarget(model)  # refuses a model whose drafts could not be scored or taken back
+    named = prompt_inputs(model, inputs)
+    given = {*options, *named} - {"input_ids", "tokenizer"}
+    if "custom_generate" in options:
+        raise InputError(
+            f"`custom_generate` must be left out, but is {show(options['custom_generate'])}. Call `model.generate` for "
+            "another loop than mmdec's."
+        )
+    if twice := sorted(options.keys() & named.keys()):
+        raise InputError(f"`{twice[0]}` must be given once, but is among `inputs` and the options. Drop one.")
     options = dict(options)
+    for name in ("logits_processor", "stopping_criteria"):
+        listed = options.get(name)
+        if listed is not None and not (isinstance(listed, list) and all(callable(one) for one in listed)):
+            raise InputError(f"`{name}` must be a list of functions, but is {show(listed)}. Put it into a list.")
     if speculation.rule is not None and speculation.rule != "typical":
         options.setdefault("do_sample", speculation.rule != "greedy")
     tokenizer, strings = options.pop("tokenizer", None), options.pop("stop_strings", None)
-    if strings is not None:
-        if tokenizer is None:
-            raise InputError("`tokenizer` must be given with `stop_strings`, but is None. Pass the model's tokenizer.")
-        criteria = StoppingCriteriaList(options.pop("stopping_criteria", None) or [])
-        options["stopping_criteria"] = [*criteria, StopStringCriteria(tokenizer, strings)]
-    begun = model.generate(**named, **options, custom_generate=_Beginning(speculation))  # type: ignore[arg-type]
+    if strings is not None and tokenizer is None:
+        raise InputError("`tokenizer` must be given with `stop_strings`, but is None. Pass the model's tokenizer.")
+    try:
+        if strings is not None:
+            options["stopping_criteria"] = [
+                *(options.get("stopping_criteria") or ()),
+                StopStringCriteria(tokenizer, strings),
+            ]
+        begun = model.generate(**named, **options, custom_generate=_Beginning(speculation))  # type: ignore[arg-type]
+    except (InputError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # nothing has run yet: what transformers prepares fails as it likes
+        raise options_error(given, error) from error
     return cast(_Begun, begun)
-
-
-def _drafter(given: DraftedBy) -> Drafter | None:
-    if isinstance(given, str):
-        if given not in DRAFTERS:
-            raise InputError(
-                f"`drafter` must be one of {', '.join(DRAFTERS)}, a model or a Drafter, but is {given!r}. Choose one."
-            )
-        return DRAFTERS[given]()
-    if isinstance(given, Whisper):
-        whisper = WhisperTarget(given)
-        return SmallModel(whisper, memory=True, positions=whisper.positions)
-    if isinstance(given, PreTrainedModel):
-        small = TextTarget(given)
-        return SmallModel(small, positions=small.positions)
-    return given
 
 
 def _extending(

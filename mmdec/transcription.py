@@ -20,10 +20,12 @@ from torch import Tensor
 from transformers import PreTrainedModel, WhisperForConditionalGeneration, WhisperProcessor
 
 from mmdec.api import Audio, BatchError, read, with_threads
+from mmdec.arguments import check_callable, check_threads, check_whole, options_error, show
 from mmdec.audio import SAMPLE_RATE
 from mmdec.decode.loop import Round
 from mmdec.decode.verify import LOSSY, RuleName
-from mmdec.generation import DRAFTERS, Nodes, Speculation, speculate
+from mmdec.drafter_choice import DRAFTERS
+from mmdec.generation import Nodes, Speculation, speculate
 from mmdec.handover import target_of
 from mmdec.hub import check_device
 from mmdec.tally import Spent, Tally
@@ -39,6 +41,7 @@ __all__ = ["transcribe"]
 
 Model = str | os.PathLike[str] | WhisperForConditionalGeneration | Whisper
 DraftedBy = Drafter | PreTrainedModel | str | os.PathLike[str] | None
+MAX_BATCH = 4096  # recordings decoded together
 Progress = Callable[[float, float], None]
 
 
@@ -125,22 +128,26 @@ def transcribe(
 
     Raises InputError for what cannot be done, and BatchError, with the other results, for recordings of a list.
     """
-    if batch_size < 1:
-        raise InputError(f"`batch_size` must be at least 1, but is {batch_size}. Leave it out for 8.")
+    batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
+    check_threads(threads)
+    check_callable("progress", progress, "a function of the seconds done and all seconds")
     alone = not isinstance(audio, (list, tuple))
     batch: list[Audio] = [cast(Audio, audio)] if alone else list(cast(Sequence[Audio], audio))
     if sample_rate is not None and batch and not any(isinstance(item, (np.ndarray, Tensor)) for item in batch):
         raise InputError(
-            f"`sample_rate` must be left out for files, whose headers name it, but is {sample_rate}. Leave it out."
+            f"`sample_rate` must be left out for files, whose headers name it, but is {show(sample_rate)}. Leave it "
+            "out."
         )
     whisper = _whisper(model, processor, device)
     call = Call.of(whisper, timestamps, language, task, prompt, options, len(batch))
-    target_of(whisper.model)  # refuses what cannot be a target
     drafted_by = _drafter(whisper, drafter)
 
     def loop(on_round: Callable[[Round], None]) -> Speculation:
         return speculate(drafted_by, rule, num_speculative_tokens, on_round=on_round)
 
+    target = target_of(whisper.model)  # refuses what cannot be a target
+    if (drafts := loop(lambda _: None).drafter) is not None:  # before any recording is read
+        drafts.check(target)
     readable: dict[int, Tensor] = {}
     errors: dict[int, InputError] = {}
     made: dict[int, Transcript] = {}
@@ -187,13 +194,15 @@ def _transcribe(
         start = time.perf_counter()  # waiting for a turn is not the model's time
         try:
             found: Any = model.generate(**inputs, **arguments, custom_generate=tally, monitor_progress=tally.window)
-        except InputError:
+        except (InputError, MemoryError, torch.OutOfMemoryError):
             raise
-        except ValueError as error:  # how transformers refuses arguments
-            raise InputError(
-                f"`options` must be what `model.generate` takes, but are {sorted(call.options)}, and it says: {error} "
-                "Change or drop them."
-            ) from error
+        except _ProgressError as error:
+            raise error.own from None
+        except Exception as error:
+            # transformers refuses arguments by ValueError; odd types fail anywhere before the first window.
+            if isinstance(error, ValueError) or not tally.prompts:
+                raise options_error(call.given, error) from error
+            raise
     spent = tally.spent
     codes = _languages(call.whisper, tally.prompts)
     texts = [_segments(call, segments, code) for segments, code in zip(found["segments"], codes, strict=True)]
@@ -256,26 +265,27 @@ def _languages(whisper: Whisper, prompts: Sequence[Sequence[int]]) -> list[str |
 
 
 def _whisper(model: Model, processor: WhisperProcessor | None, device: str | torch.device | None) -> Whisper:
-    if isinstance(model, (str, os.PathLike)):
+    if isinstance(model, (str, bytes, os.PathLike)):
         if processor is not None:
             raise InputError("`processor` must be left out for a `model` that is named, which has one, but is given.")
         return load_whisper(model, device)
     if not isinstance(model, Whisper):
         if not isinstance(model, WhisperForConditionalGeneration):
             raise InputError(
-                "`model` must be a name, a directory, a hub id or a WhisperForConditionalGeneration, but is a "
-                f"{type(model).__name__}. Load it with `WhisperForConditionalGeneration.from_pretrained`."
+                "`model` must be a name, a directory, a hub id or a WhisperForConditionalGeneration, but is "
+                f"{show(model)}. Load it with `WhisperForConditionalGeneration.from_pretrained`."
             )
         if not isinstance(processor, WhisperProcessor):
             raise InputError(
-                f"`processor` must be a WhisperProcessor with a loaded `model`, but is {processor!r}. Load it with "
+                f"`processor` must be a WhisperProcessor with a loaded `model`, but is {show(processor)}. Load it with "
                 "`WhisperProcessor.from_pretrained`."
             )
-        place = Path(model.config._name_or_path)
-        model = Whisper(model, processor, place if place.is_dir() else None)
+        name = model.config._name_or_path
+        model = Whisper(model, processor, Path(name) if name and Path(name).is_dir() else None)
     if device is not None and check_device(device).type != model.model.device.type:
         raise InputError(
-            f"`device` must be that of the loaded `model`, {model.model.device}, but is '{device}'. Leave it out."
+            f"`device` must be that of the loaded `model`, {model.model.device}, but is {show(str(device))}. Leave "
+            "it out."
         )
     return model
 
@@ -283,16 +293,27 @@ def _whisper(model: Model, processor: WhisperProcessor | None, device: str | tor
 def _drafter(whisper: Whisper, drafter: DraftedBy) -> Drafter | PreTrainedModel | str | None:
     if isinstance(drafter, str) and drafter in DRAFTERS:
         return drafter
-    if isinstance(drafter, (str, os.PathLike)):
+    if isinstance(drafter, (str, bytes, os.PathLike)):
         return whisper.heads(None if drafter == HEADS else drafter)
     return drafter
+
+
+class _ProgressError(Exception):
+    """What the caller's `progress` raised: no option of `generate` is to blame."""
+
+    def __init__(self, own: Exception) -> None:
+        super().__init__(str(own))
+        self.own = own
 
 
 def _progress(progress: Progress, done: float, whole: float, whisper: Whisper) -> Callable[[Tensor], None]:
     step = whisper.extractor.hop_length / SAMPLE_RATE
 
     def heard(frames: Tensor) -> None:
-        progress(min(done + float(frames.amin(1).sum()) * step, whole), whole)
+        try:
+            progress(min(done + float(frames.amin(1).sum()) * step, whole), whole)
+        except Exception as error:
+            raise _ProgressError(error) from error
 
     return heard
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
+from mmdec.arguments import show
 from mmdec.audio import SAMPLE_RATE
 from mmdec.types import InputError
 from mmdec.whispers import Whisper
@@ -17,6 +19,8 @@ from mmdec.whispers import Whisper
 Timestamps = Literal["segment", "word"] | None
 TIMESTAMPS = (None, "segment", "word")
 TASKS = ("transcribe", "translate")
+HOTTEST = 100.0
+THRESHOLDS = ("logprob_threshold", "no_speech_threshold", "compression_ratio_threshold")
 OURS = {  # what is set here, and by which argument; "" where there is no other way
     "assistant_model": "drafter",
     "attention_mask": "audio",
@@ -54,6 +58,7 @@ class Call:
     languages: str | Sequence[str] | None  # codes; a sequence has one for each recording
     options: Mapping[str, Any]  # for `generate`
     stamped: bool  # whether the model has timestamps: without them it knows one window only
+    given: tuple[str, ...] = ()  # the options that the caller named
 
     @classmethod
     def of(
@@ -71,8 +76,8 @@ class Call:
         stamped = getattr(known, "no_timestamps_token_id", whisper.model.config.vocab_size) + 1 < (
             whisper.model.config.vocab_size
         )
-        if timestamps not in TIMESTAMPS:
-            raise InputError(f'`timestamps` must be None, "segment" or "word", but is {timestamps!r}. Choose one.')
+        if timestamps is not None and not (isinstance(timestamps, str) and timestamps in TIMESTAMPS):
+            raise InputError(f'`timestamps` must be None, "segment" or "word", but is {show(timestamps)}. Choose one.')
         if timestamps and not stamped:
             raise InputError(
                 f"`timestamps` must be None for a model without timestamp tokens, but is {timestamps!r}. Leave it out."
@@ -84,9 +89,12 @@ class Call:
             )
         made = _options(known, options)
         made |= _task(known, task)
+        if prompt is not None and not isinstance(prompt, str):
+            raise InputError(f"`prompt` must be text, but is {show(prompt)}. Leave it out for none.")
         if prompt is not None and prompt.strip():
             made["prompt_ids"] = _prompt(whisper, prompt)
-        return cls(whisper, timestamps, _languages(known, language, recordings), made, stamped)
+        languages = _languages(known, language, recordings)
+        return cls(whisper, timestamps, languages, made, stamped, tuple(options))
 
     def is_long(self, samples: int) -> bool:
         """Whether so many samples fill more than one window."""
@@ -149,11 +157,15 @@ def _options(known: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     for name in made:
         if name in OURS:
             remedy = f"Use `{OURS[name]}`." if OURS[name] else "Call `model.generate` for it."
-            raise InputError(f"`{name}` must be left out, but is {made[name]!r}. {remedy}")
+            raise InputError(f"`{name}` must be left out, but is {show(made[name])}. {remedy}")
+    for name in ("logits_processor", "stopping_criteria"):
+        listed = made.get(name, [])
+        if not isinstance(listed, list) or not all(callable(one) for one in listed):
+            raise InputError(f"`{name}` must be a list of functions, but is {show(listed)}. Put it into a list.")
     beams = made.get("num_beams", getattr(known, "num_beams", None) or 1)
-    if beams != 1:
+    if type(beams) is not int or beams != 1:
         raise InputError(
-            f"`num_beams` must be 1, but is {beams}. Drafts are verified for greedy decoding and sampling; pass "
+            f"`num_beams` must be 1, but is {show(beams)}. Drafts are verified for greedy decoding and sampling; pass "
             "num_beams=1, or call `model.generate` for beams."
         )
     for name in ("logprob_threshold", "no_speech_threshold"):  # transformers asks for these in two places
@@ -162,8 +174,8 @@ def _options(known: Any, options: Mapping[str, Any]) -> dict[str, Any]:
             made.setdefault(name, own)
     if "no_speech_threshold" in made and "logprob_threshold" not in made:
         raise InputError(
-            f"`logprob_threshold` must be given with `no_speech_threshold`, which is {made['no_speech_threshold']}, "
-            "but is None: silence is where both say so. Whisper's own is -1.0."
+            "`logprob_threshold` must be given with `no_speech_threshold`, which is "
+            f"{show(made['no_speech_threshold'])}, but is None: silence is where both say so. Whisper's own is -1.0."
         )
     if "logprob_threshold" in made:
         made.setdefault("temperature", 0.0)
@@ -171,18 +183,22 @@ def _options(known: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         made.setdefault("max_length", None)  # the config's, of which transformers would warn in every window
     heat = made.get("temperature", 0.0)
     ladder = list(heat) if isinstance(heat, (list, tuple)) else [heat]
-    if not ladder or not all(type(one) in (int, float) and one >= 0 for one in ladder):
+    if not ladder or not all(type(one) in (int, float) and 0 <= one <= HOTTEST for one in ladder):
         raise InputError(
-            f"`temperature` must be a number that is not negative, or several, but is {heat!r}. 0.0 is greedy."
+            f"`temperature` must be a number from 0 to {HOTTEST}, or several, but is {show(heat)}. 0.0 is greedy."
         )
+    for name in THRESHOLDS:
+        value = made.get(name)
+        if value is not None and (type(value) not in (int, float) or math.isnan(value)):
+            raise InputError(f"`{name}` must be a number, but is {show(value)}. Leave it out for none.")
     return made
 
 
 def _task(known: Any, task: str | None) -> dict[str, Any]:
     if task is None:
         return {}
-    if task not in TASKS:
-        raise InputError(f"`task` must be one of {', '.join(TASKS)}, but is {task!r}. Choose one.")
+    if not isinstance(task, str) or task not in TASKS:
+        raise InputError(f"`task` must be one of {', '.join(TASKS)}, but is {show(task)}. Choose one.")
     table = getattr(known, "task_to_id", None)
     if not _multilingual(known) or not table:
         if task == "transcribe":
@@ -198,9 +214,10 @@ def _languages(known: Any, language: str | Sequence[str] | None, recordings: int
         return None
     if not _multilingual(known):
         raise InputError(
-            f"`language` must be left out for a model of one language, but is {language!r}. Use a multilingual model."
+            f"`language` must be left out for a model of one language, but is {show(language)}. Use a multilingual "
+            "model."
         )
-    if isinstance(language, str) or not isinstance(language, Sequence):
+    if isinstance(language, (str, bytes)) or not isinstance(language, Sequence):
         return _code(known, language)
     if len(language) != recordings:
         raise InputError(
@@ -220,7 +237,7 @@ def _code(known: Any, language: object) -> str:
         if code in codes:
             return code
     listed = ", ".join(f"{code} ({names[code]})" if code in names else code for code in sorted(codes))
-    raise InputError(f"`language` must be one that the model knows, but is {language!r}. It knows {listed}.")
+    raise InputError(f"`language` must be one that the model knows, but is {show(language)}. It knows {listed}.")
 
 
 def _prompt(whisper: Whisper, prompt: str) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mmdec import audio
+from mmdec.arguments import show
 from mmdec.decode.budget import Budget
 from mmdec.decode.lattice import LatticeStrategy, decode_lattice
 from mmdec.decode.loop import decode
@@ -212,9 +213,9 @@ class SpeechTranslator:
 
 def check_strategy(strategy: str) -> None:
     """Refuse a strategy that no file here implements."""
-    if strategy not in STRATEGIES:
+    if not isinstance(strategy, str) or strategy not in STRATEGIES:
         raise InputError(
-            f"`strategy` must be one of {', '.join(STRATEGIES)}, but is {strategy!r}. Choose one of these."
+            f"`strategy` must be one of {', '.join(STRATEGIES)}, but is {show(strategy)}. Choose one of these."
         )
 
 
