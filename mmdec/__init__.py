@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mmdec.targets.registration import register_when_there
 from mmdec.types import InputError, MmdecError
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ _LAZY = {
     **dict.fromkeys(("Segment", "Transcript", "Word"), "mmdec.transcript"),
     "transcribe": "mmdec.transcription",
 }
-
-
 _MODULES = ("audio",)
+
+register_when_there()
 
 
 def __getattr__(name: str) -> Any:

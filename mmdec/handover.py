@@ -140,30 +140,33 @@ class Results:
         Scores after a row's end are zeros. Attentions and hidden states are those of one more pass, over all.
         """
         ids = cast(torch.LongTensor, sequences)
+        kept = inputs.get("past_key_values")
         scores = None if self.scores is None else self.scores.steps(lengths)
         logits = None if self.logits is None else self.logits.steps(lengths)
         if isinstance(target, TextTarget):
-            kept = inputs.get("past_key_values")
             return GenerateDecoderOnlyOutput(sequences=ids, scores=scores, logits=logits, past_key_values=kept)  # type: ignore[arg-type]
-        found: dict[str, Any] = {}
-        prompt = sequences.shape[1] - max(lengths)
+        found: dict[str, Any] = {"past_key_values": kept}
+        prompt, length = sequences.shape[1] - max(lengths), sequences.shape[1] - 1
         encoded = inputs["encoder_outputs"]
         flags = {name: True for name in ("output_attentions", "output_hidden_states") if getattr(config, name)}
-        seen: Any = target.reread(inputs, sequences, **flags) if flags else None
+        empty = kept if kept is not None and not kept.get_seq_length() else None  # larger batches used their own
+        seen: Any = target.reread(inputs, sequences, empty, **flags) if flags or empty is not None else None
         if config.output_attentions:
-            found["decoder_attentions"] = _steps(seen.attentions, prompt, 2, square=True)
-            found["cross_attentions"] = _steps(seen.cross_attentions, prompt, 2)
+            found["decoder_attentions"] = _steps(seen.attentions, prompt, length, 2, square=True)
+            found["cross_attentions"] = _steps(seen.cross_attentions, prompt, length, 2)
             found["encoder_attentions"] = encoded.get("attentions")
         if config.output_hidden_states:
-            found["decoder_hidden_states"] = _steps(seen.hidden_states, prompt, 1)
+            found["decoder_hidden_states"] = _steps(seen.hidden_states, prompt, length, 1)
             found["encoder_hidden_states"] = encoded.get("hidden_states")
         return GenerateEncoderDecoderOutput(sequences=ids, scores=scores, logits=logits, **found)  # type: ignore[arg-type]
 
 
-def _steps(layers: tuple[Tensor, ...], prompt: int, axis: int, square: bool = False) -> tuple[tuple[Tensor, ...], ...]:
-    """Each layer's (..., T, ...) as the plain loop has it: the prompt's columns, then one tuple for each later token.
-    `square` attentions see no column after their own."""
-    length = layers[0].shape[axis]
+def _steps(
+    layers: tuple[Tensor, ...], prompt: int, length: int, axis: int, square: bool = False
+) -> tuple[tuple[Tensor, ...], ...]:
+    """Each layer's (..., T, ...) of `length` columns as the plain loop has it: the prompt's, then one tuple for each
+    later token. Empty ones where there are no layers: "sdpa" gives no attentions. `square` attentions see no column
+    after their own."""
     cuts = [(0, prompt), *((step, step + 1) for step in range(prompt, length))]
     return tuple(
         tuple((layer[..., :end] if square else layer).narrow(axis, begin, end - begin) for layer in layers)

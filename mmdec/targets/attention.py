@@ -1,4 +1,5 @@
-"""Registers the tree operator with transformers, as "mmdec_tree", on import. Nothing else touches its registries.
+"""Registers the tree operator with transformers, as "mmdec_tree", on import, which `import mmdec` sees to (see
+`registration.py`). Nothing else touches its registries.
 
     model.set_attn_implementation(TREE_ATTENTION)
 

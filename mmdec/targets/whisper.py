@@ -67,10 +67,12 @@ class WhisperTarget:
     @torch.no_grad()
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[WhisperSession, Context, Draft, Scores]:
         """inputs: input_ids (B, P) of the decoder; encoder_outputs, whose first part is (B, S, H); optional
-        decoder_attention_mask (B, P), padded on the left; past_key_values, if any, empty."""
+        decoder_attention_mask (B, P), padded on the left; past_key_values, if any, empty, and filled as `generate`
+        would fill it in a batch of one (in larger ones see `reread`)."""
         self._check_needs(needs)
         prompt = _Prompt.of(inputs, self.positions)
-        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        own = len(prompt.ids) == 1 and not prompt.holes  # else the caller's cache could not say what it holds
+        cache = (inputs.get("past_key_values") if own else None) or EncoderDecoderCache(DynamicCache(), DynamicCache())
         out = self._decoder(prompt.ids, prompt.mask_given, prompt.positions, prompt.states, cache, needs.layers)
         decoder = self.model.model.decoder
         quick = DraftPass(decoder) if not set(needs.layers) - {-1} and DraftPass.fits(decoder) else None
@@ -125,10 +127,10 @@ class WhisperTarget:
         session.states = session.states.index_select(0, live.to(session.states.device))
 
     @torch.no_grad()
-    def reread(self, inputs: Mapping[str, Any], sequences: Tensor, **outputs: bool) -> Any:
+    def reread(self, inputs: Mapping[str, Any], sequences: Tensor, cache: Any = None, **outputs: bool) -> Any:
         """One pass over the finished text (B, L), its last token left out: for attentions and hidden states, which
-        transformers wants of every step. `outputs` are the decoder's own flags. Attends to padding after a row's end,
-        as its loop does."""
+        transformers wants of every step, and for an empty cache that is to hold them all. `outputs` are the decoder's
+        own flags. Attends to padding after a row's end, as its loop does."""
         prompt = _Prompt.of({**inputs, "past_key_values": None}, self.positions)
         text = sequences[:, :-1]
         more = text.shape[1] - prompt.ids.shape[1]
@@ -137,7 +139,8 @@ class WhisperTarget:
             mask = torch.cat([mask, mask.new_ones(len(text), more)], 1)
         steps = torch.arange(1, more + 1, device=text.device)
         positions = torch.cat([prompt.positions, prompt.positions[:, -1:] + steps], 1)
-        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        if cache is None:
+            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         return self._decoder(text, mask, positions, prompt.states, cache, (), None, **outputs)
 
     def _decoder(

@@ -198,11 +198,12 @@ def test_begin_suppression_forces_the_first_token_and_it_alone() -> None:
             assert torch.equal(call(MODELS[80], mode, 2, custom_generate=plug(name, 6)), wanted)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_outputs_are_those_of_generate(batch: int) -> None:
-    """Scores to the end of each row; attentions and hidden states everywhere."""
+def test_outputs_are_those_of_generate(batch: int, attention: str) -> None:
+    """Scores to the end of each row; attentions (none of "sdpa"), hidden states and the cache everywhere."""
     network = MODELS[80]
-    network.set_attn_implementation("eager")
+    network.set_attn_implementation(attention)
     mode = Mode(
         options=MODES["short"].options
         | dict.fromkeys(("return_dict_in_generate", "output_scores", "output_logits"), True)
@@ -219,8 +220,15 @@ def test_outputs_are_those_of_generate(batch: int) -> None:
         for step, (one, other) in enumerate(zip(found[name], wanted[name], strict=True)):
             rows = [row for row, end in enumerate(ends) if step <= end]
             torch.testing.assert_close(one[rows], other[rows], rtol=1e-4, atol=1e-4)
+    assert set(found) == set(wanted)
     for name in ("cross_attentions", "decoder_attentions", "decoder_hidden_states", "encoder_attentions"):
         torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-4)
+    for part in ("self_attention_cache", "cross_attention_cache"):
+        for mine, theirs in zip(
+            getattr(found.past_key_values, part).layers, getattr(wanted.past_key_values, part).layers, strict=True
+        ):
+            torch.testing.assert_close(mine.keys, theirs.keys, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(mine.values, theirs.values, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,29 @@
+"""`import mmdec` alone makes "mmdec_tree" an attention implementation, and loads neither torch nor transformers."""
+
+import subprocess
+import sys
+
+import pytest
+
+USE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+model = LlamaForCausalLM(LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+    num_attention_heads=2))
+model.set_attn_implementation("mmdec_tree")
+assert model.config._attn_implementation == "mmdec_tree"
+import inspect, transformers.modeling_utils
+assert "class PreTrainedModel" in inspect.getsource(transformers.modeling_utils)
+import torch
+assert model(torch.ones(2, 3, dtype=torch.long)).logits.shape == (2, 3, 8)
+"""
+FIRST = "import sys, mmdec\nassert not {'torch', 'transformers'} & set(sys.modules)\n"
+
+
+@pytest.mark.parametrize(
+    "before",
+    [FIRST, "import transformers\nimport mmdec\n", "from transformers import PreTrainedModel\nimport mmdec\n"],
+    ids=["mmdec first", "transformers first", "models first"],
+)
+def test_the_implementation_is_known(before: str) -> None:
+    done = subprocess.run([sys.executable, "-c", before + USE], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
