@@ -231,9 +231,10 @@ def train(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start from random weights; runs/ is set aside.")] = False,
 ) -> None:
     """Train, or resume, every shipped model by priority within the time given."""
+    begun = time.time()  # loading what trains is part of the minutes
     from mmdec.training.allotment import main as allot
 
-    allot(minutes, fresh)
+    allot(minutes, fresh, begun=begun)
 
 
 @app.command()
