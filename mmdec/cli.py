@@ -1,4 +1,6 @@
-"""`mmdec` on the command line: translate, transcribe, eval, bench, train, demo. Heavy imports wait inside the verbs.
+"""`mmdec` on the command line: translate, transcribe, eval, bench, train, promote, demo.
+
+Heavy imports wait inside the verbs.
 
 Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 some inputs failed, 2 the call was wrong.
 """
@@ -246,10 +248,30 @@ def train(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start from random weights; runs/ is set aside.")] = False,
 ) -> None:
     """Train, or resume, every shipped model by priority within the time given."""
+    begun = time.time()  # loading what trains is part of the minutes
     check_finite("minutes", minutes, "Give 25, for instance.")
     from mmdec.training.allotment import main as allot
 
-    allot(minutes, fresh)
+    allot(minutes, fresh, begun=begun)
+
+
+@app.command()
+def promote(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A model that `make train` made: runs/whisper-phrasebook.")
+    ],
+    force: Annotated[bool, typer.Option("--force", help="Also a model that is not better.")] = False,
+    corpus: Annotated[Path | None, typer.Option(help="Where it is measured; the system's own if left out.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="So many utterances of each split, evenly spaced.")] = None,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")] = 2,
+) -> None:
+    """Put a better model into models/, whole, with a card of what is measured here."""
+    from mmdec import promotion
+
+    place = promotion.promote(
+        run, force=force, corpus=corpus, limit=limit, threads=threads, log=lambda line: print(line, file=sys.stderr)
+    )
+    print(f"{place}: weights, card and provenance are new. README.md has the numbers of before: {place}/README.md's.")
 
 
 @app.command()

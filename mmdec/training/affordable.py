@@ -29,6 +29,7 @@ def affordable_rows(data: dict[str, Any], time: Allowance, acoustic: bool) -> in
         return None
     some = rows[:: max(1, len(rows) // SAMPLE)]
     each = 0.0
+    extract(str(some[0].clip))  # the first call pays for what is set up once
     if not heard:
         each += time.spent_on(lambda: sum(len(extract(str(row.clip))) for row in some))[1] / data.get("jobs", 2)
     if not spoken:

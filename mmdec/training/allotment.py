@@ -46,11 +46,12 @@ def main(
     runner: Runner | None = None,
     systems: Sequence[System] = SYSTEMS,
     now: Callable[[], float] = time.time,
+    begun: float | None = None,
 ) -> list[Outcome]:
     """Train the systems one after the other, and print what came of it; one outcome for each.
 
-    Building a corpus that is missing is not counted. `fresh` trains from random weights. Raises InputError outside a
-    checkout, and where another `make train` works in runs/.
+    Building a corpus that is missing is not counted. The minutes begin at `begun` by the clock `now`. `fresh` trains
+    from random weights. Raises InputError outside a checkout, and where another `make train` works in runs/.
     """
     if not minutes > 0:
         raise InputError(f"`minutes` must be positive, but is {minutes}. Try 25.")
@@ -59,8 +60,9 @@ def main(
             f"`make train` needs a checkout, but '{Path.cwd()}' has no {RECIPES}. Clone the repository, run it there."
         )
     with only_one(RUNS, "make train"):
+        building = now()
         reasons = {system.name: system.missing() for system in systems}
-        begun = now()
+        begun = (building if begun is None else begun) + now() - building
         time_left = Allowance(begun + 60 * minutes, now)
         able = [system for system in systems if not reasons[system.name]]
         chosen = affordable([(system.name, system.share, system.least) for system in able], 60 * minutes)

@@ -1,8 +1,9 @@
-"""`make train`: which stages run, from what and for how long, with a runner that only pretends; which model wins."""
+"""DASpeech in `make train`: which stages run, from what and for how long, with a runner that only pretends."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
@@ -17,18 +18,21 @@ from lightning.pytorch import LightningModule
 from safetensors.torch import load_file, save_file
 
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
-from mmdec.training import schedule
-from mmdec.training.callbacks import Deadline
+from mmdec.training import allotment, schedule, timed_run
+from mmdec.training.callbacks import Deadline, epochs_that_fit
 from mmdec.training.export import assemble
 from mmdec.training.judge import phone_errors
 from mmdec.training.layout import read_rows, vocabulary
 from mmdec.training.schedule_lr import Schedule
 from mmdec.training.speech import DASpeechModule
+from mmdec.training.timed_run import EXPORT, Allowance, Outcome
 from mmdec.types import InputError, MmdecError
 from tests.tiny_corpus import TinyCorpus, read_table, tiny_sizes, write_corpus, write_table
 
 ROOT = Path(__file__).parents[2]
+SHIPPED, MADE = Path("models/daspeech-phrasebook"), Path("runs/daspeech-phrasebook")
 STAGES = ["units", "acoustic", "vocoder", "joint"]
+RESERVE = schedule.COMPARISON + EXPORT  # seconds
 BATCHES = 10  # that a pretended run sees
 
 
@@ -97,7 +101,11 @@ class Place:
         self.vocoder(scratch)
         corpus = self.corpus
         checkpoint = [scratch / "checkpoints" / "step=7.ckpt"]
-        assemble(checkpoint, scratch, corpus.common_voice, corpus.cvss, corpus.lexicon, schedule.SHIPPED)
+        assemble(checkpoint, scratch, corpus.common_voice, corpus.cvss, corpus.lexicon, SHIPPED)
+
+    def train(self, minutes: float, fresh: bool = False, runner: Any = None) -> Outcome:
+        """By this place's clock."""
+        return schedule.train(Allowance(self.now + 60 * minutes, lambda: self.now), runner or self.runner, fresh)
 
     @staticmethod
     def deadline(config: dict[str, Any]) -> dict[str, Any]:
@@ -115,7 +123,6 @@ class Place:
 def place(written: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.chdir(tmp_path)
     made = Place(tmp_path, written)
-    monkeypatch.setattr(schedule, "time", SimpleNamespace(time=lambda: made.now))
     monkeypatch.setattr(schedule, "phone_errors", lambda model, data: 0.5)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
@@ -127,19 +134,20 @@ def weights(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_from_nothing_all_stages_share_the_time(place: Place):
-    made = schedule.main(100, runner=place.runner)
-    assert made == schedule.SHIPPED
-    assert (made / "model.safetensors").is_file()
+    made = place.train(100)
+    assert (made.folder, made.better, made.before) == (MADE, True, None)
+    assert (MADE / "model.safetensors").is_file()
+    assert not SHIPPED.exists()  # that is for `mmdec promote`
     assert place.stages == STAGES
     assert [resumed for _, _, resumed in place.calls] == [None] * 4
     ends = [place.deadline(config)["at"] - 1000 for _, config, _ in place.calls]
-    assert ends == pytest.approx([share * 5940 for share in (0.55, 0.63, 0.75, 1.0)])
+    assert ends == pytest.approx([share * (6000 - RESERVE) for share in (0.55, 0.63, 0.75, 1.0)])
     assert weights(place.config("joint"))["files"] == ["runs/units/network.safetensors"]
     assert set(load_file("runs/units/network.safetensors")) == set(module(place.units, 0.0).network.state_dict())
 
 
 def test_the_configurations_fit_the_time(place: Place):
-    schedule.main(25, runner=place.runner)
+    place.train(25)
     units, acoustic, vocoder, joint = (place.config(stage) for stage in STAGES)
     for config in (units, joint):
         assert config["trainer"]["max_steps"] == -1
@@ -152,7 +160,7 @@ def test_the_configurations_fit_the_time(place: Place):
         assert (kept["every_n_epochs"], kept["save_on_train_epoch_end"]) == (1, True)
     assert place.deadline(joint)["decay"]
     assert joint["model"]["init_args"]["decay_from"] is None
-    assert units["data"]["init_args"]["steps_per_epoch"] == 79  # a tenth of its 13.2 minutes, at a second a step
+    assert units["data"]["init_args"]["steps_per_epoch"] == int((1500 - RESERVE) * 0.055)  # ten epochs, a second a step
     assert acoustic["data"]["init_args"]["steps_per_epoch"] == 11
     recipe = yaml.safe_load(Path("recipes/daspeech/phrasebook/acoustic.yaml").read_text(encoding="utf-8"))
     for config in (acoustic, vocoder):
@@ -161,11 +169,12 @@ def test_the_configurations_fit_the_time(place: Place):
 
 
 def test_what_has_begun_goes_on(place: Place):
-    schedule.main(100, runner=place.runner)
+    place.train(100)
     first = {stage: config["data"]["init_args"]["steps_per_epoch"] for stage, config, _ in place.calls}
     place.calls.clear()
+    shutil.rmtree(MADE)
     place.now = 0.0
-    schedule.main(2, runner=place.runner)
+    place.train(3)
     assert place.stages == STAGES  # voice and vocoder had ten steps of their thousands
     resumed = {stage: checkpoint for stage, _, checkpoint in place.calls}
     for stage in STAGES[:3]:
@@ -185,16 +194,17 @@ def test_a_finished_voice_is_left_alone(place: Place):
         place.checkpoint(Path("runs") / stage, stage, batches=10**6)
     place.vocoder(Path("runs/vocoder"))
     save_file({"x": torch.zeros(1)}, Path("runs/acoustic/tts.safetensors"))
-    schedule.main(10, runner=place.runner)
+    place.train(10)
     assert place.stages == ["units", "joint"]
     shares = [place.deadline(config)["at"] - 1000 for _, config, _ in place.calls]
-    assert shares == pytest.approx([540 * 0.55 / 0.8, 540])
+    assert shares == pytest.approx([(600 - RESERVE) * 0.55 / 0.8, 600 - RESERVE])
 
 
-def test_a_shipped_model_is_trained_on_in_the_joint_stage(place: Place):
+def test_a_shipped_model_is_trained_on_in_the_joint_stage(place: Place, monkeypatch: pytest.MonkeyPatch):
     place.ship()
-    before = (schedule.SHIPPED / "model.safetensors").read_bytes()
-    made = schedule.main(25, runner=place.runner)
+    before = (SHIPPED / "model.safetensors").read_bytes()
+    monkeypatch.setattr(schedule, "phone_errors", lambda model, data: 0.5 if model == SHIPPED else 0.4)
+    made = place.train(25)
     assert place.stages == ["joint"]
     config = place.config("joint")
     assert weights(config) == {
@@ -202,62 +212,94 @@ def test_a_shipped_model_is_trained_on_in_the_joint_stage(place: Place):
     }
     recipe = yaml.safe_load(Path("recipes/daspeech/phrasebook/joint.yaml").read_text(encoding="utf-8"))
     assert config["model"]["init_args"]["lr"] == pytest.approx(recipe["model"]["init_args"]["lr"] / 3)
-    assert made == schedule.SHIPPED
-    assert (made / "model.safetensors").read_bytes() != before
-    assert json.loads((made / "provenance.json").read_text(encoding="utf-8"))["training"]["step"] == BATCHES
+    assert (made.folder, made.before, made.after, made.better) == (MADE, 50, 40, True)
+    assert (SHIPPED / "model.safetensors").read_bytes() == before
+    assert (MADE / "model.safetensors").read_bytes() != before
+    known = json.loads((MADE / "provenance.json").read_text(encoding="utf-8"))
+    assert known["training"]["step"] == BATCHES
+    assert (known["compared"]["before"], known["compared"]["after"]) == (50, 40)
 
-    schedule.main(25, runner=place.runner)  # finished: it starts again, from what ships now
+    better = (MADE / "model.safetensors").read_bytes()
+    made = place.train(25)  # finished: it starts again, from the better one in runs/
     assert [resumed for _, _, resumed in place.calls] == [None, None]
+    assert weights(place.config("joint"))["files"][0] == f"{MADE}/encoder.safetensors"
+    assert (made.better, made.folder) == (False, Path("runs/daspeech-phrasebook-not-better"))
+    assert (MADE / "model.safetensors").read_bytes() == better
 
 
 def test_a_joint_stage_that_was_cut_off_goes_on(place: Place):
     place.ship()
     place.checkpoint(Path("runs/joint"), "joint", batches=4)
-    schedule.main(25, runner=place.runner)
+    place.train(25)
     assert [resumed for _, _, resumed in place.calls] == ["runs/joint/checkpoints/last.ckpt"]
 
 
-def test_a_worse_model_does_not_replace_the_shipped_one(
-    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_what_is_no_better_is_said_to_be(place: Place, monkeypatch: pytest.MonkeyPatch):
     place.ship()
-    before = {path.name: path.read_bytes() for path in schedule.SHIPPED.iterdir()}
-    monkeypatch.setattr(schedule, "phone_errors", lambda model, data: 0.1 if model == schedule.SHIPPED else 0.11)
-    made = schedule.main(25, runner=place.runner)
-    assert made == Path("runs/daspeech-phrasebook")
-    assert (made / "model.safetensors").is_file()
-    assert {path.name: path.read_bytes() for path in schedule.SHIPPED.iterdir()} == before
-    said = capsys.readouterr().out
-    assert "10.00% shipped, 11.00% now" in said
-    assert "is as it was" in said
+    before = {path.name: path.read_bytes() for path in SHIPPED.iterdir()}
+    monkeypatch.setattr(schedule, "phone_errors", lambda model, data: 0.1 if model == SHIPPED else 0.11)
+    made = place.train(25)
+    assert (made.before, made.after, made.better) == (pytest.approx(10), pytest.approx(11), False)
+    assert made.folder == MADE
+    assert (MADE / "model.safetensors").is_file()
+    assert {path.name: path.read_bytes() for path in SHIPPED.iterdir()} == before
+    place.train(25)
+    assert weights(place.config("joint"))["files"][0] == f"{SHIPPED}/encoder.safetensors"  # not from the worse one
+
+
+def test_the_time_of_the_comparison_is_kept_back(place: Place, monkeypatch: pytest.MonkeyPatch):
+    """Both models are measured within the time: as long as the first one took is kept for the second."""
+    place.ship()
+
+    def slow(model: Path, data: object) -> float:
+        place.now += 100
+        return 0.5
+
+    monkeypatch.setattr(schedule, "phone_errors", slow)
+    begun = place.now
+    place.train(25)
+    assert place.deadline(place.config("joint"))["at"] - begun == pytest.approx(1500 - 120 - EXPORT)
+    assert place.now - begun <= 1500
+
+
+def test_features_that_are_not_there_are_computed_for_some(place: Place, monkeypatch: pytest.MonkeyPatch):
+    asked: list[float] = []
+
+    def few(data: object, time: Allowance, acoustic: bool) -> int:
+        asked.append(time.left)
+        return 8
+
+    monkeypatch.setattr(schedule, "affordable_rows", few)
+    place.train(10)
+    assert asked == [pytest.approx(150)]  # a quarter of the time
+    assert [place.config(stage)["data"]["init_args"].get("limit") for stage in STAGES] == [8, 8, 8, 8]
 
 
 def test_fresh_means_from_random_weights_and_keeps_the_old(place: Place):
     place.ship()
     for stage in STAGES:
         place.checkpoint(Path("runs") / stage, stage)
-    made = schedule.main(60, fresh=True, runner=place.runner)
+    made = place.train(60, fresh=True)
     assert place.stages == STAGES
     assert [resumed for _, _, resumed in place.calls] == [None] * 4
     assert sorted(path.name for path in Path("runs/before-1").iterdir()) == sorted(STAGES)
-    assert made == schedule.SHIPPED  # it was judged no worse
-    schedule.main(60, fresh=True, runner=place.runner)
+    assert (made.before, made.better) == (50, False)  # compared all the same
+    place.train(60, fresh=True)
     assert Path("runs/before-2/joint/checkpoints/last.ckpt").is_file()
 
 
-def test_too_short_a_time_says_what_is_missing(place: Place, capsys: pytest.CaptureFixture[str]):
+def test_too_short_a_time_says_what_is_missing(place: Place):
     def slow(name: str, *arguments: str) -> None:
         place.runner(name, *arguments)
         place.now += 300
 
     place.ship()
-    before = (schedule.SHIPPED / "model.safetensors").read_bytes()
-    assert schedule.main(3, fresh=True, runner=slow) is None
+    before = (SHIPPED / "model.safetensors").read_bytes()
+    made = place.train(3, fresh=True, runner=slow)
+    assert (made.folder, made.after) == (None, None)
     assert place.stages == ["units"]
-    assert (schedule.SHIPPED / "model.safetensors").read_bytes() == before
-    said = capsys.readouterr().out
-    assert "not trained were acoustic, vocoder, joint" in said
-    assert "models/daspeech-phrasebook is as it was" in said
+    assert (SHIPPED / "model.safetensors").read_bytes() == before
+    assert "acoustic, vocoder, joint not trained" in made.trained
 
 
 def test_a_model_of_other_phones_is_left_as_it_is(place: Place, capsys: pytest.CaptureFixture[str]):
@@ -265,16 +307,16 @@ def test_a_model_of_other_phones_is_left_as_it_is(place: Place, capsys: pytest.C
     lines = read_table(place.corpus.cvss / "train.alignment.tsv")
     write_table(place.corpus.cvss / "train.alignment.tsv", [[name, line.replace("hh:", "h:")] for name, line in lines])
     place.units = vocabulary(read_rows(place.corpus.common_voice, place.corpus.cvss, "train")[0])
-    made = schedule.main(60, runner=place.runner)
+    made = place.train(60)
     assert place.stages == STAGES
-    assert made == Path("runs/daspeech-phrasebook")
+    assert (made.folder, made.before) == (MADE, None)
     assert "knows other phones" in capsys.readouterr().out
 
 
 def test_a_gpu_takes_the_place_of_both_processes(place: Place, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    schedule.main(25, runner=place.runner)
+    place.train(25)
     recipe = yaml.safe_load(Path("recipes/daspeech/phrasebook/units.yaml").read_text(encoding="utf-8"))
     for stage in STAGES:
         trainer = place.config(stage)["trainer"]
@@ -285,33 +327,33 @@ def test_a_gpu_takes_the_place_of_both_processes(place: Place, monkeypatch: pyte
 
 def test_one_core_runs_one_process(place: Place, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    schedule.main(25, runner=place.runner)
+    place.train(25)
     trainer = place.config("units")["trainer"]
     assert (trainer["accelerator"], trainer["devices"]) == ("cpu", 1)
 
 
 def test_a_stage_that_fails_stops_everything():
     with pytest.raises(MmdecError, match=r"`python -m mmdec.no_such_module fit` failed with 1"):
-        schedule.run("mmdec.no_such_module", "fit")
+        timed_run.run("mmdec.no_such_module", "fit")
 
 
 @pytest.mark.parametrize("minutes", [0.0, -1.0, float("nan")])
 def test_minutes_must_be_positive(minutes: float):
     with pytest.raises(InputError, match="`minutes` must be positive"):
-        schedule.main(minutes)
+        allotment.main(minutes)
 
 
 def test_outside_a_checkout_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="`make train` needs a checkout"):
-        schedule.main(1)
+        allotment.main(1)
 
 
 def test_without_corpus_and_synthesisers_it_says_what_to_install(place: Place, monkeypatch: pytest.MonkeyPatch):
     place.corpus.lexicon.unlink()  # the tables are there, but the corpus is not finished
     monkeypatch.setenv("PATH", "")
     with pytest.raises(InputError, match="espeak-ng and flite"):
-        schedule.main(1)
+        schedule.missing()
 
 
 def test_a_corpus_without_its_lexicon_is_built_to_its_end(
@@ -321,7 +363,8 @@ def test_a_corpus_without_its_lexicon_is_built_to_its_end(
     calls: list[list[str]] = []
 
     def build(finishes: bool, code: int) -> Callable[..., SimpleNamespace]:
-        def built(command: list[str], check: bool) -> SimpleNamespace:
+        def built(command: list[str], env: dict[str, str], check: bool) -> SimpleNamespace:
+            assert env["MMDEC_PARENT"] == str(os.getpid())  # it ends with this process
             calls.append(command)
             if finishes:
                 place.corpus.lexicon.write_text(lexicon, encoding="utf-8")
@@ -346,7 +389,7 @@ def test_directory_and_checkpoint_are_judged_alike(place: Place):
     place.ship()
     data = {"common_voice": str(place.corpus.common_voice), "cvss": str(place.corpus.cvss), "jobs": 1}
     data |= {"upsample": 0.25, "min_vertices": 24}
-    shipped = phone_errors(schedule.SHIPPED, data)
+    shipped = phone_errors(SHIPPED, data)
     own = phone_errors(Path("scratch/checkpoints/step=7.ckpt"), data)
     assert shipped == pytest.approx(own, abs=0.3)  # half precision
     assert shipped > 0
@@ -360,7 +403,7 @@ class FakeTrainer:
         loop = SimpleNamespace(max_steps=max_steps)
         self.fit_loop = SimpleNamespace(epoch_progress=progress, epoch_loop=loop, max_epochs=1000)
         self.strategy = SimpleNamespace(broadcast=lambda value: value)
-        self.global_step, self.num_training_batches = 0, 5
+        self.global_step, self.num_training_batches, self.check_val_every_n_epoch = 0, 5, None
 
     @property
     def max_steps(self) -> int:
@@ -401,3 +444,19 @@ def test_a_deadline_brings_the_rate_to_zero_in_time():
     made.rate = Schedule("trapezoid", warmup=1)
     epochs(Deadline(100), FakeTrainer(), [10], made)
     assert made.rate(50) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "epoch", "validation", "done", "every", "more"),
+    [
+        (100, 10, 50, 0, None, 10),
+        (100, 10, 50, 0, 5, 5),
+        (100, 10, 20, 4, 5, 6),
+        (100, 10, 5, 0, 1, 6),
+        (5, 10, 0, 0, 1, 0),
+    ],
+)
+def test_validations_are_part_of_the_time(
+    seconds: float, epoch: float, validation: float, done: int, every: int | None, more: int
+):
+    assert epochs_that_fit(seconds, epoch, validation, done, every) == more
