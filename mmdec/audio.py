@@ -163,17 +163,20 @@ def _read_piece(source: BinaryIO) -> bytes:
 def save_audio(path: str | os.PathLike[str], samples: Tensor | np.ndarray, sample_rate: int = SAMPLE_RATE) -> Path:
     """Write (T,) float samples, whole or not at all. The suffix of `path` names the format; integers have 16 bits.
 
-    Raises InputError for a suffix that names none, or a rate that its format does not have; OSError, with the path,
-    where the system does not take the file.
+    Raises InputError for a suffix that names none, a rate that its format does not have, and what is not finite;
+    OSError, with the path, where the system does not take the file.
     """
     suffix = Path(path).suffix.lower()
     if suffix not in WRITABLE:
         raise InputError(
             f"`path` must end in {', '.join(WRITABLE)}, but is '{printable(str(path))}'. Rename the output."
         )
+    check_rate(sample_rate)  # beyond 200 kHz libsndfile's Vorbis ends the process
     kind, subtype = WRITABLE[suffix]
     data = samples.detach().cpu().numpy() if isinstance(samples, Tensor) else np.asarray(samples)
     data = np.clip(data.astype(np.float32, copy=False), -1.0, 1.0)
+    if not np.isfinite(data).all():  # at which the MP3 encoder ends the process
+        raise InputError("`samples` must be finite numbers, but some are NaN or infinite. Replace them by zeros.")
     content = io.BytesIO()  # an encoder does not say when a disk is full
     try:
         with soundfile.SoundFile(content, "w", sample_rate, 1, format=kind, subtype=subtype) as file:

@@ -275,7 +275,11 @@ def _resampled(samples: np.ndarray, rate: int) -> np.ndarray:
 
 
 def _seconds(path: Path) -> float:
-    return len(_sound(path)) / SAMPLE_RATE
+    """Of a recording; 0 where it cannot be read, which its translation names."""
+    try:
+        return len(_sound(path)) / SAMPLE_RATE
+    except InputError:
+        return 0.0
 
 
 def _silent(line: str) -> None:

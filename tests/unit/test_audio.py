@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monke
     def broken(*_: object, **__: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(soundfile, "write", broken)
+    monkeypatch.setattr(os, "replace", broken)
     with pytest.raises(OSError, match="disk full"):
         audio.save_audio(path, torch.zeros(10))
     assert path.read_bytes() == before

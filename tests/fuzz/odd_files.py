@@ -1,0 +1,200 @@
+"""Odd files by number: the same number always gives the same file.
+
+Each is a sound in one of libsndfile's formats at an odd rate, with odd channels or odd samples, under a right or a
+wrong suffix, then perhaps cut, flipped, spliced, or its header changed. Some are no files at all.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+from tests.conftest import buzz
+
+RATES = (8000, 11025, 16000, 22050, 44100, 48000, 44101, 96000, 192000, 7999, 4000, 400_000, 1)
+COMMON = (("WAV", "PCM_16"), ("FLAC", "PCM_16"), ("OGG", "VORBIS"), ("MP3", "MPEG_LAYER_III"), ("AU", "PCM_16"))
+FORMATS = tuple(
+    (kind, subtype)
+    for kind in soundfile.available_formats()
+    if kind != "SD2"  # two files, not one
+    for subtype in soundfile.available_subtypes(kind)
+)
+SUFFIXES = ("wav", "flac", "ogg", "mp3", "aiff", "au", "raw", "gsm", "vox", "snd", "caf", "w64", "txt", "WAV", "")
+EXACT = {"PCM_16": 1e-4, "PCM_24": 1e-6, "PCM_32": 1e-6, "FLOAT": 1e-6, "DOUBLE": 1e-6}  # subtypes that lose nothing
+ODD = ("", "silent", "short", "opposite", "empty", "loud", "1e30", "nan", "inf")
+PLACES = ("directory", "pipe", "circle", "link", "missing", "through", "bytes", "line", "long")
+
+
+@dataclass(frozen=True)
+class Odd:
+    """A path, what was done to it, and the sound (T,) at `rate` that must come out if it is a sound file unharmed."""
+
+    path: Path
+    story: str
+    sound: np.ndarray | None = None
+    rate: int = 16_000
+    error: float = 0.0  # what the format loses of each sample
+
+
+def write_odd(folder: Path, number: int) -> Odd:
+    """The file of this number, in `folder`."""
+    draw = np.random.default_rng([10, number])
+    if draw.random() < 0.04:
+        return _place(folder, number, PLACES[int(draw.integers(len(PLACES)))])
+    common = draw.random() < 0.5
+    listed = COMMON if common else FORMATS
+    kind, subtype = listed[int(draw.integers(len(listed)))]
+    content, sound, rate, story = _encoded(draw, kind, subtype)
+    suffix = kind.lower() if draw.random() < 0.7 else SUFFIXES[int(draw.integers(len(SUFFIXES)))]
+    changed = content
+    for _ in range(int(draw.choice(4, p=(0.2, 0.55, 0.2, 0.05)))):
+        how = CHANGES[int(draw.integers(len(CHANGES)))]
+        changed, story = how(draw, changed), f"{story}, {how.__name__.strip('_')}"
+    path = folder / (f"{number}.{suffix}" if suffix else f"{number}")
+    path.write_bytes(changed)
+    unharmed = changed == content and subtype in EXACT and kind not in ("RAW", "WVE", "SDS")
+    if not unharmed or sound is None:
+        return Odd(path, f"{story}, .{suffix}")
+    return Odd(path, f"{story}, .{suffix}", sound, rate, EXACT[subtype])
+
+
+def _encoded(draw: np.random.Generator, kind: str, subtype: str) -> tuple[bytes, np.ndarray | None, int, str]:
+    """A short sound in a format: its bytes, the sound if it is an ordinary one, its rate, and in words."""
+    for _ in range(20):
+        plain = draw.random() < 0.6
+        rate = int(RATES[int(draw.integers(6 if plain else len(RATES)))])
+        fragile = subtype.startswith(
+            ("VORBIS", "OPUS", "MPEG", "ALAC", "ULAW", "ALAW")
+        )  # encoders that odd sound ends, and the process
+        many = (1, 2, 3, 5, 8, 16, 255) if rate < 10_000 else (1, 2, 3)
+        channels = int(draw.choice((1, 1, 2) if plain or fragile else many))
+        mono = _voice(int(draw.integers(8)), max(rate, 1000))
+        mono = mono[: int(draw.uniform(0.2, 1.0) * len(mono))]
+        data = np.stack([mono] * channels, 1)
+        odd = ""
+        if not plain:
+            odd = str(draw.choice(ODD[:4] if fragile else ODD))
+            data = _odd_samples(data, odd, draw)
+        buffer = io.BytesIO()
+        if fragile and rate > 192_000:
+            continue
+        try:
+            soundfile.write(buffer, data, rate, format=kind, subtype=subtype)
+        except (soundfile.SoundFileError, ValueError, TypeError, AssertionError):
+            continue  # no such rate or so many channels in this format
+        story = f"{kind} {subtype} {rate} Hz {channels} channels {odd}".strip()
+        return buffer.getvalue(), mono if plain else None, rate, story
+    return draw.bytes(int(draw.integers(2000))), None, 0, "random bytes"
+
+
+@lru_cache
+def _voice(seed: int, rate: int) -> np.ndarray:
+    return buzz(0.6, seed, rate)
+
+
+def _odd_samples(data: np.ndarray, odd: str, draw: np.random.Generator) -> np.ndarray:
+    if odd in ("loud", "1e30"):
+        return data * (40_000.0 if odd == "loud" else 1e30)
+    if odd in ("nan", "inf"):
+        data[int(draw.integers(len(data)))] = float(odd)
+    elif odd == "silent":
+        data *= 0
+    elif odd == "opposite":
+        data[:, 1::2] *= -1
+    return {"short": data[:7], "empty": data[:0]}.get(odd, data)
+
+
+def _cut(draw: np.random.Generator, content: bytes) -> bytes:
+    return content[: int(draw.integers(len(content) + 1))]
+
+
+def _cut_early(draw: np.random.Generator, content: bytes) -> bytes:
+    return content[: int(draw.integers(min(200, len(content) + 1)))]
+
+
+def _flipped(draw: np.random.Generator, content: bytes) -> bytes:
+    data = bytearray(content)
+    for _ in range(int(draw.integers(1, 40)) if data else 0):
+        data[int(draw.integers(len(data)))] ^= 1 << int(draw.integers(8))
+    return bytes(data)
+
+
+def _new_header(draw: np.random.Generator, content: bytes) -> bytes:
+    """Numbers among the first bytes become extreme ones."""
+    data = bytearray(content)
+    for _ in range(int(draw.integers(1, 4))):
+        value = int(draw.choice((0, 1, 0x7F, 0xFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, int(draw.integers(2**32)))))
+        size = int(draw.choice((1, 2, 4)))
+        at = int(draw.integers(max(1, min(100, len(data)) - size)))
+        order = "little" if draw.random() < 0.6 else "big"
+        data[at : at + size] = (value % 256**size).to_bytes(size, order)
+    return bytes(data[: len(content)])
+
+
+def _hole(draw: np.random.Generator, content: bytes) -> bytes:
+    start, end = sorted(int(at) for at in draw.integers(len(content) + 1, size=2))
+    return content[:start] + bytes(end - start) + content[end:]
+
+
+def _without_middle(draw: np.random.Generator, content: bytes) -> bytes:
+    start, end = sorted(int(at) for at in draw.integers(len(content) + 1, size=2))
+    return content[:start] + content[end:]
+
+
+def _noise(draw: np.random.Generator, content: bytes) -> bytes:
+    start, end = sorted(int(at) for at in draw.integers(len(content) + 1, size=2))
+    return content[:start] + draw.bytes(end - start) + content[end:]
+
+
+def _more(draw: np.random.Generator, content: bytes) -> bytes:
+    return content + draw.bytes(int(draw.integers(1, 3000)))
+
+
+def _twice(draw: np.random.Generator, content: bytes) -> bytes:
+    return content + content[int(draw.integers(len(content) + 1)) :]
+
+
+def _headless(draw: np.random.Generator, content: bytes) -> bytes:
+    return content[int(draw.integers(1, 100)) :]
+
+
+def _text(draw: np.random.Generator, content: bytes) -> bytes:
+    return b"Bonjour, this is text.\n" * int(draw.integers(1, 200))
+
+
+CHANGES = (_cut, _cut, _cut_early, _flipped, _flipped, _new_header, _new_header, _new_header, _hole, _without_middle)
+CHANGES = (*CHANGES, _noise, _more, _twice, _headless, _text)
+
+
+def _place(folder: Path, number: int, kind: str) -> Odd:
+    """What is no file, or a file with an odd name."""
+    path = folder / f"{number}.wav"
+    mono = buzz(0.3, number)
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "circle":
+        path.symlink_to(path)
+    elif kind == "through":
+        path.write_bytes(b"")
+        path = path / "x.wav"
+    elif kind == "long":
+        path = folder / f"{number}{'x' * 300}.wav"
+    elif kind != "missing":
+        name = {"bytes": os.fsdecode(b"%d\xff\xe9.wav" % number), "line": f"{number}\n\t[b]'.wav"}.get(kind, path.name)
+        target = folder / name
+        with target.open("wb") as file:
+            soundfile.write(file, mono, 16_000, format="WAV")
+        path = target
+        if kind == "link":
+            path = folder / f"{number}-link.wav"
+            path.symlink_to(target)
+        return Odd(path, kind, mono, 16_000, 1e-4)
+    return Odd(path, kind)

@@ -1,0 +1,101 @@
+"""Reads odd files and says of each what came of it, a line of JSON each: a process of its own, for a decoder may hang.
+
+`python -m tests.fuzz.reader FOLDER FIRST LAST MODEL`. A call of more than 20 s ends the process with a traceback.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import hashlib
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mmdec import api, audio
+from mmdec.types import InputError
+from tests.conftest import buzz
+from tests.fuzz.odd_files import Odd, write_odd
+
+WATCHDOG = 20.0  # seconds
+
+
+def heard(call) -> torch.Tensor | str:
+    """Samples (T,), or the words of mmdec's own error; any other error goes on."""
+    faulthandler.dump_traceback_later(WATCHDOG, exit=True)
+    try:
+        return call()
+    except InputError as error:
+        text = str(error)
+        assert text.startswith("`"), text
+        assert " must " in text, text
+        assert "but" in text, text
+        assert text.endswith("."), text
+        text.encode()  # printable
+        assert "\n" not in text, text
+        return text
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def same(a: torch.Tensor | str, b: torch.Tensor | str) -> bool:
+    if isinstance(a, str) or isinstance(b, str):
+        return isinstance(a, str) and a == b
+    return torch.equal(a, b)
+
+
+def examine(odd: Odd, other: Path, model: api.SpeechTranslator) -> dict[str, object]:
+    """One file, read twice after another; what is wrong is in `wrong`."""
+    wrong = []
+    audio.load_audio(other)
+    first = heard(lambda: api.read(odd.path))
+    audio.load_audio(other)
+    second = heard(lambda: api.read(odd.path))
+    if not same(first, second):
+        wrong.append("another answer the second time")
+    if os.path.isfile(odd.path):
+        content = odd.path.read_bytes()
+        bare = heard(lambda: api.read(io.BytesIO(content)))
+        if not isinstance(bare, str) and not same(bare, first):
+            wrong.append("a file object gives other samples than the path")
+    if isinstance(first, torch.Tensor):
+        if not bool(torch.isfinite(first).all()):
+            wrong.append("not finite")
+        if first.abs().max() > 4:  # resampled noise goes somewhat beyond full scale
+            wrong.append("beyond full scale")
+        spoken = heard(lambda: torch.from_numpy(api.translate_speech(odd.path, model=model).audio))
+        if isinstance(spoken, str) and "no unit" not in spoken:
+            wrong.append(f"read, but not translated: {spoken}")
+    if odd.sound is not None:
+        wanted = audio.resample(torch.from_numpy(odd.sound), odd.rate)
+        if isinstance(first, str):
+            wrong.append(f"unharmed, but refused: {first}")
+        elif len(first) != len(wanted) or float((first - wanted).abs().max()) > 2 * odd.error:
+            wrong.append("unharmed, but other samples")
+    answer = first if isinstance(first, str) else hashlib.sha256(first.numpy().tobytes()).hexdigest()
+    return {"answer": answer, "read": not isinstance(first, str), "wrong": wrong}
+
+
+def main(folder: str, first: str, last: str, model: str) -> None:
+    torch.set_num_threads(1)
+    place = Path(folder)
+    other = audio.save_audio(place / "other.wav", np.tile(buzz(3.0, 77), 4))
+    translator = api.load(model, "cpu")
+    for number in range(int(first), int(last)):
+        odd = write_odd(place, number)
+        print(json.dumps({"number": number, "story": odd.story}), flush=True)
+        try:
+            said = examine(odd, other, translator)
+        except Exception as error:
+            said = {"answer": "", "read": False, "wrong": [f"{type(error).__name__}: {error}"]}
+        print(json.dumps(said), flush=True)
+        if os.path.isfile(odd.path):
+            odd.path.unlink()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
