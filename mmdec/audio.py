@@ -19,6 +19,7 @@ import torchaudio.compliance.kaldi as kaldi
 import torchaudio.functional as F
 from torch import Tensor
 
+from mmdec.arguments import show
 from mmdec.types import InputError
 
 SAMPLE_RATE = 16_000  # Hz, of every network here
@@ -40,6 +41,7 @@ def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE) -> Tensor:
     Reads what libsndfile reads: wav, flac, ogg, mp3, aiff; 8 to 32 bit integers and floats. Raises InputError for
     anything else, and for audio that `check_samples` refuses.
     """
+    check_rate(sample_rate)
     if isinstance(source, (str, os.PathLike)):
         name = f"'{os.fspath(source)}'"
         path = Path(source)
@@ -106,12 +108,15 @@ def _read_piece(source: BinaryIO) -> bytes:
 
 def save_audio(path: str | os.PathLike[str], samples: Tensor | np.ndarray, sample_rate: int = SAMPLE_RATE) -> Path:
     """Write (T,) float samples as 16-bit audio, whole or not at all. The suffix of `path` names the format."""
-    path = Path(path)
+    try:
+        path = Path(os.fsdecode(path))
+    except TypeError as error:
+        raise InputError(f"`path` must be a path, but is {show(path)}. Name a file.") from error
+    check_rate(sample_rate)
     kind = path.suffix.lstrip(".").upper()
     if kind not in soundfile.available_formats():
         raise InputError(f"`path` must end in .wav, .flac or .ogg, but is '{path}'. Rename the output.")
-    data = samples.detach().cpu().numpy() if isinstance(samples, Tensor) else np.asarray(samples)
-    data = np.clip(data.astype(np.float32, copy=False), -1.0, 1.0)
+    data = _writable(samples)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
     os.close(descriptor)
@@ -125,8 +130,25 @@ def save_audio(path: str | os.PathLike[str], samples: Tensor | np.ndarray, sampl
     return path
 
 
+def _writable(samples: Tensor | np.ndarray) -> np.ndarray:
+    """(T,) float32 within full scale."""
+    try:
+        data = samples.detach().cpu().numpy() if isinstance(samples, Tensor) else np.asarray(samples)
+        real = data.dtype.kind in "fiu"
+    except Exception as error:  # what an object makes of being turned into an array is its own
+        raise InputError(f"`samples` must be an array, but is {show(samples)}. Pass (T,) floats.") from error
+    if not real or data.ndim != 1:
+        raise InputError(f"`samples` must be (T,) floats, but is {data.shape} of {data.dtype}. Pass one channel.")
+    data = data.astype(np.float32, copy=False)
+    if not np.isfinite(data).all():
+        raise InputError("`samples` must be finite numbers, but holds NaN or infinity. Replace them.")
+    return np.clip(data, -1.0, 1.0)
+
+
 def check_rate(rate: int) -> None:
     """Refuse sample rates outside 8 to 192 kHz."""
+    if isinstance(rate, bool) or not isinstance(rate, (int, np.integer)):
+        raise InputError(f"`sample_rate` must be a whole number of Hz, but is {show(rate)}. Round it.")
     if rate < MIN_RATE:
         raise InputError(f"`sample_rate` must be at least {MIN_RATE} Hz, but is {rate}. Resample the audio first.")
     if rate > MAX_RATE:
