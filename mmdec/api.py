@@ -164,10 +164,17 @@ def read(audio: Audio, sample_rate: int | None = None) -> Tensor:
     if isinstance(audio, (np.ndarray, Tensor)):
         samples = from_array(audio, sample_rate)
     elif isinstance(audio, (str, os.PathLike)) or callable(getattr(audio, "read", None)):
-        samples = sound.load_audio(audio)
+        try:
+            samples = sound.load_audio(audio)
+        except InputError:
+            raise
+        except (OSError, TypeError, ValueError) as error:  # a name that no file can have
+            raise InputError(
+                f"`audio` must be an existing file, but {show(audio)} cannot be looked for ({error}). Check the path."
+            ) from error
     else:
         raise InputError(
-            f"`audio` must be a path, a file object, an array or a list of these, but is a {type(audio).__name__}. "
+            f"`audio` must be a path, a file object, an array or a list of these, but is {show(audio)}. "
             "Convert it with numpy.asarray."
         )
     seconds = len(samples) / sound.SAMPLE_RATE

@@ -21,6 +21,7 @@ import torchaudio.functional as F
 from torch import Tensor
 
 from mmdec import files
+from mmdec.arguments import show
 from mmdec.files import open_regular, printable, unreadable, write_whole
 from mmdec.types import InputError
 
@@ -60,6 +61,7 @@ def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE) -> Tensor:
     read, whatever its header declares; floats beyond full scale are brought back to it. Raises InputError for
     anything else, and for audio that `check_samples` or `check_peak` refuses.
     """
+    check_rate(sample_rate)
     blocks: list[np.ndarray] = []
     rates, peak = [sample_rate], 0.0
     for rate, block in _blocks(source):  # (<= 2^20 / channels, channels)
@@ -166,17 +168,18 @@ def save_audio(path: str | os.PathLike[str], samples: Tensor | np.ndarray, sampl
     Raises InputError for a suffix that names none, a rate that its format does not have, and what is not finite;
     OSError, with the path, where the system does not take the file.
     """
-    suffix = Path(path).suffix.lower()
+    try:
+        path = Path(os.fsdecode(path))
+    except TypeError as error:
+        raise InputError(f"`path` must be a path, but is {show(path)}. Name a file.") from error
+    suffix = path.suffix.lower()
     if suffix not in WRITABLE:
         raise InputError(
             f"`path` must end in {', '.join(WRITABLE)}, but is '{printable(str(path))}'. Rename the output."
         )
     check_rate(sample_rate)  # beyond 200 kHz libsndfile's Vorbis ends the process
     kind, subtype = WRITABLE[suffix]
-    data = samples.detach().cpu().numpy() if isinstance(samples, Tensor) else np.asarray(samples)
-    data = np.clip(data.astype(np.float32, copy=False), -1.0, 1.0)
-    if not np.isfinite(data).all():  # at which the MP3 encoder ends the process
-        raise InputError("`samples` must be finite numbers, but some are NaN or infinite. Replace them by zeros.")
+    data = _writable(samples)  # at NaN the MP3 encoder ends the process
     content = io.BytesIO()  # an encoder does not say when a disk is full
     try:
         with soundfile.SoundFile(content, "w", sample_rate, 1, format=kind, subtype=subtype) as file:
@@ -190,8 +193,25 @@ def save_audio(path: str | os.PathLike[str], samples: Tensor | np.ndarray, sampl
     return write_whole(path, content.getvalue())
 
 
+def _writable(samples: Tensor | np.ndarray) -> np.ndarray:
+    """(T,) float32 within full scale."""
+    try:
+        data = samples.detach().cpu().numpy() if isinstance(samples, Tensor) else np.asarray(samples)
+        real = data.dtype.kind in "fiu"
+    except Exception as error:  # what an object makes of being turned into an array is its own
+        raise InputError(f"`samples` must be an array, but is {show(samples)}. Pass (T,) floats.") from error
+    if not real or data.ndim != 1:
+        raise InputError(f"`samples` must be (T,) floats, but is {data.shape} of {data.dtype}. Pass one channel.")
+    data = data.astype(np.float32, copy=False)
+    if not np.isfinite(data).all():
+        raise InputError("`samples` must be finite numbers, but holds NaN or infinity. Replace them.")
+    return np.clip(data, -1.0, 1.0)
+
+
 def check_rate(rate: int) -> None:
     """Refuse sample rates outside 8 to 192 kHz."""
+    if isinstance(rate, bool) or not isinstance(rate, (int, np.integer)):
+        raise InputError(f"`sample_rate` must be a whole number of Hz, but is {show(rate)}. Round it.")
     if rate < MIN_RATE:
         raise InputError(f"`sample_rate` must be at least {MIN_RATE} Hz, but is {rate}. Resample the audio first.")
     if rate > MAX_RATE:

@@ -23,7 +23,7 @@ from mmdec.api import translate_speech
 from mmdec.arguments import check_threads
 from mmdec.decode.lattice import LatticePath, decode_lattice
 from mmdec.drafters.lattice import Lattice
-from mmdec.hub import DEFAULT_MODEL, load
+from mmdec.hub import DEFAULT_MODEL, check_device, load
 from mmdec.nn.ar_decoder import ArConfig, ArDecoder
 from mmdec.nn.dag_decoder import BOS, EOS
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
@@ -56,6 +56,7 @@ def bench_speech(
     if not recordings:
         raise InputError("`recordings` must name at least one sound file, but is empty. Try data/samples/*.wav.")
     check_threads(threads)
+    check_device(device)
     torch.set_num_threads(threads)
     translator = load(model, device)
     network, place = translator.model, translator.device
@@ -140,6 +141,7 @@ def bench_paper(
     side; the states have the paper's shape.
     """
     check_threads(threads)
+    check_device(device)
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     place = torch.device(device)

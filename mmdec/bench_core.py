@@ -20,6 +20,7 @@ from mmdec.decode.budget import Budget
 from mmdec.decode.loop import Round
 from mmdec.decode.tree import trees_from_lists
 from mmdec.generation import generate, speculate
+from mmdec.hub import check_device
 from mmdec.provenance import hardware
 from mmdec.timing import paired
 from mmdec.types import Context, Draft, MmdecError, Needs, Plan, Scores, Target, Verdict
@@ -74,6 +75,7 @@ def bench_core(
 ) -> dict[str, Any]:
     """All rows of the table: core share, lookup against transformers', batch 8 against 1, a drafter that is wrong."""
     check_threads(threads)
+    check_device(device)
     torch.set_num_threads(threads)
     largest = sizes[-1]
     lookup = {size: {text: _lookup(size, text, repeats, new_tokens, device) for text in TEXTS} for size in sizes}

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, StopStringCriteria
 from transformers import WhisperForConditionalGeneration as Whisper
 
-from mmdec.arguments import check_callable, check_methods, check_nodes, check_seed, options_error, show
+from mmdec.arguments import check_callable, check_methods, check_nodes, check_seed, check_whole, options_error, show
 from mmdec.decode.budget import Budget
 from mmdec.decode.loop import Round, decode
 from mmdec.decode.sampling import KeyedSample, Text, most_probable, stock_sample
@@ -27,6 +27,7 @@ from mmdec.targets.text import TextTarget
 from mmdec.targets.whisper import WhisperTarget
 from mmdec.types import InputError, Target
 
+MAX_SEQUENCES = 1024  # of each prompt
 RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "block", "typical")
 Nodes = int | tuple[int, int] | None  # of a draft: a chain's, or a tree's with its depth; None: learned
 
@@ -251,6 +252,10 @@ def _begin(
         )
     TextTarget(model)  # refuses a model whose drafts could not be scored or taken back
     named = prompt_inputs(model, inputs)
+    for name in ("num_beams", "num_return_sequences"):  # by which `generate` multiplies the rows before it hands over
+        if options.get(name) is not None:
+            most = 1 if name == "num_beams" else MAX_SEQUENCES
+            check_whole(name, options[name], 1, most, "Beams need `model.generate`'s own loop.")
     given = {*options, *named} - {"input_ids", "tokenizer"}
     if "custom_generate" in options:
         raise InputError(

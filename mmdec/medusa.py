@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
+from mmdec.arguments import show
 from mmdec.drafters.medusa import Medusa
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.types import InputError
@@ -62,7 +63,11 @@ def load_heads(directory: str | os.PathLike[str], model: WhisperForConditionalGe
     try:
         place = Path(directory)
     except TypeError as error:
-        raise InputError(f"`directory` must be a path, but is a {type(directory).__name__}. Name a folder.") from error
+        raise InputError(f"`directory` must be a path, but is {show(directory)}. Name a folder.") from error
+    if not isinstance(model, WhisperForConditionalGeneration):
+        raise InputError(
+            f"`model` must be a WhisperForConditionalGeneration, but is {show(model)}. Load the heads' own Whisper."
+        )
     config, ranks, state = _read(place)
     shape = model.config
     for what, ours, theirs in (

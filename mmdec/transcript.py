@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mmdec.arguments import show
 from mmdec.types import InputError
 
 FORMATS = ("text", "json", "srt", "vtt")
@@ -70,8 +71,8 @@ class Transcript:
 
         Subtitles need timestamps; with those of words, cues are no longer than one can read. Raises InputError.
         """
-        if kind not in FORMATS:
-            raise InputError(f"`format` must be one of {', '.join(FORMATS)}, but is {kind!r}. Choose one.")
+        if not isinstance(kind, str) or kind not in FORMATS:
+            raise InputError(f"`format` must be one of {', '.join(FORMATS)}, but is {show(kind)}. Choose one.")
         if kind == "text":
             return self.text + "\n"
         if kind == "json":

@@ -1,4 +1,4 @@
-"""What the README shows is run: Python blocks, `mmdec` commands, make targets; its tree names real files."""
+"""What the README shows is run: `mmdec` commands, make targets; its tree names real files. For Python: test_blocks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,9 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import soundfile
-import transformers
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from typer.testing import CliRunner
 
 from mmdec import cli
@@ -24,7 +18,6 @@ from tests.conftest import RATE, buzz
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
-PYTHON = [text for language, text in BLOCKS if language == "python"]
 COMMANDS = [
     line.partition("  #")[0].strip()
     for language, text in BLOCKS
@@ -52,38 +45,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "models").symlink_to(ROOT / "models")
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub's names stand for a tiny model with random weights and a tokenizer of the README's words."""
-    words = sorted({word for code in PYTHON for word in re.findall(r"[a-zA-Z]+", code)})
-    vocabulary = {word: number for number, word in enumerate(["<pad>", "<s>", "</s>", "<unk>", *words])}
-    spelled = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
-    spelled.pre_tokenizer = Whitespace()  # type: ignore[assignment]
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = Qwen2Config(vocab_size=len(vocabulary), num_key_value_heads=1, pad_token_id=0, eos_token_id=2, **sizes)
-
-    stock = transformers.AutoTokenizer.from_pretrained
-
-    def tokenizer(name: str, *more: Any, **options: Any) -> Any:
-        if Path(name).is_dir():  # the shipped Whisper's
-            return stock(name, *more, **options)
-        specials = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-        return PreTrainedTokenizerFast(tokenizer_object=spelled, **specials, **options)
-
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", tokenizer)
-    monkeypatch.setattr(
-        transformers.AutoModelForCausalLM, "from_pretrained", lambda name: Qwen2ForCausalLM(config).eval()
-    )
-
-
-@pytest.mark.parametrize("code", PYTHON)
-@pytest.mark.usefixtures("hub")
-def test_python_blocks_run(code: str, folder: Path) -> None:
-    exec(compile(code, "README.md", "exec"), {})
-    if ".save(" in code:
-        assert soundfile.info(folder / "hello.wav").samplerate == RATE
 
 
 def run(command: str) -> list[str]:

@@ -1,0 +1,301 @@
+"""Odd arguments for every public call and for the command line, drawn from a seed.
+
+Nothing but mmdec's own errors comes out (InputError, BatchError; TypeError for a keyword that does not exist), no call
+takes long, and each call gives the same answer twice. All 1,500 with MMDEC_ALL=1, a share of them without.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
+
+import mmdec
+from mmdec import cli
+from mmdec.hub import load
+from mmdec.medusa import load_heads
+from mmdec.types import MmdecError
+from mmdec.whispers import load_whisper
+from tests.conftest import RATE, buzz
+from tests.fuzz.odd_values import FRESH, PLAIN, WORDS
+from tests.tiny_english import write_english
+from tests.tiny_transcriber import write
+
+CALLS, GROUPS = (1500, 15) if os.environ.get("MMDEC_ALL") else (80, 4)
+SECONDS = 20.0  # of the processor, of one call
+HANGS = 300  # seconds on a clock after which a call counts as never ending
+UNSEEDED = ("typical", "residual", "block")  # their texts depend on the drafts, and these on what passes cost
+Good = Callable[[], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Door:
+    """A public call, arguments that it takes, and values for some parameters beside those that fit nowhere."""
+
+    call: Callable[..., Any]
+    good: Good
+    more: tuple[str, ...] = ()  # parameters that `good` leaves out
+    apt: Mapping[str, tuple[Any, ...]] | None = None  # drawn as often as the odd ones
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """Two tiny models, a recording and a corpus, by short names."""
+    place = tmp_path_factory.mktemp("fuzz")
+    shutil.copytree(tiny_model, place / "translator")
+    write(place / "whisper")
+    mmdec.audio.save_audio(place / "sound.wav", buzz(0.5))
+    write_english(place / "english")
+    return place
+
+
+def language_model(seed: int = 0, **sizes: int) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    shape = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, **sizes}
+    return LlamaForCausalLM(LlamaConfig(num_attention_heads=2, num_key_value_heads=1, **shape)).eval()
+
+
+@pytest.fixture(scope="module")
+def doors(folder: Path) -> dict[str, Door]:
+    model, small, whisper = language_model(), language_model(1), load_whisper(folder / "whisper", "cpu")
+    translator = load(folder / "translator", "cpu")
+    ids, sound = torch.tensor([[1, 2, 3, 1, 2, 3]]), buzz(0.5)
+    spoken = mmdec.translate_speech(sound, sample_rate=RATE, model=translator)
+    written = mmdec.transcribe(sound, sample_rate=RATE, model=whisper, drafter=None, max_new_tokens=4)
+    models = (model, whisper, whisper.model, translator, LlamaForCausalLM, "whisper", "translator", folder / "whisper")
+    drafting = {
+        "drafter": (small, *models, "lookup", "recycling", language_model(2, vocab_size=90)),
+        "rule": ("greedy", "sampled", *UNSEEDED),
+        "num_speculative_tokens": (0, 3, (6, 2), 10**6),
+    }
+    numbers = {"max_new_tokens": (1, 4), "temperature": (0.5, 100.0), "do_sample": (True,), "top_k": (1, 10**9)}
+    options = (*numbers, "top_p", "repetition_penalty", "stop_strings", "logits_processor", "stopping_criteria")
+    options = (*options, "return_dict_in_generate", "num_beams", "num_return_sequences", "nonsense")
+    speech = {"audio": sound, "sample_rate": RATE}
+    sounds = {"audio": (folder / "sound.wav", [sound, sound], sound), "model": models, "threads": (1, 2)}
+
+    def generate(**given: Any) -> Any:
+        return mmdec.generate(**{"max_new_tokens": 4, **given})
+
+    def stream(**given: Any) -> Any:
+        return list(islice(mmdec.stream(**{"max_new_tokens": 4, **given}), 40))
+
+    def speculate(**given: Any) -> Any:
+        return model.generate(ids, max_new_tokens=4, do_sample=False, custom_generate=mmdec.speculate(**given))
+
+    text = {"model": model, "inputs": ids, "drafter": "lookup", "rule": None, "num_speculative_tokens": 3, "seed": 1}
+    texts = {**drafting, **numbers, "model": models}
+    plug = ("on_round", "streamer", "nonsense")
+    return {
+        "translate_speech": Door(
+            mmdec.translate_speech,
+            lambda: {**speech, "model": translator},
+            ("strategy", "verify", "device", "threads", "vocoder", "nonsense"),
+            {**sounds, "strategy": ("verified", "viterbi"), "device": ("cpu",), "vocoder": ("griffin-lim",)},
+        ),
+        "transcribe": Door(
+            mmdec.transcribe,
+            lambda: {**speech, "model": whisper, "drafter": "lookup", "max_new_tokens": 4},
+            ("processor", "timestamps", "language", "task", "prompt", "batch_size", "rule", "num_speculative_tokens")
+            + ("device", "threads", "progress", "logprob_threshold", "no_speech_threshold", "prompt_condition_type")
+            + ("compression_ratio_threshold", "condition_on_prev_tokens", *options),
+            {**sounds, **drafting, **numbers, "timestamps": ("word", "segment"), "processor": (whisper.processor,)},
+        ),
+        "generate": Door(
+            generate, lambda: text, (*options, "attention_mask", "position_ids", "past_key_values"), texts
+        ),
+        "stream": Door(stream, lambda: text, ("tokenizer", *options), texts),
+        "speculate": Door(speculate, lambda: {**text} | {"drafter": "lookup"}, plug, drafting),
+        "load": Door(mmdec.load, lambda: {"model": folder / "translator"}, ("device", "vocoder"), {"model": models}),
+        "load_whisper": Door(load_whisper, lambda: {"model": folder / "whisper"}, ("device",), {"model": models}),
+        "load_heads": Door(
+            load_heads, lambda: {"directory": folder / "whisper/medusa", "model": whisper.model}, (), {"model": models}
+        ),
+        "load_audio": Door(mmdec.audio.load_audio, lambda: {"source": folder / "sound.wav"}, ("sample_rate",)),
+        "save_audio": Door(
+            mmdec.audio.save_audio, lambda: {"path": "x.wav", "samples": sound}, ("sample_rate",), {"path": ("y.flac",)}
+        ),
+        "save": Door(spoken.save, lambda: {"path": "x.wav"}, (), {"path": ("a/b.flac", "x.txt")}),
+        "format": Door(written.format, lambda: {"kind": "text"}, (), {"kind": ("json", "srt")}),
+    }
+
+
+VERBS: dict[str, tuple[str, ...]] = {  # and their options; a command of the second half runs only if it is refused
+    "translate sound.wav -o out -m translator": ("--strategy", "--vocoder", "--device", "--threads", "--model", "-o"),
+    "transcribe sound.wav -m whisper -d lookup": (
+        *("-o", "--format", "--timestamps", "--model", "--drafter", "--language", "--task", "--prompt", "--batch-size"),
+        *("--temperature", "--logprob-threshold", "--compression-ratio-threshold", "--no-speech-threshold", "--device"),
+        *("--threads",),
+    ),
+    "eval asr --corpus english --split dev -m whisper --limit 1 --no-plain --max-new-tokens 4": (
+        *("--split", "--corpus", "--heads", "--plan", "--language", "--batch-size", "--limit", "--worst", "--device"),
+        *("--threads", "--output"),
+    ),
+    "eval speech --corpus nowhere --no-asr -m translator": (
+        "--split",
+        "--strategy",
+        "--limit",
+        "--device",
+        "--threads",
+        "--cvss",
+    ),
+    "convert medusa whisper": ("",),
+    "convert hifigan sound.wav": ("",),
+    "bench speech nowhere.wav": ("--repeats", "--threads", "--device"),
+    "bench asr nowhere.wav -m whisper": ("--repeats", "--threads", "--device", "--plan", "--sweep", "--assistant"),
+}
+REFUSED: dict[str, tuple[tuple[str, str], ...]] = dict.fromkeys(
+    ("bench paper", "bench core"),
+    (("--threads", "1000000000"), ("--repeats", "0"), ("--repeats", "x"), ("--device", "tpu"), ("--no", "1")),
+) | {
+    "train": tuple(("--minutes", bad) for bad in ("nan", "inf", "-inf", "1e308", "0", "-1", "x", "")),
+    "demo": tuple(("--port", bad) for bad in ("0", "-1", "99999", "x", "nan", "")),
+}
+
+
+def drawn(seed: str, doors: dict[str, Door]) -> tuple[Callable[[], Any], str, bool]:
+    """One call with odd arguments, in words too, and whether its text is its own."""
+    dice = random.Random(seed)
+    if dice.random() < 0.25:
+        return command(dice)
+    name = dice.choice(sorted(doors))
+    door = doors[name]
+    given = dict(door.good())
+    if name == "speculate":
+        del given["model"], given["inputs"]
+    for parameter in dice.sample([*given, *door.more], min(dice.choice((1, 1, 2, 3)), len(given) + len(door.more))):
+        apt = (door.apt or {}).get(parameter, ())
+        if apt and dice.random() < 0.4:
+            given[parameter] = dice.choice(apt)
+        else:
+            given[parameter] = dice.choice(PLAIN) if dice.random() < 0.5 else dice.choice(FRESH)()
+    if parameter_is_work(given):
+        given["max_new_tokens"] = 4
+    own = not (isinstance(given.get("rule"), str) and given["rule"] in UNSEEDED)
+    return (
+        lambda: door.call(**given),
+        f"{name}({', '.join(f'{key}={kind(value)}' for key, value in given.items())})",
+        own,
+    )
+
+
+def parameter_is_work(given: Mapping[str, Any]) -> bool:
+    """Whether it asks for a text without end: to write it is no fault."""
+    most = given.get("max_new_tokens", 0)
+    return most is None or (isinstance(most, (int, float)) and most > 100)
+
+
+def command(dice: random.Random) -> tuple[Callable[[], Any], str, bool]:
+    if dice.random() < 0.3:
+        verb = dice.choice(sorted(REFUSED))
+        words = [*verb.split(), *dice.choice(REFUSED[verb])]
+        expected = (1, 2)
+    else:
+        verb = dice.choice(sorted(VERBS))
+        words, expected = verb.split(), (0, 1, 2)
+        for option in dice.sample(VERBS[verb], min(dice.choice((1, 2)), len(VERBS[verb]))):
+            words += [option, dice.choice(WORDS)] if option else [dice.choice(WORDS)]
+
+    def run() -> Any:
+        found = CliRunner().invoke(cli.app, words)
+        if found.exception is not None and not isinstance(found.exception, SystemExit):
+            raise found.exception
+        assert found.exit_code in expected, found.output
+        return found.exit_code
+
+    return run, f"mmdec {words}"[:300], True
+
+
+def kind(value: Any) -> str:
+    return repr(value)[:60] if isinstance(value, (str, int, float, bytes, type(None))) else type(value).__name__
+
+
+def answer(value: Any) -> Any:
+    """What two equal calls have in common: no seconds."""
+    if isinstance(value, mmdec.Translation):
+        return value.text, value.units, value.audio.tobytes()
+    if isinstance(value, mmdec.Transcript):
+        return value.text, value.tokens
+    if isinstance(value, mmdec.Generation):
+        return value.sequences.tolist()
+    if isinstance(value, (list, tuple)):
+        return [answer(one) for one in value]
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return value.tolist()
+    if hasattr(value, "tokens") and hasattr(value, "rows"):  # a round
+        return value.rows
+    return value if isinstance(value, (str, int, float)) else type(value).__name__
+
+
+@pytest.fixture
+def elsewhere(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Goes into a new folder, in which the models, the recording and the corpus are found."""
+
+    def enter(name: str) -> None:
+        place = tmp_path / name / "deep"  # so that ".." is still the test's own
+        place.mkdir(parents=True)
+        for path in folder.iterdir():
+            (place / path.name).symlink_to(path)
+        monkeypatch.chdir(place)
+
+    threads = torch.get_num_threads()
+    yield enter
+    torch.set_num_threads(threads)
+
+
+def outcome(call: Callable[[], Any]) -> tuple[str, Any]:
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"a call of more than {HANGS} seconds")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(HANGS)
+    try:
+        torch.manual_seed(0)
+        return "gave", call()
+    except MmdecError as error:
+        return type(error).__name__, str(error)
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        return "TypeError", str(error)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_odd_arguments(group: int, doors: dict[str, Door], elsewhere: Callable[[str], None]) -> None:
+    faults, slow, different = [], [], []
+    for number in range(group, CALLS, GROUPS):
+        seed, found = f"arguments {number}", []
+        for turn in range(2):
+            elsewhere(f"{number}-{turn}")
+            call, words, own = drawn(seed, doors)
+            start = time.process_time()
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # transformers warns of options that do nothing
+                    how, value = outcome(call)
+                found.append((how, answer(value) if own or how != "gave" else None))
+            except Exception as error:
+                faults.append(f"{number}: {words}: {type(error).__name__}: {error!s:.300}")
+                break
+            if time.process_time() - start > SECONDS:
+                slow.append(f"{number}: {words}")
+        if len(found) == 2 and found[0] != found[1]:
+            different.append(f"{number}: {words}: {found[0]!s:.300} and {found[1]!s:.300}")
+    assert (faults, slow, different) == ([], [], []), "\n".join([*faults, *slow, *different])
