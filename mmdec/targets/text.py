@@ -9,6 +9,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from mmdec.decode.tree import single
 from mmdec.targets.attention import TREE_ATTENTION
@@ -212,10 +213,10 @@ class _Prompt:
                 f"`attention_mask` must be given with `past_key_values`, which holds {past} columns, but is None: it "
                 "says whether the ids are the whole text or what is new. Pass the mask of the whole text."
             )
-        if cache is not None and past and len(cast(Tensor, cache.layers[0].keys)) != len(ids):
+        held = len(cast(Tensor, cast(DynamicLayer, cache.layers[0]).keys)) if cache is not None and past else len(ids)
+        if held != len(ids):
             raise InputError(
-                f"`past_key_values` must hold the batch's {len(ids)} rows, but holds "
-                f"{len(cast(Tensor, cache.layers[0].keys))}. Give each row its own."
+                f"`past_key_values` must hold the batch's {len(ids)} rows, but holds {held}. Give each row its own."
             )
         # As `generate` has it: ids are the whole text if the mask is as long, else only what is new.
         mask = torch.ones_like(ids) if given is None else given
