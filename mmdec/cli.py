@@ -253,7 +253,7 @@ def promote(
     place = promotion.promote(
         run, force=force, corpus=corpus, limit=limit, threads=threads, log=lambda line: print(line, file=sys.stderr)
     )
-    print(f"{place}: weights, card and provenance are new. Tables of the project's README.md are still of the old weights.")
+    print(f"{place}: weights, card and provenance are new. README.md still has the old tables.")
 
 
 @app.command()
