@@ -27,7 +27,7 @@ check: .venv/ready  ## style, types, layers
 corpus: .venv/ready  ## the French-English phrasebook corpus: needs espeak-ng and flite
 	$(BIN)/python data/build/phrasebook.py --out data/corpus
 
-train: .venv/ready  ## train or resume the shipped models for MINUTES=25
+train: .venv/ready  ## train or resume the shipped models in runs/ for MINUTES=25
 	$(BIN)/python -m mmdec train --minutes $(MINUTES)
 
 demo: .venv/ready  ## the page that records and translates

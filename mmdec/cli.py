@@ -271,7 +271,7 @@ def promote(
     place = promotion.promote(
         run, force=force, corpus=corpus, limit=limit, threads=threads, log=lambda line: print(line, file=sys.stderr)
     )
-    print(f"{place}: weights, card and provenance are new. README.md has the numbers of before: {place}/README.md's.")
+    print(f"{place}: weights, card and provenance are new. README.md still has the old tables.")
 
 
 @app.command()

@@ -1,7 +1,6 @@
 """The heads' part of `make train`: what it begins from and goes on with, and that worse heads are never shipped."""
 
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,18 @@ from lightning.pytorch import seed_everything
 
 from mmdec.medusa import load_heads, save_heads
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
+from mmdec.provenance import weights
 from mmdec.training import schedule_heads
 from mmdec.training.__main__ import main as train
 from mmdec.training.export import read_checkpoint
 from mmdec.training.own_labels import fingerprint
+from mmdec.training.timed_run import Allowance, Outcome
 from mmdec.whispers import load_whisper
 from tests.quiet import LIGHTNING
 from tests.tiny_english import write_english, write_whisper
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = Path("models/whisper-phrasebook/medusa")
+SHIPPED, MADE = Path("models/whisper-phrasebook/medusa"), Path("runs/whisper-phrasebook")
 pytestmark = LIGHTNING
 
 
@@ -66,10 +67,16 @@ class Runner:
         assert (name, *arguments[:2]) == ("mmdec.training", "fit", "--config")
         recipe = yaml.safe_load(Path(arguments[2]).read_text(encoding="utf-8"))
         self.calls.append((recipe, arguments[4] if len(arguments) > 3 else None))
-        heads(Path("runs/medusa/heads"), 0.1)
+        made = heads(Path("runs/medusa/heads"), 0.1)
+        (made / "provenance.json").write_text('{"training": {"step": 3}}')
         Path("runs/medusa/checkpoints").mkdir(exist_ok=True)
         mark = fingerprint(load_whisper("models/whisper-phrasebook", "cpu").model)
         torch.save({"base": mark}, schedule_heads.last())
+
+
+def train_for(seconds: float, runner: Any, fresh: bool = False) -> Outcome:
+    """By a clock that stands still at 1000."""
+    return schedule_heads.train(Allowance(1000 + seconds, lambda: 1000.0), runner, fresh)
 
 
 @pytest.mark.parametrize(("old", "new", "taken"), [(2.0, 2.5, True), (2.0, 2.0, False), (2.5, 2.0, False)])
@@ -79,37 +86,44 @@ def test_only_better_heads_are_shipped(
     heads(SHIPPED, 0.5)
     scores = {SHIPPED: old, Path("runs/medusa/heads"): new}
     monkeypatch.setattr(schedule_heads, "tokens_per_round", lambda folder, recipe: scores[folder])
-    before = (SHIPPED / "heads.safetensors").read_bytes()
+    before = weights(Path("models"))
     runner = Runner()
-    made = schedule_heads.train(60, runner)
-    assert made == (SHIPPED if taken else Path("runs/medusa/heads"))
-    assert ((SHIPPED / "heads.safetensors").read_bytes() != before) is taken
+    made = train_for(60, runner)
+    assert (made.before, made.after, made.better) == (old, new, taken)
+    assert weights(Path("models")) == before  # that is for `mmdec promote`
+    assert made.folder == (MADE if taken else Path("runs/medusa/heads"))
+    if taken:
+        assert (MADE / "medusa" / "heads.safetensors").read_bytes() != (SHIPPED / "heads.safetensors").read_bytes()
+        assert weights(MADE)["model.safetensors"] == before["whisper-phrasebook/model.safetensors"]
     recipe, resumed = runner.calls[0]
     assert resumed is None
     assert recipe["model"]["init_args"]["start"] == str(SHIPPED)
     assert recipe["model"]["init_args"]["heads"] == 3  # as many as are shipped
     assert recipe["data"]["init_args"]["steps_per_epoch"] == 2
-    assert abs(recipe["trainer"]["callbacks"][-1]["init_args"]["at"] - 60 - time.time()) < 60
+    assert recipe["trainer"]["callbacks"][-1]["init_args"]["at"] == 1060 - schedule_heads.EXPORT
 
 
 def test_a_run_goes_on_unless_it_was_finished_or_the_model_is_another(checkout: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(schedule_heads, "tokens_per_round", lambda folder, recipe: 1.0)
     runner = Runner()
-    assert schedule_heads.train(60, runner) == SHIPPED  # there were none
+    assert train_for(60, runner).folder == MADE  # there were none
     assert runner.calls[-1][0]["model"]["init_args"]["start"] is None
-    schedule_heads.train(60, runner)
+    train_for(60, runner)
     assert runner.calls[-1][1] is None  # it was finished
+    assert runner.calls[-1][0]["model"]["init_args"]["start"] == str(MADE / "medusa")
+    assert runner.calls[-1][0]["data"]["init_args"]["base"] == str(MADE)
     Path("runs/medusa/finished").unlink()
-    schedule_heads.train(600, runner)
+    train_for(600, runner)
     recipe, resumed = runner.calls[-1]
     assert resumed == str(schedule_heads.last())
     assert recipe["data"]["init_args"]["steps_per_epoch"] == 2  # as it was begun with
     Path("runs/medusa/finished").unlink()
+    shutil.rmtree(MADE)
     shutil.rmtree("models/whisper-phrasebook")
     write_whisper(Path("models/whisper-phrasebook"), seed=6)
-    schedule_heads.train(60, runner)
+    train_for(60, runner)
     assert runner.calls[-1][1] is None
-    schedule_heads.train(60, runner, fresh=True)
+    train_for(60, runner, fresh=True)
     assert runner.calls[-1][0]["model"]["init_args"]["start"] is None
     assert Path("runs/medusa-before-1").is_dir()
 
@@ -131,18 +145,19 @@ def test_the_recipe_runs_in_the_time_it_gets(checkout: Path, monkeypatch: pytest
         train(arguments)
 
     monkeypatch.setattr(schedule_heads, "configuration", small)
-    made = schedule_heads.train(2.0, runner)
-    assert made in (SHIPPED, Path("runs/medusa/heads"))
+    made = train_for(30.0, runner)  # on a clock that stands still: one epoch is run, and no more
+    assert made.folder in (MADE, Path("runs/medusa/heads"))
+    assert made.after is not None
+    assert made.better == (made.before is not None and made.after > made.before)
     last = read_checkpoint(schedule_heads.last())
     assert last["global_step"] >= 2
     model = load_whisper("models/whisper-phrasebook", "cpu").model
-    assert load_heads(SHIPPED, model).heads.config.heads == 3
+    assert load_heads(Path("runs/medusa/heads"), model).heads.config.heads == 3
     recipe = yaml.safe_load(Path("runs/medusa/schedule.yaml").read_text(encoding="utf-8"))
     better = schedule_heads.tokens_per_round(Path("runs/medusa/heads"), recipe)
     assert better == pytest.approx(last["best"], rel=0.05)  # kept in half precision
 
 
-def test_without_a_corpus_no_heads_are_trained(checkout: Path, capsys: pytest.CaptureFixture[str]):
+def test_without_a_corpus_no_heads_are_trained(checkout: Path):
     shutil.rmtree("data/english/dev")
-    assert schedule_heads.train(60, Runner()) is None
-    assert "data/english is missing" in capsys.readouterr().out
+    assert "data/english is missing" in schedule_heads.missing()

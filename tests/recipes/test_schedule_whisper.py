@@ -1,19 +1,20 @@
 """The small Whisper's part of `make train`: what it begins from and goes on with; no worse model is shipped."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from lightning.pytorch import seed_everything
 
 from mmdec.medusa import load_heads
-from mmdec.training import allotment, schedule_heads, schedule_whisper
+from mmdec.training import schedule_whisper
 from mmdec.training.__main__ import main as train
 from mmdec.training.export import read_checkpoint
+from mmdec.training.timed_run import Allowance, Outcome
 from mmdec.training.whisper import Shape, WhisperModule
 from mmdec.types import InputError
 from mmdec.whispers import load_whisper
@@ -21,7 +22,7 @@ from tests.quiet import LIGHTNING
 from tests.tiny_english import write_english
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = schedule_whisper.SHIPPED
+MADE = Path("runs/whisper-phrasebook")
 CONFIGURE = schedule_whisper.configuration  # as it is, not made small
 SHAPE = {"width": 16, "attention_heads": 2, "encoder_layers": 1, "encoder_ffn": 16, "decoder_layers": 2}
 pytestmark = [
@@ -60,55 +61,66 @@ def runner(name: str, *arguments: str) -> None:
     train(arguments)
 
 
+def train_for(seconds: float, fresh: bool = False) -> Outcome:
+    """By a clock that stands still, long ago: one epoch is run, and no more."""
+    return schedule_whisper.train(Allowance(1000 + seconds, lambda: 1000.0), runner, fresh)
+
+
 def test_a_new_model_then_a_better_one_then_none(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """Truly trained: random weights, then from the shipped ones, which stay where the new ones are no better."""
-    assert schedule_whisper.train(1.0, runner) == SHIPPED
-    first = load_whisper(str(SHIPPED), "cpu").model
+    """Truly trained: random weights, then from those of before; what is no better takes nobody's place."""
+    made = train_for(30.0)
+    assert (made.folder, made.before, made.better) == (MADE, None, True)
+    first = load_whisper(str(MADE), "cpu").model
     assert first.generation_config.alignment_heads == [[1, 0]]
-    assert load_heads(SHIPPED / "medusa", first).heads.config.heads == 8
-    assert schedule_whisper.train(1.0, runner) == SHIPPED
-    assert "from the shipped weights" in capsys.readouterr().out
+    assert load_heads(MADE / "medusa", first).heads.config.heads == 8
+    scores = iter((2.0, 1.0, 1.0, 1.0))
+    monkeypatch.setattr(schedule_whisper, "next_token_loss", lambda *_: next(scores))
+    made = train_for(30.0)
+    assert (made.before, made.after, made.better, made.folder) == (2.0, 1.0, True, MADE)
+    said = capsys.readouterr().out
+    assert f"from {MADE}" in said
+    assert re.search(r"whisper \[#+-*\] +\d+ %  step \d+  loss \d+\.\d+  (done|\d+:\d\d left)", said)  # no terminal
     recipe = yaml.safe_load((schedule_whisper.RUN / "schedule.yaml").read_text(encoding="utf-8"))
-    assert recipe["model"]["init_args"]["start"] == str(SHIPPED)
+    assert recipe["model"]["init_args"]["start"] == str(MADE)
     assert recipe["data"]["init_args"]["lengths"] == [[0, 30]]
     assert Path("runs/whisper-before-1/finished").is_file()
-    second = (SHIPPED / "model.safetensors").read_bytes()
-    scores = iter((1.0, 1.0))
-    monkeypatch.setattr(schedule_whisper, "next_token_loss", lambda *_: next(scores))
-    assert schedule_whisper.train(1.0, runner) == Path("runs/whisper/whisper-phrasebook")
-    assert (SHIPPED / "model.safetensors").read_bytes() == second
+    second = (MADE / "model.safetensors").read_bytes()
+    made = train_for(30.0)
+    assert (made.better, made.folder) == (False, Path("runs/whisper-phrasebook-not-better"))
+    assert (MADE / "model.safetensors").read_bytes() == second
+    assert not Path("models").exists()
 
 
 def test_what_was_cut_off_is_gone_on_with(checkout: Path):
-    schedule_whisper.train(1.0, runner)
+    train_for(30.0)
     before = read_checkpoint(schedule_whisper.last())["global_step"]
     Path("runs/whisper/finished").unlink()
-    schedule_whisper.train(1.0, runner)
+    train_for(30.0)
     assert read_checkpoint(schedule_whisper.last())["global_step"] > before
     assert not Path("runs/whisper-before-1").exists()
-    schedule_whisper.train(1.0, runner, fresh=True)
+    train_for(30.0, fresh=True)
     recipe = yaml.safe_load((schedule_whisper.RUN / "schedule.yaml").read_text(encoding="utf-8"))
     assert recipe["model"]["init_args"]["start"] is None
 
 
 def test_a_resumed_run_keeps_its_batches_on_any_machine(checkout: Path):
-    first = CONFIGURE(0.0, 300.0, False, False)
+    first = CONFIGURE(Allowance(300.0, lambda: 0.0), False, False)
     schedule_whisper.RUN.mkdir(parents=True)
     (schedule_whisper.RUN / "schedule.yaml").write_text(yaml.safe_dump(first), encoding="utf-8")
     for _ in range(2):
-        again = CONFIGURE(0.0, 900.0, True, False)
+        again = CONFIGURE(Allowance(900.0, lambda: 0.0), True, False)
         assert again["data"] == first["data"]
         assert again["model"] == first["model"]
     assert first["data"]["init_args"]["batch_seconds"] == 90  # of two processes, in one
 
 
 def test_a_start_of_another_shape_is_refused(checkout: Path):
-    schedule_whisper.train(1.0, runner)
+    train_for(30.0)
     units = [f"unit {number}" for number in range(40)] + ["<|endoftext|>", "<|startoftranscript|>"]
     with pytest.raises(InputError, match="`start` must fit"):
-        WhisperModule(units, Shape(**SHAPE, decoder_ffn=16), guided=(), start=str(SHIPPED))
+        WhisperModule(units, Shape(**SHAPE, decoder_ffn=16), guided=(), start=str(MADE))
 
 
 def test_a_missing_corpus_is_built_or_named(checkout: Path, monkeypatch: pytest.MonkeyPatch):
@@ -135,20 +147,3 @@ def test_a_missing_corpus_is_built_or_named(checkout: Path, monkeypatch: pytest.
     assert schedule_whisper.prepare() == ""
     assert kept.is_file()
     assert Path("data/english/train_everyday").is_dir()
-
-
-def test_minutes_are_shared(checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    spent: dict[str, float] = {}
-    monkeypatch.setattr("mmdec.training.schedule.main", lambda minutes, *_: spent.update(speech=minutes))
-    monkeypatch.setattr(schedule_whisper, "train", lambda seconds, *_: spent.update(whisper=seconds))
-    monkeypatch.setattr(schedule_heads, "train", lambda seconds, *_: spent.update(heads=seconds))
-    allotment.main(20)
-    assert {name: round(value) for name, value in spent.items()} == {"speech": 11, "whisper": 300, "heads": 240}
-    spent.clear()
-    monkeypatch.setattr(schedule_whisper, "prepare", lambda: "no corpus")
-    allotment.main(20)
-    assert spent == {"speech": 20}
-    assert "no corpus" in capsys.readouterr().out
-    with pytest.raises(InputError, match="`minutes`"):
-        allotment.main(0)
-    assert torch.is_grad_enabled()
