@@ -110,9 +110,12 @@ def doors(folder: Path) -> dict[str, Door]:
         "transcribe": Door(
             mmdec.transcribe,
             lambda: {**speech, "model": whisper, "drafter": "lookup", "max_new_tokens": 4},
-            ("processor", "timestamps", "language", "task", "prompt", "batch_size", "rule", "num_speculative_tokens")
-            + ("device", "threads", "progress", "logprob_threshold", "no_speech_threshold", "prompt_condition_type")
-            + ("compression_ratio_threshold", "condition_on_prev_tokens", *options),
+            (
+                *("processor", "timestamps", "language", "task", "prompt", "batch_size", "rule"),
+                *("num_speculative_tokens", "device", "threads", "progress", "logprob_threshold"),
+                *("no_speech_threshold", "prompt_condition_type", "compression_ratio_threshold"),
+                *("condition_on_prev_tokens", *options),
+            ),
             {**sounds, **drafting, **numbers, "timestamps": ("word", "segment"), "processor": (whisper.processor,)},
         ),
         "generate": Door(
