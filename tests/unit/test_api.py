@@ -116,7 +116,7 @@ def test_threads_are_given_back(tiny_model: Path) -> None:
     before = torch.get_num_threads()
     mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=tiny_model, threads=before + 1, device="cpu")
     assert torch.get_num_threads() == before
-    with pytest.raises(mmdec.InputError, match="`threads` must be a whole number from 1 to .*, but is 0"):
+    with pytest.raises(mmdec.InputError, match=r"`threads` must be a whole number from 1 to .*, but is 0"):
         mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=tiny_model, threads=0)
 
 
