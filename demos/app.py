@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mmdec.api import load, translate_speech
-from mmdec.targets.speech import STRATEGIES
+from mmdec.pipelines.translation.translate import load, translate_speech
+from mmdec.pipelines.translation.translator import STRATEGIES
 from mmdec.types import MmdecError
 
 try:

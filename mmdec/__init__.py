@@ -8,10 +8,10 @@ from mmdec.types import InputError, MmdecError
 
 if TYPE_CHECKING:
     from mmdec import audio
-    from mmdec.api import BatchError, Translation, load, translate_speech
-    from mmdec.generation import Generation, generate, speculate, stream
-    from mmdec.transcript import Segment, Transcript, Word
-    from mmdec.transcription import transcribe
+    from mmdec.generation.speculation import Generation, generate, speculate, stream
+    from mmdec.pipelines.transcription.transcribe import transcribe
+    from mmdec.pipelines.transcription.transcript import Segment, Transcript, Word
+    from mmdec.pipelines.translation.translate import BatchError, Translation, load, translate_speech
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,10 +34,10 @@ __all__ = [
 ]
 
 _LAZY = {
-    **dict.fromkeys(("BatchError", "Translation", "load", "translate_speech"), "mmdec.api"),
-    **dict.fromkeys(("Generation", "generate", "speculate", "stream"), "mmdec.generation"),
-    **dict.fromkeys(("Segment", "Transcript", "Word"), "mmdec.transcript"),
-    "transcribe": "mmdec.transcription",
+    **dict.fromkeys(("BatchError", "Translation", "load", "translate_speech"), "mmdec.pipelines.translation.translate"),
+    **dict.fromkeys(("Generation", "generate", "speculate", "stream"), "mmdec.generation.speculation"),
+    **dict.fromkeys(("Segment", "Transcript", "Word"), "mmdec.pipelines.transcription.transcript"),
+    "transcribe": "mmdec.pipelines.transcription.transcribe",
 }
 _MODULES = ("audio",)
 

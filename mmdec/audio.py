@@ -20,9 +20,9 @@ import torchaudio.compliance.kaldi as kaldi
 import torchaudio.functional as F
 from torch import Tensor
 
-from mmdec import files
-from mmdec.arguments import show
-from mmdec.files import open_regular, printable, unreadable, write_whole
+from mmdec.checks import files
+from mmdec.checks.arguments import show
+from mmdec.checks.files import open_regular, printable, unreadable, write_whole
 from mmdec.types import InputError
 
 SAMPLE_RATE = 16_000  # Hz, of every network here

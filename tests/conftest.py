@@ -26,7 +26,6 @@ def buzz(seconds: float, seed: int = 0, rate: int = RATE) -> np.ndarray:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory with every part and random weights, a second's work to make."""
-    from mmdec.decode.words import WordDecoder
     from mmdec.hub import save_model
     from mmdec.nn.ar_decoder import ArConfig
     from mmdec.nn.conformer import EncoderConfig
@@ -34,6 +33,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from mmdec.nn.daspeech import DASpeech, DASpeechConfig
     from mmdec.nn.fastspeech2 import FastSpeech2Config
     from mmdec.nn.vocoder import Vocoder, VocoderConfig
+    from mmdec.phonetics.decoder import WordDecoder
 
     torch.manual_seed(0)
     lexicon = {"hello": [("hh", "ax", "l", "ow")], "there": [("dh", "eh", "r")], "low": [("l", "ow")]}

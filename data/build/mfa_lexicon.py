@@ -25,8 +25,8 @@ import re
 import sys
 from pathlib import Path
 
-from mmdec.decode.lexicon import pronounce
-from mmdec.decode.words import is_mark, tokenize
+from mmdec.phonetics.decoder import is_mark, tokenize
+from mmdec.phonetics.lexicon import pronounce
 
 Lexicon = dict[str, list[tuple[str, ...]]]
 _NUMBER = re.compile(r"\d*\.?\d+(e[+-]?\d+)?", re.IGNORECASE)

@@ -22,7 +22,7 @@ from threading import Lock
 from typing import ClassVar, final
 
 from mmdec.decode.acceptance import DEEPEST, Acceptance
-from mmdec.decode.curve import Curve
+from mmdec.decode.cost_model import Curve
 from mmdec.types import InputError, Plan
 
 CHAINS = (1, 2, 3, 5, 7, 11, 15, 23, DEEPEST)  # nodes; with the root these are 2, 3, 4, 6, 8, ... columns

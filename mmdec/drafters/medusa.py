@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-from mmdec.decode.ranks import Ranks
 from mmdec.decode.tree import trees_from_lists
+from mmdec.decode.tree_shape import Ranks
 from mmdec.drafters.recycling import best
 from mmdec.nn.medusa import DecoderLayer, MedusaHeads, Pair
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict

@@ -3,7 +3,7 @@
 Every vertex gets a hidden state, a distribution over units (its emission) and transition probabilities to all later
 vertices (its links). Source: DA-Transformer (Huang et al., ICML 2022, section 3), as used by DASpeech (Fang et al.,
 NeurIPS 2023, section 3.2). What the small recipe adds (`link_prior`, `copy_encoder`, sinusoidal positions) is off in
-the paper's configuration. How a path is found is not known here: see `ops/dag.py` and `decode/lattice.py`.
+the paper's configuration. How a path is found is not known here: see `ops/dag.py` and `ops/dag_decode.py`.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ from transformers import (
 from transformers.audio_utils import mel_filter_bank
 
 from mmdec.audio import HOP, LOG_FLOOR, MELS, SAMPLE_RATE, WINDOW, resample
+from mmdec.checks.weights import NOT_FOLLOWED, fill, fill_pretrained, read_settings
 from mmdec.types import InputError
-from mmdec.weights import NOT_FOLLOWED, fill, fill_pretrained, read_settings
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from mmdec.decode.tree import single
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.cache import Store, check_cache, twin
 from mmdec.targets.families import ARGUMENTS, check_model
-from mmdec.targets.rows import Rows
+from mmdec.targets.row_layout import Rows
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
 READ = {*ARGUMENTS, "use_cache"}  # what `generate` prepares

@@ -13,7 +13,7 @@ from mmdec.decode.tree import single
 from mmdec.nn.ar_decoder import ArCache, ArDecoder
 from mmdec.nn.dag_decoder import BOS
 from mmdec.ops.kv_gather import kv_gather
-from mmdec.targets.rows import Rows
+from mmdec.targets.row_layout import Rows
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
 

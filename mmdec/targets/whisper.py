@@ -16,8 +16,8 @@ from transformers import DynamicCache, EncoderDecoderCache, WhisperForConditiona
 
 from mmdec.decode.tree import single
 from mmdec.targets.cache import Store, check_cache
-from mmdec.targets.rows import Rows
-from mmdec.targets.whisper_pass import DraftPass
+from mmdec.targets.row_layout import Rows
+from mmdec.targets.whisper_decoder import DraftPass
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
 ATTENTION = ("sdpa", "eager")

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from mmdec.audio import load_audio
-from mmdec.training.corpus import FeatureStore, extract
-from mmdec.training.english import EnglishSpeech
-from mmdec.training.layout import Row, read_rows
-from mmdec.training.targets import acoustic_targets
+from mmdec.corpora.cvss import Row, read_rows
+from mmdec.training.daspeech.acoustic_data import EnglishSpeech
+from mmdec.training.daspeech.acoustic_targets import acoustic_targets
+from mmdec.training.daspeech.corpus import FeatureStore, extract
 from mmdec.training.timed_run import Allowance
 from mmdec.types import InputError
 

@@ -12,10 +12,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import Tensor
 
-from mmdec.training.schedule_lr import Schedule
-from mmdec.training.speech import load_network
+from mmdec.checks.weights import read_weights
+from mmdec.training.daspeech.module import load_network
+from mmdec.training.lr_schedule import Schedule
 from mmdec.types import InputError
-from mmdec.weights import read_weights
 
 
 class PlainProgress(Callback):

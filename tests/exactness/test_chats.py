@@ -22,7 +22,7 @@ from mmdec.targets.tiny import VOCABULARY
 from mmdec.types import InputError
 from tests.exactness.families import model_of
 from tests.exactness.wild import Wild
-from tests.pairwise import cover
+from tests.support.pairwise import cover
 
 PAD, EOS = 0, 2
 OPTIONS: dict[str, Any] = {

@@ -18,8 +18,8 @@ from mmdec.decode.budget import Budget
 from mmdec.decode.sampling import Dice, KeyedSample, Stop
 from mmdec.decode.verify import BlockRule, MatchRule, ResidualRule, Rule, Stream
 from mmdec.types import Draft, Plan
-from tests.exactness.oracle import plain_law
-from tests.exactness.toy import AlwaysAccept, Memory, Scripted, Toy, run
+from tests.support.oracle import plain_law
+from tests.support.toy import AlwaysAccept, Memory, Scripted, Toy, run
 
 K = TypeVar("K", bound=Hashable)
 

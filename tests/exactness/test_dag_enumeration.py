@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mmdec.ops.dag import dag_best_alignment, dag_marginal, dag_posterior, expected_states
-from tests.naive_dag import all_paths, enumerated_paths
+from tests.support.naive_dag import all_paths, enumerated_paths
 
 TARGETS = torch.tensor([4, 3, 2, 1, 5, 2, 6, 4])
 GRAPHS = torch.tensor([8, 7, 2, 1, 5, 8, 8, 3])  # the last one is too short for its target

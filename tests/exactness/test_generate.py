@@ -17,7 +17,7 @@ import mmdec
 from mmdec.decode.budget import Budget
 from mmdec.decode.tree import trees_from_lists
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
-from tests.pairwise import cover
+from tests.support.pairwise import cover
 
 VOCABULARY = 61
 SIZES: dict[str, Any] = {

@@ -15,8 +15,8 @@ from mmdec.decode.sampling import Processor, Stop, Text
 from mmdec.decode.tree import trees_from_lists
 from mmdec.decode.verify import BlockRule, MatchRule, ResidualRule, Rule, Stream, TypicalRule, verify
 from mmdec.types import Draft, Plan, Scores
-from tests.exactness.oracle import Law, Oracle, Thrown, plain_law
-from tests.exactness.toy import AlwaysAccept, Memory, Scripted, Session, Toy, padded, run
+from tests.support.oracle import Law, Oracle, Thrown, plain_law
+from tests.support.toy import AlwaysAccept, Memory, Scripted, Session, Toy, padded, run
 
 Shape = list[int]  # parents of nodes 1, 2, ...
 CHAIN: Shape = [0, 1]

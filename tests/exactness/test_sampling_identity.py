@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmdec.decode.sampling import KeyedSample, Stop, most_probable, stock_sample
 from mmdec.decode.verify import MatchRule
-from tests.exactness.toy import Changing, Scripted, Toy, forest, padded, plain, run, truth, wrong
+from tests.support.toy import Changing, Scripted, Toy, forest, padded, plain, run, truth, wrong
 
 LENGTH = 24  # of prompt and text
 STOP = Stop(LENGTH, frozenset({0}))

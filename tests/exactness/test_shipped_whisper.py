@@ -13,9 +13,9 @@ from transformers import WhisperForConditionalGeneration
 
 import mmdec
 from mmdec.audio import load_audio
-from mmdec.medusa import load_heads
+from mmdec.hub.medusa import load_heads
+from mmdec.hub.whisper import Whisper, load_whisper
 from mmdec.types import InputError
-from mmdec.whispers import Whisper, load_whisper
 
 SAMPLES = Path(__file__).parents[2] / "data" / "samples" / "english"
 TREE, CHAIN = (16, 6), 6

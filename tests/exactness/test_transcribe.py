@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import mmdec
-from mmdec.medusa import load_heads
-from mmdec.whispers import Whisper, load_whisper
+from mmdec.hub.medusa import load_heads
+from mmdec.hub.whisper import Whisper, load_whisper
 from tests.conftest import RATE, buzz
-from tests.tiny_transcriber import write
+from tests.support.tiny_transcriber import write
 
 PROMPT = "The train leaves"
 

@@ -12,7 +12,7 @@ from mmdec.decode.budget import Budget
 from mmdec.decode.loop import decode
 from mmdec.decode.sampling import Stop, Text
 from mmdec.decode.verify import MatchRule
-from mmdec.drafters.lattice import Lattice
+from mmdec.drafters.dag import Lattice
 from mmdec.nn.ar_decoder import ArConfig, ArDecoder
 from mmdec.nn.dag_decoder import EOS, PAD
 from mmdec.targets.units import UnitTarget

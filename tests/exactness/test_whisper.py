@@ -17,14 +17,15 @@ import mmdec
 from mmdec.decode.budget import Budget
 from mmdec.drafters.medusa import Medusa
 from mmdec.types import InputError
-from tests.exactness.tiny_whisper import (
+from tests.support.pairwise import cover
+from tests.support.tiny_whisper import (
     EOT,
     TIMESTAMPS,
     VOCABULARY,
     sound,
     whisper,
 )
-from tests.exactness.whisper_calls import (
+from tests.support.whisper_calls import (
     MODELS,
     MODES,
     PLAIN,
@@ -39,7 +40,6 @@ from tests.exactness.whisper_calls import (
     stock,
     windows,
 )
-from tests.pairwise import cover
 
 pytestmark = [  # transformers' own: on numpy 2, and for word timestamps of windows that say next to nothing
     pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning"),

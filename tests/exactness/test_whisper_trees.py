@@ -8,7 +8,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from mmdec.targets.whisper import WhisperTarget
 from mmdec.types import Draft, Needs, Scores, Verdict
-from tests.exactness.tiny_whisper import TEXT, sound, whisper
+from tests.support.tiny_whisper import TEXT, sound, whisper
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mmdec import api, audio
+from mmdec import audio
+from mmdec.pipelines.translation import translate as api
 from mmdec.types import InputError
 from tests.conftest import buzz
 from tests.fuzz.odd_files import Odd, write_odd

@@ -27,13 +27,13 @@ from typer.testing import CliRunner
 import mmdec
 from mmdec import cli
 from mmdec.hub import load
-from mmdec.medusa import load_heads
+from mmdec.hub.medusa import load_heads
+from mmdec.hub.whisper import load_whisper
 from mmdec.types import MmdecError
-from mmdec.whispers import load_whisper
 from tests.conftest import RATE, buzz
 from tests.fuzz.odd_values import FRESH, PLAIN, WORDS
-from tests.tiny_english import write_english
-from tests.tiny_transcriber import write
+from tests.support.tiny_english import write_english
+from tests.support.tiny_transcriber import write
 
 CALLS, GROUPS = (1500, 15) if os.environ.get("MMDEC_ALL") else (80, 4)
 SECONDS = 20.0  # of the processor, of one call

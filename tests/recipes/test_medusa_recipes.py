@@ -16,14 +16,14 @@ import yaml
 from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
 
 from mmdec import speculate
-from mmdec.medusa import load_heads
+from mmdec.hub.medusa import load_heads
 from mmdec.training.__main__ import TrainingCLI
-from mmdec.training.export import read_checkpoint
-from mmdec.training.medusa import MedusaModule
-from mmdec.training.medusa_data import HeadData
-from mmdec.training.replay import measure, spread
-from tests.quiet import LIGHTNING
-from tests.tiny_english import write_english, write_whisper
+from mmdec.training.daspeech.export import read_checkpoint
+from mmdec.training.medusa.data import HeadData
+from mmdec.training.medusa.module import MedusaModule
+from mmdec.training.medusa.simulate import measure, spread
+from tests.support.quiet import LIGHTNING
+from tests.support.tiny_english import write_english, write_whisper
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "medusa"
@@ -106,7 +106,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(base: Path, corpus: Pat
     unbroken.mkdir()
     broken.mkdir()
     common = ("--trainer.max_epochs=4", "--data.init_args.repeat_after=2")
-    killed = options("phrasebook", base, corpus, *common, "--trainer.callbacks+=tests.killed.Killed")
+    killed = options("phrasebook", base, corpus, *common, "--trainer.callbacks+=tests.support.killed.Killed")
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "mmdec.training", *killed, "--trainer.callbacks.step=5"],
         cwd=broken,

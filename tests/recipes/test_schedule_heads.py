@@ -10,17 +10,17 @@ import torch
 import yaml
 from lightning.pytorch import seed_everything
 
-from mmdec.medusa import load_heads, save_heads
+from mmdec.hub.medusa import load_heads, save_heads
+from mmdec.hub.whisper import load_whisper
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.provenance import weights
-from mmdec.training import schedule_heads
 from mmdec.training.__main__ import main as train
-from mmdec.training.export import read_checkpoint
-from mmdec.training.own_labels import fingerprint
+from mmdec.training.daspeech.export import read_checkpoint
+from mmdec.training.medusa import timed as schedule_heads
+from mmdec.training.medusa.self_labels import fingerprint
 from mmdec.training.timed_run import Allowance, Outcome
-from mmdec.whispers import load_whisper
-from tests.quiet import LIGHTNING
-from tests.tiny_english import write_english, write_whisper
+from tests.support.quiet import LIGHTNING
+from tests.support.tiny_english import write_english, write_whisper
 
 ROOT = Path(__file__).parents[2]
 SHIPPED, MADE = Path("models/whisper-phrasebook/medusa"), Path("runs/whisper-phrasebook")

@@ -10,16 +10,16 @@ import pytest
 import yaml
 from lightning.pytorch import seed_everything
 
-from mmdec.medusa import load_heads
-from mmdec.training import schedule_whisper
+from mmdec.hub.medusa import load_heads
+from mmdec.hub.whisper import load_whisper
 from mmdec.training.__main__ import main as train
-from mmdec.training.export import read_checkpoint
+from mmdec.training.daspeech.export import read_checkpoint
 from mmdec.training.timed_run import Allowance, Outcome
-from mmdec.training.whisper import Shape, WhisperModule
+from mmdec.training.whisper import timed as schedule_whisper
+from mmdec.training.whisper.module import Shape, WhisperModule
 from mmdec.types import InputError
-from mmdec.whispers import load_whisper
-from tests.quiet import LIGHTNING
-from tests.tiny_english import write_english
+from tests.support.quiet import LIGHTNING
+from tests.support.tiny_english import write_english
 
 ROOT = Path(__file__).parents[2]
 MADE = Path("runs/whisper-phrasebook")

@@ -21,12 +21,12 @@ from safetensors.torch import save_file
 from mmdec.nn.daspeech import DASpeech
 from mmdec.nn.fastspeech2 import FastSpeech2
 from mmdec.training.__main__ import TrainingCLI
-from mmdec.training.corpus import SpeechTranslationData
-from mmdec.training.export import load_module, newest, read_checkpoint, save_network
-from mmdec.training.speech import DASpeechModule
+from mmdec.training.daspeech.corpus import SpeechTranslationData
+from mmdec.training.daspeech.export import load_module, newest, read_checkpoint, save_network
+from mmdec.training.daspeech.module import DASpeechModule
 from mmdec.types import InputError
-from tests.quiet import LIGHTNING
-from tests.tiny_corpus import TinyCorpus, tiny_sizes, write_corpus
+from tests.support.quiet import LIGHTNING
+from tests.support.tiny_corpus import TinyCorpus, tiny_sizes, write_corpus
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "daspeech"
@@ -157,7 +157,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     unbroken, broken = workplace / "unbroken", workplace / "broken"
     for folder in (unbroken, broken):
         folder.mkdir()
-    killed = recipe(corpus, 4, "--trainer.callbacks+=tests.killed.Killed", "--trainer.callbacks.step=8")
+    killed = recipe(corpus, 4, "--trainer.callbacks+=tests.support.killed.Killed", "--trainer.callbacks.step=8")
     child = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "mmdec.training", *killed],
         cwd=broken,

@@ -14,11 +14,11 @@ from torch import Tensor
 from mmdec.audio import save_audio
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.training.__main__ import TrainingCLI
-from mmdec.training.acoustic import AcousticData, AcousticModule
-from mmdec.training.english import EnglishSpeech, EpochItems
-from mmdec.training.vocoder import VocoderData, load_acoustic
+from mmdec.training.daspeech.acoustic import AcousticData, AcousticModule
+from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems
+from mmdec.training.daspeech.vocoder import VocoderData, load_acoustic
 from mmdec.types import InputError
-from tests.quiet import LIGHTNING
+from tests.support.quiet import LIGHTNING
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "daspeech"
 pytestmark = [

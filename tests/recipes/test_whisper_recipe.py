@@ -9,13 +9,13 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
 from mmdec.audio import save_audio
-from mmdec.medusa import load_heads
+from mmdec.hub.medusa import load_heads
 from mmdec.training.__main__ import TrainingCLI
-from mmdec.training.export import read_checkpoint
-from mmdec.training.whisper import Shape, WhisperModule
-from mmdec.training.whisper_export import export
+from mmdec.training.daspeech.export import read_checkpoint
+from mmdec.training.whisper.export import export
+from mmdec.training.whisper.module import Shape, WhisperModule
 from mmdec.types import InputError
-from tests.quiet import LIGHTNING
+from tests.support.quiet import LIGHTNING
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "whisper" / "phrasebook.yaml"
 TEXTS = ["Where is the station?", "The station is near.", "Two teas, please.", "It's five o'clock."]

@@ -1,0 +1,1 @@
+"""What people give is checked before it is believed: arguments, files, weights."""

@@ -1,0 +1,1 @@
+"""Quality and speed, measured through the calls that people make."""

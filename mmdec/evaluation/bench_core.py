@@ -1,0 +1,185 @@
+"""The verification core against transformers' own loops, on random weights: exactness-gated, interleaved.
+
+Random weights say nothing about how often a draft is right, so two texts bound it: "repeating", from weights that fall
+into loops, where nearly every copied token is accepted, and "wandering", where nearly none is.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from mmdec.checks.arguments import check_threads
+from mmdec.decode.budget import Budget
+from mmdec.decode.loop import Round
+from mmdec.decode.tree import trees_from_lists
+from mmdec.evaluation.pairing import paired
+from mmdec.generation.speculation import generate, speculate
+from mmdec.hub import check_device
+from mmdec.provenance import hardware
+from mmdec.types import Context, Draft, MmdecError, Needs, Plan, Scores, Target, Verdict
+
+SIZES: dict[str, dict[str, int]] = {  # about 2, 30 and 130 million parameters
+    "2M": {"vocab_size": 4096, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6},
+    "30M": {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8},
+    "130M": {"vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12},
+}
+TEXTS = {"repeating": 0.02, "wandering": 0.12}  # deviation of the weights
+PROMPT = 64
+COPIED = 10  # tokens that transformers' prompt lookup copies at most: its documentation's value
+
+
+class Noise:
+    """A drafter that is always wrong: random trees of the plan's size, or of `nodes` whatever the plan."""
+
+    name = "noise"
+    needs = Needs()
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def check(self, target: Target) -> None:
+        """Any target will do."""
+
+    def start(self, context: Context) -> torch.Generator:
+        return torch.Generator().manual_seed(0)
+
+    def propose(self, memory: torch.Generator, roots: Tensor, plan: Plan) -> Draft:
+        tokens = torch.randint(self.vocab_size, (len(roots), plan.nodes), generator=memory).tolist()
+        parents = [max(0, node - 2) for node in range(plan.nodes)]
+        return trees_from_lists(roots, [(row, parents) for row in tokens])
+
+    def update(self, memory: torch.Generator, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Learns nothing."""
+
+    def select(self, memory: torch.Generator, live: Tensor) -> None:
+        """Knows no rows."""
+
+
+def random_model(size: str, text: str = "repeating", device: str = "cpu") -> PreTrainedModel:
+    """A Llama of `SIZES` with random weights."""
+    torch.manual_seed(0)
+    heads = {"num_attention_heads": SIZES[size]["hidden_size"] // 64, "max_position_embeddings": 1024}
+    config = LlamaConfig(**SIZES[size], **heads, initializer_range=TEXTS[text], eos_token_id=None, pad_token_id=0)  # type: ignore[arg-type]
+    return cast(PreTrainedModel, LlamaForCausalLM(config).eval()).to(torch.device(device))  # type: ignore[arg-type]
+
+
+def bench_core(
+    sizes: Sequence[str] = tuple(SIZES), repeats: int = 5, new_tokens: int = 128, device: str = "cpu", threads: int = 2
+) -> dict[str, Any]:
+    """All rows of the table: core share, lookup against transformers', batch 8 against 1, a drafter that is wrong."""
+    check_threads(threads)
+    check_device(device)
+    torch.set_num_threads(threads)
+    largest = sizes[-1]
+    lookup = {size: {text: _lookup(size, text, repeats, new_tokens, device) for text in TEXTS} for size in sizes}
+    return {
+        "what": f"random weights, greedy, {PROMPT} + {new_tokens} tokens, wall clock of whole calls",
+        "core_share": _core_share(largest, new_tokens, device),
+        "lookup": {"what": f"a = ours, budget on; b = prompt_lookup_num_tokens={COPIED}", "sizes": lookup},
+        "batch": _batch(largest, repeats, new_tokens, device),
+        "always_wrong": {size: _wrong(size, repeats, new_tokens, device) for size in sizes},
+        "hardware": hardware(threads, device),
+    }
+
+
+def _prompts(model: PreTrainedModel, batch: int) -> Tensor:
+    """(B, PROMPT) ids in which a phrase comes back."""
+    generator = torch.Generator().manual_seed(1)
+    phrase = torch.randint(3, model.config.vocab_size, (batch, PROMPT // 4), generator=generator)
+    return phrase.repeat(1, 4).to(model.device)
+
+
+def _run(model: PreTrainedModel, ids: Tensor, count: int, **options: Any) -> Tensor:
+    mask = torch.ones_like(ids)
+    return model.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False, **options)  # type: ignore[operator]
+
+
+def _equal(a: Callable[[], Tensor], b: Callable[[], Tensor]) -> None:
+    """No timing of a run that differs."""
+    if not torch.equal(a(), b()):
+        raise MmdecError("The drafted run differs from plain decoding: no timing is reported. Report this as a bug.")
+
+
+def _core_share(size: str, count: int, device: str) -> dict[str, Any]:
+    """Core seconds over the target pass, rounds of 16 nodes (the root included), nothing accepted."""
+    model = random_model(size, device=device)
+    drafter = Noise(model.config.vocab_size)
+    found = generate(
+        model, _prompts(model, 1), drafter, num_speculative_tokens=15, max_new_tokens=count, do_sample=False
+    )
+    rounds = found.rounds[4:]  # the first ones allocate
+    shares = [one.core / one.target for one in rounds]
+    low, middle, high = statistics.quantiles(shares, n=4)
+    return {
+        "size": size,
+        "nodes": 16,
+        "core_ms": 1e3 * statistics.median(one.core for one in rounds),
+        "target_ms": 1e3 * statistics.median(one.target for one in rounds),
+        "share": middle,
+        "low": low,
+        "high": high,
+        "n": len(rounds),
+    }
+
+
+def _lookup(size: str, text: str, repeats: int, count: int, device: str) -> dict[str, Any]:
+    model = random_model(size, text, device)
+    ids = _prompts(model, 1)
+    rounds: list[Round] = []
+    plug = speculate("lookup", on_round=rounds.append)
+
+    def ours() -> Tensor:
+        rounds.clear()
+        return _run(model, ids, count, custom_generate=plug)
+
+    def theirs() -> Tensor:
+        return _run(model, ids, count, prompt_lookup_num_tokens=COPIED)
+
+    plain = _run(model, ids, count)
+    Budget.forget()
+    for run in (ours, theirs):
+        _equal(run, lambda: plain)
+    result = paired(ours, theirs, repeats, model.device)
+    return {**asdict(result), "rounds": len(rounds) - 1, "tokens_per_round": (count - 1) / max(len(rounds) - 1, 1)}
+
+
+def _batch(size: str, repeats: int, count: int, device: str) -> dict[str, Any]:
+    """Tokens a second of eight rows over those of one, the same drafter."""
+    model = random_model(size, device=device)
+    ids = _prompts(model, 8)
+    plug = speculate("lookup")
+    Budget.forget()
+
+    def eight() -> Tensor:
+        return _run(model, ids, count, custom_generate=plug)
+
+    def one() -> Tensor:
+        return _run(model, ids[:1], count, custom_generate=plug)
+
+    _equal(eight, lambda: _run(model, ids, count))
+    result = paired(eight, one, repeats, model.device)
+    return {"size": size, "a_ms": result.a_ms, "b_ms": result.b_ms, "times": 8 * result.ratio, "n": result.n}
+
+
+def _wrong(size: str, repeats: int, count: int, device: str) -> dict[str, Any]:
+    """Seconds with a drafter that is always wrong, budget on, over `generate`'s own."""
+    model = random_model(size, device=device)
+    ids = _prompts(model, 1)
+    plug = speculate(Noise(model.config.vocab_size))
+
+    def ours() -> Tensor:
+        Budget.forget()  # each run meets the drafter for the first time
+        return _run(model, ids, count, custom_generate=plug)
+
+    def plain() -> Tensor:
+        return _run(model, ids, count)
+
+    _equal(ours, plain)
+    return asdict(paired(plain, ours, repeats, model.device))

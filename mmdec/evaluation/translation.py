@@ -1,0 +1,286 @@
+"""Scores a speech translator on a split: text, phones, numbers, the judge's hearing, latency.
+
+    evaluate_speech(split="test", corpus="data/corpus", model=None, strategies=("lookahead", "autoregressive"), *,
+                    common_voice=None, cvss=None, limit=None, asr=True, device=None, threads=2, translator=None,
+                    log=None) -> dict, ready for json.dumps
+
+`scorecard.table(report)` shows the result to people. The layout is that of CVSS and Common Voice: pass `common_voice`
+and `cvss` where the two are not `corpus`/cv/fr and `corpus`/cvss_c. References and alignments of our own are used
+where they are there.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+import numpy as np
+
+from mmdec.checks.arguments import check_threads
+from mmdec.corpora.split import Utterance, read_split, read_table
+from mmdec.metrics import text as metrics
+from mmdec.metrics.recogniser import SAMPLE_RATE, Recogniser
+from mmdec.phonetics.lexicon import PAUSE, lower_case, read_lexicon
+from mmdec.types import InputError
+
+STRATEGIES = ("lookahead", "autoregressive", "verified")
+NOISES = 32  # utterances of white noise
+NOISE_LEVEL = 0.1  # of full scale
+
+
+class Spoken(Protocol):
+    """What a translator gives for one recording: mmdec.Translation, or anything like it."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def audio(self) -> np.ndarray: ...  # (T,)
+    @property
+    def sample_rate(self) -> int: ...
+    @property
+    def units(self) -> list[str]: ...
+    @property
+    def timings(self) -> dict[str, float]: ...  # seconds of each stage
+
+
+Translator = Callable[[Path, str], Spoken]  # (recording, strategy)
+
+
+@dataclass(frozen=True)
+class Output:
+    """One strategy's translation of one utterance; empty where the recording was refused."""
+
+    text: str
+    units: tuple[str, ...]
+    audio: np.ndarray  # (T,) 16 kHz
+    timings: dict[str, float]
+    seconds: float  # wav to wav
+    error: str = ""
+
+
+def evaluate_speech(
+    split: str = "test",
+    corpus: str | os.PathLike[str] = "data/corpus",
+    model: str | os.PathLike[str] | None = None,
+    strategies: Sequence[str] = STRATEGIES,
+    *,
+    common_voice: str | os.PathLike[str] | None = None,
+    cvss: str | os.PathLike[str] | None = None,
+    limit: int | None = None,
+    asr: bool = True,
+    device: str | None = None,
+    threads: int = 2,
+    translator: Translator | None = None,
+    log: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Every figure as a JSON-ready dict. `limit` takes that many utterances, evenly spaced. The strategies take turns
+    on each recording, after one warm-up each. A recording that is refused counts as an empty translation and is named.
+    `translator` stands in for the model. `log` receives progress lines."""
+    if limit is not None and limit < 1:
+        raise InputError(f"`limit` must be at least 1, but is {limit}. Leave it out for the whole split.")
+    check_threads(threads)
+    if not strategies:
+        raise InputError("`strategies` must name at least one strategy, but is empty. Use lookahead.")
+    from mmdec.provenance import hardware  # takes torch with it
+
+    say = log if log is not None else _silent
+    root = Path(corpus)
+    target = Path(cvss) if cvss is not None else root / "cvss_c"
+    source = Path(common_voice) if common_voice is not None else root / "cv" / "fr"
+    rows, skipped = read_split(source, target, split, limit)
+    judge = _judge(root, target, say) if asr else None
+    name, run = ("injected", translator) if translator is not None else _translator(model, device, threads)
+    outputs = _translate(run, rows, strategies, say)
+    seconds = [_seconds(row.clip) for row in rows]
+    lexicon = _lexicon(root)
+    references = [row.references for row in rows]
+    report: dict[str, Any] = {
+        "model": name,
+        "split": split,
+        "n": len(rows),
+        "skipped_rows": skipped,
+        "source_seconds": sum(seconds),
+        "hardware": hardware(threads, device),
+        "strategies": {
+            strategy: {**_text_scores(rows, outputs[strategy], lexicon), **_speed(outputs[strategy], seconds)}
+            for strategy in strategies
+        },
+    }
+    if judge is not None:
+        say("judging the reference recordings")
+        heard = [judge.transcribe(_sound(row.recording)) for row in rows]
+        best = metrics.asr_bleu(heard, references)
+        report["recordings"] = {
+            "asr_bleu": best.value,
+            "signature": best.signature,
+            "words_unknown_to_judge": list(judge.unknown),
+            "judge_word_error_rate": metrics.word_error_rate(heard, [row.translation for row in rows]),
+            "asr_bleu_shuffled": metrics.asr_bleu(shuffled(heard), references).value if len(rows) > 1 else None,
+        }
+        report["asr_bleu_noise"] = _noise_score(judge, rows)
+        for strategy in strategies:
+            say(f"judging {strategy}")
+            heard = [judge.transcribe(output.audio) for output in outputs[strategy]]
+            score = metrics.asr_bleu(heard, references).value
+            report["strategies"][strategy]["asr_bleu"] = score
+            report["strategies"][strategy]["asr_bleu_ratio"] = score / best.value if best.value else None
+            report["strategies"][strategy]["asr_bleu_shuffled"] = (
+                metrics.asr_bleu(shuffled(heard), references).value if len(rows) > 1 else None
+            )
+    return report
+
+
+def shuffled(items: Sequence[str]) -> list[str]:
+    """A fixed order in which no item stays where it was; half the list away, since neighbours may say the same."""
+    half = max(1, len(items) // 2)
+    return [*items[half:], *items[:half]]
+
+
+def _text_scores(
+    rows: Sequence[Utterance], outputs: Sequence[Output], lexicon: metrics.Lexicon | None
+) -> dict[str, Any]:
+    texts, references = [output.text for output in outputs], [row.references for row in rows]
+    right = metrics.exact(texts, references)
+    several = [len({metrics.normalise(text) for text in licensed}) > 1 for licensed in references]
+    bleu, chrf = metrics.bleu(texts, references), metrics.chrf(texts, references)
+    scores: dict[str, Any] = {
+        "exact": metrics.Rate(sum(right), len(right)).summary(),
+        "exact_one_rendering": _share(right, [not flag for flag in several]),
+        "exact_several_renderings": _share(right, several),
+        "bleu": {"value": bleu.value, "signature": bleu.signature},
+        "chrf": {"value": chrf.value, "signature": chrf.signature},
+        "number_accuracy": {kind: rate.summary() for kind, rate in metrics.number_accuracy(texts, references).items()},
+        "phone_error_rate": None,
+        "phone_error_rate_nearest": None,
+        "refused": {row.clip.name: output.error for row, output in zip(rows, outputs, strict=True) if output.error},
+    }
+    pairs = [(output.units, row) for output, row in zip(outputs, rows, strict=True) if row.phones]
+    if pairs:
+        scores["phone_error_rate"] = {
+            "value": metrics.phone_error_rate([units for units, _ in pairs], [row.phones for _, row in pairs]),
+            "against": "the phones of the reference recording, pauses included",
+            "n": len(pairs),
+        }
+    if pairs and lexicon is not None:
+        scores["phone_error_rate_nearest"] = _nearest(pairs, lexicon)
+    return scores
+
+
+def _nearest(pairs: Sequence[tuple[Sequence[str], Utterance]], lexicon: metrics.Lexicon) -> dict[str, Any]:
+    """Errors against the recording's own phones or, where fewer, the nearest rendering as the lexicon says it."""
+    errors = sum(metrics.nearest_phone_errors(units, row.phones, row.references, lexicon) for units, row in pairs)
+    return {
+        "value": errors / sum(phone != PAUSE for _, row in pairs for phone in row.phones),
+        "against": "the nearest licensed rendering, said as in the lexicon, pauses left out",
+        "n": len(pairs),
+    }
+
+
+def _share(right: Sequence[bool], chosen: Sequence[bool]) -> dict[str, Any]:
+    kept = [hit for hit, flag in zip(right, chosen, strict=True) if flag]
+    return metrics.Rate(sum(kept), len(kept)).summary()
+
+
+def _speed(outputs: Sequence[Output], seconds: Sequence[float]) -> dict[str, Any]:
+    done = [(output, length) for output, length in zip(outputs, seconds, strict=True) if not output.error]
+    if not done:
+        return {"latency": {}, "real_time_factor": None}
+    stages = [*done[0][0].timings, "wav to wav"]
+    taken = [{**output.timings, "wav to wav": output.seconds} for output, _ in done]
+    return {
+        "latency": {
+            stage: {"median": median(values), "p90": metrics.percentile(values, 0.9)}
+            for stage in stages
+            for values in ([row.get(stage, 0.0) for row in taken],)
+        },
+        "real_time_factor": metrics.real_time_factor([output.seconds for output, _ in done], [one for _, one in done]),
+    }
+
+
+def _translate(
+    run: Translator, rows: Sequence[Utterance], strategies: Sequence[str], say: Callable[[str], None]
+) -> dict[str, list[Output]]:
+    outputs: dict[str, list[Output]] = {strategy: [] for strategy in strategies}
+    for strategy in strategies:
+        _one(run, rows[0].clip, strategy)  # the first call pays for lazy set-up
+    for count, row in enumerate(rows, 1):
+        for strategy in strategies:
+            outputs[strategy].append(_one(run, row.clip, strategy))
+        if count % 50 == 0 or count == len(rows):
+            say(f"translated {count} of {len(rows)}")
+    return outputs
+
+
+def _one(run: Translator, clip: Path, strategy: str) -> Output:
+    start = time.perf_counter()
+    try:
+        spoken = run(clip, strategy)
+    except InputError as error:
+        return Output("", (), np.zeros(0, np.float32), {}, time.perf_counter() - start, str(error))
+    taken = time.perf_counter() - start
+    sound = spoken.audio
+    if spoken.sample_rate != SAMPLE_RATE:
+        sound = _resampled(sound, spoken.sample_rate)
+    return Output(spoken.text, tuple(spoken.units), sound, dict(spoken.timings), taken)
+
+
+def _translator(model: str | os.PathLike[str] | None, device: str | None, threads: int) -> tuple[str, Translator]:
+    from mmdec.hub import DEFAULT_MODEL, load
+    from mmdec.pipelines.translation.translate import translate_speech
+
+    loaded = load(DEFAULT_MODEL if model is None else model, device)
+    return loaded.name, lambda clip, strategy: translate_speech(clip, model=loaded, strategy=strategy, threads=threads)
+
+
+def _judge(root: Path, cvss: Path, say: Callable[[str], None]) -> Recogniser:
+    training = cvss / "train.tsv"
+    if not training.is_file():
+        raise InputError(
+            f"`asr` needs the training text, but '{training}' does not exist. Pass asr=False to do without."
+        )
+    say("preparing the recogniser")
+    return Recogniser((line[1] for line in read_table(training) if len(line) > 1), _lexicon(root) or {})
+
+
+def _noise_score(judge: Recogniser, rows: Sequence[Utterance]) -> float:
+    """ASR-BLEU of white noise in place of the speech."""
+    some = rows[:NOISES]
+    draws = np.random.default_rng(0)
+    noises = [NOISE_LEVEL * draws.standard_normal(len(_sound(row.recording))) for row in some]
+    return metrics.asr_bleu([judge.transcribe(noise) for noise in noises], [row.references for row in some]).value
+
+
+def _lexicon(root: Path) -> dict[str, list[tuple[str, ...]]] | None:
+    path = root / "lexicon.tsv"
+    return lower_case(read_lexicon(path)) if path.is_file() else None
+
+
+def _sound(path: Path) -> np.ndarray:
+    from mmdec.audio import load_audio
+
+    return load_audio(path).numpy()
+
+
+def _resampled(samples: np.ndarray, rate: int) -> np.ndarray:
+    import torch
+
+    from mmdec.audio import resample
+
+    return resample(torch.from_numpy(np.asarray(samples, np.float32)), rate).numpy()
+
+
+def _seconds(path: Path) -> float:
+    """Of a recording; 0 where it cannot be read, which its translation names."""
+    try:
+        return len(_sound(path)) / SAMPLE_RATE
+    except InputError:
+        return 0.0
+
+
+def _silent(line: str) -> None:
+    """No progress lines."""

@@ -1,0 +1,1 @@
+"""The doors to the core for transformers' own models, and what lies between the two."""

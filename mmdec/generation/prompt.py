@@ -1,0 +1,45 @@
+"""What a language model is asked to continue: token ids, with whatever else a tokenizer gives, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from mmdec.checks.arguments import show
+from mmdec.types import InputError
+
+
+def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
+    """Token ids by name, with what else a tokenizer gives. Raises InputError for what this model cannot read."""
+    if not isinstance(inputs, (Tensor, Mapping)):
+        raise InputError(
+            f"`inputs` must be token ids (B, P) or a tokenizer's output, but is {show(inputs)}. Call "
+            'tokenizer(text, return_tensors="pt").'
+        )
+    named: dict[str, Any] = {"input_ids": inputs} if isinstance(inputs, Tensor) else dict(inputs)
+    if "input_ids" not in named or not all(isinstance(name, str) for name in named):
+        listed = ", ".join(show(name) for name in list(named)[:9]) or "nothing"
+        raise InputError(f"`inputs` must hold `input_ids`, but holds {listed}. Give ids or a tokenizer's output.")
+    ids = named["input_ids"]
+    if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
+        found = f"holds {ids.dtype}" if isinstance(ids, Tensor) else f"is {show(ids)}"
+        raise InputError(
+            f'`input_ids` must be a tensor of whole numbers, but {found}. Pass return_tensors="pt" to the tokenizer.'
+        )
+    if ids.ndim != 2 or 0 in ids.shape:
+        shape = tuple(ids.shape)
+        raise InputError(f"`input_ids` must be (B, P) with at least one token a row, but is {shape}. Add a BOS token.")
+    if ids.device.type != model.device.type:
+        raise InputError(f"`input_ids` must be on the model's {model.device}, but is on {ids.device}. Move it there.")
+    tokens = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
+    low, high = (int(one) for one in ids.aminmax())
+    if not 0 <= low <= high < tokens:
+        raise InputError(
+            f"`input_ids` must lie from 0 to {tokens - 1}, the model's tokens, but go from {low} to {high}. Use the "
+            "model's own tokenizer."
+        )
+    return named

@@ -1,0 +1,163 @@
+"""Whispers on disk: found as every model is, loaded once, with their processor and, when asked for, their heads.
+
+A model's directory is what transformers writes (config.json, generation_config.json, safetensors, tokenizer and feature
+extractor); Medusa heads lie in its folder `medusa`. No pickle is read and no remote code is run.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast, final
+
+import torch
+from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration, WhisperProcessor
+
+from mmdec import hub
+from mmdec.audio import SAMPLE_RATE
+from mmdec.checks.weights import NOT_FOLLOWED, fill_pretrained, lies_inside, read_settings
+from mmdec.drafters.medusa import Medusa
+from mmdec.hub.medusa import WEIGHTS, load_heads
+from mmdec.hub.whisper_settings import check_extractor, check_generation
+from mmdec.types import InputError
+
+DEFAULT_MODEL = "whisper-phrasebook"
+KIND = "whisper"  # transformers' model_type
+HEADS = "medusa"
+GENERATION = "generation_config.json"
+FILES = ("*.json", "*.txt", "*.md", "model.safetensors", "model-*.safetensors", f"{HEADS}/*.safetensors")
+
+
+@final
+@dataclass
+class Whisper:
+    """A model with its processor. Shared by all who load it: its weights are only read."""
+
+    model: WhisperForConditionalGeneration
+    processor: WhisperProcessor
+    directory: Path | None = None  # where heads are looked for
+    _heads: dict[Path, Medusa] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a processor of another model."""
+        shape, extractor, tokenizer = self.model.config, self.extractor, self.tokenizer
+        known: Any = self.model.generation_config
+        frames = 2 * shape.max_source_positions  # the encoder's second convolution has stride 2
+        for what, ours, theirs in (
+            ("mels", shape.num_mel_bins, extractor.feature_size),
+            ("frames in a window", frames, extractor.nb_max_frames),
+            ("samples a second", SAMPLE_RATE, extractor.sampling_rate),
+            ("as the token <|notimestamps|>", *self._marks(known)),
+        ):
+            if ours != theirs:
+                raise InputError(
+                    f"`processor` must have {ours} {what} for this model, but has {theirs}. Load it from where the "
+                    "model is."
+                )
+        if len(tokenizer) > shape.vocab_size:
+            raise InputError(
+                f"`processor` must have at most {shape.vocab_size} tokens for this model, but has {len(tokenizer)}. "
+                "Load it from where the model is."
+            )
+        if self.model.training:
+            raise InputError("`model` must be in evaluation mode, but is being trained. Call `model.eval()`.")
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.processor.tokenizer  # type: ignore[attr-defined] # set by name
+
+    @property
+    def extractor(self) -> Any:
+        return self.processor.feature_extractor  # type: ignore[attr-defined]
+
+    def heads(self, directory: str | os.PathLike[str] | None = None) -> Medusa:
+        """The drafter with the heads in `directory`, or in the model's own folder. Raises InputError for none."""
+        if directory is not None:
+            place = Path(hub.path_text(directory, "drafter", "'medusa', 'lookup', 'recycling', a directory"))
+        else:
+            place = self.directory and self.directory / HEADS
+        if directory is None and place and self.directory and not lies_inside(place / WEIGHTS, self.directory):
+            raise InputError(
+                f"`model` must hold its heads in its own folder, but '{place}' leads outside. Give the heads' own "
+                "directory as `drafter`."
+            )
+        if place is None or not (place / WEIGHTS).is_file():
+            where = f"'{place}' has none" if place is not None else "it was loaded by its user"
+            raise InputError(
+                f"`drafter` must be 'lookup', 'recycling', an object or None for a `model` without Medusa heads, but "
+                f"is '{directory or HEADS}', and {where}. Train heads, or convert published ones with `mmdec convert "
+                "medusa IN OUT`, and give their directory."
+            )
+        with _loading:
+            if place not in self._heads:
+                self._heads[place] = load_heads(place, self.model)
+            return self._heads[place]
+
+    def _marks(self, known: Any) -> tuple[int | None, int | None]:
+        mark: int | None = getattr(known, "no_timestamps_token_id", None)
+        return mark, None if mark is None else self.tokenizer.convert_tokens_to_ids("<|notimestamps|>")
+
+
+_loaded: dict[tuple[object, ...], Whisper] = {}
+_loading = threading.RLock()
+
+
+def load_whisper(model: str | os.PathLike[str] = DEFAULT_MODEL, device: str | torch.device | None = None) -> Whisper:
+    """A Whisper by shipped name, directory or hub id, in float32; loaded once for each model and device.
+
+    `device` None takes a GPU where there is one. Raises InputError where there is no such model, or its files are
+    damaged, no safetensors, or outside its folder.
+    """
+    directory = hub.find(model, KIND, FILES)
+    _check(directory, os.fspath(model))
+    place = hub.check_device(device)
+    with _loading:
+        key = (hub.version(directory), hub.version(directory / HEADS), str(place))
+        if key not in _loaded:
+            _loaded[key] = _read(directory, place)
+        return _loaded[key]
+
+
+def _check(directory: Path, name: str) -> None:
+    found = hub.kind(directory)
+    if found != KIND:
+        remedy = "Call `mmdec.translate_speech` for it." if found == "daspeech" else "Name another model."
+        raise InputError(f"`model` must be a Whisper, but '{name}' is {found or 'no model'!r}. {remedy}")
+
+
+def read_model(directory: Path) -> WhisperForConditionalGeneration:
+    """The network in `directory`, in float32 on the CPU. Raises InputError for whatever is damaged or outside of it."""
+    settings = read_settings(directory / "config.json")
+    try:
+        config = WhisperConfig.from_dict({name: one for name, one in settings.items() if name not in NOT_FOLLOWED})
+        model = fill_pretrained(WhisperForConditionalGeneration, config, directory)
+        if (directory / GENERATION).is_file():
+            model.generation_config = GenerationConfig.from_dict(read_settings(directory / GENERATION))
+        else:  # as transformers does: older folders have it among the model's settings
+            model.generation_config = GenerationConfig.from_pretrained(
+                directory, config_file_name="config.json", _from_model_config=True, local_files_only=True
+            )
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # transformers has no one error for damaged settings
+        raise InputError(
+            f"`model` must be a whole Whisper, but '{directory}' is damaged or of another version "
+            f"({type(error).__name__}: {error!s:.300}). Fetch it again."
+        ) from error
+    check_generation(model.generation_config, model.config, directory)
+    return model.eval()
+
+
+def _read(directory: Path, device: torch.device) -> Whisper:
+    model = read_model(directory)
+    check_extractor(directory)
+    try:
+        processor = WhisperProcessor.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # tokenizers raises plain Exception
+        raise InputError(
+            f"`model` must have a whole tokenizer and feature extractor, but those in '{directory}' are damaged "
+            f"({type(error).__name__}: {error!s:.300}). Fetch it again."
+        ) from error
+    return Whisper(cast(Any, model).to(device), processor, directory)

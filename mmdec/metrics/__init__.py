@@ -1,0 +1,1 @@
+"""How good a text is: error rates, BLEU, an independent recogniser. No model of mmdec's own."""

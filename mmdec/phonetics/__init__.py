@@ -1,0 +1,1 @@
+"""From phones to readable English: lexicon, n-gram model, approximate matching, search."""

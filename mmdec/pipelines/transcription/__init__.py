@@ -1,0 +1,1 @@
+"""Speech to text with a Whisper that drafts: `mmdec.transcribe`."""

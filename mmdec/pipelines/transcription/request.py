@@ -1,0 +1,256 @@
+"""A call of Whisper's `generate`: what may be asked of a model, checked, and put into transformers' arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor
+from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+
+from mmdec.audio import SAMPLE_RATE
+from mmdec.checks.arguments import show
+from mmdec.hub.whisper import Whisper
+from mmdec.types import InputError
+
+Timestamps = Literal["segment", "word"] | None
+TIMESTAMPS = (None, "segment", "word")
+TASKS = ("transcribe", "translate")
+HOTTEST = 100.0
+THRESHOLDS = ("logprob_threshold", "no_speech_threshold", "compression_ratio_threshold")
+OURS = {  # what is set here, and by which argument; "" where there is no other way
+    "assistant_model": "drafter",
+    "attention_mask": "audio",
+    "custom_generate": "drafter",
+    "decoder_input_ids": "prompt",
+    "encoder_outputs": "audio",
+    "force_unique_generate_call": "",
+    "generation_config": "options",
+    "input_features": "audio",
+    "inputs": "audio",
+    "is_multilingual": "",
+    "monitor_progress": "progress",
+    "num_return_sequences": "",
+    "num_segment_frames": "",
+    "output_attentions": "timestamps",
+    "output_hidden_states": "",
+    "prompt_ids": "prompt",
+    "return_dict_in_generate": "",
+    "return_segments": "timestamps",
+    "return_timestamps": "timestamps",
+    "return_token_timestamps": "timestamps",
+    "streamer": "progress",
+    "time_precision": "",
+    "time_precision_features": "",
+}
+
+
+@final
+@dataclass(frozen=True)
+class Call:
+    """What is asked for every recording of a call of `transcribe`."""
+
+    whisper: Whisper
+    timestamps: Timestamps
+    languages: str | Sequence[str] | None  # codes; a sequence has one for each recording
+    options: Mapping[str, Any]  # for `generate`
+    stamped: bool  # whether the model has timestamps: without them it knows one window only
+    given: tuple[str, ...] = ()  # the options that the caller named
+
+    @classmethod
+    def of(
+        cls,
+        whisper: Whisper,
+        timestamps: Timestamps,
+        language: str | Sequence[str] | None,
+        task: str | None,
+        prompt: str | None,
+        options: Mapping[str, Any],
+        recordings: int,
+    ) -> Call:
+        """Raises InputError for what this model cannot do."""
+        known: Any = whisper.model.generation_config
+        stamped = getattr(known, "no_timestamps_token_id", whisper.model.config.vocab_size) + 1 < (
+            whisper.model.config.vocab_size
+        )
+        if timestamps is not None and not (isinstance(timestamps, str) and timestamps in TIMESTAMPS):
+            raise InputError(f'`timestamps` must be None, "segment" or "word", but is {show(timestamps)}. Choose one.')
+        if timestamps and not stamped:
+            raise InputError(
+                f"`timestamps` must be None for a model without timestamp tokens, but is {timestamps!r}. Leave it out."
+            )
+        if timestamps == "word" and not getattr(known, "alignment_heads", None):
+            raise InputError(
+                "`timestamps` must be None or 'segment' for a model whose generation config names no "
+                "`alignment_heads`, but is 'word'. Set them, or ask for segments."
+            )
+        made = _options(known, options)
+        made |= _task(known, task)
+        if prompt is not None and not isinstance(prompt, str):
+            raise InputError(f"`prompt` must be text, but is {show(prompt)}. Leave it out for none.")
+        if prompt is not None and prompt.strip():
+            made["prompt_ids"] = _prompt(whisper, prompt)
+        languages = _languages(known, language, recordings)
+        return cls(whisper, timestamps, languages, made, stamped, tuple(options))
+
+    def is_long(self, samples: int) -> bool:
+        """Whether so many samples fill more than one window."""
+        extractor = self.whisper.extractor
+        return samples // extractor.hop_length > extractor.nb_max_frames
+
+    def check(self, samples: Tensor) -> Tensor:
+        """Samples (T,) that can be transcribed; raises InputError."""
+        if self.is_long(len(samples)) and not self.stamped:
+            raise InputError(
+                f"`audio` must last at most {self.whisper.extractor.n_samples / SAMPLE_RATE:g} seconds for a model "
+                f"without timestamp tokens, but lasts {len(samples) / SAMPLE_RATE:.1f}. Cut it."
+            )
+        return samples
+
+    def batches(self, lengths: Mapping[int, int], batch_size: int) -> list[list[int]]:
+        """Places of recordings, with their lengths in samples, into batches: those of one window apart from longer
+        ones, for whose sake `generate` would treat them otherwise."""
+        ladder = isinstance(self.options.get("temperature"), (list, tuple)) and len(self.options["temperature"]) > 1
+        if self.timestamps == "word" and ladder:
+            batch_size = 1  # transformers takes the lengths of the whole batch for those that are decoded again
+        kinds = [[place for place, length in lengths.items() if self.is_long(length) == long] for long in (False, True)]
+        return [places[at : at + batch_size] for places in kinds for at in range(0, len(places), batch_size)]
+
+    def features(self, recordings: Sequence[Tensor]) -> dict[str, Tensor]:
+        """One batch: input_features (B, mels, T) and attention_mask (B, T). Each recording's are what the processor
+        gives for it alone."""
+        extractor, model = self.whisper.extractor, self.whisper.model
+        whole: dict[str, Any] = {"padding": "longest", "truncation": False} if self.is_long(len(recordings[0])) else {}
+        found = [
+            extractor(
+                samples.numpy(), sampling_rate=SAMPLE_RATE, return_tensors="pt", return_attention_mask=True, **whole
+            )
+            for samples in recordings
+        ]
+        frames = max(one.input_features.shape[-1] for one in found)
+        padded = {
+            name: torch.cat([torch.nn.functional.pad(one[name], (0, frames - one[name].shape[-1])) for one in found])
+            for name in ("input_features", "attention_mask")
+        }
+        return {
+            "input_features": padded["input_features"].to(model.device, model.dtype),
+            "attention_mask": padded["attention_mask"].to(model.device),
+        }
+
+    def arguments(self, places: Sequence[int], long: bool) -> dict[str, Any]:
+        """For `generate`, but for features and the loop."""
+        found: dict[str, Any] = {**self.options, "return_segments": True}
+        if isinstance(self.languages, str):
+            found["language"] = self.languages
+        elif self.languages is not None:
+            found["language"] = [self.languages[place] for place in places]
+        if self.timestamps == "word":
+            found["return_token_timestamps"] = True
+        return {**found, "return_timestamps": long or self.timestamps is not None}
+
+
+def _options(known: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    made = {name: value for name, value in options.items() if value is not None}
+    for name in made:
+        if name in OURS:
+            remedy = f"Use `{OURS[name]}`." if OURS[name] else "Call `model.generate` for it."
+            raise InputError(f"`{name}` must be left out, but is {show(made[name])}. {remedy}")
+    for name in ("logits_processor", "stopping_criteria"):
+        listed = made.get(name, [])
+        if not isinstance(listed, list) or not all(callable(one) for one in listed):
+            raise InputError(f"`{name}` must be a list of functions, but is {show(listed)}. Put it into a list.")
+    beams = made.get("num_beams", getattr(known, "num_beams", None) or 1)
+    if type(beams) is not int or beams != 1:
+        raise InputError(
+            f"`num_beams` must be 1, but is {show(beams)}. Drafts are verified for greedy decoding and sampling; pass "
+            "num_beams=1, or call `model.generate` for beams."
+        )
+    for name in ("logprob_threshold", "no_speech_threshold"):  # transformers asks for these in two places
+        own = getattr(known, name, None)
+        if own is not None:
+            made.setdefault(name, own)
+    if "no_speech_threshold" in made and "logprob_threshold" not in made:
+        raise InputError(
+            "`logprob_threshold` must be given with `no_speech_threshold`, which is "
+            f"{show(made['no_speech_threshold'])}, but is None: silence is where both say so. Whisper's own is -1.0."
+        )
+    if "logprob_threshold" in made:
+        made.setdefault("temperature", 0.0)
+    if "max_new_tokens" in made:
+        made.setdefault("max_length", None)  # the config's, of which transformers would warn in every window
+    heat = made.get("temperature", 0.0)
+    ladder = list(heat) if isinstance(heat, (list, tuple)) else [heat]
+    if not ladder or not all(type(one) in (int, float) and 0 <= one <= HOTTEST for one in ladder):
+        raise InputError(
+            f"`temperature` must be a number from 0 to {HOTTEST}, or several, but is {show(heat)}. 0.0 is greedy."
+        )
+    for name in THRESHOLDS:
+        value = made.get(name)
+        if value is not None and (type(value) not in (int, float) or math.isnan(value)):
+            raise InputError(f"`{name}` must be a number, but is {show(value)}. Leave it out for none.")
+    return made
+
+
+def _task(known: Any, task: str | None) -> dict[str, Any]:
+    if task is None:
+        return {}
+    if not isinstance(task, str) or task not in TASKS:
+        raise InputError(f"`task` must be one of {', '.join(TASKS)}, but is {show(task)}. Choose one.")
+    table = getattr(known, "task_to_id", None)
+    if not _multilingual(known) or not table:
+        if task == "transcribe":
+            return {}
+        raise InputError(f"`task` must be 'transcribe' for a model that knows no other, but is {task!r}. Leave it out.")
+    if task not in table:
+        raise InputError(f"`task` must be one of {', '.join(table)} for this model, but is {task!r}. Choose one.")
+    return {"task": task}
+
+
+def _languages(known: Any, language: str | Sequence[str] | None, recordings: int) -> str | Sequence[str] | None:
+    if language is None:
+        return None
+    if not _multilingual(known):
+        raise InputError(
+            f"`language` must be left out for a model of one language, but is {show(language)}. Use a multilingual "
+            "model."
+        )
+    if isinstance(language, (str, bytes)) or not isinstance(language, Sequence):
+        return _code(known, language)
+    if len(language) != recordings:
+        raise InputError(
+            f"`language` must be one, or one for each of {recordings} recordings, but has {len(language)}. Add or drop "
+            "some."
+        )
+    return [_code(known, one) for one in language]
+
+
+def _code(known: Any, language: object) -> str:
+    """ "English", "en" or "<|en|>" -> "en"."""
+    codes = [token.removeprefix("<|").removesuffix("|>") for token in known.lang_to_id]
+    names = {code: name for name, code in reversed(TO_LANGUAGE_CODE.items())}
+    if isinstance(language, str):
+        said = language.lower().strip().removeprefix("<|").removesuffix("|>")
+        code = TO_LANGUAGE_CODE.get(said, said)
+        if code in codes:
+            return code
+    listed = ", ".join(f"{code} ({names[code]})" if code in names else code for code in sorted(codes))
+    raise InputError(f"`language` must be one that the model knows, but is {show(language)}. It knows {listed}.")
+
+
+def _prompt(whisper: Whisper, prompt: str) -> Tensor:
+    """Ids (P,) with the token that begins what came before."""
+    most = whisper.model.config.max_target_positions // 2 - 1
+    try:
+        ids: Tensor = whisper.tokenizer.get_prompt_ids(prompt, return_tensors="pt")
+    except ValueError as error:
+        raise InputError(f"`prompt` must be plain text, but holds a special token ({error}). Leave it out.") from error
+    if len(ids) > most:
+        raise InputError(f"`prompt` must have at most {most} tokens, but has {len(ids)}. Keep its end.")
+    return ids.to(whisper.model.device)
+
+
+def _multilingual(known: Any) -> bool:
+    return bool(getattr(known, "is_multilingual", True)) and bool(getattr(known, "lang_to_id", None))

@@ -1,0 +1,149 @@
+"""What was said in one recording, and its forms: text, JSON, SubRip (.srt) and WebVTT (.vtt) subtitles.
+
+It knows nothing of models. Times are seconds from the recording's beginning.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mmdec.checks.arguments import show
+from mmdec.types import InputError
+
+FORMATS = ("text", "json", "srt", "vtt")
+SUBTITLES = ("srt", "vtt")
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word with its punctuation, and with the space before it where its script has spaces."""
+
+    text: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece that the model itself cut off, between two of its timestamps.
+
+    Without words `start` and `end` are those timestamps. With words it begins with the first of them, which is nearer
+    to the truth, and its last word ends with it: see `mmdec.pipelines.transcription.word_timestamps.agree`.
+    """
+
+    start: float
+    end: float
+    text: str
+    tokens: list[int] = field(repr=False)  # the two timestamps among them
+    words: list[Word] | None = field(default=None, repr=False)  # where word timestamps were asked for
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """The text of one recording, and what it cost.
+
+    timings: seconds of `features`, `encoder`, `drafter`, `decoder` (everything between the encoder's states and the
+    tokens but the drafter: passes, verification, caches, language detection) and `total`, which holds the rest, too.
+    Where recordings were decoded together each has its own share, and over a batch they add up to what was spent:
+    features by length, the encoder by windows, drafter and decoder by the rounds that the recording took part in, a
+    round divided equally among those that share it, and the rest in equal parts.
+    """
+
+    text: str
+    language: str | None  # a code; detected where none was given; None where the model knows one language
+    segments: list[Segment] = field(repr=False)  # empty unless timestamps were asked for
+    tokens: list[int] = field(repr=False)  # as `generate` returns them, without padding
+    rounds: int  # the prompts' passes and every later pass that this recording took part in
+    tokens_per_round: float  # correction or bonus and end of text included; the prompts' passes are not counted
+    timings: Mapping[str, float] = field(repr=False)
+    seconds: float = 0.0  # the recording's length
+    lossless: bool = True  # False for typical acceptance
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, numbers and texts."""
+        return asdict(self) | {"timings": dict(self.timings)}
+
+    def format(self, kind: str = "text") -> str:
+        """The transcript as a file's content: "text", "json", "srt" or "vtt".
+
+        Subtitles need timestamps; with those of words, cues are no longer than one can read. Raises InputError.
+        """
+        if not isinstance(kind, str) or kind not in FORMATS:
+            raise InputError(f"`format` must be one of {', '.join(FORMATS)}, but is {show(kind)}. Choose one.")
+        if kind == "text":
+            return self.text + "\n"
+        if kind == "json":
+            return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
+        if self.text and not self.segments:
+            raise InputError(
+                f"`timestamps` must be asked for where `format` is {kind!r}, but were not. Transcribe with "
+                'timestamps="segment" or "word".'
+            )
+        return srt(self.segments) if kind == "srt" else vtt(self.segments)
+
+
+@dataclass(frozen=True)
+class Cue:
+    """What is shown at once."""
+
+    start: float
+    end: float
+    text: str
+
+
+CUE_LETTERS, CUE_SECONDS = 84, 6.0  # two lines of 42 letters, as broadcasters have it
+
+
+def cues(segments: Iterable[Segment]) -> list[Cue]:
+    """Segments as they are shown: those with words are cut before they grow too long, empty ones are left out."""
+    found = []
+    for segment in segments:
+        if not segment.words:
+            if segment.text:
+                found.append(Cue(segment.start, segment.end, segment.text))
+            continue
+        group: list[Word] = []
+        for word in segment.words:
+            letters = sum(len(one.text) for one in [*group, word])
+            if group and (letters > CUE_LETTERS or word.end - group[0].start > CUE_SECONDS):
+                found.append(_cue(group))
+                group = []
+            group.append(word)
+        found.append(_cue(group))
+    return found
+
+
+def srt(segments: Iterable[Segment]) -> str:
+    """SubRip: numbered cues, a comma before the milliseconds."""
+    blocks = [
+        f"{number}\n{clock(cue.start, ',')} --> {clock(cue.end, ',')}\n{cue.text}\n"
+        for number, cue in enumerate(cues(segments), 1)
+    ]
+    return "\n".join(blocks)
+
+
+def vtt(segments: Iterable[Segment]) -> str:
+    """WebVTT, whose text may not hold markup: &, < and > are escaped."""
+    blocks = ["WEBVTT\n"]
+    for cue in cues(segments):
+        text = cue.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        blocks.append(f"{clock(cue.start)} --> {clock(cue.end)}\n{text}\n")
+    return "\n".join(blocks)
+
+
+def clock(seconds: float, mark: str = ".") -> str:
+    """Hours, minutes, seconds and milliseconds: 00:01:02.340."""
+    whole, thousandths = divmod(round(max(seconds, 0.0) * 1000), 1000)
+    return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d}{mark}{thousandths:03d}"
+
+
+def _cue(words: list[Word]) -> Cue:
+    return Cue(words[0].start, words[-1].end, spoken(words))
+
+
+def spoken(words: Iterable[Word]) -> str:
+    """Words in a row."""
+    return "".join(word.text for word in words).strip()

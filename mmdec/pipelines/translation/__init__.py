@@ -1,0 +1,1 @@
+"""French speech in, English speech out: `mmdec.translate_speech`."""

@@ -1,0 +1,246 @@
+"""French speech in, English speech out: the networks of one DASpeech model, put in a row and timed.
+
+Features, encoder, linguistic decoder (a path through the graph, or the autoregressive baseline), acoustic model,
+vocoder, words. It knows nothing of files or of long recordings: see `hub.py` and `api.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from mmdec import audio
+from mmdec.checks.arguments import show
+from mmdec.decode.budget import Budget
+from mmdec.decode.loop import decode
+from mmdec.decode.sampling import Stop, Text
+from mmdec.decode.verify import MatchRule
+from mmdec.nn.dag_decoder import BOS, EOS, PAD
+from mmdec.nn.daspeech import DASpeech
+from mmdec.ops.dag_decode import LatticeStrategy, decode_lattice
+from mmdec.phonetics.decoder import WordDecoder
+from mmdec.targets.units import UnitTarget
+from mmdec.types import Drafter, InputError
+
+STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi", "autoregressive", "verified")
+STAGES = ("features", "encoder", "linguistic", "acoustic", "vocoder", "words")
+SPECIALS = 4  # <s> <pad> </s> <unk> are the first four units of every vocabulary
+GPU_ROWS = 16  # rows of a padded batch on a GPU
+DRAFT_NODES = 192  # of a graph's continuation: an utterance's units, and what they might be instead
+
+LatticeDrafter = Callable[[Tensor, Tensor, Tensor, int], Drafter]  # of emissions, links, lengths and the ending unit
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How a path through the graph is chosen; tuned on the dev split and stored with the model."""
+
+    lookahead_weight: float = 1.0
+    length_penalty: float = 1.0
+    collapse: bool = False  # merge equal neighbours, as the paper's released code does
+
+
+@dataclass(frozen=True)
+class SpokenTranslation:
+    """One utterance, translated."""
+
+    text: str
+    units: list[str]
+    samples: Tensor  # (T,) float32 on the CPU, 16 kHz
+    timings: dict[str, float]  # seconds of each stage; of those translated together an equal share
+    passes: int = 1  # of the linguistic decoder: of the graph's, or of the autoregressive one's
+
+
+class SpeechTranslator:
+    """Holds weights only, so that many callers can share one.
+
+    `vocoder` is called as `Vocoder` is: mel (B, F, 80), lengths (B,) -> samples (B, F * 256).
+    """
+
+    def __init__(
+        self,
+        model: DASpeech,
+        vocoder: nn.Module,
+        words: WordDecoder,
+        units: Sequence[str],
+        *,
+        decoding: Decoding = Decoding(),
+        name: str = "",
+    ) -> None:
+        self.model = model.eval()
+        self.vocoder = vocoder.eval()
+        self.words = words
+        self.units = tuple(units)
+        self.decoding = decoding
+        self.name = name
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def translate(
+        self, samples: Sequence[Tensor], strategy: str = "lookahead", drafter: LatticeDrafter | None = None
+    ) -> list[SpokenTranslation]:
+        """16 kHz utterances [(T,), ...] to one translation each, in order.
+
+        "verified" is the autoregressive decoder's greedy output in fewer passes: `drafter` makes a drafter of a graph.
+
+        On a CPU the utterances go one by one, so that a batch equals its parts exactly. On a GPU they go padded, in
+        groups; a group's time is then shared equally between its rows.
+        """
+        check_strategy(strategy)
+        if strategy == "verified" and drafter is None:
+            raise InputError("`drafter` must be given with strategy verified, but is None. Use mmdec.translate_speech.")
+        rows = 1 if self.device.type == "cpu" else GPU_ROWS
+        groups = [samples[start : start + rows] for start in range(0, len(samples), rows)]
+        return [result for group in groups for result in self._translate_group(group, strategy, drafter)]
+
+    @torch.inference_mode()
+    def _translate_group(
+        self, samples: Sequence[Tensor], strategy: str, drafter: LatticeDrafter | None = None
+    ) -> list[SpokenTranslation]:
+        clock = _Clock(self.device)
+        with clock("features"):
+            features, frames = pad([audio.fbank(row) for row in samples], self.device)  # (B, N, 80), (B,)
+        with clock("encoder"):
+            states, state_lengths = self.model.encode(features, frames)
+        with clock("linguistic"):
+            if strategy in ("autoregressive", "verified"):
+                tokens, hidden, passes = self._autoregressive(states, state_lengths, frames, drafter)
+            else:
+                tokens, hidden = self._graph(states, state_lengths, frames, strategy)
+                passes = [1] * len(tokens)
+        with clock("acoustic"):
+            mels = self._acoustic(tokens, hidden)
+        with clock("vocoder"):
+            voices = self._voice(mels)
+        units = [[self.units[token] for token in row] for row in tokens]
+        with clock("words"):
+            texts = [self.words.decode(row) if row else "" for row in units]
+        timings = {stage: clock.seconds[stage] / len(samples) for stage in STAGES}
+        return [
+            SpokenTranslation(text, row, voice, dict(timings), count)
+            for text, row, voice, count in zip(texts, units, voices, passes, strict=True)
+        ]
+
+    def _autoregressive(
+        self, states: Tensor, state_lengths: Tensor, frames: Tensor, drafter: LatticeDrafter | None
+    ) -> tuple[list[list[int]], list[Tensor], list[int]]:
+        """As `_graph`, and the passes taken; with a drafter the graph drafts and the decoder verifies."""
+        limits = (24 + frames // 4).tolist()  # 25 units a second is faster than anyone speaks
+        if drafter is None:
+            rows = self.model.ar.generate(states, state_lengths, max(limits))
+            passes = [len(row) + 1 for row in rows]
+        else:
+            rows, passes = self.verified(states, state_lengths, frames, max(limits), drafter)
+        tokens = [
+            [token for token in row[:limit] if token >= SPECIALS] for row, limit in zip(rows, limits, strict=True)
+        ]
+        inputs = [self.model.tts.embed(torch.tensor([[*row, EOS]], device=self.device))[0] for row in tokens]
+        return tokens, inputs, passes
+
+    @torch.inference_mode()
+    def verified(
+        self, states: Tensor, state_lengths: Tensor, frames: Tensor, max_length: int, drafter: LatticeDrafter
+    ) -> tuple[list[list[int]], list[int]]:
+        """`ArDecoder.generate`'s units of each row, and the passes of the autoregressive decoder that they took."""
+        lattice = self.model.lattice(states, state_lengths, frames)
+        proposing = drafter(lattice.emissions, lattice.links, lattice.lengths, EOS)
+        target = UnitTarget(self.model.ar)
+        proposing.check(target)
+        prompt = torch.full((len(states), 1), BOS, device=self.device)
+        text = Text(prompt, Stop(max_length + 1, frozenset({EOS, PAD})))  # a padding unit ends a row of `generate` too
+        inputs = {"states": states, "state_lengths": state_lengths}
+        passes = [0] * len(states)
+        for one in decode(target, inputs, text, MatchRule(), proposing, Budget.fixed(DRAFT_NODES)):
+            for row in one.rows:
+                passes[row] += 1
+        return [row[:-1] if row[-1] in (EOS, PAD) else row for row in text.tokens], passes
+
+    def _graph(
+        self, states: Tensor, state_lengths: Tensor, frames: Tensor, strategy: str
+    ) -> tuple[list[list[int]], list[Tensor]]:
+        """Encoder states (B, S, d) -> K units of each row, and acoustic inputs (K + 1, d_tts): </s> is heard in
+        training, with no frames, and so stays here."""
+        lattice = self.model.lattice(states, state_lengths, frames)
+        path = decode_lattice(
+            lattice.emissions,
+            lattice.links,
+            lattice.lengths,
+            cast(LatticeStrategy, strategy),
+            lookahead_weight=self.decoding.lookahead_weight,
+            length_penalty=self.decoding.length_penalty,
+            collapse=self.decoding.collapse,
+        )
+        real = path.tokens >= SPECIALS  # (B, K); padding is -1
+        keep = [row.nonzero()[:, 0] for row in real]
+        heard = [torch.cat([places, last[None]]) for places, last in zip(keep, path.lengths - 1, strict=True)]
+        tokens = [row[places].tolist() for row, places in zip(path.tokens, keep, strict=True)]
+        inputs = [
+            self.model.acoustic_input(hidden[vertices[places]][None])[0]
+            for hidden, vertices, places in zip(lattice.hidden, path.vertices, heard, strict=True)
+        ]
+        return tokens, inputs
+
+    def _acoustic(self, tokens: list[list[int]], inputs: list[Tensor]) -> list[Tensor]:
+        """Inputs [(K, d_tts), ...] -> log mels [(F, 80), ...]; a row without units has none."""
+        spoken = [row for row, units in enumerate(tokens) if units]
+        mels = [torch.zeros(0, audio.MELS, device=self.device) for _ in tokens]
+        if spoken:
+            batch, lengths = pad([inputs[row] for row in spoken], self.device)
+            output = self.model.tts(batch, lengths)
+            for row, mel, length in zip(spoken, output.mel, output.mel_lengths.tolist(), strict=True):
+                mels[row] = mel[:length]
+        return mels
+
+    def _voice(self, mels: list[Tensor]) -> list[Tensor]:
+        """Log mels [(F, 80), ...] -> samples [(F * 256,), ...] on the CPU, within [-1, 1]."""
+        spoken = [row for row, mel in enumerate(mels) if len(mel)]
+        voices = [torch.zeros(0) for _ in mels]
+        if spoken:
+            batch, lengths = pad([mels[row] for row in spoken], self.device)
+            samples = self.vocoder(batch, lengths).float().clamp(-1, 1).cpu()
+            for row, voice, length in zip(spoken, samples, lengths.tolist(), strict=True):
+                voices[row] = voice[: length * audio.HOP]
+        return voices
+
+
+def check_strategy(strategy: str) -> None:
+    """Refuse a strategy that no file here implements."""
+    if not isinstance(strategy, str) or strategy not in STRATEGIES:
+        raise InputError(
+            f"`strategy` must be one of {', '.join(STRATEGIES)}, but is {show(strategy)}. Choose one of these."
+        )
+
+
+def pad(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    """[(N, d), ...] -> (B, max N, d) padded with zeros, and lengths (B,)."""
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    return torch.nn.utils.rnn.pad_sequence([row.to(device) for row in rows], batch_first=True), lengths
+
+
+def total_timings(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The stages' seconds over several utterances."""
+    return {stage: sum(part[stage] for part in parts) for stage in STAGES}
+
+
+class _Clock:
+    """Seconds by stage; on a GPU it waits for the stage's kernels."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.seconds[stage] = time.perf_counter() - start

@@ -1,0 +1,199 @@
+"""Text-to-speech: FastSpeech 2 learns mel frames from phones (the second stage of DASpeech's three)."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.utilities import rank_zero_info
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from mmdec.nn.fastspeech2 import AcousticBatch, AcousticLoss, FastSpeech2, FastSpeech2Config, acoustic_loss
+from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems, spoken_vocabulary
+from mmdec.types import InputError
+
+CONFIGS = {"paper": FastSpeech2Config.paper, "small": FastSpeech2Config.small}
+Step = tuple[Tensor, AcousticBatch]
+
+
+class AcousticData(LightningDataModule):
+    """Phones and targets of the English half of CVSS, or of the phrasebook.
+
+    `root` is the folder with `{split}.tsv`, `{split}.alignment.tsv` and the wavs. An epoch is `steps_per_epoch`
+    batches drawn from (seed, epoch) alone: a run that resumes at an epoch's end sees what an unbroken one sees.
+    """
+
+    def __init__(
+        self,
+        root: str = "data/corpus/cvss_c",
+        batch_size: int = 32,
+        steps_per_epoch: int = 100,
+        limit: int | None = None,
+        max_frames: int = 1200,
+        validation_split: str = "dev",
+        validation_rows: int = 64,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.root, self.batch_size, self.steps_per_epoch = Path(root), batch_size, steps_per_epoch
+        self.limit, self.max_frames, self.seed = limit, max_frames, seed
+        self.validation_split, self.validation_rows = validation_split, validation_rows
+        self.train_set: EnglishSpeech | None = None
+        self.validation_set: EnglishSpeech | None = None
+        self.places: list[int] = []  # of the training items that are not too long
+
+    @cached_property
+    def units(self) -> list[str]:
+        """The vocabulary: the special units, then the training split's phones."""
+        return spoken_vocabulary(self.root / "train.alignment.tsv")
+
+    def prepare_data(self) -> None:
+        """The caches, once for all ranks."""
+        EnglishSpeech(self.root, "train", self.limit)
+        EnglishSpeech(self.root, self.validation_split, self.validation_rows)
+
+    def setup(self, stage: str | None = None) -> None:
+        if self.train_set is not None:
+            return
+        self.train_set = EnglishSpeech(self.root, "train", self.limit)
+        self.validation_set = EnglishSpeech(self.root, self.validation_split, self.validation_rows)
+        self.places = [item for item, frames in enumerate(self.train_set.frames) if frames <= self.max_frames]
+        for item in set(range(len(self.train_set))) - set(self.places):
+            self.train_set.bad.add(f"longer than {self.max_frames} frames", self.train_set.rows[item][0])
+        if not self.places:
+            raise InputError(f"`max_frames` must leave a training row, but is {self.max_frames}. Raise it.")
+        bad = self.train_set.bad
+        rank_zero_info(
+            f"English speech: {len(self.places)} distinct sentences, {bad.count} rows left out {bad.report()}"
+        )
+
+    def train_dataloader(self) -> DataLoader[Step]:
+        assert self.train_set is not None
+        assert self.trainer is not None
+        train, index = self.train_set, {unit: number for number, unit in enumerate(self.units)}
+        rank, world = self.trainer.global_rank, self.trainer.world_size
+        # Where a resumed run stands follows from its steps alone: Lightning's epochs may begin anywhere after resuming.
+        epoch, begun = divmod(self.trainer.global_step, self.steps_per_epoch)
+        batches = EpochItems(
+            [int(train.frames[item]) for item in self.places],
+            self.batch_size * world,
+            self.steps_per_epoch,
+            self.seed,
+            epoch,
+        ).batches[begun:]
+        mine = [[self.places[place] for place in batch[rank::world]] for batch in batches]
+        return DataLoader(range(len(train)), batch_sampler=mine, collate_fn=lambda items: train.batch(items, index))  # type: ignore[arg-type]
+
+    def val_dataloader(self) -> DataLoader[Step]:
+        assert self.validation_set is not None
+        held, index = self.validation_set, {unit: number for number, unit in enumerate(self.units)}
+        return DataLoader(range(len(held)), batch_size=16, collate_fn=lambda items: held.batch(items, index))  # type: ignore[arg-type]
+
+
+class AcousticModule(LightningModule):
+    """FastSpeech 2 with teacher-forced durations, pitch and energy; the loss of `acoustic_loss`.
+
+    `units` is the vocabulary (linked from the data) and `config` names the sizes, "paper" or "small".
+    `normalise_variance` compares pitch and energy in their deviations (the paper compares logarithms as they are).
+    `schedule` after the warm-up: "inverse-sqrt" (paper), or "cosine" to 0 at the trainer's `max_steps`. When training
+    ends `tts.safetensors` and `tts.json` are written to the trainer's root.
+    """
+
+    def __init__(
+        self,
+        units: list[str],
+        config: str = "small",
+        learning_rate: float = 5e-4,
+        warmup: int = 4000,
+        schedule: str = "inverse-sqrt",
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.98),
+        normalise_variance: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        if config not in CONFIGS:
+            raise InputError(f"`config` must be one of {', '.join(CONFIGS)}, but is {config!r}. Choose one.")
+        if schedule not in ("inverse-sqrt", "cosine"):
+            raise InputError(f"`schedule` must be inverse-sqrt or cosine, but is {schedule!r}. Choose one.")
+        self.units, self.learning_rate, self.warmup, self.schedule = list(units), learning_rate, warmup, schedule
+        self.weight_decay, self.betas, self.normalise_variance, self.seed = (
+            weight_decay,
+            betas,
+            normalise_variance,
+            seed,
+        )
+        torch.manual_seed(seed)
+        self.tts = FastSpeech2(CONFIGS[config](), len(units))
+
+    def setup(self, stage: str) -> None:
+        """The corpus' statistics; on resuming, the checkpoint's come after and win."""
+        if stage != "fit":
+            return
+        mean, deviation, pitch, energy = self.trainer.datamodule.train_set.statistics()  # type: ignore[attr-defined]
+        neutral = torch.tensor([0.0, 1.0])
+        scaled = self.normalise_variance
+        self.tts.set_statistics(mean, deviation, pitch if scaled else neutral, energy if scaled else neutral)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(
+            self.parameters(), self.learning_rate, betas=self.betas, weight_decay=self.weight_decay
+        )
+        rate = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: warmed(step, self.warmup, self.schedule, self.trainer.max_steps)
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rate, "interval": "step"}}
+
+    def on_train_batch_start(self, batch: Step, batch_idx: int) -> None:
+        # A resumed step drops out what an unbroken one would, and no two ranks drop out alike.
+        torch.manual_seed((self.seed * 1_000_003 + self.global_step) * 64 + self.global_rank)
+
+    def training_step(self, batch: Step, batch_idx: int) -> Tensor:
+        loss = self._losses(batch)
+        self._log("train", loss, len(batch[0]))
+        return loss.total
+
+    def validation_step(self, batch: Step, batch_idx: int) -> None:
+        self._log("dev", self._losses(batch), len(batch[0]))
+
+    def _losses(self, batch: Step) -> AcousticLoss:
+        units, targets = batch
+        output = self.tts(self.tts.embed(units), targets.lengths, targets.durations, targets.pitch, targets.energy)
+        return acoustic_loss(output, targets, self.tts)
+
+    def _log(self, name: str, loss: AcousticLoss, size: int) -> None:
+        parts = {"mel": loss.mel, "duration": loss.duration, "pitch": loss.pitch, "energy": loss.energy}
+        found = {f"{name}/{part}": value.detach() for part, value in (parts | {"loss": loss.total}).items()}
+        self.log_dict(found, batch_size=size, sync_dist=name == "dev")  # a loss of training is this process's own
+
+    def on_train_end(self) -> None:
+        if self.trainer.is_global_zero:
+            self.export(Path(self.trainer.default_root_dir))
+
+    def export(self, folder: Path) -> None:
+        """`tts.safetensors` (fp32 weights and statistics) and `tts.json` (sizes and phones)."""
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(
+            {name: value.contiguous().cpu() for name, value in self.tts.state_dict().items()},
+            folder / "tts.safetensors",
+        )
+        described = {"config": asdict(self.tts.config), "units": self.units}
+        (folder / "tts.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
+
+
+def warmed(step: int, warmup: int, schedule: str, total: int) -> float:
+    """The learning rate as a share of its peak: linear up, then inverse square root, or cosine to 0 at `total`."""
+    if step < warmup:
+        return (step + 1) / warmup
+    if schedule == "inverse-sqrt" or total <= warmup:
+        return math.sqrt(max(warmup, 1) / max(step, 1))
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / (total - warmup))))

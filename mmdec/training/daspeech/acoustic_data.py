@@ -1,0 +1,232 @@
+"""The English half of the corpus: distinct recordings with their acoustic targets, computed once and kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from mmdec.audio import LOG_FLOOR, MELS, load_audio
+from mmdec.corpora.cvss import SPECIALS, BadRows
+from mmdec.corpora.split import read_table
+from mmdec.nn.fastspeech2 import AcousticBatch
+from mmdec.phonetics.lexicon import spoken
+from mmdec.training.daspeech.acoustic_targets import acoustic_targets, parse_alignment
+from mmdec.types import InputError
+
+_PAUSE_FRAMES = 12  # between two joined items
+_FORMAT = 2  # of the cache; a change makes the old one void
+
+
+class EnglishSpeech:
+    """Distinct sentences of `<root>/{split}.tsv` with `{split}.alignment.tsv` and `{split}/<path>.wav`.
+
+    Of recordings with the same translation and the same phones the first is taken. Rows that cannot be used are
+    counted and named in `bad`. Targets are cached in half precision under `<root>/../cache/english-...`.
+    """
+
+    def __init__(self, root: Path, split: str, limit: int | None = None) -> None:
+        self.root, self.split = root, split
+        self.rows, self.bad = _distinct(root, split, limit)  # path, text, alignment
+        folder = self.place(root, split, self.rows)
+        if not (folder / "index.json").is_file():
+            self._build(folder)
+        index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+        for reason, names in index["bad"].items():
+            for name in names:
+                self.bad.add(reason, name)
+        self.rows = [self.rows[place] for place in index["kept"]]
+        self.units: list[list[str]] = [line.split() for line in index["units"]]
+        if not self.rows:
+            raise InputError(f"`split` must hold usable rows, but '{split}' has none.\n{self.bad.report()}")
+        self._phones = np.load(folder / "phones.npy")  # (phones, 3): duration, pitch, energy
+        self._mel = np.load(folder / "mel.npy", mmap_mode="r")  # (frames, 80) fp16
+        self.frames = np.asarray(index["frames"], dtype=np.int64)
+        self.first_frames: list[int] = index["first_frames"]
+        self._phone_starts = np.concatenate([[0], np.cumsum([len(row) for row in self.units])])
+        self._frame_starts = np.concatenate([[0], np.cumsum(self.frames)])
+
+    @staticmethod
+    def place(root: Path, split: str, rows: Sequence[tuple[str, str, str]]) -> Path:
+        """Where the targets of these rows are kept."""
+        digest = hashlib.blake2b(digest_size=8)
+        for row in rows:
+            digest.update("\t".join(row).encode())
+        return root.parent / "cache" / f"english-{split}-{_FORMAT}-{digest.hexdigest()}"
+
+    @classmethod
+    def ready(cls, root: Path, split: str, limit: int | None = None) -> bool:
+        """Whether they have been computed."""
+        return (cls.place(root, split, _distinct(root, split, limit)[0]) / "index.json").is_file()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def wav(self, item: int) -> Path:
+        return self.root / self.split / f"{self.rows[item][0]}.wav"
+
+    def text(self, item: int) -> str:
+        return self.rows[item][1]
+
+    def mel(self, item: int) -> Tensor:
+        """(F, 80), natural log, of the recording without the silence at its ends."""
+        part = self._mel[self._frame_starts[item] : self._frame_starts[item + 1]]
+        return torch.from_numpy(part.astype(np.float32))
+
+    def phones(self, item: int) -> Tensor:
+        """(3, K): durations in frames, pitch in Hz, energy; EOS is last, zero."""
+        return torch.from_numpy(self._phones[self._phone_starts[item] : self._phone_starts[item + 1]].T.copy())
+
+    def by_key(self) -> dict[tuple[str, tuple[str, ...]], int]:
+        """Which item says a translation with these phones (</s> left out)."""
+        keys = ((row[1], tuple(units[:-1])) for row, units in zip(self.rows, self.units, strict=True))
+        return {key: item for item, key in enumerate(keys)}
+
+    def joined(self, items: Sequence[int], pause: bool) -> tuple[Tensor, Tensor]:
+        """Phones (3, K) and mel (F, 80) of several items one after another, a fifth of a second between if `pause`."""
+        phones, mels = self.phones(items[0]), [self.mel(items[0])]
+        for item in items[1:]:
+            silence = torch.tensor([[_PAUSE_FRAMES], [float(phones[1, :-1].mean())], [0.0]])
+            between = [silence] if pause else []
+            phones = torch.cat([phones[:, :-1], *between, self.phones(item)], dim=1)
+            mels += [torch.full((_PAUSE_FRAMES, MELS), math.log(LOG_FLOOR))] if pause else []
+            mels.append(self.mel(item))
+        return phones, torch.cat(mels)
+
+    def batch(self, items: Sequence[int], vocabulary: dict[str, int]) -> tuple[Tensor, AcousticBatch]:
+        """Unit ids (B, K) padded with <pad>, and the targets."""
+        units = [torch.tensor([vocabulary.get(unit, 3) for unit in self.units[item]]) for item in items]
+        targets = acoustic_batch([self.phones(item).T for item in items], [self.mel(item) for item in items])
+        return pad_sequence(units, batch_first=True, padding_value=1), targets
+
+    def statistics(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Mel mean (80,), mel deviation (80,), and (mean, deviation) of log(Hz + 1) and of log(energy + 1)."""
+        count, total, squares = 0, np.zeros(MELS), np.zeros(MELS)
+        for start in range(0, len(self._mel), 1 << 16):
+            part = self._mel[start : start + (1 << 16)].astype(np.float64)
+            count, total, squares = count + len(part), total + part.sum(0), squares + (part**2).sum(0)
+        mean = total / count
+        deviation = np.sqrt(np.maximum(squares / count - mean**2, 1e-8))
+        spoken = np.log1p(self._phones[self._phones[:, 0] > 0, 1:].astype(np.float64))
+        pairs = np.stack([spoken.mean(0), np.maximum(spoken.std(0), 1e-4)], 1)  # (2, 2)
+        return tuple(torch.from_numpy(array).float() for array in (mean, deviation, pairs[0], pairs[1]))  # type: ignore[return-value]
+
+    def _build(self, folder: Path) -> None:
+        """Write the cache: into a folder of this process's own, renamed at the end."""
+        part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
+        part.mkdir(parents=True, exist_ok=True)
+        bad, kept, units, frames, firsts = BadRows(), [], [], [], []
+        phones: list[np.ndarray] = []
+        mels: list[np.ndarray] = []
+        for place, (name, _, alignment) in enumerate(self.rows):
+            try:
+                targets = acoustic_targets(
+                    load_audio(self.root / self.split / f"{name}.wav"), parse_alignment(alignment)
+                )
+            except InputError as error:
+                bad.add(f"no acoustic targets: {str(error).split(',')[0]}", name)
+                continue
+            kept.append(place)
+            units.append(" ".join(targets.units))
+            frames.append(targets.mel.shape[0])
+            firsts.append(targets.first_frame)
+            phones.append(torch.stack([targets.durations.float(), targets.pitch, targets.energy], 1).numpy())
+            mels.append(targets.mel.half().numpy())
+        np.save(part / "phones.npy", np.concatenate(phones) if phones else np.zeros((0, 3), np.float32))
+        np.save(part / "mel.npy", np.concatenate(mels) if mels else np.zeros((0, MELS), np.float16))
+        index = {"kept": kept, "units": units, "frames": frames, "first_frames": firsts, "bad": bad.names}
+        (part / "index.json").write_text(json.dumps(index), encoding="utf-8")
+        try:
+            os.replace(part, folder)
+        except OSError:
+            if not (folder / "index.json").is_file():
+                raise
+            shutil.rmtree(part)  # another process was first, with the same content
+
+
+def acoustic_batch(phones: Sequence[Tensor], mels: Sequence[Tensor]) -> AcousticBatch:
+    """Pad phones (K, 3) and mels (F, 80) to the longest."""
+    padded = pad_sequence(list(phones), batch_first=True)  # (B, K, 3)
+    return AcousticBatch(
+        lengths=torch.tensor([len(row) for row in phones]),
+        durations=padded[..., 0].long(),
+        pitch=padded[..., 1],
+        energy=padded[..., 2],
+        mel=pad_sequence(list(mels), batch_first=True),
+        mel_lengths=torch.tensor([len(mel) for mel in mels]),
+    )
+
+
+class EpochItems:
+    """Batches of item numbers for one epoch of `steps` steps, drawn from (seed, epoch); alike lengths together."""
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, steps: int, seed: int, epoch: int) -> None:
+        generator = np.random.default_rng([seed, epoch])
+        count = batch_size * steps
+        rounds = [generator.permutation(len(lengths)) for _ in range(-(-count // len(lengths)))]
+        items = np.concatenate(rounds)[:count]
+        items = items[np.argsort(np.asarray(lengths)[items], kind="stable")].reshape(steps, batch_size)
+        self.batches: list[list[int]] = items[generator.permutation(steps)].tolist()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def spoken_vocabulary(alignments: Path) -> list[str]:
+    """The special units, then the phones of a `{split}.alignment.tsv` in alphabetical order."""
+    if not alignments.is_file():
+        raise InputError(f"`root` must hold {alignments.name}, but '{alignments}' does not exist. Build the corpus.")
+    phones: set[str] = set()
+    for _, line in _pairs(alignments):
+        names = [item.rpartition(":")[0] for item in line.split()]
+        phones |= set(names[spoken(names)])
+    return [*SPECIALS, *sorted(phones)]
+
+
+def _distinct(root: Path, split: str, limit: int | None) -> tuple[list[tuple[str, str, str]], BadRows]:
+    """(path, translation, alignment) of the first recording of each rendering, in the order of the table."""
+    bad = BadRows()
+    table, alignments = root / f"{split}.tsv", root / f"{split}.alignment.tsv"
+    for path in (table, alignments):
+        if not path.is_file():
+            raise InputError(
+                f"`root` must hold {path.name}, but '{path}' does not exist. Build the corpus, or check the path."
+            )
+    aligned = dict(_pairs(alignments))
+    rows: list[tuple[str, str, str]] = []
+    seen: set[tuple[str, str]] = set()
+    for name, text in _pairs(table):
+        if limit is not None and len(rows) >= limit:
+            break
+        wav = root / split / f"{name}.wav"
+        alignment = aligned.get(name, "")
+        key = (text, " ".join(item.rpartition(":")[0] for item in alignment.split()))
+        if not alignment:
+            bad.add("no alignment", name)
+        elif key in seen:
+            continue
+        elif not wav.is_file() or wav.stat().st_size <= 44:
+            bad.add("target recording missing or empty", name)
+        else:
+            seen.add(key)
+            rows.append((name, text, alignment))
+    return rows, bad
+
+
+def _pairs(path: Path) -> Iterator[tuple[str, str]]:
+    """The first two columns of a table without a header."""
+    for columns in read_table(path):
+        if len(columns) >= 2:
+            yield columns[0], columns[1]

@@ -1,0 +1,111 @@
+"""Which model is better: errors of both decoders on the development split.
+
+`phone_errors` counts as validation does, against the rendering that training was shown. Runs that were shown different
+renderings are compared on the command line, which counts errors against the nearest licensed rendering:
+
+python -m mmdec.training.daspeech.compare runs/ablation/*/checkpoints
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+
+import mmdec.training.lightning_leaves  # noqa: F401
+from mmdec import audio, hub
+from mmdec.corpora.split import Utterance, read_split
+from mmdec.metrics import text as metrics
+from mmdec.nn.dag_decoder import BOS, EOS, PAD
+from mmdec.ops.dag_decode import decode_lattice
+from mmdec.phonetics.lexicon import PAUSE, lower_case, read_lexicon
+from mmdec.training.daspeech.corpus import SpeechTranslationData
+from mmdec.training.daspeech.export import load_module, newest
+from mmdec.training.daspeech.module import DASpeechModule
+
+
+def phone_errors(model: Path, data: dict[str, Any]) -> float:
+    """Mean phone error rate of the graph and the baseline; `model` is a model's directory or a checkpoint.
+
+    `data` are the options of `SpeechTranslationData`: the rows, and how they are cut, are those of the recipe.
+    """
+    if model.is_dir():
+        translator = hub.load(model, "cpu")
+        module = DASpeechModule(list(translator.units), size="small")
+        module.network = translator.model
+        module.config = translator.model.config
+    else:
+        module, _ = load_module([model])
+    corpus = SpeechTranslationData(**{**data, "acoustic": False})
+    scores = validate(module, corpus)
+    return (scores["dev/dag_per"] + scores["dev/ar_per"]) / 2
+
+
+def validate(module: LightningModule, data: LightningDataModule) -> Mapping[str, float]:
+    """What a module logs on its development split, in one process, with nothing written or printed."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*does not have many workers")  # a few batches need none
+        return trainer.validate(module, data, verbose=False)[0]
+
+
+@torch.inference_mode()
+def nearest_errors(
+    module: DASpeechModule, rows: Sequence[Utterance], lexicon: metrics.Lexicon
+) -> dict[str, dict[str, float]]:
+    """For each decoder the phone error rate against the nearest licensed rendering, and the share without an error.
+
+    Pauses are left out; `lexicon` is in lower case. The graph is decoded with lookahead.
+    """
+    network, units = module.network.eval(), module.hparams["units"]
+    errors: dict[str, list[int]] = {"dag": [], "ar": []}
+    for row in rows:
+        features = audio.fbank(audio.trim_silence(audio.load_audio(row.clip)))[None]
+        frames = torch.tensor([features.shape[1]])
+        states, sizes = network.encode(features, frames)
+        lattice = network.lattice(states, sizes, frames)
+        path = decode_lattice(lattice.emissions, lattice.links, lattice.lengths, "lookahead")
+        found = {"dag": path.tokens[0].tolist(), "ar": network.ar.generate(states, sizes, int(lattice.lengths[0]))[0]}
+        for name, tokens in found.items():
+            said = [units[token] for token in tokens if token not in (-1, BOS, PAD, EOS)]
+            errors[name].append(metrics.nearest_phone_errors(said, row.phones, row.references, lexicon))
+    total = sum(phone != PAUSE for row in rows for phone in row.phones)
+    return {
+        name: {"phone_error_rate": sum(found) / total, "exact": sum(not count for count in found) / len(found)}
+        for name, found in errors.items()
+    }
+
+
+def main() -> None:
+    """Command line: a JSON object a line, one for each run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", type=Path, nargs="+", help="of checkpoints; the last one of each is taken")
+    parser.add_argument("--corpus", type=Path, default=Path("data/corpus"))
+    parser.add_argument("--split", default="dev")
+    parser.add_argument("--limit", type=int, default=200, help="rows, evenly spaced")
+    options = parser.parse_args()
+    rows, _ = read_split(options.corpus / "cv" / "fr", options.corpus / "cvss_c", options.split, options.limit)
+    lexicon = lower_case(read_lexicon(options.corpus / "lexicon.tsv"))
+    for folder in options.folders:
+        module, step = load_module(newest(folder, 1))
+        scores = nearest_errors(module, rows, lexicon)
+        print(json.dumps({"run": folder.parent.name, "step": step, "rows": len(rows), **scores}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,364 @@
+"""The corpus as tensors: features computed once into one memory-mapped file, batches that any run draws alike.
+
+Randomness belongs to the step, not to the process: the batches of an epoch follow from (seed, epoch), so that a run
+that was killed goes on with the batches, and the losses, of one that was not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset
+
+from mmdec import audio
+from mmdec.corpora.cvss import BadRows, Row, canonical, normalise, read_rows, vocabulary
+from mmdec.hub.processes import end_with_parent
+from mmdec.nn.dag_decoder import BOS, EOS, PAD, UNK
+from mmdec.nn.fastspeech2 import AcousticBatch
+from mmdec.phonetics.lexicon import PAUSE
+from mmdec.training.daspeech.acoustic_data import EnglishSpeech, acoustic_batch
+from mmdec.types import InputError, MmdecError
+
+CHARACTERS = " abcdefghijklmnopqrstuvwxyzàâæçèéêëîïôœùûüÿ'-"  # of the CTC head; its index 0 is the blank
+_FORMAT = 1  # of the features on disk; a change makes the old ones void
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a training step of the linguistic half sees."""
+
+    features: Tensor  # (B, N, 80)
+    lengths: Tensor  # (B,) frames
+    units: Tensor  # (B, M) with <s> and </s>, padded with <pad>
+    unit_lengths: Tensor  # (B,)
+    text: Tensor  # (B, C) characters of the source sentence, padded with 0
+    text_lengths: Tensor  # (B,)
+    rows: list[tuple[int, ...]]  # which rows each item is made of
+    acoustic: AcousticBatch | None = None  # in the joint stage
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on another device."""
+        tensors = (self.features, self.lengths, self.units, self.unit_lengths, self.text, self.text_lengths)
+        moved = None
+        if self.acoustic is not None:
+            parts = (getattr(self.acoustic, field.name) for field in fields(AcousticBatch))
+            moved = AcousticBatch(*(part.to(device, non_blocking=True) for part in parts))
+        return Batch(*(tensor.to(device, non_blocking=True) for tensor in tensors), rows=self.rows, acoustic=moved)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One utterance, or several joined by pauses."""
+
+    features: Tensor  # (N, 80)
+    units: list[int]  # without <s> and </s>
+    text: list[int]
+    rows: tuple[int, ...]
+    phones: Tensor | None  # (3, K): durations, pitch, energy, </s> included
+    mel: Tensor | None  # (F, 80)
+
+
+def extract(clip: str) -> np.ndarray | str:
+    """Features of one recording (N, 80) fp16, or the reason why there are none."""
+    try:
+        features = audio.fbank(audio.trim_silence(audio.load_audio(clip)))  # as `translate_speech` hears it
+    except MmdecError as error:
+        return str(error)
+    if features.shape[0] < 8 or not bool(torch.isfinite(features).all()):
+        return "too short or not finite"
+    return features.to(torch.float16).numpy()
+
+
+def _work_for(parent: int) -> None:
+    """One thread for each worker, which ends with the process that it works for."""
+    end_with_parent(parent)
+    torch.set_num_threads(1)
+
+
+class FeatureStore:
+    """Filterbanks of a list of recordings in one file; made in a few processes, whole or not at all."""
+
+    def __init__(self, folder: Path, clips: Sequence[Path], jobs: int) -> None:
+        self.folder = self.place(folder, clips)
+        if not (self.folder / "index.json").is_file():
+            self._build(clips, jobs)
+        with open(self.folder / "index.json", encoding="utf-8") as file:
+            index = json.load(file)
+        self.lengths = np.asarray(index["lengths"], dtype=np.int64)
+        self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
+        self.reasons: dict[str, str] = index["bad"]
+        stored = self.folder / "fbank.f16"  # an empty file cannot be mapped
+        empty = stored.stat().st_size == 0
+        data = np.zeros(0, np.float16) if empty else np.memmap(stored, np.float16, "r")
+        self.data = data.reshape(-1, audio.MELS)
+
+    @staticmethod
+    def place(folder: Path, clips: Sequence[Path]) -> Path:
+        """Where the features of these recordings are kept."""
+        digest = hashlib.blake2b("\n".join(f"{c.name} {c.stat().st_size}" for c in clips).encode(), digest_size=8)
+        name = digest.hexdigest()
+        return folder / (name if _FORMAT == 1 else f"{_FORMAT}-{name}")  # the first had no number
+
+    @classmethod
+    def ready(cls, folder: Path, clips: Sequence[Path]) -> bool:
+        """Whether they have been computed."""
+        return (cls.place(folder, clips) / "index.json").is_file()
+
+    def _build(self, clips: Sequence[Path], jobs: int) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lengths, bad = [], {}
+        part = self.folder / f"fbank.{os.getpid()}.part"
+        with ExitStack() as stack:
+            file = stack.enter_context(open(part, "wb"))
+            names = map(str, clips)
+            if jobs > 1:
+                pool = stack.enter_context(ProcessPoolExecutor(jobs, initializer=_work_for, initargs=(os.getpid(),)))
+                extracted = pool.map(extract, names, chunksize=32)
+            else:
+                extracted = map(extract, names)
+            for clip, features in zip(clips, extracted, strict=True):
+                if isinstance(features, str):
+                    bad[clip.name] = features
+                    lengths.append(0)
+                else:
+                    file.write(features.tobytes())
+                    lengths.append(len(features))
+        os.replace(part, self.folder / "fbank.f16")
+        index = self.folder / f"index.{os.getpid()}.part"
+        index.write_text(json.dumps({"lengths": lengths, "bad": bad}), encoding="utf-8")
+        os.replace(index, self.folder / "index.json")
+
+    def __getitem__(self, index: int) -> Tensor:
+        part = self.data[self.starts[index] : self.starts[index + 1]]
+        return torch.from_numpy(part.astype(np.float32))
+
+
+class SpeechDataset(Dataset[Item]):
+    """Items are tuples of row numbers: several rows become one utterance with a pause between them."""
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        store: FeatureStore,
+        places: Sequence[int],
+        units: Sequence[str],
+        english: EnglishSpeech | None = None,
+    ) -> None:
+        self.rows = list(rows)
+        self.store = store
+        self.places = list(places)
+        index = {unit: number for number, unit in enumerate(units)}
+        letters = {letter: number for number, letter in enumerate(CHARACTERS, start=1)}
+        self.pause = [index[PAUSE]] if PAUSE in index else []
+        self.units = [[index.get(unit, UNK) for unit in row.units] for row in self.rows]
+        self.text = [
+            [letters[letter] for letter in normalise(row.source_text) if letter in letters] for row in self.rows
+        ]
+        self.lengths = [int(store.lengths[place]) for place in self.places]
+        self.english = english
+        if english is not None:
+            spoken = english.by_key()
+            self.spoken = [spoken[row.translation, tuple(row.units)] for row in self.rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, item: tuple[int, ...]) -> Item:
+        features = torch.cat([self.store[self.places[number]] for number in item])
+        units, text = list(self.units[item[0]]), list(self.text[item[0]])
+        for number in item[1:]:
+            units += self.pause + self.units[number]
+            text += [1, *self.text[number]]
+        phones = mel = None
+        if self.english is not None:
+            phones, mel = self.english.joined([self.spoken[number] for number in item], bool(self.pause))
+        return Item(features, units, text, item, phones, mel)
+
+
+def collate(items: Sequence[Item]) -> Batch:
+    """Pad to the longest; units get <s> and </s>."""
+    targets = [torch.tensor([BOS, *item.units, EOS]) for item in items]
+    text = [torch.tensor(item.text, dtype=torch.long) for item in items]
+    acoustic = None
+    if items[0].phones is not None:
+        phones = [item.phones.T for item in items if item.phones is not None]
+        acoustic = acoustic_batch(phones, [item.mel for item in items if item.mel is not None])
+    return Batch(
+        pad_sequence([item.features for item in items], batch_first=True),
+        torch.tensor([len(item.features) for item in items]),
+        pad_sequence(targets, batch_first=True, padding_value=PAD),
+        torch.tensor([len(row) for row in targets]),
+        pad_sequence(text, batch_first=True),
+        torch.tensor([len(row) for row in text]),
+        [item.rows for item in items],
+        acoustic,
+    )
+
+
+class EpochBatches:
+    """The batches of one epoch: a fixed number of steps, similar lengths together, a share of them concatenated."""
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        batch_size: int,
+        steps: int,
+        seed: int,
+        epoch: int,
+        concatenate: float,
+        rank: int,
+        world: int,
+    ) -> None:
+        generator = np.random.default_rng([seed, epoch])
+        count = steps * world * batch_size
+        rounds = [generator.permutation(len(lengths)) for _ in range(-(-2 * count // len(lengths)))]
+        numbers = np.concatenate(rounds).tolist()
+        items: list[tuple[int, ...]] = []
+        joined = generator.random(count) < concatenate
+        for join in joined:
+            items.append((numbers.pop(), numbers.pop()) if join else (numbers.pop(),))
+        items.sort(key=lambda item: sum(lengths[number] for number in item))
+        batches = [items[start : start + batch_size] for start in range(0, count, batch_size)]
+        # Neighbouring lengths go to different ranks at one step, so that no rank waits for another.
+        groups = [batches[start : start + world] for start in range(0, len(batches), world)]
+        order = generator.permutation(len(groups))
+        self.batches = [groups[number][rank] for number in order]
+
+    def __iter__(self) -> Iterator[list[tuple[int, ...]]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class SpeechTranslationData(LightningDataModule):
+    """CVSS with Common Voice, or the phrasebook, which has the same layout.
+
+    Args: the two corpora's folders; `rendering`: "all" takes each row's own translation, "canonical" one for each
+    source sentence; `concatenate`: share of items made of two utterances; `steps_per_epoch`: an epoch is a number of
+    steps, after which a checkpoint may be written; `upsample`, `min_vertices`: the model's graph size, to leave out
+    rows whose units do not fit; `acoustic`: what the joint stage needs besides; `limit`: so many training rows, the
+    first ones: features of more need not be there.
+    """
+
+    def __init__(
+        self,
+        common_voice: str = "data/corpus/cv/fr",
+        cvss: str = "data/corpus/cvss_c",
+        batch_size: int = 32,
+        steps_per_epoch: int = 100,
+        rendering: str = "all",
+        concatenate: float = 0.0,
+        upsample: float = 0.5,
+        min_vertices: int = 2,
+        max_frames: int = 2048,
+        acoustic: bool = False,
+        seed: int = 0,
+        jobs: int = 2,
+        validation_rows: int = 200,
+        validation_split: str = "dev",
+        limit: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.limit = limit
+        self.common_voice, self.cvss = Path(common_voice), Path(cvss)
+        self.batch_size, self.steps_per_epoch = batch_size, steps_per_epoch
+        self.rendering, self.concatenate, self.seed, self.jobs = rendering, concatenate, seed, jobs
+        self.upsample, self.min_vertices, self.max_frames = upsample, min_vertices, max_frames
+        self.acoustic = acoustic
+        self.validation_rows, self.validation_split = validation_rows, validation_split
+        self.bad = BadRows()
+        self._units: list[str] | None = None
+        self.train_set: SpeechDataset | None = None
+        self.validation_set: SpeechDataset | None = None
+
+    @property
+    def units(self) -> list[str]:
+        """The vocabulary: that of the training split's alignments."""
+        if self._units is None:
+            rows, _ = read_rows(self.common_voice, self.cvss, "train")
+            self._units = vocabulary(rows)
+        return self._units
+
+    def prepare_data(self) -> None:
+        """Features, once for all ranks."""
+        for split in ("train", self.validation_split):
+            self._dataset(split, BadRows())
+
+    def _dataset(self, split: str, bad: BadRows, limit: int | None = None) -> SpeechDataset:
+        rows, missing = read_rows(self.common_voice, self.cvss, split)
+        most = self.limit if split == "train" else None
+        rows = rows[:most]
+        store = FeatureStore(self.cvss.parent / "cache" / split, [row.clip for row in rows], self.jobs)
+        place = {row.path: number for number, row in enumerate(rows)}
+        if self.rendering == "canonical":
+            rows = canonical(rows)
+        english = EnglishSpeech(self.cvss, split, most) if self.acoustic else None
+        spoken = english.by_key() if english is not None else None
+        kept = []
+        for row in rows:
+            frames = int(store.lengths[place[row.path]])
+            vertices = max(int(self.upsample * frames), self.min_vertices)
+            if frames == 0:
+                bad.add(f"source recording unusable: {store.reasons.get(row.path, '')}", row.path)
+            elif frames > self.max_frames:
+                bad.add(f"longer than {self.max_frames} frames", row.path)
+            elif len(row.units) + 2 > vertices:
+                bad.add("text does not fit the graph", row.path)
+            elif spoken is not None and (row.translation, tuple(row.units)) not in spoken:
+                bad.add("no acoustic targets", row.path)
+            else:
+                kept.append(row)
+        for reason, names in missing.names.items():
+            for name in names:
+                bad.add(reason, name)
+        if not kept:
+            raise InputError(f"`split` must hold usable rows, but '{split}' has none.\n{bad.report()}")
+        if limit is not None:
+            kept = kept[:limit]
+        return SpeechDataset(kept, store, [place[row.path] for row in kept], self.units, english)
+
+    def setup(self, stage: str) -> None:
+        if self.train_set is None:
+            self.train_set = self._dataset("train", self.bad)
+            self.validation_set = self._dataset(self.validation_split, self.bad, self.validation_rows)
+            rank_zero_info(f"corpus: {len(self.train_set)} training rows, {self.bad.count} left out")
+            if self.bad.count:
+                rank_zero_info(self.bad.report())
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        assert self.train_set is not None
+        assert self.trainer is not None
+        batches = EpochBatches(
+            self.train_set.lengths,
+            self.batch_size,
+            self.steps_per_epoch,
+            self.seed,
+            self.trainer.current_epoch,
+            self.concatenate,
+            self.trainer.global_rank,
+            self.trainer.world_size,
+        )
+        return DataLoader(self.train_set, batch_sampler=batches, collate_fn=collate)  # type: ignore[arg-type]
+
+    def val_dataloader(self) -> DataLoader[Batch]:
+        assert self.validation_set is not None
+        assert self.trainer is not None
+        numbers = range(self.trainer.global_rank, len(self.validation_set), self.trainer.world_size)
+        items = sorted(((number,) for number in numbers), key=lambda item: self.validation_set.lengths[item[0]])  # type: ignore[union-attr]
+        batches = [items[start : start + 16] for start in range(0, len(items), 16)]
+        return DataLoader(self.validation_set, batch_sampler=batches, collate_fn=collate)  # type: ignore[arg-type]

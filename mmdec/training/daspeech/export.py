@@ -1,0 +1,130 @@
+"""From checkpoints to a model's directory: averaging, and the parts put together.
+
+python -m mmdec.training.daspeech.export --joint runs/joint/checkpoints --vocoder runs/vocoder \
+    --out runs/daspeech-phrasebook
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mmdec import hub
+from mmdec.checks.weights import check_finite_weights, checked_file, fill, read_settings, read_weights
+from mmdec.corpora.cvss import read_rows
+from mmdec.nn.daspeech import DASpeech, SpeechToUnits
+from mmdec.nn.vocoder import Vocoder, VocoderConfig
+from mmdec.phonetics.decoder import WordDecoder
+from mmdec.phonetics.lexicon import read_lexicon
+from mmdec.training.daspeech.module import DASpeechModule
+from mmdec.types import InputError
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """One Lightning checkpoint, tensors and plain values only. Raises InputError for one that is damaged, holds more
+    than that, or weights that are not finite."""
+    try:
+        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        state: dict[str, Tensor] = found["state_dict"]
+    except Exception as error:  # a damaged pickle may raise anything
+        raise InputError(
+            f"`checkpoint` must hold whole tensors and plain values, but '{path}' does not ({type(error).__name__}: "
+            f"{error!s:.300}). Train again, or take an earlier one."
+        ) from error
+    check_finite_weights(state, path, "checkpoint")
+    return found
+
+
+def newest(folder: Path, count: int) -> list[Path]:
+    """The last `count` checkpoints by step, without last.ckpt's copy."""
+    numbered = sorted(
+        (path for path in folder.glob("step=*.ckpt")), key=lambda path: int(path.stem.removeprefix("step="))
+    )
+    if not numbered:
+        raise InputError(f"`folder` must hold checkpoints, but '{folder}' holds none. Train first.")
+    return numbered[-count:]
+
+
+def average(states: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of several state dicts; integers are taken from the last."""
+    total: dict[str, Tensor] = {}
+    count = 0
+    for state in states:
+        count += 1
+        for name, value in state.items():
+            total[name] = (
+                total[name] + value.double()
+                if name in total and value.is_floating_point()
+                else (value.double() if value.is_floating_point() else value)
+            )
+    return {name: (value / count).float() if value.is_floating_point() else value for name, value in total.items()}
+
+
+def load_module(checkpoints: Sequence[Path]) -> tuple[DASpeechModule, int]:
+    """The training module with the averaged weights of its checkpoints, and the last one's step."""
+    last = read_checkpoint(checkpoints[-1])
+    # Names with an underscore are the command line's own notes.
+    options = {name: value for name, value in last["hyper_parameters"].items() if not name.startswith("_")}
+    module = DASpeechModule(**options)
+    module.load_state_dict(average(read_checkpoint(path)["state_dict"] for path in checkpoints))
+    return module.eval(), int(last["global_step"])
+
+
+def save_network(network: SpeechToUnits, path: Path) -> None:
+    """A network's weights as safetensors: what `InitialWeights` starts from."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    save_file({name: value.contiguous() for name, value in network.state_dict().items()}, part)
+    part.replace(path)
+
+
+def assemble(
+    checkpoints: Sequence[Path], vocoder_folder: Path, common_voice: Path, cvss: Path, lexicon: Path, out: Path
+) -> Path:
+    """Write the model's directory from a joint run, a vocoder run and the text of the training split."""
+    module, step = load_module(checkpoints)
+    if not isinstance(module.network, DASpeech):
+        raise InputError("`checkpoints` must come from the joint stage, but have no acoustic model. Run that stage.")
+    described = read_settings(vocoder_folder / "vocoder.json", "vocoder")
+    voiced = read_weights([checked_file(vocoder_folder, "vocoder.safetensors", "vocoder")], "vocoder")
+    sizes = VocoderConfig(**described["config"])
+    vocoder = fill(lambda: Vocoder(sizes), voiced, "vocoder", vocoder_folder)
+    rows, _ = read_rows(common_voice, cvss, "train")
+    words = WordDecoder.build(read_lexicon(lexicon), [row.translation for row in rows])
+    units: list[str] = module.hparams["units"]
+    training = {
+        "checkpoints": len(checkpoints),
+        "step": step,
+        "rows": len(rows),
+        "hyperparameters": dict(module.hparams),
+    }
+    return hub.save_model(out, module.network, vocoder, units, words, provenance={"training": training})
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--joint", type=Path, default=Path("runs/joint/checkpoints"))
+    parser.add_argument("--average", type=int, default=1, help="checkpoints to average, the last ones")
+    parser.add_argument("--vocoder", type=Path, default=Path("runs/vocoder"))
+    parser.add_argument("--common-voice", type=Path, default=Path("data/corpus/cv/fr"))
+    parser.add_argument("--cvss", type=Path, default=Path("data/corpus/cvss_c"))
+    parser.add_argument("--lexicon", type=Path, default=Path("data/corpus/lexicon.tsv"))
+    parser.add_argument("--out", type=Path, default=Path("runs/daspeech-phrasebook"))
+    parser.add_argument("--network-only", type=Path, help="write the network's weights here and stop")
+    options = parser.parse_args()
+    checkpoints = newest(options.joint, options.average)
+    if options.network_only:
+        save_network(load_module(checkpoints)[0].network, options.network_only)
+        return
+    assemble(checkpoints, options.vocoder, options.common_voice, options.cvss, options.lexicon, options.out)
+
+
+if __name__ == "__main__":
+    main()

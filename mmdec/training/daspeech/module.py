@@ -1,0 +1,216 @@
+"""Training of DASpeech: speech to phones (graph and autoregressive baseline at once), then jointly with the voice."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+
+from mmdec.metrics.text import phone_distance
+from mmdec.nn.dag_decoder import BOS, EOS, PAD
+from mmdec.nn.daspeech import DASpeech, DASpeechConfig, Lattice, SpeechToUnits
+from mmdec.nn.fastspeech2 import acoustic_loss
+from mmdec.ops.dag import dag_posterior, expected_states
+from mmdec.ops.dag_decode import decode_lattice
+from mmdec.training.daspeech import losses
+from mmdec.training.daspeech.augment import Augmentation
+from mmdec.training.daspeech.corpus import Batch, SpeechTranslationData
+from mmdec.training.lr_schedule import Schedule
+from mmdec.types import InputError
+
+SIZES = {"paper": DASpeechConfig.paper, "small": DASpeechConfig.small}
+
+
+class DASpeechModule(LightningModule):
+    """L = L_DAG + ar_weight L_AR + ctc_weight L_CTC + mu L_TTS.
+
+    With `mu` 0 (first stage) there is no acoustic model. With `mu` > 0 (joint stage; the paper's is 5) the acoustic
+    model reads the expected hidden states of the graph under the `posterior`; a share `embedding_share` of the rows,
+    and those that do not fit their graph, read phone embeddings instead: the autoregressive baseline keeps its road to
+    the same voice.
+
+    The defaults are the paper's recipe (S2TT stage: Adam .9/.999, 5e-4, warm-up 10k, inverse-sqrt, GLAT .5 to .1 over
+    100k updates) but for one loss: the autoregressive baseline is trained on the same encoder, which the paper has not;
+    `ar_weight` 0 leaves the encoder to the graph alone. All randomness of a step follows from (seed, step, rank).
+    """
+
+    def __init__(
+        self,
+        units: list[str],
+        size: Literal["paper", "small"] = "paper",
+        lr: float = 5e-4,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.01,
+        warmup: int = 10_000,
+        schedule: Literal["inverse-sqrt", "trapezoid"] = "inverse-sqrt",
+        decay_from: int | None = None,
+        decay_steps: int = 1000,
+        dropout: float = 0.1,
+        glat_start: float = 0.5,
+        glat_end: float = 0.1,
+        glat_steps: int = 100_000,
+        ar_weight: float = 1.0,
+        ctc_weight: float = 0.0,
+        label_smoothing: float = 0.1,
+        mu: float = 0.0,
+        posterior: Literal["paper", "released"] = "paper",
+        embedding_share: float = 0.0,
+        augmentation: Augmentation | None = None,
+        model: dict[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["augmentation"])
+        config = SIZES[size]().to_dict()
+        for part in ("encoder", "dag", "ar"):
+            config[part]["dropout"] = dropout
+        for name, value in (model or {}).items():
+            part, _, key = name.partition(".")
+            if key:
+                config[part][key] = value
+            else:
+                config[part] = value
+        self.config = DASpeechConfig.from_dict(config)
+        self.network = self.build(len(units))
+        self.augmentation = augmentation or Augmentation()
+        self.rate = Schedule(schedule, warmup, decay_from, decay_steps)
+
+    def build(self, num_units: int) -> SpeechToUnits:
+        kind = DASpeech if self.hparams["mu"] > 0 else SpeechToUnits
+        return kind(self.config, num_units)
+
+    def setup(self, stage: str) -> None:
+        """The data leaves out what does not fit the graph: it must know the graph's size as it is here."""
+        data, dag = self.trainer.datamodule, self.config.dag  # type: ignore[attr-defined]
+        if not isinstance(data, SpeechTranslationData):
+            return
+        for name, wanted, found in (
+            ("upsample", dag.upsample, data.upsample),
+            ("min_vertices", dag.min_vertices, data.min_vertices),
+        ):
+            if wanted != found:
+                raise InputError(
+                    f"`{name}` of the data must be the model's, {wanted}, but is {found}. Set both alike in the recipe."
+                )
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        place = (self.hparams["seed"] * 100_003 + self.current_epoch) * 1_000_003 + batch_idx
+        torch.manual_seed(place * 64 + self.global_rank)
+
+    def glat_ratio(self) -> float:
+        """Linear from start to end."""
+        part = min(1.0, self.global_step / max(self.hparams["glat_steps"], 1))
+        return self.hparams["glat_start"] + part * (self.hparams["glat_end"] - self.hparams["glat_start"])
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """All parts of the loss of a batch; `loss` is their sum."""
+        net = self.network
+        features, lengths = batch.features, batch.lengths
+        if self.training:
+            features, lengths = self.augmentation(features, lengths)
+        states, state_lengths, middle = net.encoder(features, lengths, self.config.ctc_layer)
+        given = forced = None
+        ratio = self.glat_ratio() if self.training else 0.0
+        if ratio > 0:
+            given, forced = losses.glance(
+                net.decoder, states, state_lengths, lengths, batch.units, batch.unit_lengths, ratio
+            )
+        lattice = net.decoder(states, state_lengths, lengths, given)
+        graph = losses.graph_loss(lattice, batch.units, batch.unit_lengths, forced)
+        parts = {"dag": graph.value, "invalid": graph.invalid.float()}
+        logits = net.ar(batch.units[:, :-1], states, state_lengths)
+        parts["ar"] = losses.autoregressive_loss(logits, batch.units, self.hparams["label_smoothing"])
+        parts["loss"] = parts["dag"] + self.hparams["ar_weight"] * parts["ar"]
+        if net.ctc is not None:
+            parts["ctc"] = losses.ctc_loss(net.ctc(middle), state_lengths, batch.text, batch.text_lengths)
+            parts["loss"] = parts["loss"] + self.hparams["ctc_weight"] * parts["ctc"]
+        if self.hparams["mu"] > 0:
+            parts["tts"] = self.acoustic_loss(batch, lattice, graph.match)
+            parts["loss"] = parts["loss"] + self.hparams["mu"] * parts["tts"]
+        return parts
+
+    def acoustic_loss(self, batch: Batch, lattice: Lattice, match: Tensor) -> Tensor:
+        """FastSpeech 2's loss on z_i = sum_j P(a_i = j | X, Y) v_j (section 3.3); gradients reach the vertices only."""
+        net, targets = self.network, batch.acoustic
+        if not isinstance(net, DASpeech) or targets is None:
+            raise InputError(
+                "`acoustic` of the data must be true in the joint stage, but is false. Set it in the recipe."
+            )
+        posterior = dag_posterior(
+            match, lattice.links, batch.unit_lengths, lattice.lengths, variant=self.hparams["posterior"]
+        )
+        # <s> is dropped, </s> kept with no frames.
+        expected = expected_states(posterior.to(lattice.hidden.dtype), lattice.hidden)[:, 1:]
+        inputs = net.acoustic_input(expected)
+        # A row whose graph cannot hold its target has no path, and so no hidden states to speak from.
+        plain = (posterior.flatten(1).sum(1) == 0)[:, None, None]
+        share = self.hparams["embedding_share"]
+        if share > 0:
+            plain |= torch.rand(len(inputs), 1, 1, device=inputs.device) < share
+        inputs = torch.where(plain, net.tts.embed(batch.units[:, 1:]).to(inputs.dtype), inputs)
+        lengths = batch.unit_lengths - 1
+        output = net.tts(inputs, lengths, targets.durations, targets.pitch, targets.energy)
+        return acoustic_loss(output, targets, net.tts).total
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        parts = self.losses(batch)
+        self.log_dict({f"train/{name}": value.detach() for name, value in parts.items()}, batch_size=len(batch.rows))
+        return parts["loss"]
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        net = self.network
+        states, state_lengths = net.encode(batch.features, batch.lengths)
+        lattice = net.lattice(states, state_lengths, batch.lengths)
+        path = decode_lattice(lattice.emissions, lattice.links, lattice.lengths, "lookahead")
+        limit = int(lattice.lengths.max())
+        found = {
+            "dag": [[unit for unit in row if unit not in (-1, BOS, PAD, EOS)] for row in path.tokens.tolist()],
+            "ar": net.ar.generate(states.float(), state_lengths, limit),
+        }
+        gold = [[unit for unit in row if unit not in (BOS, PAD, EOS)] for row in batch.units.tolist()]
+        size = len(gold)
+        length = torch.tensor(float(sum(map(len, gold))))
+        for name, rows in found.items():
+            errors = sum(phone_distance(a, b) for a, b in zip(rows, gold, strict=True))
+            exact = sum(a == b for a, b in zip(rows, gold, strict=True)) / size
+            self.log(f"dev/{name}_per", errors / length, batch_size=int(length), sync_dist=True, on_epoch=True)
+            self.log(f"dev/{name}_exact", exact, batch_size=size, sync_dist=True, on_epoch=True)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip by norm here: under mixed precision Lightning refuses fused optimizers, but bf16 scales no gradients."""
+        if gradient_clip_val:
+            torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        matrices = [p for p in self.network.parameters() if p.ndim > 1]
+        vectors = [p for p in self.network.parameters() if p.ndim <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": self.hparams["weight_decay"]},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        first, second = self.hparams["betas"]
+        optimizer = torch.optim.AdamW(groups, lr=self.hparams["lr"], betas=(first, second), fused=True)
+        # A function, not the object: torch would put the object's numbers into the checkpoint and restore them, and a
+        # resumed run could not be told to decay.
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.rate(step))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
+        """Encoder states, for tools that look at a module by its forward."""
+        return self.network.encode(features, lengths)[0]
+
+
+def load_network(network: nn.Module, state: dict[str, Tensor]) -> list[str]:
+    """Load what fits by name and shape; returns the names that kept their initial values."""
+    own = network.state_dict()
+    fitting = {name: value for name, value in state.items() if name in own and own[name].shape == value.shape}
+    network.load_state_dict(fitting, strict=False)
+    return sorted(set(own) - set(fitting))

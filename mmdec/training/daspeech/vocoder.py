@@ -1,0 +1,326 @@
+"""Vocoder training: spectral losses first, then an optional light adversarial stage."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.utilities import rank_zero_info
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from mmdec.audio import HOP, load_audio, log_mel, pitch
+from mmdec.checks.weights import check_counts, checked_file, fill, read_settings, read_weights
+from mmdec.nn.fastspeech2 import FastSpeech2, FastSpeech2Config
+from mmdec.nn.vocoder import Vocoder, VocoderConfig
+from mmdec.training.daspeech.acoustic import warmed
+from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems
+from mmdec.training.daspeech.acoustic_targets import filled
+from mmdec.training.daspeech.discriminators import Discriminators, discriminator_loss, generator_loss
+from mmdec.types import InputError
+
+
+@dataclass(frozen=True)
+class Crops:
+    """A batch of pieces of F frames."""
+
+    mel: Tensor  # (B, F, 80), what the vocoder sees
+    samples: Tensor  # (B, F * 256), what it should give
+    pitch: Tensor  # (B, F) Hz, without gaps
+    voiced: Tensor  # (B, F) bool
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Crops:
+        tensors = (self.mel, self.samples, self.pitch, self.voiced)
+        return Crops(*(tensor.to(device, non_blocking=non_blocking) for tensor in tensors))
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One recording, compact."""
+
+    samples: np.ndarray  # (F * 256,) int16
+    mel: np.ndarray  # (F, 80) fp16
+    predicted: np.ndarray | None  # (F, 80) fp16: as `mel`, where the acoustic model has its say
+    pitch: np.ndarray  # (F,) Hz, zero where unvoiced
+
+
+class VocoderData(LightningDataModule):
+    """Random pieces of the English recordings, silence included; drawn from (seed, epoch) alone.
+
+    `acoustic` names a folder with `tts.safetensors` and `tts.json`: then half of the pieces come with the mel that
+    this model predicts (durations, pitch and energy given), which is what the vocoder will see in use.
+    """
+
+    def __init__(
+        self,
+        root: str = "data/corpus/cvss_c",
+        batch_size: int = 8,
+        crop_frames: int = 64,
+        steps_per_epoch: int = 100,
+        limit: int | None = 2000,
+        acoustic: str | None = None,
+        validation_split: str = "dev",
+        validation_rows: int = 24,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.root, self.batch_size, self.crop_frames, self.steps_per_epoch = (
+            root,
+            batch_size,
+            crop_frames,
+            steps_per_epoch,
+        )
+        self.limit, self.acoustic, self.seed = limit, acoustic, seed
+        self.validation_split, self.validation_rows = validation_split, validation_rows
+        self.train_set: list[Recording] = []
+        self.validation_set: list[Recording] = []
+
+    @property
+    def units(self) -> list[str]:
+        """None: the vocoder knows no phones."""
+        return []
+
+    def prepare_data(self) -> None:
+        """The caches of acoustic targets, once for all ranks."""
+        EnglishSpeech(Path(self.root), "train", self.limit)
+        EnglishSpeech(Path(self.root), self.validation_split, self.validation_rows)
+
+    def setup(self, stage: str | None = None) -> None:
+        if self.train_set:
+            return
+        teacher = load_acoustic(Path(self.acoustic)) if self.acoustic else None
+        train = EnglishSpeech(Path(self.root), "train", self.limit)
+        held = EnglishSpeech(Path(self.root), self.validation_split, self.validation_rows)
+        rank_zero_info(
+            f"English speech: {len(train)} distinct recordings, {train.bad.count} left out {train.bad.report()}"
+        )
+        self.train_set = [record(train, item, teacher, self.crop_frames) for item in range(len(train))]
+        self.validation_set = [record(held, item, None, self.crop_frames) for item in range(len(held))]
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of the training mels, (80,) each."""
+        mels = torch.from_numpy(np.concatenate([recording.mel for recording in self.train_set[:500]])).float()
+        deviation, mean = torch.std_mean(mels, dim=0)
+        return mean, deviation.clamp(min=1e-2)
+
+    def train_dataloader(self) -> DataLoader[Crops]:
+        assert self.trainer is not None
+        module = self.trainer.lightning_module
+        assert isinstance(module, VocoderModule)
+        rank, world = self.trainer.global_rank, self.trainer.world_size
+        epoch, begun = divmod(module.batches, self.steps_per_epoch)  # Lightning's epochs may begin anywhere on resuming
+        equal = [1] * len(self.train_set)  # crops have one length: no sorting needed
+        batches = EpochItems(equal, self.batch_size * world, self.steps_per_epoch, self.seed, epoch).batches
+        generator = np.random.default_rng([self.seed, epoch, 1])
+        pieces = [[(item, *generator.random(2)) for item in batch][rank::world] for batch in batches][begun:]
+        return DataLoader(_Pieces(self.train_set, self.crop_frames), batch_sampler=pieces, collate_fn=stack)  # type: ignore[arg-type]
+
+    def val_dataloader(self) -> DataLoader[Crops]:
+        pieces = [[(item, 0.5, 1.0)] for item in range(len(self.validation_set))]
+        return DataLoader(_Pieces(self.validation_set, None), batch_sampler=pieces, collate_fn=stack)  # type: ignore[arg-type]
+
+
+class _Pieces(torch.utils.data.Dataset[Crops]):
+    """Index (item, where in 0..1, which mel in 0..1) -> one piece, or the whole recording if `frames` is None."""
+
+    def __init__(self, recordings: list[Recording], frames: int | None) -> None:
+        self.recordings, self.frames = recordings, frames
+
+    def __getitem__(self, index: tuple[int, float, float]) -> Crops:
+        recording = self.recordings[int(index[0])]
+        size = self.frames or len(recording.mel)
+        start = int(index[1] * (len(recording.mel) - size + 1)) if self.frames else 0
+        window = slice(start, start + size)
+        mel = recording.predicted if recording.predicted is not None and index[2] < 0.5 else recording.mel
+        contour = torch.from_numpy(recording.pitch)
+        samples = recording.samples[start * HOP : (start + size) * HOP]
+        return Crops(
+            torch.from_numpy(mel[window].astype(np.float32))[None],
+            torch.from_numpy(samples.astype(np.float32) / 32768)[None],
+            _continuous(contour)[window][None],
+            (contour > 0)[window][None],
+        )
+
+
+def stack(pieces: list[Crops]) -> Crops:
+    """Pieces of one size to a batch."""
+    parts = ("mel", "samples", "pitch", "voiced")
+    return Crops(*(torch.cat([getattr(piece, part) for piece in pieces]) for part in parts))
+
+
+def _continuous(contour: Tensor) -> Tensor:
+    """(F,) Hz with the unvoiced frames filled in; all unvoiced: a constant."""
+    return filled(contour) if bool((contour > 0).any()) else torch.full_like(contour, 150.0)
+
+
+def record(speech: EnglishSpeech, item: int, teacher: tuple[FastSpeech2, list[str]] | None, least: int) -> Recording:
+    """Read one recording; shorter than `least` frames it is padded with silence."""
+    samples = load_audio(speech.wav(item))
+    frames = max(samples.shape[0] // HOP, least)
+    samples = F.pad(samples, (0, max(0, frames * HOP - samples.shape[0])))[: frames * HOP]
+    mel = log_mel(samples)[:frames]
+    predicted = None
+    if teacher is not None:
+        tts, vocabulary = teacher
+        units, targets = speech.batch([item], {unit: number for number, unit in enumerate(vocabulary)})
+        with torch.inference_mode():
+            output = tts(tts.embed(units), targets.lengths, targets.durations, targets.pitch, targets.energy)
+        first, size = speech.first_frames[item], min(output.mel.shape[1], frames - speech.first_frames[item])
+        predicted = mel.clone()
+        predicted[first : first + size] = output.mel[0, :size]
+    return Recording(
+        samples=(samples.clamp(-1, 32767 / 32768) * 32768).round().short().numpy(),
+        mel=mel.half().numpy(),
+        predicted=None if predicted is None else predicted.half().numpy(),
+        pitch=pitch(samples)[:frames].numpy(),
+    )
+
+
+def load_acoustic(folder: Path) -> tuple[FastSpeech2, list[str]]:
+    """The model that `AcousticModule.export` wrote, and its units."""
+    if not (folder / "tts.json").is_file():
+        raise InputError(f"`acoustic` must hold tts.json, but '{folder}' does not. Train the acoustic model first.")
+    described = read_settings(folder / "tts.json", "acoustic")
+    state = read_weights([checked_file(folder, "tts.safetensors", "acoustic")], "acoustic")
+    try:
+        shape, units = FastSpeech2Config.from_values(described["config"]), list(described["units"])
+    except (AttributeError, KeyError, TypeError) as error:
+        raise InputError(
+            f"`acoustic` must hold its sizes in tts.json, but '{folder}' does not ({type(error).__name__}: {error}). "
+            "Train the acoustic model again."
+        ) from error
+    check_counts(described["config"], state, "acoustic")
+    return fill(lambda: FastSpeech2(shape, len(units)), state, "acoustic", folder).eval(), units
+
+
+def spectra(samples: Tensor, size: int) -> Tensor:
+    """Magnitudes (B, bins, frames) with a window of `size` samples and a hop of a quarter; differentiable."""
+    window = torch.hann_window(size, device=samples.device)
+    spectrum = torch.stft(samples, size, size // 4, window=window, return_complex=True)
+    return (spectrum.real.square() + spectrum.imag.square() + 1e-7).sqrt()
+
+
+def spectral_loss(made: Tensor, truth: Tensor, sizes: tuple[int, ...] = (128, 256, 512, 1024, 2048)) -> Tensor:
+    """Spectral convergence plus L1 of log magnitudes (Yamamoto et al., 2020), mean over resolutions."""
+    total = made.new_zeros(())
+    for size in sizes:
+        a, b = spectra(made, size), spectra(truth, size)
+        total = total + (a - b).norm() / b.norm().clamp(min=1e-3) + (a.log() - b.log()).abs().mean()
+    return total / len(sizes)
+
+
+class VocoderModule(LightningModule):
+    """`Vocoder` against its recordings: spectral loss at five resolutions, L1 of the mel, squared error of log pitch.
+
+    From epoch `adversarial_from` on, small spectrogram discriminators add a least-squares game with feature matching;
+    they hear the first `judged` pieces of a batch, being slower than the vocoder.
+    `units` is what the command line passes to every model; the vocoder knows no phones.
+    Cosine schedule to 0 at the trainer's `max_epochs`. When training ends `vocoder.safetensors` and `vocoder.json` are
+    written to the trainer's root.
+    """
+
+    def __init__(
+        self,
+        units: list[str] | None = None,
+        learning_rate: float = 1e-3,
+        warmup: int = 100,
+        weight_decay: float = 0.01,
+        mel_weight: float = 1.0,
+        adversarial_from: int | None = None,
+        adversarial_weight: float = 0.1,
+        feature_weight: float = 0.2,
+        judged: int = 4,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.automatic_optimization = False
+        self.learning_rate, self.warmup, self.weight_decay, self.seed = learning_rate, warmup, weight_decay, seed
+        self.mel_weight, self.adversarial_from = mel_weight, adversarial_from
+        self.adversarial_weight, self.feature_weight, self.judged = adversarial_weight, feature_weight, judged
+        self.batches = 0  # seen so far, over all runs; Lightning's own step counts both optimizers
+        torch.manual_seed(seed)
+        self.vocoder = Vocoder(VocoderConfig())
+        self.discriminators = Discriminators()  # also where they never play: a run may be resumed with them
+
+    def setup(self, stage: str) -> None:
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        self.vocoder.set_statistics(*data.statistics())
+        if not self.trainer.max_epochs or self.trainer.max_epochs < 1:
+            raise InputError(
+                "`max_epochs` must be set, but is not: the schedule ends there. Pass --trainer.max_epochs."
+            )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["batches"] = self.batches
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.batches = checkpoint["batches"]
+
+    def configure_optimizers(self) -> Any:
+        def adam(parameters: Any) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(parameters, self.learning_rate, betas=(0.8, 0.99), weight_decay=self.weight_decay)
+
+        return [adam(self.vocoder.parameters()), adam(self.discriminators.parameters())]
+
+    def training_step(self, batch: Crops, batch_idx: int) -> None:
+        steps: int = self.trainer.datamodule.steps_per_epoch  # type: ignore[attr-defined]
+        step, self.batches = self.batches, self.batches + 1
+        # A resumed step draws the noise that an unbroken one would, and no two ranks draw the same.
+        torch.manual_seed((self.seed * 1_000_003 + step) * 64 + self.global_rank)
+        player, judge = self.optimizers()  # type: ignore[misc]
+        rate = self.learning_rate * warmed(step, self.warmup, "cosine", (self.trainer.max_epochs or 1) * steps)
+        noise = torch.randn_like(batch.samples)
+        made, predicted = self.vocoder.synthesise(batch.mel, pitch=batch.pitch, noise=noise)
+        parts = self._losses(batch, made, predicted)
+        loss = parts["spectral"] + self.mel_weight * parts["mel"] + parts["pitch"]
+        if self.adversarial_from is not None and step >= self.adversarial_from * steps:
+            some = slice(0, self.judged)
+            parts["discriminator"] = discriminator_loss(self.discriminators, made[some].detach(), batch.samples[some])
+            self._step(judge, parts["discriminator"], rate)
+            fooled, matched = generator_loss(self.discriminators, made[some], batch.samples[some])
+            parts |= {"fooled": fooled, "matched": matched}
+            loss = loss + self.adversarial_weight * fooled + self.feature_weight * matched
+        self._step(player, loss, rate)
+        parts |= {"loss": loss}
+        self.log_dict({f"train/{name}": value.detach() for name, value in parts.items()}, batch_size=len(made))
+
+    def _step(self, optimizer: Any, loss: Tensor, rate: float) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        self.clip_gradients(optimizer, 1.0, "norm")
+        optimizer.step()
+
+    def _losses(self, batch: Crops, made: Tensor, predicted: Tensor) -> dict[str, Tensor]:
+        error = (predicted.log() - batch.pitch.log()).square() * batch.voiced
+        return {
+            "spectral": spectral_loss(made, batch.samples),
+            "mel": (log_mel(made) - log_mel(batch.samples)).abs().mean(),
+            "pitch": 100 * error.sum() / batch.voiced.sum().clamp(min=1),
+        }
+
+    def validation_step(self, batch: Crops, batch_idx: int) -> None:
+        made, predicted = self.vocoder.synthesise(batch.mel)  # as in use: its own pitch
+        parts = {f"dev/{name}": value for name, value in self._losses(batch, made, predicted).items()}
+        self.log_dict(parts, batch_size=1, sync_dist=True)
+
+    def on_train_end(self) -> None:
+        if self.trainer.is_global_zero:
+            self.export(Path(self.trainer.default_root_dir))
+
+    def export(self, folder: Path) -> None:
+        """`vocoder.safetensors` (fp32 weights and statistics) and `vocoder.json` (sizes)."""
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {name: value.contiguous().cpu() for name, value in self.vocoder.state_dict().items()}
+        save_file(state, folder / "vocoder.safetensors")
+        described = {"config": asdict(self.vocoder.config)}
+        (folder / "vocoder.json").write_text(json.dumps(described, indent=1), encoding="utf-8")

@@ -1,0 +1,287 @@
+"""What Medusa heads are trained on: windows of a corpus, and what the model is prompted with for each."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Container, Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from transformers import WhisperForConditionalGeneration
+
+from mmdec.audio import SAMPLE_RATE
+from mmdec.corpora.librispeech import Utterance, read_splits
+from mmdec.hub.whisper import Whisper, load_whisper
+from mmdec.training.whisper.window_data import durations
+from mmdec.training.whisper.windows import (
+    PLAIN,
+    SECONDS,
+    Composition,
+    Window,
+    chapters_of,
+    compose,
+    log_mel,
+    plan_windows,
+)
+from mmdec.types import InputError
+
+DETECT = -1  # in a prompt: the language that the model hears
+SHORT = 4.0  # seconds of speech in a window at least, where utterances are no longer
+TRAIN, DEV, ORDER = [1], [2], [3]  # what a random stream is for
+FORMAT = 1  # of the windows' names; a change makes labels that were kept void
+
+
+@dataclass(frozen=True)
+class HeadBatch:
+    """B windows of 30 s."""
+
+    features: Tensor | None  # (B, mels, 3000); None where the states of all windows are kept
+    prompts: list[list[int]]  # what the decoder reads first
+    truth: list[list[int]]  # the transcripts' tokens, EOS included
+    timed: list[bool]  # whether the prompt asks for timestamps
+    names: list[str]  # one for each window and prompt
+    rows: list[tuple[int, ...]]  # which utterances each window is made of
+
+    def to(self, device: torch.device) -> HeadBatch:
+        """The same batch on another device."""
+        if self.features is None:
+            return self
+        return replace(self, features=self.features.to(device, non_blocking=True))
+
+
+class Spelling:
+    """A Whisper's tokenizer as windows are written with it: special tokens are those that its `generate` goes by."""
+
+    def __init__(self, tokenizer: Any, config: Any, language: str | None, task: str) -> None:
+        """language: None is to be heard. Raises InputError for a language or task that the model has not."""
+        self.tokenizer, self.multilingual = tokenizer, bool(getattr(config, "is_multilingual", False))
+        known = dict(tokenizer.get_added_vocab())
+        self.start, self.quiet = int(config.decoder_start_token_id), config.no_timestamps_token_id
+        end = config.eos_token_id
+        self.eos_token_id = int(end[0] if isinstance(end, list) else end)
+        self.head = [self.start]
+        if self.multilingual:
+            languages, tasks = config.lang_to_id, config.task_to_id
+            if language is not None and f"<|{language}|>" not in languages:
+                raise InputError(
+                    f"`language` must be one of the model's, {', '.join(sorted(name[2:-2] for name in languages))}, or "
+                    f"null for the one that it hears, but is {language!r}."
+                )
+            if task not in tasks:
+                raise InputError(f"`task` must be one of {', '.join(sorted(tasks))}, but is {task!r}. Choose one.")
+            self.head += [DETECT if language is None else languages[f"<|{language}|>"], tasks[task]]
+        elif language not in (None, "en") or task != "transcribe":
+            raise InputError(f"`language` must be en for a model of English alone, but is {language!r} to {task}.")
+        self.names = {
+            **known,
+            "<|startoftranscript|>": self.start,
+            "<|notimestamps|>": self.quiet,
+            "<|endoftext|>": self.eos_token_id,
+            "<|0.00|>": self.quiet + 1,
+        }
+        previous = getattr(config, "prev_sot_token_id", None)
+        if previous is not None:
+            self.names["<|startofprev|>"] = previous
+        self.recalls = "<|startofprev|>" in self.names  # whether there can be text before
+        # Names of what a prompt of ours does not take from here.
+        for name in ("<|en|>", "<|transcribe|>", "<|nospeech|>"):
+            self.names.setdefault(name, self.eos_token_id)
+
+    def get_added_vocab(self) -> dict[str, int]:
+        return self.names
+
+    def __call__(self, *texts: str, **options: Any) -> Any:
+        return self.tokenizer(*texts, **options)
+
+    def split(self, tokens: Sequence[int]) -> tuple[list[int], list[int], bool]:
+        """A window's tokens -> the prompt in this model's own form, the text with EOS, whether it has times."""
+        at = tokens.index(self.start)
+        timed = self.quiet not in tokens[at : at + 4]
+        prompt = [*tokens[:at], *self.head, *([] if timed else [self.quiet])]
+        return prompt, [*tokens[at + (3 if timed else 4) :], self.eos_token_id], timed
+
+
+class HeadWindows(Dataset[HeadBatch]):
+    """Batches, composed where they are asked for; not if the states of all their windows are `known` by name."""
+
+    def __init__(
+        self,
+        utterances: Sequence[Utterance],
+        spelling: Spelling,
+        how: Composition,
+        mels: int,
+        batches: Sequence[Sequence[Window]],
+        known: Container[str] = (),
+    ) -> None:
+        self.utterances, self.spelling, self.how, self.mels = utterances, spelling, how, mels
+        self.batches, self.known = batches, known
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, number: int) -> HeadBatch:
+        windows = self.batches[number]
+        names, rows = [self.name(window) for window in windows], [window.rows for window in windows]
+        if all(name in self.known for name in names):
+            return HeadBatch(None, [], [], [], names, rows)
+        # All that `compose` asks of a tokenizer is names, pieces and EOS.
+        made = [compose(window, self.utterances, self.spelling, self.how) for window in windows]  # type: ignore[arg-type]
+        sounds = torch.zeros(len(made), SECONDS * SAMPLE_RATE)
+        for row, one in enumerate(made):
+            sounds[row, : len(one.sound)] = torch.from_numpy(np.ascontiguousarray(one.sound))
+        prompts, truth, timed = zip(*(self.spelling.split(one.tokens) for one in made), strict=True)
+        return HeadBatch(log_mel(sounds, self.mels), list(prompts), list(truth), list(timed), names, rows)
+
+    def name(self, window: Window) -> str:
+        """Of a window and its prompt: whatever they follow from."""
+        digest = hashlib.blake2b(digest_size=12)
+        for row in window.rows:
+            utterance = self.utterances[row]
+            digest.update(f"{utterance.path.name} {utterance.path.stat().st_size} {utterance.text}\n".encode())
+        what = (FORMAT, window.seed, window.seconds, astuple(self.how), self.spelling.head)
+        digest.update(repr(what).encode())
+        return digest.hexdigest()
+
+
+class HeadData(LightningDataModule):
+    """Windows of 30 s for the heads of a Whisper, joined from the utterances of one chapter.
+
+    base: a Whisper's folder, hub id or shipped name. corpus: as `read_utterances` takes it; splits are folders in it,
+    or values of a manifest's column (null: all of it), several at a time too. longest: windows hold up to about so many
+    seconds of speech. repeat_after: epochs after which the same windows come again, in another order, and need not be
+    decoded again; 0: never. composition: noise, times, previous text; of its `timestamps` a share of windows is
+    labelled with times. language: null is the one that the model hears. kept: a folder for labels and durations.
+    """
+
+    def __init__(
+        self,
+        base: str,
+        corpus: str,
+        train_split: str | list[str] | None = "train",
+        dev_split: str | list[str] | None = "dev",
+        batch_size: int = 8,
+        steps_per_epoch: int = 50,
+        longest: float = 30.0,
+        repeat_after: int = 0,
+        composition: Composition | None = None,
+        language: str | None = "en",
+        task: str = "transcribe",
+        dev_batches: int = 6,
+        kept: str = "runs/medusa/kept",
+        workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        for name, value in {
+            "batch_size": batch_size,
+            "steps_per_epoch": steps_per_epoch,
+            "dev_batches": dev_batches,
+        }.items():
+            if value < 1:
+                raise InputError(f"`{name}` must be at least 1, but is {value}. Raise it.")
+        if not 0 < longest <= SECONDS:
+            raise InputError(f"`longest` must be above 0 and up to {SECONDS} s, but is {longest}. Set 30.")
+        self.base, self.corpus, self.kept = base, corpus, Path(kept)
+        self.batch_size, self.steps_per_epoch, self.dev_batches = batch_size, steps_per_epoch, dev_batches
+        self.longest, self.repeat_after, self.workers, self.seed = longest, repeat_after, workers, seed
+        self.composition = composition or Composition()
+        self.language, self.task, self.splits = language, task, {"train": train_split, "dev": dev_split}
+        self.known: Container[str] = ()  # windows whose sound is not needed
+        self.plans: dict[str, tuple[list[list[int]], list[float]]] = {}
+
+    # What may be missing is looked for late: errors from here reach the user as they are.
+    @cached_property
+    def whisper(self) -> Whisper:
+        found = load_whisper(self.base, "cpu")
+        positions = found.model.config.max_source_positions
+        if positions != 50 * SECONDS:
+            raise InputError(
+                f"`base` must hear windows of {SECONDS} s, but its encoder has {positions} positions, not "
+                f"{50 * SECONDS}. Use another model."
+            )
+        return found
+
+    @cached_property
+    def spelling(self) -> Spelling:
+        return Spelling(self.whisper.tokenizer, self.whisper.model.generation_config, self.language, self.task)
+
+    @cached_property
+    def rows(self) -> dict[str, list[Utterance]]:
+        """The utterances of both splits."""
+        return {part: read_splits(self.corpus, splits) for part, splits in self.splits.items()}
+
+    @property
+    def units(self) -> list[str]:
+        """The tokens by their number: what the model must know of the data."""
+        vocabulary = self.spelling.tokenizer.get_vocab()
+        return sorted(vocabulary, key=vocabulary.__getitem__)
+
+    def model(self) -> WhisperForConditionalGeneration:
+        """A Whisper of the caller's own, in float32."""
+        return copy.deepcopy(self.whisper.model)
+
+    def prepare_data(self) -> None:
+        """Durations, once for all ranks."""
+        self.kept.mkdir(parents=True, exist_ok=True)
+        for rows in self.rows.values():
+            durations(rows, self.kept)
+
+    def setup(self, stage: str) -> None:
+        self.kept.mkdir(parents=True, exist_ok=True)
+        for split, rows in self.rows.items():
+            seconds = durations(rows, self.kept)
+            fitting = {
+                row for row, length in enumerate(seconds) if length * 1.12 + self.composition.pause[1] <= SECONDS
+            }
+            chapters = [[row for row in chapter if row in fitting] for chapter in chapters_of(rows)]
+            chapters = [chapter for chapter in chapters if chapter]
+            if not chapters:
+                raise InputError(
+                    f"`corpus` must hold utterances of up to 25 s, but '{self.corpus}' has none for {split}."
+                )
+            rank_zero_info(f"{split}: {len(fitting)} utterances, {len(rows) - len(fitting)} left out as too long")
+            self.plans[split] = chapters, seconds
+
+    def train_dataloader(self) -> DataLoader[HeadBatch]:
+        assert self.trainer is not None
+        epoch, rank = self.trainer.current_epoch, self.trainer.global_rank
+        plan = epoch % self.repeat_after if self.repeat_after else epoch
+        batches = self._batches("train", np.random.default_rng([*TRAIN, self.seed, plan, rank]), self.steps_per_epoch)
+        order = (
+            np.random.default_rng([*ORDER, self.seed, epoch]).permutation(len(batches))
+            if self.repeat_after
+            else range(len(batches))
+        )
+        return self._loader("train", self.composition, [batches[number] for number in order])
+
+    def val_dataloader(self) -> DataLoader[HeadBatch]:
+        """The same windows each time, in no noise of ours; times and previous text as often as in training."""
+        assert self.trainer is not None
+        batches = self._batches("dev", np.random.default_rng([*DEV, self.seed]), self.dev_batches)
+        mine = batches[self.trainer.global_rank :: self.trainer.world_size]
+        kinds = ("timestamps", "cut", "previous", "pause")
+        return self._loader("dev", replace(PLAIN, **{name: getattr(self.composition, name) for name in kinds}), mine)
+
+    def _batches(self, split: str, draw: np.random.Generator, count: int) -> list[list[Window]]:
+        chapters, seconds = self.plans[split]
+        size, pause = self.batch_size * SECONDS, self.composition.pause
+        shortest = min(SHORT, self.longest)
+        return [
+            plan_windows(chapters, seconds, draw, size, draw.uniform(shortest, self.longest), SECONDS, pause)
+            for _ in range(count)
+        ]
+
+    def _loader(self, split: str, how: Composition, batches: list[list[Window]]) -> DataLoader[HeadBatch]:
+        mels = self.whisper.model.config.num_mel_bins
+        how = how if self.spelling.recalls else replace(how, previous=0.0)
+        dataset = HeadWindows(self.rows[split], self.spelling, how, mels, batches, self.known)
+        return DataLoader(dataset, batch_size=None, num_workers=self.workers)

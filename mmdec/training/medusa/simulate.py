@@ -1,0 +1,97 @@
+"""What decoding with heads would give on texts whose ranks are known: tokens a round, and the chances of each rank.
+
+A text of n tokens, EOS included, is a matrix (n - 1, K): in row i, where token i is the root, head k's rank of token
+i + k, or any number from `width` on where it is not among those looked at. Rounds, trees and what is counted are those
+of `drafters/medusa.py`: a depth is seen where all above it was right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmdec.decode.tree_shape import Node, Ranks
+from mmdec.drafters.medusa import WIDTH, expected
+
+TURNS = 3  # a tree follows from the chances, and the chances from where the tree leads
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Passes over all texts, the prompts' own not counted, and what they gave."""
+
+    tokens: int
+    rounds: int
+    hits: list[list[int]]  # (K, WIDTH)
+    trials: list[int]  # (K,)
+
+    @property
+    def tokens_per_round(self) -> float:
+        """New tokens a pass, correction or bonus included."""
+        return self.tokens / self.rounds if self.rounds else 1.0
+
+
+def replay(texts: Sequence[Tensor], tree: Sequence[Node], heads: int) -> Replay:
+    """Decode texts, each (n - 1, K) ranks, with one tree for all rounds."""
+    children = {(parent, rank): node for node, (parent, _, rank) in enumerate(tree, 1)}
+    hits, trials = [[0] * WIDTH for _ in range(heads)], [0] * heads
+    tokens = rounds = 0
+    for text in texts:
+        rows: list[list[int]] = text.tolist()
+        at = 0
+        while at < len(rows):
+            node, accepted, left = 0, 0, len(rows) - at
+            while (child := children.get((node, rows[at][accepted]) if accepted < heads else (-1, 0))) is not None:
+                node, accepted = child, accepted + 1
+                if accepted == left:
+                    break
+            gained = min(accepted + 1, left)
+            for depth in range(min(gained, heads, 1 + max((level for _, level, _ in tree), default=-1))):
+                trials[depth] += 1
+                if rows[at][depth] < WIDTH:
+                    hits[depth][rows[at][depth]] += 1
+            tokens, rounds, at = tokens + gained, rounds + 1, at + gained
+    return Replay(tokens, rounds, hits, trials)
+
+
+def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, float, list[list[float]]]:
+    """Tokens a round of a chain of all heads, of a tree of `nodes` nodes, and the chances (K, WIDTH) of the ranks."""
+    chain = replay(texts, Ranks(expected(heads)).tree(heads, heads), heads)
+    chances, tree = estimate(chain), chain
+    for _ in range(TURNS if nodes > 0 else 0):
+        tree = replay(texts, Ranks(chances).tree(nodes, min(heads, max(nodes - 1, 1))), heads)
+        chances = estimate(tree)
+    return chain.tokens_per_round, tree.tokens_per_round, chances
+
+
+def estimate(seen: Replay) -> list[list[float]]:
+    """Chances from counts; each depth begins from those of the one above it, as if seen once."""
+    guess = expected(1)[0]
+    chances = []
+    for hits, trials in zip(seen.hits, seen.trials, strict=True):
+        guess = [(hit + before) / (trials + 1) for hit, before in zip(hits, guess, strict=True)]
+        chances.append(guess)
+    return chances
+
+
+def spread(texts: Sequence[Tensor], head: int, ranks: Sequence[int]) -> list[float]:
+    """How often a head's target was among its first r tokens, for each r, whatever the heads before it said."""
+    seen = [rank for text in texts for rank in text[: len(text) - head, head].tolist()]
+    return [sum(rank < limit for rank in seen) / max(len(seen), 1) for limit in ranks]
+
+
+def gathered(part: tuple[list[Tensor], dict[str, float]]) -> tuple[list[Tensor], dict[str, float]]:
+    """Texts and sums of all processes."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return part
+    parts: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(parts, part)
+    sums: dict[str, float] = {}
+    for _, one in parts:
+        for name, value in one.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return [text for texts, _ in parts for text in texts], sums

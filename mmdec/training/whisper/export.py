@@ -1,0 +1,82 @@
+"""From a training run to the small Whisper's folder: what `WhisperForConditionalGeneration.from_pretrained` reads.
+
+python -m mmdec.training.whisper.export --run runs/whisper --out runs/whisper-phrasebook
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperProcessor, WhisperTokenizer
+
+from mmdec import provenance
+from mmdec.hub.medusa import save_heads
+from mmdec.hub.publish import whole_folder
+from mmdec.training.daspeech.export import average, newest, read_checkpoint
+from mmdec.training.whisper.module import Shape, WhisperModule
+from mmdec.training.whisper.tokenizer import generation_config
+
+
+def load_module(checkpoints: Sequence[Path]) -> tuple[WhisperModule, int]:
+    """The training module with the averaged weights of its checkpoints, and the last one's step."""
+    last = read_checkpoint(checkpoints[-1])
+    options = {name: value for name, value in last["hyper_parameters"].items() if not name.startswith("_")}
+    options["shape"] = Shape(**options["shape"])
+    module = WhisperModule(**{**options, "start": None})
+    module.load_state_dict(average(read_checkpoint(path)["state_dict"] for path in checkpoints))
+    return module.eval(), int(last["global_step"])
+
+
+def finished(module: WhisperModule, tokenizer: WhisperTokenizer) -> WhisperForConditionalGeneration:
+    """The model as it is used: with the generation settings of its tokens."""
+    model = module.model
+    model.generation_config = generation_config(tokenizer, module.shape.target_positions)
+    return model.eval()
+
+
+def export(
+    checkpoints: Sequence[Path], tokenizer_folder: Path, out: Path, alignment: Sequence[Sequence[int]] | None = None
+) -> Path:
+    """Write the model's folder in half precision, and the heads that were trained with it in `out`/medusa; whole or not
+    at all. alignment: (layer, head) pairs whose cross-attention follows the sound, for word timestamps. Raises
+    InputError where `out` has a card, which would be of other weights."""
+    module, step = load_module(checkpoints)
+    tokenizer = WhisperTokenizer.from_pretrained(tokenizer_folder)
+    model = finished(module, tokenizer)
+    if alignment:
+        model.generation_config.alignment_heads = [list(pair) for pair in alignment]  # type: ignore[attr-defined]
+    with whole_folder(out) as fresh:
+        model.half().save_pretrained(fresh)
+        WhisperProcessor(WhisperFeatureExtractor(feature_size=module.shape.mels), tokenizer).save_pretrained(fresh)
+        shutil.copy(tokenizer_folder / "normalizer.json", fresh)
+        save_heads(fresh / "medusa", module.heads.half())
+        parameters = {name: value for name, value in module.hparams.items() if name != "units"}
+        text = {
+            "training": {"checkpoints": len(checkpoints), "step": step, "hyperparameters": parameters},
+            **provenance.stamp(),
+        }
+        (fresh / "provenance.json").write_text(json.dumps(text, indent=2, default=str) + "\n", encoding="utf-8")
+        provenance.keep_card(out, fresh)
+    return out
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, default=Path("runs/whisper"))
+    parser.add_argument("--average", type=int, default=1, help="checkpoints to average, the last ones")
+    parser.add_argument("--out", type=Path, default=Path("runs/whisper-phrasebook"))
+    parser.add_argument("--alignment", type=json.loads, help="JSON list of (layer, head) for word timestamps")
+    options = parser.parse_args()
+    torch.set_grad_enabled(False)
+    checkpoints = newest(options.run / "checkpoints", options.average)
+    print(export(checkpoints, options.run / "tokenizer", options.out, options.alignment))
+
+
+if __name__ == "__main__":
+    main()

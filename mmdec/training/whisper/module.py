@@ -1,0 +1,332 @@
+"""Training of a small Whisper: next tokens, letters from the encoder (CTC), and tokens further ahead.
+
+Decoder states that must also tell the tokens after the next one look further ahead in the sound, which heads trained
+on the frozen model later read (multi-token prediction: Gloeckle et al. 2024; Medusa: Cai et al. 2024).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+from mmdec.hub.medusa import load_heads
+from mmdec.hub.whisper import HEADS, read_model
+from mmdec.nn.medusa import MedusaConfig, MedusaHeads
+from mmdec.training.lr_schedule import Schedule
+from mmdec.training.optim import MuonAdamW
+from mmdec.training.whisper.tokenizer import END, START
+from mmdec.training.whisper.windows import IGNORED, LETTERS, Batch
+from mmdec.types import InputError
+
+PLACE = 0.02  # seconds between encoder states
+PARTS = (100, 250)  # places
+NEAR, NEAR_LATER = 1.3, 3.0  # scale of the first layer's queries and keys (some five places wide), of the others'
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of the network."""
+
+    width: int = 160
+    attention_heads: int = 5
+    encoder_layers: int = 3
+    encoder_ffn: int = 640
+    decoder_layers: int = 8
+    decoder_ffn: int = 320
+    mels: int = 80
+    source_positions: int = 1500
+    target_positions: int = 448
+    dropout: float = 0.0
+
+
+class WhisperModule(LightningModule):
+    """L = L_next + ctc_weight L_CTC + ahead_weight mean_k 0.8^k L_(k further) + guide_weight L_guide.
+
+    L_guide asks the cross-attention heads `guided`, (layer, head) pairs, to look within `guide_seconds` of where a
+    token is about to be said: the decoder finds the sound early, and these heads time words later.
+
+    parted: share of the steps in which the encoder sees a window in parts of a few seconds, which costs a fifth less
+    time; the others teach it to leave alone what is far. units: the tokens by number. ahead: heads that tell
+    1 ... `ahead` tokens after the next; in each step `ahead_drawn` of them are trained. start: the folder of an
+    exported model to begin from, with the heads in it; the letters' weights, which no model keeps, are new. All
+    randomness of a step follows from (seed, epoch, step).
+    """
+
+    def __init__(
+        self,
+        units: list[str],
+        shape: Shape | None = None,
+        lr: float = 2e-3,
+        weight_decay: float = 0.01,
+        warmup: int = 400,
+        decay_from: int | None = None,
+        decay_steps: int = 1000,
+        label_smoothing: float = 0.0,
+        ctc_weight: float = 0.3,
+        ahead: int = 8,
+        ahead_weight: float = 0.2,
+        ahead_drawn: int = 4,
+        guided: Sequence[tuple[int, int]] = ((2, 0), (2, 1), (4, 0), (4, 1)),
+        guide_weight: float = 0.3,
+        guide_seconds: float = 0.4,
+        parted: float = 0.0,
+        start: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["shape"])
+        self.shape = shape or Shape()
+        if any(not (0 <= a < self.shape.decoder_layers and 0 <= b < self.shape.attention_heads) for a, b in guided):
+            raise InputError(
+                f"`guided` must name (layer, head) pairs of {self.shape.decoder_layers} decoder layers with "
+                f"{self.shape.attention_heads} heads, but is {guided}. Leave others out."
+            )
+        self.hparams["shape"] = asdict(self.shape)
+        torch.manual_seed(seed)
+        self.model = WhisperForConditionalGeneration(configuration(self.shape, units))
+        self.model.set_attn_implementation("eager")  # trains a third faster on a CPU than the fused one
+        attend_nearby(self.model)
+        keep_places(self.model)
+        self.letters = nn.Linear(self.shape.width, 1 + len(LETTERS))
+        self.heads = MedusaHeads(
+            MedusaConfig(self.shape.width, len(units), heads=ahead, mels=self.shape.mels, base="the model beside them")
+        )
+        if start is not None:
+            self.begin_from(Path(start))
+        self.rate = Schedule("trapezoid", warmup, decay_from, decay_steps)
+
+    def begin_from(self, folder: Path) -> None:
+        """Take an exported model's weights."""
+        model = read_model(folder)
+        heads = load_heads(folder / HEADS, model).heads
+        for name, own, theirs in (("model", self.model, model), ("heads", self.heads, heads)):
+            try:
+                own.load_state_dict(theirs.state_dict())
+            except RuntimeError as error:
+                raise InputError(f"`start` must fit, but the {name} of '{folder}' do not: {error}") from None
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        torch.manual_seed((self.hparams["seed"] * 100_003 + self.current_epoch) * 1_000_003 + batch_idx)
+
+    def on_train_batch_end(self, outputs: object, batch: Batch, batch_idx: int) -> None:
+        keep_places(self.model)
+
+    def encode(self, features: Tensor, part: int = 0) -> Tensor:
+        """(B, mels, F), F of at most 3000 -> (B, F / 2, H): shorter windows than the model itself takes. With `part`
+        each place sees those of its own part of so many places only."""
+        encoder = self.model.model.encoder
+        x = F.gelu(encoder.conv2(F.gelu(encoder.conv1(features)))).transpose(1, 2)
+        x = x + encoder.embed_positions.weight[: x.shape[1]]
+        rows, places, width = x.shape
+        if 0 < part < places:
+            x = F.pad(x, (0, 0, 0, -places % part)).reshape(-1, part, width)
+        for layer in encoder.layers:
+            x = layer(x, None)
+        return encoder.layer_norm(x).reshape(rows, -1, width)[:, :places]
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """All parts of the loss of a batch; `loss` is their weighted sum."""
+        part = 0
+        if self.training and torch.rand(()) < self.hparams["parted"]:
+            part = int(torch.randint(*PARTS, ()))
+        states = self.encode(batch.features, part)
+        with Watched(self.model, sorted({layer for layer, _ in self.hparams["guided"]})) as seen:
+            hidden = self.model.model.decoder(
+                input_ids=batch.tokens, encoder_hidden_states=states, use_cache=False
+            ).last_hidden_state
+        logits = self.model.proj_out(hidden)
+        smooth = self.hparams["label_smoothing"]
+        asked = batch.labels != IGNORED
+        parts = {
+            "next": F.cross_entropy(logits[asked].float(), batch.labels[asked], label_smoothing=smooth),
+            "right": (logits.argmax(-1) == batch.labels)[asked].float().mean(),
+        }
+        parts["ctc"] = self.letter_loss(states, batch)
+        parts["guide"] = self.guide_loss(seen.inputs, states, batch.times)
+        parts |= self.ahead_losses(hidden, batch.labels)
+        parts["loss"] = parts["next"] + self.hparams["ctc_weight"] * parts["ctc"]
+        parts["loss"] = parts["loss"] + self.hparams["ahead_weight"] * parts["ahead"]
+        parts["loss"] = parts["loss"] + self.hparams["guide_weight"] * parts["guide"]
+        return parts
+
+    def guide_loss(self, inputs: dict[int, Tensor], states: Tensor, times: Tensor) -> Tensor:
+        """-log of what a guided head attends to about the time of the token, mean over heads and tokens."""
+        known = times >= 0
+        if not bool(known.any()):
+            return states.sum() * 0
+        places = torch.arange(states.shape[1], device=states.device) * PLACE
+        near = (places - times[..., None]).abs() <= self.hparams["guide_seconds"]  # (B, L, S)
+        total = states.sum() * 0
+        for layer, head in self.hparams["guided"]:
+            attention = self.model.model.decoder.layers[layer].encoder_attn
+            size = self.shape.width // self.shape.attention_heads
+            own = slice(head * size, (head + 1) * size)
+            queries = F.linear(inputs[layer], attention.q_proj.weight[own], attention.q_proj.bias[own])  # type: ignore[union-attr, index]
+            keys = F.linear(states, attention.k_proj.weight[own])  # type: ignore[union-attr, index]
+            scores = (queries @ keys.transpose(1, 2)).float() * size**-0.5  # (B, L, S)
+            inside = scores.masked_fill(~near, -1e4).logsumexp(-1) - scores.logsumexp(-1)
+            total = total - inside[known].mean()
+        return total / max(len(self.hparams["guided"]), 1)
+
+    def letter_loss(self, states: Tensor, batch: Batch) -> Tensor:
+        """CTC over the windows whose text is known, per letter."""
+        known = batch.letter_lengths > 0
+        if not bool(known.any()):
+            return states.sum() * 0
+        scores = self.letters(states[known]).float().log_softmax(-1).transpose(0, 1)
+        lengths = torch.full((int(known.sum()),), states.shape[1], device=states.device)
+        return F.ctc_loss(scores, batch.letters[known], lengths, batch.letter_lengths[known], zero_infinity=True)
+
+    def ahead_losses(self, hidden: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Head k (from 1) at place t is to tell the label of place t + k."""
+        count = len(self.heads.heads)
+        chosen = range(count)
+        if self.training:
+            chosen = sorted(torch.randperm(count)[: self.hparams["ahead_drawn"]].tolist())
+        total = hidden.sum() * 0
+        weights, right = 0.0, {}
+        for index in chosen:
+            later = labels[:, index + 1 :]
+            asked = (later != IGNORED) & (labels[:, : later.shape[1]] != IGNORED)
+            if not bool(asked.any()):
+                continue
+            states = self.heads.heads[index](hidden[:, : later.shape[1]][asked])
+            logits = self.model.proj_out(states).float()
+            weight = 0.8 ** (index + 1)
+            total = total + weight * F.cross_entropy(logits, later[asked])
+            weights += weight
+            right[f"head{index + 1}"] = (logits.argmax(-1) == later[asked]).float().mean()
+        return {"ahead": total / max(weights, 1e-9), **({} if self.training else right)}
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        parts = self.losses(batch)
+        self.log_dict({f"train/{name}": value.detach() for name, value in parts.items()}, batch_size=len(batch.rows))
+        self.log("step", float(self.global_step))
+        return parts["loss"]
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        parts = self.losses(batch)
+        self.log_dict({f"dev/{name}": v for name, v in parts.items()}, batch_size=len(batch.rows), sync_dist=True)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        matrices, others = [], []
+        for name, parameter in self.named_parameters():
+            inner = parameter.dim() == 2 and "embed" not in name and "proj_out" not in name and "letters" not in name
+            if parameter.requires_grad:
+                (matrices if inner else others).append(parameter)
+        decay = self.hparams["weight_decay"]
+        groups = [
+            {"params": [p for p in others if p.dim() > 1], "weight_decay": decay},
+            {"params": [p for p in others if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        optimizer = MuonAdamW(matrices, groups, lr=self.hparams["lr"], weight_decay=decay)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.rate(step))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class Watched:
+    """While open, keeps what the cross-attention of some decoder layers is asked with: (B, L, H) by layer."""
+
+    def __init__(self, model: WhisperForConditionalGeneration, layers: Sequence[int]) -> None:
+        self.attention = {layer: model.model.decoder.layers[layer].encoder_attn for layer in layers}
+        self.inputs: dict[int, Tensor] = {}
+        self.handles: list[Any] = []
+
+    def __enter__(self) -> Watched:
+        for layer, module in self.attention.items():
+
+            def keep(module: nn.Module, args: Any, kwargs: Any, layer: int = layer) -> None:
+                self.inputs[layer] = args[0] if args else kwargs["hidden_states"]
+
+            self.handles.append(module.register_forward_pre_hook(keep, with_kwargs=True))  # type: ignore[union-attr, operator]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+def configuration(shape: Shape, units: list[str]) -> WhisperConfig:
+    """Of a model with these tokens."""
+    end = units.index(END)
+    return WhisperConfig(
+        vocab_size=len(units),
+        num_mel_bins=shape.mels,
+        d_model=shape.width,
+        encoder_layers=shape.encoder_layers,
+        encoder_attention_heads=shape.attention_heads,
+        encoder_ffn_dim=shape.encoder_ffn,
+        decoder_layers=shape.decoder_layers,
+        decoder_attention_heads=shape.attention_heads,
+        decoder_ffn_dim=shape.decoder_ffn,
+        max_source_positions=shape.source_positions,
+        max_target_positions=shape.target_positions,
+        dropout=shape.dropout,
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=end,
+        decoder_start_token_id=units.index(START),
+    )
+
+
+@torch.no_grad()
+def keep_places(model: WhisperForConditionalGeneration) -> None:
+    """Let nothing but positions be written to the channels that `attend_nearby` reads.
+
+    The layers' outputs grow to ten times the positions, and drown them for the layers that follow: measured, they no
+    longer looked nearby after a few hundred steps. So nothing else is written there, what is written elsewhere has a
+    mean of zero (a layer norm would subtract it from the positions, too), and the later layers' norms add nothing.
+    """
+    encoder = model.model.encoder
+    width, half = model.config.d_model, model.config.d_model // 2
+    pairs = min(width // model.config.encoder_attention_heads // 2, half)
+    kept = torch.zeros(width, dtype=torch.bool, device=encoder.embed_positions.weight.device)
+    kept[:pairs] = kept[half : half + pairs] = True
+    encoder.conv2.weight[kept] = 0
+    encoder.conv2.bias[kept] = 0  # type: ignore[index]
+    for depth, layer in enumerate(encoder.layers):
+        if depth:
+            layer.self_attn_layer_norm.bias[kept] = 0  # type: ignore[union-attr, index, operator]
+        for output in (layer.self_attn.out_proj, layer.fc2):  # type: ignore[union-attr]
+            for values in (output.weight, output.bias):  # type: ignore[union-attr]
+                values[~kept] -= values[~kept].mean(0)  # type: ignore[index, operator]
+                values[kept] = 0  # type: ignore[index, operator]
+
+
+@torch.no_grad()
+def attend_nearby(model: WhisperForConditionalGeneration) -> None:
+    """Let each head of a fresh encoder look at one place near its own, as a convolution would.
+
+    Positions are sinusoids, so a query and a key that read the same frequencies, one of them turned, meet where their
+    places differ by that turn. Content takes over in training; learning locality from noise would take most of it.
+    """
+    encoder = model.model.encoder
+    width, heads = model.config.d_model, model.config.encoder_attention_heads
+    half, size = width // 2, width // heads
+    pairs = min(size // 2, half)
+    speeds = torch.exp(-math.log(10000) / (half - 1) * torch.arange(pairs))  # Whisper's highest frequencies
+    for depth, layer in enumerate(encoder.layers):
+        query: Tensor = layer.self_attn.q_proj.weight  # type: ignore[union-attr, assignment] # a WhisperEncoderLayer
+        key: Tensor = layer.self_attn.k_proj.weight  # type: ignore[union-attr, assignment]
+        scale = NEAR_LATER if depth else NEAR
+        for head in range(heads):
+            turn = speeds * (head - heads // 2) * 2 * (depth + 1)
+            for place in range(pairs):
+                sine, cosine = head * size + 2 * place, head * size + 2 * place + 1
+                for weight, angle in ((query, turn[place]), (key, torch.zeros(()))):
+                    weight[sine] *= 0.3
+                    weight[cosine] *= 0.3
+                    weight[sine, place] += scale * angle.cos()
+                    weight[sine, half + place] += scale * angle.sin()
+                    weight[cosine, place] -= scale * angle.sin()
+                    weight[cosine, half + place] += scale * angle.cos()

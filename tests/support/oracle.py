@@ -1,0 +1,84 @@
+"""Counts all outcomes of a random procedure instead of drawing some, and the law that they are to have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from mmdec.decode.sampling import Dice, Processor
+from tests.support.toy import Toy
+
+T = TypeVar("T")
+Law = dict[tuple[int, ...], float]  # text -> chance
+
+
+class Oracle:
+    """Runs a random procedure once for each outcome: another branch each time at the last throw that has one."""
+
+    def __init__(self) -> None:
+        self.script: list[tuple[int, list[float]]] = []  # the branch taken at each throw, and the weights there
+        self.place = 0
+
+    def draw(self, weights: Sequence[float]) -> int:
+        if self.place == len(self.script):
+            total = sum(weights)
+            self.script.append((next(i for i, w in enumerate(weights) if w > 0), [w / total for w in weights]))
+        self.place += 1
+        return self.script[self.place - 1][0]
+
+    def outcomes(self, procedure: Callable[[], T]) -> Iterator[tuple[float, T]]:
+        """Each outcome with its probability."""
+        while True:
+            self.place = 0
+            result = procedure()
+            assert self.place == len(self.script), "the procedure depends on something else than its throws"
+            chance = 1.0
+            for branch, weights in self.script:
+                chance *= weights[branch]
+            yield chance, result
+            while self.script:
+                branch, weights = self.script.pop()
+                left = [i for i in range(branch + 1, len(weights)) if weights[i] > 0]
+                if left:
+                    self.script.append((left[0], weights))
+                    break
+            else:
+                return
+
+
+class Thrown(Dice):
+    """Dice that show what the oracle says."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self.oracle = oracle
+
+    def happens(self, chance: float) -> bool:
+        return self.oracle.draw([max(1.0 - chance, 0.0), min(max(chance, 0.0), 1.0)]) == 1
+
+    def draw(self, weights: Tensor) -> int:
+        return self.oracle.draw(weights.tolist())
+
+
+def plain_law(
+    target: Toy, prefix: list[int], length: int, eos: frozenset[int] = frozenset(), processors: Sequence[Processor] = ()
+) -> Law:
+    """Autoregressive sampling."""
+    law: Law = {(): 1.0}
+    for _ in range(length):
+        longer: Law = {}
+        for tokens, chance in law.items():
+            if tokens and tokens[-1] in eos:
+                longer[tokens] = chance
+                continue
+            ids = torch.tensor([[*prefix, *tokens]])
+            scores = target.logits(ids[0].tolist())[None]
+            for processor in processors:
+                scores = processor(ids, scores)
+            for token, p in enumerate(scores[0].double().softmax(-1).tolist()):
+                if p > 0:
+                    longer[*tokens, token] = chance * p
+        law = longer
+    return law

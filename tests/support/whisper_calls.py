@@ -1,0 +1,173 @@
+"""Ways to call a tiny Whisper, what it gives by itself, and drafters that know it."""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import WhisperForConditionalGeneration
+
+import mmdec
+from mmdec.decode.tree import trees_from_lists
+from mmdec.nn.medusa import Kind, MedusaConfig, MedusaHeads
+from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
+from tests.support.tiny_whisper import NO_TIMESTAMPS, PREVIOUS, SOT, TEXT, TIMESTAMPS, VOCABULARY, sound, whisper
+
+MODELS = {80: whisper(80, 9), 128: whisper(128, 1)}  # some of whose windows end before the limit
+PROMPT = torch.tensor([PREVIOUS, 5, 6, 7, 24, 24])
+LONG = 3.4  # windows of sound; where random timestamps say so, the decoder sees parts of it twice
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way to call `generate`."""
+
+    windows: float = 1.0
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+PLAIN: dict[str, Any] = {  # random weights would make up timestamps here, too
+    "suppress_tokens": [1, 2, *range(SOT, NO_TIMESTAMPS), *range(TIMESTAMPS, VOCABULARY)]
+}
+SPOKEN: dict[str, Any] = {"language": "en", "return_timestamps": True, "return_segments": True}
+MODES = {
+    "short": Mode(options=PLAIN | {"language": "en", "max_new_tokens": 40}),
+    "detected": Mode(options=PLAIN),
+    "translated": Mode(options=PLAIN | {"language": "de", "task": "translate", "repetition_penalty": 1.2}),
+    "prompted": Mode(options=PLAIN | {"language": "fr", "prompt_ids": PROMPT}),
+    "words": Mode(options=SPOKEN | {"return_token_timestamps": True}),
+    "long": Mode(LONG, SPOKEN),
+    "conditioned": Mode(
+        LONG,
+        SPOKEN
+        | {
+            "condition_on_prev_tokens": True,
+            "prompt_ids": PROMPT,
+            "prompt_condition_type": "all-segments",
+            "temperature": 0.0,
+        },
+    ),
+    "thresholds": Mode(
+        LONG,
+        SPOKEN
+        | {
+            "temperature": (0.0,),
+            "logprob_threshold": -0.3,
+            "compression_ratio_threshold": 1.1,
+            "no_speech_threshold": 1e-4,
+        },
+    ),
+}
+
+
+def heads(kind: Kind, seed: int = 0, **sizes: Any) -> MedusaHeads:
+    torch.manual_seed(seed)
+    made = MedusaHeads(
+        MedusaConfig(**{"hidden_size": 32, "vocab_size": VOCABULARY, "heads": 4, **sizes}, **SHAPES[kind])
+    )
+    for weight in made.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
+    return made.eval()
+
+
+SHAPES: dict[str, Any] = {
+    "linear": {"kind": "linear"},
+    "block": {"kind": "block", "attention_heads": 2, "ffn": 48},
+}
+
+
+@dataclass
+class Known:
+    """A run of the oracle: each row's text to come, and how much of it has come."""
+
+    texts: list[list[int]]
+    places: list[int]
+
+
+class Oracle:
+    """Knows the texts of all windows: always right, or never."""
+
+    needs = Needs()
+
+    def __init__(self, windows: list[Tensor], right: bool, bushy: bool) -> None:
+        self.name, self.windows, self.right, self.bushy = "oracle", list(windows), right, bushy
+
+    def check(self, target: Target) -> None: ...
+
+    def start(self, context: Context) -> Known:
+        rows, prompt = self.windows.pop(0), context.tokens
+        assert torch.equal(rows[:, : prompt.shape[1]], prompt)
+        return Known(rows[:, prompt.shape[1] :].tolist(), [0] * len(rows))
+
+    def propose(self, memory: Known, roots: Tensor, plan: Plan) -> Draft:
+        trees = []
+        for text, place in zip(memory.texts, memory.places, strict=True):
+            tail = text[place : place + plan.depth]
+            tokens, parents, node = list[int](), list[int](), 0
+            for token in tail:
+                if self.bushy and len(tokens) + 1 < plan.nodes:  # a sibling before it that is wrong
+                    tokens.append((token + 1) % TEXT)
+                    parents.append(node)
+                if len(tokens) == plan.nodes:
+                    break
+                tokens.append(token if self.right else (token + 2) % TEXT)
+                parents.append(node)
+                node = len(tokens)
+            trees.append((tokens, parents))
+        return trees_from_lists(roots, trees)
+
+    def update(self, memory: Known, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        memory.places = [place + length for place, length in zip(memory.places, verdict.lengths.tolist(), strict=True)]
+
+    def select(self, memory: Known, live: Tensor) -> None:
+        memory.texts = [memory.texts[row] for row in live.tolist()]
+        memory.places = [memory.places[row] for row in live.tolist()]
+
+
+def call(network: WhisperForConditionalGeneration, mode: Mode, batch: int, **more: Any) -> Any:
+    torch.manual_seed(0)
+    options = {"max_new_tokens": 14, "max_length": None, **mode.options, **more}
+    return network.generate(**sound(batch, mode.windows, network.config.num_mel_bins, batch), **options)
+
+
+@lru_cache
+def stock(mels: int, mode: str, batch: int, attention: str) -> Any:
+    return call(MODELS[mels], MODES[mode], batch)
+
+
+@lru_cache
+def windows(mels: int, mode: str, batch: int) -> list[Tensor]:
+    """What transformers' own loop returned for each window."""
+    texts = []
+
+    def listen(model: Any, input_ids: Tensor, **given: Any) -> Any:
+        out = model._sample(input_ids, **given)
+        texts.append(out if isinstance(out, Tensor) else out.sequences)
+        return out
+
+    call(MODELS[mels], MODES[mode], batch, custom_generate=listen)
+    return texts
+
+
+def plug(drafter: Any, nodes: Any, **more: Any) -> Any:
+    """nodes: of a chain, or (nodes, depth) of a tree."""
+    return mmdec.speculate(drafter, num_speculative_tokens=nodes, **more)
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    """Tensors, and what is made of them."""
+    assert type(found) is type(wanted)
+    if isinstance(wanted, Tensor):
+        assert torch.equal(found.nan_to_num(-1), wanted.nan_to_num(-1))
+    elif isinstance(wanted, dict):
+        assert found.keys() == wanted.keys()
+        for name in wanted:
+            if name != "result":
+                assert_same(found[name], wanted[name])
+    elif isinstance(wanted, list | tuple):
+        assert len(found) == len(wanted)
+        for one, other in zip(found, wanted, strict=True):
+            assert_same(one, other)
+    else:
+        assert found == wanted

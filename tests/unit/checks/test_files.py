@@ -1,0 +1,299 @@
+"""Files that people name: what is opened, what is read of it, what is written, and how each hindrance is called."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from typer.testing import CliRunner
+
+import mmdec
+from mmdec import audio, cli
+from mmdec.checks import files
+from mmdec.cli import output_files as outputs
+from mmdec.pipelines.translation import translate as api
+from mmdec.types import InputError
+from tests.bad_list import encoded
+from tests.conftest import RATE, buzz
+from tests.support.tiny_transcriber import write
+
+OTHER = np.tile(buzz(6.0, 77), 8)  # longer than any file below: its samples lie where theirs are read
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return audio.save_audio(tmp_path_factory.mktemp("sounds") / "other.mp3", OTHER)
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("models") / "whisper")
+
+
+def ulaw(samples: np.ndarray) -> bytes:
+    """An .au as telephones wrote it: no header, 8 kHz mu-law."""
+    return encoded(samples, "RAW", "ULAW", 8000)
+
+
+CUT = {
+    "mp3": (lambda: encoded(buzz(4.0, 3), "MP3"), 0.3),
+    "ogg": (lambda: encoded(buzz(4.0, 3), "OGG"), 0.2),
+    "wav": (lambda: encoded(buzz(4.0, 3), "WAV"), 0.49),
+    "au": (lambda: ulaw(buzz(4.0, 3, 8000)), 0.49),
+}
+
+
+@pytest.mark.parametrize("kind", CUT)
+@pytest.mark.parametrize("share", [0.5, 0.77])
+def test_a_cut_file_gives_its_own_samples_alone(kind: str, share: float, other: Path, tmp_path: Path) -> None:
+    make, least = CUT[kind]
+    content = make()
+    path = tmp_path / f"whole.{kind}"
+    path.write_bytes(content)
+    whole = audio.load_audio(path)
+    path.write_bytes(content[: int(share * len(content))])
+    assert len(whole) == pytest.approx(4 * RATE, abs=10)
+    for _ in range(3):
+        audio.load_audio(other)
+        found = audio.load_audio(path)
+        assert least * len(whole) < len(found) < 0.8 * len(whole)
+        end = len(found) - (20 if kind == "au" else 0)  # resampling looks beyond the cut
+        assert torch.equal(found[:end], whole[:end])
+        assert audio.sound_seconds(path) == len(found) / RATE
+    if kind != "au":  # a file object has no suffix
+        assert torch.equal(audio.load_audio(io.BytesIO(path.read_bytes())), found)
+
+
+def test_a_cut_flac_is_refused_the_same_each_time(other: Path, tmp_path: Path) -> None:
+    content = encoded(buzz(4.0, 3), "FLAC")
+    (tmp_path / "x.flac").write_bytes(content[: len(content) // 2])
+    said = set()
+    for _ in range(2):
+        audio.load_audio(other)
+        with pytest.raises(InputError, match=r"libsndfile can read, but '.*x\.flac' is not") as caught:
+            audio.load_audio(tmp_path / "x.flac")
+        said.add(str(caught.value))
+    assert len(said) == 1
+
+
+def test_what_is_said_in_a_cut_file_is_what_its_first_half_says(
+    other: Path, tmp_path: Path, tiny_model: Path, whisper: Path
+) -> None:
+    content = encoded(buzz(4.0, 3), "MP3")
+    path = tmp_path / "x.mp3"
+    path.write_bytes(content)
+    whole = audio.load_audio(path)
+    path.write_bytes(content[: len(content) // 2])
+    audio.load_audio(other)
+    half = whole[: len(audio.load_audio(path))].clone()
+    audio.load_audio(other)
+    heard = mmdec.transcribe(path, model=whisper, device="cpu", language="en", timestamps="segment")
+    wanted = mmdec.transcribe(half, sample_rate=RATE, model=whisper, device="cpu", language="en", timestamps="segment")
+    assert (heard.text, heard.tokens, heard.seconds) == (wanted.text, wanted.tokens, wanted.seconds)
+    audio.load_audio(other)
+    spoken = mmdec.translate_speech(path, model=tiny_model, device="cpu")
+    assert spoken.units == mmdec.translate_speech(half, sample_rate=RATE, model=tiny_model, device="cpu").units
+
+
+def test_headers_of_any_length_are_not_believed(tmp_path: Path) -> None:
+    data = bytearray(encoded(buzz(1.0), "WAV"))
+    data[40:44] = (2**31 - 1).to_bytes(4, "little")  # the data's size
+    (tmp_path / "x.wav").write_bytes(data)
+    assert torch.equal(audio.load_audio(tmp_path / "x.wav"), audio.load_audio(io.BytesIO(encoded(buzz(1.0), "WAV"))))
+    assert audio.sound_seconds(tmp_path / "x.wav") == 1.0
+
+
+def test_more_than_an_hour_of_samples_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audio, "MAX_SECONDS", 1.0)
+    assert len(audio.load_audio(io.BytesIO(encoded(buzz(1.0), "WAV")))) == RATE
+    with pytest.raises(InputError, match="must last at most 1 seconds, but the file object lasts longer"):
+        audio.load_audio(io.BytesIO(encoded(buzz(1.1), "WAV")))
+
+
+@pytest.mark.parametrize("subtype", ["GSM610", "IMA_ADPCM", "MS_ADPCM", "ULAW", "G721_32"])
+def test_compressed_wavs_are_read(subtype: str, tmp_path: Path) -> None:
+    sound = buzz(1.0, rate=8000)
+    (tmp_path / "x.wav").write_bytes(encoded(sound, "WAV", subtype, 8000))
+    found = audio.load_audio(tmp_path / "x.wav", 8000)[:8000].numpy()
+    assert np.corrcoef(found, sound)[0, 1] > 0.9
+
+
+def test_names_do_not_matter(tmp_path: Path) -> None:
+    content = encoded(buzz(0.3), "WAV")
+    for name in ("x.raw", "x.RAW", "x.mp3", "x", os.fsdecode(b"\xe9\xff.wav"), "a\nb.wav", "é.wav"):
+        (tmp_path / name).write_bytes(content)
+        assert len(audio.load_audio(tmp_path / name)) == 4800
+        assert len(audio.load_audio(os.fspath(tmp_path / name))) == 4800
+    with pytest.raises(InputError, match=r"be an existing file, but .*\\udce9\\n\.wav' does not exist"):
+        audio.load_audio(os.fsdecode(b"nowhere/\xe9\n.wav"))
+    with pytest.raises(InputError, match="null byte"):
+        audio.load_audio("x\0.wav")
+
+
+def test_floats_of_files_are_levelled_as_arrays_are(tmp_path: Path) -> None:
+    for scale, subtype in ((40.0, "FLOAT"), (32768.0, "DOUBLE"), (2.0**30, "FLOAT")):
+        sound = buzz(0.5) * np.float32(scale)
+        both = np.stack([sound, 0.5 * sound], 1)
+        for number, data in enumerate((sound, both)):
+            path = tmp_path / f"{number}.wav"
+            soundfile.write(path, data, RATE, subtype=subtype)
+            found = api.read(path)
+            assert found.abs().max() == 1
+            assert torch.allclose(found, api.read(data, RATE), atol=1e-6)
+
+
+@pytest.mark.parametrize("subtype", ["FLOAT", "DOUBLE"])
+def test_samples_that_no_recording_holds_are_refused(subtype: str, tmp_path: Path) -> None:
+    loud = buzz(0.5)
+    loud[100] = 1e30
+    for number, data in enumerate((loud, np.stack([loud, -loud], 1))):  # channels that cancel
+        path = tmp_path / f"{number}.wav"
+        soundfile.write(path, data, RATE, subtype=subtype)
+        for given in ((path, None), (data, RATE), (torch.from_numpy(data), RATE)):
+            with pytest.raises(InputError, match=r"samples of at most 2\.15e\+09, but its peak is 1e\+30"):
+                api.read(*given)
+
+
+@contextmanager
+def nobody() -> Iterator[Path]:
+    """A folder for a process without root's rights: permissions hold for it."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o777)
+    root = os.geteuid() == 0
+    try:
+        if root:
+            os.seteuid(65534)
+        yield folder
+    finally:
+        if root:
+            os.seteuid(0)
+        for inner in folder.iterdir():
+            inner.chmod(0o700)
+        shutil.rmtree(folder)
+
+
+def test_permissions_are_named(tmp_path: Path) -> None:
+    sound = encoded(buzz(0.3), "WAV")
+    with nobody() as folder:
+        closed, secret, kept = folder / "closed", folder / "secret.wav", folder / "kept"
+        for inner in (closed, kept):
+            inner.mkdir()
+        (closed / "x.wav").write_bytes(sound)
+        secret.write_bytes(sound)
+        secret.chmod(0)
+        closed.chmod(0)
+        kept.chmod(0o555)
+        for path in (secret, closed / "x.wav"):
+            with pytest.raises(InputError, match=r"can be read, but .* is not \(Permission denied\)\. Check the perm"):
+                audio.load_audio(path)
+        with pytest.raises(PermissionError, match=r"Permission denied: '.*kept/x\.wav'"):
+            audio.save_audio(kept / "x.wav", buzz(0.2))
+        with pytest.raises(PermissionError, match=r"Permission denied: '.*closed/x\.wav'"):
+            audio.save_audio(closed / "x.wav", buzz(0.2))
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Temporary files are the system's own full disk."""
+
+    def make(dir: Path, prefix: str, suffix: str) -> tuple[int, str]:
+        return os.open("/dev/full", os.O_WRONLY), str(Path(dir) / f"{prefix}0{suffix}")
+
+    monkeypatch.setattr(files.tempfile, "mkstemp", make)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full disk")
+def test_a_full_disk_is_named_and_leaves_what_was_there(
+    tiny_model: Path, whisper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = tmp_path / "x.wav"
+    sound.write_bytes(encoded(buzz(0.5), "WAV"))
+    spoken = mmdec.translate_speech(sound, model=tiny_model, device="cpu")
+    spoken.save(tmp_path / "y.mp3")
+    before = (tmp_path / "y.mp3").read_bytes()
+    with monkeypatch.context() as patch:
+        full_disk(patch)
+        with pytest.raises(OSError, match=r"No space left on device: '.*y\.mp3'") as caught:
+            spoken.save(tmp_path / "y.mp3")
+        assert caught.value.errno == errno.ENOSPC
+        for verb, model, suffix in (("translate", tiny_model, "wav"), ("transcribe", whisper, "txt")):
+            arguments = [verb, str(sound), "-o", str(tmp_path / "out"), "--model", str(model), "--device", "cpu"]
+            result = CliRunner().invoke(cli.app, arguments)
+            assert result.exit_code == 1
+            target = tmp_path / "out" / f"x.{suffix}"
+            assert result.stderr == (
+                f"failed: {sound}: the output '{target}' cannot be written: No space left on device\n"
+                "1 of 1 files failed\n"
+            )
+    assert (tmp_path / "y.mp3").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "x.wav", "y.mp3"]
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", sorted(audio.WRITABLE))
+def test_an_output_is_what_its_suffix_says(suffix: str, tiny_model: Path, tmp_path: Path) -> None:
+    sound, target = tmp_path / "x.wav", tmp_path / "new" / f"out{suffix}"
+    sound.write_bytes(encoded(buzz(0.5), "WAV"))
+    arguments = ["translate", str(sound), "-o", str(target), "--model", str(tiny_model), "--device", "cpu"]
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.exit_code == 0, result.output
+    kind, subtype = audio.WRITABLE[suffix]
+    info = soundfile.info(target)
+    assert (info.format, info.subtype) == (kind, subtype)
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
+    assert (target.stat().st_mode & 0o777) == 0o644
+    spoken = mmdec.translate_speech(sound, model=tiny_model, device="cpu")
+    assert len(audio.load_audio(target)) == pytest.approx(len(spoken.audio), abs=2500)  # a coder's frame or two
+
+
+def test_the_command_line_knows_what_can_be_written() -> None:
+    assert tuple(audio.WRITABLE) == cli.SOUND_SUFFIXES
+
+
+def test_outputs_that_are_no_files_are_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.wav")
+    (tmp_path / "device.wav").symlink_to("/dev/null")
+    (tmp_path / "directory.wav").mkdir()
+    for name, kind in (("pipe", "a pipe"), ("device", "a device"), ("directory", "a directory")):
+        with pytest.raises(InputError, match=rf"`path` must be a file, but '.*{name}\.wav' is {kind}"):
+            audio.save_audio(tmp_path / f"{name}.wav", buzz(0.2))
+    with pytest.raises(OSError, match="File name too long"):
+        audio.save_audio(tmp_path / f"{'x' * 300}.wav", buzz(0.2))
+    with pytest.raises(OSError, match="Not a directory"):
+        audio.save_audio(tmp_path / "pipe.wav" / "x.wav", buzz(0.2))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["device.wav", "directory.wav", "pipe.wav"]
+
+
+def test_the_longest_names_are_written(tmp_path: Path) -> None:
+    name = "é" * 125 + "x.wav"  # 255 bytes
+    assert audio.load_audio(audio.save_audio(tmp_path / name, buzz(0.2))).shape == (3200,)
+    outputs.write_text(tmp_path / ("x" * 251 + ".txt"), "text")
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    long = tmp_path / ("y" * 300)
+    found = outputs.output_paths([loop, long], tmp_path / "out", (".wav",), ".wav")
+    assert found == [tmp_path / "out" / "loop.wav", tmp_path / "out" / f"{'y' * 300}.wav"]
+
+
+def test_what_ends_an_encoder_is_refused_before(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="`samples` must be finite"):
+        audio.save_audio(tmp_path / "x.mp3", np.full(1000, np.nan))
+    with pytest.raises(InputError, match="at most 192000 Hz"):
+        audio.save_audio(tmp_path / "x.ogg", buzz(0.2), 400_000)
+    with pytest.raises(InputError, match="takes sound at 44101 Hz"):
+        audio.save_audio(tmp_path / "x.mp3", buzz(0.2), 44_101)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_minutes_of_vorbis_are_written(tmp_path: Path) -> None:
+    sound = np.tile(buzz(10.0), 18)  # given at once they end the process
+    assert len(audio.load_audio(audio.save_audio(tmp_path / "x.ogg", sound))) == len(sound)

@@ -1,0 +1,155 @@
+"""The command line: many files, one bad one, JSON, exit codes, and nothing heavy before it is needed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from typer.testing import CliRunner, Result
+
+from mmdec import cli
+from mmdec.cli import output_files as outputs
+from mmdec.types import InputError
+from tests.conftest import RATE, buzz
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def recordings(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / "in" / name for name in ("a.wav", "b.flac", "c.wav")]
+    paths[0].parent.mkdir()
+    for seed, path in enumerate(paths):
+        soundfile.write(path, buzz(1.0 + 0.3 * seed, seed), RATE)
+    return paths
+
+
+def test_many_files(recordings: list[Path], tmp_path: Path, tiny_model: Path) -> None:
+    out = tmp_path / "out"
+    result = run("translate", *recordings, "-o", out, "--model", tiny_model, "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in out.iterdir()) == ["a.wav", "b.wav", "c.wav"]
+    assert "1.30 s of audio in" in result.stdout
+    assert "vocoder" in result.stdout
+
+
+def test_json_has_one_object_a_line(recordings: list[Path], tmp_path: Path, tiny_model: Path) -> None:
+    out = tmp_path / "out"
+    result = run(
+        "translate", *recordings, "-o", out, "--model", tiny_model, "--json", "--threads", 1, "--device", "cpu"
+    )
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line["input"] for line in lines] == [str(path) for path in recordings]
+    assert [line["seconds_audio"] for line in lines] == [1.0, 1.3, 1.6]
+    for line in lines:
+        assert {
+            "input",
+            "output",
+            "text",
+            "units",
+            "seconds_audio",
+            "seconds_taken",
+            "passes",
+            "timings",
+        } == line.keys()
+        samples, rate = soundfile.read(line["output"])
+        assert rate == RATE
+        assert len(samples) > 0
+        assert line["seconds_taken"] > 0
+
+
+def test_one_bad_file_does_not_lose_the_others(recordings: list[Path], tmp_path: Path, tiny_model: Path) -> None:
+    text, silent = tmp_path / "text.wav", tmp_path / "silent.wav"
+    text.write_text("bonjour")
+    soundfile.write(silent, np.zeros(RATE), RATE)
+    out = tmp_path / "out"
+    mixed = [recordings[0], text, tmp_path / "missing.wav", recordings[2], silent, tmp_path]
+    result = run("translate", *mixed, "-o", out, "--model", tiny_model, "--json", "--device", "cpu")
+    assert result.exit_code == 1
+    assert sorted(path.name for path in out.iterdir()) == ["a.wav", "c.wav"]
+    assert len(result.stdout.splitlines()) == 2
+    for name in ("text.wav", "missing.wav", "silent.wav"):
+        assert f"failed: {tmp_path / name}: `audio` must" in result.stderr
+    assert result.stderr.endswith("4 of 6 files failed\n")
+
+
+def test_one_file_to_one_file(recordings: list[Path], tmp_path: Path, tiny_model: Path) -> None:
+    target = tmp_path / "new" / "hello.wav"
+    assert run("translate", recordings[0], "-o", target, "-m", tiny_model, "--device", "cpu").exit_code == 0
+    assert target.is_file()
+    assert [path.name for path in target.parent.iterdir()] == ["hello.wav"]
+
+
+def paths(inputs: list[Path], output: Path) -> list[Path]:
+    return outputs.output_paths(inputs, output, cli.SOUND_SUFFIXES, ".wav")
+
+
+def test_where_outputs_go(tmp_path: Path) -> None:
+    a, b = tmp_path / "x" / "a.wav", tmp_path / "y" / "a.mp3"
+    assert paths([a, b], tmp_path) == [tmp_path / "a.wav", tmp_path / "a-2.wav"]
+    assert paths([a], tmp_path / "o.flac") == [tmp_path / "o.flac"]
+    with pytest.raises(InputError, match="must be a directory for 2 inputs"):
+        paths([a, b], tmp_path / "o.wav")
+    with pytest.raises(InputError, match="must not overwrite an input"):
+        paths([a], tmp_path / "x")
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"must be a directory or a \.wav file"):
+        paths([a], tmp_path / "file")
+
+
+def test_wrong_calls_end_with_2_and_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["translate", "x.wav", "-o", str(tmp_path / "out"), "--strategy", "fast"]
+    monkeypatch.setattr(sys, "argv", ["mmdec", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: `strategy` must be one of")
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_progress_stays_off_stdout_and_off_pipes(recordings: list[Path], tmp_path: Path, tiny_model: Path) -> None:
+    command = [sys.executable, "-m", "mmdec", "translate", *map(str, recordings), "-o", str(tmp_path / "out")]
+    command += ["--model", str(tiny_model), "--json", "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) == 3
+
+
+def test_help_imports_no_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['mmdec', '--help']\n"
+        "from mmdec.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'transformers', 'lightning')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for verb in ("translate", "transcribe", "eval", "bench", "train", "demo"):
+        assert verb in done.stdout
+
+
+VERBS = ["", "translate", "transcribe", "train", "demo", "eval", "eval speech", "bench", "bench speech", "bench paper"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(verb: str) -> None:
+    result = run(*verb.split(), "--help")
+    assert result.exit_code == 0
+    assert "Usage" in result.stdout
+
+
+def test_version() -> None:
+    import mmdec
+
+    assert run("--version").stdout.strip() == mmdec.__version__

@@ -1,0 +1,153 @@
+"""`mmdec transcribe`: what is printed and written, in which form, and what becomes of bad files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from typer.testing import CliRunner, Result
+
+import mmdec
+from mmdec import cli
+from tests.conftest import RATE, buzz
+from tests.support.tiny_transcriber import write
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def recordings(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / "in" / name for name in ("a.wav", "b.flac", "c.wav")]
+    paths[0].parent.mkdir()
+    for seed, path in enumerate(paths):
+        soundfile.write(path, buzz((0.5, 1.2, 0.7)[seed], seed), RATE)
+    return paths
+
+
+@pytest.fixture
+def call(model: Path):
+    def run(*arguments: object) -> Result:
+        given = ["transcribe", *arguments, "--model", model, "--device", "cpu", "--language", "en"]
+        return CliRunner().invoke(cli.app, [str(argument) for argument in given])
+
+    return run
+
+
+def test_text_to_stdout(call, model: Path, recordings: list[Path]) -> None:
+    wanted = [mmdec.transcribe(path, model=model, device="cpu", language="en", drafter=None) for path in recordings]
+    alone = call(recordings[0])
+    assert alone.exit_code == 0, alone.output
+    assert alone.stdout == wanted[0].text + "\n"
+    several = call(*recordings, "--batch-size", 2)
+    assert several.stdout == "".join(f"{path}:\n  {one.text}\n" for path, one in zip(recordings, wanted, strict=True))
+    timed = call(recordings[1], "-t", "segment").stdout.splitlines()
+    assert timed[0].startswith("[00:00:0")
+    assert " --> " in timed[0]
+
+
+def test_json_has_one_object_a_line(call, recordings: list[Path]) -> None:
+    result = call(*recordings, "--json", "--timestamps", "word", "--drafter", "lookup")
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line["input"] for line in lines] == [str(path) for path in recordings]
+    for line in lines:
+        assert {"text", "language", "segments", "tokens", "rounds", "timings", "lossless"} <= line.keys()
+        assert {"features", "encoder", "decoder", "drafter", "total"} == line["timings"].keys()
+        assert line["segments"][0]["words"]
+        assert line["output"] is None
+
+
+@pytest.mark.parametrize("kind", ["text", "json", "srt", "vtt"])
+def test_files(call, recordings: list[Path], tmp_path: Path, kind: str) -> None:
+    suffix = {"text": "txt"}.get(kind, kind)
+    result = call(*recordings, "-o", tmp_path / "out", "--format", kind)
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [f"{name}.{suffix}" for name in "abc"]
+    content = (tmp_path / "out" / f"b.{suffix}").read_text(encoding="utf-8")
+    named = tmp_path / "new" / f"b.{suffix}"
+    assert call(recordings[1], "-o", named).exit_code == 0  # its name says the format
+    if kind == "json":
+        assert json.loads(content)["text"] == json.loads(named.read_text(encoding="utf-8"))["text"]
+    else:
+        assert named.read_text(encoding="utf-8") == content
+        assert kind == "text" or "-->" in content
+    assert f"{recordings[1]} -> " in result.stdout
+
+
+def test_subtitles_to_stdout(call, recordings: list[Path]) -> None:
+    assert call(recordings[0], "-f", "vtt").stdout.startswith("WEBVTT\n")
+
+
+def test_one_bad_file_does_not_lose_the_others(call, recordings: list[Path], tmp_path: Path) -> None:
+    silent, out = tmp_path / "silent.wav", tmp_path / "out"
+    soundfile.write(silent, np.zeros(RATE), RATE)
+    mixed = [recordings[0], silent, tmp_path / "missing.wav", recordings[2]]
+    for size in (1, 2, 8):
+        result = call(*mixed, "-o", out, "--batch-size", size)
+        assert result.exit_code == 1
+        assert sorted(path.name for path in out.iterdir()) == ["a.txt", "c.txt"]
+        assert f"failed: {silent}: `audio` must hold speech" in result.stderr
+        assert f"failed: {tmp_path / 'missing.wav'}: `audio` must be an existing file" in result.stderr
+        assert result.stderr.endswith("2 of 4 files failed\n")
+
+
+def test_what_cannot_be_written_is_named(call, recordings: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "a.txt").mkdir(parents=True)
+    result = call(*recordings, "-o", out)
+    assert result.exit_code == 1
+    assert f"failed: {recordings[0]}" in result.stderr
+    assert sorted(path.name for path in out.iterdir()) == ["a.txt", "b.txt", "c.txt"]  # and nothing half written
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--language", "klingon"], "`language` must be"),
+        (["--format", "doc"], "`--format` must be one of text, json, srt, vtt"),
+        (["--format", "srt", "-o", "x.vtt"], "`--format` must fit `--output`"),
+        (["--format", "srt", "--json"], "`--format` must be left out with `--json`"),
+        (["--timestamps", "sentence"], "`timestamps` must be"),
+        (["--drafter", "eagle"], "`drafter` must be"),
+        (["--task", "sing"], "`task` must be"),
+        (["--no-speech-threshold", "0.6"], "`logprob_threshold` must be given"),
+    ],
+)
+def test_wrong_calls_end_with_2_and_one_line(
+    arguments: list[str],
+    message: str,
+    model: Path,
+    recordings: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ["transcribe", str(recordings[0]), "--model", str(model), "--device", "cpu", *arguments]
+    monkeypatch.setattr(sys, "argv", ["mmdec", *given])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    out, said = capsys.readouterr()
+    assert out == ""
+    assert said.startswith(f"error: {message}")
+    assert said.count("\n") == 1
+
+
+def test_the_ladder_goes_through(call, recordings: list[Path]) -> None:
+    ladder = ["--temperature", 0.0, "--temperature", 0.4, "--logprob-threshold", -1.0]
+    more = ["--compression-ratio-threshold", 1.35, "--no-speech-threshold", 0.6, "--condition-on-prev-tokens"]
+    result = call(recordings[1], "--drafter", "none", "--prompt", "Hello", *ladder, *more)
+    assert result.exit_code == 0, result.output
+
+
+def test_progress_stays_off_stdout_and_off_pipes(model: Path, recordings: list[Path]) -> None:
+    command = [sys.executable, "-m", "mmdec", "transcribe", *map(str, recordings[:2]), "--json", "--device", "cpu"]
+    done = subprocess.run([*command, "--model", str(model)], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) == 2

@@ -1,0 +1,139 @@
+"""Who is killed takes its children with it, and its lock; whole folders appear whole or not at all."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mmdec.hub import publish as folders
+from mmdec.hub.processes import only_one
+from mmdec.hub.publish import whole_folder
+from mmdec.types import InputError
+
+ROOT = Path(__file__).parents[3]
+LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
+
+
+def until(happened: Callable[[], bool]) -> None:
+    """Wait for another process. What is asserted is that it happened, not when."""
+    for _ in range(9000):
+        if happened():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never happened")
+
+
+def alive(pid: int) -> bool:
+    """Neither gone nor waiting to be buried."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def start(code: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}"])
+
+
+def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+    """Killed without a word, it leaves a file behind and no lock."""
+    holder = start(
+        "import time\nfrom pathlib import Path\nfrom mmdec.hub.processes import only_one\n"
+        f"with only_one(Path({str(tmp_path)!r}), 'make train'):\n"
+        f"    Path({str(tmp_path / 'held')!r}).touch()\n    time.sleep(600)\n"
+    )
+    try:
+        until((tmp_path / "held").exists)
+        with pytest.raises(InputError, match=f"process {holder.pid}"), only_one(tmp_path, "make train"):
+            pass
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.wait(60)
+    with only_one(tmp_path, "make train"):
+        assert (tmp_path / ".lock").is_file()
+
+
+CHILD = "{call}; import os, time, pathlib; pathlib.Path({file!r}).write_text(str(os.getpid())); time.sleep(600)"
+
+
+@LINUX
+@pytest.mark.parametrize("by_kernel", [True, False])
+def test_children_and_grandchildren_end_with_a_killed_parent(tmp_path: Path, by_kernel: bool) -> None:
+    """As a trainer does, and the second trainer that it starts; by the kernel, and where there is no such call."""
+    other = "" if by_kernel else "sys.platform = 'other'; "
+    call = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from mmdec.hub.processes import end_as_told; "
+    call += f"{other}end_as_told()"
+    inner = CHILD.format(call=call, file=str(tmp_path / "inner"))
+    starts = f"{call}; import subprocess; subprocess.Popen([sys.executable, '-c', {inner!r}])"
+    outer = CHILD.format(call=starts, file=str(tmp_path / "outer"))
+    parent = start(
+        "import os, subprocess\nfrom mmdec.hub.processes import started_here\n"
+        f"subprocess.run([sys.executable, '-c', {outer!r}], env={{**os.environ, **started_here()}})\n"
+    )
+    told = [tmp_path / "outer", tmp_path / "inner"]
+    try:
+        until(lambda: all(path.is_file() and path.read_text() for path in told))
+        children = [int(path.read_text()) for path in told]
+        assert all(map(alive, children))
+    finally:
+        parent.send_signal(signal.SIGKILL)
+        parent.wait(60)
+    until(lambda: not any(map(alive, children)))
+
+
+@LINUX
+@pytest.mark.parametrize(
+    ("path", "call"),
+    [
+        (ROOT, "from mmdec.training.daspeech.corpus import _work_for as begin"),
+        (ROOT / "data" / "build", "from parent import end_with_parent as begin"),
+    ],
+)
+def test_workers_of_a_corpus_end_with_a_killed_parent(tmp_path: Path, path: Path, call: str) -> None:
+    parent = start(
+        f"sys.path.insert(0, {str(path)!r})\n{call}\nimport os, pathlib\n"
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "with ProcessPoolExecutor(2, initializer=begin, initargs=(os.getpid(),)) as pool:\n"
+        "    pool.submit(os.getpid).result()\n"
+        f"    pathlib.Path({str(tmp_path / 'part')!r}).write_text(' '.join(map(str, pool._processes)))\n"
+        f"    os.rename({str(tmp_path / 'part')!r}, {str(tmp_path / 'pids')!r})\n"
+        "    import time; time.sleep(600)\n"
+    )
+    try:
+        until((tmp_path / "pids").is_file)
+        workers = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+        assert len(workers) == 2
+        assert all(map(alive, workers))
+    finally:
+        parent.send_signal(signal.SIGKILL)
+        parent.wait(60)
+    until(lambda: not any(map(alive, workers)))
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_folder_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool) -> None:
+    if not at_once:
+        monkeypatch.setattr(folders, "_exchange", lambda *_: False)
+    place = tmp_path / "model"
+    for text in ("first", "second"):
+        with whole_folder(place) as fresh:
+            (fresh / "weights").write_text(text)
+            assert not place.exists() or (place / "weights").read_text() == "first"
+        assert (place / "weights").read_text() == text
+    with pytest.raises(FileNotFoundError), whole_folder(place) as fresh:
+        (fresh / "weights").write_bytes((tmp_path / "missing").read_bytes())
+    assert (place / "weights").read_text() == "second"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    place.rename(tmp_path / ".model.old")  # as a process that was killed between two renames leaves it
+    with pytest.raises(KeyError), whole_folder(place):
+        raise KeyError("no")
+    assert (place / "weights").read_text() == "second"
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is a file"), whole_folder(tmp_path / "file"):
+        pass

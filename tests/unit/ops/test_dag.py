@@ -1,0 +1,288 @@
+"""The fast DAG operations beside the naive ones, and at the edges of what they accept."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mmdec.ops import dag_scan
+from mmdec.ops.dag import dag_best_alignment, dag_marginal, dag_posterior, expected_states
+from mmdec.ops.dag_links import banded_to_dense, dense_to_banded
+from mmdec.types import InputError
+from tests.support.naive_dag import naive_marginal, path_score
+
+INF = torch.inf
+
+
+def random_graph(
+    batch: int, tokens: int, size: int, seed: int = 0, *, scale: float = 1.0, holes: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Match, links (normalised, float64) and ragged lengths; sample 0 is as long as the batch."""
+    generator = torch.Generator().manual_seed(seed)
+    match = (scale * torch.randn(batch, tokens, size, generator=generator, dtype=torch.float64)).log_softmax(1)
+    links = scale * torch.randn(batch, size, size, generator=generator, dtype=torch.float64)
+    forward = torch.ones(size, size, dtype=torch.bool).triu(1)
+    links = links.masked_fill(~forward, -INF).log_softmax(2).masked_fill(~forward, -INF)
+    match = match.masked_fill(torch.rand(match.shape, generator=generator) < holes, -INF)
+    links = links.masked_fill(torch.rand(links.shape, generator=generator) < holes, -INF)
+    target_lengths = torch.randint(1, tokens + 1, (batch,), generator=generator)
+    graph_lengths = torch.randint(1, size + 1, (batch,), generator=generator)
+    target_lengths[0], graph_lengths[0] = tokens, size
+    return match, links, target_lengths, graph_lengths
+
+
+def gradients(match: Tensor, links: Tensor, *lengths: Tensor, banded: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Log P, and the gradients of the sum of log P over the possible samples."""
+    match, links = match.detach().clone().requires_grad_(), links.detach().clone().requires_grad_()
+    result = dag_marginal(match, links, *lengths, banded=banded)
+    result[result.isfinite()].sum().backward()
+    assert match.grad is not None
+    assert links.grad is not None
+    return result.detach(), match.grad, links.grad
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    batch=st.integers(1, 3),
+    tokens=st.integers(1, 6),
+    size=st.integers(1, 9),
+    seed=st.integers(0, 10**6),
+    scale=st.sampled_from([0.1, 1.0, 10.0, 300.0]),
+    holes=st.sampled_from([0.0, 0.1, 0.4]),
+)
+def test_agrees_with_the_naive_recursion(
+    batch: int, tokens: int, size: int, seed: int, scale: float, holes: float
+) -> None:
+    match, links, targets, graphs = random_graph(batch, tokens, size, seed, scale=scale, holes=holes)
+    result, match_grad, links_grad = gradients(match, links, targets, graphs)
+    for b, (m, n) in enumerate(zip(targets.tolist(), graphs.tolist(), strict=True)):
+        own_match, own_links = match[b, :m, :n].clone().requires_grad_(), links[b, :n, :n].clone().requires_grad_()
+        expected = naive_marginal(own_match, own_links)
+        torch.testing.assert_close(result[b], expected.detach(), rtol=1e-10, atol=1e-10)
+        expected_match, expected_links = torch.zeros_like(match[b]), torch.zeros_like(links[b])
+        if expected.requires_grad:
+            grads = torch.autograd.grad(expected, [own_match, own_links], materialize_grads=True)
+            expected_match[:m, :n], expected_links[:n, :n] = grads
+        torch.testing.assert_close(match_grad[b], expected_match, rtol=0, atol=1e-9)
+        torch.testing.assert_close(links_grad[b], expected_links, rtol=0, atol=1e-9)
+        # The posterior is a distribution over vertices for each token of a possible sample, and nothing elsewhere.
+        possible = expected > -INF
+        for variant in ("paper", "released"):
+            posterior = dag_posterior(match, links, targets, graphs, variant=variant)[b]
+            torch.testing.assert_close(posterior[:m].sum(1), torch.full((m,), float(possible), dtype=torch.float64))
+            assert not posterior[m:].any()
+            assert not posterior[:, n:].any()
+
+
+def test_finite_differences() -> None:
+    match, links, _, _ = random_graph(2, 3, 5)
+    targets, graphs = torch.tensor([3, 2]), torch.tensor([5, 4])
+
+    def marginal(match: Tensor, links: Tensor) -> Tensor:
+        return dag_marginal(match, links, targets, graphs)
+
+    def banded_marginal(match: Tensor, links: Tensor) -> Tensor:
+        return dag_marginal(match, links, targets, graphs, banded=True)
+
+    match.requires_grad_()
+    finite_links = links.masked_fill(links == -INF, 0.0).requires_grad_()
+    assert torch.autograd.gradcheck(marginal, (match, finite_links))
+    assert torch.autograd.gradcheck(banded_marginal, (match, torch.randn(2, 5, 3).double().requires_grad_()))
+
+
+@pytest.mark.parametrize("width", [1, 3, 8, 12])
+def test_banded_equals_dense(width: int) -> None:
+    match, _, targets, graphs = random_graph(5, 5, 9)
+    banded = torch.randn(5, 9, width, dtype=torch.float64)
+    dense = banded_to_dense(banded)
+    for b, i, j in ((0, 0, 1), (2, 3, 6), (4, 1, 8)):
+        assert dense[b, i, j] == (banded[b, i, j - i - 1] if j - i - 1 < width else -INF)
+    assert (dense.tril() == -INF)[:, torch.ones(9, 9).tril().bool()].all()
+    again = dense_to_banded(dense, width)
+    inside = torch.arange(9)[:, None] + 1 + torch.arange(width) < 9
+    assert torch.equal(again, banded.masked_fill(~inside, -INF))
+
+    result, match_grad, links_grad = gradients(match, banded, targets, graphs, banded=True)
+    dense_result, dense_match_grad, dense_links_grad = gradients(match, dense, targets, graphs)
+    assert torch.equal(result, dense_result)
+    assert torch.equal(match_grad, dense_match_grad)
+    expected = dense_to_banded(dense_links_grad, width).masked_fill(~inside, 0.0)
+    assert torch.equal(links_grad, expected)
+    for operation in (dag_posterior, dag_best_alignment):
+        from_banded = operation(match, banded, targets, graphs, banded=True)
+        assert torch.equal(from_banded, operation(match, dense, targets, graphs))
+
+
+def test_padding_changes_nothing() -> None:
+    match, links, targets, graphs = random_graph(4, 5, 9)
+    wide_match = torch.full((4, 8, 14), torch.nan, dtype=torch.float64)
+    wide_links = torch.full((4, 14, 14), torch.nan, dtype=torch.float64)
+    wide_match[:, :5, :9], wide_links[:, :9, :9] = match, links
+    result, match_grad, links_grad = gradients(match, links, targets, graphs)
+    wide_result, wide_match_grad, wide_links_grad = gradients(wide_match, wide_links, targets, graphs)
+    torch.testing.assert_close(wide_result, result, rtol=1e-13, atol=0)
+    torch.testing.assert_close(wide_match_grad[:, :5, :9], match_grad, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(wide_links_grad[:, :9, :9], links_grad, rtol=1e-12, atol=1e-14)
+    assert not wide_match_grad[:, 5:].any()
+    assert not wide_match_grad[:, :, 9:].any()
+    assert not wide_links_grad[:, 9:].any()
+    assert not wide_links_grad[:, :, 9:].any()
+    alignment = dag_best_alignment(wide_match, wide_links, targets, graphs)
+    assert torch.equal(alignment[:, :9], dag_best_alignment(match, links, targets, graphs))
+    # One by one gives what the batch gives.
+    for b, (m, n) in enumerate(zip(targets.tolist(), graphs.tolist(), strict=True)):
+        alone = dag_marginal(match[b : b + 1, :m, :n], links[b : b + 1, :n, :n], targets[b : b + 1], graphs[b : b + 1])
+        torch.testing.assert_close(alone[0], result[b], rtol=1e-13, atol=0)
+
+
+def test_the_ends_are_fixed_and_forbidden_entries_get_no_gradient() -> None:
+    match, links, targets, graphs = random_graph(6, 4, 9, holes=0.1, seed=3)
+    targets, graphs = targets.clamp(min=2), graphs.clamp(min=5)
+    links[:, torch.ones(9, 9).tril().bool()] = 1.0  # backwards and in place: ignored, whatever they hold
+    result, match_grad, links_grad = gradients(match, links, targets, graphs)
+    assert result.isfinite().sum() >= 4
+    for b in result.isfinite().nonzero().squeeze(1).tolist():
+        torch.testing.assert_close(match_grad[b, 0, 0].item(), 1.0)
+        torch.testing.assert_close(match_grad[b, targets[b] - 1, graphs[b] - 1].item(), 1.0)
+        assert not match_grad[b, 0, 1:].any()
+        assert not match_grad[b, targets[b] - 1, : graphs[b] - 1].any()
+    assert not match_grad[match == -INF].any()
+    assert not links_grad[links == -INF].any()
+    assert not links_grad[:, torch.ones(9, 9).tril().bool()].any()
+
+
+def test_impossible_samples_give_minus_infinity_and_no_gradient() -> None:
+    match, links, _, _ = random_graph(6, 4, 6)
+    targets = torch.tensor([4, 4, 1, 4, 4, 4])
+    graphs = torch.tensor([3, 6, 6, 6, 6, 6])  # 0: too short; 2: one token, six vertices
+    match[1, 0, 0] = -INF  # the first vertex cannot emit the first token
+    links[3, :, 5] = -INF  # nothing leads to the last vertex
+    match[4] = -INF
+    match.requires_grad_()
+    links.requires_grad_()
+    result = dag_marginal(match, links, targets, graphs)
+    assert result.isfinite().tolist() == [False, False, False, False, False, True]
+    (-result).backward(torch.full((6,), INF).double().masked_fill(result.detach().isfinite(), 1.0))
+    assert match.grad is not None
+    assert links.grad is not None
+    assert not match.grad[:5].any()
+    assert not links.grad[:5].any()
+    assert match.grad[5].isfinite().all()
+    assert match.grad[5].any()
+    assert (dag_best_alignment(match, links, targets, graphs)[:5] == -1).all()
+    for variant in ("paper", "released"):
+        posterior = dag_posterior(match, links, targets, graphs, variant=variant)
+        assert posterior.isfinite().all()
+    assert not dag_posterior(match, links, targets, graphs)[:5].any()
+
+
+def test_float32_and_half_inputs() -> None:
+    match, links, targets, graphs = random_graph(4, 40, 200, scale=3.0)
+    graphs = graphs.clamp(min=80)
+    result, match_grad, links_grad = gradients(match, links, targets, graphs)
+    single, single_match_grad, single_links_grad = gradients(match.float(), links.float(), targets, graphs)
+    assert single.dtype == single_match_grad.dtype == single_links_grad.dtype == torch.float32
+    torch.testing.assert_close(single.double(), result, rtol=1e-6, atol=0)
+    torch.testing.assert_close(single_match_grad.double(), match_grad, rtol=0, atol=2e-5)
+    torch.testing.assert_close(single_links_grad.double(), links_grad, rtol=0, atol=2e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(dag_marginal(match.float(), links.float(), targets, graphs), single)
+    half, half_match_grad, _ = gradients(match.bfloat16(), links.bfloat16(), targets, graphs)
+    assert half.dtype == torch.float32
+    assert half_match_grad.dtype == torch.bfloat16
+    torch.testing.assert_close(half.double(), result, rtol=0.01, atol=0)
+
+
+def detour(depth: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A graph whose prefixes shine on vertices that lead nowhere, `depth` below the peak of each step."""
+    match = torch.zeros(1, 5, 9, dtype=torch.float64)
+    links = torch.zeros(1, 9, 9, dtype=torch.float64)
+    match[0, 1:4, 1:4] = -depth  # the only way through: vertices 1, 2, 3
+    links[0, 4:8, 8] = -INF  # the tempting vertices 4 to 7 do not reach the end
+    return match, links, torch.tensor([5]), torch.tensor([9])
+
+
+def test_what_the_scaled_pass_cannot_hold_is_recomputed() -> None:
+    for depth, expected in ((1.0, True), (100.0, True), (400.0, False), (5000.0, False)):
+        match, links, targets, graphs = detour(depth)
+        inputs = (*dag_scan.masked_inputs(match, links, targets - 1, graphs - 1), targets - 1, graphs - 1)
+        fast, trusted = dag_scan.scaled(*inputs)
+        assert trusted.item() is expected
+        truth = naive_marginal(match[0], links[0])
+        torch.testing.assert_close(dag_marginal(match, links, targets, graphs)[0], truth, rtol=1e-12, atol=0)
+        posterior = dag_posterior(match, links, targets, graphs)
+        torch.testing.assert_close(posterior.sum(2), torch.ones(1, 5, dtype=torch.float64))
+        assert fast.log_prob[0].isclose(truth).item() is expected  # negative control: unguarded, it is wrong
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), scale=st.sampled_from([1.0, 30.0, 100.0, 300.0, 1000.0]))
+def test_trusted_samples_equal_the_log_space_pass(seed: int, scale: float) -> None:
+    match, links, targets, graphs = random_graph(4, 8, 14, seed, scale=scale, holes=0.2)
+    inputs = (*dag_scan.masked_inputs(match, links, targets - 1, graphs - 1), targets - 1, graphs - 1)
+    fast, trusted = dag_scan.scaled(*inputs)
+    slow = dag_scan.exact(*inputs)
+    torch.testing.assert_close(fast.log_prob[trusted], slow.log_prob[trusted], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(fast.vertices[trusted], slow.vertices[trusted], rtol=0, atol=1e-10)
+    torch.testing.assert_close(fast.links[trusted], slow.links[trusted], rtol=0, atol=1e-10)
+
+
+def test_best_alignment_is_a_path_and_no_sampled_path_beats_it() -> None:
+    match, links, targets, graphs = random_graph(4, 12, 40, seed=5)
+    graphs = graphs.clamp(min=20)
+    targets = targets.clamp(min=2)
+    alignment = dag_best_alignment(match, links, targets, graphs)
+    generator = torch.Generator().manual_seed(0)
+    for b, (m, n) in enumerate(zip(targets.tolist(), graphs.tolist(), strict=True)):
+        path = (alignment[b] >= 0).nonzero().squeeze(1).tolist()
+        assert path[0] == 0
+        assert path[-1] == n - 1
+        assert alignment[b, path].tolist() == list(range(m))
+        best = path_score(tuple(path), match[b], links[b])
+        for _ in range(200):
+            inner = (torch.randperm(n - 2, generator=generator)[: m - 2] + 1).sort().values.tolist()
+            assert path_score((0, *inner, n - 1), match[b], links[b]) <= best + 1e-12
+
+
+def test_expected_states_carry_gradient_to_the_hidden_states_alone() -> None:
+    match, links, targets, graphs = random_graph(3, 4, 7)
+    graphs = graphs.clamp(min=4)
+    match.requires_grad_()
+    hidden = torch.randn(3, 7, 5, requires_grad=True)
+    states = expected_states(dag_posterior(match, links, targets, graphs), hidden)
+    assert states.shape == (3, 4, 5)
+    assert states.dtype == torch.float32
+    states.sum().backward()
+    assert hidden.grad is not None
+    assert match.grad is None
+    with pytest.raises(InputError, match="`posterior` and `hidden` must be"):
+        expected_states(torch.zeros(3, 4, 7), torch.zeros(3, 6, 5))
+
+
+def test_wrong_inputs_are_named() -> None:
+    match, links, targets, graphs = random_graph(3, 4, 7)
+    cases = {
+        r"`match` must be .* shape \(4, 7\)": (match[0], links, targets, graphs),
+        r"`match` must be .* torch.int64": (match.long(), links, targets, graphs),
+        r"`links` must have shape \(3, 7, 7\), but has \(3, 7, 6\)": (match, links[:, :, :6], targets, graphs),
+        r"`links` must hold floating-point": (match, links.isfinite(), targets, graphs),
+        r"`target_lengths` must be 3 integers": (match, links, targets[:2], graphs),
+        r"`graph_lengths` must be 3 integers, but is torch.float32": (match, links, targets, graphs.float()),
+        r"`target_lengths` must be between 1 and 4, but ranges from 5 to 5": (match, links, targets * 0 + 5, graphs),
+        r"`graph_lengths` must be between 1 and 7, but ranges from 0 to 0": (match, links, targets, graphs * 0),
+    }
+    for message, arguments in cases.items():
+        for operation in (dag_marginal, dag_posterior, dag_best_alignment):
+            with pytest.raises(InputError, match=message):
+                operation(*arguments)
+    with pytest.raises(InputError, match=r"`links` must have shape \(3, 7, T\) when banded"):
+        dag_marginal(match, links[:, :6], targets, graphs, banded=True)
+    with pytest.raises(InputError, match='`variant` must be "paper" or "released"'):
+        dag_posterior(match, links, targets, graphs, variant="both")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="`width` must be at least 1"):
+        dense_to_banded(links, 0)
+    with pytest.raises(InputError, match="`links` must be dense"):
+        dense_to_banded(links[:, :6], 2)
+    with pytest.raises(InputError, match="`links` must be banded"):
+        banded_to_dense(links[0])

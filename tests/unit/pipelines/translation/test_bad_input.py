@@ -1,0 +1,198 @@
+"""Bad input: each kind either works or raises one clear error of mmdec's own."""
+
+from __future__ import annotations
+
+import io
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+import mmdec
+from mmdec.pipelines.translation import translate as api
+from mmdec.types import InputError
+from tests.conftest import RATE, buzz
+
+
+def refused(message: str, audio: object, sample_rate: object = None) -> None:
+    """`read` refuses it, in the form: argument, rule, value, remedy."""
+    with pytest.raises(InputError, match=message) as caught:
+        api.read(audio, sample_rate)  # type: ignore[arg-type]
+    text = str(caught.value)
+    assert text.startswith("`")
+    assert " must " in text
+    assert " but " in text
+    assert text.endswith(".")
+    assert "\n" not in text
+
+
+def test_missing_path(tmp_path: Path) -> None:
+    refused(r"must be an existing file, but .*nowhere\.wav' does not exist", tmp_path / "nowhere.wav")
+    refused("does not exist", str(tmp_path / "nowhere.wav"))
+    refused("is a directory", "")
+
+
+def test_directory(tmp_path: Path) -> None:
+    refused("is a directory", tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"R", b"Bonjour, this is text.\n" * 50, b"RIFF\x24\x00", bytes(1000)])
+def test_what_is_no_sound_file(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.wav"
+    path.write_bytes(content)
+    refused("libsndfile can read", path)
+    refused("libsndfile can read", io.BytesIO(content))
+
+
+def test_every_truncation_of_a_wav(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, buzz(0.3), RATE, format="WAV", subtype="PCM_16")
+    whole = buffer.getvalue()
+    for size in [*range(0, 46), 100, 3000, len(whole) - 1]:
+        try:
+            samples = api.read(io.BytesIO(whole[:size]))
+        except InputError:
+            continue
+        assert len(samples) <= 4800  # what the file still holds
+        assert size > 3000
+
+
+def test_a_header_that_lies(tmp_path: Path) -> None:
+    for field, value in ((24, 0), (24, 2**31), (22, 0), (34, 77)):  # rate, rate, channels, bits
+        buffer = io.BytesIO()
+        soundfile.write(buffer, buzz(0.3), RATE, format="WAV", subtype="PCM_16")
+        data = bytearray(buffer.getvalue())
+        struct.pack_into("<I" if field == 24 else "<H", data, field, value)
+        with pytest.raises(InputError):
+            api.read(io.BytesIO(bytes(data)))
+
+
+def test_text_file_object() -> None:
+    refused("binary file object, but gives text", io.StringIO("text"))
+
+
+def test_zero_samples(tmp_path: Path) -> None:
+    path = tmp_path / "x.wav"
+    soundfile.write(path, np.zeros(0, dtype=np.float32), RATE)
+    refused("at least one sample, but is empty", path)
+    for shape in ((0,), (0, 2), (2, 0)):
+        refused("at least one sample", np.zeros(shape, dtype=np.float32), RATE)
+
+
+def test_too_short() -> None:
+    refused("at least 0.1 seconds, but lasts 0.0625", buzz(0.0625), RATE)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_not_finite(tmp_path: Path, value: float) -> None:
+    sound = buzz(0.5)
+    sound[100:103] = value
+    refused("3 of 8000 samples are NaN or infinite", sound, RATE)
+    refused("NaN or infinite", torch.from_numpy(sound), RATE)
+    soundfile.write(tmp_path / "x.wav", sound, RATE, subtype="FLOAT")
+    refused("NaN or infinite", tmp_path / "x.wav")
+
+
+def test_silence(tmp_path: Path) -> None:
+    refused("is silent: its peak is -inf dB, below -66 dB", np.zeros(RATE, dtype=np.float32), RATE)
+    refused("is silent", np.full(RATE, 0.5), RATE)  # an offset is no sound
+    refused("its peak is -80 dB", 1e-4 * buzz(1.0) / np.abs(buzz(1.0)).max(), RATE)
+    soundfile.write(tmp_path / "x.wav", np.zeros(RATE), RATE)
+    refused("is silent", tmp_path / "x.wav")
+
+
+@pytest.mark.parametrize("rate", [4000, 0, -1, 7999])
+def test_low_rate(rate: int) -> None:
+    refused(f"at least 8000 Hz, but is {rate}", buzz(1.0), rate)
+
+
+def test_other_rates() -> None:
+    refused("at most 192000 Hz", buzz(1.0), 400_000)
+    refused("whole number", buzz(1.0), 16000.5)
+    refused("whole number", buzz(1.0), True)
+    refused("whole number", buzz(1.0), float("nan"))
+    refused("whole number", buzz(1.0), "16000")
+    refused("must be given with an array", buzz(1.0))
+    assert len(api.read(buzz(1.0), 16000.0)) == RATE  # type: ignore[arg-type]
+    assert len(api.read(buzz(1.0), np.int64(16000))) == RATE  # type: ignore[arg-type]
+
+
+def test_a_low_rate_in_a_file(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "x.wav", buzz(1.0), 4000)
+    refused("at least 8000 Hz, but is 4000", tmp_path / "x.wav")
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3, 4), (100, 90), (1, 1, RATE)])
+def test_wrong_shape(shape: tuple[int, ...]) -> None:
+    refused("`audio` must have", np.ones(shape, dtype=np.float32), RATE)
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.bool_, np.int64, np.uint64, object, "U3"])
+def test_wrong_type_of_sample(dtype: object) -> None:
+    refused("floats or integers of at most 32 bit", np.ones(RATE).astype(dtype), RATE)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("audio", [None, 3, 1.5, {"audio": 1}, b"RIFF", object()])
+def test_wrong_type(audio: object) -> None:
+    refused("a path, a file object, an array or a list", audio)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16, np.uint16, np.int32, np.uint32])
+def test_integers_are_scaled_by_their_range(dtype: type[np.integer]) -> None:
+    sound = buzz(0.5)
+    info = np.iinfo(dtype)
+    half = 2.0 ** (info.bits - 1)
+    array = np.round(sound.astype(np.float64) * (half - 1) + (half if info.min == 0 else 0)).astype(dtype)
+    assert np.allclose(api.read(array, RATE).numpy(), sound, atol=2 / half + 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_floats(dtype: type[np.floating]) -> None:
+    assert np.allclose(api.read(buzz(0.5).astype(dtype), RATE).numpy(), buzz(0.5), atol=1e-3)
+    assert np.allclose(api.read(torch.from_numpy(buzz(0.5).astype(dtype)), RATE).numpy(), buzz(0.5), atol=1e-3)
+
+
+def test_floats_beyond_full_scale_are_brought_back() -> None:
+    for scale in (32768.0, 2.0**30):
+        assert api.read(buzz(0.5).astype(np.float64) * scale, RATE).abs().max().item() == pytest.approx(1.0)
+
+
+def test_channels_are_mixed_down_whichever_axis_they_lie_on(tmp_path: Path) -> None:
+    left, right = buzz(0.5, 1), buzz(0.5, 2)
+    both = np.stack([left, right])
+    expected = both.mean(axis=0)
+    assert np.allclose(api.read(both, RATE).numpy(), expected, atol=1e-6)
+    assert np.allclose(api.read(both.T, RATE).numpy(), expected, atol=1e-6)
+    assert np.allclose(api.read(left[None], RATE).numpy(), left, atol=1e-6)
+    soundfile.write(tmp_path / "x.wav", both.T, RATE, subtype="FLOAT")
+    assert np.allclose(api.read(tmp_path / "x.wav").numpy(), expected, atol=1e-6)
+
+
+def test_odd_views_of_arrays() -> None:
+    sound = buzz(0.5)
+    for view in (sound[::-1][::-1], np.repeat(sound, 2)[::2], np.asfortranarray(sound), sound.astype(">f4")):
+        assert np.allclose(api.read(view, RATE).numpy(), sound)
+    sound.flags.writeable = False
+    assert len(api.read(sound, RATE)) == 8000
+
+
+def test_more_than_an_hour_is_refused_before_it_is_read() -> None:
+    refused("must last at most 3600 seconds, but lasts 3700", np.broadcast_to(np.float32(0.1), (3700 * 8000,)), 8000)
+
+
+def test_an_endless_file_object_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless(io.RawIOBase):
+        def read(self, size: int = -1) -> bytes:
+            assert size > 0
+            return bytes(size)
+
+    monkeypatch.setattr("mmdec.audio.MAX_BYTES", 3 << 20)
+    refused("must hold at most 3145728 bytes, but the file object gives more", Endless())
+
+
+def test_errors_are_value_errors() -> None:
+    assert issubclass(mmdec.InputError, mmdec.MmdecError)
+    assert issubclass(mmdec.InputError, ValueError)

@@ -1,0 +1,115 @@
+"""A draft's own pass through Whisper's decoder: transformers' numbers, its hooks, and when it stands back."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, EncoderDecoderCache
+
+from mmdec.targets.cache import Store
+from mmdec.targets.whisper_decoder import DraftPass
+from tests.support.tiny_whisper import FRAMES, whisper
+
+
+def both(network: Any, batch: int, nodes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Last hidden states of a random tree, by the decoder itself and by the draft's pass, twice in a row."""
+    torch.manual_seed(seed)
+    decoder = network.model.decoder
+    states = torch.randn(batch, FRAMES // 2, 32)
+    found: list[Tensor] = []
+    for run in (decoder, DraftPass(decoder)):
+        torch.manual_seed(seed + 1)
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        outs = []
+        with torch.inference_mode():
+            decoder(torch.randint(60, (batch, 5)), encoder_hidden_states=states, past_key_values=cache, use_cache=True)
+            store = Store(cache)
+            for length in (5, 5 + nodes):
+                seen = torch.rand(batch, 1, nodes, length + nodes) < 0.6
+                seen[..., 0] = True
+                mask = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+                out = run(
+                    input_ids=torch.randint(60, (batch, nodes)),
+                    attention_mask=mask,
+                    position_ids=torch.randint(5, 20, (batch, nodes)),
+                    encoder_hidden_states=states,
+                    past_key_values=cache,
+                    use_cache=True,
+                )
+                outs.append(out.last_hidden_state)
+            store.crop(5)
+        found.append(torch.stack(outs))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize(("batch", "nodes"), [(1, 1), (1, 9), (3, 4)])
+def test_it_gives_the_decoders_own_states_bit_by_bit(batch: int, nodes: int) -> None:
+    wanted, found = both(whisper(), batch, nodes)
+    assert torch.equal(wanted, found)
+
+
+class Doubled(nn.Module):
+    """Something else where a linear layer was, as an adapter."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.inner(x)
+
+
+def test_adapters_and_hooks_go_on_working() -> None:
+    network: Any = whisper()
+    plain, _ = both(network, 1, 3)
+    layer = network.model.decoder.layers[1]
+    layer.fc1 = Doubled(layer.fc1)
+    layer.self_attn.v_proj.register_forward_hook(lambda _module, _args, out: 3 * out)
+    layer.final_layer_norm.register_forward_hook(lambda _module, _args, out: out + 0.5)
+    layer.encoder_attn.q_proj.forward = lambda x: torch.zeros_like(x)  # type: ignore[method-assign]
+    assert DraftPass.fits(network.model.decoder)
+    wanted, found = both(network, 1, 3)
+    assert torch.equal(wanted, found)
+    assert not torch.equal(wanted, plain)
+
+
+def test_hooks_on_the_decoder_are_told() -> None:
+    network: Any = whisper()
+    decoder = network.model.decoder
+    seen: list[Any] = []
+    handles = [
+        decoder.register_forward_pre_hook(lambda _module, _args, given: seen.append(sorted(given)), with_kwargs=True),
+        decoder.register_forward_hook(lambda _module, _args, out: seen.append(tuple(out.last_hidden_state.shape))),
+    ]
+    both(network, 2, 3)
+    passes = seen[-4:]  # of the draft's pass
+    assert passes[1] == passes[3] == (2, 3, 32)
+    assert {"input_ids", "past_key_values", "position_ids"} <= set(passes[0])
+    for handle in handles:
+        handle.remove()
+    count = len(seen)
+    both(network, 1, 1)
+    assert len(seen) == count
+
+
+def test_it_stands_back_where_it_does_not_know_the_way() -> None:
+    assert DraftPass.fits(whisper().model.decoder)
+    other: Any = whisper()
+    other.set_attn_implementation("eager")
+    assert not DraftPass.fits(other.model.decoder)
+    other: Any = whisper()
+    other.model.decoder.layers[1].register_forward_hook(lambda *_: None)
+    assert not DraftPass.fits(other.model.decoder)
+    other: Any = whisper()
+    other.model.decoder.layers[0].encoder_attn.register_forward_pre_hook(lambda *_: None)
+    assert not DraftPass.fits(other.model.decoder)
+    other: Any = whisper()
+    layer: Any = other.model.decoder.layers[0]
+    layer.forward = layer.forward
+    assert not DraftPass.fits(other.model.decoder)
+    other: Any = whisper()
+    other.model.decoder.layers[0] = Doubled(other.model.decoder.layers[0])
+    assert not DraftPass.fits(other.model.decoder)
+    assert not DraftPass.fits(whisper().train().model.decoder)
+    assert not DraftPass.fits(nn.Identity())

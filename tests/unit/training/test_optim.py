@@ -1,0 +1,63 @@
+"""Muon and AdamW stepped as one: each parameter once, one learning rate, a state that goes on where it was."""
+
+from copy import deepcopy
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from mmdec.training.optim import MuonAdamW
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+
+
+def optimizer(model: nn.Module) -> MuonAdamW:
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    others = [{"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0}]
+    return MuonAdamW(matrices, others, lr=0.01, weight_decay=0.0)
+
+
+def step(model: nn.Module, optimizer: MuonAdamW, seed: int) -> None:
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(seed))
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
+def test_both_move_and_a_rate_of_zero_stops_both():
+    model = network()
+    both = optimizer(model)
+    falling = LambdaLR(both, lambda at: 1.0 if at == 0 else 0.0)
+    before = [p.detach().clone() for p in model.parameters()]
+    step(model, both, 0)
+    falling.step()
+    moved = [p.detach().clone() for p in model.parameters()]
+    assert all(not torch.equal(a, b) for a, b in zip(before, moved, strict=True))
+    step(model, both, 1)
+    assert all(torch.equal(a, b) for a, b in zip(moved, model.parameters(), strict=True))
+
+
+def test_a_matrix_moves_as_far_in_each_direction():
+    model = network()
+    before = model[0].weight.detach().clone()
+    step(model, optimizer(model), 0)
+    sizes = torch.linalg.svdvals(model[0].weight.detach() - before) / (0.01 * 0.2 * 8**0.5)
+    assert 0.6 < float(sizes[3]) <= float(sizes[0]) < 1.3  # the gradient has the rank of the outputs, four
+
+
+def test_a_restored_state_goes_on_the_same_way():
+    model = network()
+    both = optimizer(model)
+    for seed in range(3):
+        step(model, both, seed)
+    again = network()
+    again.load_state_dict(model.state_dict())
+    restored = optimizer(again)
+    restored.load_state_dict(deepcopy(both.state_dict()))
+    for seed in (7, 8):
+        step(model, both, seed)
+        step(again, restored, seed)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))

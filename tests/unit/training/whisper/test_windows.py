@@ -1,0 +1,222 @@
+"""Pieces, utterances and windows: what a small Whisper is trained on."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import WhisperFeatureExtractor, WhisperTokenizer
+
+from mmdec.audio import save_audio
+from mmdec.corpora.librispeech import read_utterances
+from mmdec.training.whisper.tokenizer import build_tokenizer, generation_config
+from mmdec.training.whisper.windows import (
+    IGNORED,
+    PLAIN,
+    Composition,
+    Window,
+    chapters_of,
+    collate,
+    compose,
+    letters_of,
+    log_mel,
+    plan_windows,
+)
+from mmdec.types import InputError
+
+TEXTS = ["Where is the station?", "The station is near.", "Two teas, please.", "It's five o'clock."]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> WhisperTokenizer:
+    return build_tokenizer(TEXTS * 10, 320)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("english")
+    for split, speaker in (("train", "0001"), ("dev", "0002")):
+        folder = root / split / speaker / "1"
+        lines = []
+        for index, text in enumerate(TEXTS):
+            name = f"{speaker}-1-{index:04d}"
+            seconds = 1.0 + 0.25 * index
+            tone = 0.3 * torch.sin(torch.arange(int(16000 * seconds)) * 2 * torch.pi * (200 + 100 * index) / 16000)
+            save_audio(folder / f"{name}.flac", tone)
+            lines.append(f"{name} {text}")
+        (folder / f"{speaker}-1.trans.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return root
+
+
+def test_the_tokenizer_is_whispers(tokenizer: WhisperTokenizer, tmp_path: Path):
+    prompt = tokenizer.convert_ids_to_tokens(tokenizer("Where is it?").input_ids)
+    assert prompt[:4] == ["<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>"]
+    assert prompt[-1] == "<|endoftext|>"
+    unknown = "Ōkami ate 12 œufs!"
+    assert tokenizer.decode(tokenizer(unknown, add_special_tokens=False).input_ids) == unknown
+    first = tokenizer.convert_tokens_to_ids("<|0.00|>")
+    assert tokenizer.convert_tokens_to_ids("<|30.00|>") == first + 1500 == len(tokenizer) - 1
+    assert tokenizer.convert_tokens_to_ids("<|notimestamps|>") == first - 1
+    tokenizer.save_pretrained(tmp_path)
+    again = WhisperTokenizer.from_pretrained(tmp_path)
+    assert again("The station?").input_ids == tokenizer("The station?").input_ids
+    config = generation_config(tokenizer, 448)
+    assert config.no_timestamps_token_id == first - 1
+    assert config.lang_to_id == {"<|en|>": tokenizer.convert_tokens_to_ids("<|en|>")}
+
+
+def test_utterances_of_both_layouts(corpus: Path, tmp_path: Path):
+    rows = read_utterances(corpus, "train")
+    assert [row.text for row in rows] == TEXTS
+    assert {(row.speaker, row.chapter) for row in rows} == {("0001", "0001-1")}
+    assert list(chapters_of(rows)) == [[0, 1, 2, 3]]
+    line = {"path": str(rows[0].path), "text": "Hello.", "speaker": "a", "split": "dev"}
+    (tmp_path / "m.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    assert [row.text for row in read_utterances(tmp_path / "m.jsonl", "dev")] == ["Hello."]
+    (tmp_path / "m.tsv").write_text(f'path\ttext\n{rows[0].path}\tHe said "no.\n', encoding="utf-8")
+    assert [row.text for row in read_utterances(tmp_path / "m.tsv")] == ['He said "no.']
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("m.jsonl", '{"text": "a"}\n', "must be a manifest"),
+        ("m.jsonl", "not json\n", "must be a manifest"),
+        ("m.jsonl", '{"path": "none.wav", "text": "a"}\n', "does not exist"),
+        ("m.tsv", "path\ttext\n", "must hold transcripts"),
+    ],
+)
+def test_a_wrong_manifest_is_refused(tmp_path: Path, name: str, content: str, message: str):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        read_utterances(tmp_path / name)
+
+
+def test_a_split_that_is_not_there_is_refused(corpus: Path):
+    with pytest.raises(InputError, match="is no folder"):
+        read_utterances(corpus, "test")
+
+
+def test_features_are_whispers():
+    samples = np.random.default_rng(0).standard_normal(480_000).astype(np.float32) * 0.1
+    for mels in (80, 128):
+        theirs = WhisperFeatureExtractor(feature_size=mels)(samples, sampling_rate=16000, return_tensors="pt")
+        assert torch.equal(log_mel(torch.from_numpy(samples)[None], mels), theirs.input_features)
+
+
+def test_a_window_joins_utterances_and_says_when_they_are_spoken(corpus: Path, tokenizer: WhisperTokenizer):
+    rows = read_utterances(corpus, "train")
+    how = Composition(0, 0, 0, 1, 0, 0, 0, pause=(0.5, 0.5))
+    made = compose(Window((1, 0), 7, 6.0), rows, tokenizer, how)
+    sound, tokens, labels = made.sound, made.tokens, made.labels
+    assert len(sound) == 6 * 16000
+    assert made.heard == f"{TEXTS[1]} {TEXTS[0]}"
+    said = tokenizer.decode([label for label in labels if label != IGNORED], decode_with_timestamps=True)
+    assert said == (
+        f"<|en|><|0.50|> {TEXTS[1]}<|1.76|><|2.24|> {TEXTS[0]}<|3.24|><|endoftext|>"  # 1.25 s at 0.5 s, 1 s at 2.25 s
+    )
+    assert tokens[1:] == [tokenizer.convert_tokens_to_ids("<|en|>"), tokens[2], *labels[2:-1]]
+    assert len(made.times) == len(labels)
+    names = [tokenizer.decode([max(label, 0)], decode_with_timestamps=True) for label in labels]
+    said_at = dict(zip(names, made.times, strict=True))
+    assert said_at["<|en|>"] == said_at["<|endoftext|>"] == -1
+    assert said_at["<|0.50|>"] == 0.5
+    assert said_at["<|3.24|>"] == pytest.approx(3.25)
+    assert made.times[2:-1] == sorted(made.times[2:-1])
+    assert said_at["?"] == pytest.approx(2.25 + 21.5 / 22)  # the last of 22 letters, with the space before
+    assert np.abs(sound[: 8000 - 1]).max() == 0
+    assert np.abs(sound[8000 : 8000 + 20000]).max() > 0.05
+
+
+def test_a_window_without_times_and_with_text_before(corpus: Path, tokenizer: WhisperTokenizer):
+    rows = read_utterances(corpus, "train")
+    made = compose(Window((2,), 7, 6.0), rows, tokenizer, Composition(0, 0, 0, 0, 0, 1, 0))
+    tokens, labels = made.tokens, made.labels
+    assert len(tokens) == len(labels) == len(made.times)
+    text = tokenizer.decode(tokens)
+    assert text == f"<|startofprev|> {TEXTS[2]}<|startoftranscript|><|en|><|transcribe|><|notimestamps|> {TEXTS[2]}"
+    assert tokenizer.decode([label for label in labels if label != IGNORED]) == f"<|en|> {TEXTS[2]}<|endoftext|>"
+
+
+def test_a_window_that_ends_within_speech_gives_its_beginning_alone(corpus: Path, tokenizer: WhisperTokenizer):
+    rows = read_utterances(corpus, "train")
+    how = Composition(0, 0, 0, 1, 1, 0, 0, pause=(0.1, 0.1))
+    made = compose(Window((0, 1, 2, 3), 3, 5.0), rows, tokenizer, how)  # the last is heard from 4.15 s, for 0.85 s
+    said = tokenizer.decode([label for label in made.labels if label != IGNORED], decode_with_timestamps=True)
+    assert said.endswith(f" {TEXTS[2]}<|4.04|><|4.16|><|endoftext|>")
+    assert made.heard == ""
+    assert np.abs(made.sound[-800:]).max() > 0.05
+    short = compose(Window((0, 1, 2, 3), 3, 4.5), rows, tokenizer, how)  # 0.35 s of it are too little
+    assert tokenizer.decode(short.tokens, skip_special_tokens=True).strip() == " ".join(TEXTS[:3])
+    assert short.heard == " ".join(TEXTS[:3])
+    assert np.abs(short.sound[-800:]).max() == 0
+
+
+def test_planned_windows_are_full(corpus: Path, tokenizer: WhisperTokenizer):
+    rows = read_utterances(corpus, "train") * 10
+    seconds = [1.0, 1.25, 1.5, 1.75] * 10
+    how = Composition(0, 0, 0.1, 0, 0, 0, 0, pause=(0.1, 0.4))
+    for length in (6.0, 28.0):
+        draw = np.random.default_rng(1)
+        planned = plan_windows([list(range(40))], seconds, draw, 300.0, length, length, how.pause)
+        ends = [max(compose(window, rows, tokenizer, how).times) for window in planned]
+        assert min(ends) > length - 3.0  # at most the longest sentence is missing, and its pause
+
+
+def test_another_voice_says_the_same(corpus: Path, tokenizer: WhisperTokenizer):
+    rows = read_utterances(corpus, "train")
+    window = Window((0, 1), 5, 6.0)
+    own, other = (compose(window, rows, tokenizer, replace(PLAIN, voice=voice)) for voice in (0.0, 1.0))
+    assert (own.tokens, own.labels, own.times, own.heard) == (other.tokens, other.labels, other.times, other.heard)
+    assert own.sound.shape == other.sound.shape
+    assert not np.allclose(own.sound, other.sound, atol=0.01)
+
+
+def test_a_window_of_noise_alone_has_no_speech(corpus: Path, tokenizer: WhisperTokenizer):
+    rows = read_utterances(corpus, "train")
+    made = compose(Window((0,), 1, 4.0), rows, tokenizer, Composition(0, 0, 0, 0, 0, 0, 1))
+    assert made.heard == ""
+    assert tokenizer.decode([made.labels[0], made.labels[-1]]) == "<|nospeech|><|endoftext|>"
+
+
+def test_a_window_follows_from_its_seed_and_batches_pad(corpus: Path, tokenizer: WhisperTokenizer):
+    rows = read_utterances(corpus, "train")
+    how = Composition()
+    windows = [Window((0, 1, 2), seed, 8.0) for seed in range(4)]
+    items = [compose(window, rows, tokenizer, how) for window in windows]
+    again = compose(windows[2], rows, tokenizer, how)
+    assert np.array_equal(items[2].sound, again.sound)
+    assert (items[2].tokens, items[2].labels, items[2].times) == (again.tokens, again.labels, again.times)
+    assert not np.array_equal(items[1].sound, items[2].sound)
+    batch = collate(items, 5)
+    assert batch.features.shape == (4, 80, 800)
+    assert bool(torch.isfinite(batch.features).all())
+    assert batch.tokens.shape == batch.labels.shape
+    for row, item in enumerate(items):
+        tokens, labels = item.tokens, item.labels
+        assert batch.tokens[row, : len(tokens)].tolist() == tokens
+        assert bool((batch.tokens[row, len(tokens) :] == 5).all())
+        assert bool((batch.labels[row, len(labels) :] == IGNORED).all())
+        assert batch.letter_lengths[row] == len(letters_of(item.heard))
+
+
+def test_planned_windows_fit():
+    chapters, seconds = [[0, 1, 2, 3], [4, 5, 6, 7]], [1.0, 2.0, 3.0, 9.0] * 2
+    draw = np.random.default_rng(0)
+    batch = plan_windows(chapters, seconds, draw, 60.0, 6.0, 7.0, (0.1, 0.5))
+    assert len(batch) == round(60 / 7)
+    for window in batch:
+        assert window.rows
+        assert 3 not in window.rows
+        assert len({row // 4 for row in window.rows}) == 1
+        assert sum(seconds[row] for row in window.rows) <= 6
+    assert plan_windows(chapters, [9.0] * 8, draw, 7.0, 6.0, 7.0, (0.1, 0.5))[0].rows  # nothing fits: one all the same
+
+
+def test_plain_windows_are_not_changed(corpus: Path, tokenizer: WhisperTokenizer):
+    rows = read_utterances(corpus, "dev")
+    made = compose(Window((3,), 0, 30.0), rows, tokenizer, PLAIN)
+    assert made.heard == TEXTS[3]
+    assert tokenizer.decode(made.tokens, skip_special_tokens=True).strip() == TEXTS[3]
