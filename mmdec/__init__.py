@@ -8,7 +8,9 @@ from mmdec.types import InputError, MmdecError
 
 if TYPE_CHECKING:
     from mmdec import audio
-    from mmdec.generation.speculation import Generation, generate, speculate, stream
+    from mmdec.decode.statistics import DecodingStatistics
+    from mmdec.generation.model_lock import model_lock
+    from mmdec.generation.speculation import Generation, default_statistics, generate, speculate, stream
     from mmdec.pipelines.transcription.transcribe import transcribe
     from mmdec.pipelines.transcription.transcript import Segment, Transcript, Word
     from mmdec.pipelines.translation.translate import BatchError, Translation, load, translate_speech
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "BatchError",
+    "DecodingStatistics",
     "Generation",
     "InputError",
     "MmdecError",
@@ -25,8 +28,10 @@ __all__ = [
     "Word",
     "__version__",
     "audio",
+    "default_statistics",
     "generate",
     "load",
+    "model_lock",
     "speculate",
     "stream",
     "transcribe",
@@ -35,8 +40,12 @@ __all__ = [
 
 _LAZY = {
     **dict.fromkeys(("BatchError", "Translation", "load", "translate_speech"), "mmdec.pipelines.translation.translate"),
-    **dict.fromkeys(("Generation", "generate", "speculate", "stream"), "mmdec.generation.speculation"),
+    **dict.fromkeys(
+        ("Generation", "default_statistics", "generate", "speculate", "stream"), "mmdec.generation.speculation"
+    ),
     **dict.fromkeys(("Segment", "Transcript", "Word"), "mmdec.pipelines.transcription.transcript"),
+    "DecodingStatistics": "mmdec.decode.statistics",
+    "model_lock": "mmdec.generation.model_lock",
     "transcribe": "mmdec.pipelines.transcription.transcribe",
 }
 _MODULES = ("audio",)

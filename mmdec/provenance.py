@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -34,21 +35,30 @@ def stamp() -> dict[str, Any]:
     }
 
 
-def hardware(threads: int, device: str | None) -> dict[str, Any]:
-    """Where a number was taken, one utterance at a time in float32: processor, threads, device and `stamp`."""
+def hardware(
+    *, device: torch.device | None, dtype: torch.dtype | None, batch: int | Sequence[int], threads: int
+) -> dict[str, Any]:
+    """Where and how a number was taken: the machine, `stamp`, and what the caller says it ran.
+
+    device, dtype: of the model's weights; None where they are not known. batch: recordings or prompts decoded together,
+    several sizes where a report has numbers of each. threads: torch's on the CPU.
+    """
     name = platform.processor() or platform.machine()
     information = Path("/proc/cpuinfo")
     if information.is_file():
         lines = information.read_text(encoding="utf-8", errors="replace").splitlines()
         name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    versions = stamp()
+    if device is not None:  # a number from the CPU of a machine with a GPU is no GPU's
+        versions["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     return {
         "cpu": name,
         "cores": os.cpu_count(),
         "threads": threads,
-        "target": device or "default",
-        "dtype": "float32",
-        "batch": 1,
-        **stamp(),
+        "target": None if device is None else str(device),
+        "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+        "batch": batch if isinstance(batch, int) else sorted(set(batch)),
+        **versions,
     }
 
 

@@ -9,7 +9,7 @@ imported by those who make tensors, not here: `mmdec --help` is to be quick.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -63,12 +63,40 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Prior:
+    """How often a drafter's guesses are right, as known before it runs."""
+
+    ranks: tuple[tuple[float, ...], ...]  # [depth][k]: chance of the k-th best token, given that all above it was right
+    measured: bool = True  # False: a guess, which shapes trees and says nothing of how much to draft
+
+    @property
+    def chain(self) -> tuple[float, ...]:
+        """Chance of each node of a chain of best tokens; () where nothing was measured."""
+        return tuple(row[0] for row in self.ranks) if self.measured else ()
+
+
+@dataclass(frozen=True)
 class Needs:
-    """What a drafter asks of a target besides logits."""
+    """What a drafter asks for besides logits; it comes in `Context` and `Scores`."""
 
     layers: tuple[int, ...] = ()  # hidden states after these layers; -1 is the last, final norm included
     embeds: bool = False  # the prompt's input embeddings
     memory: bool = False  # the encoder's states
+    prior: Prior | None = None  # where its trees' shape and the budget begin; None: it shapes its trees by itself
+
+
+class TreeShape(Protocol):
+    """Which nodes of a tree are likeliest, for a drafter that guesses each depth by itself. Runs share it."""
+
+    width: int  # best tokens of a depth that count
+
+    def tree(self, nodes: int, depth: int) -> Sequence[tuple[int, int, int]]:
+        """(parent, depth from 0, rank) of the nodes below the root."""
+        ...
+
+    def learn(self, depth: int, rank: int | None) -> None:
+        """At `depth` (from 0) this rank was right; None: no rank was."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -84,6 +112,7 @@ class Context:
     visual: Tensor | None = None  # (B, P) bool, True at visual tokens
     memory: Tensor | None = None  # (B, S, H)
     room: Tensor | None = None  # (B,) positions that the target has from `next_position` on; None: no end
+    shape: TreeShape | None = None  # what runs before this one learned, beginning with the drafter's prior
 
 
 @dataclass(frozen=True)
@@ -99,9 +128,13 @@ class Plan:
 class Target(Protocol):
     """A model that scores drafts. It knows nothing of how they come about. Weights only: a run lives in its session."""
 
-    name: str  # of the model, for what the budget remembers
     vocab_size: int
     hidden_size: int
+
+    @property
+    def name(self) -> str:
+        """Models of other weights have other names: what runs learn is kept under it."""
+        ...
 
     @property
     def device(self) -> torch.device: ...
@@ -125,10 +158,14 @@ class Target(Protocol):
 
 
 class Drafter(Protocol):
-    """Proposes, never accepts. Weights only: what belongs to a run is its memory."""
+    """Proposes, never accepts. Weights only: what belongs to a run is its memory, what runs learn is not its own."""
 
-    name: str
     needs: Needs
+
+    @property
+    def name(self) -> str:
+        """Drafters of other weights or settings have other names: what runs learn is kept under it."""
+        ...
 
     def check(self, target: Target) -> None:
         """Raise InputError if the pair cannot work; says what would."""

@@ -115,6 +115,7 @@ def translate(
     from mmdec.hub import load
     from mmdec.pipelines.translation.translate import translate_speech
     from mmdec.pipelines.translation.translator import check_strategy
+    from mmdec.runtime import Stopwatch
 
     if verify:
         strategy = "verified"
@@ -133,7 +134,7 @@ def translate(
         task = progress.add_task("translating", total=len(inputs))
         for source, target in zip(inputs, targets, strict=True):
             progress.update(task, description=source.name)
-            start = time.perf_counter()
+            stopwatch = Stopwatch()
             try:
                 result = translate_speech(source, model=translator, strategy=strategy)
                 result.save(target)
@@ -142,7 +143,7 @@ def translate(
             except Exception as error:  # whatever one file does, the others are translated
                 errors.append((source, failure(error)))
             else:
-                taken = time.perf_counter() - start
+                taken = stopwatch.lap()
                 report = _json_line if as_json else _plain_lines
                 progress.console.file.flush()
                 print(report(source, target, result, taken), flush=True)
@@ -177,7 +178,7 @@ def eval_speech(
         split,
         corpus,
         model,
-        strategy or evaluate.STRATEGIES,
+        strategy or evaluate.COMPARED,
         common_voice=common_voice,
         cvss=cvss,
         limit=limit,

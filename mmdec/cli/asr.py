@@ -42,16 +42,16 @@ def eval_asr(
     """Word and character errors of a Whisper on a split, tokens per round, seconds and speedup."""
     from rich.console import Console
 
-    from mmdec.evaluation import harness as contest
     from mmdec.evaluation import tables as scorecard
     from mmdec.evaluation import transcription as evaluate_asr
+    from mmdec.evaluation.harness import parse_plan
 
     report = evaluate_asr.evaluate_asr(
         split or None,
         corpus,
         model,
         heads=heads,
-        plan=contest.parse_plan(plan),
+        plan=parse_plan(plan),
         plain=plain,
         language=_language(language),
         batch_size=batch_size,

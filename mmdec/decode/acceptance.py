@@ -1,4 +1,4 @@
-"""What becomes of a drafter's nodes: the chance of each place of a chain, the mean of each tree."""
+"""How often a drafter's nodes are accepted: the chance of each node of a chain, the mean of each tree."""
 
 from __future__ import annotations
 
@@ -9,45 +9,46 @@ from mmdec.types import Plan
 
 DEEPEST = 31  # nodes of the longest chain
 FADE = 0.95  # weight of the past when a round is added
-HOPE = 0.6  # chance of a node of which nothing is known
-HOPE_WEIGHT = 2.0  # rounds that it counts for
+UNKNOWN = 0.6  # chance of a node of which nothing is known
+PRIOR_WEIGHT = 2.0  # rounds that a chance known beforehand counts for
 
 
 @final
 class Acceptance:
-    """What becomes of a drafter's nodes. Recent rounds weigh more."""
+    """What became of the nodes of one drafter with one target. Recent rounds weigh more."""
 
-    def __init__(self, hopes: Sequence[float] = ()) -> None:
-        """hopes: p_1, p_2, ... as the drafter expects them, none deeper; without them nothing is expected."""
-        self.expected = list(hopes)
-        depth = DEEPEST
-        self.hits = [0.0] * (depth + 1)  # node i of a chain accepted, per row
-        self.trials = [0.0] * (depth + 1)  # node i - 1 accepted, so that node i could be
-        self.trees: dict[tuple[int, int], tuple[float, float]] = {}  # plan -> weight, accepted nodes
-        self.hopes = (0.0, 0.0)  # accepted nodes of trees, and what was hoped for
+    def __init__(self, prior: Sequence[float] = ()) -> None:
+        """prior: p_1, p_2, ... as known beforehand, and no node below the last; empty where nothing is known."""
+        self.prior = list(prior)[:DEEPEST]
+        self.hits = [0.0] * (DEEPEST + 1)  # node i of a chain accepted, per row
+        self.trials = [0.0] * (DEEPEST + 1)  # node i - 1 accepted, so that node i could be
+        self.trees: dict[tuple[int, int], tuple[float, float]] = {}  # nodes, depth -> weight, accepted nodes
+        self.of_trees = (0.0, 0.0)  # accepted nodes of all trees, and as many as their chains' chances promised
         self.offered = 1.0  # share of the rounds asked in which a draft came
         self.chains_only = 0  # tree plans that brought a chain; -1 once a tree was seen
         self.gap = 1  # rounds between attempts while drafting does not pay
 
     def chain(self) -> list[float]:
-        """p_i for i = 1, 2, ...: a depth never reached is as good as expected, or else as the one above it."""
-        chances, before = [], HOPE
+        """p_i for i = 1, 2, ...: of a depth never reached the prior's, or else that of the depth above it."""
+        chances, before = [], UNKNOWN
         for i in range(1, len(self.hits)):
-            if self.expected:
-                before = self.expected[i - 1] if i <= len(self.expected) else 0.0
-            chance = (self.hits[i] + HOPE_WEIGHT * before) / (self.trials[i] + HOPE_WEIGHT)
+            if self.prior:
+                before = self.prior[i - 1] if i <= len(self.prior) else 0.0
+            chance = (self.hits[i] + PRIOR_WEIGHT * before) / (self.trials[i] + PRIOR_WEIGHT)
             chances.append(chance)
-            before = chance if i > 1 else max(chance, HOPE)  # node 1 also fails where there is nothing to say
+            before = chance if i > 1 else max(chance, UNKNOWN)  # node 1 also fails where there is nothing to say
         return chances
 
     def tree(self, nodes: int, depth: int, chances: Sequence[float]) -> float:
-        """Expected accepted nodes; of a tree not yet tried, what is hoped, as far as such hopes came true."""
+        """Expected accepted nodes; of a tree not yet tried what the chances promise, as far as such promises held."""
         weight, accepted = self.trees.get((nodes, depth), (0.0, 0.0))
-        came, hoped = self.hopes
-        trust = min(1.0, (came + 1) / (hoped + 1))
-        return (accepted + HOPE_WEIGHT * trust * hope(nodes, depth, chances)) / (weight + HOPE_WEIGHT)
+        came, promised = self.of_trees
+        trust = min(1.0, (came + 1) / (promised + 1))
+        guess = expected_in_tree(nodes, depth, chances)
+        return (accepted + PRIOR_WEIGHT * trust * guess) / (weight + PRIOR_WEIGHT)
 
     def learn(self, plan: Plan, sizes: Sequence[int], depth: int, accepted: Sequence[int]) -> None:
+        """Add a round: each row's nodes, root included; the draft's depth; each row's accepted nodes, root excluded."""
         rows, longest = len(sizes), max(sizes)
         self.offered = FADE * self.offered + (1 - FADE) * (longest > 1)
         is_chain = depth >= longest - 1
@@ -57,8 +58,9 @@ class Acceptance:
             weight, total = self.trees.get((plan.nodes, plan.depth), (0.0, 0.0))
             mean = sum(accepted) / rows
             self.trees[plan.nodes, plan.depth] = (FADE * weight + 1, FADE * total + mean)
-            came, hoped = self.hopes
-            self.hopes = (FADE * came + mean, FADE * hoped + hope(plan.nodes, plan.depth, self.chain()))
+            came, promised = self.of_trees
+            promise = expected_in_tree(plan.nodes, plan.depth, self.chain())
+            self.of_trees = (FADE * came + mean, FADE * promised + promise)
         if is_chain:
             for i in range(1, min(plan.depth, len(self.hits) - 1) + 1):
                 # A shorter draft than planned says nothing of what it lacks; no draft at all is a miss.
@@ -69,7 +71,7 @@ class Acceptance:
                 self.trials[i] = FADE * self.trials[i] + able / rows
 
 
-def hope(nodes: int, depth: int, chances: Sequence[float]) -> float:
+def expected_in_tree(nodes: int, depth: int, chances: Sequence[float]) -> float:
     """Accepted nodes of a tree, from a chain's chances: w nodes side by side miss as often as one, over the root of w.
 
     So it was in a comparison of 1, 2, 4 and 8 likeliest children: misses of 0.43, 0.30, 0.22 and 0.16.

@@ -10,7 +10,8 @@ al. 2024, section 3.3, with everything measured here instead of profiled beforeh
 - What drafting has cost beyond plain decoding is kept in a ledger. Before it is overdrawn a round is plain, so that
   even a drafter that is always wrong costs little. Where drafting does not pay, it is tried again ever more rarely.
 
-Plain floats: a round's planning and learning take a few tens of microseconds.
+Plain floats: a round's planning and learning take a few tens of microseconds. What is measured goes into the
+`DecodingStatistics` that the run was given (`statistics.py`); the ledger is the run's own.
 """
 
 from __future__ import annotations
@@ -18,59 +19,53 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
-from threading import Lock
-from typing import ClassVar, final
+from typing import final
 
-from mmdec.decode.acceptance import DEEPEST, Acceptance
-from mmdec.decode.cost_model import Curve
-from mmdec.types import InputError, Plan
+from mmdec.decode.acceptance import DEEPEST
+from mmdec.decode.cost_model import CostCurve
+from mmdec.decode.statistics import ENOUGH, DecodingStatistics, Pair
+from mmdec.types import Drafter, InputError, Plan, Target, TreeShape
+
+Nodes = int | tuple[int, int] | None  # of a draft: a chain's, or a tree's with its depth; None: learned
 
 CHAINS = (1, 2, 3, 5, 7, 11, 15, 23, DEEPEST)  # nodes; with the root these are 2, 3, 4, 6, 8, ... columns
 TREES = ((7, 3), (11, 5), (15, 4), (15, 7), (31, 5), (63, 6))  # nodes, depth
 FIRST = 3  # nodes of the first chain
-TOLD = 7  # of the first draft of a drafter that knows its own chances
-ENOUGH = 3  # timings of a target's bucket before it is believed
-DOUBT = 0.5  # a first node that is accepted less often earns no patience
-NEAR = 0.93  # of the best promise: as good, where seconds are noisy
+FIRST_WITH_PRIOR = 7  # nodes of the first draft where the drafter's chances are known beforehand
+RELIABLE = 0.5  # a drafter whose first node is accepted less often is judged by single timings, too
+NEARLY_BEST = 0.93  # of the best rate: as good, where seconds are noisy
 MARGIN = 1.02  # drafting must promise that much more than plain decoding
-CREDIT = 2.0  # plain passes that a run may lose to drafting from the start
-SHARE = 0.04  # and of its time, as it goes on
-SAVINGS = 8.0  # plain passes of earlier gains that a run may lose again
-NOTICED = 0.02  # of a plain pass: a loss below it is none
+LOSS_AT_FIRST = 2.0  # plain passes that a run may lose to drafting from the start
+LOSS_PER_TOKEN = 0.04  # plain passes that it may lose more for each token
+LOSS_OF_GAINS = 8.0  # plain passes of earlier gains that a run may lose again
+NOTICED = 0.02  # of a plain pass: a smaller loss is none
 RARELY = 256  # rounds between attempts at most
 SETTLED = 6  # rounds with so many rows, until their own timings are believed before those with more rows
-AGAIN = 8  # rounds between attempts at most when a run begins
+GAP_OF_NEW_RUN = 8  # rounds between attempts at most when a run begins
 ATTEMPT = 7  # nodes of an attempt at most
+INSTANT = 1e-9  # seconds of a round at least: some clocks do not move in so short a time
 PLAIN_EVERY = (0, 0, 8, 16, 32, 64)  # rounds until a plain pass is timed again, by those timed already
 
 
 @final
 class Budget:
-    """Plans the rounds of one run, and learns from them for the runs to come: make one for each run.
+    """Plans the rounds of one run, and learns from them for the runs to come: make one for each run."""
 
-    What it learns is kept in the process: the target's seconds by (model, device, batch), the drafter's seconds by
-    (model, device, batch, drafter), acceptance by (model, drafter), for the batch shrinks as rows end. Batches are told
-    apart by powers of two.
-    """
-
-    _targets: ClassVar[dict[tuple[str, str, int], Curve]] = {}
-    _drafters: ClassVar[dict[tuple[str, str, int, str, bool], Curve]] = {}  # the last: for trees
-    _accepted: ClassVar[dict[tuple[str, str], Acceptance]] = {}
-    _lock: ClassVar[Lock] = Lock()
-
-    def __init__(self, model: str, device: str, drafter: str, hopes: Sequence[float] = ()) -> None:
-        """hopes: see `Acceptance`; they count until this process has seen better."""
-        self._place, self._drafter = (model, device), drafter
+    def __init__(self, statistics: DecodingStatistics, pair: Pair, prior: Sequence[float] = ()) -> None:
+        """statistics: what earlier runs measured; this run adds to it. prior: see `Acceptance`; it counts until these
+        statistics have seen better."""
         self._constant: Plan | None = None
         self._plan = Plan(0, 0)
         self._attempt = False  # the plan is an attempt, although drafting is not expected to pay
         self._waited = 0  # rounds since the last attempt
         self._unplain = 0  # rounds since the last plain pass
         self._tokens = 0.0  # a row's, so far
-        self._books: dict[int, tuple[float, float]] = {}  # batch -> seconds and tokens of the rounds with a drafter
+        self._ledger: dict[int, tuple[float, float]] = {}  # batch -> seconds and tokens of the rounds with a drafter
+        self._lock = statistics.lock
         with self._lock:
-            self._known = self._accepted.setdefault((model, drafter), Acceptance(hopes))
-            self._known.gap = min(self._known.gap, AGAIN)
+            self._measured = statistics.of(pair, prior)
+            self._acceptance = self._measured.acceptance
+            self._acceptance.gap = min(self._acceptance.gap, GAP_OF_NEW_RUN)
 
     @classmethod
     def fixed(cls, nodes: int, depth: int | None = None) -> Budget:
@@ -79,17 +74,9 @@ class Budget:
             raise InputError(f"`nodes` must be at least 0, but is {nodes}. 0 is plain decoding.")
         if depth is not None and not (1 if nodes else 0) <= depth:
             raise InputError(f"`depth` must be at least 1, but is {depth}. Leave it out for a chain.")
-        budget = cls("", "", "")
+        budget = cls(DecodingStatistics(), Pair("", "", ""))
         budget._constant = Plan(nodes, nodes if depth is None else min(depth, nodes))
         return budget
-
-    @classmethod
-    def forget(cls) -> None:
-        """Drop what earlier runs have taught."""
-        with cls._lock:
-            cls._targets.clear()
-            cls._drafters.clear()
-            cls._accepted.clear()
 
     def plan(self, batch: int) -> Plan:
         """The next round's plan for `batch` rows; 0 nodes: a plain round, ask no drafter."""
@@ -114,7 +101,7 @@ class Budget:
             return
         with self._lock:
             target, chain, tree = self._curves(batch)
-            columns, plan, known = max(draft_sizes), self._plan, self._known
+            columns, plan, acceptance = max(draft_sizes), self._plan, self._acceptance
             target.add(columns, target_seconds)
             self._unplain = 0 if columns == 1 else self._unplain + 1
             tokens = 1 + sum(accepted) / len(accepted)
@@ -122,95 +109,117 @@ class Budget:
             self._waited += 1
             if not plan.nodes:
                 return
-            known.learn(plan, draft_sizes, depth, accepted)
+            acceptance.learn(plan, draft_sizes, depth, accepted)
             draft = tree if plan.nodes > plan.depth else chain
             draft.add(plan.depth, draft_seconds)
-            once = self._once(batch)
-            cost = target.dear(columns, once) + draft.seen(plan.depth)
+            plain = self._plain_seconds(batch)
+            cost = target.capped(columns, plain) + draft.pessimistic(plan.depth)
             if tokens > 1 and min(target.samples(columns), draft.samples(plan.depth)) < ENOUGH:
-                cost = min(cost, tokens * once)  # what was accepted deserves more timings before it counts as a loss
-            spent, gained = self._books.get(batch, (0.0, 0.0))
-            self._books[batch] = (spent + cost, gained + tokens)
-            loss = cost - tokens * once
+                cost = min(cost, tokens * plain)  # what was accepted deserves more timings before it counts as a loss
+            spent, gained = self._ledger.get(batch, (0.0, 0.0))
+            self._ledger[batch] = (spent + cost, gained + tokens)
+            loss = cost - tokens * plain
             if loss <= 0:
-                known.gap = 1
-            elif loss > NOTICED * once and self._attempt:
-                known.gap = min(2 * known.gap, RARELY)
+                acceptance.gap = 1
+            elif loss > NOTICED * plain and self._attempt:
+                acceptance.gap = min(2 * acceptance.gap, RARELY)
                 self._waited = 0
 
-    def _curves(self, batch: int) -> tuple[Curve, Curve, Curve]:
+    def _curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
         """Seconds of the target by columns, of a drafter's chains and of its trees by depth."""
-        place = (*self._place, (batch - 1).bit_length())
-        target = self._targets.setdefault(place, Curve(0.5, False, ENOUGH))
-        chain = self._drafters.setdefault((*place, self._drafter, False), Curve(1.0, True, 1))
-        return target, chain, self._drafters.setdefault((*place, self._drafter, True), Curve(1.0, True, 1))
+        return self._measured.costs((batch - 1).bit_length())
 
-    def _known_best(self, batch: int) -> tuple[Curve, Curve, Curve]:
+    def _best_curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
         """The curves to plan by: as rows end, those of more rows still know best how columns compare."""
         own = self._curves(batch)
         if own[0].timed < SETTLED or not own[0].samples(1):
-            for power in sorted(power for model, device, power in self._targets if (model, device) == self._place):
+            for power in sorted(self._measured.target):
                 if power > (batch - 1).bit_length():
                     target, chain, tree = self._curves(1 << power)
                     if target.timed >= SETTLED and target.samples(1) and (chain.reach or tree.reach):
                         return target, chain, tree
         return own
 
-    def _once(self, batch: int) -> float:
-        """Seconds of a plain pass; where none was timed, what those of more rows say of it; 0 where nothing is known"""
+    def _plain_seconds(self, batch: int) -> float:
+        """Of a plain pass; where none was timed, what those of more rows say of it; 0 where nothing is known."""
         own = self._curves(batch)[0]
         if own.samples(1) or not own.reach:
             return own.at(1)
-        near = self._known_best(batch)[0]
+        near = self._best_curves(batch)[0]
         longer = near.at(own.reach)
-        return own.seen(own.reach) * near.at(1) / longer if longer else 0.0
+        return own.pessimistic(own.reach) * near.at(1) / longer if longer else 0.0
 
-    def _purse(self, once: float) -> float:
-        """Seconds that may be lost now, with `once` seconds for a plain pass."""
-        lost = sum(spent - gained * self._once(batch) for batch, (spent, gained) in self._books.items())
-        return (CREDIT + SHARE * self._tokens) * once - max(lost, -SAVINGS * once)
+    def _affordable(self, plain: float) -> float:
+        """Seconds that may be lost now, with `plain` seconds for a plain pass."""
+        lost = sum(spent - gained * self._plain_seconds(batch) for batch, (spent, gained) in self._ledger.items())
+        return (LOSS_AT_FIRST + LOSS_PER_TOKEN * self._tokens) * plain - max(lost, -LOSS_OF_GAINS * plain)
 
     def _choose(self, batch: int) -> tuple[Plan, bool]:
         """The plan, and whether it is an attempt."""
-        plain, known = Plan(0, 0), self._known
-        target, chain, tree = self._known_best(batch)
-        own, told = self._curves(batch)[0], bool(known.expected)
+        no_draft, acceptance = Plan(0, 0), self._acceptance
+        target, chain, tree = self._best_curves(batch)
+        own, has_prior = self._curves(batch)[0], bool(acceptance.prior)
         if own.timed >= SETTLED and not own.samples(1):
-            return plain, False
-        if self._unplain >= PLAIN_EVERY[min(target.samples(1) + told, len(PLAIN_EVERY) - 1)]:  # told: once will do
-            return plain, False
-        once, here = target.at(1), self._once(batch)
-        purse = self._purse(here) * once / here if here else CREDIT * once  # in seconds of the curves planned by
-        chances = known.chain()
-        first = TOLD if told else FIRST
+            return no_draft, False
+        timed_plain = min(target.samples(1) + has_prior, len(PLAIN_EVERY) - 1)  # with a prior one timing will do
+        if self._unplain >= PLAIN_EVERY[timed_plain]:
+            return no_draft, False
+        plain, own_plain = target.at(1), self._plain_seconds(batch)
+        # In seconds of the curves planned by:
+        affordable = self._affordable(own_plain) * plain / own_plain if own_plain else LOSS_AT_FIRST * plain
+        chances = acceptance.chain()
+        first = FIRST_WITH_PRIOR if has_prior else FIRST
         reach = max(first + 1, 2 * target.reach) if chain.reach else 2  # one node tells the drafter's price
         able: list[tuple[float, float, Plan]] = []
-        small, hoped = plain, 0.0  # of the plans that an attempt may take
+        attempt, attempt_rate = no_draft, 0.0  # the best of the plans that an attempt may take
         gains = list(accumulate(accumulate(chances, mul)))
         plans = [(nodes, nodes, gains[nodes - 1], chain) for nodes in CHAINS]
-        if known.chains_only < 2:
+        if acceptance.chains_only < 2:
             plans += [
-                (nodes, depth, known.tree(nodes, depth, chances), tree if tree.reach else chain)
+                (nodes, depth, acceptance.tree(nodes, depth, chances), tree if tree.reach else chain)
                 for nodes, depth in TREES
             ]
         for nodes, depth, gain, draft in plans:
             if nodes + 1 > reach:
                 continue
             seconds, drafting = target.at(nodes + 1), draft.at(depth)
-            rate = (1 + gain) / (known.offered * seconds + (1 - known.offered) * once + drafting)
+            expected = acceptance.offered * seconds + (1 - acceptance.offered) * plain + drafting
+            rate = (1 + gain) / max(expected, INSTANT)
             # Nothing accepted is the worst that can happen: a run that cannot bear it must not try.
-            risk = target.dear(nodes + 1, once) + draft.seen(depth) - once
+            risk = target.capped(nodes + 1, plain) + draft.pessimistic(depth) - plain
             timed = target.samples(nodes + 1)
-            if chances[0] > DOUBT and timed and min(timed, draft.samples(depth)) < ENOUGH:
-                risk = min(risk, CREDIT * once)  # one slow pass does not bar a drafter that is right
-            if risk > purse:
+            if chances[0] > RELIABLE and timed and min(timed, draft.samples(depth)) < ENOUGH:
+                risk = min(risk, LOSS_AT_FIRST * plain)  # one slow pass does not bar a drafter that is right
+            if risk > affordable:
                 continue
             able.append((rate, gain, Plan(nodes, depth)))
-            if rate > hoped and nodes <= ATTEMPT:
-                small, hoped = Plan(nodes, depth), rate
-        promise = max((rate for rate, _, _ in able), default=0.0)
-        if promise * once >= MARGIN:
+            if rate > attempt_rate and nodes <= ATTEMPT:
+                attempt, attempt_rate = Plan(nodes, depth), rate
+        best = max((rate for rate, _, _ in able), default=0.0)
+        if best * plain >= MARGIN:
             # Seconds are noisier than counts: of plans that promise nearly as much, the one with the most tokens.
-            near = [(gain, plan) for rate, gain, plan in able if rate >= max(NEAR * promise, MARGIN / once)]
-            return max(near, key=lambda one: one[0])[1], False
-        return (small, True) if self._waited >= known.gap else (plain, False)
+            near = [(gain, plan) for rate, gain, plan in able if rate >= max(NEARLY_BEST * best, MARGIN / plain)]
+            return max(near, key=lambda pair: pair[0])[1], False
+        return (attempt, True) if self._waited >= acceptance.gap else (no_draft, False)
+
+
+def learned(
+    statistics: DecodingStatistics, target: Target, drafter: Drafter | None, nodes: Nodes
+) -> tuple[Budget, TreeShape | None]:
+    """A run's budget, and the shape of its trees where its drafter has a prior, as far as the statistics know the pair.
+
+    nodes: of every draft; None lets the budget learn what pays."""
+    if drafter is None or nodes == 0:
+        return Budget.fixed(0), None
+    prior = drafter.needs.prior
+    if nodes is not None and prior is None:
+        return _fixed(nodes), None
+    pair = Pair(target.name, str(target.device), drafter.name)
+    shape = None if prior is None else statistics.accuracy(pair, prior)
+    if nodes is not None:
+        return _fixed(nodes), shape
+    return Budget(statistics, pair, () if prior is None else prior.chain), shape
+
+
+def _fixed(nodes: int | tuple[int, int]) -> Budget:
+    return Budget.fixed(*nodes) if isinstance(nodes, tuple) else Budget.fixed(nodes)

@@ -10,7 +10,7 @@ WINDOW = 15  # timings remembered in a bucket
 
 
 @final
-class Curve:
+class CostCurve:
     """Seconds as a monotone piecewise-linear function of a count, by the lower quartiles of buckets 1, 2, 3-4, 5-8"""
 
     def __init__(self, slope: float, origin: bool, enough: int) -> None:
@@ -19,7 +19,7 @@ class Curve:
         self._slope = slope
         self._enough = enough
         self._start = [(0.0, 0.0)] if origin else []
-        self._windows: dict[int, deque[tuple[float, int]]] = {}
+        self.windows: dict[int, deque[tuple[float, int]]] = {}  # bucket -> its last timings: seconds, count
         self._quartiles: dict[int, tuple[float, float]] = {}  # bucket -> count, seconds
         self._points = [*self._start]
         self.reach = 0  # the largest count timed
@@ -27,22 +27,37 @@ class Curve:
 
     def samples(self, count: int) -> int:
         """Timings remembered in the count's bucket."""
-        return len(self._windows.get((count - 1).bit_length(), ()))
+        return len(self.windows.get((count - 1).bit_length(), ()))
 
     def add(self, count: int, seconds: float) -> None:
         self.timed += 1
         bucket = (count - 1).bit_length()
-        window = self._windows.setdefault(bucket, deque(maxlen=WINDOW))
+        window = self.windows.setdefault(bucket, deque(maxlen=WINDOW))
         window.append((seconds, count))
+        self._summarise(bucket)
+        self.reach = max(self.reach, count)
+        self._connect()
+
+    def restore(self, windows: dict[int, deque[tuple[float, int]]], reach: int, timed: int) -> None:
+        """Take over what another curve of this kind was told; of each window at least one timing."""
+        self.windows, self.reach, self.timed = windows, reach, timed
+        self._quartiles = {}
+        for bucket in windows:
+            self._summarise(bucket)
+        self._connect()
+
+    def _summarise(self, bucket: int) -> None:
+        window = self.windows[bucket]
         quartile = sorted(sample for sample, _ in window)[(len(window) - 1) // 4]
         self._quartiles[bucket] = (sum(size for _, size in window) / len(window), quartile)
-        self.reach = max(self.reach, count)
+
+    def _connect(self) -> None:
         self._points = []
         least = math.inf
         for key in sorted(self._quartiles, reverse=True):
             size, quartile = self._quartiles[key]
             least = min(least, quartile)  # more takes no less: a bucket takes at most what those above it took
-            if not key or len(self._windows[key]) >= self._enough:
+            if not key or len(self.windows[key]) >= self._enough:
                 self._points.append((size, least))
         self._points += self._start
         self._points.reverse()
@@ -61,16 +76,16 @@ class Curve:
         rise = (after[1] - before[1]) / (after[0] - before[0]) if after is not before else 0.0
         return after[1] + self._slope * rise * (count - after[0])
 
-    def seen(self, count: int) -> float:
-        """Seconds for those who fear loss: by the count's own bucket, timed once or often. Where that never was, at
-        least the largest count's seconds times the root of how many times more it is."""
-        found = self._quartiles.get((count - 1).bit_length())
-        if found:
-            return found[1]
-        known = self._quartiles.get((self.reach - 1).bit_length()) if count > self.reach else None
-        return max(self.at(count), known[1] * (count / self.reach) ** 0.5) if known else self.at(count)
+    def pessimistic(self, count: int) -> float:
+        """Seconds that a pass may well take: those of the count's own bucket, timed once or often. Where that never was
+        timed, at least the largest count's seconds times the root of how many times more it is."""
+        own = self._quartiles.get((count - 1).bit_length())
+        if own:
+            return own[1]
+        largest = self._quartiles.get((self.reach - 1).bit_length()) if count > self.reach else None
+        return max(self.at(count), largest[1] * (count / self.reach) ** 0.5) if largest else self.at(count)
 
-    def dear(self, count: int, once: float) -> float:
-        """As `seen`, but no more than `count` times `once`, a pass over one: a slow first pass over a new shape is no
-        such price."""
-        return min(self.seen(count), count * once)
+    def capped(self, count: int, plain: float) -> float:
+        """As `pessimistic`, but no more than `count` times `plain`, the seconds of a pass over one: a slow first pass
+        over a new shape does not say what the shape costs."""
+        return min(self.pessimistic(count), count * plain)

@@ -17,7 +17,7 @@ from mmdec.decode.sampling import Text
 from mmdec.decode.tree import height
 from mmdec.decode.verify import Rule, verify
 from mmdec.decode.watch import Watch
-from mmdec.types import Drafter, Needs, Plan, Target, Verdict
+from mmdec.types import Drafter, Needs, Plan, Target, TreeShape, Verdict
 
 
 class Planner(Protocol):
@@ -48,9 +48,15 @@ class Round:
 
 @torch.inference_mode()
 def decode(
-    target: Target, inputs: Mapping[str, Any], text: Text, rule: Rule, drafter: Drafter | None, budget: Planner
+    target: Target,
+    inputs: Mapping[str, Any],
+    text: Text,
+    rule: Rule,
+    drafter: Drafter | None,
+    budget: Planner,
+    shape: TreeShape | None = None,
 ) -> Iterator[Round]:
-    """Rounds until every row has ended. `text` holds the prompts (B, P) and grows; leave the iterator to cancel.
+    """Rounds until every row has ended. `text` holds the prompts (B, P) and grows; close the iterator to cancel.
 
     A row's tokens are those of plain decoding with the same rule, whatever the drafter, the budget and the batch.
     """
@@ -58,7 +64,7 @@ def decode(
     session, context, draft, scores = target.prefill(inputs, drafter.needs if drafter else Needs())
     watch.target += watch.passed()
     text.holds = None if context.room is None else context.room.tolist()
-    guard.start(context)
+    guard.start(replace(context, shape=shape))
     watch.drafter += watch.passed()
     index = 0
     while True:

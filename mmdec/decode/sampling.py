@@ -44,28 +44,29 @@ class WholeBatch:
         return out[self.row : self.row + 1]
 
 
-class Ear(Protocol):
-    """Hears ids (1, L) and scores (1, V) of a row."""
+class Listener(Protocol):
+    """Is told ids (1, L) and scores (1, V) of a row."""
 
     def __call__(self, row: int, ids: Tensor, scores: Tensor) -> None: ...
 
 
 @dataclass
-class Listener:
-    """Stands among the processors of a row and changes nothing. Copies, for other rows or for later, tell the same ear.
+class ListenerProcessor:
+    """A processor that tells a listener what it is shown and changes nothing. Copies, for other rows or for later, tell
+    the same listener.
 
-    What it hears at a place of the text is what plain decoding would have had there: see `record.py`.
+    The listener is told of each position what plain decoding would have had there: see `record.py`.
     """
 
-    ear: Ear
+    listener: Listener
     row: int = 0
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        self.ear(self.row, ids, scores)
+        self.listener(self.row, ids, scores)
         return scores
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Listener:
-        return Listener(self.ear, self.row)
+    def __deepcopy__(self, memo: dict[int, Any]) -> ListenerProcessor:
+        return ListenerProcessor(self.listener, self.row)
 
 
 class Text:
@@ -90,7 +91,7 @@ class Text:
         self.processors = [given] + [_copied(given) for _ in range(batch - 1)] if given else None
         for row, own in enumerate(self.processors or ()):
             for processor in own:
-                if isinstance(processor, (WholeBatch, Listener)):
+                if isinstance(processor, (WholeBatch, ListenerProcessor)):
                     processor.row = row
         # Only those who read the text need it as a tensor.
         self._read = bool(given or stop.criteria)

@@ -22,7 +22,7 @@ Node = tuple[int, int, int]  # parent, depth from 0, rank
 
 
 @final
-class Ranks:
+class HeadAccuracy:
     """How often each rank was right at each depth, given that all above it was right. Learns while decoding."""
 
     def __init__(self, chances: Sequence[Sequence[float]]) -> None:
@@ -40,12 +40,26 @@ class Ranks:
         self._learned = 0
         self._lock = Lock()
 
+    @classmethod
+    def of_counts(cls, hits: Sequence[Sequence[float]], trials: Sequence[float]) -> HeadAccuracy:
+        """What `counts` gave. Raises InputError where hits are more than trials."""
+        if len(hits) != len(trials):
+            raise InputError(f"`hits` must have a row for each of {len(trials)} trials, but has {len(hits)}.")
+        made = cls([[hit / total for hit in row] for row, total in zip(hits, trials, strict=True)])
+        made._hits, made._trials = [list(row) for row in hits], list(trials)
+        return made
+
     @property
     def depth(self) -> int:
         return len(self._hits)
 
+    def counts(self) -> tuple[list[list[float]], list[float]]:
+        """Hits of each depth's ranks, and trials of each depth; older ones weigh less."""
+        with self._lock:
+            return [list(row) for row in self._hits], list(self._trials)
+
     def chances(self) -> list[list[float]]:
-        """As they are known now."""
+        """As they are known now: hits over trials."""
         with self._lock:
             return [[hit / total for hit in row] for row, total in zip(self._hits, self._trials, strict=True)]
 
@@ -66,10 +80,10 @@ class Ranks:
         """
         depth = min(depth, self.depth)
         if nodes <= depth:
-            return [(place, place, 0) for place in range(nodes)]
+            return [(index, index, 0) for index in range(nodes)]
         if depth < 1:
             return []
-        trees = self._trees
+        trees = self._trees  # `learn` puts another dict in its place
         if (nodes, depth) not in trees:
             trees[nodes, depth] = self._best(nodes, depth)
         return trees[nodes, depth]
@@ -89,5 +103,5 @@ class Ranks:
                 heapq.heappush(heap, (value * chances[level + 1][0], (*path, 0)))
             if rank + 1 < self.width and chances[level][rank] > 0:
                 heapq.heappush(heap, (value / chances[level][rank] * chances[level][rank + 1], (*above, rank + 1)))
-        places = {(): 0} | {path: place for place, path in enumerate(sorted(kept), 1)}
-        return [(places[path[:-1]], len(path) - 1, path[-1]) for path in places if path]
+        index = {(): 0} | {path: node for node, path in enumerate(sorted(kept), 1)}
+        return [(index[path[:-1]], len(path) - 1, path[-1]) for path in index if path]

@@ -3,9 +3,9 @@
     rule      at a node                                                              the output
     greedy    take the most probable token; descend where a child equals it          equals plain decoding's
     sampled   draw a token as plain decoding would; descend where a child equals it  equals plain sampling's
-    residual  children in turn, each with probability min(1, p/q); then p <- (p-q)+  has the target's own law
-    block     whole chains, accepted jointly (Sun et al., ICLR 2025)                 has the target's own law
-    typical   the best child with p > min(eps, delta exp(-H(p))) (Medusa, 2.3.1)     LOSSY: another law
+    residual  children in turn, each with probability min(1, p/q); then p <- (p-q)+  has the target's distribution
+    block     whole chains, accepted jointly (Sun et al., ICLR 2025)                 has the target's distribution
+    typical   the best child with p > min(eps, delta exp(-H(p))) (Medusa, 2.3.1)     LOSSY: another distribution
 
 p is the target's distribution after all processors, q what the child was drawn from. A node's processors run when the
 walk visits it, and for no other node. The shape of the tree does not matter: a chain is a tree of width one.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import pairwise
 from typing import Literal, Protocol
 
@@ -38,6 +39,7 @@ class Branch:
     children: list[list[int]]
     logits: Tensor  # (N, V)
     probs: Tensor | None  # (N, V)
+    likeliest: Callable[[], list[int]]  # the most probable token of each node by `logits`
 
     def drawn(self, node: int) -> Tensor | None:
         """What a node's children were drawn from, (V,) float64, summing to one; zeros where nothing was drawn."""
@@ -83,27 +85,19 @@ def verify(draft: Draft, scores: Scores, rule: Rule, text: Text) -> Verdict:
     Nothing else is kept between rounds: the same draft, scores, rule and text give the same verdict.
     """
     tokens, parents, sizes = draft.tokens.tolist(), draft.parents.tolist(), draft.size.tolist()
-    if isinstance(rule, MatchRule) and rule.choice is most_probable and text.processors is None:
-        picks = scores.logits.argmax(-1).tolist()  # one reduction for all nodes beats one for each
-    else:
-        picks = None
+    likeliest = cache(lambda: scores.logits.argmax(-1).tolist())  # one reduction for all nodes beats one for each
     paths: list[list[int]] = []
     ended: list[bool] = []
     emitted: list[list[int]] = []
-    for place, row in enumerate(text.live):
+    for index, row in enumerate(text.live):
         before = len(text.tokens[row])
-        children: list[list[int]] = [[] for _ in range(sizes[place])]
-        for node in range(1, sizes[place]):
-            children[parents[place][node]].append(node)
-        probs = None if draft.probs is None else draft.probs[place]
-        branch = Branch(row, tokens[place], children, scores.logits[place], probs)
-        if picks is None:
-            path, done = rule.walk(branch, text)
-        else:
-            known: list[int] = picks[place]
-            path, done = _descend(
-                branch, text, lambda node, known=known, branch=branch: branch.match(node, known[node])
-            )
+        children: list[list[int]] = [[] for _ in range(sizes[index])]
+        for node in range(1, sizes[index]):
+            children[parents[index][node]].append(node)
+        probs = None if draft.probs is None else draft.probs[index]
+        best = partial(lambda index: likeliest()[index], index)
+        branch = Branch(row, tokens[index], children, scores.logits[index], probs, best)
+        path, done = rule.walk(branch, text)
         paths.append([0, *path])
         ended.append(done)
         emitted.append(text.tokens[row][before:])
@@ -142,7 +136,7 @@ class MatchRule:
     """Greedy and sampled: the token that plain decoding takes at each visited node, in the same order.
 
     For deterministic drafts this accepts as often as rejection sampling does (whose q is one-hot), and gives not only
-    the law but the very tokens of plain decoding.
+    the distribution but the very tokens of plain decoding.
     """
 
     choice: Choice = most_probable
@@ -152,6 +146,10 @@ class MatchRule:
         return plan
 
     def walk(self, branch: Branch, text: Text) -> tuple[list[int], bool]:
+        if self.choice is most_probable and text.processors is None:
+            best = branch.likeliest()
+            return _descend(branch, text, lambda node: branch.match(node, best[node]))
+
         def step(node: int) -> Step:
             return branch.match(node, self.choice(text.warped(branch.row, branch.logits[node]), text, branch.row))
 
@@ -163,7 +161,7 @@ class Stream:
     """A run's random numbers: keyed ones for the verdicts, and the drafter's own, which share nothing with them."""
 
     seed: int
-    temperature: float = 1.0  # at which the drafter draws; the output's law does not depend on it
+    temperature: float = 1.0  # at which the drafter draws; the output's distribution does not depend on it
     generator: torch.Generator | None = None
 
     def drawn(self, plan: Plan, device: torch.device) -> Plan:
@@ -190,7 +188,7 @@ class ResidualRule:
         return _descend(branch, text, lambda node: self._step(branch, text, node))
 
     def _step(self, branch: Branch, text: Text, node: int) -> Step:
-        p = _law(text, branch.row, branch.logits[node])
+        p = _distribution(text, branch.row, branch.logits[node])
         dice = self.dice(p.device, self.stream.seed, "residual", branch.row, len(text.tokens[branch.row]))
         q = branch.drawn(node)
         for child in branch.children[node]:
@@ -232,30 +230,30 @@ class BlockRule:
         chain = branch.first(text.stop.eos)
         dice = self.dice(branch.logits.device, self.stream.seed, "block", row, start)
         weight, accepted = 1.0, 0  # p_i of the paper; tau
-        law = residual = _law(text, row, branch.logits[0])
+        p = residual = _distribution(text, row, branch.logits[0])
         state = text.state(row) if len(chain) > 1 else None
         for place, (node, child) in enumerate(pairwise(chain)):
             token = branch.tokens[child]
             q = branch.drawn(node)
             if q is None:
-                q = torch.zeros_like(law)
+                q = torch.zeros_like(p)
                 q[token] = 1.0
-            rest = (weight * law - q).clamp(min=0.0)
+            rest = (weight * p - q).clamp(min=0.0)
             mass = float(rest.sum())
             if place == 0:
-                residual = rest if mass > 0.0 else law  # p equals q: only the end of the chain can be accepted
+                residual = rest if mass > 0.0 else p  # p equals q: only the end of the chain can be accepted
             elif mass > 0.0 and dice.happens(mass / (mass + 1.0 - weight)):
                 accepted, residual, state = place, rest, text.state(row)
             drawn = float(q[token])
-            weight = min(1.0, weight * float(law[token]) / drawn) if drawn > 0.0 else 0.0
+            weight = min(1.0, weight * float(p[token]) / drawn) if drawn > 0.0 else 0.0
             if weight == 0.0:
                 break
             text.push(row, token)  # the child's processors are to see it
             if token not in text.stop.eos:  # else nothing follows
-                law = _law(text, row, branch.logits[child])
+                p = _distribution(text, row, branch.logits[child])
         else:
             if len(chain) > 1 and dice.happens(weight):
-                accepted, residual, state = len(chain) - 1, law, None
+                accepted, residual, state = len(chain) - 1, p, None
         text.pop(row, len(text.tokens[row]) - start)
         if state is not None:
             text.restore(row, state)
@@ -295,6 +293,6 @@ class TypicalRule:
         return branch.match(node, self.choice(scores, text, branch.row))
 
 
-def _law(text: Text, row: int, logits: Tensor) -> Tensor:
+def _distribution(text: Text, row: int, logits: Tensor) -> Tensor:
     """The target's distribution (V,) in float64, after all processors."""
     return text.warped(row, logits)[0].double().softmax(-1)

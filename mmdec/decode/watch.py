@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+from typing import final
 
 import torch
 
+from mmdec.runtime import Stopwatch
 
-@dataclass
+
+@final
 class Watch:
-    """`now` gives what has passed since the last call to one of the three."""
+    """One round's seconds. Whoever reads `passed` adds it to one of the three."""
 
-    device: torch.device
-    target: float = 0.0
-    drafter: float = 0.0
-    core: float = 0.0
-    last: float = 0.0
-
-    def __post_init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._stopwatch = Stopwatch(device)
         self.start()
 
     def start(self) -> None:
-        """A new round."""
+        """Begin a round."""
         self.target = self.drafter = self.core = 0.0
-        self.last = time.perf_counter()
+        self._stopwatch.lap()
 
     def passed(self) -> float:
-        """Seconds since the last look."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        now = time.perf_counter()
-        seconds, self.last = now - self.last, now
-        return seconds
+        """Seconds since the last reading."""
+        return self._stopwatch.lap()

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from mmdec.decode.tree import trees_from_lists
-from mmdec.decode.tree_shape import Ranks
+from mmdec.decode.tree_shape import HeadAccuracy
 from mmdec.drafters.recycling import best
+from mmdec.nn.fingerprint import fingerprint
 from mmdec.nn.medusa import DecoderLayer, MedusaHeads, Pair
-from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+from mmdec.types import Context, Draft, InputError, Needs, Plan, Prior, Scores, Target, TreeShape, Verdict
 
 WIDTH = 8  # ranks of a head that are looked at
 FIRST, LATER = (
@@ -47,14 +48,15 @@ class Memory:
     hidden: Tensor | None  # (B, H) of the last verified node
     block: Block | None
     heads: tuple[Tensor, Tensor]  # all heads' weights (K * H, H) and biases (K * H,), read at once
+    shape: TreeShape
     begun: bool = False  # the prompt's own verdict has come
     ranked: list[list[list[int]]] | None = None  # (B, K, WIDTH) tokens of the last proposal
 
 
 @final
 class Medusa:
-    """Drafts with Medusa heads for Whisper. The shape of the trees is learned: how often each head's first, second, ...
-    token was right."""
+    """Drafts with Medusa heads for Whisper. The shape of the trees is learned, from how often each head's first,
+    second, ... token was right, and kept by the run (`Context.shape`): the drafter holds weights only."""
 
     def __init__(self, heads: MedusaHeads, output: nn.Linear, ranks: Sequence[Sequence[float]] | None = None) -> None:
         """output: the model's own output layer (`model.proj_out`), which the heads share. ranks: chances known
@@ -68,10 +70,16 @@ class Medusa:
         if ranks is not None and len(ranks) != config.heads:
             raise InputError(f"`ranks` must have a row for each of {config.heads} heads, but has {len(ranks)}.")
         self.heads, self.output = heads.eval(), output
-        self.ranks = Ranks(ranks or expected(config.heads))
-        self.hopes = [row[0] for row in ranks or ()]  # of the likeliest path, for the budget
-        self.needs = Needs(layers=(-1,), memory=config.kind == "block")
-        self.name = f"medusa-{config.kind}-{config.heads}"
+        chances = ranks or expected(config.heads)
+        HeadAccuracy(chances)  # raises InputError for what are no chances
+        self._prior = Prior(tuple(map(tuple, chances)), measured=ranks is not None)
+        self.needs = Needs(layers=(-1,), memory=config.kind == "block", prior=self._prior)
+
+    @property
+    def name(self) -> str:
+        """Kind, number of heads, and a digest of their weights and of their prior."""
+        config = self.heads.config
+        return f"medusa-{config.kind}-{config.heads}-{fingerprint(self.heads, self._prior)}"
 
     def check(self, target: Target) -> None:
         """Raises InputError for heads of another model or in another place."""
@@ -93,8 +101,9 @@ class Medusa:
         layer = self.heads.block
         linears: list[Any] = [head.linear for head in self.heads.heads]
         heads = torch.cat([one.weight for one in linears]), torch.cat([one.bias for one in linears])
+        shape = context.shape or HeadAccuracy(self._prior.ranks)
         if layer is None:
-            return Memory(None, None, heads)
+            return Memory(None, None, heads, shape)
         states, hidden = context.memory, context.features.get(-1)
         if states is None or hidden is None:
             raise InputError("`context` must hold the last layer's features and the encoder's states for Medusa-Block.")
@@ -102,16 +111,16 @@ class Medusa:
         pending = [[row[kept]] for row, kept in zip(hidden, context.mask, strict=True)]
         memory = layer.encoder_attn.pair(states)
         empty = memory[0].new_empty(rows, memory[0].shape[1], 0, memory[0].shape[3])
-        return Memory(None, Block(memory, empty, empty, [0] * rows, pending), heads)
+        return Memory(None, Block(memory, empty, empty, [0] * rows, pending), heads, shape)
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
         """The plan's best tree; the heads know no more of a path than its depth."""
-        shape = self.ranks.tree(plan.nodes, plan.depth)
+        shape = memory.shape.tree(plan.nodes, plan.depth)
         if not shape or memory.hidden is None:
             return trees_from_lists(roots, [([], []) for _ in roots])
         depth = 1 + max(level for _, level, _ in shape)
         hidden = memory.hidden if memory.block is None else self._through_block(memory.block)
-        memory.ranked = best(self._logits(memory, hidden, depth), self.ranks.width).tolist()
+        memory.ranked = best(self._logits(memory, hidden, depth), memory.shape.width).tolist()
         parents = [parent for parent, _, _ in shape]
         trees = [([row[level][rank] for _, level, rank in shape], parents) for row in memory.ranked]
         return trees_from_lists(roots, trees)
@@ -128,7 +137,7 @@ class Medusa:
                 memory.block.pending[row].append(features[row, nodes[:count]])
         memory.begun = True
         if memory.ranked is not None:
-            self._learn(memory.ranked, verdict)
+            _learn(memory.shape, memory.ranked, verdict)
             memory.ranked = None
 
     def select(self, memory: Memory, live: Tensor) -> None:
@@ -147,12 +156,6 @@ class Medusa:
         weight, bias = (part[:rows] for part in memory.heads)
         moved = linear(hidden, weight, bias).view(len(hidden), depth, -1)
         return linear(hidden[:, None] + silu(moved), self.output.weight)
-
-    def _learn(self, ranked: list[list[list[int]]], verdict: Verdict) -> None:
-        """A depth is seen where all above it was right: as deep as the round's text goes."""
-        for levels, tokens, length in zip(ranked, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
-            for depth, (tokens_ranked, token) in enumerate(zip(levels, tokens[:length], strict=False)):
-                self.ranks.learn(depth, tokens_ranked.index(token) if token in tokens_ranked else None)
 
     def _through_block(self, block: Block) -> Tensor:
         """Run the layer over what is pending; its output (B, H) at each row's last place."""
@@ -178,6 +181,13 @@ class Medusa:
         out = layer(last, (block.keys[:, :, :width], block.values[:, :, :width]), block.memory, mask)
         block.lengths, block.pending = ends, [[] for _ in counts]
         return out[:, 0]
+
+
+def _learn(shape: TreeShape, ranked: list[list[list[int]]], verdict: Verdict) -> None:
+    """A depth is seen where all above it was right: as deep as the round's text goes."""
+    for levels, tokens, length in zip(ranked, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
+        for depth, (tokens_ranked, token) in enumerate(zip(levels, tokens[:length], strict=False)):
+            shape.learn(depth, tokens_ranked.index(token) if token in tokens_ranked else None)
 
 
 def expected(heads: int) -> list[list[float]]:

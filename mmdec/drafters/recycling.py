@@ -7,6 +7,7 @@ written from the paper.
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 from functools import lru_cache
 from itertools import pairwise
@@ -56,7 +57,6 @@ class Successors:
 class Recycling:
     """Drafts trees of tokens that the target thought likely after the same token before."""
 
-    name = "recycling"
     needs = Needs()
 
     def __init__(self, warm: Tensor | None = None) -> None:
@@ -67,6 +67,9 @@ class Recycling:
                 "Give each token's successors, -1 for none."
             )
         self._warm = None if warm is None else warm.to("cpu", torch.long, copy=True)
+        self.name = "recycling"
+        if self._warm is not None:
+            self.name += "-" + hashlib.blake2b(self._warm.numpy().tobytes(), digest_size=6).hexdigest()
 
     def check(self, target: Target) -> None:
         """Raises InputError where the warm matrix is another vocabulary's."""

@@ -81,7 +81,10 @@ class SmallModel:
             raise InputError(f"`width` must be at least 1, but is {width}. 10 is EAGLE-2's.")
         self._model, self._width, self._positions = model, width, positions
         self.needs = Needs(memory=memory)
-        self.name = f"small-model({model.name})"
+
+    @property
+    def name(self) -> str:
+        return f"small-model-{self._width}({self._model.name})"
 
     def check(self, target: Target) -> None:
         """Raises InputError where a drafted token may be none of the target's, or the two lie on different devices."""

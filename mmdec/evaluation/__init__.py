@@ -1,1 +1,1 @@
-"""Quality and speed, measured through the calls that people make."""
+"""Benchmarks: what is timed is what people call."""

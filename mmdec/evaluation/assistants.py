@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from transformers import WhisperForCausalLM, WhisperForConditionalGeneration
 
-from mmdec.evaluation.harness import Way
+from mmdec.evaluation.harness import Method
 from mmdec.hub.whisper import load_whisper
 
 
-def assistants(model: WhisperForConditionalGeneration, directory: str | os.PathLike[str] | None) -> list[Way]:
-    """Ways to decode with an assistant: the one in `directory`, or for None several choices of the model's layers."""
+def assistants(model: WhisperForConditionalGeneration, directory: str | os.PathLike[str] | None) -> list[Method]:
+    """Methods with an assistant: the one in `directory`, or for None several choices of the model's layers."""
     if directory is not None:
         smaller = load_whisper(directory, model.device).model
-        return [_way(f"assistant {os.path.basename(os.fspath(directory))}", smaller)]
+        return [_method(f"assistant {os.path.basename(os.fspath(directory))}", smaller)]
     last = model.config.decoder_layers - 1
     choices = {(0, last), (*range(0, last, 2), last), tuple(range(last))}
     return [
-        _way(f"assistant of decoder layers {', '.join(map(str, layers))}", of_layers(model, layers))
+        _method(f"assistant of decoder layers {', '.join(map(str, layers))}", of_layers(model, layers))
         for layers in sorted(choices)
         if layers
     ]
@@ -53,5 +53,5 @@ def of_layers(model: WhisperForConditionalGeneration, layers: tuple[int, ...]) -
     return made
 
 
-def _way(name: str, network: Any) -> Way:
-    return Way(name, {"assistant_model": network}, networks=[network])
+def _method(name: str, network: Any) -> Method:
+    return Method(name, "generate", {"assistant_model": network}, networks=[network])

@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from mmdec.checks.arguments import check_threads
-from mmdec.decode.budget import Budget
 from mmdec.decode.loop import Round
+from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.tree import trees_from_lists
 from mmdec.evaluation.pairing import paired
 from mmdec.generation.speculation import generate, speculate
@@ -32,6 +32,8 @@ SIZES: dict[str, dict[str, int]] = {  # about 2, 30 and 130 million parameters
 }
 TEXTS = {"repeating": 0.02, "wandering": 0.12}  # deviation of the weights
 PROMPT = 64
+ROWS = 8  # of the batch
+DTYPE = torch.float32
 COPIED = 10  # tokens that transformers' prompt lookup copies at most: its documentation's value
 
 
@@ -67,7 +69,7 @@ def random_model(size: str, text: str = "repeating", device: str = "cpu") -> Pre
     torch.manual_seed(0)
     heads = {"num_attention_heads": SIZES[size]["hidden_size"] // 64, "max_position_embeddings": 1024}
     config = LlamaConfig(**SIZES[size], **heads, initializer_range=TEXTS[text], eos_token_id=None, pad_token_id=0)  # type: ignore[arg-type]
-    return cast(PreTrainedModel, LlamaForCausalLM(config).eval()).to(torch.device(device))  # type: ignore[arg-type]
+    return cast(PreTrainedModel, LlamaForCausalLM(config).eval()).to(torch.device(device), DTYPE)  # type: ignore[arg-type]
 
 
 def bench_core(
@@ -85,7 +87,7 @@ def bench_core(
         "lookup": {"what": f"a = ours, budget on; b = prompt_lookup_num_tokens={COPIED}", "sizes": lookup},
         "batch": _batch(largest, repeats, new_tokens, device),
         "always_wrong": {size: _wrong(size, repeats, new_tokens, device) for size in sizes},
-        "hardware": hardware(threads, device),
+        "hardware": hardware(device=torch.device(device), dtype=DTYPE, batch=(1, ROWS), threads=threads),
     }
 
 
@@ -133,7 +135,7 @@ def _lookup(size: str, text: str, repeats: int, count: int, device: str) -> dict
     model = random_model(size, text, device)
     ids = _prompts(model, 1)
     rounds: list[Round] = []
-    plug = speculate("lookup", on_round=rounds.append)
+    plug = speculate("lookup", on_round=rounds.append, statistics=DecodingStatistics())
 
     def ours() -> Tensor:
         rounds.clear()
@@ -143,7 +145,6 @@ def _lookup(size: str, text: str, repeats: int, count: int, device: str) -> dict
         return _run(model, ids, count, prompt_lookup_num_tokens=COPIED)
 
     plain = _run(model, ids, count)
-    Budget.forget()
     for run in (ours, theirs):
         _equal(run, lambda: plain)
     result = paired(ours, theirs, repeats, model.device)
@@ -151,11 +152,10 @@ def _lookup(size: str, text: str, repeats: int, count: int, device: str) -> dict
 
 
 def _batch(size: str, repeats: int, count: int, device: str) -> dict[str, Any]:
-    """Tokens a second of eight rows over those of one, the same drafter."""
+    """Tokens a second of `ROWS` rows over those of one, the same drafter."""
     model = random_model(size, device=device)
-    ids = _prompts(model, 8)
-    plug = speculate("lookup")
-    Budget.forget()
+    ids = _prompts(model, ROWS)
+    plug = speculate("lookup", statistics=DecodingStatistics())
 
     def eight() -> Tensor:
         return _run(model, ids, count, custom_generate=plug)
@@ -165,17 +165,18 @@ def _batch(size: str, repeats: int, count: int, device: str) -> dict[str, Any]:
 
     _equal(eight, lambda: _run(model, ids, count))
     result = paired(eight, one, repeats, model.device)
-    return {"size": size, "a_ms": result.a_ms, "b_ms": result.b_ms, "times": 8 * result.ratio, "n": result.n}
+    return {"size": size, "a_ms": result.a_ms, "b_ms": result.b_ms, "times": ROWS * result.ratio, "n": result.n}
 
 
 def _wrong(size: str, repeats: int, count: int, device: str) -> dict[str, Any]:
     """Seconds with a drafter that is always wrong, budget on, over `generate`'s own."""
     model = random_model(size, device=device)
     ids = _prompts(model, 1)
-    plug = speculate(Noise(model.config.vocab_size))
+    statistics = DecodingStatistics()
+    plug = speculate(Noise(model.config.vocab_size), statistics=statistics)
 
     def ours() -> Tensor:
-        Budget.forget()  # each run meets the drafter for the first time
+        statistics.clear()  # each run meets the drafter for the first time
         return _run(model, ids, count, custom_generate=plug)
 
     def plain() -> Tensor:

@@ -1,9 +1,10 @@
 """Medusa heads against transformers' own ways to decode with the same Whisper: exactness-gated, interleaved.
 
-Before any timing every way decodes every recording once. mmdec's tokens must be those of greedy `generate`, or there is
-no report; where another way's differ, its recording is left out of that comparison and counted. Then all ways take
-turns, A B C D A B C D, recording by recording. Decoder seconds are `generate` without the encoder's pass, the same for
-all; wall clock is samples in memory to token ids, log-mels included (see `contest.py`).
+Before any timing every method decodes every recording once. mmdec's tokens must be those of greedy `generate`, or there
+is no report; where another method's differ, its recording is left out of that comparison and counted. Then all methods
+take turns, A B C D A B C D, recording by recording. mmdec is timed through `mmdec.transcribe`, transformers through
+`model.generate` on the same features. Decoder seconds are those of the call without features and the encoder's pass;
+wall clock is samples in memory to text (see `evaluation/harness.py`).
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdec.audio import SAMPLE_RATE, load_audio
+from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import check_threads
 from mmdec.corpora.librispeech import read_splits
 from mmdec.evaluation.assistants import assistants
-from mmdec.evaluation.comparison import Runs, compare
-from mmdec.evaluation.harness import Contest, Way, drafted, greedy, parse_plan, same
+from mmdec.evaluation.harness import Harness, Measurements, Method, parse_plan
+from mmdec.evaluation.pairing import compare
 from mmdec.hub.whisper import DEFAULT_MODEL, Whisper, load_whisper
 from mmdec.provenance import hardware
-from mmdec.types import InputError, MmdecError
+from mmdec.runtime import dtype_of
+from mmdec.types import InputError
 
 SPLITS = ("test", "paragraphs")
 BINS = ((1, 5), (6, 10), (11, 20), (21, 39), (40, 10_000))  # words
@@ -80,29 +82,29 @@ def bench_asr(
     torch.set_num_threads(threads)
     say = log if log is not None else _silent
     whisper = model if isinstance(model, Whisper) else load_whisper(model, device)
-    contest = Contest(whisper, language, max_new_tokens)
+    harness = Harness(whisper, language, max_new_tokens)
     drafter = whisper.heads(heads)
-    chosen = _given(contest, recordings) if recordings else _from_corpus(corpus, splits, per_bin)
+    chosen = _given(harness, recordings) if recordings else _from_corpus(harness, corpus, splits, per_bin)
     longest = [one for one in chosen if one.bin == LONG] or [max(chosen, key=lambda one: one.words)]
 
-    plain, ours = greedy(), drafted("medusa", drafter, nodes)
-    lookup = Way("prompt lookup", {"prompt_lookup_num_tokens": COPIED})
+    plain, ours = Method.greedy(), Method.drafted("medusa", drafter, nodes)
+    lookup = Method("prompt lookup", "generate", {"prompt_lookup_num_tokens": COPIED})
     helpers = assistants(whisper.model, assistant)
-    helper = _fastest(contest, helpers, [longest[0].sound]) if len(helpers) > 1 else helpers[0]
-    ways = [ours, plain, lookup, helper]
-    say(f"{len(chosen)} recordings, {len(longest)} of them long; ways: {', '.join(way.name for way in ways)}")
+    helper = _fastest(harness, helpers, [longest[0].sound]) if len(helpers) > 1 else helpers[0]
+    methods = [ours, plain, lookup, helper]
+    say(f"{len(chosen)} recordings, {len(longest)} of them long; methods: {', '.join(one.name for one in methods)}")
     singles = [[one.sound] for one in chosen]
-    equal = _gate(contest, ways, singles, say)
-    runs = _interleave(contest, ways, singles, repeats, say)
-    places = {bin: [at for at, one in enumerate(chosen) if one.bin == bin] for bin in BINS}
-    long = [at for at, one in enumerate(chosen) if one in longest]
+    equal = harness.gate(methods, singles, say)
+    measured = harness.interleave(methods, singles, repeats, say)
+    of_length = {bin: [number for number, one in enumerate(chosen) if one.bin == bin] for bin in BINS}
+    long = [number for number, one in enumerate(chosen) if one in longest]
     against = {
-        way.name: {
-            "identical": sum(equal[way.name][at] for at in long),
+        method.name: {
+            "identical": sum(equal[method.name][number] for number in long),
             "of": len(long),
-            **compare(runs, ours, way, [at for at in long if equal[way.name][at]]),
+            **compare(measured, ours, method, [number for number in long if equal[method.name][number]]),
         }
-        for way in (lookup, helper)
+        for method in (lookup, helper)
     }
     report: dict[str, Any] = {
         "what": "a = mmdec with Medusa heads, b = the other; ratios are b / a",
@@ -110,88 +112,60 @@ def bench_asr(
         "drafter": drafter.name,
         "plan": plan,
         "recordings": len(chosen),
-        "long": {"words": f"{LONG[0]} and more", **compare(runs, ours, plain, long)},
+        "long": {"words": f"{LONG[0]} and more", **compare(measured, ours, plain, long)},
         "curve": [
-            {"words": f"{low}-{high}" if (low, high) != LONG else f"{low}+", **compare(runs, ours, plain, at)}
-            for (low, high), at in places.items()
-            if at
+            {"words": f"{low}-{high}" if (low, high) != LONG else f"{low}+", **compare(measured, ours, plain, numbers)}
+            for (low, high), numbers in of_length.items()
+            if numbers
         ],
-        "clips": _clips(runs, ours, plain, places[SHORT], chosen),
+        "clips": _clips(measured, ours, plain, of_length[SHORT], chosen),
         "against": against,
-        "batch": _batch(contest, [ours, plain], longest, batch, repeats, say),
+        "batch": _batch(harness, [ours, plain], longest, batch, repeats, say),
         "seconds_of_audio": sum(len(one.sound) for one in chosen) / SAMPLE_RATE,
     }
     if plans:
-        report["sweep"] = _sweep(contest, drafter, plans, longest, batch, repeats, say)
-    return {**report, "hardware": hardware(threads, device)}
+        report["sweep"] = _sweep(harness, drafter, plans, longest, batch, repeats, say)
+    network = whisper.model
+    return {
+        **report,
+        "hardware": hardware(
+            device=network.device, dtype=dtype_of(network), batch=(1, batch), threads=torch.get_num_threads()
+        ),
+    }
 
 
-def _from_corpus(corpus: str | os.PathLike[str], splits: Sequence[str], per_bin: int) -> list[Recording]:
+def _from_corpus(
+    harness: Harness, corpus: str | os.PathLike[str], splits: Sequence[str], per_bin: int
+) -> list[Recording]:
     """`per_bin` of each length, evenly spaced over the splits."""
     rows = read_splits(os.fspath(corpus), list(splits))
     chosen = []
     for low, high in BINS:
         fitting = [row for row in rows if low <= len(row.text.split()) <= high]
         count = min(per_bin, len(fitting))
-        for row in (fitting[place * len(fitting) // count] for place in range(count)):
-            chosen.append(Recording(row.path.name, len(row.text.split()), load_audio(row.path)))
+        for row in (fitting[number * len(fitting) // count] for number in range(count)):
+            chosen.append(Recording(row.path.name, len(row.text.split()), harness.read(row.path)))
     return chosen
 
 
-def _given(contest: Contest, paths: Sequence[Path]) -> list[Recording]:
+def _given(harness: Harness, paths: Sequence[Path]) -> list[Recording]:
     """Their words are those of greedy decoding."""
-    found = []
+    given = []
     for path in paths:
-        sound = load_audio(path)
-        found.append(Recording(path.name, len(contest.text(contest.run([sound], greedy()))[0].split()), sound))
-    return found
+        sound = harness.read(path)
+        text = harness.measure([sound], Method.greedy()).texts[0]
+        given.append(Recording(path.name, len(text.split()), sound))
+    return given
 
 
-def _gate(
-    contest: Contest, ways: Sequence[Way], groups: Sequence[Sequence[Tensor]], say: Callable[[str], None]
-) -> dict[str, list[bool]]:
-    """For each way and group whether its tokens are greedy decoding's; the first way's must be."""
-    first, plain = ways[0], ways[1]
-    equal: dict[str, list[bool]] = {way.name: [] for way in ways}
-    pad = contest.model.generation_config.pad_token_id
-    for place, sounds in enumerate(groups):
-        wanted = contest.run(sounds, plain)
-        for way in ways:
-            found = contest.run(sounds, way)
-            equal[way.name].append(all(same(found, wanted, -1 if pad is None else int(pad))))
-        if not equal[first.name][-1]:
-            raise MmdecError(
-                f"`{first.name}` differs from greedy decoding on recording {place}: no timing is reported. Report this "
-                "as a bug."
-            )
-    for way in ways[2:]:
-        say(f"{way.name}: {sum(equal[way.name])} of {len(groups)} as greedy decoding")
-    return equal
-
-
-def _interleave(
-    contest: Contest,
-    ways: Sequence[Way],
-    groups: Sequence[Sequence[Tensor]],
-    repeats: int,
-    say: Callable[[str], None],
-) -> Runs:
-    """The gate was the warm-up."""
-    runs: Runs = {way.name: [[] for _ in groups] for way in ways}
-    for repeat in range(repeats):
-        for place, sounds in enumerate(groups):
-            for way in ways:
-                runs[way.name][place].append(contest.run(sounds, way))
-        say(f"repeat {repeat + 1} of {repeats}")
-    return runs
-
-
-def _clips(runs: Runs, ours: Way, plain: Way, places: Sequence[int], chosen: Sequence[Recording]) -> dict[str, Any]:
+def _clips(
+    measured: Measurements, ours: Method, plain: Method, numbers: Sequence[int], chosen: Sequence[Recording]
+) -> dict[str, Any]:
     """Each short clip by itself: none may be slower."""
     rows = []
-    for place in places:
-        found = compare(runs, ours, plain, [place])
-        rows.append({"name": chosen[place].name, "words": chosen[place].words, "wall": found["wall"]["median"]})
+    for number in numbers:
+        wall = compare(measured, ours, plain, [number])["wall"]
+        rows.append({"name": chosen[number].name, "words": chosen[number].words, "wall": wall["median"]})
     rows.sort(key=lambda row: row["wall"])
     return {"words": f"{SHORT[1]} and fewer", "slower": sum(row["wall"] < 1 for row in rows), "each": rows}
 
@@ -203,21 +177,21 @@ def _groups(longest: Sequence[Recording], batch: int) -> list[list[Tensor]]:
 
 
 def _batch(
-    contest: Contest,
-    ways: Sequence[Way],
+    harness: Harness,
+    methods: Sequence[Method],
     longest: Sequence[Recording],
     batch: int,
     repeats: int,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     groups = _groups(longest, batch)
-    _gate(contest, ways, groups, say)
-    runs = _interleave(contest, ways, groups, repeats, say)
-    return {"size": batch, **compare(runs, ways[0], ways[1], range(len(groups)))}
+    harness.gate(methods, groups, say)
+    measured = harness.interleave(methods, groups, repeats, say)
+    return {"size": batch, **compare(measured, methods[0], methods[1], range(len(groups)))}
 
 
 def _sweep(
-    contest: Contest,
+    harness: Harness,
     drafter: Any,
     plans: dict[str, Any],
     longest: Sequence[Recording],
@@ -226,32 +200,32 @@ def _sweep(
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """Every plan against greedy decoding: long recordings one by one, and in batches."""
-    plain, found = greedy(), []
-    tried = [drafted(name, drafter, nodes) for name, nodes in plans.items()]
+    plain, rows = Method.greedy(), []
+    tried = [Method.drafted(name, drafter, nodes) for name, nodes in plans.items()]
     for size, groups in ((1, [[one.sound] for one in longest]), (batch, _groups(longest, batch))):
-        for way in tried:
-            _gate(contest, [way, plain], groups, say)
-        runs = _interleave(contest, [plain, *tried], groups, repeats, say)
-        for way in tried:
-            row = compare(runs, way, plain, range(len(groups)))
-            found.append(
+        for method in tried:
+            harness.gate([method, plain], groups, say)
+        measured = harness.interleave([plain, *tried], groups, repeats, say)
+        for method in tried:
+            row = compare(measured, method, plain, range(len(groups)))
+            rows.append(
                 {
-                    "plan": way.name,
+                    "plan": method.name,
                     "batch": size,
                     "decoder": row["decoder"]["ratio"],
                     "wall": row["wall"]["ratio"],
                     "tokens_per_round": row["a_tokens_per_round"],
                 }
             )
-    return found
+    return rows
 
 
-def _fastest(contest: Contest, helpers: Sequence[Way], sounds: Sequence[Tensor]) -> Way:
+def _fastest(harness: Harness, helpers: Sequence[Method], recordings: Sequence[Tensor]) -> Method:
     """The assistant that decodes these fastest, the second time."""
     seconds = []
-    for way in helpers:
-        contest.run(sounds, way)
-        seconds.append(contest.run(sounds, way).decoder)
+    for method in helpers:
+        harness.measure(recordings, method)
+        seconds.append(harness.measure(recordings, method).decoder)
     return helpers[seconds.index(min(seconds))]
 
 

@@ -1,161 +1,214 @@
-"""One Whisper, several ways to decode with it, and what each call of `generate` spent: measured alike for all.
+"""One Whisper, several methods to decode with it, and what each call cost: measured alike for all.
 
-A call's seconds fall into features (log-mels of the samples), encoder (its forward pass, an assistant's encoder
-included) and decoder: all the rest of `generate`, that is passes, drafting, verification, processors and transformers'
-own preparations. Nothing here knows references or statistics.
+mmdec is measured through `mmdec.transcribe`, the call that people make, and by what it returns. transformers' own loops
+are measured through `model.generate`, with the features and the arguments that `transcribe` gives it. A call's seconds
+fall into reading (checks of the samples), features (log-mels), encoder (its passes, an assistant's encoder included)
+and decoder: all the rest up to the text, that is passes, drafting, verification, processors and transformers' own
+preparations. Nothing here knows references or statistics.
 """
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, final
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from mmdec.audio import SAMPLE_RATE
-from mmdec.decode.loop import Round
-from mmdec.generation.speculation import DraftedBy, Nodes, speculate
+from mmdec.generation.speculation import Nodes
 from mmdec.hub.medusa import WEIGHTS
 from mmdec.hub.whisper import HEADS, Whisper
-from mmdec.types import InputError
+from mmdec.pipelines.transcription.request import Call
+from mmdec.pipelines.transcription.transcribe import DraftedBy, transcribe
+from mmdec.pipelines.translation.translate import Audio, read
+from mmdec.runtime import Stopwatch, timed_passes
+from mmdec.types import InputError, MmdecError
 
 PLAN = re.compile(r"(\d+)(?:x(\d+))?")
-
-
-@dataclass(frozen=True)
-class Way:
-    """How to decode: options for `generate`, and the rounds of the last call where mmdec's loop ran."""
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    rounds: list[Round] = field(default_factory=list)
-    networks: Sequence[PreTrainedModel] = ()  # beside the model
-
-
 GREEDY = "greedy"
 
 
-def greedy() -> Way:
-    """transformers' own loop."""
-    return Way(GREEDY)
+@dataclass(frozen=True)
+class Method:
+    """How to decode: by which call, and its options beside those of the harness."""
 
+    name: str
+    call: Literal["transcribe", "generate"]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    networks: Sequence[PreTrainedModel] = ()  # beside the model
 
-def drafted(name: str, drafter: DraftedBy, nodes: Nodes = None) -> Way:
-    """mmdec's loop; nodes as for `mmdec.speculate`."""
-    rounds: list[Round] = []
-    plug = speculate(drafter, num_speculative_tokens=nodes, on_round=rounds.append)
-    return Way(name, {"custom_generate": plug}, rounds)
+    @classmethod
+    def greedy(cls) -> Method:
+        """transformers' own loop."""
+        return cls(GREEDY, "generate")
+
+    @classmethod
+    def drafted(cls, name: str, drafter: DraftedBy, nodes: Nodes = None) -> Method:
+        """mmdec's loop; nodes as for `mmdec.speculate`."""
+        return cls(name, "transcribe", {"drafter": drafter, "num_speculative_tokens": nodes})
 
 
 @dataclass(frozen=True)
-class Run:
-    """What one call gave and spent, in seconds."""
+class Measurement:
+    """What one call gave and cost; times in seconds, of the whole batch."""
 
-    tokens: Tensor  # (B, L) as `generate` returns them: without the prompt, padded on the right
+    tokens: list[list[int]]  # of each recording, without prompt and padding
+    texts: list[str]
     features: float
     encoder: float
-    total: float
-    passes: int  # of the model's decoder
-    windows: int  # passes of its encoder
-    rounds: int = 0  # those of all rows after the prompt's, in mmdec's loop
-    drafted_tokens: int = 0  # the text of these rounds, bonus or correction included
-
-    @property
-    def decoder(self) -> float:
-        return self.total - self.features - self.encoder
+    decoder: float  # the drafter included
+    drafter: float  # 0 where transformers drafts, which does not say
+    total: float  # wall clock, from samples in memory to texts
+    passes: int = 0  # of the model's decoder
+    windows: int = 0  # passes of its encoder
+    rounds: int = 0  # those of all recordings after the prompts' passes, in mmdec's loop
+    drafted_tokens: int = 0  # that these rounds gave, bonus or correction included
 
     @property
     def tokens_per_round(self) -> float:
-        """Of mmdec's loop, a row's; 1 where there was no round after the prompt's."""
+        """Of mmdec's loop, a recording's; 1 where there was no round after the prompt's pass."""
         return self.drafted_tokens / self.rounds if self.rounds else 1.0
 
 
+Measurements = Mapping[str, Sequence[Sequence[Measurement]]]  # method -> each group of recordings -> its repeats
+
+
 @final
-class Contest:
-    """A model, and how it is asked."""
+class Harness:
+    """A model, and what it is asked for."""
 
     def __init__(self, whisper: Whisper, language: str | None = "en", max_new_tokens: int | None = None) -> None:
         """language: of the recordings; None has it detected. A model of one language is not told."""
         self.whisper, self.model = whisper, whisper.model
-        self.window: int = (
-            whisper.extractor.n_samples
-        )  # longer sound needs transformers' long-form code, and timestamps
-        self.options: dict[str, Any] = {"do_sample": False, "num_beams": 1}
-        if getattr(self.model.generation_config, "is_multilingual", False):
-            self.options |= {"task": "transcribe"} if language is None else {"task": "transcribe", "language": language}
-        if max_new_tokens is not None:
-            self.options |= {"max_new_tokens": max_new_tokens, "max_length": None}
+        multilingual = getattr(self.model.generation_config, "is_multilingual", False)
+        self.language = language if multilingual else None
+        self.options = {"num_beams": 1, "max_new_tokens": max_new_tokens}
 
-    def run(self, sounds: Sequence[Tensor], way: Way) -> Run:
-        """Sounds (T,) of 16 kHz, decoded together. Where one is longer than a window, all get timestamps."""
-        way.rounds.clear()
-        encoders: list[nn.Module] = [self.model.model.encoder]
-        for network in way.networks:
-            if network.config.is_encoder_decoder:
-                encoders.append(network.get_encoder())
-        long = any(len(sound) > self.window for sound in sounds)
-        more: dict[str, Any] = {"return_timestamps": True} if long else {}
-        start = self._now()
-        features = self._features(sounds, long)
-        ready = self._now()
-        with _quiet(), self._watched(encoders) as spent, _counted(self.model.model.decoder) as passes:
-            tokens: Any = self.model.generate(**features, **self.options, **more, **way.options)
-            end = self._now()
-        later = [one for one in way.rounds if one.index]
-        return Run(
+    def read(self, audio: Audio) -> Tensor:
+        """A recording as `transcribe` reads it: 16 kHz (T,). Raises InputError for one that it would refuse."""
+        return self._request(1).check(read(audio))
+
+    def is_long(self, samples: Tensor) -> bool:
+        """Whether samples (T,) fill more than one window: they need transformers' long-form code, and timestamps."""
+        return self._request(1).is_long(len(samples))
+
+    def measure(self, recordings: Sequence[Tensor], method: Method) -> Measurement:
+        """Recordings (T,) of 16 kHz, decoded together: those within a window apart from longer ones."""
+        measure = self._transcribe if method.call == "transcribe" else self._generate
+        with _quiet(), _counted(self.model.get_decoder()) as passes, _counted(self.model.get_encoder()) as windows:
+            measured = measure(recordings, method)
+        return replace(measured, passes=len(passes), windows=len(windows))
+
+    def gate(
+        self, methods: Sequence[Method], groups: Sequence[Sequence[Tensor]], say: Callable[[str], None]
+    ) -> dict[str, list[bool]]:
+        """Whether each method gives each group the tokens of the second method, greedy decoding.
+
+        Raises MmdecError where those of the first differ: then nothing may be timed.
+        """
+        first, plain = methods[0], methods[1]
+        equal: dict[str, list[bool]] = {method.name: [] for method in methods}
+        for number, recordings in enumerate(groups):
+            wanted = self.measure(recordings, plain).tokens
+            for method in methods:
+                equal[method.name].append(self.measure(recordings, method).tokens == wanted)
+            if not equal[first.name][-1]:
+                raise MmdecError(
+                    f"`{first.name}` differs from greedy decoding on recording {number}: no timing is reported. Report "
+                    "this as a bug."
+                )
+        for method in methods[2:]:
+            say(f"{method.name}: {sum(equal[method.name])} of {len(groups)} as greedy decoding")
+        return equal
+
+    def interleave(
+        self,
+        methods: Sequence[Method],
+        groups: Sequence[Sequence[Tensor]],
+        repeats: int,
+        say: Callable[[str], None],
+    ) -> Measurements:
+        """All methods in turn, A B C A B C, group by group. The gate was the warm-up."""
+        measured: dict[str, list[list[Measurement]]] = {method.name: [[] for _ in groups] for method in methods}
+        for repeat in range(repeats):
+            for number, recordings in enumerate(groups):
+                for method in methods:
+                    measured[method.name][number].append(self.measure(recordings, method))
+            say(f"repeat {repeat + 1} of {repeats}")
+        return measured
+
+    def _transcribe(self, recordings: Sequence[Tensor], method: Method) -> Measurement:
+        """By `mmdec.transcribe`; seconds and rounds are what it returns."""
+        stopwatch = Stopwatch(self.model.device)
+        found = transcribe(
+            list(recordings),
+            sample_rate=SAMPLE_RATE,
+            model=self.whisper,
+            language=self.language,
+            batch_size=len(recordings),
+            **self.options,
+            **method.options,
+        )
+        total = stopwatch.lap()
+        spent = {
+            stage: sum(one.timings[stage] for one in found) for stage in ("features", "encoder", "drafter", "total")
+        }
+        later = [one.rounds - one.windows for one in found]
+        return Measurement(
+            tokens=[one.tokens for one in found],
+            texts=[one.text for one in found],
+            features=spent["features"],
+            encoder=spent["encoder"],
+            decoder=spent["total"] - spent["features"] - spent["encoder"],
+            drafter=spent["drafter"],
+            total=total,
+            rounds=sum(later),
+            drafted_tokens=sum(
+                round(one.tokens_per_round * rounds) for one, rounds in zip(found, later, strict=True) if rounds
+            ),
+        )
+
+    def _generate(self, recordings: Sequence[Tensor], method: Method) -> Measurement:
+        """By `model.generate`, in the batches of `transcribe`."""
+        tokens: list[list[int]] = [[] for _ in recordings]
+        device, features, rest, encoder = self.model.device, 0.0, 0.0, list[float]()
+        whole, stopwatch = Stopwatch(device), Stopwatch(device)
+        samples = [read(one, SAMPLE_RATE) for one in recordings]
+        call = self._request(len(recordings))
+        with ExitStack() as stack:
+            for network in (self.model, *method.networks):
+                if network.config.is_encoder_decoder:
+                    stack.enter_context(
+                        timed_passes(network.get_encoder(), device, lambda seconds, *_: encoder.append(seconds))
+                    )
+            for batch in call.batches(dict(enumerate(map(len, samples))), len(samples)):
+                stopwatch.lap()
+                inputs = call.features([samples[index] for index in batch])
+                features += stopwatch.lap()
+                arguments = call.arguments(batch, call.is_long(len(samples[batch[0]])))
+                found: Any = self.model.generate(**inputs, **arguments, **method.options)
+                for index, segments in zip(batch, found["segments"], strict=True):
+                    tokens[index] = [token for segment in segments for token in segment["tokens"].tolist()]
+                rest += stopwatch.lap()
+        stopwatch.lap()
+        texts = [self.whisper.tokenizer.decode(row, skip_special_tokens=True).strip() for row in tokens]
+        return Measurement(
             tokens=tokens,
-            features=ready - start,
-            encoder=sum(spent[encoders[0]]) + sum(sum(spent[other]) for other in encoders[1:]),
-            total=end - start,
-            passes=len(passes),
-            windows=len(spent[encoders[0]]),
-            rounds=sum(len(one.rows) for one in later),
-            drafted_tokens=sum(len(row) for one in later for row in one.tokens),
+            texts=texts,
+            features=features,
+            encoder=sum(encoder),
+            decoder=rest + stopwatch.lap() - sum(encoder),
+            drafter=0.0,
+            total=whole.lap(),
         )
 
-    def text(self, run: Run) -> list[str]:
-        """Each row's text, special tokens and timestamps left out."""
-        return [text.strip() for text in self.whisper.tokenizer.batch_decode(run.tokens, skip_special_tokens=True)]
-
-    def _features(self, sounds: Sequence[Tensor], long: bool) -> dict[str, Tensor]:
-        samples = [sound.numpy() for sound in sounds]
-        options: dict[str, Any] = {"truncation": False, "padding": "longest"} if long else {}
-        found = self.whisper.extractor(
-            samples, sampling_rate=SAMPLE_RATE, return_tensors="pt", return_attention_mask=True, **options
-        )
-        return {name: found[name].to(self.model.device) for name in ("input_features", "attention_mask")}
-
-    @contextmanager
-    def _watched(self, modules: Sequence[nn.Module]) -> Iterator[dict[nn.Module, list[float]]]:
-        """Seconds of each module's passes."""
-        spent: dict[nn.Module, list[float]] = {module: [] for module in modules}
-        starts: list[float] = []
-
-        def before(_module: nn.Module, _args: Any) -> None:
-            starts.append(self._now())
-
-        def after(module: nn.Module, _args: Any, _out: Any) -> None:
-            spent[module].append(self._now() - starts.pop())
-
-        hooks = [one.register_forward_pre_hook(before) for one in modules]
-        hooks += [one.register_forward_hook(after) for one in modules]
-        try:
-            yield spent
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _now(self) -> float:
-        if self.model.device.type == "cuda":
-            torch.cuda.synchronize(self.model.device)
-        return time.perf_counter()
+    def _request(self, recordings: int) -> Call:
+        return Call.of(self.whisper, None, self.language, "transcribe", None, self.options, recordings)
 
 
 @contextmanager
@@ -193,15 +246,3 @@ def parse_plan(plan: str) -> Nodes:
     if match is None:
         raise InputError(f"`plan` must be 'learned', nodes of a chain or nodes x depth of a tree, but is {plan!r}.")
     return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))
-
-
-def same(a: Run, b: Run, pad: int) -> list[bool]:
-    """For each row whether two ways gave it the same tokens, padding aside."""
-    return [_bare(x, pad) == _bare(y, pad) for x, y in zip(a.tokens.tolist(), b.tokens.tolist(), strict=True)]
-
-
-def _bare(row: list[int], pad: int) -> list[int]:
-    end = len(row)
-    while end and row[end - 1] == pad:
-        end -= 1
-    return row[:end]

@@ -1,13 +1,20 @@
-"""Two things timed in turn, A B A B: on a noisy machine only the ratio of neighbours means something."""
+"""Two ways to do the same, timed in turn, A B A B: on a noisy machine only the ratio of neighbours means something."""
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+
+from mmdec.runtime import Stopwatch
+
+if TYPE_CHECKING:
+    from mmdec.evaluation.harness import Measurement, Measurements, Method
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -22,31 +29,91 @@ class Paired:
     n: int
 
 
-def paired(a: Callable[[], object], b: Callable[[], object], repeats: int, device: torch.device) -> Paired:
-    """Time a and b alternately, after one warm-up of each."""
-    times: list[tuple[float, float]] = []
+def paired(
+    a: Callable[[], Result],
+    b: Callable[[], Result],
+    repeats: int,
+    device: torch.device,
+    seconds: Callable[[Result], float] | None = None,
+) -> Paired:
+    """Run a and b alternately, after one warm-up of each.
+
+    seconds: reads from a result what the call itself says it spent; None takes the wall clock of the call.
+    """
+    pairs: list[tuple[float, float]] = []
+    stopwatch = Stopwatch(device)
     for number in range(repeats + 1):
         pair = []
         for side in (a, b):
-            _wait(device)
-            start = time.perf_counter()
-            side()
-            _wait(device)
-            pair.append(time.perf_counter() - start)
+            stopwatch.lap()
+            result = side()
+            wall = stopwatch.lap()
+            pair.append(wall if seconds is None else seconds(result))
         if number:
-            times.append((pair[0], pair[1]))
-    ratios = [y / x for x, y in times]
-    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+            pairs.append((pair[0], pair[1]))
+    low, middle, high = _quartiles([y / x for x, y in pairs])
     return Paired(
-        a_ms=1e3 * statistics.median(x for x, _ in times),
-        b_ms=1e3 * statistics.median(y for _, y in times),
-        ratio=statistics.median(ratios),
+        a_ms=1e3 * statistics.median(x for x, _ in pairs),
+        b_ms=1e3 * statistics.median(y for _, y in pairs),
+        ratio=middle,
         low=low,
         high=high,
-        n=len(ratios),
+        n=len(pairs),
     )
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def compare(measured: Measurements, a: Method, b: Method, groups: Sequence[int]) -> dict[str, Any]:
+    """A JSON object: b over a, on some groups of recordings.
+
+    groups: indices of groups. Seconds are sums over the groups, each with the median of its repeats, and `ratio` is
+    that of the sums; `median` and the quartiles `low` and `high` are of the ratios of neighbours. Tokens a round count
+    the bonus or correction, but not the prompt's pass; b's are known at batch 1 alone.
+    """
+    if not groups:
+        return {"n": 0}
+    ours, theirs = ([measured[method.name][group] for group in groups] for method in (a, b))
+    passes = sum(repeats[0].passes - repeats[0].windows for repeats in theirs)
+    return {
+        "n": len(groups),
+        "decoder": _ratios(ours, theirs, lambda one: one.decoder),
+        "wall": _ratios(ours, theirs, lambda one: one.total),
+        "a_tokens_per_round": _tokens(ours) / max(sum(repeats[-1].rounds for repeats in ours), 1),
+        "a_passes": sum(repeats[-1].passes for repeats in ours),
+        "b_passes": sum(repeats[0].passes for repeats in theirs),
+        "b_tokens_per_pass": _tokens(ours) / max(passes, 1) if len(ours[0][0].tokens) == 1 else None,
+        "a_decoder_share": _share(ours),
+        "b_decoder_share": _share(theirs),
+        "seconds": {
+            "features": _sum(theirs, lambda one: one.features),
+            "encoder": _sum(theirs, lambda one: one.encoder),
+            "drafter": _sum(ours, lambda one: one.drafter),
+        },
+    }
+
+
+def _ratios(
+    ours: Sequence[Sequence[Measurement]],
+    theirs: Sequence[Sequence[Measurement]],
+    seconds: Callable[[Measurement], float],
+) -> dict[str, float | int]:
+    ratios = [seconds(y) / seconds(x) for a, b in zip(ours, theirs, strict=True) for x, y in zip(a, b, strict=True)]
+    low, middle, high = _quartiles(ratios)
+    a, b = _sum(ours, seconds), _sum(theirs, seconds)
+    return {"a_s": a, "b_s": b, "ratio": b / a, "median": middle, "low": low, "high": high, "pairs": len(ratios)}
+
+
+def _quartiles(ratios: Sequence[float]) -> tuple[float, float, float]:
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [*ratios] * 3
+    return low, middle, high
+
+
+def _sum(measured: Sequence[Sequence[Measurement]], seconds: Callable[[Measurement], float]) -> float:
+    return sum(statistics.median(seconds(one) for one in repeats) for repeats in measured)
+
+
+def _share(measured: Sequence[Sequence[Measurement]]) -> float:
+    return _sum(measured, lambda one: one.decoder) / _sum(measured, lambda one: one.total)
+
+
+def _tokens(measured: Sequence[Sequence[Measurement]]) -> int:
+    return sum(repeats[-1].drafted_tokens for repeats in measured)

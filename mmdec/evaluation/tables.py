@@ -148,7 +148,8 @@ def _spent(stage: str) -> Callable[[dict[str, Any]], str]:
 _ASR_COSTS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("seconds: features", _spent("features")),
     ("  encoder", _spent("encoder")),
-    ("  decoder", _spent("decoder")),
+    ("  decoder, drafter included", _spent("decoder")),
+    ("    drafter", _spent("drafter")),
     ("  total", _spent("total")),
     ("decoder's share, %", lambda cost: f"{100 * cost['decoder_share']:.1f}"),
     ("decoder passes", lambda cost: str(cost["decoder_passes"])),

@@ -1,9 +1,6 @@
 """Scores a Whisper on a split: word and character errors, and what its decoding costs with drafts and without.
 
-    evaluate_asr(split="test", corpus="data/english", model="whisper-phrasebook", *, heads=None, plan=None, plain=True,
-                 language="en", batch_size=1, limit=None, max_new_tokens=None, device=None, threads=2, worst=10,
-                 log=None) -> dict, ready for json.dumps
-
+What is scored and timed is `mmdec.transcribe`; transformers' own loop gets the same features (`evaluation/harness.py`).
 `scorecard.asr_table(report)` shows the result to people. The corpus is in LibriSpeech's layout or a manifest:
 see `utterances.py`.
 """
@@ -21,15 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdec.audio import SAMPLE_RATE, load_audio
+from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import check_threads
 from mmdec.corpora.librispeech import Utterance, read_utterances
-from mmdec.evaluation.harness import Contest, Run, Way, drafted, greedy, has_heads, same
+from mmdec.evaluation.harness import Harness, Measurement, Method, has_heads
 from mmdec.generation.speculation import Nodes
 from mmdec.hub.whisper import DEFAULT_MODEL, Whisper, load_whisper
 from mmdec.metrics import text as metrics
 from mmdec.metrics.word_errors import Edits, character_edits, rate, ratio, word_edits
 from mmdec.provenance import hardware
+from mmdec.runtime import dtype_of
 from mmdec.types import InputError
 
 ENGLISH = ("en", "english")
@@ -70,8 +68,8 @@ def evaluate_asr(
     speedup. plan: nodes of a draft, as `num_speculative_tokens` of `mmdec.speculate`. plain: decode with transformers'
     own loop, too, each batch after the drafted run of the same batch, for the speedup and to compare the tokens.
     language: None has it detected. limit: that many utterances, evenly spaced. worst: how many examples are listed.
-    A recording that cannot be read counts as an empty transcript and is named. Sound of more than a window (30 s) is
-    decoded by itself, in transformers' long-form code.
+    A recording that `mmdec.transcribe` refuses counts as an empty transcript and is named. Sound of more than a window
+    (30 s) is decoded by itself, in transformers' long-form code.
     """
     if limit is not None and limit < 1:
         raise InputError(f"`limit` must be at least 1, but is {limit}. Leave it out for the whole split.")
@@ -81,13 +79,13 @@ def evaluate_asr(
     check_threads(threads)
     torch.set_num_threads(threads)
     whisper = model if isinstance(model, Whisper) else load_whisper(model, device)
-    contest = Contest(whisper, language, max_new_tokens)
-    ways = _ways(whisper, heads, plan, plain)
+    harness = Harness(whisper, language, max_new_tokens)
+    methods = _methods(whisper, heads, plan, plain)
     say = log if log is not None else _silent
     heard: list[Heard] = []
-    runs: dict[str, list[tuple[int, Run]]] = {way.name: [] for way in ways}
+    measured: dict[str, list[Measurement]] = {method.name: [] for method in methods}
     for group in _batches(rows, batch_size):
-        _decode(contest, ways, group, heard, runs)
+        _decode(harness, methods, group, heard, measured)
         if len(heard) // EVERY > (len(heard) - len(group)) // EVERY or len(heard) == len(rows):
             say(f"transcribed {len(heard)} of {len(rows)}")
     normalise, name = normaliser(whisper.tokenizer, language)
@@ -103,18 +101,21 @@ def evaluate_asr(
         "by_speaker": _by_speaker(heard, normalise),
         "worst": _worst(heard, normalise, worst),
         "refused": {one.row.path.name: one.error for one in heard if one.error},
-        "decoding": {way.name: _cost(runs[way.name], heard) for way in ways},
+        "decoding": {method.name: _cost(measured[method.name], heard) for method in methods},
     }
-    if len(ways) == 2:
-        ours, theirs = ([run for _, run in runs[way.name]] for way in ways)
+    if len(methods) == 2:
+        ours, theirs = (measured[method.name] for method in methods)
         kept = [one for one in heard if not one.error]
         report["identical"] = {"count": sum(one.identical for one in kept), "n": len(kept)}
         report["speedup"] = {
             "what": "transformers' greedy seconds over ours, same batches in turn",
-            "decoder": _ratio(ours, theirs, lambda run: run.decoder),
-            "wall": _ratio(ours, theirs, lambda run: run.total),
+            "decoder": _ratio(ours, theirs, lambda one: one.decoder),
+            "wall": _ratio(ours, theirs, lambda one: one.total),
         }
-    report["hardware"] = {**hardware(threads, device), "batch": batch_size}
+    network = whisper.model
+    report["hardware"] = hardware(
+        device=network.device, dtype=dtype_of(network), batch=batch_size, threads=torch.get_num_threads()
+    )
     return report
 
 
@@ -135,50 +136,49 @@ def spaced(rows: Sequence[Utterance], limit: int | None) -> list[Utterance]:
     """`limit` rows, evenly spaced; all where there are no more."""
     if limit is None or limit >= len(rows):
         return list(rows)
-    return [rows[place * len(rows) // limit] for place in range(limit)]
+    return [rows[number * len(rows) // limit] for number in range(limit)]
 
 
-def _ways(whisper: Whisper, heads: str | os.PathLike[str] | None, plan: Nodes, plain: bool) -> list[Way]:
+def _methods(whisper: Whisper, heads: str | os.PathLike[str] | None, plan: Nodes, plain: bool) -> list[Method]:
     if heads is None and not has_heads(whisper):
-        return [greedy()]
-    ours = drafted("medusa", whisper.heads(heads), plan)
-    return [ours, greedy()] if plain else [ours]
+        return [Method.greedy()]
+    ours = Method.drafted("medusa", whisper.heads(heads), plan)
+    return [ours, Method.greedy()] if plain else [ours]
 
 
 def _batches(rows: Sequence[Utterance], size: int) -> Iterator[list[Utterance]]:
-    for place in range(0, len(rows), size):
-        yield list(rows[place : place + size])
+    for start in range(0, len(rows), size):
+        yield list(rows[start : start + size])
 
 
 def _decode(
-    contest: Contest,
-    ways: Sequence[Way],
+    harness: Harness,
+    methods: Sequence[Method],
     group: Sequence[Utterance],
     heard: list[Heard],
-    runs: dict[str, list[tuple[int, Run]]],
+    measured: dict[str, list[Measurement]],
 ) -> None:
-    """One batch by all ways in turn; recordings of more than a window by themselves."""
+    """One batch by all methods in turn; recordings of more than a window by themselves."""
     sounds: list[tuple[Utterance, Tensor]] = []
     for row in group:
         try:
-            sounds.append((row, load_audio(row.path)))
+            sounds.append((row, harness.read(row.path)))
         except InputError as error:
             heard.append(Heard(row, "", 0.0, error=str(error)))
-    short = [pair for pair in sounds if len(pair[1]) <= contest.window]
-    for batch in [short, *([pair] for pair in sounds if len(pair[1]) > contest.window)]:
+    short = [pair for pair in sounds if not harness.is_long(pair[1])]
+    for batch in [short, *([pair] for pair in sounds if harness.is_long(pair[1]))]:
         if not batch:
             continue
         samples = [sound for _, sound in batch]
-        if not any(runs.values()):
-            for way in ways:
-                contest.run(samples, way)  # the first call pays for lazy set-up
-        found = [contest.run(samples, way) for way in ways]
-        for way, run in zip(ways, found, strict=True):
-            runs[way.name].append((len(batch), run))
-        pad = contest.model.generation_config.pad_token_id
-        equal = same(found[0], found[-1], -1 if pad is None else int(pad))
-        for (row, sound), text, identical in zip(batch, contest.text(found[0]), equal, strict=True):
-            heard.append(Heard(row, text, len(sound) / SAMPLE_RATE, identical))
+        if not any(measured.values()):
+            for method in methods:
+                harness.measure(samples, method)  # the first call pays for lazy set-up
+        results = [harness.measure(samples, method) for method in methods]
+        for method, result in zip(methods, results, strict=True):
+            measured[method.name].append(result)
+        ours, theirs = results[0], results[-1]
+        for (row, sound), text, a, b in zip(batch, ours.texts, ours.tokens, theirs.tokens, strict=True):
+            heard.append(Heard(row, text, len(sound) / SAMPLE_RATE, identical=a == b))
 
 
 def _scores(heard: Sequence[Heard], normalise: Callable[[str], str]) -> dict[str, Any]:
@@ -219,23 +219,23 @@ def _worst(heard: Sequence[Heard], normalise: Callable[[str], str], count: int) 
     ]
 
 
-def _cost(runs: Sequence[tuple[int, Run]], heard: Sequence[Heard]) -> dict[str, Any]:
-    """Seconds, passes and rounds of one way."""
-    if not runs:
+def _cost(calls: Sequence[Measurement], heard: Sequence[Heard]) -> dict[str, Any]:
+    """Seconds, passes and rounds of one method."""
+    if not calls:
         return {}
-    calls = [run for _, run in runs]
-    total = sum(run.total for run in calls)
-    rounds, tokens = sum(run.rounds for run in calls), sum(run.drafted_tokens for run in calls)
-    latencies = [run.total for run in calls]
+    total = sum(one.total for one in calls)
+    rounds, tokens = sum(one.rounds for one in calls), sum(one.drafted_tokens for one in calls)
+    latencies = [one.total for one in calls]
     return {
         "seconds": {
-            "features": sum(run.features for run in calls),
-            "encoder": sum(run.encoder for run in calls),
-            "decoder": sum(run.decoder for run in calls),
-            "total": total,
+            "features": sum(one.features for one in calls),
+            "encoder": sum(one.encoder for one in calls),
+            "decoder": sum(one.decoder for one in calls),  # the drafter included
+            "drafter": sum(one.drafter for one in calls),
+            "total": total,  # reading included
         },
-        "decoder_share": sum(run.decoder for run in calls) / total,
-        "decoder_passes": sum(run.passes for run in calls),
+        "decoder_share": sum(one.decoder for one in calls) / total,
+        "decoder_passes": sum(one.passes for one in calls),
         "rounds": rounds,  # each row's, the prompt's left out
         "tokens_per_round": tokens / rounds if rounds else None,
         "latency": {"median": median(latencies), "p90": metrics.percentile(latencies, 0.9), "of": "a batch"},
@@ -243,8 +243,10 @@ def _cost(runs: Sequence[tuple[int, Run]], heard: Sequence[Heard]) -> dict[str, 
     }
 
 
-def _ratio(ours: Sequence[Run], theirs: Sequence[Run], seconds: Callable[[Run], float]) -> dict[str, float]:
-    value, low, high = ratio([seconds(run) for run in theirs], [seconds(run) for run in ours])
+def _ratio(
+    ours: Sequence[Measurement], theirs: Sequence[Measurement], seconds: Callable[[Measurement], float]
+) -> dict[str, float]:
+    value, low, high = ratio([seconds(one) for one in theirs], [seconds(one) for one in ours])
     return {"value": value, "low": low, "high": high}
 
 

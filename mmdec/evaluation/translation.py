@@ -1,23 +1,18 @@
 """Scores a speech translator on a split: text, phones, numbers, the judge's hearing, latency.
 
-    evaluate_speech(split="test", corpus="data/corpus", model=None, strategies=("lookahead", "autoregressive"), *,
-                    common_voice=None, cvss=None, limit=None, asr=True, device=None, threads=2, translator=None,
-                    log=None) -> dict, ready for json.dumps
-
-`scorecard.table(report)` shows the result to people. The layout is that of CVSS and Common Voice: pass `common_voice`
-and `cvss` where the two are not `corpus`/cv/fr and `corpus`/cvss_c. References and alignments of our own are used
-where they are there.
+What is scored and timed is `mmdec.translate_speech`. `scorecard.table(report)` shows the result to people. The layout
+is that of CVSS and Common Voice: pass `common_voice` and `cvss` where the two are not `corpus`/cv/fr and
+`corpus`/cvss_c. References and alignments of our own are used where they are there.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -28,7 +23,10 @@ from mmdec.metrics.recogniser import SAMPLE_RATE, Recogniser
 from mmdec.phonetics.lexicon import PAUSE, lower_case, read_lexicon
 from mmdec.types import InputError
 
-STRATEGIES = ("lookahead", "autoregressive", "verified")
+if TYPE_CHECKING:
+    from mmdec.pipelines.translation.translator import SpeechTranslator
+
+COMPARED = ("lookahead", "autoregressive", "verified")  # of the translator's STRATEGIES, if none are named
 NOISES = 32  # utterances of white noise
 NOISE_LEVEL = 0.1  # of full scale
 
@@ -67,7 +65,7 @@ def evaluate_speech(
     split: str = "test",
     corpus: str | os.PathLike[str] = "data/corpus",
     model: str | os.PathLike[str] | None = None,
-    strategies: Sequence[str] = STRATEGIES,
+    strategies: Sequence[str] = COMPARED,
     *,
     common_voice: str | os.PathLike[str] | None = None,
     cvss: str | os.PathLike[str] | None = None,
@@ -80,21 +78,23 @@ def evaluate_speech(
 ) -> dict[str, Any]:
     """Every figure as a JSON-ready dict. `limit` takes that many utterances, evenly spaced. The strategies take turns
     on each recording, after one warm-up each. A recording that is refused counts as an empty translation and is named.
-    `translator` stands in for the model. `log` receives progress lines."""
+    `translator` stands in for the model. `log` receives progress lines. Raises InputError for what cannot be scored.
+    """
     if limit is not None and limit < 1:
         raise InputError(f"`limit` must be at least 1, but is {limit}. Leave it out for the whole split.")
     check_threads(threads)
     if not strategies:
         raise InputError("`strategies` must name at least one strategy, but is empty. Use lookahead.")
-    from mmdec.provenance import hardware  # takes torch with it
-
     say = log if log is not None else _silent
     root = Path(corpus)
     target = Path(cvss) if cvss is not None else root / "cvss_c"
     source = Path(common_voice) if common_voice is not None else root / "cv" / "fr"
     rows, skipped = read_split(source, target, split, limit)
     judge = _judge(root, target, say) if asr else None
-    name, run = ("injected", translator) if translator is not None else _translator(model, device, threads)
+    if translator is not None:
+        name, run, machine = "injected", translator, _machine(None, threads)
+    else:
+        name, run, machine = _translator(model, strategies, device, threads)
     outputs = _translate(run, rows, strategies, say)
     seconds = [_seconds(row.clip) for row in rows]
     lexicon = _lexicon(root)
@@ -105,7 +105,7 @@ def evaluate_speech(
         "n": len(rows),
         "skipped_rows": skipped,
         "source_seconds": sum(seconds),
-        "hardware": hardware(threads, device),
+        "hardware": machine,
         "strategies": {
             strategy: {**_text_scores(rows, outputs[strategy], lexicon), **_speed(outputs[strategy], seconds)}
             for strategy in strategies
@@ -217,24 +217,46 @@ def _translate(
 
 
 def _one(run: Translator, clip: Path, strategy: str) -> Output:
-    start = time.perf_counter()
+    from mmdec.runtime import Stopwatch  # takes torch with it
+
+    stopwatch = Stopwatch()  # samples and texts come back on the CPU: nothing is left to wait for
     try:
         spoken = run(clip, strategy)
     except InputError as error:
-        return Output("", (), np.zeros(0, np.float32), {}, time.perf_counter() - start, str(error))
-    taken = time.perf_counter() - start
+        return Output("", (), np.zeros(0, np.float32), {}, stopwatch.lap(), str(error))
+    taken = stopwatch.lap()
     sound = spoken.audio
     if spoken.sample_rate != SAMPLE_RATE:
         sound = _resampled(sound, spoken.sample_rate)
     return Output(spoken.text, tuple(spoken.units), sound, dict(spoken.timings), taken)
 
 
-def _translator(model: str | os.PathLike[str] | None, device: str | None, threads: int) -> tuple[str, Translator]:
+def _translator(
+    model: str | os.PathLike[str] | None, strategies: Sequence[str], device: str | None, threads: int
+) -> tuple[str, Translator, dict[str, Any]]:
+    """The model's name, the call that people make of it, and what it runs on."""
     from mmdec.hub import DEFAULT_MODEL, load
     from mmdec.pipelines.translation.translate import translate_speech
+    from mmdec.pipelines.translation.translator import check_strategy
 
+    for strategy in strategies:
+        check_strategy(strategy)
     loaded = load(DEFAULT_MODEL if model is None else model, device)
-    return loaded.name, lambda clip, strategy: translate_speech(clip, model=loaded, strategy=strategy, threads=threads)
+
+    def run(clip: Path, strategy: str) -> Spoken:
+        return translate_speech(clip, model=loaded, strategy=strategy, threads=threads)
+
+    return loaded.name, run, _machine(loaded, threads)
+
+
+def _machine(translator: SpeechTranslator | None, threads: int) -> dict[str, Any]:
+    """Provenance; of a translator that stands in for the model only the machine is known."""
+    from mmdec.provenance import hardware
+    from mmdec.runtime import dtype_of
+
+    if translator is None:
+        return hardware(device=None, dtype=None, batch=1, threads=threads)
+    return hardware(device=translator.device, dtype=dtype_of(translator.model), batch=1, threads=threads)
 
 
 def _judge(root: Path, cvss: Path, say: Callable[[str], None]) -> Recogniser:

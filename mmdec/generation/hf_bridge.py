@@ -25,8 +25,8 @@ from transformers import (
 from transformers.generation.logits_process import WhisperNoSpeechDetection
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from mmdec.decode.listeners import Assembly, Record
-from mmdec.decode.sampling import Listener, Processor, Stop, WholeBatch
+from mmdec.decode.listeners import BatchCollector, ScoreRecorder
+from mmdec.decode.sampling import ListenerProcessor, Processor, Stop, WholeBatch
 from mmdec.targets.cache import check_cache
 from mmdec.targets.text import TextTarget
 from mmdec.targets.whisper import WhisperTarget
@@ -49,7 +49,7 @@ def target_of(model: PreTrainedModel) -> TextTarget | WhisperTarget:
     return TextTarget(model)
 
 
-def check(target: TextTarget | WhisperTarget, config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
+def check(target: TextTarget | WhisperTarget, config: GenerationConfig, synced_gpus: bool | None) -> None:
     """Refuse what a draft cannot be verified for."""
     if config.num_beams != 1:
         raise InputError(
@@ -65,7 +65,7 @@ def check(target: TextTarget | WhisperTarget, config: GenerationConfig, inputs: 
                 f"`{name}` must be left out, but is {getattr(config, name)!r}. It asks for another decoding loop; "
                 "leave `custom_generate` out for it."
             )
-    if inputs.pop("synced_gpus", False) if isinstance(inputs, dict) else False:
+    if synced_gpus:
         raise InputError("`synced_gpus` must be False, but is True. Each process decodes on its own.")
 
 
@@ -114,18 +114,18 @@ class Results:
         """prompt (B, P)."""
         batch, start = prompt.shape
         wanted = bool(config.return_dict_in_generate)
-        self.scores = Record(batch, start) if wanted and config.output_scores else None
-        self.logits = Record(batch, start) if wanted and config.output_logits else None
-        self.processors: list[Processor] = [] if self.logits is None else [Listener(self.logits)]
+        self.scores = ScoreRecorder(batch, start) if wanted and config.output_scores else None
+        self.logits = ScoreRecorder(batch, start) if wanted and config.output_logits else None
+        self.processors: list[Processor] = [] if self.logits is None else [ListenerProcessor(self.logits)]
         for processor in processors:
             if isinstance(processor, WhisperNoSpeechDetection):  # reads the batch as a whole, and its audio
-                self.processors.append(Listener(Assembly(processor, batch, start)))
+                self.processors.append(ListenerProcessor(BatchCollector(processor, batch, start)))
             elif batch > 1 and isinstance(processor, BATCH_BOUND):
                 self.processors.append(WholeBatch(processor, batch))
             else:
                 self.processors.append(processor)
         if self.scores is not None:
-            self.processors.append(Listener(self.scores))
+            self.processors.append(ListenerProcessor(self.scores))
 
     def output(
         self,

@@ -1,59 +1,128 @@
-"""Who may use a model at once: many who leave it as it is, or one who changes it for a while."""
+"""A read-write lock for each model: many calls decode with it at once, or one changes it for a while.
+
+Every call of mmdec that decodes reads: `generate`, `stream`, `model.generate(custom_generate=mmdec.speculate(...))`,
+`transcribe`. Whoever changes a model that others may use (its attention implementation, hooks, device, dtype, train or
+eval) writes, and undoes a change for a while before leaving:
+
+    with model_lock(model).write():
+        model.to("cuda")
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import final
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from typing import TypeVar, final
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from mmdec.types import InputError
+
+T = TypeVar("T")
+
 
 @final
-class Turns:
-    """One model's. Whoever waits to be alone comes before those who ask for a share later."""
+class Hold:
+    """One reader's or writer's claim, on behalf of the thread that uses it."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._sharing = self._waiting = 0
-        self._alone = False
+        self.thread = threading.current_thread()
+
+    def move(self) -> None:
+        """From here on it is the calling thread's: a generator goes on where it is asked for more."""
+        self.thread = threading.current_thread()
+
+
+@final
+class ModelLock:
+    """Whoever waits to write comes before those who ask to read later. A thread that reads or writes may read again,
+    one that writes may write again; one that reads may not write, for it would wait for itself."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number  # who takes several locks takes them in this order
+        # Reentrant: a generator may be collected, and leave, while its thread is inside one of the methods below.
+        self._changed = threading.Condition(threading.RLock())
+        self._readers: set[Hold] = set()
+        self._writers: set[Hold] = set()  # of one thread
+        self._waiting = 0
 
     @contextmanager
-    def shared(self) -> Iterator[None]:
-        """Together with others that share."""
+    def read(self) -> Iterator[Hold]:
+        """Together with other readers. Left by any thread."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._alone and not self._waiting)
-            self._sharing += 1
+            if not self._held(self._readers | self._writers):
+                self._changed.wait_for(lambda: not self._writers and not self._waiting)
+            hold = Hold()
+            self._readers.add(hold)
         try:
-            yield
+            yield hold
         finally:
             with self._changed:
-                self._sharing -= 1
+                self._readers.discard(hold)
                 self._changed.notify_all()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """With nobody else."""
+    def write(self) -> Iterator[Hold]:
+        """With nobody else. Raises InputError where this thread reads the model already."""
         with self._changed:
-            self._waiting += 1
-            self._changed.wait_for(lambda: not self._alone and not self._sharing)
-            self._waiting -= 1
-            self._alone = True
+            if not self._held(self._writers):
+                if self._held(self._readers):
+                    raise InputError(
+                        "`model` must not be decoding in the thread that changes it, but is. Finish or close its "
+                        "stream first."
+                    )
+                self._waiting += 1
+                try:
+                    self._changed.wait_for(lambda: not self._writers and not self._readers)
+                finally:
+                    self._waiting -= 1
+                    self._changed.notify_all()  # where the wait was broken off
+            hold = Hold()
+            self._writers.add(hold)
         try:
-            yield
+            yield hold
         finally:
             with self._changed:
-                self._alone = False
+                self._writers.discard(hold)
                 self._changed.notify_all()
 
+    @staticmethod
+    def _held(holds: set[Hold]) -> bool:
+        current = threading.current_thread()
+        return any(hold.thread is current for hold in list(holds))  # a copy: one may leave meanwhile, see above
 
-_all: WeakKeyDictionary[nn.Module, Turns] = WeakKeyDictionary()
-_asking = threading.Lock()
+
+_locks: WeakKeyDictionary[nn.Module, ModelLock] = WeakKeyDictionary()
+_numbers = count()
+_making = threading.Lock()
 
 
-def turns(model: nn.Module) -> Turns:
+def model_lock(model: nn.Module) -> ModelLock:
     """The same for every caller, for as long as the model lives."""
-    with _asking:
-        return _all.setdefault(model, Turns())
+    with _making:
+        if model not in _locks:
+            _locks[model] = ModelLock(next(_numbers))
+        return _locks[model]
+
+
+@contextmanager
+def reading(*models: nn.Module, writing: Sequence[nn.Module] = ()) -> Iterator[list[Hold]]:
+    """Read these models and write others, all at once; a model that is written is not read besides. Locks are taken in
+    one order, so that two calls with the same models do not wait for each other."""
+    locks = {model_lock(model): model in writing for model in (*models, *writing)}
+    with ExitStack() as stack:
+        order = sorted(locks, key=lambda lock: lock.number)
+        yield [stack.enter_context(lock.write() if locks[lock] else lock.read()) for lock in order]
+
+
+def read_while(models: Sequence[nn.Module], items: Iterator[T]) -> Iterator[T]:
+    """The items of a generator that uses the models: whoever asks for the next one is the reader. It reads no more once
+    the generator is at its end, closed or collected, in whichever thread."""
+    with reading(*models) as holds:
+        for item in items:
+            yield item
+            for hold in holds:
+                hold.move()

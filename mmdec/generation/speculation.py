@@ -7,6 +7,7 @@ begin, so that every option of `generate` keeps its meaning. What cannot work is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -24,20 +25,27 @@ from mmdec.checks.arguments import (
     options_error,
     show,
 )
-from mmdec.decode.budget import Budget
+from mmdec.decode.budget import Nodes, learned
 from mmdec.decode.loop import Round, decode
 from mmdec.decode.sampling import KeyedSample, Text, most_probable, stock_sample
+from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import LOSSY, BlockRule, MatchRule, ResidualRule, Rule, RuleName, Stream, TypicalRule
 from mmdec.generation.drafter_choice import DraftedBy, choose_drafter
 from mmdec.generation.hf_bridge import Output, Results, check, prepared, stop, target_of, wants_cache
+from mmdec.generation.model_lock import read_while, reading
 from mmdec.generation.prompt import prompt_inputs
 from mmdec.targets.text import TextTarget
 from mmdec.targets.whisper import WhisperTarget
-from mmdec.types import InputError, Target
+from mmdec.types import InputError
 
 MAX_SEQUENCES = 1024  # of each prompt
 RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "block", "typical")
-Nodes = int | tuple[int, int] | None  # of a draft: a chain's, or a tree's with its depth; None: learned
+_statistics = DecodingStatistics()
+
+
+def default_statistics() -> DecodingStatistics:
+    """What the runs of this process measured that were given no `statistics` of their own."""
+    return _statistics
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ def generate(
     rule: RuleName | None = None,
     num_speculative_tokens: Nodes = None,
     seed: int | None = None,
+    statistics: DecodingStatistics | None = None,
     **options: Any,
 ) -> Generation:
     """`model.generate(**inputs, **options)` with drafts: the same output, in fewer passes of the model.
@@ -73,14 +82,17 @@ def generate(
     `torch.manual_seed`; in larger batches, or with a `seed`: those of the same call without a drafter). "residual" and
     "block" give the model's own law and are for drafts that are drawn, as a smaller model's. "typical" is LOSSY.
     num_speculative_tokens: nodes of a draft below the root, in a chain; (nodes, depth) is for a tree; None lets a
-    budget learn what pays, 0 is plain decoding.
+    budget learn what pays, 0 is plain decoding. statistics: what such learning begins with and adds to; None is
+    `mmdec.default_statistics()`.
     options: whatever `generate` takes. Without an EOS token, rows that other criteria end are padded at once, where
     `generate` writes on in them until the last row has ended.
 
     Raises InputError for what cannot work: beams, a cache that cannot roll back, a drafter of another vocabulary.
     """
-    begun = _begin(model, inputs, Speculation(drafter, rule, num_speculative_tokens, seed), options)
-    rounds = list(begun.rounds)
+    speculation = Speculation(drafter, rule, num_speculative_tokens, seed, statistics)
+    with _reading(model, speculation):
+        begun = _begin(model, inputs, speculation, options)
+        rounds = list(begun.rounds)
     return Generation(begun.text.padded(begun.pad), rounds, rule not in LOSSY)
 
 
@@ -92,17 +104,22 @@ def stream(
     num_speculative_tokens: Nodes = None,
     seed: int | None = None,
     tokenizer: Any = None,
+    statistics: DecodingStatistics | None = None,
     **options: Any,
 ) -> Iterator[Round]:
     """The rounds of `generate` as they come: each row's new tokens, and with a tokenizer their text.
 
-    Leave the iterator to cancel: nothing runs between two rounds.
+    Close the iterator, or drop it, to cancel: nothing runs between two rounds. From its first round to its end it reads
+    the model, which nobody can change meanwhile.
     """
     if tokenizer is not None:
         check_methods("tokenizer", tokenizer, ("decode",), "Pass the model's tokenizer.")
         options = {"tokenizer": tokenizer, **options}
-    begun = _begin(model, inputs, Speculation(drafter, rule, num_speculative_tokens, seed), options)
-    return begun.rounds if tokenizer is None else _spoken(begun.rounds, tokenizer, len(begun.text.tokens))
+    speculation = Speculation(drafter, rule, num_speculative_tokens, seed, statistics)
+    with _reading(model, speculation):
+        begun = _begin(model, inputs, speculation, options)
+    rounds = read_while((model, *speculation.networks), begun.rounds)
+    return rounds if tokenizer is None else _spoken(rounds, tokenizer, len(begun.text.tokens))
 
 
 def speculate(
@@ -112,6 +129,7 @@ def speculate(
     seed: int | None = None,
     on_round: Callable[[Round], None] | None = None,
     streamer: Any = None,
+    statistics: DecodingStatistics | None = None,
 ) -> Speculation:
     """For `model.generate(..., custom_generate=mmdec.speculate("lookup"))`; arguments as for `mmdec.generate`.
 
@@ -119,7 +137,7 @@ def speculate(
     does not pass its own on to a custom loop, nor the tokenizer that `stop_strings` needs: give those to
     `mmdec.generate`, or pass a `StopStringCriteria`).
     """
-    return Speculation(drafter, rule, num_speculative_tokens, seed, on_round, streamer)
+    return Speculation(drafter, rule, num_speculative_tokens, seed, statistics, on_round, streamer)
 
 
 @dataclass(frozen=True)
@@ -133,6 +151,14 @@ class _Begun:
     inputs: Mapping[str, Any]
     results: Results
 
+    def output(self, config: GenerationConfig) -> Tensor | Output:
+        """What `generate` returns, when all rounds are over: sequences (B, L), or transformers' output object."""
+        sequences = self.text.padded(self.pad)
+        if not config.return_dict_in_generate:
+            return sequences
+        lengths = [len(tokens) for tokens in self.text.tokens]
+        return self.results.output(self.target, self.inputs, sequences, lengths, config)
+
 
 class Speculation:
     """What `generate(custom_generate=...)` calls in place of its own loop."""
@@ -143,6 +169,7 @@ class Speculation:
         rule: RuleName | None,
         num_speculative_tokens: Nodes,
         seed: int | None,
+        statistics: DecodingStatistics | None = None,
         on_round: Callable[[Round], None] | None = None,
         streamer: Any = None,
     ) -> None:
@@ -155,7 +182,14 @@ class Speculation:
         if streamer is not None:
             check_methods("streamer", streamer, ("put", "end"), "Use transformers' TextStreamer.")
         self.rule: RuleName | None = rule
+        if not isinstance(statistics, DecodingStatistics | None):
+            raise InputError(
+                f"`statistics` must be an mmdec.DecodingStatistics, but is {show(statistics)}. Leave it out for those "
+                "of the process."
+            )
         self.drafter, self.seed = choose_drafter(drafter), check_seed(seed)
+        self.networks = (drafter,) if isinstance(drafter, PreTrainedModel) else ()  # the drafter's own
+        self.statistics = default_statistics() if statistics is None else statistics
         self.nodes: Nodes = 0 if isinstance(nodes, tuple) and not nodes[0] else nodes
         self.on_round, self.streamer = on_round, streamer
 
@@ -163,22 +197,19 @@ class Speculation:
         self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
     ) -> Tensor | Output:
         """The sequences (B, L), or transformers' output object where the configuration asks for one."""
-        begun = self.begin(model, input_ids, generation_config, **inputs)
-        if self.streamer is not None:
-            self.streamer.put(input_ids.cpu())
-        for one in begun.rounds:
-            if self.on_round is not None:
-                self.on_round(one)
+        with reading(model, *self.networks):
+            begun = self.begin(model, input_ids, generation_config, **inputs)
             if self.streamer is not None:
-                for token in one.tokens[0]:
-                    self.streamer.put(torch.tensor([token]))
-        if self.streamer is not None:
-            self.streamer.end()
-        sequences = begun.text.padded(begun.pad)
-        if not generation_config.return_dict_in_generate:
-            return sequences
-        lengths = [len(tokens) for tokens in begun.text.tokens]
-        return begun.results.output(begun.target, begun.inputs, sequences, lengths, generation_config)
+                self.streamer.put(input_ids.cpu())
+            for one in begun.rounds:
+                if self.on_round is not None:
+                    self.on_round(one)
+                if self.streamer is not None:
+                    for token in one.tokens[0]:
+                        self.streamer.put(torch.tensor([token]))
+            if self.streamer is not None:
+                self.streamer.end()
+            return begun.output(generation_config)
 
     def begin(
         self,
@@ -187,13 +218,14 @@ class Speculation:
         generation_config: GenerationConfig,
         logits_processor: Any = (),
         stopping_criteria: Any = (),
+        synced_gpus: bool | None = None,
         **inputs: Any,
     ) -> _Begun:
         """Everything checked and put together, nothing run yet."""
         if self.streamer is not None and len(input_ids) > 1:
             raise InputError(f"`streamer` must serve one row, but the batch has {len(input_ids)}. Use `mmdec.stream`.")
         target = target_of(model)
-        check(target, generation_config, inputs)
+        check(target, generation_config, synced_gpus)
         inputs = {"input_ids": input_ids, **prepared(target, input_ids, generation_config, inputs)}
         if self.drafter is not None:
             self.drafter.check(target)
@@ -201,7 +233,8 @@ class Speculation:
         text = Text(input_ids, stop(stopping_criteria, generation_config), results.processors)
         rule = self._rule(generation_config, len(input_ids))
         drafter = None if self.nodes == 0 else self.drafter  # which would learn in vain
-        rounds = decode(target, inputs, text, rule, drafter, self._budget(target))
+        budget, shape = learned(self.statistics, target, self.drafter, self.nodes)
+        rounds = decode(target, inputs, text, rule, drafter, budget, shape)
         token = generation_config._pad_token_tensor  # type: ignore[attr-defined] # set by `generate`, which hands over
         pad = 0 if token is None else int(token)
         if wants_cache(target, generation_config, inputs):
@@ -224,14 +257,6 @@ class Speculation:
         choice = most_probable if not sampled else stock_sample if seed is None else KeyedSample(seed)
         return TypicalRule(choice) if name == "typical" else MatchRule(choice, name)
 
-    def _budget(self, target: Target) -> Budget:
-        if self.drafter is None:
-            return Budget.fixed(0)
-        if self.nodes is not None:
-            return Budget.fixed(*self.nodes) if isinstance(self.nodes, tuple) else Budget.fixed(self.nodes)
-        hopes = getattr(self.drafter, "hopes", ())  # what a drafter knows of its own chances; few do
-        return Budget(target.name, str(target.device), self.drafter.name, hopes)
-
 
 @dataclass(frozen=True)
 class _Beginning:
@@ -243,6 +268,11 @@ class _Beginning:
         self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
     ) -> _Begun:
         return self.speculation.begin(model, input_ids, generation_config, **inputs)
+
+
+def _reading(model: PreTrainedModel, speculation: Speculation) -> AbstractContextManager[object]:
+    """Hold the model and the drafter's networks for reading; what is no model is for `_begin` to refuse."""
+    return reading(*((model, *speculation.networks) if isinstance(model, PreTrainedModel) else ()))
 
 
 def _begin(

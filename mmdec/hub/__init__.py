@@ -29,6 +29,7 @@ from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.phonetics.decoder import WordDecoder
 from mmdec.pipelines.translation.translator import Decoding, SpeechTranslator
 from mmdec.provenance import CARD, keep_card, stamp
+from mmdec.runtime import check_device
 from mmdec.types import InputError, MmdecError
 
 DEFAULT_MODEL = "daspeech-phrasebook"
@@ -136,30 +137,6 @@ def _changed(file: Path) -> int:
         return file.stat().st_mtime_ns
     except OSError:  # a link to nowhere, or to itself
         return file.lstat().st_mtime_ns
-
-
-def check_device(device: str | torch.device | None) -> torch.device:
-    """A device that exists here."""
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        if not isinstance(device, (str, torch.device)):
-            raise TypeError
-        place = torch.device(device)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise InputError(
-            f"`device` must be 'cpu' or 'cuda', but is {show(device)}. Leave it out to have it chosen."
-        ) from error
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"`device` must exist, but is '{device}' and this machine has no GPU. Use device='cpu'.")
-    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise InputError(
-            f"`device` must exist, but is '{device}' and the last GPU is cuda:{torch.cuda.device_count() - 1}. "
-            "Count from 0."
-        )
-    if place.type not in ("cpu", "cuda"):
-        raise InputError(f"`device` must be 'cpu' or 'cuda', but is '{device}'. Leave it out to have it chosen.")
-    return place
 
 
 def demo_file() -> Path:

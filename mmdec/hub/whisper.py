@@ -21,6 +21,7 @@ from mmdec.checks.weights import NOT_FOLLOWED, fill_pretrained, lies_inside, rea
 from mmdec.drafters.medusa import Medusa
 from mmdec.hub.medusa import WEIGHTS, load_heads
 from mmdec.hub.whisper_settings import check_extractor, check_generation
+from mmdec.runtime import check_device
 from mmdec.types import InputError
 
 DEFAULT_MODEL = "whisper-phrasebook"
@@ -112,7 +113,7 @@ def load_whisper(model: str | os.PathLike[str] = DEFAULT_MODEL, device: str | to
     """
     directory = hub.find(model, KIND, FILES)
     _check(directory, os.fspath(model))
-    place = hub.check_device(device)
+    place = check_device(device)
     with _loading:
         key = (hub.version(directory), hub.version(directory / HEADS), str(place))
         if key not in _loaded:

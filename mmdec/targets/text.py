@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast, final
 
 import torch
@@ -12,6 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from mmdec.decode.tree import single
+from mmdec.nn.fingerprint import fingerprint
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.cache import Store, check_cache, twin
 from mmdec.targets.families import ARGUMENTS, check_model
@@ -50,7 +52,12 @@ class TextTarget:
         # Rotations have no end, a table of positions has; what else a configuration may mean counts as a table.
         turned = getattr(config, "rope_parameters", None) is not None
         self.positions: int | None = None if turned else getattr(config, "max_position_embeddings", None)
-        self.name: str = config._name_or_path or f"{type(model).__name__}-{model.num_parameters()}"
+
+    @property
+    def name(self) -> str:
+        """Where the model is from, and a digest of its weights."""
+        source = Path(self.model.config._name_or_path).name or type(self.model).__name__
+        return f"{source}-{fingerprint(self.model)}"
 
     @property
     def device(self) -> torch.device:

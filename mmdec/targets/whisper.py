@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, WhisperForConditionalGeneration
 
 from mmdec.decode.tree import single
+from mmdec.nn.fingerprint import fingerprint
 from mmdec.targets.cache import Store, check_cache
 from mmdec.targets.row_layout import Rows
 from mmdec.targets.whisper_decoder import DraftPass
@@ -45,20 +47,20 @@ class WhisperTarget:
     """
 
     def __init__(self, model: WhisperForConditionalGeneration) -> None:
-        """Raises InputError for an attention implementation that takes no tree."""
+        """Raises InputError as `check_model` does."""
+        check_model(model)
         config = model.config
-        attention = config._attn_implementation
-        if attention not in ATTENTION:
-            raise InputError(
-                f"`attn_implementation` must be one of {', '.join(ATTENTION)}, but is {attention}: it takes no tree. "
-                'Call `model.set_attn_implementation("sdpa")`.'
-            )
         self.model = model
         self.vocab_size: int = config.vocab_size
         self.hidden_size: int = config.d_model
         self.layers: int = config.decoder_layers
         self.positions: int = config.max_target_positions
-        self.name: str = config._name_or_path or f"{type(model).__name__}-{model.num_parameters()}"
+
+    @property
+    def name(self) -> str:
+        """Where the model is from, and a digest of its weights."""
+        source = Path(self.model.config._name_or_path).name or type(self.model).__name__
+        return f"{source}-{fingerprint(self.model)}"
 
     @property
     def device(self) -> torch.device:
@@ -230,3 +232,13 @@ class _Prompt:
         ends = [start + count for start, count in zip(starts, self.mask.sum(1).tolist(), strict=True)]
         last = self.positions[:, -1].tolist()
         return Rows(starts, ends, [position + 1 - end for position, end in zip(last, ends, strict=True)])
+
+
+def check_model(model: WhisperForConditionalGeneration) -> None:
+    """Raise InputError for an attention implementation that takes no tree."""
+    attention = model.config._attn_implementation
+    if attention not in ATTENTION:
+        raise InputError(
+            f"`attn_implementation` must be one of {', '.join(ATTENTION)}, but is {attention}: it takes no tree. "
+            'Call `model.set_attn_implementation("sdpa")`.'
+        )

@@ -1,21 +1,14 @@
-"""Callbacks that the recipes name: progress as plain lines, and weights to start from."""
+"""Callbacks that the recipes of all systems name: progress as plain lines, runs of a given time."""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
-from torch import Tensor
 
-from mmdec.checks.weights import read_weights
-from mmdec.training.daspeech.module import load_network
 from mmdec.training.lr_schedule import Schedule
-from mmdec.types import InputError
 
 
 class PlainProgress(Callback):
@@ -47,45 +40,6 @@ class PlainProgress(Callback):
         values = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith(prefix)}
         parts = " ".join(f"{name.removeprefix(prefix)} {value:.3f}" for name, value in sorted(values.items()))
         rank_zero_info(f"{time.strftime('%H:%M:%S')} step {trainer.global_step} {head} {parts}")
-
-
-class InitialWeights(Callback):
-    """Loads safetensors into the network before a fresh run; a resumed run keeps its checkpoint's weights.
-
-    Names and shapes that do not fit keep their initial values and are counted: none fitting is an error.
-    """
-
-    def __init__(self, files: Sequence[str], acoustic: str | None = None) -> None:
-        self.files = [(Path(file), "") for file in files]
-        if acoustic is not None:
-            self.files.append((Path(acoustic), "tts."))  # trained alone: its names lack the whole network's prefix
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage != "fit" or trainer.ckpt_path:
-            return
-        for file, prefix in self.files:
-            if not file.is_file():
-                raise InputError(
-                    f"`files` must name existing safetensors, but '{file}' does not exist. Train it first."
-                )
-            state = {prefix + name: value.float() for name, value in read_weights([file], "files").items()}
-            network = pl_module.network
-            if prefix:
-                self._reorder(state, network.state_dict(), pl_module.hparams["units"], file.with_suffix(".json"))  # type: ignore[union-attr, operator]
-            left = load_network(network, state)  # type: ignore[arg-type]
-            taken = len(network.state_dict()) - len(left)  # type: ignore[union-attr, operator]
-            if taken == 0:
-                raise InputError(f"`files` must fit the network, but no tensor of '{file}' does. Check the sizes.")
-            rank_zero_info(f"{file}: {taken} tensors loaded")
-
-    def _reorder(self, state: dict[str, Tensor], own: dict[str, Tensor], units: list[str], listed: Path) -> None:
-        """Put the phones' embeddings in this model's order; a phone that the voice never met keeps its initial row."""
-        known = json.loads(listed.read_text(encoding="utf-8"))["units"]
-        rows = own["tts.units.weight"].clone()
-        for place, unit in enumerate(units):
-            if unit in known:
-                rows[place] = state["tts.units.weight"][known.index(unit)]
-        state["tts.units.weight"] = rows
 
 
 class Deadline(Callback):

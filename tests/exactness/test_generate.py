@@ -14,8 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Co
 from transformers.generation import GenerateDecoderOnlyOutput
 
 import mmdec
-from mmdec.decode.budget import Budget
 from mmdec.decode.tree import trees_from_lists
+from mmdec.generation.speculation import default_statistics
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 from tests.support.pairwise import cover
 
@@ -87,7 +87,7 @@ GRID = {
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    Budget.forget()
+    default_statistics().clear()
     yield
     for network in MODELS.values():
         network.set_attn_implementation("sdpa")

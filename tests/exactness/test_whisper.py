@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
 import mmdec
-from mmdec.decode.budget import Budget
 from mmdec.drafters.medusa import Medusa
+from mmdec.generation.speculation import default_statistics
 from mmdec.types import InputError
 from tests.support.pairwise import cover
 from tests.support.tiny_whisper import (
@@ -59,7 +59,7 @@ GRID = {
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    Budget.forget()
+    default_statistics().clear()
     yield
     for network in MODELS.values():
         network.set_attn_implementation("sdpa")

@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from mmdec.decode.budget import Budget
+import mmdec
 from mmdec.targets.families import FAMILIES
 from tests.fuzz.adversary import Report, attack, attacks
 
@@ -32,7 +32,7 @@ def battle(seed: int, rounds: int) -> Report:
 
 @pytest.mark.parametrize("seed", range(CHUNKS))
 def test_no_token_differs(seed: int) -> None:
-    Budget.forget()
+    mmdec.default_statistics().clear()
     report = battle(seed, CHUNK)
     assert report.wrong == []
     assert report.rounds >= CHUNK

@@ -7,7 +7,6 @@ of `model.generate` with the same arguments. Here recordings become features and
 from __future__ import annotations
 
 import os
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,19 +20,20 @@ from transformers import PreTrainedModel, WhisperForConditionalGeneration, Whisp
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import check_callable, check_threads, check_whole, options_error, show
-from mmdec.decode.loop import Round
+from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import LOSSY, RuleName
 from mmdec.generation.drafter_choice import DRAFTERS
 from mmdec.generation.hf_bridge import target_of
-from mmdec.generation.model_lock import turns
+from mmdec.generation.model_lock import reading
 from mmdec.generation.speculation import Nodes, Speculation, speculate
-from mmdec.hub import check_device
 from mmdec.hub.whisper import DEFAULT_MODEL, HEADS, Whisper, load_whisper
 from mmdec.pipelines.transcription.request import Call, Timestamps
 from mmdec.pipelines.transcription.transcript import Segment, Transcript
-from mmdec.pipelines.transcription.usage import Spent, Tally
+from mmdec.pipelines.transcription.usage import Usage, UsageMeter
 from mmdec.pipelines.transcription.word_timestamps import UNSPACED, agree, words
-from mmdec.pipelines.translation.translate import Audio, BatchError, read, with_threads
+from mmdec.pipelines.translation.translate import Audio, BatchError, read
+from mmdec.runtime import Stopwatch, check_device, with_threads
+from mmdec.targets.whisper import check_model
 from mmdec.targets.whisper_settings import settings_in_config
 from mmdec.types import Drafter, InputError
 
@@ -63,6 +63,7 @@ def transcribe(
     device: str | torch.device | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
+    statistics: DecodingStatistics | None = None,
     **options: Any,
 ) -> Transcript: ...
 
@@ -85,6 +86,7 @@ def transcribe(
     device: str | torch.device | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
+    statistics: DecodingStatistics | None = None,
     **options: Any,
 ) -> list[Transcript]: ...
 
@@ -106,6 +108,7 @@ def transcribe(
     device: str | torch.device | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
+    statistics: DecodingStatistics | None = None,
     **options: Any,
 ) -> Transcript | list[Transcript]:
     """Speech to text: exactly what `model.generate` gives for the same arguments, in fewer passes of the decoder.
@@ -115,8 +118,8 @@ def transcribe(
     shipped name, a directory, a hub id, or a loaded model with its `processor`.
 
     `drafter` is "medusa" (the heads in the model's folder `medusa`), a directory with heads, "lookup", "recycling", a
-    smaller Whisper of the same vocabulary, an `mmdec.types.Drafter`, or None for plain decoding; `rule` and
-    `num_speculative_tokens` are those of `mmdec.speculate`.
+    smaller Whisper of the same vocabulary, an `mmdec.types.Drafter`, or None for plain decoding; `rule`,
+    `num_speculative_tokens` and `statistics` are those of `mmdec.speculate`.
 
     `timestamps` "segment" or "word" fills the segments: "segment" with the model's own times, "word" with words, where
     a segment begins with its first word and ends, with its last, where the model says. `language` is a name or a code,
@@ -140,14 +143,11 @@ def transcribe(
         )
     whisper = _whisper(model, processor, device)
     call = Call.of(whisper, timestamps, language, task, prompt, options, len(batch))
-    drafted_by = _drafter(whisper, drafter)
-
-    def loop(on_round: Callable[[Round], None]) -> Speculation:
-        return speculate(drafted_by, rule, num_speculative_tokens, on_round=on_round)
-
-    target = target_of(whisper.model)  # refuses what cannot be a target
-    if (drafts := loop(lambda _: None).drafter) is not None:  # before any recording is read
-        drafts.check(target)
+    check_model(whisper.model)
+    target = target_of(whisper.model)
+    speculation = speculate(_drafter(whisper, drafter), rule, num_speculative_tokens, statistics=statistics)
+    if speculation.drafter is not None:  # before any recording is read
+        speculation.drafter.check(target)
     readable: dict[int, Tensor] = {}
     errors: dict[int, InputError] = {}
     made: dict[int, Transcript] = {}
@@ -161,7 +161,7 @@ def transcribe(
         for places in call.batches({place: len(samples) for place, samples in readable.items()}, batch_size):
             heard = None if progress is None else _progress(progress, done, whole, whisper)
             recordings = [readable[place] for place in places]
-            results = _transcribe(call, places, recordings, loop, rule not in LOSSY, heard)
+            results = _transcribe(call, places, recordings, speculation, rule not in LOSSY, heard)
             made |= zip(places, results, strict=True)
             done += sum(map(len, recordings)) / SAMPLE_RATE
         if progress is not None:
@@ -179,35 +179,38 @@ def _transcribe(
     call: Call,
     places: Sequence[int],
     recordings: Sequence[Tensor],
-    loop: Callable[[Callable[[Round], None]], Speculation],
+    speculation: Speculation,
     lossless: bool,
     heard: Callable[[Tensor], None] | None,
 ) -> list[Transcript]:
     """One batch of 16 kHz recordings (T,), all within one window or all longer."""
     model = call.whisper.model
-    start = time.perf_counter()
+    stopwatch = Stopwatch(model.device)
     inputs = call.features(recordings)
-    extracted = time.perf_counter() - start
-    tally = Tally.of(model, len(recordings), loop, heard)
+    features = stopwatch.lap()
+    meter = UsageMeter(model, speculation, len(recordings), heard)
     arguments = call.arguments(places, call.is_long(len(recordings[0])))
-    with _attention(model, call.timestamps == "word"), settings_in_config(model), tally.listening():
-        start = time.perf_counter()  # waiting for a turn is not the model's time
+    with (
+        _attention(model, call.timestamps == "word", meter.networks),
+        settings_in_config(model),
+        meter.running(),
+    ):
+        stopwatch.lap()  # waiting for the model's lock is not the model's time
         try:
-            found: Any = model.generate(**inputs, **arguments, custom_generate=tally, monitor_progress=tally.window)
+            found: Any = model.generate(**inputs, **arguments, custom_generate=meter, monitor_progress=meter.window)
         except (InputError, MemoryError, torch.OutOfMemoryError):
             raise
         except _ProgressError as error:
             raise error.own from None
         except Exception as error:
             # transformers refuses arguments by ValueError; odd types fail anywhere before the first window.
-            if isinstance(error, ValueError) or not tally.prompts:
+            if isinstance(error, ValueError) or not meter.prompts:
                 raise options_error(call.given, error) from error
             raise
-    spent = tally.spent
-    codes = _languages(call.whisper, tally.prompts)
+    codes = _languages(call.whisper, meter.prompts)
     texts = [_segments(call, segments, code) for segments, code in zip(found["segments"], codes, strict=True)]
-    known = sum(one.encoder + one.decoder + one.drafter for one in spent)
-    rest = (time.perf_counter() - start - known) / len(recordings)
+    known = sum(usage.encoder + usage.decoder + usage.drafter for usage in meter.usage)
+    rest = (stopwatch.lap() - known) / len(recordings)
     samples_read = sum(map(len, recordings))
     return [
         Transcript(
@@ -215,19 +218,20 @@ def _transcribe(
             language=code,
             segments=segments if call.timestamps else [],
             tokens=tokens,
-            rounds=cost.rounds,
-            tokens_per_round=cost.tokens_per_round,
-            timings=_timings(cost, extracted * len(samples) / samples_read, rest),
+            rounds=usage.rounds,
+            tokens_per_round=usage.tokens_per_round,
+            timings=_timings(usage, features * len(samples) / samples_read, rest),
             seconds=len(samples) / SAMPLE_RATE,
             lossless=lossless,
+            windows=usage.windows,
         )
-        for segments, code, cost, samples in zip(texts, codes, spent, recordings, strict=True)
+        for segments, code, usage, samples in zip(texts, codes, meter.usage, recordings, strict=True)
         for tokens in [[token for segment in segments for token in segment.tokens]]
     ]
 
 
-def _timings(cost: Spent, features: float, rest: float) -> dict[str, float]:
-    parts = {"features": features, "encoder": cost.encoder, "decoder": cost.decoder, "drafter": cost.drafter}
+def _timings(usage: Usage, features: float, rest: float) -> dict[str, float]:
+    parts = {"features": features, "encoder": usage.encoder, "decoder": usage.decoder, "drafter": usage.drafter}
     return {**parts, "total": sum(parts.values()) + rest}
 
 
@@ -319,15 +323,19 @@ def _progress(progress: Progress, done: float, whole: float, whisper: Whisper) -
 
 
 @contextmanager
-def _attention(model: WhisperForConditionalGeneration, words: bool) -> Iterator[None]:
-    """For word timestamps `generate` sets the model's attention to "eager" and leaves it there: nobody else may be
-    between a mask made for one kind and its use by the other. In batches of several lengths it hands numpy a tensor,
-    which numpy 2 takes under protest."""
+def _attention(
+    model: WhisperForConditionalGeneration, words: bool, others: Sequence[PreTrainedModel]
+) -> Iterator[None]:
+    """Hold the model for one call of `generate`, and the drafter's own networks, `others`.
+
+    For word timestamps `generate` sets the model's attention to "eager" and leaves it there: nobody else may be between
+    a mask made for one kind and its use by the other. In batches of several lengths it hands numpy a tensor, of which
+    numpy 2 warns."""
     if not words:
-        with turns(model).shared():
+        with reading(model, *others):
             yield
         return
-    with turns(model).alone(), warnings.catch_warnings():
+    with reading(*others, writing=[model]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "__array_wrap__ must accept", DeprecationWarning)
         before = model.config._attn_implementation or "sdpa"
         try:

@@ -61,6 +61,7 @@ class Transcript:
     timings: Mapping[str, float] = field(repr=False)
     seconds: float = 0.0  # the recording's length
     lossless: bool = True  # False for typical acceptance
+    windows: int = 1  # prompts' passes among the rounds: one for each window, and for each time it was decoded again
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and texts."""

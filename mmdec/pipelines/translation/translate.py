@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast, overload
@@ -16,8 +15,9 @@ from torch import Tensor
 from mmdec import audio as sound
 from mmdec.checks.arguments import check_switch, check_threads, show
 from mmdec.drafters.dag import Lattice
-from mmdec.hub import DEFAULT_MODEL, check_device, load
+from mmdec.hub import DEFAULT_MODEL, load
 from mmdec.pipelines.translation.translator import SpeechTranslator, check_strategy, total_timings
+from mmdec.runtime import check_device, with_threads
 from mmdec.types import InputError
 
 __all__ = ["BatchError", "Translation", "load", "translate_speech"]
@@ -307,18 +307,3 @@ def _peak(samples: Tensor) -> float:
 
 def _decibels(level: float) -> str:
     return f"{20 * np.log10(level):.0f} dB" if level > 0 else "-inf dB"
-
-
-@contextmanager
-def with_threads(threads: int | None) -> Iterator[None]:
-    """torch's threads for as long as it lasts; None leaves them."""
-    count = check_threads(threads)
-    if count is None:
-        yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -6,9 +6,7 @@ vocoder, words. It knows nothing of files or of long recordings: see `hub.py` an
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -25,6 +23,7 @@ from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.nn.daspeech import DASpeech
 from mmdec.ops.dag_decode import LatticeStrategy, decode_lattice
 from mmdec.phonetics.decoder import WordDecoder
+from mmdec.runtime import Stopwatch
 from mmdec.targets.units import UnitTarget
 from mmdec.types import Drafter, InputError
 
@@ -105,23 +104,23 @@ class SpeechTranslator:
     def _translate_group(
         self, samples: Sequence[Tensor], strategy: str, drafter: LatticeDrafter | None = None
     ) -> list[SpokenTranslation]:
-        clock = _Clock(self.device)
-        with clock("features"):
+        clock = Stopwatch(self.device)
+        with clock.stage("features"):
             features, frames = pad([audio.fbank(row) for row in samples], self.device)  # (B, N, 80), (B,)
-        with clock("encoder"):
+        with clock.stage("encoder"):
             states, state_lengths = self.model.encode(features, frames)
-        with clock("linguistic"):
+        with clock.stage("linguistic"):
             if strategy in ("autoregressive", "verified"):
                 tokens, hidden, passes = self._autoregressive(states, state_lengths, frames, drafter)
             else:
                 tokens, hidden = self._graph(states, state_lengths, frames, strategy)
                 passes = [1] * len(tokens)
-        with clock("acoustic"):
+        with clock.stage("acoustic"):
             mels = self._acoustic(tokens, hidden)
-        with clock("vocoder"):
+        with clock.stage("vocoder"):
             voices = self._voice(mels)
         units = [[self.units[token] for token in row] for row in tokens]
-        with clock("words"):
+        with clock.stage("words"):
             texts = [self.words.decode(row) if row else "" for row in units]
         timings = {stage: clock.seconds[stage] / len(samples) for stage in STAGES}
         return [
@@ -228,19 +227,3 @@ def pad(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
 def total_timings(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The stages' seconds over several utterances."""
     return {stage: sum(part[stage] for part in parts) for stage in STAGES}
-
-
-class _Clock:
-    """Seconds by stage; on a GPU it waits for the stage's kernels."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, stage: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.seconds[stage] = time.perf_counter() - start

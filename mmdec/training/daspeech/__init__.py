@@ -1,1 +1,1 @@
-"""Training of DASpeech: linguistic half, acoustic model, vocoder, export."""
+"""Training of DASpeech."""

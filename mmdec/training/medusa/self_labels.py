@@ -25,8 +25,9 @@ from transformers.generation.logits_process import (
 from mmdec.decode.budget import Budget
 from mmdec.decode.loop import decode
 from mmdec.decode.sampling import Processor, Stop, Text
+from mmdec.decode.tree_shape import HeadAccuracy
 from mmdec.decode.verify import MatchRule
-from mmdec.drafters.medusa import Medusa
+from mmdec.drafters.medusa import Medusa, expected
 from mmdec.nn.medusa import MedusaHeads
 from mmdec.targets.whisper import WhisperTarget
 
@@ -78,8 +79,9 @@ def own_text(
     states (B, S, H) of the encoder; prompts: what the decoder reads first; timed: which windows are under the rules for
     timestamps; limit: new tokens at most, as far as the decoder's positions reach; heads draft `nodes` tokens a round.
     """
-    drafter = None
+    drafter = shape = None
     if heads is not None and nodes > 0:
+        shape = HeadAccuracy(expected(heads.config.heads))
         drafter = Medusa(
             copy.deepcopy(heads).to(model.dtype), model.proj_out
         )  # they are trained in a precision of their own
@@ -95,10 +97,8 @@ def own_text(
         inputs: dict[str, Any] = {"input_ids": ids, "encoder_outputs": (states[rows],)}
         if not bool(mask.all()):
             inputs["decoder_attention_mask"] = mask
-        depth = min(drafter.ranks.depth, max(nodes - 1, 1)) if drafter is not None and nodes else None
-        for _ in decode(
-            WhisperTarget(model), inputs, text, MatchRule(), drafter, Budget.fixed(nodes if drafter else 0, depth)
-        ):
+        budget = Budget.fixed(0) if shape is None else Budget.fixed(nodes, min(shape.depth, max(nodes - 1, 1)))
+        for _ in decode(WhisperTarget(model), inputs, text, MatchRule(), drafter, budget, shape):
             pass
         for row, tokens in zip(rows, text.tokens, strict=True):
             found[row] = tokens

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdec.decode.tree_shape import Node, Ranks
+from mmdec.decode.tree_shape import HeadAccuracy, Node
 from mmdec.drafters.medusa import WIDTH, expected
 
 TURNS = 3  # a tree follows from the chances, and the chances from where the tree leads
@@ -60,10 +60,10 @@ def replay(texts: Sequence[Tensor], tree: Sequence[Node], heads: int) -> Replay:
 
 def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, float, list[list[float]]]:
     """Tokens a round of a chain of all heads, of a tree of `nodes` nodes, and the chances (K, WIDTH) of the ranks."""
-    chain = replay(texts, Ranks(expected(heads)).tree(heads, heads), heads)
+    chain = replay(texts, HeadAccuracy(expected(heads)).tree(heads, heads), heads)
     chances, tree = estimate(chain), chain
     for _ in range(TURNS if nodes > 0 else 0):
-        tree = replay(texts, Ranks(chances).tree(nodes, min(heads, max(nodes - 1, 1))), heads)
+        tree = replay(texts, HeadAccuracy(chances).tree(nodes, min(heads, max(nodes - 1, 1))), heads)
         chances = estimate(tree)
     return chain.tokens_per_round, tree.tokens_per_round, chances
 

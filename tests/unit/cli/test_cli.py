@@ -14,6 +14,8 @@ from typer.testing import CliRunner, Result
 
 from mmdec import cli
 from mmdec.cli import output_files as outputs
+from mmdec.evaluation.translation import COMPARED
+from mmdec.pipelines.translation.translator import STRATEGIES
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz
 
@@ -102,6 +104,13 @@ def test_where_outputs_go(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"must be a directory or a \.wav file"):
         paths([a], tmp_path / "file")
+
+
+def test_every_strategy_is_named() -> None:
+    """There is one list; the help is its text, and an evaluation takes some of it."""
+    said = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["translate", "--help"]).stdout
+    assert all(strategy in said for strategy in STRATEGIES)
+    assert set(COMPARED) < set(STRATEGIES)
 
 
 def test_wrong_calls_end_with_2_and_one_line(

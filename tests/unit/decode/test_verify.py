@@ -22,7 +22,7 @@ from mmdec.decode.verify import (
     verify,
 )
 from mmdec.types import Draft, Plan, Scores
-from tests.support.toy import Changing, Scripted, Toy, forest, run
+from tests.support.toy import AlwaysAccept, Changing, Scripted, Toy, forest, run
 
 VOCAB = 8
 
@@ -207,3 +207,11 @@ def test_ancestors_of_random_trees(size: int) -> None:
                 wanted[row, node, above] = True
                 above = int(parents[row, above])
     assert torch.equal(ancestors(parents), wanted)
+
+
+def test_verify_asks_the_rule_whatever_its_kind() -> None:
+    """Also one that is a greedy rule but for its walk: no rule is a case of its own."""
+    draft = chains(torch.tensor([1]), [[2, 3]])
+    verdict = verify(draft, scores([[5, 5, 5]]), AlwaysAccept(), text(1))
+    assert verdict.path.tolist() == [[0, 1, 2]]
+    assert verify(draft, scores([[5, 5, 5]]), MatchRule(), text(1)).path.tolist() == [[0]]

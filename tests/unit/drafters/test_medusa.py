@@ -13,11 +13,11 @@ from transformers.models.whisper.modeling_whisper import WhisperDecoderLayer
 from typer.testing import CliRunner
 
 from mmdec.cli import app
-from mmdec.decode.tree_shape import Ranks
+from mmdec.decode.tree_shape import HeadAccuracy
 from mmdec.drafters.medusa import WIDTH, Medusa, expected
 from mmdec.hub.medusa import convert, load_heads, save_heads
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
-from mmdec.types import Context, Draft, InputError, Plan, Scores, Verdict
+from mmdec.types import Context, Draft, InputError, Plan, Prior, Scores, Verdict
 from tests.support.tiny_whisper import VOCABULARY, whisper
 
 BLOCK = MedusaConfig(32, VOCABULARY, "block", 3, 2, 48)
@@ -112,7 +112,7 @@ def test_the_drafter_reads_what_training_reads() -> None:
 
 
 def test_trees_hold_the_most_probable_nodes() -> None:
-    ranks = Ranks([[0.5, 0.3, 0.1], [0.6, 0.2, 0.0], [0.9, 0.1, 0.0]])
+    ranks = HeadAccuracy([[0.5, 0.3, 0.1], [0.6, 0.2, 0.0], [0.9, 0.1, 0.0]])
     assert ranks.tree(2, 4) == [(0, 0, 0), (1, 1, 0)]  # a plan for a chain
     # 0.5, (0,0) 0.3, (1) 0.3, (0,0,0) 0.27, (1,0) 0.18, (1,0,0) 0.162
     assert ranks.tree(6, 3) == [(0, 0, 0), (1, 1, 0), (2, 2, 0), (0, 0, 1), (4, 1, 0), (5, 2, 0)]
@@ -120,7 +120,7 @@ def test_trees_hold_the_most_probable_nodes() -> None:
 
 
 def test_ranks_are_learned() -> None:
-    ranks = Ranks([[0.9, 0.1], [0.9, 0.1]])
+    ranks = HeadAccuracy([[0.9, 0.1], [0.9, 0.1]])
     for _ in range(400):
         ranks.learn(0, 1)
         ranks.learn(1, None)
@@ -145,8 +145,8 @@ def test_what_is_expected_of_heads_is_a_distribution() -> None:
         (lambda: MedusaConfig(32, 9, "tree"), "kind"),  # type: ignore[arg-type]
         (lambda: MedusaConfig(32, 9, heads=0), "heads"),
         (lambda: MedusaConfig(32, 9, "block", 3, 5, 48), "attention_heads"),
-        (lambda: Ranks([[0.9, 0.2]]), "ranks"),
-        (lambda: Ranks([[0.9], [0.1, 0.2]]), "ranks"),
+        (lambda: HeadAccuracy([[0.9, 0.2]]), "ranks"),
+        (lambda: HeadAccuracy([[0.9], [0.1, 0.2]]), "ranks"),
         (lambda: MedusaHeads(BLOCK)(torch.zeros(1, 1, 32)), "states"),
         (lambda: Medusa(MedusaHeads(LINEAR), nn.Linear(32, 9)), "output"),
         (lambda: Medusa(MedusaHeads(LINEAR), nn.Linear(32, VOCABULARY), [[0.5]]), "ranks"),
@@ -162,7 +162,7 @@ def test_heads_on_disk_draft_for_their_model_alone(tmp_path: Path) -> None:
     made = heads(BLOCK)
     save_heads(tmp_path / "heads", made, ranks=[[0.7, 0.1]] * 3)
     drafter = load_heads(tmp_path / "heads", model)
-    assert drafter.ranks.chances()[0] == pytest.approx([0.7, 0.1])
+    assert drafter.needs.prior == Prior(((0.7, 0.1),) * 3)
     for name, value in made.state_dict().items():
         assert torch.equal(value, drafter.heads.state_dict()[name])
     with pytest.raises(InputError, match="mels"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import soundfile
@@ -11,6 +13,7 @@ import torch
 from mmdec.evaluation import bench_translation as bench
 from mmdec.nn.ar_decoder import ArConfig, ArDecoder
 from mmdec.nn.daspeech import DASpeechConfig
+from mmdec.pipelines.translation.translate import Translation
 from mmdec.types import InputError, MmdecError
 from tests.conftest import RATE, buzz
 from tests.support.tiny_corpus import tiny_sizes
@@ -41,23 +44,55 @@ def test_the_gate_stops_a_wrong_beam_search(monkeypatch: pytest.MonkeyPatch) -> 
         bench.gate(wrong, torch.randn(1, 12, 16), torch.tensor([12]), bench.GATE_UNITS)
 
 
-def test_speech_is_timed_from_the_path(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speech_is_timed_through_the_public_call(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the path of a file, and by the seconds that the call returns."""
     path = tmp_path / "x.wav"
     soundfile.write(path, buzz(1.0), RATE)
-    asked: list[object] = []
+    asked: list[tuple[object, str]] = []
     translate = bench.translate_speech
-    monkeypatch.setattr(
-        bench, "translate_speech", lambda audio, **more: (asked.append(audio), translate(audio, **more))
-    )
+
+    def listen(audio: Path, model: Any, strategy: str = "lookahead") -> Translation:
+        asked.append((audio, strategy))
+        said = translate(audio, model=model, strategy=strategy)
+        return replace(
+            said, timings={"linguistic": {"lookahead": 1.0, "verified": 2.0, "autoregressive": 6.0}[strategy]}
+        )
+
+    monkeypatch.setattr(bench, "translate_speech", listen)
     report = bench.bench_speech([path], str(tiny_model), seconds=(0.5,), repeats=2, threads=1)
-    assert asked == [path] * 4
+    assert {audio for audio, _ in asked} == {path}
+    strategies = [strategy for _, strategy in asked]
+    assert strategies == ["verified", "autoregressive"] * 4 + ["lookahead", "autoregressive"] * 4 + ["lookahead"] * 4
+    assert (report["verified"]["median_ratio"], report["graph"]["median_ratio"]) == (3.0, 6.0)
+    row = report["verified"]["recordings"][0]
+    assert (row["a_ms"], row["b_ms"], row["n"]) == (2000.0, 6000.0, 2)
+    assert row["passes"] <= row["units"]
     assert report["curve"][0]["n"] == 2
     assert report["curve"][0]["passes"] == 6
     assert report["wav_to_wav_per_second"]["n"] == 3
     assert "reading included" in report["wav_to_wav_per_second"]["what"]
-    assert report["hardware"]["threads"] == 1
+    machine = report["hardware"]
+    assert (machine["threads"], machine["dtype"], machine["batch"], machine["target"]) == (1, "float32", 1, "cpu")
     with pytest.raises(InputError, match="must name at least one sound file"):
         bench.bench_speech([], str(tiny_model))
+
+
+def test_no_timing_of_verified_units_that_differ(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.wav"
+    soundfile.write(path, buzz(1.0), RATE)
+    translate = bench.translate_speech
+
+    def wrong(audio: Path, model: Any, strategy: str = "lookahead") -> Translation:
+        said = translate(audio, model=model, strategy=strategy)
+        return replace(said, units=[*said.units, "ax"]) if strategy == "verified" else said
+
+    monkeypatch.setattr(bench, "translate_speech", wrong)
+    with pytest.raises(MmdecError, match="not the baseline's"):
+        bench.bench_speech([path], str(tiny_model), seconds=(0.5,), repeats=1, threads=1)
 
 
 def test_the_paper_sized_timing_is_gated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,7 @@ def test_a_perfect_translator_scores_full_marks(corpus: TinyCorpus) -> None:
     assert json.loads(json.dumps(report, allow_nan=False)) == report
     assert report["hardware"]["threads"] == 2
     assert report["hardware"]["cpu"]
+    assert (report["hardware"]["target"], report["hardware"]["dtype"]) == (None, None)  # of a translator of the test's
 
 
 def test_another_licensed_rendering_is_right(corpus: TinyCorpus) -> None:
@@ -149,6 +150,8 @@ def test_what_cannot_be_evaluated_says_why(corpus: TinyCorpus, tmp_path: Path) -
         evaluate_speech("nope", corpus.root, translator=oracle)
     with pytest.raises(InputError, match="`limit` must be at least 1"):
         evaluate_speech("dev", corpus.root, limit=0, translator=oracle)
+    with pytest.raises(InputError, match="`strategy` must be one of"):
+        evaluate_speech("dev", corpus.root, strategies=("lookahead", "guessing"), asr=False)
     with pytest.raises(InputError, match="`strategies`"):
         evaluate_speech("dev", corpus.root, strategies=(), translator=oracle)
     (tmp_path / "cvss_c").mkdir()
@@ -160,6 +163,7 @@ def test_what_cannot_be_evaluated_says_why(corpus: TinyCorpus, tmp_path: Path) -
 def test_a_model_directory_is_scored_through_the_public_call(corpus: TinyCorpus, tiny_model: Path) -> None:
     report = evaluate_speech("dev", corpus.root, tiny_model, limit=1, asr=False, threads=1)
     assert list(report["strategies"]) == ["lookahead", "autoregressive", "verified"]
+    assert (report["hardware"]["target"], report["hardware"]["dtype"]) == ("cpu", "float32")
     for scores in report["strategies"].values():
         assert not scores["refused"]
         assert {"encoder", "linguistic", "vocoder", "words", "wav to wav"} <= scores["latency"].keys()

@@ -18,8 +18,10 @@ from transformers import WhisperFeatureExtractor, WhisperProcessor
 
 import mmdec
 from mmdec import hub
-from mmdec.generation.model_lock import Turns, turns
+from mmdec.generation.model_lock import model_lock
 from mmdec.hub.whisper import Whisper, load_whisper
+from mmdec.pipelines.transcription.request import Call
+from mmdec.pipelines.transcription.usage import UsageMeter
 from tests.conftest import RATE, buzz
 from tests.support.tiny_transcriber import heads, network, processor, write
 
@@ -274,6 +276,41 @@ def test_times_are_what_was_spent(whisper: Whisper, monkeypatch: pytest.MonkeyPa
     assert not whisper.model.get_decoder()._forward_pre_hooks
 
 
+def test_usage_is_counted_by_the_loop_itself(whisper: Whisper) -> None:
+    """`UsageMeter` is the `custom_generate`: nothing listens to the decoder."""
+    decoder, hooks = whisper.model.get_decoder(), list[int]()
+    transcribe(model=whisper, language="en", progress=lambda *_: hooks.append(len(decoder._forward_hooks)))
+    assert hooks
+    assert set(hooks) == {0}
+    meter = UsageMeter(whisper.model, mmdec.speculate("lookup", num_speculative_tokens=3), 2)
+    call = Call.of(whisper, None, "en", "transcribe", None, {}, 2)
+    samples = [torch.from_numpy(buzz(seconds)) for seconds in (1.7, 2.9)]
+    with meter.running():
+        found: Any = whisper.model.generate(
+            **call.features(samples),
+            **call.arguments([0, 1], long=True),
+            custom_generate=meter,
+            monitor_progress=meter.window,
+        )
+    for usage, segments in zip(meter.usage, found["segments"], strict=True):
+        assert 1 < usage.windows < usage.rounds
+        assert usage.tokens_per_round == usage.tokens / (usage.rounds - usage.windows) > 1
+        assert usage.tokens + usage.windows >= sum(len(one["tokens"]) for one in segments)
+        assert min(usage.encoder, usage.decoder, usage.drafter) > 0
+    assert meter.usage[0].windows < meter.usage[1].windows
+
+
+def test_equal_recordings_that_fall_back_share_alike(whisper: Whisper) -> None:
+    """Rows that are decoded again are known by their features, in their order: equal ones must not be mistaken."""
+    ladder: dict[str, Any] = {"temperature": (0.0, 1e-4), "logprob_threshold": -1.5, "max_new_tokens": None}
+    same, other = buzz(1.2), buzz(1.4, 1)
+    wanted = [transcribe(one, model=whisper, **ladder) for one in (same, other)]
+    first, second, third = transcribe([same, other, same], model=whisper, **ladder)
+    assert [first.rounds, second.rounds, third.rounds] == [wanted[number].rounds for number in (0, 1, 0)]
+    assert [first.windows, second.windows, third.windows] == [wanted[number].windows for number in (0, 1, 0)]
+    assert any(one.windows > 2 for one in wanted)  # else nothing was decoded again
+
+
 def test_progress(whisper: Whisper) -> None:
     seen: list[tuple[float, float]] = []
     transcribe([buzz(2.4), buzz(0.5)], model=whisper, progress=lambda done, whole: seen.append((done, whole)))
@@ -309,7 +346,7 @@ def test_word_timestamps_wait_until_nobody_else_is_in_the_model(whisper: Whisper
     plain.start()
     assert begun.wait(20)
     timed.start()
-    until(lambda: turns(whisper.model)._waiting == 1)  # it has come to the door
+    until(lambda: model_lock(whisper.model)._waiting == 1)  # it has come to the door
     assert timed.is_alive()
     assert order == []
     assert whisper.model.config._attn_implementation == "sdpa"
@@ -318,37 +355,6 @@ def test_word_timestamps_wait_until_nobody_else_is_in_the_model(whisper: Whisper
     timed.join(20)
     assert sorted(order) == ["plain", "words"]
     assert whisper.model.config._attn_implementation == "sdpa"
-
-
-def test_turns() -> None:
-    """Whoever waits to be alone goes before those who ask to share later."""
-    one, order = Turns(), list[str]()
-    inside, leave = threading.Event(), threading.Event()
-
-    def alone() -> None:
-        with one.alone():
-            inside.set()
-            assert leave.wait(20)
-            order.append("alone")
-
-    def share() -> None:
-        with one.shared():
-            order.append("shared")
-
-    first, later = threading.Thread(target=alone), threading.Thread(target=share)
-    with one.shared(), one.shared():
-        first.start()
-        until(lambda: one._waiting == 1)
-        later.start()
-        until(lambda: len(one._changed._waiters) == 2)  # type: ignore[attr-defined] # both wait, though others share
-        assert not inside.is_set()
-        assert order == []
-    assert inside.wait(20)
-    assert order == []
-    leave.set()
-    first.join(20)
-    later.join(20)
-    assert order == ["alone", "shared"]
 
 
 def test_nobody_is_blamed_for_what_transformers_passes_itself(whisper: Whisper) -> None:

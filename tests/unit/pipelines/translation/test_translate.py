@@ -17,6 +17,7 @@ import torch
 import mmdec
 from mmdec import hub
 from mmdec.pipelines.translation.translator import STAGES, STRATEGIES
+from mmdec.runtime import check_device
 from tests.conftest import RATE, buzz
 
 
@@ -222,9 +223,9 @@ def test_published_vocoders_are_loaded_anew_when_they_change(tiny_model: Path, t
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert hub.check_device("cuda:1") == torch.device("cuda:1")
+    assert check_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(mmdec.InputError, match="is 'cuda:9' and the last GPU is cuda:1"):
-        hub.check_device("cuda:9")
+        check_device("cuda:9")
 
 
 def test_weights_never_change_under_a_card(tiny_model: Path, tmp_path: Path) -> None:

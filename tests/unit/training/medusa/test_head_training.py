@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, kl_div
 from transformers import WhisperFeatureExtractor
 
 from mmdec import speculate
-from mmdec.decode.tree_shape import Ranks
+from mmdec.decode.tree_shape import HeadAccuracy
 from mmdec.drafters.medusa import WIDTH, expected
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.training.medusa.data import DETECT, Spelling
@@ -57,7 +57,7 @@ NEVER = WIDTH
 
 def test_rounds_are_replayed() -> None:
     right, wrong = torch.zeros(9, 3, dtype=torch.long), torch.full((9, 3), NEVER)
-    chain = Ranks(expected(3)).tree(3, 3)
+    chain = HeadAccuracy(expected(3)).tree(3, 3)
     assert replay([right], chain, 3).tokens_per_round == 9 / 3  # 4, 4 and what is left, 1
     assert replay([wrong, wrong], chain, 3).tokens_per_round == 1
     assert replay([right], [], 3).tokens_per_round == 1
@@ -79,7 +79,7 @@ def test_chances_shape_the_tree_that_they_come_from() -> None:
     assert chances[0][1] > 0.8
     assert chances[1][0] > 0.8
     assert max(chances[2]) < 0.3
-    Ranks(chances)  # what the drafter takes
+    HeadAccuracy(chances)  # what the drafter takes
     assert spread(texts, 0, (1, 5)) == [0.0, 1.0]
     assert spread([right := torch.zeros(2, 3, dtype=torch.long)], 2, (1,)) == [0.0]  # nothing is two tokens on
     assert spread([right], 1, (1,)) == [1.0]

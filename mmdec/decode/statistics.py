@@ -1,0 +1,193 @@
+"""What runs measure for later runs: seconds of passes, acceptance of drafts, accuracy of heads.
+
+One object, passed in: runs that share it learn from each other, runs with another one do not notice. It belongs to no
+model and no drafter. Threads may share it: whoever reads or writes what it holds takes `lock`. Saved and loaded, it
+lets a new process plan as the old one did.
+
+Everything is kept under names that tell weights apart (`Target.name`, `Drafter.name`) and the device: a model that is
+gone leaves nothing to a later one at the same address. The least recently used pairs are dropped beyond `MOST`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import RLock
+from typing import Any, final
+
+from mmdec.decode.acceptance import Acceptance
+from mmdec.decode.cost_model import CostCurve
+from mmdec.decode.statistics_json import (
+    FORMAT,
+    LARGEST,
+    acceptance_from,
+    acceptance_to,
+    accuracy_from,
+    accuracy_to,
+    check_header,
+    curves_from,
+    curves_to,
+    entries,
+    text,
+)
+from mmdec.decode.tree_shape import HeadAccuracy
+from mmdec.types import InputError, Prior
+
+ENOUGH = 3  # timings of a target's bucket before it is believed
+MOST = 256  # pairs of target and drafter
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Whose statistics: a target on a device, and a drafter."""
+
+    target: str
+    device: str
+    drafter: str
+
+
+@dataclass
+class PairStatistics:
+    """What is known of one pair. Batches are told apart by powers of two: rows end, and the batch shrinks."""
+
+    target: dict[int, CostCurve]  # power -> seconds by columns; the same for all drafters of the target
+    acceptance: Acceptance
+    chains: dict[int, CostCurve] = field(default_factory=dict)  # power -> the drafter's seconds by depth
+    trees: dict[int, CostCurve] = field(default_factory=dict)
+    accuracy: HeadAccuracy | None = None  # of drafters that ask for it (`Needs.prior`)
+
+    def costs(self, power: int) -> tuple[CostCurve, CostCurve, CostCurve]:
+        """Seconds of the target, of the drafter's chains and of its trees, for batches up to 2 ** power rows."""
+        if power not in self.target:
+            self.target[power] = target_curve()
+        if power not in self.chains:
+            self.chains[power], self.trees[power] = drafter_curve(), drafter_curve()
+        return self.target[power], self.chains[power], self.trees[power]
+
+
+def target_curve() -> CostCurve:
+    return CostCurve(0.5, False, ENOUGH)
+
+
+def drafter_curve() -> CostCurve:
+    return CostCurve(1.0, True, 1)
+
+
+@final
+class DecodingStatistics:
+    """What runs measured. Pass the same object to `generate`, `stream`, `speculate` and `transcribe`, and later runs
+    plan by what earlier ones measured. Seconds are those of one machine: do not carry a file to another."""
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+        self._targets: dict[tuple[str, str], dict[int, CostCurve]] = {}  # target, device -> power -> curve
+        self._pairs: dict[Pair, PairStatistics] = {}  # the least recently used first
+
+    def of(self, pair: Pair, prior: Sequence[float] = ()) -> PairStatistics:
+        """What is known of a pair. prior: chances of a chain's nodes, used where the pair is new."""
+        with self.lock:
+            known = self._pairs.pop(pair, None)
+            if known is None:
+                target = self._targets.setdefault((pair.target, pair.device), {})
+                known = PairStatistics(target, Acceptance(prior))
+            self._pairs[pair] = known
+            while len(self._pairs) > MOST:
+                self._drop(next(iter(self._pairs)))
+            return known
+
+    def accuracy(self, pair: Pair, prior: Prior) -> HeadAccuracy:
+        """How often each rank of the pair's drafter was right, beginning with the prior."""
+        with self.lock:
+            known = self.of(pair, prior.chain)
+            own = known.accuracy
+            if own is None or (own.depth, own.width) != (len(prior.ranks), len(prior.ranks[0])):
+                own = known.accuracy = HeadAccuracy(prior.ranks)
+            return own
+
+    def clear(self) -> None:
+        """Forget everything. Runs under way go on with what they knew, for themselves."""
+        with self.lock:
+            self._pairs.clear()
+            self._targets.clear()
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a JSON file, whole or not at all. Runs may go on meanwhile."""
+        content = json.dumps(self._content(), allow_nan=False)
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(content + "\n")
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        return target
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> DecodingStatistics:
+        """What `save` wrote. Raises InputError for a file that is missing, too large or holds anything else."""
+        source = Path(path)
+        if not source.is_file():
+            raise InputError(f"`path` must be a file that `save` wrote, but '{source}' is none. Begin without it.")
+        with open(source, "rb") as file:
+            raw = file.read(LARGEST + 1)
+        if len(raw) > LARGEST:
+            raise InputError(f"`path` must hold at most {LARGEST} bytes, but '{source}' holds more. Begin without it.")
+        try:
+            return cls._read(json.loads(raw))
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+            raise InputError(
+                f"`path` must hold decoding statistics of this version, but '{source}' does not "
+                f"({type(error).__name__}: {error}). Begin without it."
+            ) from error
+
+    def _drop(self, pair: Pair) -> None:
+        del self._pairs[pair]
+        if not any((other.target, other.device) == (pair.target, pair.device) for other in self._pairs):
+            self._targets.pop((pair.target, pair.device), None)
+
+    def _content(self) -> dict[str, Any]:
+        with self.lock:
+            targets = [
+                {"target": target, "device": device, "columns": curves_to(curves)}
+                for (target, device), curves in self._targets.items()
+            ]
+            pairs = [
+                {
+                    "target": pair.target,
+                    "device": pair.device,
+                    "drafter": pair.drafter,
+                    "acceptance": acceptance_to(known.acceptance),
+                    "chains": curves_to(known.chains),
+                    "trees": curves_to(known.trees),
+                    "accuracy": None if known.accuracy is None else accuracy_to(known.accuracy),
+                }
+                for pair, known in self._pairs.items()
+            ]
+        return {**FORMAT, "targets": targets, "pairs": pairs}
+
+    @classmethod
+    def _read(cls, content: Any) -> DecodingStatistics:
+        check_header(content)
+        made = cls()
+        for item in entries(content["targets"], MOST):
+            made._targets[text(item["target"]), text(item["device"])] = curves_from(item["columns"], target_curve)
+        for item in entries(content["pairs"], MOST):
+            pair = Pair(text(item["target"]), text(item["device"]), text(item["drafter"]))
+            made._pairs[pair] = PairStatistics(
+                made._targets[pair.target, pair.device],
+                acceptance_from(item["acceptance"]),
+                curves_from(item["chains"], drafter_curve),
+                curves_from(item["trees"], drafter_curve),
+                None if item["accuracy"] is None else accuracy_from(item["accuracy"]),
+            )
+            if made._pairs[pair].chains.keys() != made._pairs[pair].trees.keys():
+                raise ValueError("`chains` and `trees` must be of the same batches")
+        return made

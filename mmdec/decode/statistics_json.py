@@ -1,0 +1,134 @@
+"""Decoding statistics as JSON: each part written, and read with every number within its bounds.
+
+A file may come from anywhere: what is read is finite, of the right kind, and no more than a run could have written.
+Whatever is not raises ValueError, TypeError or KeyError, which `DecodingStatistics.load` puts into one message.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from mmdec.decode.acceptance import DEEPEST, Acceptance
+from mmdec.decode.cost_model import WINDOW, CostCurve
+from mmdec.decode.tree_shape import HeadAccuracy
+
+FORMAT = {"format": "mmdec decoding statistics", "version": 1}
+LARGEST = 16 << 20  # bytes of a file
+LONGEST = 4096  # characters of a name
+POWERS = 31  # batches have at most 2 ** 31 rows
+COLUMNS = 1 << 20  # of a draft
+LEVELS, WIDTH = 64, 64  # of a drafter's heads
+SECONDS = 1e6  # of one pass
+ROUNDS = 1e15
+
+
+def check_header(content: Any) -> None:
+    for name, value in FORMAT.items():
+        if content[name] != value:
+            raise ValueError(f"`{name}` is {content[name]!r:.80} instead of {value!r}")
+
+
+def entries(value: Any, most: int) -> list[Any]:
+    """A list of at most `most` items."""
+    if not isinstance(value, list) or len(value) > most:
+        raise ValueError(f"a list of at most {most} items is {value!r:.80}")
+    return value
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > LONGEST:
+        raise ValueError(f"a name is {value!r:.80}")
+    return value
+
+
+def number(value: Any, least: float, most: float) -> float:
+    """A finite float in [least, most]."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"a number is {value!r:.80}")
+    if not least <= value <= most:
+        raise ValueError(f"a number between {least} and {most} is {value}")
+    return float(value)
+
+
+def count(value: Any, least: int, most: int) -> int:
+    """A whole number in [least, most]."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"a whole number between {least} and {most} is {value!r:.80}")
+    return value
+
+
+def curves_to(curves: dict[int, CostCurve]) -> list[dict[str, Any]]:
+    return [
+        {
+            "power": power,
+            "reach": curve.reach,
+            "timed": curve.timed,
+            "windows": [[bucket, [list(timing) for timing in window]] for bucket, window in curve.windows.items()],
+        }
+        for power, curve in curves.items()
+    ]
+
+
+def curves_from(value: Any, make: Callable[[], CostCurve]) -> dict[int, CostCurve]:
+    """make: an empty curve of the right kind."""
+    curves = {}
+    for item in entries(value, POWERS + 1):
+        windows: dict[int, deque[tuple[float, int]]] = {}
+        for pair in entries(item["windows"], COLUMNS.bit_length() + 1):
+            bucket, timings = pair
+            window = [(number(s, 0, SECONDS), count(n, 1, COLUMNS)) for s, n in entries(timings, WINDOW)]
+            if not window or any((n - 1).bit_length() != bucket for _, n in window):
+                raise ValueError(f"bucket {bucket!r:.80} holds counts of other buckets, or none")
+            windows[bucket] = deque(window, maxlen=WINDOW)
+        largest = max((n for window in windows.values() for _, n in window), default=0)
+        curve = curves[count(item["power"], 0, POWERS)] = make()
+        if windows:
+            curve.restore(windows, count(item["reach"], largest, COLUMNS), count(item["timed"], 1, int(ROUNDS)))
+    return curves
+
+
+def acceptance_to(known: Acceptance) -> dict[str, Any]:
+    return {
+        "prior": known.prior,
+        "hits": known.hits,
+        "trials": known.trials,
+        "trees": [[*shape, *mean] for shape, mean in known.trees.items()],
+        "of_trees": list(known.of_trees),
+        "offered": known.offered,
+        "chains_only": known.chains_only,
+        "gap": known.gap,
+    }
+
+
+def acceptance_from(value: Any) -> Acceptance:
+    known = Acceptance([number(chance, 0, 1) for chance in entries(value["prior"], DEEPEST)])
+    for name in ("hits", "trials"):
+        counts = [number(item, 0, ROUNDS) for item in entries(value[name], DEEPEST + 1)]
+        if len(counts) != DEEPEST + 1:
+            raise ValueError(f"`{name}` has {len(counts)} numbers instead of {DEEPEST + 1}")
+        setattr(known, name, counts)
+    for nodes, depth, weight, accepted in entries(value["trees"], 1024):
+        shape = (count(nodes, 1, COLUMNS), count(depth, 1, COLUMNS))
+        known.trees[shape] = (number(weight, 0, ROUNDS), number(accepted, 0, ROUNDS))
+    came, promised = value["of_trees"]
+    known.of_trees = (number(came, 0, ROUNDS), number(promised, 0, ROUNDS))
+    known.offered = number(value["offered"], 0, 1)
+    known.chains_only = count(value["chains_only"], -1, int(ROUNDS))
+    known.gap = count(value["gap"], 1, 1 << 20)
+    return known
+
+
+def accuracy_to(known: HeadAccuracy) -> dict[str, Any]:
+    hits, trials = known.counts()
+    return {"hits": hits, "trials": trials}
+
+
+def accuracy_from(value: Any) -> HeadAccuracy:
+    trials = [number(item, 1e-9, ROUNDS) for item in entries(value["trials"], LEVELS)]
+    hits = [[number(item, 0, ROUNDS) for item in entries(row, WIDTH)] for row in entries(value["hits"], LEVELS)]
+    if not hits:
+        raise ValueError("`hits` has no row")
+    return HeadAccuracy.of_counts(hits, trials)

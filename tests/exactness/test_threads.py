@@ -1,0 +1,98 @@
+"""Threads with different drafters on one model: each gets what it gets alone, in as many rounds."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import mmdec
+from mmdec.drafters.medusa import Medusa
+from mmdec.types import Drafter
+from tests.exactness.test_generate import MODELS as TEXTS
+from tests.exactness.test_generate import SMALL, Wrong, prompts
+from tests.support.tiny_whisper import sound
+from tests.support.whisper_calls import MODELS, heads
+
+Work = Callable[[], Any]
+
+
+@pytest.fixture(autouse=True)
+def switching() -> Iterator[None]:
+    """Threads that take turns after every few operations."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def at_once(works: list[Work]) -> list[Any]:
+    """What each gives, all of them running together."""
+    found: dict[int, Any] = {}
+    together = threading.Barrier(len(works))
+
+    def call(index: int, work: Work) -> None:
+        together.wait(60)
+        found[index] = work()
+
+    threads = [threading.Thread(target=call, args=item, daemon=True) for item in enumerate(works)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    return [found.get(index) for index in range(len(works))]
+
+
+def text(drafter: Any, nodes: Any, batch: int) -> Work:
+    def work() -> Any:
+        options: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False}
+        own = mmdec.DecodingStatistics()
+        made = mmdec.generate(
+            TEXTS["llama"], prompts(batch), drafter, num_speculative_tokens=nodes, statistics=own, **options
+        )
+        return made.sequences.tolist(), [(one.tokens, one.drafted, one.accepted) for one in made.rounds]
+
+    return work
+
+
+def speech(drafter: Drafter | str, nodes: Any, batch: int) -> Work:
+    def work() -> Any:
+        rounds: list[Any] = []
+        plug = mmdec.speculate(drafter, None, nodes, on_round=rounds.append, statistics=mmdec.DecodingStatistics())
+        tokens = MODELS[80].generate(**sound(batch), language="en", custom_generate=plug)
+        return tokens.tolist(), [(one.tokens, one.drafted, one.accepted) for one in rounds]  # type: ignore[union-attr]
+
+    return work
+
+
+def test_text() -> None:
+    kinds = [("lookup", 5), ("recycling", (14, 4)), (SMALL, (9, 3)), (TEXTS["llama"], 4), (Wrong(), 6), (None, 0)]
+    works = [text(drafter, nodes, batch) for drafter, nodes in kinds for batch in (1, 3)]
+    alone = [work() for work in works]
+    for _ in range(2):
+        assert at_once(works) == alone
+
+
+def test_speech_with_one_drafter_for_all() -> None:
+    """Medusa's trees follow what a run learns: of the runs beside it it must not notice anything."""
+    shared = [Medusa(heads(kind), MODELS[80].proj_out) for kind in ("linear", "block")]
+    drafters: list[Drafter | str] = [*shared, "lookup"]
+    works = [speech(drafter, nodes, batch) for drafter in drafters for nodes, batch in ((4, 2), ((12, 3), 1))]
+    alone = [work() for work in works]
+    assert at_once(works) == alone
+
+
+def test_runs_that_share_statistics_keep_their_texts() -> None:
+    """Their plans are learned together and depend on the clock; what is said does not."""
+    learned = mmdec.DecodingStatistics()
+    inputs, options = prompts(3), {"max_new_tokens": 30, "do_sample": False}
+    wanted = TEXTS["llama"].generate(**inputs, **options).tolist()  # type: ignore[operator]
+
+    def work(drafter: Any) -> Work:
+        return lambda: mmdec.generate(TEXTS["llama"], inputs, drafter, statistics=learned, **options).sequences.tolist()
+
+    works = [work(drafter) for drafter in ("lookup", "lookup", "recycling", SMALL, Wrong(), None)]
+    assert at_once(works) == [wanted] * len(works)

@@ -1,0 +1,370 @@
+"""What runs learn: where it lies, whose it is, and that it outlives the process unharmed."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import importlib
+import json
+import pkgutil
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import mmdec
+import mmdec.decode
+import mmdec.drafters
+from mmdec.decode import statistics, statistics_json
+from mmdec.decode.budget import Budget
+from mmdec.decode.statistics import DecodingStatistics, Pair
+from mmdec.drafters.medusa import Medusa
+from mmdec.drafters.recycling import Recycling
+from mmdec.nn import fingerprint
+from mmdec.nn.medusa import MedusaConfig, MedusaHeads
+from mmdec.targets.text import TextTarget
+from mmdec.types import InputError, Plan, Prior
+from tests.support.tiny_whisper import VOCABULARY, sound, whisper
+
+PAIR = Pair("target", "cpu", "drafter")
+PRIOR = Prior(((0.8, 0.1), (0.7, 0.2), (0.6, 0.2)))
+
+
+def llama(seed: int = 0, hidden: int = 16) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": 40, "hidden_size": hidden, "intermediate_size": 24, "num_hidden_layers": 1}
+    config = LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1, initializer_range=0.4)
+    return LlamaForCausalLM(config).eval()
+
+
+def rounds(budget: Budget, count: int, seed: int = 0, batch: int = 1) -> list[Plan]:
+    """Of a drafter that is right seven times in ten, on a noisy clock."""
+    dice, plans = Random(seed), []
+    for _ in range(count):
+        plan = budget.plan(batch)
+        plans.append(plan)
+        accepted = [next((n for n in range(plan.depth) if dice.random() > 0.7), plan.depth) for _ in range(batch)]
+        seconds = (1 + 0.02 * plan.nodes) * (1 + dice.random())
+        budget.observe(batch, [1 + plan.nodes] * batch, plan.depth, accepted, seconds, 0.01 * plan.depth)
+    return plans
+
+
+def warm() -> DecodingStatistics:
+    learned = DecodingStatistics()
+    for batch in (1, 5):
+        rounds(Budget(learned, PAIR, PRIOR.chain), 60, batch, batch)
+    accuracy, dice = learned.accuracy(PAIR, PRIOR), Random(1)
+    for _ in range(100):
+        accuracy.learn(dice.randrange(3), dice.choice([0, 1, None]))
+    rounds(Budget(learned, Pair("another", "cuda:0", "drafter")), 20)
+    return learned
+
+
+def test_loaded_statistics_plan_at_once_as_those_that_were_saved(tmp_path: Path) -> None:
+    learned = warm()
+    loaded = DecodingStatistics.load(learned.save(tmp_path / "new" / "statistics.json"))
+    assert rounds(Budget(loaded, PAIR), 1)[0].nodes > 0
+    assert rounds(Budget(DecodingStatistics(), PAIR), 1)[0].nodes == 0  # a cold one begins with a plain pass
+    loaded = DecodingStatistics.load(tmp_path / "new" / "statistics.json")
+    for pair in (PAIR, Pair("another", "cuda:0", "drafter")):
+        for batch in (1, 2, 5, 8):
+            plans = rounds(Budget(learned, pair), 40, 7, batch)
+            assert rounds(Budget(loaded, pair), 40, 7, batch) == plans
+    assert loaded.accuracy(PAIR, PRIOR).chances() == learned.accuracy(PAIR, PRIOR).chances()
+    assert loaded.accuracy(PAIR, PRIOR).tree(5, 3) == learned.accuracy(PAIR, PRIOR).tree(5, 3)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["statistics.json"]
+
+
+def test_a_failed_save_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = warm().save(tmp_path / "statistics.json")
+    before = path.read_bytes()
+
+    def full(*_: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match="disk full"):
+        DecodingStatistics().save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def put(*way: Any) -> Callable[[Any], None]:
+    """Set what lies at the end of the way to its last item."""
+    *path, last, value = way
+
+    def change(content: Any) -> None:
+        for step in path:
+            content = content[step]
+        content[last] = value
+
+    return change
+
+
+BAD = {
+    "version": put("version", 2),
+    "format": put("format", "other"),
+    "no list": put("pairs", {"0": {}}),
+    "too many": put("pairs", [{}] * 1000),
+    "name": put("pairs", 0, "drafter", 5),
+    "long name": put("targets", 0, "target", "a" * 5000),
+    "unknown target": put("pairs", 0, "target", "nobody"),
+    "no number": put("pairs", 0, "acceptance", "hits", 1, "1"),
+    "infinite": put("pairs", 0, "acceptance", "hits", 1, float("inf")),
+    "nan": put("pairs", 0, "acceptance", "offered", float("nan")),
+    "huge": put("pairs", 0, "acceptance", "offered", 10**400),
+    "negative": put("pairs", 0, "acceptance", "trials", 1, -1.0),
+    "short": put("pairs", 0, "acceptance", "hits", [1.0]),
+    "chance": put("pairs", 0, "acceptance", "prior", [1.5]),
+    "gap": put("pairs", 0, "acceptance", "gap", 0),
+    "bucket": put("targets", 0, "columns", 0, "windows", 0, 0, 9),
+    "count": put("targets", 0, "columns", 0, "windows", 0, 1, [[1.0, 0]]),
+    "empty window": put("targets", 0, "columns", 0, "windows", 0, 1, []),
+    "seconds": put("targets", 0, "columns", 0, "windows", 0, 1, [[-1.0, 1]]),
+    "window": put("targets", 0, "columns", 0, "windows", 0, 1, [[1.0, 1]] * 99),
+    "reach": put("targets", 0, "columns", 0, "reach", 0),
+    "power": put("targets", 0, "columns", 0, "power", 99),
+    "half a drafter": put("pairs", 0, "trees", []),
+    "hits": put("pairs", 0, "accuracy", "hits", 0, [1e6, 0.0]),
+    "no trials": put("pairs", 0, "accuracy", "trials", [0.0, 0.0, 0.0]),
+    "no accuracy": put("pairs", 0, "accuracy", {"hits": [], "trials": []}),
+    "missing": lambda content: content.pop("targets"),
+}
+
+
+@pytest.mark.parametrize("change", BAD.values(), ids=BAD)
+def test_a_file_that_no_run_wrote_is_refused(tmp_path: Path, change: Callable[[Any], None]) -> None:
+    path = warm().save(tmp_path / "statistics.json")
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"`path` must hold decoding statistics .* Begin without it\."):
+        DecodingStatistics.load(path)
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"{", b"\xff\xfe\x00", b"[" * 100_000, b"1" * 10_000])
+def test_a_file_of_anything_else_is_refused(tmp_path: Path, raw: bytes) -> None:
+    (tmp_path / "file").write_bytes(raw)
+    with pytest.raises(InputError, match="`path`"):
+        DecodingStatistics.load(tmp_path / "file")
+
+
+def test_a_missing_or_endless_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="`path` must be a file"):
+        DecodingStatistics.load(tmp_path)
+    path = warm().save(tmp_path / "statistics.json")
+    monkeypatch.setattr(statistics, "LARGEST", path.stat().st_size - 1)
+    with pytest.raises(InputError, match="`path` must hold at most"):
+        DecodingStatistics.load(path)
+
+
+def numbers(content: Any) -> list[tuple[Any, Any]]:
+    """Where each number stands: its list or dict, and its index or name."""
+    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    found = []
+    for key, value in items:
+        found += [(content, key)] if isinstance(value, (int, float)) else numbers(value)
+    return found
+
+
+def test_whatever_is_read_can_be_planned_by(tmp_path: Path) -> None:
+    saved = json.loads(warm().save(tmp_path / "statistics.json").read_text())
+    dice, read = Random(0), 0
+    for _ in range(400):
+        content = copy.deepcopy(saved)
+        for where, key in dice.sample(numbers(content), 2):
+            where[key] = dice.choice([0, 1, 0.5, 31, 1e-300, 1e6, 1e14, -1, True])
+        (tmp_path / "changed.json").write_text(json.dumps(content))
+        try:
+            loaded = DecodingStatistics.load(tmp_path / "changed.json")
+        except InputError:
+            continue
+        read += 1
+        for batch in (1, 5):
+            rounds(Budget(loaded, PAIR), 6, 1, batch)
+        loaded.accuracy(PAIR, PRIOR).tree(7, 3)
+    assert 50 < read < 350
+
+
+def test_another_shape_of_heads_begins_anew() -> None:
+    learned = warm()
+    assert learned.accuracy(PAIR, PRIOR) is learned.accuracy(PAIR, PRIOR)
+    assert learned.accuracy(PAIR, Prior(((0.5,),))).depth == 1
+
+
+def test_old_pairs_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "MOST", 3)
+    learned = DecodingStatistics()
+    kept = learned.of(Pair("a", "cpu", "x"))
+    for index in range(5):
+        learned.of(Pair(str(index), "cpu", "x"))
+        assert learned.of(Pair("a", "cpu", "x")) is kept  # in use
+    assert list(learned._pairs) == [Pair("3", "cpu", "x"), Pair("4", "cpu", "x"), Pair("a", "cpu", "x")]
+    assert {target for target, _ in learned._targets} == {"3", "4", "a"}
+
+
+def test_models_are_told_apart_by_their_weights_wherever_they_are_from() -> None:
+    model, same = llama(), llama()
+    name = TextTarget(model).name
+    assert TextTarget(same).name == name
+    assert len({name, TextTarget(llama(1)).name, TextTarget(llama(hidden=32)).name}) == 3
+    model.config._name_or_path = same.config._name_or_path = "hub/tiny"
+    assert TextTarget(model).name.startswith("tiny-")
+    other = llama(1)
+    other.config._name_or_path = "hub/tiny"
+    assert TextTarget(other).name != TextTarget(model).name == TextTarget(same).name
+    assert TextTarget(same.to(torch.bfloat16)).name != TextTarget(model).name  # the same object in another precision
+
+
+def test_drafters_are_told_apart_by_their_weights_and_what_is_known_of_them() -> None:
+    def medusa(seed: int, ranks: Any = None) -> str:
+        torch.manual_seed(seed)
+        heads = MedusaHeads(MedusaConfig(32, VOCABULARY, "linear", 3))
+        for weight in heads.parameters():
+            torch.nn.init.normal_(weight)
+        return Medusa(heads, torch.nn.Linear(32, VOCABULARY), ranks).name
+
+    names = [medusa(0), medusa(1), medusa(0, PRIOR.ranks), medusa(0, [[0.5, 0.1]] * 3)]
+    assert len(set(names)) == 4
+    assert medusa(0) == names[0]
+    ids = torch.zeros(40, 8, dtype=torch.long)
+    assert len({Recycling().name, Recycling(ids).name, Recycling(ids + 1).name}) == 3
+
+
+def test_a_name_is_the_same_in_another_process() -> None:
+    code = "from tests.unit.test_statistics import TextTarget, llama; print(TextTarget(llama()).name)"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == TextTarget(llama()).name
+
+
+def test_a_model_that_is_gone_leaves_its_name_to_nobody() -> None:
+    gc.collect()
+    known, names = len(fingerprint._known), set()
+    for seed in range(20):
+        model = llama(seed)  # often at the address of the one before
+        names.add(TextTarget(model).name)
+        del model
+        gc.collect()
+    assert len(names) == 20
+    assert len(fingerprint._known) == known
+
+
+def run(model: LlamaForCausalLM, learned: DecodingStatistics | None, **options: Any) -> list[Any]:
+    ids = torch.tensor([[3, 4, 5, 6] * 3])
+    made = mmdec.generate(model, ids, statistics=learned, max_new_tokens=20, do_sample=False, **options)
+    return [one.tokens for one in made.rounds]
+
+
+def test_two_models_of_one_class_do_not_notice_each_other() -> None:
+    """On a budget's own words: what the first was timed with says nothing of the second."""
+    learned = DecodingStatistics()
+    first, second = llama(), llama(1)
+    run(first, learned)
+    run(first, learned)
+    assert learned.of(Pair(TextTarget(first).name, "cpu", "lookup-1-3")).costs(0)[0].timed > 10
+    assert learned.of(Pair(TextTarget(second).name, "cpu", "lookup-1-3")).costs(0)[0].timed == 0
+
+
+def test_every_door_learns_where_it_is_told(tmp_path: Path) -> None:
+    default, learned = mmdec.default_statistics(), DecodingStatistics()
+    default.clear()
+    model, network = llama(), whisper()
+    ids = torch.tensor([[3, 4, 5, 6] * 3])
+    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
+    key = Pair(TextTarget(model).name, "cpu", "lookup-1-3")
+
+    def timed() -> int:
+        return learned.of(key).costs(0)[0].timed
+
+    seen = [timed()]
+    mmdec.generate(model, ids, statistics=learned, **options)
+    seen.append(timed())
+    list(mmdec.stream(model, ids, statistics=learned, **options))
+    seen.append(timed())
+    model.generate(ids, custom_generate=mmdec.speculate("lookup", statistics=learned), **options)
+    seen.append(timed())
+    assert seen == sorted(set(seen))
+    heads = Medusa(MedusaHeads(MedusaConfig(32, VOCABULARY, "linear", 3)), network.proj_out)
+    prior = heads.needs.prior
+    assert prior is not None
+    plug = mmdec.speculate(heads, num_speculative_tokens=4, statistics=learned)
+    network.generate(**sound(1), language="en", custom_generate=plug)
+    (pair,) = [pair for pair in learned._pairs if pair.drafter == heads.name]
+    chances = [list(row) for row in prior.ranks]
+    assert learned.accuracy(pair, prior).chances() != [pytest.approx(row) for row in chances]
+    assert default._pairs == {}
+    mmdec.generate(model, ids, **options)
+    assert list(default._pairs) == [key]
+
+
+def state() -> dict[str, str]:
+    """All that modules and classes of the core and the drafters hold and might change; drafters' caches of pure
+    functions are no such thing."""
+    found = {}
+    for package in (mmdec.decode, mmdec.drafters):
+        for info in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+            module = importlib.import_module(info.name)
+            owners = [module, *(value for value in vars(module).values() if isinstance(value, type))]
+            for owner in owners:
+                if owner is not module and not owner.__module__.startswith("mmdec."):
+                    continue
+                for name, value in vars(owner).items():
+                    plain = isinstance(value, (type, types.FunctionType, types.ModuleType, property))
+                    if not plain and not name.startswith("__"):
+                        found[f"{owner.__name__}.{name}"] = (
+                            repr(vars(value)) if hasattr(value, "__dict__") else repr(value)
+                        )
+    return found
+
+
+def test_nothing_is_learned_in_modules_or_classes() -> None:
+    network = whisper()
+    drafter = Medusa(MedusaHeads(MedusaConfig(32, VOCABULARY, "block", 3, 2, 48)), network.proj_out)
+    before, held = state(), repr([(name, value) for name, value in vars(drafter).items() if name != "heads"])
+    assert "mmdec.decode.budget.CHAINS" in before
+    for proposing in (drafter, "lookup", "recycling"):
+        plug = mmdec.speculate(proposing, statistics=DecodingStatistics())
+        network.generate(**sound(2), language="en", custom_generate=plug)
+    run(llama(), DecodingStatistics(), drafter=llama(1))
+    assert state() == before
+    assert repr([(name, value) for name, value in vars(drafter).items() if name != "heads"]) == held
+
+
+def test_threads_share_statistics_while_they_are_saved(tmp_path: Path) -> None:
+    learned, errors = DecodingStatistics(), list[BaseException]()
+
+    def learn(seed: int) -> None:
+        try:
+            for batch in (1, 2, 4):
+                rounds(Budget(learned, PAIR), 50, seed, batch)
+                accuracy = learned.accuracy(PAIR, PRIOR)
+                for _ in range(50):
+                    accuracy.learn(seed % 3, 0)
+                    accuracy.tree(5, 3)
+                learned.save(tmp_path / f"{seed}.json")
+        except BaseException as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=learn, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == []
+    assert [learned.of(PAIR).costs(power)[0].timed for power in (0, 1, 2)] == [300, 300, 300]
+    for seed in range(6):
+        DecodingStatistics.load(tmp_path / f"{seed}.json")
+    assert statistics_json.FORMAT["version"] == 1

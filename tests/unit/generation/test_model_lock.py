@@ -1,0 +1,252 @@
+"""Who may use a model at once: whatever call it comes from, and however it is left."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.test_statistics import llama
+
+import mmdec
+from mmdec.generation.model_lock import ModelLock, model_lock, read_while, reading
+from mmdec.hub.whisper import Whisper
+from mmdec.types import InputError
+from tests.conftest import RATE, buzz
+from tests.support.tiny_transcriber import network, processor
+
+IDS = torch.tensor([[3, 4, 5, 6] * 3])
+OPTIONS: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
+SOON = 20  # seconds that a test waits at most
+
+
+def started(call: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    return thread
+
+
+def free(model: torch.nn.Module) -> bool:
+    """Whether another thread may change the model now."""
+    changed = threading.Event()
+
+    def change() -> None:
+        with model_lock(model).write():
+            changed.set()
+
+    thread = started(change)
+    waited = not changed.wait(0.1)
+    if waited:  # it waits still: let it go on when the test is through
+        return False
+    thread.join(SOON)
+    return True
+
+
+def test_who_waits_to_write_comes_before_later_readers() -> None:
+    lock, order = ModelLock(0), list[str]()
+    inside, leave = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with lock.write():
+            inside.set()
+            assert leave.wait(SOON)
+            order.append("write")
+
+    def read() -> None:
+        with lock.read():
+            order.append("read")
+
+    with lock.read(), lock.read():
+        first = started(write)
+        while not lock._waiting:
+            time.sleep(0.001)
+        later = started(read)
+        assert not inside.wait(0.05)
+    assert inside.wait(SOON)
+    assert order == []
+    leave.set()
+    first.join(SOON)
+    later.join(SOON)
+    assert order == ["write", "read"]
+
+
+def test_a_thread_does_not_wait_for_itself() -> None:
+    model = torch.nn.Linear(1, 1)
+    lock = model_lock(model)
+    with lock.write(), lock.read(), lock.write():
+        pass
+    with lock.read():
+        waiting = started(lambda: free(model))
+        while not lock._waiting:
+            time.sleep(0.001)
+        with lock.read():  # although somebody waits to write
+            pass
+        with (
+            pytest.raises(InputError, match="`model` must not be decoding in the thread that changes it"),
+            lock.write(),
+        ):
+            pass
+    waiting.join(SOON)
+    assert free(model)
+
+
+def test_models_are_locked_in_one_order() -> None:
+    """Two calls that need the same models, one of them to write, never wait for each other."""
+    one, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+
+    def call(models: Any, writing: Any) -> None:
+        for _ in range(200):
+            with reading(*models, writing=writing):
+                pass
+
+    calls = [((one, other), ()), ((other, one), ()), ((one,), [other]), ((other,), [one]), ((one, one), [one])]
+    threads = [started(lambda given=given: call(*given)) for given in calls]
+    for thread in threads:
+        thread.join(SOON)
+        assert not thread.is_alive()
+
+
+def test_every_model_has_a_lock_of_its_own_while_it_lives() -> None:
+    one, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    assert model_lock(one) is model_lock(one) is not model_lock(other)
+    with model_lock(one).read():
+        assert free(other)
+        assert not free(one)
+
+
+@pytest.mark.parametrize("leave", ["end", "close", "drop", "drop elsewhere", "drop a cycle", "error"])
+def test_a_stream_reads_its_model_until_it_is_left(leave: str) -> None:
+    model = llama()
+    plain = [one.tokens for one in mmdec.stream(model, IDS, **OPTIONS)]
+    rounds: Any = mmdec.stream(model, IDS, **OPTIONS)
+    assert free(model)  # nothing has been asked for
+    found = [next(rounds).tokens]
+    assert not free(model)
+    if leave == "end":
+        found += [one.tokens for one in rounds]
+        assert [token for one in found for token in one[0]] == [token for one in plain for token in one[0]]
+    elif leave == "close":
+        rounds.close()
+    elif leave == "drop":
+        del rounds
+    elif leave == "drop elsewhere":
+        held = [rounds]
+        del rounds
+        started(held.clear).join(SOON)
+    elif leave == "drop a cycle":
+        cycle: list[Any] = [rounds]
+        cycle.append(cycle)
+        del rounds, cycle
+        started(gc.collect).join(SOON)
+    else:
+        with pytest.raises(KeyError):
+            rounds.throw(KeyError("mine"))
+    assert free(model)
+
+
+def test_whoever_goes_on_with_a_stream_is_its_reader() -> None:
+    """A writer waits; the thread that has the stream now must get at the model, or both would wait for ever."""
+    model = llama()
+    rounds, done = mmdec.stream(model, IDS, **OPTIONS), threading.Event()
+    next(rounds)
+
+    def go_on() -> None:
+        next(rounds)
+        waiting = started(lambda: free(model))
+        while not model_lock(model)._waiting:
+            time.sleep(0.001)
+        mmdec.generate(model, IDS, **OPTIONS)
+        for _ in rounds:
+            pass
+        waiting.join(SOON)
+        done.set()
+
+    started(go_on).join(SOON)
+    assert done.is_set()
+    assert free(model)
+
+
+def test_a_generator_that_fails_reads_no_more() -> None:
+    model = torch.nn.Linear(1, 1)
+
+    def items() -> Iterator[int]:
+        yield 1
+        raise KeyError("mine")
+
+    found = read_while([model], items())
+    assert next(found) == 1
+    assert not free(model)
+    with pytest.raises(KeyError):
+        next(found)
+    assert free(model)
+
+
+@pytest.mark.parametrize("door", ["generate", "custom_generate", "transcribe"])
+def test_every_call_reads_its_model_and_its_drafters(door: str) -> None:
+    """Nobody changes a model between two rounds, whichever call they are from."""
+    seen: list[list[bool]] = []
+
+    class Watching(torch.nn.Module):
+        """A network that looks whether others might change these now."""
+
+        def __call__(self, *_: Any) -> None:
+            if not seen:
+                seen.append([free(model) for model in models])
+
+    models: list[Any]
+    if door == "transcribe":
+        whole = processor()
+        whisper = Whisper(network(whole.tokenizer), whole)  # type: ignore[attr-defined]
+        models = [whisper.model]
+        handle = whisper.model.model.decoder.register_forward_hook(Watching())
+        mmdec.transcribe(buzz(0.5), sample_rate=RATE, model=whisper, drafter="lookup", max_new_tokens=4)
+    else:
+        model, small = llama(), llama(1)
+        models = [model, small]
+        handle = model.register_forward_hook(Watching())
+        if door == "generate":
+            mmdec.generate(model, IDS, small, **OPTIONS)
+        else:
+            plug = mmdec.speculate(small, on_round=lambda _: Watching()())
+            handle.remove()
+            model.generate(IDS, custom_generate=plug, **OPTIONS)
+    handle.remove()
+    assert seen == [[False] * len(models)]
+    assert all(map(free, models))
+
+
+def test_word_timestamps_wait_for_a_plain_call_of_generate() -> None:
+    """`transcribe` changes the attention of a model that `model.generate(custom_generate=...)` decodes with."""
+    whole = processor()
+    whisper = Whisper(network(whole.tokenizer), whole)  # type: ignore[attr-defined]
+    features = whole.feature_extractor(buzz(0.5), sampling_rate=RATE, return_tensors="pt")  # type: ignore[attr-defined]
+    begun, go, seen = threading.Event(), threading.Event(), list[str]()
+
+    def hold(_: Any) -> None:
+        begun.set()
+        assert go.wait(SOON)
+        seen.append(whisper.model.config._attn_implementation)
+
+    def plain() -> None:
+        plug = mmdec.speculate("lookup", on_round=hold)
+        whisper.model.generate(features.input_features, custom_generate=plug, max_new_tokens=4, max_length=None)
+
+    def words() -> None:
+        given: dict[str, Any] = {"drafter": None, "timestamps": "word", "max_new_tokens": 4}
+        mmdec.transcribe(buzz(0.5), sample_rate=RATE, model=whisper, **given)
+
+    first = started(plain)
+    assert begun.wait(SOON)
+    second = started(words)
+    second.join(0.3)
+    assert second.is_alive()
+    assert whisper.model.config._attn_implementation == "sdpa"
+    go.set()
+    first.join(SOON)
+    second.join(SOON)
+    assert set(seen) == {"sdpa"}
+    assert whisper.model.config._attn_implementation == "sdpa"

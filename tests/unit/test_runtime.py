@@ -1,0 +1,70 @@
+"""The one stopwatch, threads and devices."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmdec.runtime import Stopwatch, dtype_of, timed_passes, with_threads
+from mmdec.types import InputError
+
+PACKAGE = Path(__file__).parents[2] / "mmdec"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the clock shows: its first element."""
+    shown = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: shown[0])
+    return shown
+
+
+def test_laps_and_stages(clock: list[float]) -> None:
+    stopwatch = Stopwatch()
+    clock[0] = 2.0
+    assert stopwatch.lap() == 2.0
+    for seconds in (3.0, 4.0):
+        with stopwatch.stage("encoder"):
+            clock[0] += seconds
+    assert stopwatch.seconds == {"encoder": 7.0}
+    assert (stopwatch.lap(), stopwatch.lap()) == (7.0, 0.0)
+
+
+def test_passes_of_this_thread_are_timed(clock: list[float]) -> None:
+    class Slow(torch.nn.Module):
+        def forward(self, seconds: float) -> None:
+            clock[0] += seconds
+
+    network, passes = Slow(), list[tuple[float, float]]()
+    with timed_passes(network, torch.device("cpu"), lambda spent, args, _: passes.append((spent, args[0]))):
+        network(5.0)
+        other = threading.Thread(target=network, args=(7.0,))
+        other.start()
+        other.join(20)
+        network(2.0)
+    network(1.0)
+    assert passes == [(5.0, 5.0), (2.0, 2.0)]
+
+
+def test_threads_come_back() -> None:
+    before = torch.get_num_threads()
+    with with_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+    with pytest.raises(InputError, match="`threads` must be at least 1"), with_threads(0):
+        pass
+
+
+def test_a_networks_dtype() -> None:
+    assert dtype_of(torch.nn.Linear(1, 1).to(torch.bfloat16)) == torch.bfloat16
+
+
+def test_nobody_else_reads_a_clock() -> None:
+    """Seconds that are compared come from one stopwatch, which waits for the device."""
+    reading = re.compile(r"perf_counter|process_time")
+    files = [path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if reading.search(path.read_text())]
+    assert files == ["runtime.py"]
