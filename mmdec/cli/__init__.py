@@ -19,7 +19,7 @@ from mmdec import __version__
 from mmdec.checks.arguments import check_finite, check_threads
 from mmdec.checks.files import printable
 from mmdec.cli import asr as cli_asr
-from mmdec.cli.asr import write_json
+from mmdec.cli.asr import Output, write_json
 from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, unwritten
 from mmdec.cli.transcribe import transcribe
 from mmdec.types import MmdecError
@@ -163,7 +163,7 @@ def eval_speech(
     cvss: Annotated[Path | None, typer.Option(help="CVSS's folder, if not in the corpus.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="So many utterances, evenly spaced.")] = None,
     asr: Annotated[bool, typer.Option(help="ASR-BLEU too, with pocketsphinx.")] = True,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the JSON here.")] = None,
+    output: Output = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
     device: Device = None,
     threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")] = 2,
@@ -199,7 +199,7 @@ def bench_speech(
     recordings: Annotated[
         list[Path] | None, typer.Argument(metavar="IN...", help="French; data/samples if none.")
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the JSON here.")] = None,
+    output: Output = None,
     repeats: Annotated[int, typer.Option(min=1, help="Pairs timed for each length.")] = 15,
     model: Model = "daspeech-phrasebook",
     device: Device = "cpu",
@@ -216,7 +216,7 @@ def bench_speech(
 
 @bench_app.command("paper")
 def bench_paper(
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the JSON here.")] = None,
+    output: Output = None,
     repeats: Annotated[int, typer.Option(min=1, help="Pairs timed for each length.")] = 5,
     device: Device = "cpu",
     threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")] = 2,
@@ -231,7 +231,7 @@ def bench_paper(
 
 @bench_app.command("core")
 def bench_core(
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the JSON here.")] = None,
+    output: Output = None,
     repeats: Annotated[int, typer.Option(min=1, help="Pairs timed for each ratio.")] = 5,
     sizes: Annotated[str, typer.Option(help="2M, 30M, 130M, with commas.")] = "2M,30M,130M",
     device: Device = "cpu",
@@ -247,7 +247,7 @@ def bench_core(
 
 @app.command()
 def train(
-    minutes: Annotated[float, typer.Option(min=0.1, help="How long to train or resume.")] = 25.0,
+    minutes: Annotated[float, typer.Option(min=0.1, max=100_000, help="How long to train or resume.")] = 25.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start from random weights; runs/ is set aside.")] = False,
 ) -> None:
     """Train, or resume, every shipped model by priority within the time given."""

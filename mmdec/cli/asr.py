@@ -19,7 +19,7 @@ Language = Annotated[str, typer.Option(help="The recordings' language; auto has 
 Longest = Annotated[int | None, typer.Option(min=1, help="At most so many tokens a window.")]
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
 Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="Also write the JSON here.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", dir_okay=False, help="Also write the JSON here.")]
 
 
 def eval_asr(

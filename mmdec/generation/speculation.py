@@ -16,15 +16,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, StopStringCriteria
 from transformers import WhisperForConditionalGeneration as Whisper
 
-from mmdec.checks.arguments import (
-    check_callable,
-    check_methods,
-    check_nodes,
-    check_seed,
-    check_whole,
-    options_error,
-    show,
-)
+from mmdec.checks.arguments import check_callable, check_methods, check_nodes, check_seed, options_error, show
 from mmdec.decode.budget import Nodes, learned
 from mmdec.decode.loop import Round, decode
 from mmdec.decode.sampling import KeyedSample, Text, most_probable, stock_sample
@@ -33,12 +25,11 @@ from mmdec.decode.verify import LOSSY, BlockRule, MatchRule, ResidualRule, Rule,
 from mmdec.generation.drafter_choice import DraftedBy, choose_drafter
 from mmdec.generation.hf_bridge import Output, Results, check, prepared, stop, target_of, wants_cache
 from mmdec.generation.model_lock import read_while, reading
-from mmdec.generation.prompt import prompt_inputs
+from mmdec.generation.prompt import check_options, prompt_inputs
 from mmdec.targets.text import TextTarget
 from mmdec.targets.whisper import WhisperTarget
 from mmdec.types import InputError
 
-MAX_SEQUENCES = 1024  # of each prompt
 RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "block", "typical")
 _statistics = DecodingStatistics()
 
@@ -290,23 +281,9 @@ def _begin(
         )
     TextTarget(model)  # refuses a model whose drafts could not be scored or taken back
     named = prompt_inputs(model, inputs)
-    for name in ("num_beams", "num_return_sequences"):  # by which `generate` multiplies the rows before it hands over
-        if options.get(name) is not None:
-            most = 1 if name == "num_beams" else MAX_SEQUENCES
-            check_whole(name, options[name], 1, most, "Beams need `model.generate`'s own loop.")
     given = {*options, *named} - {"input_ids", "tokenizer"}
-    if "custom_generate" in options:
-        raise InputError(
-            f"`custom_generate` must be left out, but is {show(options['custom_generate'])}. Call `model.generate` for "
-            "another loop than mmdec's."
-        )
-    if twice := sorted(options.keys() & named.keys()):
-        raise InputError(f"`{twice[0]}` must be given once, but is among `inputs` and the options. Drop one.")
+    check_options(options, named)
     options = dict(options)
-    for name in ("logits_processor", "stopping_criteria"):
-        listed = options.get(name)
-        if listed is not None and not (isinstance(listed, list) and all(callable(one) for one in listed)):
-            raise InputError(f"`{name}` must be a list of functions, but is {show(listed)}. Put it into a list.")
     if speculation.rule is not None and speculation.rule != "typical":
         options.setdefault("do_sample", speculation.rule != "greedy")
     tokenizer, strings = options.pop("tokenizer", None), options.pop("stop_strings", None)

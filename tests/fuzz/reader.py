@@ -1,6 +1,7 @@
 """Reads odd files and says of each what came of it, a line of JSON each: a process of its own, for a decoder may hang.
 
-`python -m tests.fuzz.reader FOLDER FIRST LAST MODEL`. A call of more than 20 s ends the process with a traceback.
+`python -m tests.fuzz.reader FOLDER FIRST LAST MODEL ANSWERS` writes to the file ANSWERS, for decoders print, too. A
+call of more than 20 s ends the process with a traceback.
 """
 
 from __future__ import annotations
@@ -81,21 +82,20 @@ def examine(odd: Odd, other: Path, model: api.SpeechTranslator) -> dict[str, obj
     return {"answer": answer, "read": not isinstance(first, str), "wrong": wrong}
 
 
-def main(folder: str, first: str, last: str, model: str) -> None:
+def main(folder: str, first: str, last: str, model: str, answers: str) -> None:
     torch.set_num_threads(1)
     place = Path(folder)
     other = audio.save_audio(place / "other.wav", np.tile(buzz(3.0, 77), 4))
     translator = api.load(model, "cpu")
-    for number in range(int(first), int(last)):
-        odd = write_odd(place, number)
-        print(json.dumps({"number": number, "story": odd.story}), flush=True)
-        try:
-            said = examine(odd, other, translator)
-        except Exception as error:
-            said = {"answer": "", "read": False, "wrong": [f"{type(error).__name__}: {error}"]}
-        print(json.dumps(said), flush=True)
-        if os.path.isfile(odd.path):
-            odd.path.unlink()
+    with open(answers, "w", encoding="utf-8", buffering=1) as out:
+        for number in range(int(first), int(last)):
+            odd = write_odd(place, number)
+            print(json.dumps({"number": number, "story": odd.story}), file=out)
+            try:
+                said = examine(odd, other, translator)
+            except Exception as error:
+                said = {"answer": "", "read": False, "wrong": [f"{type(error).__name__}: {error}"]}
+            print(json.dumps(said), file=out)
 
 
 if __name__ == "__main__":

@@ -218,17 +218,17 @@ def _languages(known: Any, language: str | Sequence[str] | None, recordings: int
             "model."
         )
     if isinstance(language, (str, bytes)) or not isinstance(language, Sequence):
-        return _code(known, language)
+        return language_code(known, language)
     if len(language) != recordings:
         raise InputError(
             f"`language` must be one, or one for each of {recordings} recordings, but has {len(language)}. Add or drop "
             "some."
         )
-    return [_code(known, one) for one in language]
+    return [language_code(known, one) for one in language]
 
 
-def _code(known: Any, language: object) -> str:
-    """ "English", "en" or "<|en|>" -> "en"."""
+def language_code(known: Any, language: object) -> str:
+    """ "English", "en" or "<|en|>" -> "en". Raises InputError for a language that the model does not know."""
     codes = [token.removeprefix("<|").removesuffix("|>") for token in known.lang_to_id]
     names = {code: name for name, code in reversed(TO_LANGUAGE_CODE.items())}
     if isinstance(language, str):

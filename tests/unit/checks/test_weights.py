@@ -113,6 +113,16 @@ def test_a_shard_is_a_safetensors_file_inside_the_folder(whisper: Path, name: st
     refused(lambda: load_whisper(whisper, "cpu"), message)
 
 
+def test_shards_that_are_all_pickles(whisper: Path) -> None:
+    names = split(whisper)
+    pickles = {part: f"pytorch_{Path(part).stem}.bin" for part in PARTS}
+    for part, pickle in pickles.items():
+        torch.save(load_file(whisper / part), whisper / pickle)
+        (whisper / part).unlink()
+    index(whisper, {tensor: pickles[part] for tensor, part in names.items()})
+    refused(lambda: load_whisper(whisper, "cpu"), "Pickles are not read")
+
+
 def test_one_file_may_not_be_a_link_out_of_its_folder(whisper: Path, tiny_model: Path, tmp_path: Path) -> None:
     shutil.move(whisper / WHOLE, tmp_path / "elsewhere.safetensors")
     (whisper / WHOLE).symlink_to(tmp_path / "elsewhere.safetensors")
