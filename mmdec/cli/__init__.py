@@ -112,7 +112,7 @@ def translate(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from mmdec.hub import load
+    from mmdec.pipelines.translation.load import load
     from mmdec.pipelines.translation.translate import translate_speech
     from mmdec.pipelines.translation.translator import check_strategy
     from mmdec.runtime import Stopwatch

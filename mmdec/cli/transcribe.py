@@ -147,7 +147,7 @@ def _advance(progress: Progress, task: TaskID, done: float, whole: float) -> Non
 
 def _results(batch: list[Path], call: Callable[[Any], Any]) -> list[Transcript | str]:
     """What each file of a batch gave, or why it gave nothing."""
-    from mmdec.pipelines.translation.translate import BatchError
+    from mmdec.pipelines.inputs import BatchError
 
     try:
         return [*call(batch)]

@@ -26,9 +26,9 @@ from typer.testing import CliRunner
 
 import mmdec
 from mmdec import cli
-from mmdec.hub import load
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import load_whisper
+from mmdec.pipelines.translation.load import load
 from mmdec.types import MmdecError
 from tests.conftest import RATE, buzz
 from tests.fuzz.odd_values import FRESH, PLAIN, WORDS

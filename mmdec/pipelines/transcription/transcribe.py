@@ -27,11 +27,11 @@ from mmdec.generation.hf_bridge import target_of
 from mmdec.generation.model_lock import reading
 from mmdec.generation.speculation import Nodes, Speculation, speculate
 from mmdec.hub.whisper import DEFAULT_MODEL, HEADS, Whisper, load_whisper
+from mmdec.pipelines.inputs import Audio, BatchError, read
 from mmdec.pipelines.transcription.request import Call, Timestamps
 from mmdec.pipelines.transcription.transcript import Segment, Transcript
 from mmdec.pipelines.transcription.usage import Usage, UsageMeter
 from mmdec.pipelines.transcription.word_timestamps import UNSPACED, agree, words
-from mmdec.pipelines.translation.translate import Audio, BatchError, read
 from mmdec.runtime import Stopwatch, check_device, with_threads
 from mmdec.targets.whisper import check_model
 from mmdec.targets.whisper_settings import settings_in_config

@@ -13,6 +13,7 @@ from mmdec.corpora.cvss import read_rows, vocabulary
 from mmdec.corpora.split import read_split
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.phonetics.lexicon import lower_case, read_lexicon
+from mmdec.pipelines.translation.load import load
 from mmdec.training.daspeech import compare as judge
 from mmdec.training.daspeech.export import assemble, average, load_module, newest, read_checkpoint, save_network
 from mmdec.training.daspeech.module import DASpeechModule, load_network
@@ -109,7 +110,7 @@ def test_a_directory_is_put_together_and_loads(corpus: TinyCorpus, tmp_path: Pat
     (folder / "vocoder.json").write_text(json.dumps({"config": asdict(vocoder.config)}), encoding="utf-8")
     out = assemble(paths, folder, corpus.common_voice, corpus.cvss, corpus.lexicon, tmp_path / "models" / "tiny")
     assert hub.resolve(out) == out
-    translator = hub.load(out, "cpu")
+    translator = load(out, "cpu")
     assert list(translator.units) == units
     wanted = load_module(paths)[0].network.state_dict()
     for name, value in translator.model.state_dict().items():
