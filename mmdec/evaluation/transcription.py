@@ -21,6 +21,7 @@ from torch import Tensor
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import check_threads
 from mmdec.corpora.librispeech import Utterance, read_utterances
+from mmdec.corpora.tables import evenly_spaced
 from mmdec.evaluation.harness import Harness, Measurement, Method, has_heads
 from mmdec.generation.speculation import Nodes
 from mmdec.hub.whisper import DEFAULT_MODEL, Whisper, load_whisper
@@ -75,7 +76,7 @@ def evaluate_asr(
         raise InputError(f"`limit` must be at least 1, but is {limit}. Leave it out for the whole split.")
     if batch_size < 1:
         raise InputError(f"`batch_size` must be at least 1, but is {batch_size}. 1 decodes one by one.")
-    rows = spaced(read_utterances(os.fspath(corpus), split), limit)
+    rows = evenly_spaced(read_utterances(os.fspath(corpus), split), limit)
     check_threads(threads)
     torch.set_num_threads(threads)
     whisper = model if isinstance(model, Whisper) else load_whisper(model, device)
@@ -130,13 +131,6 @@ def normaliser(tokenizer: Any, language: str | None) -> tuple[Callable[[str], st
     bare = copy.copy(tokenizer)
     bare.english_spelling_normalizer = {}
     return bare.normalize, "english, without British spellings"
-
-
-def spaced(rows: Sequence[Utterance], limit: int | None) -> list[Utterance]:
-    """`limit` rows, evenly spaced; all where there are no more."""
-    if limit is None or limit >= len(rows):
-        return list(rows)
-    return [rows[number * len(rows) // limit] for number in range(limit)]
 
 
 def _methods(whisper: Whisper, heads: str | os.PathLike[str] | None, plan: Nodes, plain: bool) -> list[Method]:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from mmdec.checks.arguments import check_threads
-from mmdec.corpora.split import Utterance, read_split, read_table
+from mmdec.corpora.cvss import SpeechPair, read_pairs
+from mmdec.corpora.tables import evenly_spaced, read_table
 from mmdec.metrics import text as metrics
 from mmdec.metrics.recogniser import SAMPLE_RATE, Recogniser
 from mmdec.phonetics.lexicon import PAUSE, lower_case, read_lexicon
@@ -89,7 +90,8 @@ def evaluate_speech(
     root = Path(corpus)
     target = Path(cvss) if cvss is not None else root / "cvss_c"
     source = Path(common_voice) if common_voice is not None else root / "cv" / "fr"
-    rows, skipped = read_split(source, target, split, limit)
+    usable, skipped = read_pairs(source, target, split, scoring=True)
+    rows = evenly_spaced(usable, limit)
     judge = _judge(root, target, say) if asr else None
     if translator is not None:
         name, run, machine = "injected", translator, _machine(None, threads)
@@ -103,7 +105,7 @@ def evaluate_speech(
         "model": name,
         "split": split,
         "n": len(rows),
-        "skipped_rows": skipped,
+        "skipped_rows": skipped.names,
         "source_seconds": sum(seconds),
         "hardware": machine,
         "strategies": {
@@ -142,7 +144,7 @@ def shuffled(items: Sequence[str]) -> list[str]:
 
 
 def _text_scores(
-    rows: Sequence[Utterance], outputs: Sequence[Output], lexicon: metrics.Lexicon | None
+    rows: Sequence[SpeechPair], outputs: Sequence[Output], lexicon: metrics.Lexicon | None
 ) -> dict[str, Any]:
     texts, references = [output.text for output in outputs], [row.references for row in rows]
     right = metrics.exact(texts, references)
@@ -159,10 +161,10 @@ def _text_scores(
         "phone_error_rate_nearest": None,
         "refused": {row.clip.name: output.error for row, output in zip(rows, outputs, strict=True) if output.error},
     }
-    pairs = [(output.units, row) for output, row in zip(outputs, rows, strict=True) if row.phones]
+    pairs = [(output.units, row) for output, row in zip(outputs, rows, strict=True) if row.units]
     if pairs:
         scores["phone_error_rate"] = {
-            "value": metrics.phone_error_rate([units for units, _ in pairs], [row.phones for _, row in pairs]),
+            "value": metrics.phone_error_rate([units for units, _ in pairs], [row.units for _, row in pairs]),
             "against": "the phones of the reference recording, pauses included",
             "n": len(pairs),
         }
@@ -171,11 +173,11 @@ def _text_scores(
     return scores
 
 
-def _nearest(pairs: Sequence[tuple[Sequence[str], Utterance]], lexicon: metrics.Lexicon) -> dict[str, Any]:
+def _nearest(pairs: Sequence[tuple[Sequence[str], SpeechPair]], lexicon: metrics.Lexicon) -> dict[str, Any]:
     """Errors against the recording's own phones or, where fewer, the nearest rendering as the lexicon says it."""
-    errors = sum(metrics.nearest_phone_errors(units, row.phones, row.references, lexicon) for units, row in pairs)
+    errors = sum(metrics.nearest_phone_errors(units, row.units, row.references, lexicon) for units, row in pairs)
     return {
-        "value": errors / sum(phone != PAUSE for _, row in pairs for phone in row.phones),
+        "value": errors / sum(phone != PAUSE for _, row in pairs for phone in row.units),
         "against": "the nearest licensed rendering, said as in the lexicon, pauses left out",
         "n": len(pairs),
     }
@@ -203,7 +205,7 @@ def _speed(outputs: Sequence[Output], seconds: Sequence[float]) -> dict[str, Any
 
 
 def _translate(
-    run: Translator, rows: Sequence[Utterance], strategies: Sequence[str], say: Callable[[str], None]
+    run: Translator, rows: Sequence[SpeechPair], strategies: Sequence[str], say: Callable[[str], None]
 ) -> dict[str, list[Output]]:
     outputs: dict[str, list[Output]] = {strategy: [] for strategy in strategies}
     for strategy in strategies:
@@ -269,7 +271,7 @@ def _judge(root: Path, cvss: Path, say: Callable[[str], None]) -> Recogniser:
     return Recogniser((line[1] for line in read_table(training) if len(line) > 1), _lexicon(root) or {})
 
 
-def _noise_score(judge: Recogniser, rows: Sequence[Utterance]) -> float:
+def _noise_score(judge: Recogniser, rows: Sequence[SpeechPair]) -> float:
     """ASR-BLEU of white noise in place of the speech."""
     some = rows[:NOISES]
     draws = np.random.default_rng(0)

@@ -13,7 +13,7 @@ import pytest
 import soundfile
 from rich.console import Console
 
-from mmdec.corpora.split import read_split
+from mmdec.corpora.cvss import read_pairs
 from mmdec.evaluation.tables import table
 from mmdec.evaluation.translation import evaluate_speech, shuffled
 from mmdec.metrics.recogniser import Recogniser, dictionary
@@ -90,7 +90,7 @@ def test_another_licensed_rendering_is_right(corpus: TinyCorpus) -> None:
     def other(clip: Path, strategy: str) -> Answer:
         return Answer("low there", ["l", "ow", "dh", "eh", "r"])
 
-    rows, _ = read_split(corpus.common_voice, corpus.cvss, "dev")
+    rows, _ = read_pairs(corpus.common_voice, corpus.cvss, "dev", scoring=True)
     place = next(place for place, row in enumerate(rows) if "Low there." in row.references)
     scores = evaluate_speech("dev", corpus.root, strategies=("x",), asr=False, translator=other)["strategies"]["x"]
     assert rows[place].translation in ("There, low.", "Low there.")
@@ -137,7 +137,10 @@ def test_a_plain_cvss_layout_needs_no_tables_of_ours(corpus: TinyCorpus, tmp_pat
         translator=Oracle(corpus),
     )
     scores = report["strategies"]["good"]
-    assert report["skipped_rows"] == {"source recording missing": ["missing.mp3"], "no translation": ["empty.mp3"]}
+    assert report["skipped_rows"] == {
+        "source recording missing or empty": ["missing.mp3"],
+        "no translation": ["empty.mp3"],
+    }
     assert scores["exact"]["value"] == 1.0
     assert scores["exact_several_renderings"] == {"value": None, "low": None, "high": None, "n": 0}
     assert scores["phone_error_rate"] is None
@@ -146,7 +149,7 @@ def test_a_plain_cvss_layout_needs_no_tables_of_ours(corpus: TinyCorpus, tmp_pat
 
 def test_what_cannot_be_evaluated_says_why(corpus: TinyCorpus, tmp_path: Path) -> None:
     oracle = Oracle(corpus)
-    with pytest.raises(InputError, match="`split` must have a table"):
+    with pytest.raises(InputError, match=r"`nope\.tsv` must exist"):
         evaluate_speech("nope", corpus.root, translator=oracle)
     with pytest.raises(InputError, match="`limit` must be at least 1"):
         evaluate_speech("dev", corpus.root, limit=0, translator=oracle)
