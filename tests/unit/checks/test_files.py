@@ -21,6 +21,7 @@ import mmdec
 from mmdec import audio, cli
 from mmdec.checks import files
 from mmdec.cli import output_files as outputs
+from mmdec.cli.translate import AUDIO_SUFFIXES
 from mmdec.pipelines.inputs import read
 from mmdec.types import InputError
 from tests.bad_list import encoded
@@ -256,7 +257,7 @@ def test_an_output_is_what_its_suffix_says(suffix: str, tiny_model: Path, tmp_pa
 
 
 def test_the_command_line_knows_what_can_be_written() -> None:
-    assert tuple(audio.WRITABLE) == cli.SOUND_SUFFIXES
+    assert tuple(audio.WRITABLE) == AUDIO_SUFFIXES
 
 
 def test_outputs_that_are_no_files_are_named(tmp_path: Path) -> None:
