@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, cast, final
 
 import torch
@@ -13,10 +12,10 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from mmdec.decode.tree import single
-from mmdec.nn.fingerprint import fingerprint
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.cache import Store, check_cache, twin
 from mmdec.targets.families import check_model, is_decoder_only
+from mmdec.targets.model_source import model_name
 from mmdec.targets.row_layout import Rows
 from mmdec.targets.text_prompt import TextPrompt
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
@@ -65,8 +64,7 @@ class TextTarget:
     @property
     def name(self) -> str:
         """Where the model is from, and a digest of its weights."""
-        source = Path(self.model.config._name_or_path).name or type(self.model).__name__
-        return f"{source}-{fingerprint(self.model)}"
+        return model_name(self.model)
 
     @property
     def device(self) -> torch.device:

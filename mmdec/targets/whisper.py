@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, cast, final
 
 import torch
@@ -24,8 +23,8 @@ from transformers.generation.logits_process import WhisperNoSpeechDetection
 from transformers.generation.utils import GenerateEncoderDecoderOutput
 
 from mmdec.decode.tree import single
-from mmdec.nn.fingerprint import fingerprint
 from mmdec.targets.cache import Store
+from mmdec.targets.model_source import model_name
 from mmdec.targets.row_layout import Rows
 from mmdec.targets.whisper_decoder import DraftPass
 from mmdec.targets.whisper_outputs import output_states
@@ -77,8 +76,7 @@ class WhisperTarget:
     @property
     def name(self) -> str:
         """Where the model is from, and a digest of its weights."""
-        source = Path(self.model.config._name_or_path).name or type(self.model).__name__
-        return f"{source}-{fingerprint(self.model)}"
+        return model_name(self.model)
 
     @property
     def device(self) -> torch.device:

@@ -34,7 +34,9 @@ from mmdec.pipelines.transcription.usage import Usage, UsageMeter
 from mmdec.pipelines.transcription.word_timestamps import UNSPACED, agree, words
 from mmdec.pipelines.translation.translate import Audio, BatchError, read
 from mmdec.runtime import Stopwatch, check_device, with_threads
+from mmdec.targets.model_source import source_folder
 from mmdec.targets.registry import target_of
+from mmdec.targets.whisper_generate import attention_restored
 from mmdec.targets.whisper_settings import settings_in_config
 from mmdec.types import InputError
 
@@ -285,8 +287,7 @@ def _whisper(model: Model, processor: WhisperProcessor | None, device: str | tor
                 f"`processor` must be a WhisperProcessor with a loaded `model`, but is {show(processor)}. Load it with "
                 "`WhisperProcessor.from_pretrained`."
             )
-        name = model.config._name_or_path
-        model = Whisper(model, processor, Path(name) if name and Path(name).is_dir() else None)
+        model = Whisper(model, processor, source_folder(model))
     if device is not None and check_device(device).type != model.model.device.type:
         raise InputError(
             f"`device` must be that of the loaded `model`, {model.model.device}, but is {show(str(device))}. Leave "
@@ -340,8 +341,5 @@ def _attention(
         return
     with reading(*others, writing=[model]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "__array_wrap__ must accept", DeprecationWarning)
-        before = model.config._attn_implementation or "sdpa"
-        try:
+        with attention_restored(model):
             yield
-        finally:
-            model.set_attn_implementation(before)
