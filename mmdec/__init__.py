@@ -9,6 +9,8 @@ from mmdec.types import InputError, MmdecError
 if TYPE_CHECKING:
     from mmdec import audio
     from mmdec.decode.statistics import DecodingStatistics
+    from mmdec.drafters.registry import register_drafter
+    from mmdec.generation.drafter_choice import load_drafter
     from mmdec.generation.model_lock import model_lock
     from mmdec.generation.speculation import Generation, default_statistics, generate, speculate, stream
     from mmdec.pipelines.inputs import BatchError
@@ -33,7 +35,9 @@ __all__ = [
     "default_statistics",
     "generate",
     "load",
+    "load_drafter",
     "model_lock",
+    "register_drafter",
     "speculate",
     "stream",
     "transcribe",
@@ -49,6 +53,8 @@ _LAZY = {
     "BatchError": "mmdec.pipelines.inputs",
     "DecodingStatistics": "mmdec.decode.statistics",
     "load": "mmdec.pipelines.translation.load",
+    "load_drafter": "mmdec.generation.drafter_choice",
+    "register_drafter": "mmdec.drafters.registry",
     "model_lock": "mmdec.generation.model_lock",
     "transcribe": "mmdec.pipelines.transcription.transcribe",
 }

@@ -9,11 +9,11 @@ from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
-from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import show
 from mmdec.hub.whisper import Whisper
+from mmdec.targets.whisper_generate import LANGUAGE_CODES
 from mmdec.types import InputError
 
 Timestamps = Literal["segment", "word"] | None
@@ -230,10 +230,10 @@ def _languages(known: Any, language: str | Sequence[str] | None, recordings: int
 def language_code(known: Any, language: object) -> str:
     """ "English", "en" or "<|en|>" -> "en". Raises InputError for a language that the model does not know."""
     codes = [token.removeprefix("<|").removesuffix("|>") for token in known.lang_to_id]
-    names = {code: name for name, code in reversed(TO_LANGUAGE_CODE.items())}
+    names = {code: name for name, code in reversed(LANGUAGE_CODES.items())}
     if isinstance(language, str):
         said = language.lower().strip().removeprefix("<|").removesuffix("|>")
-        code = TO_LANGUAGE_CODE.get(said, said)
+        code = LANGUAGE_CODES.get(said, said)
         if code in codes:
             return code
     listed = ", ".join(f"{code} ({names[code]})" if code in names else code for code in sorted(codes))
