@@ -14,8 +14,9 @@ import soundfile
 from rich.console import Console
 
 from mmdec.corpora.cvss import read_pairs
+from mmdec.evaluation.asr_bleu import shuffled
 from mmdec.evaluation.tables import table
-from mmdec.evaluation.translation import evaluate_speech, shuffled
+from mmdec.evaluation.translation import evaluate_speech
 from mmdec.metrics.recogniser import Recogniser, dictionary
 from mmdec.types import InputError
 from tests.support.tiny_corpus import TinyCorpus, phones_of, write_corpus
