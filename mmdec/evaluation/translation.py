@@ -123,7 +123,7 @@ def _text_scores(
 ) -> dict[str, Any]:
     texts, references = [output.text for output in outputs], [row.references for row in rows]
     right = metrics.exact(texts, references)
-    several = [len({metrics.normalise(text) for text in licensed}) > 1 for licensed in references]
+    several = [len({metrics.normalise(text) for text in accepted}) > 1 for accepted in references]
     bleu, chrf = metrics.bleu(texts, references), metrics.chrf(texts, references)
     scores: dict[str, Any] = {
         "exact": metrics.Rate(sum(right), len(right)).summary(),
@@ -153,7 +153,7 @@ def _nearest(pairs: Sequence[tuple[Sequence[str], SpeechPair]], lexicon: metrics
     errors = sum(metrics.nearest_phone_errors(units, row.units, row.references, lexicon) for units, row in pairs)
     return {
         "value": errors / sum(phone != PAUSE for _, row in pairs for phone in row.units),
-        "against": "the nearest licensed rendering, said as in the lexicon, pauses left out",
+        "against": "the nearest reference, pronounced as in the lexicon, pauses left out",
         "n": len(pairs),
     }
 
