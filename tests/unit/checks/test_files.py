@@ -23,9 +23,9 @@ from mmdec.checks import files
 from mmdec.cli import output_files as outputs
 from mmdec.pipelines.translation import translate as api
 from mmdec.types import InputError
-from tests.bad_list import encoded
 from tests.conftest import RATE, buzz
-from tests.support.tiny_transcriber import write
+from tests.support.bad_list import encoded
+from tests.support.tiny_whisper import write
 
 OTHER = np.tile(buzz(6.0, 77), 8)  # longer than any file below: its samples lie where theirs are read
 

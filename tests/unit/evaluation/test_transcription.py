@@ -25,7 +25,7 @@ from mmdec.evaluation.harness import Harness, Measurement, Method, parse_plan
 from mmdec.evaluation.tables import asr_table
 from mmdec.hub.whisper import Whisper, load_whisper
 from mmdec.types import InputError, MmdecError
-from tests.support.tiny_transcriber import write
+from tests.support.tiny_whisper import write
 
 RATE = 16_000
 SECONDS = (0.5, 0.9, 2.3, 0.7)  # the window is one second
