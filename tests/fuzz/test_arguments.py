@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
 import mmdec
@@ -33,7 +33,8 @@ from mmdec.types import MmdecError
 from tests.conftest import RATE, buzz
 from tests.fuzz.odd_values import FRESH, PLAIN, WORDS
 from tests.support.tiny_english import write_english
-from tests.support.tiny_transcriber import write
+from tests.support.tiny_text import language_model
+from tests.support.tiny_whisper import write
 
 CALLS, GROUPS = (1500, 15) if os.environ.get("MMDEC_ALL") else (80, 4)
 SECONDS = 20.0  # of the processor, of one call
@@ -63,22 +64,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     return place
 
 
-def language_model(seed: int = 0, **sizes: int) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    shape = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, **sizes}
-    return LlamaForCausalLM(LlamaConfig(num_attention_heads=2, num_key_value_heads=1, **shape)).eval()
-
-
 @pytest.fixture(scope="module")
 def doors(folder: Path) -> dict[str, Door]:
-    model, small, whisper = language_model(), language_model(1), load_whisper(folder / "whisper", "cpu")
+    model, small, whisper = language_model(), language_model(seed=1), load_whisper(folder / "whisper", "cpu")
     translator = load(folder / "translator", "cpu")
     ids, sound = torch.tensor([[1, 2, 3, 1, 2, 3]]), buzz(0.5)
     spoken = mmdec.translate_speech(sound, sample_rate=RATE, model=translator)
     written = mmdec.transcribe(sound, sample_rate=RATE, model=whisper, drafter=None, max_new_tokens=4)
     models = (model, whisper, whisper.model, translator, LlamaForCausalLM, "whisper", "translator", folder / "whisper")
     drafting = {
-        "drafter": (small, *models, "lookup", "recycling", language_model(2, vocab_size=90)),
+        "drafter": (small, *models, "lookup", "recycling", language_model(seed=2, vocab_size=90)),
         "rule": ("greedy", "sampled", *UNSEEDED),
         "num_speculative_tokens": (0, 3, (6, 2), 10**6),
     }

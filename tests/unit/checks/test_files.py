@@ -24,9 +24,9 @@ from mmdec.cli import output_files as outputs
 from mmdec.cli.translate import AUDIO_SUFFIXES
 from mmdec.pipelines.inputs import read
 from mmdec.types import InputError
-from tests.bad_list import encoded
 from tests.conftest import RATE, buzz
-from tests.support.tiny_transcriber import write
+from tests.support.bad_list import encoded
+from tests.support.tiny_whisper import write
 
 OTHER = np.tile(buzz(6.0, 77), 8)  # longer than any file below: its samples lie where theirs are read
 

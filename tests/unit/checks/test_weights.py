@@ -21,7 +21,7 @@ from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import load_whisper
 from mmdec.training.daspeech.export import read_checkpoint
 from mmdec.training.daspeech.vocoder import load_acoustic
-from tests.support.tiny_transcriber import network, processor, write
+from tests.support.tiny_whisper import network, processor, write
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PARTS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")

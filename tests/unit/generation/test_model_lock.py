@@ -17,7 +17,7 @@ from mmdec.generation.model_lock import ModelLock, model_lock, read_while, readi
 from mmdec.hub.whisper import Whisper
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz
-from tests.support.tiny_transcriber import network, processor
+from tests.support.tiny_whisper import network, processor
 
 IDS = torch.tensor([[3, 4, 5, 6] * 3])
 OPTIONS: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}

@@ -22,7 +22,7 @@ from mmdec.hub.whisper import Whisper, load_whisper
 from mmdec.pipelines.transcription.request import Call
 from mmdec.pipelines.transcription.usage import UsageMeter
 from tests.conftest import RATE, buzz
-from tests.support.tiny_transcriber import heads, network, processor, write
+from tests.support.tiny_whisper import heads, network, processor, write
 
 
 @pytest.fixture(scope="module")
