@@ -20,7 +20,7 @@ from docs.examples.toy_drafter import ToyDrafter
 from mmdec.drafters import registry
 from mmdec.hub.whisper import load_whisper
 from tests.conftest import buzz
-from tests.support.tiny_transcriber import write
+from tests.support.tiny_whisper import write
 
 ROOT = Path(__file__).parents[2]
 PATH = "docs.examples.toy_drafter:ToyDrafter"

@@ -19,7 +19,7 @@ from mmdec.cli import app
 from mmdec.drafters.lookup import Lookup
 from mmdec.hub.whisper import Whisper, load_whisper
 from tests.conftest import RATE, buzz
-from tests.support.tiny_transcriber import write
+from tests.support.tiny_whisper import write
 
 BENCHES = ("bench speech x.wav", "bench paper", "bench core", "bench asr")
 IDS = torch.tensor([[1, 2, 3, 1, 2, 3]])
