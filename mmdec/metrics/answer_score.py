@@ -1,0 +1,33 @@
+"""Whether an answer about a picture is right: its core for short answers, its claims for descriptions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+_CLAUSE = re.compile(r"[.;,:](?:\s+|$)|\n")
+_NUMBER = re.compile(r"-?\d+")
+
+
+def normalise(text: str) -> str:
+    """Lower case, single spaces, no full stop at the end."""
+    return " ".join(text.casefold().split()).rstrip(".").rstrip()
+
+
+def right_answer(said: str, reference: str, expected: str, task: str) -> bool:
+    """Whether a short answer says what the reference says. Of a count, the total alone must be right."""
+    if task == "count":
+        numbers = _NUMBER.findall(said)
+        return bool(numbers) and numbers[-1] == expected
+    return normalise(said) == normalise(reference)
+
+
+def claims_held(said: str, claims: Iterable[Sequence[str]]) -> int:
+    """How many claims an answer makes: those whose words stand in one clause of it, in their order."""
+    clauses = [clause for clause in _CLAUSE.split(said.casefold()) if clause]
+    return sum(any(_stands(clause, claim) for clause in clauses) for claim in claims)
+
+
+def _stands(clause: str, claim: Sequence[str]) -> bool:
+    pattern = ".*?".join(rf"(?<![\w-]){re.escape(word.casefold())}(?![\w])" for word in claim)
+    return re.search(pattern, clause) is not None

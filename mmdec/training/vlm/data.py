@@ -1,0 +1,218 @@
+"""Batches of packed questions for the small model's training, and held-out questions to be answered."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+from transformers import PreTrainedTokenizerFast
+
+from mmdec.corpora.image_text import Conversation, read_conversations
+from mmdec.images import read_image
+from mmdec.training.vlm.encoded import Encoded, encode
+from mmdec.training.vlm.packing import Batch, pack
+from mmdec.training.vlm.tokens import asked, kept_tokenizer, prefix
+from mmdec.types import InputError
+
+LEARNED = 40_000  # conversations that the tokenizer is learned from
+
+
+@dataclass
+class Question:
+    """One to be answered. claims: of a description; expected: of a short answer."""
+
+    image: Path
+    question: str
+    reference: str
+    task: str
+    expected: str
+    claims: list[list[str]]
+
+
+@dataclass
+class Asked:
+    """Q questions as `generate` takes them, padded on the left. pixels: (Q, 3, H, W) uint8; tokens, mask: (Q, L)."""
+
+    pixels: Tensor
+    tokens: Tensor
+    mask: Tensor
+    questions: tuple[Question, ...]
+
+
+class Plan(Sampler[list[Any]]):
+    """The batches of one epoch, planned."""
+
+    def __init__(self, batches: Sequence[list[Any]]) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return iter(self.batches)
+
+
+class Rows(Dataset[tuple[np.ndarray, ...]]):
+    """Packed rows. An item is (conversation, seed): the seed decides which questions are asked, in what order."""
+
+    def __init__(self, encoded: Encoded, cells: np.ndarray, side: int, lead: np.ndarray, length: int, pad: int) -> None:
+        self.encoded, self.cells, self.side = encoded, cells, side
+        self.lead, self.length, self.pad = lead, length, pad
+
+    def __getitem__(self, item: tuple[int, int]) -> tuple[np.ndarray, ...]:
+        number, seed = item
+        turns = self.encoded.turns(number)
+        order = np.random.default_rng(seed).permutation(len(turns))
+        row = pack(self.lead, [turns[place] for place in order], self.length, self.pad)
+        return (picture(Path(self.encoded.images[number]), self.side), *row, np.asarray(self.cells[number]))
+
+    def collate(self, items: Sequence[tuple[np.ndarray, ...]]) -> Batch:
+        return Batch(*(torch.from_numpy(np.stack(column)) for column in zip(*items, strict=True)))
+
+
+class Questions(Dataset[Question]):
+    """Held-out questions, answered one by one."""
+
+    def __init__(self, questions: Sequence[Question], tokenizer: PreTrainedTokenizerFast, side: int, lead: str) -> None:
+        self.questions, self.tokenizer, self.side, self.lead = questions, tokenizer, side, lead
+
+    def __getitem__(self, number: int) -> Question:
+        return self.questions[number]
+
+    def collate(self, items: Sequence[Question]) -> Asked:
+        texts = [self.lead + asked(item.question) for item in items]
+        made = self.tokenizer(texts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt")
+        pixels = torch.from_numpy(np.stack([picture(item.image, self.side) for item in items]))
+        return Asked(pixels, made["input_ids"], made["attention_mask"], tuple(items))  # type: ignore[arg-type]
+
+
+class SceneData(LightningDataModule):
+    """Scenes in the layout of llava_v1_5_mix665k, with what their patches show.
+
+    corpus: the folder with {split}.json, {split}.cells.npy and images/. tokenizer: a folder; where it is empty, one of
+    `pieces` is learned from the training text and kept there, and beside it the encoded text. rows: pictures in a batch
+    of one process; length: tokens of a row. dev_questions: of each task, answered at each validation.
+    """
+
+    def __init__(
+        self,
+        corpus: str,
+        tokenizer: str,
+        pieces: int = 1024,
+        rows: int = 20,
+        length: int = 256,
+        steps_per_epoch: int = 100,
+        dev_split: str = "dev",
+        dev_questions: int = 24,
+        image: int = 128,
+        patches: int = 64,
+        workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.corpus, self.rows, self.length, self.steps_per_epoch = Path(corpus), rows, length, steps_per_epoch
+        self.dev_questions, self.image, self.workers, self.seed = dev_questions, image, workers, seed
+        self.dev_split, self.kept = dev_split, Path(tokenizer)
+        conversations: list[Conversation] | None = None
+        if not (self.kept / "tokenizer.json").is_file():
+            conversations = read_conversations(self.corpus / "train.json")
+        self.tokenizer = kept_tokenizer(self.kept, texts(conversations or [])[: 40 * LEARNED], pieces)
+        self.lead = prefix(patches)
+        lead = self.tokenizer(self.lead, add_special_tokens=False)["input_ids"]
+        self.lead_tokens = np.asarray(lead, np.int64)
+        self.encoded = self._encoded(conversations)
+
+    @property
+    def units(self) -> list[str]:
+        """The tokens by their number: what the model must know of the data."""
+        vocabulary = self.tokenizer.get_vocab()
+        return sorted(vocabulary, key=vocabulary.__getitem__)
+
+    def _encoded(self, conversations: list[Conversation] | None) -> Encoded:
+        listed = self.corpus / "train.json"
+        if not listed.is_file():
+            raise InputError(f"`corpus` must hold train.json, but '{self.corpus}' does not. Build it first.")
+        stamp = f"{listed.resolve()} {listed.stat().st_size} {listed.stat().st_mtime_ns}"
+        kept = self.kept / f"encoded-{hashlib.blake2b(stamp.encode(), digest_size=8).hexdigest()}.npz"
+        if not kept.is_file():
+            encode(conversations or read_conversations(listed), self.tokenizer).save(kept)
+        return Encoded.load(kept)
+
+    def setup(self, stage: str) -> None:
+        self.cells = np.load(self.corpus / "train.cells.npy", mmap_mode="r", allow_pickle=False)
+        if len(self.cells) != len(self.encoded):
+            raise InputError(
+                f"`corpus` must have cells of each picture, but has {len(self.cells)} of {len(self.encoded)}. "
+                "Build it again."
+            )
+        self.questions = choose(read_conversations(self.corpus / f"{self.dev_split}.json"), self.dev_questions)
+
+    def train_dataloader(self) -> DataLoader:
+        """Each process takes its part of one endless row of shuffled passes over the corpus."""
+        assert self.trainer is not None
+        world, rank = self.trainer.world_size, self.trainer.global_rank
+        begin = self.trainer.current_epoch * self.steps_per_epoch * self.rows * world
+        orders: dict[int, np.ndarray] = {}
+        batches = []
+        for step in range(self.steps_per_epoch):
+            first = begin + (step * world + rank) * self.rows
+            batch = []
+            for place in range(first, first + self.rows):
+                lap, at = divmod(place, len(self.encoded))
+                if lap not in orders:
+                    orders[lap] = np.random.default_rng([self.seed, lap]).permutation(len(self.encoded))
+                batch.append((int(orders[lap][at]), self.seed * 2**40 + place))
+            batches.append(batch)
+        pad = int(self.tokenizer.pad_token_id)  # type: ignore[arg-type]
+        dataset = Rows(self.encoded, self.cells, self.image, self.lead_tokens, self.length, pad)
+        return DataLoader(dataset, batch_sampler=Plan(batches), collate_fn=dataset.collate, num_workers=self.workers)  # type: ignore[arg-type]
+
+    def val_dataloader(self) -> DataLoader:
+        """Every second question for every second process; descriptions with each other, for they are longer."""
+        assert self.trainer is not None
+        dataset = Questions(self.questions, self.tokenizer, self.image, self.lead)
+        return question_loader(dataset, self.trainer.global_rank, self.trainer.world_size)
+
+
+def question_loader(dataset: Questions, rank: int = 0, world: int = 1, size: int = 40) -> DataLoader:
+    """Batches of questions whose answers are about equally long."""
+    batches = []
+    for described in (False, True):
+        mine = [n for n, one in enumerate(dataset.questions) if (one.task == "describe") == described][rank::world]
+        batches += [mine[at : at + size] for at in range(0, len(mine), size)]
+    return DataLoader(dataset, batch_sampler=Plan(batches), collate_fn=dataset.collate)  # type: ignore[arg-type]
+
+
+def picture(path: Path, side: int) -> np.ndarray:
+    """(3, side, side) uint8."""
+    pixels = read_image(path)
+    if pixels.shape != (side, side, 3):
+        raise InputError(f"'{path}' must be {side} x {side} pixels, but is {pixels.shape[1]} x {pixels.shape[0]}.")
+    return pixels.transpose(2, 0, 1)
+
+
+def texts(conversations: Sequence[Conversation]) -> list[str]:
+    """All that is said."""
+    return [part for one in conversations[:LEARNED] for said in one.turns for part in (said[0], f" {said[1]}")]
+
+
+def choose(conversations: Sequence[Conversation], count: int) -> list[Question]:
+    """`count` questions of each task, at most two of a task about one picture."""
+    chosen: dict[str, list[Question]] = defaultdict(list)
+    for one in conversations:
+        used: dict[str, int] = defaultdict(int)
+        for (question, answer), note in zip(one.turns, one.notes["turns"], strict=True):
+            task = note["task"]
+            if used[task] < 2 and len(chosen[task]) < count:
+                used[task] += 1
+                chosen[task].append(Question(one.images[0], question, answer, task, note["expected"], note["claims"]))
+    return [question for task in sorted(chosen) for question in chosen[task]]

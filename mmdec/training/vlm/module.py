@@ -1,0 +1,206 @@
+"""Training of the small vision-language model: first what patches show, then that and the answers together.
+
+From random weights the language model teaches the encoder nothing for a long time. So the encoder learns what the
+patches show first (letters, things, colours), alone, and then jointly with the text.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import GenerationConfig
+
+from mmdec.metrics.answer_score import claims_held, right_answer
+from mmdec.training.lr_schedule import Schedule
+from mmdec.training.optim import MuonAdamW
+from mmdec.training.vlm.data import Asked
+from mmdec.training.vlm.network import (
+    CellHeads,
+    Shape,
+    build_model,
+    cell_loss,
+    language_layer,
+    see,
+    speak,
+    vision_layer,
+)
+from mmdec.training.vlm.packing import IGNORED, Batch, turn_mask
+from mmdec.training.vlm.tokens import BEGIN, END, IMAGE, PAD
+from mmdec.types import InputError
+
+TASKS = (
+    "clock", "colour", "count", "degrees", "describe", "item_of", "kind", "number", "position",
+    "price", "price_of", "relation", "route", "shape", "size", "time", "time_of",
+    "town_of", "where", "word", "yes_no",
+)  # fmt: skip
+CELLS = 8  # of a patch
+LONGEST = (48, 200)  # tokens of a short answer and of a description at validation
+
+
+class VlmModule(LightningModule):
+    """L = L_answers + cell_weight L_cells; in the first `vision_steps` steps L_cells alone, with `vision_lr`.
+
+    units: the tokens by number. cell_kinds: classes of a cell's labels. empty: the weight of cells that show nothing.
+    decay_from, decay_steps: the linear fall to zero at the end. half: matrix products in bfloat16. compiled: fuse what
+    lies between them (torch.compile). start: a folder with an exported model to begin from.
+    """
+
+    def __init__(
+        self,
+        units: list[str],
+        shape: Shape | None = None,
+        lr: float = 3e-3,
+        vision_lr: float = 4.5e-3,
+        vision_steps: int = 1000,
+        warmup: int = 100,
+        decay_from: int | None = None,
+        decay_steps: int = 1000,
+        weight_decay: float = 0.01,
+        cell_weight: float = 0.3,
+        cell_kinds: tuple[int, int] = (54, 11),
+        empty: float = 0.2,
+        half: bool = True,
+        compiled: bool = False,
+        start: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["shape"])
+        self.shape = shape or Shape()
+        self.hparams["shape"] = asdict(self.shape)
+        self.model = build_model(self.shape, units, seed)
+        self.cells = CellHeads(self.shape.vision_width, CELLS, tuple(cell_kinds))
+        self.tokens = {name: units.index(name) for name in (BEGIN, END, IMAGE, PAD)}
+        if start is not None:
+            self.begin_from(start)
+        self.rate = Schedule("trapezoid", 1, decay_from, decay_steps)
+        self._layers = (torch.compile(vision_layer), torch.compile(language_layer)) if compiled else (None, None)
+        self._products = torch.bfloat16 if half else torch.float32
+        self._tally: dict[str, list[float]] = {}
+
+    def begin_from(self, folder: str) -> None:
+        """Take an exported model's weights."""
+        theirs = type(self.model).from_pretrained(folder, dtype=torch.float32)
+        try:
+            self.model.load_state_dict(theirs.state_dict())
+        except RuntimeError as error:
+            raise InputError(f"`start` must fit, but the model of '{folder}' does not: {error}") from None
+
+    def factor(self, step: int) -> float:
+        """The relative learning rate: each phase rises once, the end falls."""
+        vision = self.hparams["vision_steps"]
+        since = step if step < vision else step - vision
+        rise = min(1.0, (since + 1) / max(self.hparams["warmup"], 1))
+        scale = self.hparams["vision_lr"] / self.hparams["lr"] if step < vision else 1.0
+        return rise * scale * self.rate(step)
+
+    def losses(self, batch: Batch, vision_only: bool) -> dict[str, Tensor]:
+        """All parts of the loss of a batch; `loss` is their weighted sum."""
+        states = see(self.model, batch.pixels.float() / 127.5 - 1, self._products, self._layers[0])
+        parts: dict[str, Tensor] = {}
+        total: Tensor = states.sum() * 0
+        for place, (name, scores) in enumerate(zip(("shown", "colours"), self.cells(states), strict=True)):
+            labels = batch.cells[..., place]
+            total = total + cell_loss(scores, labels, self.hparams["empty"])
+            full = labels != 0
+            parts[f"{name}_right"] = (scores.argmax(-1) == labels)[full].float().mean()
+        parts["cells"] = total
+        if vision_only:
+            return parts | {"loss": total}
+        embeddings = self.model.get_input_embeddings()(batch.tokens)
+        seen = self.model.model.multi_modal_projector(states).to(embeddings.dtype)
+        embeddings = embeddings.masked_scatter((batch.tokens == self.tokens[IMAGE])[..., None], seen)
+        mask = turn_mask(batch.turns)
+        hidden = speak(self.model, embeddings, mask, batch.positions, self._products, self._layers[1])
+        asked = batch.labels != IGNORED
+        logits = self.model.lm_head(hidden[asked]).float()
+        parts["answers"] = F.cross_entropy(logits, batch.labels[asked])
+        parts["right"] = (logits.argmax(-1) == batch.labels[asked]).float().mean()
+        return parts | {"loss": parts["answers"] + self.hparams["cell_weight"] * total}
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        parts = self.losses(batch, self.global_step < self.hparams["vision_steps"])
+        for name, value in parts.items():
+            self.log(f"train/{name}", value.detach(), batch_size=len(batch.tokens))
+        return parts["loss"]
+
+    def on_validation_epoch_start(self) -> None:
+        self._tally = defaultdict(lambda: [0.0, 0.0])
+
+    def validation_step(self, batch: Asked, batch_idx: int) -> None:
+        """Answers greedily, and counts what is right; nothing in the phase that trains the encoder alone."""
+        if self.global_step < self.hparams["vision_steps"] and not self.trainer.sanity_checking:
+            return
+        for question, said in zip(batch.questions, self.answer(batch), strict=True):
+            count = self._tally[question.task]
+            if question.task == "describe":
+                count[0] += claims_held(said, question.claims)
+                count[1] += len(question.claims)
+            else:
+                count[0] += right_answer(said, question.reference, question.expected, question.task)
+                count[1] += 1
+
+    def answer(self, batch: Asked) -> list[str]:
+        """What the model says to each question."""
+        longest = LONGEST[any(question.task == "describe" for question in batch.questions)]
+        settings = GenerationConfig(
+            do_sample=False,
+            max_new_tokens=longest,
+            bos_token_id=self.tokens[BEGIN],
+            eos_token_id=self.tokens[END],
+            pad_token_id=self.tokens[PAD],
+        )
+        with torch.no_grad():
+            made: Any = self.model.generate(  # type: ignore[attr-defined, misc] # pyright does not bind its protocol
+                input_ids=batch.tokens,
+                attention_mask=batch.mask,
+                pixel_values=batch.pixels.float() / 127.5 - 1,
+                generation_config=settings,
+            )
+        units: list[str] = self.hparams["units"]
+        return [spelled(units, row, self.tokens[END]) for row in made[:, batch.tokens.shape[1] :].tolist()]
+
+    def on_validation_epoch_end(self) -> None:
+        counts = torch.tensor([self._tally.get(task, [0.0, 0.0]) for task in TASKS], dtype=torch.float64)
+        gathered = self.all_gather(counts)
+        counts = gathered.reshape(-1, *counts.shape).sum(0)  # type: ignore[union-attr]
+        asked = counts[:, 1] > 0
+        if not bool(asked.any()):
+            return
+        for task, (right, of) in zip(TASKS, counts.tolist(), strict=True):
+            if of:
+                self.log(f"dev/{task}", right / of, rank_zero_only=True)
+        self.log("dev/mean", float((counts[asked, 0] / counts[asked, 1]).mean()), rank_zero_only=True)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        matrices, others = [], []
+        inner = {
+            id(module.weight)
+            for part in (self.model.model.vision_tower.encoder, self.model.model.language_model.layers)  # type: ignore[union-attr]
+            for module in part.modules()  # type: ignore[union-attr, operator]
+            if isinstance(module, nn.Linear)
+        }
+        for parameter in self.parameters():
+            (matrices if id(parameter) in inner else others).append(parameter)
+        decay = self.hparams["weight_decay"]
+        groups = [
+            {"params": [p for p in others if p.dim() > 1], "weight_decay": decay},
+            {"params": [p for p in others if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        optimizer = MuonAdamW(matrices, groups, lr=self.hparams["lr"], weight_decay=decay)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, self.factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def spelled(units: list[str], tokens: list[int], end: int) -> str:
+    """The text of an answer's tokens: byte-level pieces, of which a scene's text uses those of ASCII."""
+    if end in tokens:
+        tokens = tokens[: tokens.index(end)]
+    return "".join(units[token] for token in tokens).replace("Ġ", " ").replace("Ċ", "\n").strip()

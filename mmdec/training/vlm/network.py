@@ -1,0 +1,210 @@
+"""The small model: a SigLIP encoder of 64 patches and a deep, narrow Llama, joined as LLaVA joins them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlavaConfig, LlavaForConditionalGeneration, SiglipVisionConfig
+
+from mmdec.training.vlm.tokens import BEGIN, END, IMAGE, PAD
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of the network. Deep and narrow: drafting saves the more, the more layers a pass of the target has."""
+
+    image: int = 128  # pixels of a side
+    patch: int = 16
+    vision_width: int = 192
+    vision_layers: int = 5
+    vision_heads: int = 3
+    vision_ffn: int = 768
+    width: int = 160
+    layers: int = 12
+    heads: int = 4
+    head_dim: int = 40
+    ffn: int = 416
+    positions: int = 1024
+
+    @property
+    def patches(self) -> int:
+        return (self.image // self.patch) ** 2
+
+
+def configuration(shape: Shape, units: list[str]) -> LlavaConfig:
+    """Of a model with these tokens. The encoder's last layer is read, without its norm; there is no class token."""
+    return LlavaConfig(
+        vision_config=SiglipVisionConfig(
+            hidden_size=shape.vision_width,
+            intermediate_size=shape.vision_ffn,
+            num_hidden_layers=shape.vision_layers,
+            num_attention_heads=shape.vision_heads,
+            image_size=shape.image,
+            patch_size=shape.patch,
+            vision_use_head=False,
+        ),
+        text_config=LlamaConfig(
+            vocab_size=len(units),
+            hidden_size=shape.width,
+            intermediate_size=shape.ffn,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.heads,
+            head_dim=shape.head_dim,
+            max_position_embeddings=shape.positions,
+            tie_word_embeddings=True,
+            bos_token_id=units.index(BEGIN),
+            eos_token_id=units.index(END),
+            pad_token_id=units.index(PAD),
+        ),
+        image_token_index=units.index(IMAGE),
+        image_seq_length=shape.patches,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+        tie_word_embeddings=True,
+    )
+
+
+def build_model(shape: Shape, units: list[str], seed: int) -> LlavaForConditionalGeneration:
+    """With random weights; the table of the patches' positions begins as sines and cosines."""
+    torch.manual_seed(seed)
+    model = LlavaForConditionalGeneration(configuration(shape, units))
+    model.set_attn_implementation("eager")  # trains faster on a CPU than the fused one
+    table = model.model.vision_tower.embeddings.position_embedding.weight  # type: ignore[union-attr]
+    with torch.no_grad():
+        table.copy_(sines(shape.image // shape.patch, shape.vision_width) * 0.2)  # type: ignore[operator]
+    return model
+
+
+def sines(side: int, width: int) -> Tensor:
+    """(side * side, width): a quarter of the channels each for sine and cosine of the row and of the column."""
+    quarter = width // 4
+    speeds = torch.exp(-math.log(100.0) * torch.arange(quarter) / quarter)
+    angles = torch.arange(side)[:, None] * speeds  # (side, quarter)
+    waves = torch.cat([angles.sin(), angles.cos()], -1)
+    rows = waves[:, None].expand(side, side, -1)
+    columns = waves[None].expand(side, side, -1)
+    return F.pad(torch.cat([rows, columns], -1).reshape(side * side, -1), (0, width - 4 * quarter))
+
+
+def see(model: LlavaForConditionalGeneration, pixels: Tensor, dtype: torch.dtype, layer: Layer | None = None) -> Tensor:
+    """(B, 3, H, W), -1 to 1 -> (B, patches, vision width): what `get_image_features` projects.
+
+    dtype: of the matrix products; what lies between them stays as it is. layer: `vision_layer`, or it compiled: one
+    function serves all layers, for their weights are arguments.
+    """
+    tower = model.model.vision_tower
+    patches = tower.embeddings.patch_embedding  # type: ignore[union-attr]
+    side = patches.kernel_size[0]  # type: ignore[union-attr, index]
+    squares = pixels.unfold(2, side, side).unfold(3, side, side).permute(0, 2, 3, 1, 4, 5)
+    states = F.linear(squares.flatten(3).flatten(1, 2).to(dtype), patches.weight.flatten(1).to(dtype)).float()  # type: ignore[union-attr, operator]
+    states = states + patches.bias + tower.embeddings.position_embedding.weight  # type: ignore[union-attr, operator]
+    heads = tower.config.num_attention_heads  # type: ignore[union-attr]
+    for block in tower.encoder.layers:  # type: ignore[union-attr]
+        attention = block.self_attn
+        weights = [
+            value
+            for part in (
+                block.layer_norm1, attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj,
+                block.layer_norm2, block.mlp.fc1, block.mlp.fc2,
+            )
+            for value in (part.weight, part.bias)
+        ]  # fmt: skip
+        states = (layer or vision_layer)(states, heads, dtype, *weights)
+    return states
+
+
+def speak(
+    model: LlavaForConditionalGeneration,
+    embeddings: Tensor,
+    mask: Tensor,
+    positions: Tensor,
+    dtype: torch.dtype,
+    layer: Layer | None = None,
+) -> Tensor:
+    """Hidden states after the last norm. embeddings: (B, L, H); mask: (B, 1, L, L), added to the scores; positions:
+    (B, L). dtype, layer: as of `see`."""
+    language = model.model.language_model
+    cosine, sine = language.rotary_emb(embeddings, position_ids=positions)  # type: ignore[operator]
+    heads = language.config.num_attention_heads  # type: ignore[union-attr]
+    for block in language.layers:  # type: ignore[union-attr]
+        attention, inner = block.self_attn, block.mlp
+        weights = [
+            part.weight
+            for part in (
+                block.input_layernorm, attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj,
+                block.post_attention_layernorm, inner.gate_proj, inner.up_proj, inner.down_proj,
+            )
+        ]  # fmt: skip
+        embeddings = (layer or language_layer)(embeddings, mask, cosine, sine, heads, dtype, *weights)
+    return language.norm(embeddings)  # type: ignore[operator]
+
+
+Layer = Callable[..., Tensor]
+
+
+def vision_layer(x: Tensor, heads: int, dtype: torch.dtype, *weights: Tensor) -> Tensor:
+    """One layer of SigLIP, (B, P, H): norms, projections and biases in the order of `see`."""
+    g1, b1, wq, bq, wk, bk, wv, bv, wo, bo, g2, b2, w1, c1, w2, c2 = weights
+    width = x.shape[-1]
+    y = F.layer_norm(x, (width,), g1, b1, 1e-6).to(dtype)
+    q, k, v = (
+        F.linear(y, w.to(dtype), b.to(dtype)).unflatten(-1, (heads, -1)).transpose(1, 2)
+        for w, b in ((wq, bq), (wk, bk), (wv, bv))
+    )
+    chances = ((q @ k.transpose(2, 3)).float() * q.shape[-1] ** -0.5).softmax(-1).to(dtype)
+    x = x + F.linear((chances @ v).transpose(1, 2).flatten(2), wo.to(dtype), bo.to(dtype)).to(x.dtype)
+    y = F.layer_norm(x, (width,), g2, b2, 1e-6).to(dtype)
+    y = F.gelu(F.linear(y, w1.to(dtype), c1.to(dtype)), approximate="tanh")
+    return x + F.linear(y, w2.to(dtype), c2.to(dtype)).to(x.dtype)
+
+
+def language_layer(
+    x: Tensor, mask: Tensor, cosine: Tensor, sine: Tensor, heads: int, dtype: torch.dtype, *weights: Tensor
+) -> Tensor:
+    """One layer of Llama, (B, L, H): norms and projections in the order of `speak`; as many key heads as heads."""
+    n1, wq, wk, wv, wo, n2, wg, wu, wd = weights
+    width = x.shape[-1]
+    y = F.rms_norm(x, (width,), n1, 1e-6).to(dtype)
+    q, k, v = (F.linear(y, w.to(dtype)).unflatten(-1, (heads, -1)).transpose(1, 2) for w in (wq, wk, wv))
+    q, k = (turned(states, cosine.to(dtype), sine.to(dtype)) for states in (q, k))
+    scores = (q @ k.transpose(2, 3)).float() * q.shape[-1] ** -0.5 + mask
+    chances = scores.softmax(-1).to(dtype)
+    x = x + F.linear((chances @ v).transpose(1, 2).flatten(2), wo.to(dtype)).to(x.dtype)
+    y = F.rms_norm(x, (width,), n2, 1e-6).to(dtype)
+    y = F.silu(F.linear(y, wg.to(dtype))) * F.linear(y, wu.to(dtype))
+    return x + F.linear(y, wd.to(dtype)).to(x.dtype)
+
+
+def turned(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotary positions: (B, heads, L, D) with (B, L, D)."""
+    half = states.shape[-1] // 2
+    swapped = torch.cat([-states[..., half:], states[..., :half]], -1)
+    return states * cosine[:, None] + swapped * sine[:, None]
+
+
+class CellHeads(nn.Module):
+    """Tells of each patch what its cells show: the auxiliary task. cells: of a patch; kinds: classes of each label."""
+
+    def __init__(self, width: int, cells: int, kinds: tuple[int, ...]) -> None:
+        super().__init__()
+        self.cells, self.kinds = cells, kinds
+        self.norm = nn.LayerNorm(width)
+        self.out = nn.Linear(width, cells * sum(kinds))
+
+    def forward(self, states: Tensor) -> list[Tensor]:
+        """(B, P, H) -> a (B, P, cells, classes) of each kind of label."""
+        scores = self.out(self.norm(states))
+        return list(scores.unflatten(-1, (self.cells, sum(self.kinds))).split(self.kinds, -1))
+
+
+def cell_loss(scores: Tensor, labels: Tensor, empty: float) -> Tensor:
+    """Mean cross-entropy, cells that show nothing (label 0) weighted with `empty`. (..., classes), (...)."""
+    losses = F.cross_entropy(scores.flatten(0, -2).float(), labels.flatten().long(), reduction="none")
+    weights = torch.where(labels.flatten() == 0, empty, 1.0)
+    return (losses * weights).sum() / weights.sum()

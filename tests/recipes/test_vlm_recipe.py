@@ -1,0 +1,175 @@
+"""The small vision-language model's recipe runs as written on a tiny corpus; resumed, it gives the same weights; its
+export answers through transformers' own classes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import LlavaForConditionalGeneration, LlavaProcessor, PreTrainedTokenizerFast
+
+from mmdec.corpora.image_text import read_conversations
+from mmdec.training.__main__ import main
+from mmdec.training.daspeech.export import read_checkpoint
+from mmdec.training.vlm.data import SceneData, choose, picture
+from mmdec.training.vlm.export import export
+from mmdec.training.vlm.judge import interval, judge, swapped
+from mmdec.types import InputError
+from tests.support.quiet import LIGHTNING
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "vlm" / "scenes.yaml"
+pytestmark = [
+    *LIGHTNING,
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before .optimizer.step"),
+    pytest.mark.filterwarnings("ignore:LightningCLI.s args parameter"),  # pytest has arguments of its own
+]
+SHAPE = {"image": 32, "vision_width": 16, "vision_layers": 1, "vision_heads": 2, "vision_ffn": 16}
+SHAPE |= {"width": 16, "layers": 2, "heads": 2, "head_dim": 8, "ffn": 16, "positions": 512}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten squares of a colour each, with what is asked of them."""
+    root = tmp_path_factory.mktemp("scenes")
+    draw = np.random.default_rng(0)
+    for split in ("train", "dev"):
+        rows = []
+        for number in range(10):
+            colour = ("red", "blue")[number % 2]
+            pixels = np.zeros((32, 32, 3), np.uint8)
+            pixels[..., 0 if colour == "red" else 2] = draw.integers(150, 255)
+            path = root / "images" / split / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(path)
+            said = ["<image>\nDescribe it.", f"A {colour} square.", "What colour is it?", f"{colour.capitalize()}."]
+            turns = [
+                {"task": "describe", "expected": "", "claims": [[colour, "square"]]},
+                {"task": "colour", "expected": colour, "claims": []},
+            ]
+            rows.append(
+                {
+                    "id": number,
+                    "image": f"{split}/{number}.png",
+                    "conversations": [
+                        {"from": ("human", "gpt")[at % 2], "value": value} for at, value in enumerate(said)
+                    ],
+                    "turns": turns,
+                }
+            )
+        (root / f"{split}.json").write_text(json.dumps(rows), encoding="utf-8")
+        np.save(root / f"{split}.cells.npy", np.ones((10, 4, 8, 2), np.uint8))
+    return root
+
+
+def fit(corpus: Path, out: Path, *more: str) -> None:
+    """The recipe with its own settings, but small: one process, two steps an epoch, files under `out`."""
+    main(
+        [
+            "fit",
+            f"--config={RECIPE}",
+            "--trainer.devices=1",
+            "--trainer.strategy=auto",
+            f"--trainer.default_root_dir={out}",
+            f"--trainer.logger.init_args.save_dir={out}",
+            f"--trainer.callbacks.dirpath={out / 'checkpoints'}",
+            "--trainer.callbacks.save_top_k=-1",
+            "--trainer.check_val_every_n_epoch=3",
+            "--trainer.max_epochs=3",
+            f"--model.init_args.shape={json.dumps(SHAPE)}",
+            "--model.init_args.vision_steps=2",
+            "--model.init_args.warmup=1",
+            "--model.init_args.compiled=false",
+            f"--data.init_args.corpus={corpus}",
+            f"--data.init_args.tokenizer={corpus / 'tokenizer'}",
+            "--data.init_args.pieces=300",
+            "--data.init_args.rows=4",
+            "--data.init_args.length=40",
+            "--data.init_args.image=32",
+            "--data.init_args.patches=4",
+            "--data.init_args.steps_per_epoch=2",
+            *more,
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("whole")
+    fit(corpus, out)
+    return out / "checkpoints"
+
+
+def test_the_phases_train_what_they_should(whole: Path) -> None:
+    states = [read_checkpoint(whole / f"step={step}.ckpt")["state_dict"] for step in (2, 4, 6)]
+    idle = ("post_layernorm", "k_proj.bias")  # the encoder's last norm is not read; keys' biases change no attention
+    for name in states[0]:
+        if not any(part in name for part in idle):
+            assert not torch.equal(states[0][name], states[1][name]), name  # from step 2 on all of it
+            assert not torch.equal(states[1][name], states[2][name]), name
+    fresh = [name for name in states[0] if "language_model" in name and "norm" in name]
+    assert all(bool((states[0][name] == 1).all()) for name in fresh)  # until step 2 none of the language model
+
+
+def test_a_resumed_run_gives_the_same_weights(whole: Path, corpus: Path, tmp_path: Path) -> None:
+    fit(corpus, tmp_path, f"--ckpt_path={whole / 'step=4.ckpt'}")
+    one, other = (read_checkpoint(place / "step=6.ckpt") for place in (whole, tmp_path / "checkpoints"))
+    assert one["global_step"] == other["global_step"] == 6
+    for name, value in one["state_dict"].items():
+        assert torch.equal(value, other["state_dict"][name]), name
+
+
+def test_the_export_answers_through_transformers(whole: Path, corpus: Path, tmp_path: Path) -> None:
+    folder = export([whole / "step=6.ckpt"], corpus / "tokenizer", tmp_path / "model")
+    model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    processor: Any = LlavaProcessor.from_pretrained(folder)
+    kept = read_checkpoint(whole / "step=6.ckpt")["state_dict"]
+    weight = model.model.language_model.norm.weight  # type: ignore[union-attr]
+    torch.testing.assert_close(weight, kept["model.model.language_model.norm.weight"], atol=1e-3, rtol=1e-3)
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    said = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What colour is it?"}]}]
+    chat = processor.apply_chat_template(said, add_generation_prompt=True)
+    image = Image.open(corpus / "images" / "dev" / "0.png")
+    inputs = processor(images=image, text=chat, return_tensors="pt", add_special_tokens=False)
+    assert int((inputs["input_ids"] == model.config.image_token_id).sum()) == 4
+    assert float(inputs["pixel_values"].min()) == -1.0
+    assert model.generate(**inputs, max_new_tokens=3).shape[1] <= inputs["input_ids"].shape[1] + 3  # type: ignore[operator, union-attr]
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    questions = choose(read_conversations(corpus / "dev.json"), 8)
+    with torch.no_grad():
+        found = judge(model, tokenizer, questions)
+    assert {task: row["asked"] for task, row in found.items()} == {"colour": 8, "describe": 8}
+    for one, other in zip(questions, swapped(questions), strict=True):
+        assert one.image != other.image
+        assert one.question == other.question
+
+
+def test_intervals() -> None:
+    low, high = interval(90, 100)
+    assert low == pytest.approx(0.826, abs=2e-3)
+    assert high == pytest.approx(0.945, abs=2e-3)
+    assert interval(0, 10)[0] == 0.0
+    assert interval(10, 10)[1] == 1.0
+
+
+def test_what_does_not_fit_is_named(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="must be a readable file"):
+        SceneData(str(tmp_path / "none"), str(tmp_path / "tokenizer"))
+    with pytest.raises(InputError, match="must hold train"):
+        SceneData(str(tmp_path / "none"), str(corpus / "tokenizer"))
+    with pytest.raises(InputError, match="must be 64 x 64"):
+        picture(corpus / "images" / "dev" / "0.png", 64)
+    cells = corpus / "train.cells.npy"
+    whole = np.load(cells)
+    np.save(cells, whole[:5])
+    data = SceneData(str(corpus), str(corpus / "tokenizer"), image=32, patches=4)
+    try:
+        with pytest.raises(InputError, match="5 of 10"):
+            data.setup("fit")
+    finally:
+        np.save(cells, whole)

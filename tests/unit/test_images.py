@@ -1,0 +1,173 @@
+"""Pictures in: every mode becomes RGB, rotations are undone, and what is no picture is refused in a sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from mmdec import images
+from mmdec.images import read_image, to_pil
+from mmdec.types import InputError
+
+
+def gradient(width: int = 8, height: int = 6) -> np.ndarray:
+    """No two pixels alike, and no colour grey."""
+    rows, columns = np.mgrid[:height, :width]
+    return np.stack([rows * 20 + 10, columns * 20 + 40, 255 - rows * 9 - columns], -1).astype(np.uint8)
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def test_every_source_gives_the_same_pixels(tmp_path: Path) -> None:
+    pixels = gradient()
+    content = encoded(Image.fromarray(pixels))
+    path = tmp_path / "a picture é.png"
+    path.write_bytes(content)
+    sources = (path, str(path), content, bytearray(content), memoryview(content), Image.fromarray(pixels), pixels)
+    for source in sources:
+        found = read_image(source)
+        assert found.dtype == np.uint8
+        np.testing.assert_array_equal(found, pixels)
+    np.testing.assert_array_equal(np.asarray(to_pil(pixels)), pixels)
+
+
+def test_an_array_is_not_shared_with_a_picture() -> None:
+    image = Image.fromarray(gradient())
+    read_image(image)[:] = 0
+    np.testing.assert_array_equal(np.asarray(image), gradient())
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_exif_rotation_is_undone(turn: int) -> None:
+    upright = Image.fromarray(gradient())
+    back = {
+        1: (), 2: (Image.Transpose.FLIP_LEFT_RIGHT,), 3: (Image.Transpose.ROTATE_180,),
+        4: (Image.Transpose.FLIP_TOP_BOTTOM,), 5: (Image.Transpose.TRANSPOSE,), 6: (Image.Transpose.ROTATE_90,),
+        7: (Image.Transpose.TRANSVERSE,), 8: (Image.Transpose.ROTATE_270,),
+    }[turn]  # fmt: skip
+    stored = upright
+    for step in back:
+        stored = stored.transpose(step)
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    np.testing.assert_array_equal(read_image(encoded(stored, exif=exif)), gradient())
+
+
+def test_modes() -> None:
+    pixels = gradient()
+    rgb = Image.fromarray(pixels)
+    palette = rgb.quantize(64)
+    np.testing.assert_array_equal(read_image(encoded(palette)), np.asarray(palette.convert("RGB")))
+    clear = rgb.copy()
+    clear.putalpha(0)
+    assert (read_image(encoded(clear)) == 255).all()  # nothing but the white below
+    half = rgb.copy()
+    half.putalpha(128)
+    assert np.abs(read_image(encoded(half)).astype(int) - (pixels.astype(int) * 128 + 255 * 127) // 255).max() <= 1
+    grey = np.arange(48, dtype=np.uint8).reshape(6, 8) * 5
+    np.testing.assert_array_equal(read_image(encoded(Image.fromarray(grey)))[..., 2], grey)
+    deep = grey.astype(np.uint16) * 257
+    np.testing.assert_array_equal(read_image(encoded(Image.fromarray(deep)))[..., 0], grey)
+    np.testing.assert_array_equal(read_image(encoded(Image.fromarray(deep), "TIFF"))[..., 0], grey)
+    cmyk = read_image(encoded(rgb.convert("CMYK"), "TIFF"))
+    assert np.abs(cmyk.astype(int) - pixels).max() <= 2
+    bits = Image.fromarray(grey > 100)
+    np.testing.assert_array_equal(read_image(encoded(bits))[..., 0], (grey > 100) * np.uint8(255))
+    transparent = palette.copy()
+    transparent.info["transparency"] = int(np.asarray(palette)[0, 0])
+    assert (read_image(encoded(transparent, transparency=int(np.asarray(palette)[0, 0])))[0, 0] == 255).all()
+
+
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])
+def test_of_an_animation_the_first_frame_is_taken(kind: str) -> None:
+    frames = [Image.new("RGB", (9, 7), colour) for colour in ((255, 0, 0), (0, 255, 0), (0, 0, 255))]
+    options = {"lossless": True} if kind == "WEBP" else {}
+    found = read_image(encoded(frames[0], kind, save_all=True, append_images=frames[1:], **options))
+    assert found.shape == (7, 9, 3)
+    assert (found == (255, 0, 0)).all()
+
+
+@pytest.mark.parametrize("size", [(1, 1), (10000, 10), (10, 10000), (3, 2)])
+def test_odd_sizes(size: tuple[int, int]) -> None:
+    assert read_image(encoded(Image.new("RGB", size, (1, 2, 3)))).shape == (size[1], size[0], 3)
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A small PNG that says it is large."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
+    )
+
+
+def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = encoded(Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)))
+    files = {
+        "empty.png": (b"", "is empty"),
+        "text.png": (b"not a picture at all", "none that is known"),
+        "cut.png": (whole[: len(whole) // 2], "cut off"),
+        "bomb.png": (bomb(60_000, 60_000), "pixels"),
+        "long.png": (bomb(50_000, 1), "1 to 1000"),
+    }
+    for name, (content, said) in files.items():
+        path = tmp_path / name
+        path.write_bytes(content)
+        for source in (path, content):
+            with pytest.raises(InputError, match=said):
+                read_image(source)
+    with pytest.raises(InputError, match="readable file"):
+        read_image(tmp_path / "missing.png")
+    with pytest.raises(InputError, match="readable file"):
+        read_image(tmp_path)
+    with pytest.raises(InputError, match="readable file"):
+        read_image("a\0b.png")
+    for address in ("https://example.org/a.png", "http://x", "ftp://x/y.jpg", "file:///etc/passwd", "S3://a/b"):
+        with pytest.raises(InputError, match="address"):
+            read_image(address)
+    monkeypatch.setattr(images, "MAX_BYTES", 100)
+    with pytest.raises(InputError, match="at most 100 bytes"):
+        read_image(whole)
+    with pytest.raises(InputError, match="at most 100 bytes"):
+        read_image(tmp_path / "cut.png")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        np.zeros((4, 4), np.uint8),
+        np.zeros((4, 4, 4), np.uint8),
+        np.zeros((4, 4, 3), np.float32),
+        np.zeros((0, 4, 3), np.uint8),
+        None,
+        7,
+        [1, 2],
+    ],
+)
+def test_other_arrays_and_kinds_are_refused(wrong: object) -> None:
+    with pytest.raises(InputError, match="uint8"):
+        read_image(wrong)  # type: ignore[arg-type]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=200), st.integers(0, 3))
+def test_any_bytes_give_a_picture_or_one_kind_of_error(content: bytes, begin: int) -> None:
+    heads = (b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a")
+    with contextlib.suppress(InputError):
+        assert read_image(heads[begin] + content).ndim == 3
