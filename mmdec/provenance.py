@@ -1,4 +1,4 @@
-"""Where weights and numbers come from: command, versions, commit, date, machine. Nothing in it names a private path."""
+"""Where weights and figures come from: command, versions, commit, date, machine. Private paths are left out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PACKAGES = ("mmdec", "torch", "torchaudio", "transformers", "lightning")
 
 
 def stamp() -> dict[str, Any]:
-    """Command, versions, commit, date, device. Paths are the checkout's."""
+    """Command, versions, commit, date and device, as JSON. Paths are relative to the checkout."""
     return {
         "argv": [_portable(argument) for argument in sys.argv],
         "commit": _commit(),
@@ -38,10 +38,10 @@ def stamp() -> dict[str, Any]:
 def hardware(
     *, device: torch.device | None, dtype: torch.dtype | None, batch: int | Sequence[int], threads: int
 ) -> dict[str, Any]:
-    """Where and how a number was taken: the machine, `stamp`, and what the caller says it ran.
+    """Where and how a figure was measured: the machine, `stamp`, and what ran.
 
-    device, dtype: of the model's weights; None where they are not known. batch: recordings or prompts decoded together,
-    several sizes where a report has numbers of each. threads: torch's on the CPU.
+    device, dtype: of the model's weights; None if unknown. batch: recordings or prompts in a batch; several sizes if a
+    report has figures of each. threads: torch's on the CPU.
     """
     name = platform.processor() or platform.machine()
     information = Path("/proc/cpuinfo")
@@ -49,7 +49,7 @@ def hardware(
         lines = information.read_text(encoding="utf-8", errors="replace").splitlines()
         name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
     versions = stamp()
-    if device is not None:  # a number from the CPU of a machine with a GPU is no GPU's
+    if device is not None:  # the figure may come from the CPU of a machine with a GPU
         versions["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     return {
         "cpu": name,
@@ -63,17 +63,17 @@ def hardware(
 
 
 def weights(folder: Path) -> dict[str, str]:
-    """The SHA-256 of every safetensors file in a model's folder, by its path there."""
-    found = {}
+    """The SHA-256 of each safetensors file in a model's folder, by path in the folder."""
+    hashes = {}
     for path in sorted(folder.rglob("*.safetensors")):
         with open(path, "rb") as file:
-            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+            hashes[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes
 
 
 def keep_card(old: Path, fresh: Path) -> None:
-    """Copy a folder's card to the one that is to take its place. Raises InputError where their weights differ: a card's
-    numbers are those of its weights."""
+    """Copy the model card of `old` to `fresh`, which will replace it. Raises InputError if their weights differ: the
+    card's figures would be false."""
     if not (old / CARD).is_file():
         return
     if weights(old) != weights(fresh):
@@ -85,7 +85,7 @@ def keep_card(old: Path, fresh: Path) -> None:
 
 
 def _commit() -> str | None:
-    """The checkout's commit. An installed wheel has none, whatever repository its environment lies in."""
+    """The checkout's commit; None for an installed wheel, even inside another repository."""
     git = shutil.which("git")
     if git is None or not (CHECKOUT / ".git").exists():
         return None

@@ -1,4 +1,4 @@
-"""Where and how fast things run: devices, dtypes, threads, and the one stopwatch of the package."""
+"""Devices, dtypes, threads, and the stopwatch that the whole package uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def check_device(device: str | torch.device | None) -> torch.device:
-    """A device that exists here; None takes a GPU where there is one. Raises InputError."""
+    """The device, checked to exist on this machine; None takes a GPU if there is one. Raises InputError."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -42,13 +42,13 @@ def check_device(device: str | torch.device | None) -> torch.device:
 
 
 def dtype_of(module: nn.Module) -> torch.dtype:
-    """The dtype of a network's weights: of its first parameter."""
+    """The dtype of a network's first parameter."""
     return next(module.parameters()).dtype
 
 
 @contextmanager
 def with_threads(threads: int | None) -> Iterator[None]:
-    """Set torch's CPU threads for the block; None leaves them as they are. Raises InputError."""
+    """Set torch's CPU threads within the block; None leaves them unchanged. Raises InputError."""
     count = check_threads(threads)
     if count is None:
         yield
@@ -63,7 +63,7 @@ def with_threads(threads: int | None) -> Iterator[None]:
 
 @final
 class Stopwatch:
-    """Wall-clock seconds. On a GPU every reading first waits until the device has finished its work."""
+    """Wall-clock seconds. Each reading first waits until a GPU has finished its work."""
 
     def __init__(self, device: torch.device = CPU) -> None:
         """Starts the first lap."""
@@ -95,9 +95,9 @@ class Stopwatch:
 def timed_passes(
     module: nn.Module, device: torch.device, on_pass: Callable[[float, tuple[Any, ...], Mapping[str, Any]], None]
 ) -> Iterator[None]:
-    """Call `on_pass(seconds, args, kwargs)` after each forward pass that this thread makes through `module`.
+    """Call `on_pass(seconds, args, kwargs)` after each forward pass of this thread through `module`.
 
-    For passes that other people's code makes: passes of other threads through the same module are not reported.
+    For passes inside other libraries' code. Passes of other threads are not reported.
     """
     thread, stopwatch, starts = threading.get_ident(), Stopwatch(device), list[float]()
 

@@ -1,4 +1,4 @@
-"""Where results go: one name on disk for each input, and what is said of those that gave none."""
+"""Output files of the command line: their names, how they are written, and messages about inputs that failed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mmdec.types import InputError, MmdecError
 
 
 def output_paths(inputs: Sequence[Path], output: Path, suffixes: Sequence[str], suffix: str) -> list[Path]:
-    """Where each input's result goes: the file `output`, if it ends in one of `suffixes`, or a file in the directory
-    `output` that ends in `suffix`. Two inputs of one name get two outputs; no input is overwritten."""
+    """The output file of each input: `output` itself, if it ends in one of `suffixes`, or a file in the directory
+    `output` that ends in `suffix`. Inputs with the same name get different outputs; no input is overwritten."""
     if output.suffix.lower() in suffixes and not os.path.isdir(output):
         if len(inputs) > 1:
             raise InputError(
@@ -39,27 +39,27 @@ def output_paths(inputs: Sequence[Path], output: Path, suffixes: Sequence[str], 
 
 
 def write_text(path: Path, text: str) -> None:
-    """UTF-8, with the folder it needs."""
+    """Write UTF-8 text, whole or not at all; missing folders are created."""
     write_whole(path, text.encode("utf-8"))
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """JSON for people. A name's bytes that are no UTF-8 are escaped as JSON has it, and read back as the same name."""
+    """Readable JSON. Bytes of a file name that are no UTF-8 are escaped, so that JSON readers get the same name."""
     return json.dumps(value, indent=indent, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 
 def unwritten(path: Path, error: OSError) -> str:
-    """Why a result is not where it should be: the system's words, and not the input's fault."""
+    """The message for an output that could not be written."""
     return f"the output '{printable(str(path))}' cannot be written: {reason(error)}"
 
 
 def failure(error: Exception) -> str:
-    """Why a file gave nothing, in one line: mmdec's own words, or another's with the kind of its error."""
+    """The message for an input that failed, in one line; for errors other than mmdec's own, with their type."""
     return str(error) if isinstance(error, MmdecError) else f"{type(error).__name__}: {printable(str(error))}"
 
 
 def print_failures(failed: Sequence[tuple[Path, str]], total: int) -> None:
-    """Name the files that failed, and how many they are, on stderr."""
+    """Print the failed files with their messages, and how many there are, on stderr."""
     for source, message in failed:
         print(f"failed: {printable(str(source))}: {message}", file=sys.stderr)
     if failed:

@@ -1,4 +1,4 @@
-"""`mmdec transcribe`: sound files to text, subtitles or JSON. Heavy imports wait inside the verb."""
+"""`mmdec transcribe`: audio files to text, subtitles or JSON."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmdec.checks.files import printable
+from mmdec.cli.options import WHISPER_MODEL, Device, Inputs, JsonLines, Model, Threads, progress_bar
 from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, unwritten, write_text
 from mmdec.pipelines.transcription.transcript import FORMATS, SUBTITLES, clock
 from mmdec.types import InputError, MmdecError
@@ -22,57 +23,68 @@ if TYPE_CHECKING:
 
 SUFFIXES = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt"}
 
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="OUT", help="A directory; for one input also a .txt, .json, .srt or .vtt file."
+    ),
+]
+Format = Annotated[str | None, typer.Option("--format", "-f", help="Output format: text, json, srt or vtt.")]
+Timestamps = Annotated[
+    str | None, typer.Option("--timestamps", "-t", help="segment or word. Default: segment for subtitles, else none.")
+]
+DrafterName = Annotated[
+    str,
+    typer.Option("--drafter", "-d", help="medusa, lookup, recycling, a directory with heads, or none (no drafts)."),
+]
+Language = Annotated[str | None, typer.Option("--language", "-l", help="A name or a code. Default: detected.")]
+Task = Annotated[str, typer.Option(help="transcribe, or translate (into English).")]
+Prompt = Annotated[str | None, typer.Option(help="Text before the recording: gives names and spelling.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Recordings in a batch.")]
+Temperature = Annotated[
+    list[float] | None,
+    typer.Option(help="0 is greedy decoding. Repeat it to retry a failed window at higher temperatures."),
+]
+LogprobThreshold = Annotated[
+    float | None, typer.Option(help="Retry a window whose mean log-probability is lower. Whisper's own: -1.")
+]
+CompressionThreshold = Annotated[
+    float | None, typer.Option(help="Retry a window whose text compresses by more. Whisper's own: 1.35.")
+]
+NoSpeechThreshold = Annotated[
+    float | None,
+    typer.Option(help="Skip an unlikely window as silence if its no-speech probability is higher. Whisper's own: 0.6."),
+]
+Condition = Annotated[
+    bool, typer.Option("--condition-on-prev-tokens", help="Give each window the text of the window before.")
+]
+
 
 def transcribe(
-    inputs: Annotated[list[Path], typer.Argument(metavar="IN...", help="Sound files with speech.")],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="OUT", help="A directory; for one input also a .txt, .json, .srt or .vtt file."
-        ),
-    ] = None,
-    kind: Annotated[
-        str | None, typer.Option("--format", "-f", help="text, json, srt or vtt: of what is written or printed.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line for each file.")] = False,
-    timestamps: Annotated[
-        str | None, typer.Option("--timestamps", "-t", help="segment or word; subtitles have segments by themselves.")
-    ] = None,
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="A shipped name, a directory or a hub id.")
-    ] = "whisper-phrasebook",
-    drafter: Annotated[
-        str, typer.Option("--drafter", "-d", help="medusa, lookup, recycling, a directory with heads, or none.")
-    ] = "medusa",
-    language: Annotated[
-        str | None, typer.Option("--language", "-l", help="A name or a code; detected if left out.")
-    ] = None,
-    task: Annotated[str, typer.Option(help="transcribe, or translate (into English).")] = "transcribe",
-    prompt: Annotated[str | None, typer.Option(help="Text that might have come before: names, spelling.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Recordings decoded together.")] = 8,
-    temperature: Annotated[
-        list[float] | None, typer.Option(help="0 is greedy; several, the fallback ladder. May be given several times.")
-    ] = None,
-    logprob_threshold: Annotated[
-        float | None, typer.Option(help="Fall back below this mean log-probability; Whisper's own is -1.")
-    ] = None,
-    compression_ratio_threshold: Annotated[
-        float | None, typer.Option(help="Fall back above this compression; Whisper's own is 1.35.")
-    ] = None,
-    no_speech_threshold: Annotated[
-        float | None, typer.Option(help="Above this probability an unlikely window is silence; Whisper's own is 0.6.")
-    ] = None,
-    condition_on_prev_tokens: Annotated[
-        bool, typer.Option("--condition-on-prev-tokens", help="Each window sees the text of the one before.")
-    ] = False,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU is taken where there is one.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; torch chooses if left out.")] = None,
+    inputs: Inputs,
+    output: Output = None,
+    kind: Format = None,
+    as_json: JsonLines = False,
+    timestamps: Timestamps = None,
+    model: Model = WHISPER_MODEL,
+    drafter: DrafterName = "medusa",
+    language: Language = None,
+    task: Task = "transcribe",
+    prompt: Prompt = None,
+    batch_size: BatchSize = 8,
+    temperature: Temperature = None,
+    logprob_threshold: LogprobThreshold = None,
+    compression_ratio_threshold: CompressionThreshold = None,
+    no_speech_threshold: NoSpeechThreshold = None,
+    condition_on_prev_tokens: Condition = False,
+    device: Device = None,
+    threads: Threads = None,
 ) -> None:
-    """Write down what is said, with drafts for Whisper's decoder: its own text, in fewer passes.
+    """Transcribe speech with a Whisper. A drafter makes it faster; the text stays the model's own.
 
-    A file that cannot be transcribed does not stop the others: it is named at the end, and the exit code is 1.
+    If a file fails, the others are still transcribed. Failed files are listed at the end, and the exit code is 1.
     """
-    kind = _kind(kind, output)
+    kind = _format(kind, output)
     if as_json and output is None and kind not in ("text", "json"):
         raise InputError(f"`--format` must be left out with `--json`, but is {kind!r}. Name an `--output` for it.")
     if kind in SUBTITLES:
@@ -95,74 +107,75 @@ def transcribe(
         "condition_on_prev_tokens": condition_on_prev_tokens or None,
     }
     errors: list[tuple[Path, str]] = []
-    for at, found in _batches(inputs, batch_size, model, device, options):
-        for source, target, result in zip(inputs[at:], targets[at:], found, strict=False):
-            if isinstance(result, str):
-                errors.append((source, result))
-                continue
-            if target is not None:
-                try:
-                    write_text(target, result.format(kind))
-                except OSError as error:
-                    errors.append((source, unwritten(target, error)))
-                    continue
-                except InputError as error:  # the output is a pipe, say
-                    errors.append((source, failure(error)))
-                    continue
+    results = _transcripts(inputs, batch_size, model, device, options)
+    for source, target, result in zip(inputs, targets, results, strict=True):
+        error = result if isinstance(result, str) else _write(result, target, kind)
+        if error:
+            errors.append((source, error))
+        elif not isinstance(result, str):
             print(_report(source, target, result, kind, as_json, len(inputs) > 1), flush=True)
     print_failures(errors, len(inputs))
     if errors:
         raise typer.Exit(1)
 
 
-def _batches(
-    inputs: Sequence[Path], size: int, model: str, device: str | None, options: dict[str, Any]
-) -> Iterator[tuple[int, list[Transcript | str]]]:
-    """Batches of inputs, by the place of their first: what each gave, or why it gave nothing."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+def _write(result: Transcript, target: Path | None, kind: str) -> str:
+    """Write a transcript where it goes; the error message, or "" if it is written."""
+    if target is None:
+        return ""
+    try:
+        write_text(target, result.format(kind))
+    except OSError as error:
+        return unwritten(target, error)
+    except InputError as error:  # the output is a pipe, for example
+        return failure(error)
+    return ""
+
+
+def _transcripts(
+    inputs: Sequence[Path], batch_size: int, model: str, device: str | None, options: dict[str, Any]
+) -> Iterator[Transcript | str]:
+    """For each input, in order, its transcript or an error message. Inputs are decoded in batches."""
     from transformers.utils import logging
 
+    from mmdec import transcribe
     from mmdec.hub.whisper import load_whisper
-    from mmdec.pipelines.transcription.transcribe import transcribe
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     whisper = load_whisper(model, device)
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        for at in range(0, len(inputs), size):
-            batch = list(inputs[at : at + size])
+    with progress_bar(count=False) as progress:
+        for start in range(0, len(inputs), batch_size):
+            batch = list(inputs[start : start + batch_size])
             task = progress.add_task(batch[0].name if len(batch) == 1 else f"{batch[0].name} ...", total=None)
-            heard = partial(_advance, progress, task)
-            found = _results(batch, partial(transcribe, model=whisper, progress=heard, **options))
+            on_progress = partial(_advance, progress, task)
+            results = _results(batch, partial(transcribe, model=whisper, progress=on_progress, **options))
             progress.remove_task(task)
-            yield at, found
+            yield from results
 
 
-def _advance(progress: Progress, task: TaskID, done: float, whole: float) -> None:
-    progress.update(task, completed=done, total=whole)
+def _advance(progress: Progress, task: TaskID, done: float, total: float) -> None:
+    progress.update(task, completed=done, total=total)
 
 
 def _results(batch: list[Path], call: Callable[[Any], Any]) -> list[Transcript | str]:
-    """What each file of a batch gave, or why it gave nothing."""
-    from mmdec.pipelines.translation.translate import BatchError
+    """For each file of a batch, its transcript or an error message."""
+    from mmdec import BatchError
 
     try:
         return [*call(batch)]
     except BatchError as error:
-        return [one or str(error.errors[place]) for place, one in enumerate(error.results)]
+        return [result or str(error.errors[index]) for index, result in enumerate(error.results)]
     except MmdecError:
-        raise  # the call was wrong, not a file
-    except Exception as error:  # one file's doing, and nobody knows whose: each by itself
+        raise  # wrong arguments: no file is to blame
+    except Exception as error:  # caused by one file, unknown which: decode each alone
         if len(batch) == 1:
             return [failure(error)]
-        return [result for one in batch for result in _results([one], call)]
+        return [result for path in batch for result in _results([path], call)]
 
 
-def _kind(kind: str | None, output: Path | None) -> str:
-    """The format: what is asked for, or what the output's name says."""
+def _format(kind: str | None, output: Path | None) -> str:
+    """The output format: `--format`, else the suffix of `--output`, else text."""
     named = next((name for name, suffix in SUFFIXES.items() if output and output.suffix.lower() == suffix), None)
     if output is not None and os.path.isdir(output):
         named = None
@@ -174,18 +187,18 @@ def _kind(kind: str | None, output: Path | None) -> str:
 
 
 def _report(source: Path, target: Path | None, result: Transcript, kind: str, as_json: bool, several: bool) -> str:
-    """What is printed for a file."""
+    """The lines printed for one file."""
     if as_json:
-        where = {"input": str(source), "output": None if target is None else str(target)}
-        return json_text({**where, **result.to_dict()})
+        paths = {"input": str(source), "output": None if target is None else str(target)}
+        return json_text({**paths, **result.to_dict()})
     if target is not None:
-        spent = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in result.timings.items())
+        stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in result.timings.items())
         return (
             f"{printable(str(source))} -> {printable(str(target))}\n  {result.text}\n"
             f"  {result.seconds:.2f} s of audio in "
-            f"{result.timings['total']:.3f} s: {spent}; {result.tokens_per_round:.2f} tokens a round"
+            f"{result.timings['total']:.3f} s: {stages}; {result.tokens_per_round:.2f} tokens a round"
         )
     if kind != "text":
         return result.format(kind).rstrip("\n")
-    lines = [f"[{clock(one.start)} --> {clock(one.end)}] {one.text}" for one in result.segments] or [result.text]
+    lines = [f"[{clock(part.start)} --> {clock(part.end)}] {part.text}" for part in result.segments] or [result.text]
     return "\n".join([f"{printable(str(source))}:", *(f"  {line}" for line in lines)] if several else lines)

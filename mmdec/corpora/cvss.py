@@ -1,52 +1,54 @@
-"""Reads the on-disk layout of CVSS and Common Voice into rows: paths and text, no sound yet.
+"""CVSS with Common Voice: pairs of French and English speech, read from the corpora's own folders. No sound is read.
 
-<common_voice>/clips/*.mp3                  source speech
+<common_voice>/clips/<name>                 source speech
 <common_voice>/{split}.tsv                  columns client_id, path, sentence, ... (or validated.tsv for all splits)
-<cvss>/{split}/<path>.wav                   target speech
-<cvss>/{split}.tsv                          path, translation; no header
-<cvss>/{split}.alignment.tsv                path, "phone:end-second ..." (a forced aligner's output; see data/README)
-<cvss>/{split}.references.tsv               path, every licensed translation (optional)
+<cvss>/{split}/<name>.wav                   target speech
+<cvss>/{split}.tsv                          name, translation; no header
+<cvss>/{split}.alignment.tsv                name, "phone:end-second ..." (a forced aligner's output; see data/README)
+<cvss>/{split}.references.tsv               name, every accepted translation (optional)
+
+Training needs all but the references. Scoring needs the clips, the recordings and their translations.
 """
 
 from __future__ import annotations
 
-import math
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 
-from mmdec.corpora.split import read_table
+from mmdec.corpora.alignment import parse_alignment
+from mmdec.corpora.tables import read_table
 from mmdec.phonetics.lexicon import spoken
 from mmdec.types import InputError
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
+WAV_HEADER = 44  # bytes of a WAV file that holds no samples
 
 
 @dataclass(frozen=True)
-class Row:
-    """One utterance: French speech and its translation."""
+class SpeechPair:
+    """One sentence, spoken in both languages."""
 
-    path: str  # of the clip, as both corpora name it
-    clip: Path
-    wav: Path
-    source_text: str
-    translation: str
-    phones: tuple[tuple[str, float], ...]  # phone and its end in seconds, pauses at the edges included
-    client: str = ""
-    references: tuple[str, ...] = ()
+    name: str  # of the clip, as both corpora write it
+    clip: Path  # source speech
+    recording: Path  # target speech
+    translation: str  # what the recording says
+    references: tuple[str, ...]  # every accepted translation; the recording's own if no others are listed
+    alignment: tuple[tuple[str, float], ...]  # of the recording: phone and its end in seconds, pauses included
+    source_text: str = ""
+    speaker: str = ""
 
     @property
     def units(self) -> list[str]:
-        """The phones without the pauses at both edges."""
-        phones = [phone for phone, _ in self.phones]
+        """The phones of the recording without the pauses at both ends; [] without an alignment."""
+        phones = [phone for phone, _ in self.alignment]
         return phones[spoken(phones)]
 
 
 @dataclass
 class BadRows:
-    """Rows left out, counted by reason and named."""
+    """Rows left out: their names by reason."""
 
     names: dict[str, list[str]] = field(default_factory=dict)
 
@@ -58,99 +60,122 @@ class BadRows:
         return sum(len(names) for names in self.names.values())
 
     def report(self, shown: int = 5) -> str:
-        """One line a reason: how many, and the first names."""
+        """One line a reason: how many rows, and the first names."""
         return "\n".join(
             f"{reason}: {len(names)} ({', '.join(names[:shown])}{', ...' if len(names) > shown else ''})"
             for reason, names in sorted(self.names.items())
         )
 
 
+def read_pairs(
+    common_voice: Path, cvss: Path, split: str, *, scoring: bool = False
+) -> tuple[list[SpeechPair], BadRows]:
+    """The usable rows of a split, in the order of its table, and those left out.
+
+    scoring: read rows without a source sentence or an alignment, too. Raises InputError for a missing table, and if no
+    row can be used.
+    """
+    translations = read_translations(cvss, split)
+    sentences = {} if scoring else _read_sentences(common_voice, split)
+    alignments = read_alignments(cvss, split, required=not scoring)
+    references = {line[0]: tuple(filter(None, line[1:])) for line in read_table(cvss / f"{split}.references.tsv")}
+    pairs, bad = [], BadRows()
+    for name, translation in translations:
+        clip, recording = common_voice / "clips" / name, cvss / split / f"{name}.wav"
+        alignment = _parse_or_empty(alignments.get(name, ""))
+        if not scoring and name not in sentences:
+            bad.add("no source sentence", name)
+        elif not scoring and name not in alignments:
+            bad.add("no alignment", name)
+        elif not scoring and not alignment:
+            bad.add("alignment that cannot be read", name)
+        elif not translation.strip():
+            bad.add("no translation", name)
+        elif not _holds_more(clip, 0):
+            bad.add("source recording missing or empty", name)
+        elif not holds_samples(recording):
+            bad.add("target recording missing or empty", name)
+        else:
+            accepted = references.get(name) or (translation,)
+            pair = SpeechPair(name, clip, recording, translation, accepted, alignment, *sentences.get(name, ()))
+            if pair.units or scoring:
+                pairs.append(pair)
+            else:
+                bad.add("alignment of pauses alone", name)
+    if not pairs:
+        raise InputError(f"`split` must hold usable rows, but '{split}' has none. Check the paths.\n{bad.report()}")
+    return pairs, bad
+
+
+def read_translations(cvss: Path, split: str) -> list[tuple[str, str]]:
+    """(name, translation) of each row of a split; an empty translation if the row has none."""
+    table = _check_exists(cvss / f"{split}.tsv")
+    return [(line[0], line[1] if len(line) > 1 else "") for line in read_table(table)]
+
+
+def read_alignments(cvss: Path, split: str, required: bool = True) -> dict[str, str]:
+    """Each recording's alignment as the table has it, by name. required: raise InputError for a missing table."""
+    table = cvss / f"{split}.alignment.tsv"
+    if required:
+        _check_exists(table)
+    return {line[0]: line[1] if len(line) > 1 else "" for line in read_table(table)}
+
+
 def normalise(text: str) -> str:
-    """Lower case, no punctuation but apostrophes, single spaces: the key by which equal source sentences meet."""
+    """Lower case, no punctuation but apostrophes and hyphens, single spaces: equal source sentences become one key."""
     text = unicodedata.normalize("NFC", text).lower().replace("\u2019", "'")
     return " ".join("".join(c if c.isalnum() or c in "'-" else " " for c in text).split())
 
 
-def _needed(path: Path) -> Path:
+def canonical(pairs: Iterable[SpeechPair]) -> list[SpeechPair]:
+    """One translation for each source sentence: that of its first recording, as distillation at the sequence level
+    would give it."""
+    first: dict[str, SpeechPair] = {}
+    result = []
+    for pair in sorted(pairs, key=lambda pair: pair.name):
+        chosen = first.setdefault(normalise(pair.source_text), pair)
+        target = {"translation": chosen.translation, "alignment": chosen.alignment, "recording": chosen.recording}
+        result.append(replace(pair, **target))
+    return result
+
+
+def vocabulary(pairs: Iterable[SpeechPair]) -> list[str]:
+    """The special units, then all phones in alphabetical order."""
+    return [*SPECIALS, *sorted({unit for pair in pairs for unit in pair.units})]
+
+
+def holds_samples(wav: Path) -> bool:
+    """Whether a WAV file is there and is longer than its header."""
+    return _holds_more(wav, WAV_HEADER)
+
+
+def _holds_more(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size > size
+
+
+def _check_exists(path: Path) -> Path:
     if not path.is_file():
         raise InputError(f"`{path.name}` must exist, but '{path}' does not. Build the corpus, or check the path.")
     return path
 
 
-def _alignments(path: Path) -> dict[str, tuple[tuple[str, float], ...]]:
-    """Phones and their ends in seconds for each clip; none where the line cannot be read."""
-    aligned: dict[str, tuple[tuple[str, float], ...]] = {}
-    for line in read_table(path):
-        try:
-            phones = tuple((phone, float(end)) for phone, end in (item.rsplit(":", 1) for item in line[1].split()))
-        except (IndexError, ValueError):
-            phones = ()
-        ends = [0.0, *(end for _, end in phones)]
-        rising = all(first <= second < math.inf for first, second in pairwise(ends))  # NaN is not
-        aligned[line[0]] = phones if rising else ()
-    return aligned
+def _parse_or_empty(text: str) -> tuple[tuple[str, float], ...]:
+    try:
+        return tuple(parse_alignment(text))
+    except InputError:
+        return ()
 
 
-def read_rows(common_voice: Path, cvss: Path, split: str) -> tuple[list[Row], BadRows]:
-    """All rows of a split whose files are there, in the order of the CVSS table; what is missing is counted."""
-    bad = BadRows()
-    listed = common_voice / f"{split}.tsv"
-    lines = read_table(_needed(listed if listed.is_file() else common_voice / "validated.tsv"))
+def _read_sentences(common_voice: Path, split: str) -> dict[str, tuple[str, str]]:
+    """Source sentence and speaker of each clip."""
+    table = common_voice / f"{split}.tsv"
+    lines = read_table(_check_exists(table if table.is_file() else common_voice / "validated.tsv"))
     columns = next(lines, [])
     try:
-        path_at, sentence_at, client_at = (columns.index(name) for name in ("path", "sentence", "client_id"))
+        path, sentence, speaker = (columns.index(name) for name in ("path", "sentence", "client_id"))
     except ValueError as error:
         raise InputError(
-            f"`{listed.name}` must have the columns client_id, path and sentence, but has {columns}. "
+            f"`{table.name}` must have the columns client_id, path and sentence, but has {columns}. "
             "Use Common Voice's own tables."
         ) from error
-    sources = {
-        line[path_at]: (line[sentence_at], line[client_at])
-        for line in lines
-        if len(line) > max(path_at, sentence_at, client_at)
-    }
-    aligned = _alignments(_needed(cvss / f"{split}.alignment.tsv"))
-    references = cvss / f"{split}.references.tsv"
-    licensed = {line[0]: tuple(line[1:]) for line in read_table(references)}
-    rows = []
-    for line in read_table(_needed(cvss / f"{split}.tsv")):
-        name, translation = line[0], line[1] if len(line) > 1 else ""
-        clip, wav = common_voice / "clips" / name, cvss / split / f"{name}.wav"
-        if name not in sources:
-            bad.add("no source sentence", name)
-        elif name not in aligned:
-            bad.add("no alignment", name)
-        elif not aligned[name]:
-            bad.add("alignment that cannot be read", name)
-        elif not translation.strip():
-            bad.add("no translation", name)
-        elif not clip.is_file() or clip.stat().st_size == 0:
-            bad.add("source recording missing or empty", name)
-        elif not wav.is_file() or wav.stat().st_size <= 44:
-            bad.add("target recording missing or empty", name)
-        else:
-            text, client = sources[name]
-            phones = aligned[name]
-            row = Row(name, clip, wav, text, translation, phones, client, licensed.get(name, (translation,)))
-            if row.units:
-                rows.append(row)
-            else:
-                bad.add("alignment of pauses alone", name)
-    if not rows:
-        raise InputError(f"`split` must hold usable rows, but '{split}' has none.\n{bad.report()}")
-    return rows, bad
-
-
-def canonical(rows: Iterable[Row]) -> list[Row]:
-    """One rendering for each source sentence: that of its first recording (sequence-level distillation's effect)."""
-    first: dict[str, Row] = {}
-    result = []
-    for row in sorted(rows, key=lambda row: row.path):
-        chosen = first.setdefault(normalise(row.source_text), row)
-        result.append(replace(row, translation=chosen.translation, phones=chosen.phones, wav=chosen.wav))
-    return result
-
-
-def vocabulary(rows: Iterable[Row]) -> list[str]:
-    """The special units, then all phones in alphabetical order."""
-    return [*SPECIALS, *sorted({unit for row in rows for unit in row.units})]
+    return {line[path]: (line[sentence], line[speaker]) for line in lines if len(line) > max(path, sentence, speaker)}

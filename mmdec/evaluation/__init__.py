@@ -1,1 +1,1 @@
-"""Benchmarks: what is timed is what people call."""
+"""Scores, benchmarks and promotion of models, all through the public calls of `mmdec`."""

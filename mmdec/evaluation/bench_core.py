@@ -1,7 +1,7 @@
-"""The verification core against transformers' own loops, on random weights: exactness-gated, interleaved.
+"""mmdec's loop against transformers' own, on language models with random weights. Tokens are compared before timing.
 
-Random weights say nothing about how often a draft is right, so two texts bound it: "repeating", from weights that fall
-into loops, where nearly every copied token is accepted, and "wandering", where nearly none is.
+Random weights say nothing about acceptance, so two kinds of text bound it: "repeating", from weights that fall into
+loops, where nearly every copied token is accepted, and "wandering", where nearly none is.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.tree import trees_from_lists
 from mmdec.evaluation.pairing import paired
 from mmdec.generation.speculation import generate, speculate
-from mmdec.hub import check_device
 from mmdec.provenance import hardware
+from mmdec.runtime import check_device
 from mmdec.types import Context, Draft, MmdecError, Needs, Plan, Scores, Target, Verdict
 
 SIZES: dict[str, dict[str, int]] = {  # about 2, 30 and 130 million parameters
@@ -34,11 +34,11 @@ TEXTS = {"repeating": 0.02, "wandering": 0.12}  # deviation of the weights
 PROMPT = 64
 ROWS = 8  # of the batch
 DTYPE = torch.float32
-COPIED = 10  # tokens that transformers' prompt lookup copies at most: its documentation's value
+COPIED = 10  # tokens that transformers' prompt lookup copies at most: the value in its documentation
 
 
 class Noise:
-    """A drafter that is always wrong: random trees of the plan's size, or of `nodes` whatever the plan."""
+    """A drafter that is almost always wrong: random trees of the plan's size."""
 
     name = "noise"
     needs = Needs()
@@ -47,7 +47,7 @@ class Noise:
         self.vocab_size = vocab_size
 
     def check(self, target: Target) -> None:
-        """Any target will do."""
+        """Every target is supported."""
 
     def start(self, context: Context) -> torch.Generator:
         return torch.Generator().manual_seed(0)
@@ -58,10 +58,10 @@ class Noise:
         return trees_from_lists(roots, [(row, parents) for row in tokens])
 
     def update(self, memory: torch.Generator, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Learns nothing."""
+        """Nothing is learned."""
 
     def select(self, memory: torch.Generator, live: Tensor) -> None:
-        """Knows no rows."""
+        """No state belongs to a row."""
 
 
 def random_model(size: str, text: str = "repeating", device: str = "cpu") -> PreTrainedModel:
@@ -75,7 +75,7 @@ def random_model(size: str, text: str = "repeating", device: str = "cpu") -> Pre
 def bench_core(
     sizes: Sequence[str] = tuple(SIZES), repeats: int = 5, new_tokens: int = 128, device: str = "cpu", threads: int = 2
 ) -> dict[str, Any]:
-    """All rows of the table: core share, lookup against transformers', batch 8 against 1, a drafter that is wrong."""
+    """The core's share of a round, prompt lookup against transformers', batch 8 against 1, a drafter that is wrong."""
     check_threads(threads)
     check_device(device)
     torch.set_num_threads(threads)
@@ -92,7 +92,7 @@ def bench_core(
 
 
 def _prompts(model: PreTrainedModel, batch: int) -> Tensor:
-    """(B, PROMPT) ids in which a phrase comes back."""
+    """Token ids (B, PROMPT): a phrase, four times."""
     generator = torch.Generator().manual_seed(1)
     phrase = torch.randint(3, model.config.vocab_size, (batch, PROMPT // 4), generator=generator)
     return phrase.repeat(1, 4).to(model.device)
@@ -104,26 +104,26 @@ def _run(model: PreTrainedModel, ids: Tensor, count: int, **options: Any) -> Ten
 
 
 def _equal(a: Callable[[], Tensor], b: Callable[[], Tensor]) -> None:
-    """No timing of a run that differs."""
+    """Raise MmdecError if two runs give different tokens: they must not be timed."""
     if not torch.equal(a(), b()):
         raise MmdecError("The drafted run differs from plain decoding: no timing is reported. Report this as a bug.")
 
 
 def _core_share(size: str, count: int, device: str) -> dict[str, Any]:
-    """Core seconds over the target pass, rounds of 16 nodes (the root included), nothing accepted."""
+    """Seconds of the core over those of the target pass, in rounds of 16 nodes (root included), nothing accepted."""
     model = random_model(size, device=device)
     drafter = Noise(model.config.vocab_size)
-    found = generate(
+    generation = generate(
         model, _prompts(model, 1), drafter, num_speculative_tokens=15, max_new_tokens=count, do_sample=False
     )
-    rounds = found.rounds[4:]  # the first ones allocate
-    shares = [one.core / one.target for one in rounds]
+    rounds = generation.rounds[4:]  # the first rounds allocate memory
+    shares = [r.core / r.target for r in rounds]
     low, middle, high = statistics.quantiles(shares, n=4)
     return {
         "size": size,
         "nodes": 16,
-        "core_ms": 1e3 * statistics.median(one.core for one in rounds),
-        "target_ms": 1e3 * statistics.median(one.target for one in rounds),
+        "core_ms": 1e3 * statistics.median(r.core for r in rounds),
+        "target_ms": 1e3 * statistics.median(r.target for r in rounds),
         "share": middle,
         "low": low,
         "high": high,
@@ -152,31 +152,31 @@ def _lookup(size: str, text: str, repeats: int, count: int, device: str) -> dict
 
 
 def _batch(size: str, repeats: int, count: int, device: str) -> dict[str, Any]:
-    """Tokens a second of `ROWS` rows over those of one, the same drafter."""
+    """Tokens per second of a batch of `ROWS` over those of one row, same drafter."""
     model = random_model(size, device=device)
     ids = _prompts(model, ROWS)
     plug = speculate("lookup", statistics=DecodingStatistics())
 
-    def eight() -> Tensor:
+    def batched() -> Tensor:
         return _run(model, ids, count, custom_generate=plug)
 
-    def one() -> Tensor:
+    def single() -> Tensor:
         return _run(model, ids[:1], count, custom_generate=plug)
 
-    _equal(eight, lambda: _run(model, ids, count))
-    result = paired(eight, one, repeats, model.device)
+    _equal(batched, lambda: _run(model, ids, count))
+    result = paired(batched, single, repeats, model.device)
     return {"size": size, "a_ms": result.a_ms, "b_ms": result.b_ms, "times": ROWS * result.ratio, "n": result.n}
 
 
 def _wrong(size: str, repeats: int, count: int, device: str) -> dict[str, Any]:
-    """Seconds with a drafter that is always wrong, budget on, over `generate`'s own."""
+    """Seconds with a drafter that is always wrong, learned draft sizes, over those of plain `generate`."""
     model = random_model(size, device=device)
     ids = _prompts(model, 1)
     statistics = DecodingStatistics()
     plug = speculate(Noise(model.config.vocab_size), statistics=statistics)
 
     def ours() -> Tensor:
-        statistics.clear()  # each run meets the drafter for the first time
+        statistics.clear()  # each run learns anew that the drafter is wrong
         return _run(model, ids, count, custom_generate=plug)
 
     def plain() -> Tensor:

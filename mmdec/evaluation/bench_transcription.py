@@ -1,16 +1,16 @@
-"""Medusa heads against transformers' own ways to decode with the same Whisper: exactness-gated, interleaved.
+"""Medusa heads against transformers' own loops with the same Whisper: equal tokens first, then timed in turn.
 
-Before any timing every method decodes every recording once. mmdec's tokens must be those of greedy `generate`, or there
-is no report; where another method's differ, its recording is left out of that comparison and counted. Then all methods
-take turns, A B C D A B C D, recording by recording. mmdec is timed through `mmdec.transcribe`, transformers through
-`model.generate` on the same features. Decoder seconds are those of the call without features and the encoder's pass;
-wall clock is samples in memory to text (see `evaluation/harness.py`).
+Before any timing, each method decodes each recording once. If mmdec's tokens differ from those of greedy `generate`,
+there is no report. A recording on which another method differs is left out of that comparison and counted. Then all
+methods run in turn, A B C D A B C D, recording by recording: mmdec through `mmdec.transcribe`, transformers through
+`model.generate` on the same features. Decoder seconds are all of the call but features and encoder; wall clock is from
+samples in memory to text (see `harness_transcription.py`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,22 @@ from torch import Tensor
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import check_threads
 from mmdec.corpora.librispeech import read_splits
-from mmdec.evaluation.assistants import assistants
-from mmdec.evaluation.harness import Harness, Measurements, Method, parse_plan
+from mmdec.corpora.tables import evenly_spaced
+from mmdec.evaluation.assistants_transcription import assistants
+from mmdec.evaluation.harness import Measurements, Method, parse_plan
+from mmdec.evaluation.harness_transcription import TranscriptionHarness
+from mmdec.evaluation.log import Log, no_log
 from mmdec.evaluation.pairing import compare
+from mmdec.generation.speculation import Nodes
 from mmdec.hub.whisper import DEFAULT_MODEL, Whisper, load_whisper
 from mmdec.provenance import hardware
 from mmdec.runtime import dtype_of
-from mmdec.types import InputError
+from mmdec.types import Drafter, InputError
 
 SPLITS = ("test", "paragraphs")
 BINS = ((1, 5), (6, 10), (11, 20), (21, 39), (40, 10_000))  # words
 SHORT, LONG = BINS[0], BINS[-1]
-COPIED = 10  # tokens that transformers' prompt lookup copies at most: its documentation's value
+COPIED = 10  # tokens that transformers' prompt lookup copies at most: the value in its documentation
 PLANS = ("learned", "2", "4", "6", "8", "10", "8x4", "12x6", "16x6", "16x8", "24x8", "32x8", "48x8")
 
 
@@ -42,11 +46,11 @@ class Recording:
 
     name: str
     words: int
-    sound: Tensor  # (T,)
+    samples: Tensor  # (T,)
 
     @property
     def bin(self) -> tuple[int, int]:
-        return next(one for one in BINS if one[0] <= max(self.words, 1) <= one[1])
+        return next(words for words in BINS if words[0] <= max(self.words, 1) <= words[1])
 
 
 def bench_asr(
@@ -66,168 +70,167 @@ def bench_asr(
     max_new_tokens: int | None = None,
     device: str | None = "cpu",
     threads: int = 2,
-    log: Callable[[str], None] | None = None,
+    log: Log = no_log,
 ) -> dict[str, Any]:
-    """All rows of the table.
+    """Time Medusa heads against greedy decoding, prompt lookup and an assistant; a JSON-ready report.
 
-    recordings: sound files; none takes `per_bin` of each length from the corpus's splits. assistant: a smaller
-    Whisper's directory; None makes one of the model's own layers. plan: "learned", "8" (a chain of 8 nodes) or "16x6"
-    (a tree). sweep: more plans, timed on the long recordings alone and in batches. Raises MmdecError where mmdec's
-    tokens differ from greedy decoding's.
+    recordings: audio files; none takes `per_bin` of each length from the corpus's splits. assistant: directory of a
+    smaller Whisper; None makes one of the model's own layers. plan: draft size, see `parse_plan`. sweep: more draft
+    sizes, timed on the long recordings alone and in batches. batch: long recordings in a batch. Raises InputError, and
+    MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
     if min(per_bin, repeats, batch) < 1:
         raise InputError(f"`repeats`, `per_bin` and `batch` must be at least 1, but are {repeats}, {per_bin}, {batch}.")
-    nodes, plans = parse_plan(plan), {one: parse_plan(one) for one in sweep}
+    nodes, plans = parse_plan(plan), {size: parse_plan(size) for size in sweep}
     check_threads(threads)
     torch.set_num_threads(threads)
-    say = log if log is not None else _silent
     whisper = model if isinstance(model, Whisper) else load_whisper(model, device)
-    harness = Harness(whisper, language, max_new_tokens)
+    bench = _Bench(TranscriptionHarness(whisper, language, max_new_tokens), repeats, batch, log)
     drafter = whisper.heads(heads)
-    chosen = _given(harness, recordings) if recordings else _from_corpus(harness, corpus, splits, per_bin)
-    longest = [one for one in chosen if one.bin == LONG] or [max(chosen, key=lambda one: one.words)]
-
-    plain, ours = Method.greedy(), Method.drafted("medusa", drafter, nodes)
-    lookup = Method("prompt lookup", "generate", {"prompt_lookup_num_tokens": COPIED})
-    helpers = assistants(whisper.model, assistant)
-    helper = _fastest(harness, helpers, [longest[0].sound]) if len(helpers) > 1 else helpers[0]
-    methods = [ours, plain, lookup, helper]
-    say(f"{len(chosen)} recordings, {len(longest)} of them long; methods: {', '.join(one.name for one in methods)}")
-    singles = [[one.sound] for one in chosen]
-    equal = harness.gate(methods, singles, say)
-    measured = harness.interleave(methods, singles, repeats, say)
-    of_length = {bin: [number for number, one in enumerate(chosen) if one.bin == bin] for bin in BINS}
-    long = [number for number, one in enumerate(chosen) if one in longest]
-    against = {
-        method.name: {
-            "identical": sum(equal[method.name][number] for number in long),
-            "of": len(long),
-            **compare(measured, ours, method, [number for number in long if equal[method.name][number]]),
-        }
-        for method in (lookup, helper)
-    }
-    report: dict[str, Any] = {
+    chosen = _given(bench.harness, recordings) if recordings else _from_corpus(bench.harness, corpus, splits, per_bin)
+    report = {
         "what": "a = mmdec with Medusa heads, b = the other; ratios are b / a",
         "model": whisper.directory.name if whisper.directory else "given",
         "drafter": drafter.name,
         "plan": plan,
-        "recordings": len(chosen),
-        "long": {"words": f"{LONG[0]} and more", **compare(measured, ours, plain, long)},
-        "curve": [
-            {"words": f"{low}-{high}" if (low, high) != LONG else f"{low}+", **compare(measured, ours, plain, numbers)}
-            for (low, high), numbers in of_length.items()
-            if numbers
-        ],
-        "clips": _clips(measured, ours, plain, of_length[SHORT], chosen),
-        "against": against,
-        "batch": _batch(harness, [ours, plain], longest, batch, repeats, say),
-        "seconds_of_audio": sum(len(one.sound) for one in chosen) / SAMPLE_RATE,
+        **bench.all_methods(Method.drafted("medusa", drafter, nodes), assistants(whisper.model, assistant), chosen),
     }
     if plans:
-        report["sweep"] = _sweep(harness, drafter, plans, longest, batch, repeats, say)
+        report["sweep"] = bench.sweep(drafter, plans, [chosen[index] for index in _long(chosen)])
     network = whisper.model
-    return {
-        **report,
-        "hardware": hardware(
-            device=network.device, dtype=dtype_of(network), batch=(1, batch), threads=torch.get_num_threads()
-        ),
-    }
+    report["hardware"] = hardware(
+        device=network.device, dtype=dtype_of(network), batch=(1, batch), threads=torch.get_num_threads()
+    )
+    return report
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """How all comparisons are run."""
+
+    harness: TranscriptionHarness
+    repeats: int
+    batch_size: int
+    log: Log
+
+    def all_methods(self, ours: Method, helpers: Sequence[Method], chosen: Sequence[Recording]) -> dict[str, Any]:
+        """Our method against greedy decoding by length, and against prompt lookup and an assistant on long ones."""
+        long = _long(chosen)
+        longest = [chosen[index] for index in long]
+        greedy, lookup = Method.greedy(), Method("prompt lookup", "transformers", {"prompt_lookup_num_tokens": COPIED})
+        helper = _fastest(self.harness, helpers, [longest[0].samples]) if len(helpers) > 1 else helpers[0]
+        methods = [ours, greedy, lookup, helper]
+        names = ", ".join(method.name for method in methods)
+        self.log(f"{len(chosen)} recordings, {len(longest)} of them long; methods: {names}")
+        singles = [[recording.samples] for recording in chosen]
+        equal = self.harness.gate(methods, singles, self.log)
+        measured = self.harness.interleave(methods, singles, self.repeats, self.log)
+        of_length = {bin: [index for index, recording in enumerate(chosen) if recording.bin == bin] for bin in BINS}
+        return {
+            "recordings": len(chosen),
+            "long": {"words": f"{LONG[0]} and more", **compare(measured, ours, greedy, long)},
+            "curve": [
+                {
+                    "words": f"{low}-{high}" if (low, high) != LONG else f"{low}+",
+                    **compare(measured, ours, greedy, indices),
+                }
+                for (low, high), indices in of_length.items()
+                if indices
+            ],
+            "clips": _clips(measured, ours, greedy, of_length[SHORT], chosen),
+            "against": {
+                method.name: {
+                    "identical": sum(equal[method.name][index] for index in long),
+                    "of": len(long),
+                    **compare(measured, ours, method, [index for index in long if equal[method.name][index]]),
+                }
+                for method in (lookup, helper)
+            },
+            "batch": self.batches([ours, greedy], longest),
+            "seconds_of_audio": sum(len(recording.samples) for recording in chosen) / SAMPLE_RATE,
+        }
+
+    def batches(self, methods: Sequence[Method], longest: Sequence[Recording]) -> dict[str, Any]:
+        """The first method against the second, long recordings in batches."""
+        groups = _groups(longest, self.batch_size)
+        self.harness.gate(methods, groups, self.log)
+        measured = self.harness.interleave(methods, groups, self.repeats, self.log)
+        return {"size": self.batch_size, **compare(measured, methods[0], methods[1], range(len(groups)))}
+
+    def sweep(self, drafter: Drafter, plans: dict[str, Nodes], longest: Sequence[Recording]) -> list[dict[str, Any]]:
+        """Each draft size against greedy decoding: long recordings one by one, and in batches."""
+        greedy, rows = Method.greedy(), []
+        drafted = [Method.drafted(name, drafter, nodes) for name, nodes in plans.items()]
+        singles = [[recording.samples] for recording in longest]
+        for size, groups in ((1, singles), (self.batch_size, _groups(longest, self.batch_size))):
+            for method in drafted:
+                self.harness.gate([method, greedy], groups, self.log)
+            measured = self.harness.interleave([greedy, *drafted], groups, self.repeats, self.log)
+            for method in drafted:
+                row = compare(measured, method, greedy, range(len(groups)))
+                rows.append(
+                    {
+                        "plan": method.name,
+                        "batch": size,
+                        "decoder": row["decoder"]["ratio"],
+                        "wall": row["wall"]["ratio"],
+                        "tokens_per_round": row["a_tokens_per_round"],
+                    }
+                )
+        return rows
+
+
+def _long(chosen: Sequence[Recording]) -> list[int]:
+    """Indices of the recordings in the bin of the longest, or of the longest recording."""
+    indices = [index for index, recording in enumerate(chosen) if recording.bin == LONG]
+    return indices or [max(range(len(chosen)), key=lambda index: chosen[index].words)]
 
 
 def _from_corpus(
-    harness: Harness, corpus: str | os.PathLike[str], splits: Sequence[str], per_bin: int
+    harness: TranscriptionHarness, corpus: str | os.PathLike[str], splits: Sequence[str], per_bin: int
 ) -> list[Recording]:
-    """`per_bin` of each length, evenly spaced over the splits."""
+    """`per_bin` recordings of each length, evenly spaced over the splits."""
     rows = read_splits(os.fspath(corpus), list(splits))
     chosen = []
     for low, high in BINS:
         fitting = [row for row in rows if low <= len(row.text.split()) <= high]
-        count = min(per_bin, len(fitting))
-        for row in (fitting[number * len(fitting) // count] for number in range(count)):
+        for row in evenly_spaced(fitting, per_bin):
             chosen.append(Recording(row.path.name, len(row.text.split()), harness.read(row.path)))
     return chosen
 
 
-def _given(harness: Harness, paths: Sequence[Path]) -> list[Recording]:
-    """Their words are those of greedy decoding."""
+def _given(harness: TranscriptionHarness, paths: Sequence[Path]) -> list[Recording]:
+    """The given recordings; words are counted in the text of greedy decoding."""
     given = []
     for path in paths:
-        sound = harness.read(path)
-        text = harness.measure([sound], Method.greedy()).texts[0]
-        given.append(Recording(path.name, len(text.split()), sound))
+        samples = harness.read(path)
+        text = harness.measure([samples], Method.greedy()).texts[0]
+        given.append(Recording(path.name, len(text.split()), samples))
     return given
 
 
 def _clips(
-    measured: Measurements, ours: Method, plain: Method, numbers: Sequence[int], chosen: Sequence[Recording]
+    measured: Measurements, ours: Method, greedy: Method, indices: Sequence[int], chosen: Sequence[Recording]
 ) -> dict[str, Any]:
-    """Each short clip by itself: none may be slower."""
+    """Each short clip by itself: none should be slower than greedy decoding."""
     rows = []
-    for number in numbers:
-        wall = compare(measured, ours, plain, [number])["wall"]
-        rows.append({"name": chosen[number].name, "words": chosen[number].words, "wall": wall["median"]})
+    for index in indices:
+        wall = compare(measured, ours, greedy, [index])["wall"]
+        rows.append({"name": chosen[index].name, "words": chosen[index].words, "wall": wall["median"]})
     rows.sort(key=lambda row: row["wall"])
     return {"words": f"{SHORT[1]} and fewer", "slower": sum(row["wall"] < 1 for row in rows), "each": rows}
 
 
-def _groups(longest: Sequence[Recording], batch: int) -> list[list[Tensor]]:
-    """All long recordings in batches; the last is filled up from the beginning."""
-    count = max(1, len(longest) // batch)
-    return [[longest[(at * batch + row) % len(longest)].sound for row in range(batch)] for at in range(count)]
+def _groups(longest: Sequence[Recording], size: int) -> list[list[Tensor]]:
+    """Whole batches of long recordings; a single batch repeats recordings if there are too few."""
+    count = max(1, len(longest) // size)
+    return [[longest[(batch * size + row) % len(longest)].samples for row in range(size)] for batch in range(count)]
 
 
-def _batch(
-    harness: Harness,
-    methods: Sequence[Method],
-    longest: Sequence[Recording],
-    batch: int,
-    repeats: int,
-    say: Callable[[str], None],
-) -> dict[str, Any]:
-    groups = _groups(longest, batch)
-    harness.gate(methods, groups, say)
-    measured = harness.interleave(methods, groups, repeats, say)
-    return {"size": batch, **compare(measured, methods[0], methods[1], range(len(groups)))}
-
-
-def _sweep(
-    harness: Harness,
-    drafter: Any,
-    plans: dict[str, Any],
-    longest: Sequence[Recording],
-    batch: int,
-    repeats: int,
-    say: Callable[[str], None],
-) -> list[dict[str, Any]]:
-    """Every plan against greedy decoding: long recordings one by one, and in batches."""
-    plain, rows = Method.greedy(), []
-    tried = [Method.drafted(name, drafter, nodes) for name, nodes in plans.items()]
-    for size, groups in ((1, [[one.sound] for one in longest]), (batch, _groups(longest, batch))):
-        for method in tried:
-            harness.gate([method, plain], groups, say)
-        measured = harness.interleave([plain, *tried], groups, repeats, say)
-        for method in tried:
-            row = compare(measured, method, plain, range(len(groups)))
-            rows.append(
-                {
-                    "plan": method.name,
-                    "batch": size,
-                    "decoder": row["decoder"]["ratio"],
-                    "wall": row["wall"]["ratio"],
-                    "tokens_per_round": row["a_tokens_per_round"],
-                }
-            )
-    return rows
-
-
-def _fastest(harness: Harness, helpers: Sequence[Method], recordings: Sequence[Tensor]) -> Method:
-    """The assistant that decodes these fastest, the second time."""
+def _fastest(harness: TranscriptionHarness, helpers: Sequence[Method], recordings: Sequence[Tensor]) -> Method:
+    """The assistant whose second call on the recordings has the fewest decoder seconds."""
     seconds = []
     for method in helpers:
         harness.measure(recordings, method)
         seconds.append(harness.measure(recordings, method).decoder)
     return helpers[seconds.index(min(seconds))]
-
-
-def _silent(line: str) -> None:
-    """No progress lines."""

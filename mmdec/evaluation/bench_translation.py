@@ -1,11 +1,12 @@
-"""Exactness-gated, interleaved timing. Never part of a test: timings are reported with their spread and hardware.
+"""Timing of speech translation. Outputs are compared first, then both sides of a ratio run in turn, A B A B.
 
-`speech`: the shipped model, through `mmdec.translate_speech`: wav to wav, and the linguistic decoding of each strategy
-against the autoregressive baseline's. Beside it, over length, the two decoders by themselves: the length of the
-baseline's text is set there, which no public call offers. `paper`: the paper-sized model with random weights against an
-S2UT-shaped decoder: timing only. Both sides of a ratio run in turn, A B A B, and the median of the paired ratios is
-given. The gates, before any timing: verified units are the baseline's; a baseline's cached decoding gives the units of
-its full pass, and beam search with one beam those of greedy.
+`bench_speech`: the shipped model through `mmdec.translate_speech`, from file to samples, and the linguistic decoding of
+each strategy against the autoregressive baseline. By source length, the two decoders alone: the baseline's length is
+fixed there, for which there is no public call. `bench_paper`: a model of the paper's size with random weights against a
+decoder of S2UT's shape. Reports give the median of the paired ratios, their spread and the hardware.
+
+Checked before any timing: verified units equal the baseline's; the baseline's cached decoding gives the units of its
+full pass, and its beam search with one beam gives the greedy units.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from torch import Tensor
 from mmdec import audio
 from mmdec.checks.arguments import check_threads
 from mmdec.evaluation.pairing import paired
-from mmdec.hub import DEFAULT_MODEL, load
+from mmdec.hub import DEFAULT_MODEL
 from mmdec.nn.ar_decoder import ArConfig, ArDecoder
 from mmdec.nn.dag_decoder import BOS, EOS
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
 from mmdec.ops.dag_decode import LatticePath, decode_lattice
+from mmdec.pipelines.translation.load import load
 from mmdec.pipelines.translation.translate import Translation, translate_speech
 from mmdec.pipelines.translation.translator import SpeechTranslator
 from mmdec.provenance import hardware
@@ -38,7 +40,7 @@ S2UT_UNITS_A_SECOND = 25.0
 S2UT = ArConfig(d_model=512, ffn=2048, heads=8, layers=6)
 S2UT_VOCABULARY = 1004
 GATE_UNITS = 40
-GATE_SLACK = 1e-3  # of a logit: cached and full pass round differently, and two units may be as good as equal
+GATE_SLACK = 1e-3  # in logits: the cached and the full pass round differently, and two units may nearly tie
 
 
 def bench_speech(
@@ -49,12 +51,12 @@ def bench_speech(
     device: str = "cpu",
     threads: int = 2,
 ) -> dict[str, Any]:
-    """The shipped model: linguistic decoding over length, and `mmdec.translate_speech` on `recordings`.
+    """The shipped model: linguistic decoding by source length, and `mmdec.translate_speech` on `recordings`.
 
-    Over length, recordings are joined end to end, and the baseline decodes `UNITS_A_SECOND` units for each second, end
-    or not, so that its length is known; the graph's size follows from the frames. Wav to wav begins with the path of
-    the file: reading it, features, all networks and words are in the time. What the strategies are compared by are the
-    seconds of linguistic decoding that the call returns.
+    By length, recordings are joined end to end. The baseline decodes `UNITS_A_SECOND` units for each second, whether
+    the text ends or not, so that its length is fixed; the size of the DAG follows from the frames. From file to samples
+    includes reading, features, all networks and words. Strategies are compared by the seconds of linguistic decoding
+    that the call returns. Raises InputError, and MmdecError if an output is wrong: then nothing is timed.
     """
     if not recordings:
         raise InputError("`recordings` must name at least one sound file, but is empty. Try data/samples/*.wav.")
@@ -62,37 +64,12 @@ def bench_speech(
     check_device(device)
     torch.set_num_threads(threads)
     translator = load(model, device)
-    network, place = translator.model, translator.device
-    sounds = [audio.load_audio(path) for path in recordings]
+    network = translator.model
     with torch.inference_mode():
-        states, sizes, _ = _encoded(network, sounds[:1], len(sounds[0]) / audio.SAMPLE_RATE, place)
-        gate(network.ar, states, sizes)
-        curve = []
-        for length in seconds:
-            states, sizes, frames = _encoded(network, sounds, length, place)
-            count = round(length * UNITS_A_SECOND)
-
-            def graph(states: Tensor = states, sizes: Tensor = sizes, frames: Tensor = frames) -> LatticePath:
-                lattice = network.lattice(states, sizes, frames)
-                return decode_lattice(lattice.emissions, lattice.links, lattice.lengths, "lookahead")
-
-            def baseline(states: Tensor = states, sizes: Tensor = sizes, count: int = count) -> list[list[int]]:
-                return network.ar.generate(states, sizes, count, min_length=count)
-
-            result = paired(graph, baseline, repeats, place)
-            vertices = int(network.lattice(states, sizes, frames).lengths[0])
-            curve.append(
-                {"seconds": length, "vertices": vertices, "units": count, "passes": count + 1, **asdict(result)}
-            )
+        curve = _curve(translator, recordings, seconds, repeats)
     verified = [_against_baseline(path, translator, "verified", repeats) for path in recordings]
     lookahead = [_against_baseline(path, translator, "lookahead", repeats) for path in recordings]
-    rates = []
-    for path in recordings:
-        translate_speech(path, model=translator)
-        for _ in range(3):
-            stopwatch = Stopwatch(place)
-            length = translate_speech(path, model=translator).seconds_source
-            rates.append(stopwatch.lap() / length)
+    rates = [rate for path in recordings for rate in _rates(path, translator)]
     return {
         "what": "shipped model; a = graph, lookahead; b = autoregressive baseline, greedy; after the encoder",
         "curve": curve,
@@ -113,13 +90,52 @@ def bench_speech(
             "worst": max(rates),
             "n": len(rates),
         },
-        "hardware": hardware(device=place, dtype=dtype_of(network), batch=1, threads=threads),
+        "hardware": hardware(device=translator.device, dtype=dtype_of(network), batch=1, threads=threads),
     }
 
 
+def _curve(
+    translator: SpeechTranslator, recordings: Sequence[Path], seconds: Sequence[float], repeats: int
+) -> list[dict[str, Any]]:
+    """The DAG against the baseline, after the encoder, for each length of source."""
+    network, device = translator.model, translator.device
+    sounds = [audio.load_audio(path) for path in recordings]
+    states, sizes, _ = _encoded(network, sounds[:1], len(sounds[0]) / audio.SAMPLE_RATE, device)
+    gate(network.ar, states, sizes)
+    curve = []
+    for length in seconds:
+        states, sizes, frames = _encoded(network, sounds, length, device)
+        count = round(length * UNITS_A_SECOND)
+
+        def graph(states: Tensor = states, sizes: Tensor = sizes, frames: Tensor = frames) -> LatticePath:
+            lattice = network.lattice(states, sizes, frames)
+            return decode_lattice(lattice.emissions, lattice.links, lattice.lengths, "lookahead")
+
+        def baseline(states: Tensor = states, sizes: Tensor = sizes, count: int = count) -> list[list[int]]:
+            return network.ar.generate(states, sizes, count, min_length=count)
+
+        result = paired(graph, baseline, repeats, device)
+        vertices = int(network.lattice(states, sizes, frames).lengths[0])
+        curve.append({"seconds": length, "vertices": vertices, "units": count, "passes": count + 1, **asdict(result)})
+    return curve
+
+
+def _rates(path: Path, translator: SpeechTranslator) -> list[float]:
+    """Seconds from a file to samples, for a second of source; three calls after a warm-up."""
+    translate_speech(path, model=translator)
+    rates = []
+    for _ in range(3):
+        stopwatch = Stopwatch(translator.device)
+        length = translate_speech(path, model=translator).seconds_source
+        rates.append(stopwatch.lap() / length)
+    return rates
+
+
 def _against_baseline(path: Path, translator: SpeechTranslator, strategy: str, repeats: int) -> dict[str, Any]:
-    """One recording by a strategy and by plain autoregressive decoding, </s> found by both. The gate: verified units
-    are the baseline's."""
+    """One recording, a strategy against autoregressive decoding. Both decode up to </s>.
+
+    Raises MmdecError if verified units differ from the baseline's.
+    """
 
     def ours() -> Translation:
         return translate_speech(path, model=translator, strategy=strategy)
@@ -130,7 +146,7 @@ def _against_baseline(path: Path, translator: SpeechTranslator, strategy: str, r
     first, plain = ours(), baseline()
     if strategy == "verified" and first.units != plain.units:
         raise MmdecError("Verified units are not the baseline's: no timing is reported. Report this as a bug.")
-    result = paired(ours, baseline, repeats, translator.device, lambda one: one.timings["linguistic"])
+    result = paired(ours, baseline, repeats, translator.device, lambda translation: translation.timings["linguistic"])
     # The baseline takes one pass for each unit, </s> included.
     return {"seconds": plain.seconds_source, "units": plain.passes, "passes": first.passes, **asdict(result)}
 
@@ -138,31 +154,31 @@ def _against_baseline(path: Path, translator: SpeechTranslator, strategy: str, r
 def bench_paper(
     seconds: Sequence[float] = (3, 6, 12, 20), repeats: int = 5, device: str = "cpu", threads: int = 2, beams: int = 10
 ) -> dict[str, Any]:
-    """Paper-sized DASpeech against an S2UT-shaped decoder, both with random weights: timing only.
+    """A DASpeech of the paper's size against a decoder of S2UT's shape, both with random weights: timing only.
 
-    a: the graph decoder, lookahead, adaptor and FastSpeech 2 with `UNITS_A_SECOND` phones of equal duration.
-    b: 6 layers of width 512 over 1000 units, 25 a second, greedy and with beams. Encoder and vocoder are on neither
-    side; the states have the paper's shape.
+    a: DAG decoder, lookahead, adaptor and FastSpeech 2 with `UNITS_A_SECOND` phones of equal duration. b: 6 layers of
+    width 512 over 1000 units, 25 a second, greedy and with beams. Neither side includes encoder and vocoder; the
+    encoder states are random, of the paper's shape.
     """
     check_threads(threads)
     check_device(device)
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    place = torch.device(device)
+    target = check_device(device)
     config = DASpeechConfig.paper()
-    network = DASpeech(config, 76).eval().to(place)
-    s2ut = ArDecoder(S2UT, S2UT_VOCABULARY, config.encoder.d_model).eval().to(place)
+    network = DASpeech(config, 76).eval().to(target)
+    s2ut = ArDecoder(S2UT, S2UT_VOCABULARY, config.encoder.d_model).eval().to(target)
     rows = []
     with torch.inference_mode():
-        memory = torch.randn(1, 75, config.encoder.d_model, device=place)  # of 3 seconds
-        gate(s2ut, memory, torch.tensor([75], device=place), GATE_UNITS)
+        memory = torch.randn(1, 75, config.encoder.d_model, device=target)  # of 3 seconds
+        gate(s2ut, memory, torch.tensor([75], device=target), GATE_UNITS)
         for length in seconds:
-            frames = torch.tensor([round(100 * length)], device=place)
+            frames = torch.tensor([round(100 * length)], device=target)
             sizes = (frames + 3) // 4
-            states = torch.randn(1, int(sizes[0]), config.encoder.d_model, device=place)
+            states = torch.randn(1, int(sizes[0]), config.encoder.d_model, device=target)
             phones, units = round(length * UNITS_A_SECOND), round(length * S2UT_UNITS_A_SECOND)
             mel_frames = round(length * audio.SAMPLE_RATE / audio.HOP)
-            durations = torch.full((1, phones), mel_frames // phones, device=place)
+            durations = torch.full((1, phones), mel_frames // phones, device=target)
 
             def parallel(
                 states: Tensor = states,
@@ -186,40 +202,40 @@ def bench_paper(
             rows.append(
                 {
                     "seconds": length,
-                    "greedy": asdict(paired(parallel, greedy, repeats, place)),
-                    f"beam {beams}": asdict(paired(parallel, beam, repeats, place)),
+                    "greedy": asdict(paired(parallel, greedy, repeats, target)),
+                    f"beam {beams}": asdict(paired(parallel, beam, repeats, target)),
                 }
             )
     return {
         "what": "paper-sized, random weights, timing only; a = DAG and acoustic decoding; b = S2UT-shaped decoder",
         "curve": rows,
-        "hardware": hardware(device=place, dtype=dtype_of(network), batch=1, threads=threads),
+        "hardware": hardware(device=target, dtype=dtype_of(network), batch=1, threads=threads),
     }
 
 
-def _encoded(network: DASpeech, sounds: Sequence[Tensor], seconds: float, place: torch.device) -> tuple[Tensor, ...]:
-    """Encoder states of so many seconds of joined recordings, their number, and the frames."""
-    wanted = round(seconds * audio.SAMPLE_RATE)
+def _encoded(network: DASpeech, sounds: Sequence[Tensor], seconds: float, device: torch.device) -> tuple[Tensor, ...]:
+    """Encoder states (1, S, d) of `seconds` of joined recordings, the number of states (1,), and of frames (1,)."""
+    count = round(seconds * audio.SAMPLE_RATE)
     joined = torch.cat(list(sounds))
-    joined = joined.repeat(-(-wanted // len(joined)))[:wanted]
-    features = audio.fbank(joined)[None].to(place)
-    frames = torch.tensor([features.shape[1]], device=place)
+    joined = joined.repeat(-(-count // len(joined)))[:count]
+    features = audio.fbank(joined)[None].to(device)
+    frames = torch.tensor([features.shape[1]], device=device)
     states, sizes = network.encode(features, frames)
     return states, sizes, frames
 
 
 def gate(decoder: ArDecoder, states: Tensor, sizes: Tensor, min_length: int = 0) -> None:
-    """No timing of a baseline that is wrong: one row of states (1, S, d). MmdecError says what disagrees."""
-    found = decoder.generate(states, sizes, GATE_UNITS, min_length)[0]
-    tokens = torch.tensor([[BOS, *found]], device=states.device)
+    """Check the baseline on encoder states (1, S, d). Raises MmdecError if it is wrong: it must not be timed."""
+    units = decoder.generate(states, sizes, GATE_UNITS, min_length)[0]
+    tokens = torch.tensor([[BOS, *units]], device=states.device)
     logits = decoder(tokens, states, sizes)[0]  # (M + 1, V)
     logits[:min_length, EOS] = -torch.inf
-    ended = [EOS] if len(found) < GATE_UNITS else []
-    said = torch.tensor([*found, *ended], device=states.device)
-    best = logits[: len(said)].max(-1).values
-    if not bool((logits[: len(said)].gather(1, said[:, None])[:, 0] >= best - GATE_SLACK).all()):
+    ended = [EOS] if len(units) < GATE_UNITS else []
+    decoded = torch.tensor([*units, *ended], device=states.device)
+    best = logits[: len(decoded)].max(-1).values
+    if not bool((logits[: len(decoded)].gather(1, decoded[:, None])[:, 0] >= best - GATE_SLACK).all()):
         raise MmdecError(
             "The cached decoder disagrees with its full pass: no timing is reported. Report this as a bug."
         )
-    if min_length == GATE_UNITS and decoder.beam_search(states, sizes, 1, GATE_UNITS, min_length) != found:
+    if min_length == GATE_UNITS and decoder.beam_search(states, sizes, 1, GATE_UNITS, min_length) != units:
         raise MmdecError("Beam search with one beam is not greedy: no timing is reported. Report this as a bug.")

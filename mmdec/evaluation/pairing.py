@@ -1,4 +1,4 @@
-"""Two ways to do the same, timed in turn, A B A B: on a noisy machine only the ratio of neighbours means something."""
+"""Two sides timed in turn, A B A B: on a noisy machine only the ratio of neighbouring runs means something."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def paired(
 ) -> Paired:
     """Run a and b alternately, after one warm-up of each.
 
-    seconds: reads from a result what the call itself says it spent; None takes the wall clock of the call.
+    seconds: reads the cost from a result; None takes the wall clock of the call.
     """
     pairs: list[tuple[float, float]] = []
     stopwatch = Stopwatch(device)
@@ -65,9 +65,9 @@ def paired(
 def compare(measured: Measurements, a: Method, b: Method, groups: Sequence[int]) -> dict[str, Any]:
     """A JSON object: b over a, on some groups of recordings.
 
-    groups: indices of groups. Seconds are sums over the groups, each with the median of its repeats, and `ratio` is
-    that of the sums; `median` and the quartiles `low` and `high` are of the ratios of neighbours. Tokens a round count
-    the bonus or correction, but not the prompt's pass; b's are known at batch 1 alone.
+    groups: indices of groups. Seconds are sums over the groups of the median of the repeats, and `ratio` is that of the
+    sums; `median` and the quartiles `low` and `high` are of the ratios of neighbouring runs. Tokens per round include
+    the bonus or correction, but not the pass over the prompt; tokens per pass of b are None for batches.
     """
     if not groups:
         return {"n": 0}
@@ -75,8 +75,8 @@ def compare(measured: Measurements, a: Method, b: Method, groups: Sequence[int])
     passes = sum(repeats[0].passes - repeats[0].windows for repeats in theirs)
     return {
         "n": len(groups),
-        "decoder": _ratios(ours, theirs, lambda one: one.decoder),
-        "wall": _ratios(ours, theirs, lambda one: one.total),
+        "decoder": _ratios(ours, theirs, lambda measurement: measurement.decoder),
+        "wall": _ratios(ours, theirs, lambda measurement: measurement.total),
         "a_tokens_per_round": _tokens(ours) / max(sum(repeats[-1].rounds for repeats in ours), 1),
         "a_passes": sum(repeats[-1].passes for repeats in ours),
         "b_passes": sum(repeats[0].passes for repeats in theirs),
@@ -84,9 +84,9 @@ def compare(measured: Measurements, a: Method, b: Method, groups: Sequence[int])
         "a_decoder_share": _share(ours),
         "b_decoder_share": _share(theirs),
         "seconds": {
-            "features": _sum(theirs, lambda one: one.features),
-            "encoder": _sum(theirs, lambda one: one.encoder),
-            "drafter": _sum(ours, lambda one: one.drafter),
+            "features": _sum(theirs, lambda measurement: measurement.features),
+            "encoder": _sum(theirs, lambda measurement: measurement.encoder),
+            "drafter": _sum(ours, lambda measurement: measurement.drafter),
         },
     }
 
@@ -108,11 +108,13 @@ def _quartiles(ratios: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _sum(measured: Sequence[Sequence[Measurement]], seconds: Callable[[Measurement], float]) -> float:
-    return sum(statistics.median(seconds(one) for one in repeats) for repeats in measured)
+    return sum(statistics.median(seconds(measurement) for measurement in repeats) for repeats in measured)
 
 
 def _share(measured: Sequence[Sequence[Measurement]]) -> float:
-    return _sum(measured, lambda one: one.decoder) / _sum(measured, lambda one: one.total)
+    return _sum(measured, lambda measurement: measurement.decoder) / _sum(
+        measured, lambda measurement: measurement.total
+    )
 
 
 def _tokens(measured: Sequence[Sequence[Measurement]]) -> int:

@@ -1,88 +1,32 @@
-"""`mmdec promote RUN`: a better model from runs/ takes its place in models/, with a card of what was measured here.
+"""`mmdec promote RUN`: replaces a model in models/ by a better one from runs/, and writes its card.
 
-Both are measured on the development split, and the one in models/ gives way to a better one alone. Card and provenance
-are written anew, from measurements of the very weights that are put there: nothing is kept from before.
+Both models are measured on the development split. Card and provenance are written from measurements of the new weights;
+nothing of the old ones is kept.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from mmdec import hub
-from mmdec.evaluation import cards
-from mmdec.evaluation.transcription import evaluate_asr
-from mmdec.evaluation.translation import evaluate_speech
+from mmdec.evaluation.log import Log, no_log
+from mmdec.evaluation.promotable import Promotable, Report, render
+from mmdec.evaluation.promotion_transcription import TRANSCRIPTION
+from mmdec.evaluation.promotion_translation import TRANSLATION
 from mmdec.hub.processes import only_one
 from mmdec.hub.publish import whole_folder
 from mmdec.provenance import CARD, stamp, weights
 from mmdec.types import InputError, MmdecError
 
 CHOSEN_BY = "dev"
-DECODINGS = ("lookahead", "autoregressive")
-Report = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """How a system's models are measured. `score`: lower is better, the first number counts first."""
-
-    corpus: Path
-    splits: tuple[str, ...]  # for the card; those that the corpus has
-    has: Callable[[Path, str], bool]
-    measure: Callable[[Path, Path, str, int | None, int], Report]  # model, corpus, split, limit, threads
-    score: Callable[[Report], tuple[float, ...]]
-    said: Callable[[Report], str]
-    card: Callable[[str, Mapping[str, int], Sequence[Report], Sequence[str]], str]
-
-
-def _speech(model: Path, corpus: Path, split: str, limit: int | None, threads: int) -> Report:
-    return evaluate_speech(split, corpus, model, DECODINGS, limit=limit, asr=False, device="cpu", threads=threads)
-
-
-def _phone_errors(report: Report) -> tuple[float, ...]:
-    found = [
-        scores["phone_error_rate_nearest"] or scores["phone_error_rate"] for scores in report["strategies"].values()
-    ]
-    if not all(found):
-        raise InputError(f"`corpus` must have alignments of {report['split']}, but has none. Build it whole.")
-    return (sum(one["value"] for one in found) / len(found),)
-
-
-def _transcription(model: Path, corpus: Path, split: str, limit: int | None, threads: int) -> Report:
-    return evaluate_asr(split, corpus, model, plain=False, limit=limit, device="cpu", threads=threads)
-
-
-def _tokens(report: Report) -> float:
-    return float(next(iter(report["decoding"].values())).get("tokens_per_round") or 1.0)
-
-
-KINDS: dict[str, Kind] = {  # by what a model's config.json says that it is
-    "daspeech": Kind(
-        Path("data/corpus"),
-        ("dev", "test", "test_voices"),
-        lambda corpus, split: (corpus / "cvss_c" / f"{split}.tsv").is_file(),
-        _speech,
-        _phone_errors,
-        lambda report: f"{100 * _phone_errors(report)[0]:.2f} % phone errors",
-        cards.speech_card,
-    ),
-    "whisper": Kind(
-        Path("data/english"),
-        ("dev", "test", "test_voices", "paragraphs", "everyday"),
-        lambda corpus, split: (corpus / split).is_dir(),
-        _transcription,
-        lambda report: (float(report["wer"]["value"]), -_tokens(report)),  # of equal errors, better heads
-        lambda report: f"{100 * report['wer']['value']:.2f} % word errors, {_tokens(report):.3f} tokens per round",
-        cards.whisper_card,
-    ),
-}
+SYSTEMS = {system.system: system for system in (TRANSLATION, TRANSCRIPTION)}
 
 
 def promote(
@@ -93,78 +37,94 @@ def promote(
     corpus: Path | None = None,
     limit: int | None = None,
     threads: int = 2,
-    log: Callable[[str], None] = lambda line: None,
+    log: Log = no_log,
 ) -> Path:
     """Put the model in `run` into `models`, under its folder's name, if it is better than the one there.
 
-    corpus: where it is measured; None takes the system's own. limit: so many utterances of each split, evenly spaced.
-    force: also one that is not better. Raises InputError, with both numbers, for a model that is not better, for what
-    is no model, and while `make train` works in runs/.
+    corpus: where it is measured; None takes the system's own. limit: use this many utterances of each split, evenly
+    spaced. force: replace the old model even if the new one is not better. Raises InputError, with both figures, for a
+    model that is not better, for a folder that is no model, and while `make train` writes in runs/.
     """
-    kind = KINDS.get(hub.kind(run))
-    if kind is None:
+    system = SYSTEMS.get(hub.kind(run))
+    if system is None:
         raise InputError(
-            f"`run` must be a model that `make train` made ({', '.join(KINDS)}), but '{run}' is "
+            f"`run` must be a model that `make train` made ({', '.join(SYSTEMS)}), but '{run}' is "
             f"{hub.kind(run) or 'none'!r}. Give its folder, runs/daspeech-phrasebook say."
         )
-    place, root = models / run.name.removesuffix("-not-better"), corpus or kind.corpus
-    if place.exists() and place.resolve() == run.resolve():
+    target, root = models / run.name.removesuffix("-not-better"), corpus or system.corpus
+    if target.exists() and target.resolve() == run.resolve():
         raise InputError(f"`run` must lie in runs/, but '{run}' is the model in {models}. Give the folder of a run.")
-    if not kind.has(root, CHOSEN_BY):
+    if not system.has_split(root, CHOSEN_BY):
         raise InputError(
             f"`corpus` must have a split {CHOSEN_BY}, but '{root}' has none. Build it: see data/README.md."
         )
     with only_one(run.parent, "mmdec promote"):
-        mine = weights(run)
+        measured_weights = weights(run)
         log(f"measuring {run} on {CHOSEN_BY}")
-        new = kind.measure(run, root, CHOSEN_BY, limit, threads)
+        new = system.measure(run, root, CHOSEN_BY, limit, threads)
         old = None
-        if hub.kind(place):
-            log(f"measuring {place} on {CHOSEN_BY}")
-            old = kind.measure(place, root, CHOSEN_BY, limit, threads)
-        compared = f"{kind.said(new)} on {CHOSEN_BY}, n = {new['n']}" + (
-            f", where the one in {models} had {kind.said(old)}" if old else ""
+        if hub.kind(target):
+            log(f"measuring {target} on {CHOSEN_BY}")
+            old = system.measure(target, root, CHOSEN_BY, limit, threads)
+        comparison = f"{system.summary(new)} on {CHOSEN_BY}, n = {new['n']}" + (
+            f", where the one in {models} had {system.summary(old)}" if old else ""
         )
-        if old is not None and kind.score(new) >= kind.score(old) and not force:
-            raise InputError(f"`run` must be better than '{place}', but has {compared}. Train on, or give --force.")
-        log(compared)
+        if old is not None and system.score(new) >= system.score(old) and not force:
+            raise InputError(f"`run` must be better than '{target}', but has {comparison}. Train on, or give --force.")
+        log(comparison)
         reports = [new]
-        for split in kind.splits:
-            if split != CHOSEN_BY and kind.has(root, split):
+        for split in system.splits:
+            if split != CHOSEN_BY and system.has_split(root, split):
                 log(f"measuring {run} on {split}")
-                reports.append(kind.measure(run, root, split, limit, threads))
-        return _put(run, place, mine, kind, reports, compared)
+                reports.append(system.measure(run, root, split, limit, threads))
+        _publish(run, target, measured_weights, system, reports, comparison)
+        return target
 
 
-def _put(run: Path, place: Path, mine: dict[str, str], kind: Kind, reports: Sequence[Report], compared: str) -> Path:
-    """Whole or not at all, and with these very weights."""
+def _publish(
+    run: Path,
+    target: Path,
+    measured_weights: dict[str, str],
+    system: Promotable,
+    reports: Sequence[Report],
+    comparison: str,
+) -> None:
+    """Write the folder `target`, whole or not at all. Raises MmdecError if the weights are no longer those measured."""
     path = run / "provenance.json"
     before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    with whole_folder(place) as fresh:
+    with whole_folder(target) as fresh:
         shutil.copytree(run, fresh, dirs_exist_ok=True, ignore=lambda folder, _: [CARD] if Path(folder) == run else [])
-        if weights(fresh) != mine:
+        if weights(fresh) != measured_weights:
             raise MmdecError(f"The weights in '{run}' changed while they were measured. Stop what writes there.")
         before.pop("compared", None)
-        text = {**before, "promoted": stamp(), "weights": mine, "chosen": compared, "measured": list(reports)}
-        written = json.dumps(text, indent=2, ensure_ascii=False, default=str)
-        (fresh / "provenance.json").write_text(written + "\n", encoding="utf-8")
-        facts = [*_facts(before), f"Chosen by {compared}."]
-        (fresh / CARD).write_text(kind.card(place.name, parameters(fresh), reports, facts), encoding="utf-8")
-    return place
+        provenance = {
+            **before,
+            "promoted": stamp(),
+            "weights": measured_weights,
+            "chosen": comparison,
+            "measured": list(reports),
+        }
+        text = json.dumps(provenance, indent=2, ensure_ascii=False, default=str)
+        (fresh / "provenance.json").write_text(text + "\n", encoding="utf-8")
+        card = render(
+            system.card, target.name, parameters(fresh), reports, [*_facts(before), f"Chosen by {comparison}."]
+        )
+        (fresh / CARD).write_text(card, encoding="utf-8")
 
 
-def _facts(before: Mapping[str, Any]) -> list[str]:
-    training = before.get("training") or {}
-    found = [f"Written on {before.get('date', 'an unknown day')} at commit {str(before.get('commit'))[:12]}."]
+def _facts(provenance: Mapping[str, Any]) -> list[str]:
+    """Lines about the training, from the run's provenance."""
+    training = provenance.get("training") or {}
+    facts = [f"Written on {provenance.get('date', 'an unknown day')} at commit {str(provenance.get('commit'))[:12]}."]
     if "step" in training:
-        found.append(f"The last stage had {training['step']} steps; `provenance.json` has its hyperparameters.")
+        facts.append(f"The last stage had {training['step']} steps; `provenance.json` has its hyperparameters.")
     start = (training.get("hyperparameters") or {}).get("start")
-    return [*found, f"It began from `{start}`."] if start else found
+    return [*facts, f"It began from `{start}`."] if start else facts
 
 
 def parameters(folder: Path) -> dict[str, int]:
-    """Numbers in each safetensors file of a folder, by its path there."""
-    found = {}
+    """The number of parameters in each safetensors file of a folder, by path in the folder."""
+    counts = {}
     for path in sorted(folder.rglob("*.safetensors")):
         try:
             with safe_open(path, framework="pt") as file:
@@ -173,11 +133,5 @@ def parameters(folder: Path) -> dict[str, int]:
             raise InputError(
                 f"`run` must hold sound safetensors, but '{path}' is none ({error}). Train again."
             ) from error
-        count = 0
-        for shape in shapes:
-            size = 1
-            for length in shape:
-                size *= length
-            count += size
-        found[path.relative_to(folder).as_posix()] = count
-    return found
+        counts[path.relative_to(folder).as_posix()] = sum(math.prod(shape) for shape in shapes)
+    return counts

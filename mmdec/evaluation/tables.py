@@ -1,4 +1,4 @@
-"""The report of an evaluation as a table for people. It formats; it computes nothing."""
+"""Reports of `mmdec eval` as tables for a terminal. Nothing is computed here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 
 
 def table(report: dict[str, Any]) -> Table:
-    """The report for people: one column a strategy."""
+    """A report of `evaluate_speech`: a column for each strategy."""
     strategies = report["strategies"]
     grid = Table(title=f"{report['model']} on {report['split']}, n = {report['n']}", title_justify="left")
     grid.add_column("")
@@ -25,7 +25,7 @@ def table(report: dict[str, Any]) -> Table:
         recordings = report["recordings"]
         notes.append(
             f"reference recordings: ASR-BLEU {recordings['asr_bleu']:.1f}, "
-            f"word errors of the judge {100 * recordings['judge_word_error_rate']:.1f} %; "
+            f"word errors of the recogniser {100 * recordings['judge_word_error_rate']:.1f} %; "
             f"noise {report['asr_bleu_noise']:.1f}"
         )
     machine = report["hardware"]
@@ -36,12 +36,12 @@ def table(report: dict[str, Any]) -> Table:
 
 
 def asr_table(report: dict[str, Any]) -> Table:
-    """A Whisper's report for people: one column a way of decoding."""
-    ways: dict[str, Any] = report["decoding"]
+    """A report of `evaluate_asr`: a column for each method of decoding."""
+    methods: dict[str, Any] = report["decoding"]
     title = f"{report['model']} on {report['split'] or 'the whole corpus'}, n = {report['n']}"
     grid = Table(title=title, title_justify="left")
     grid.add_column("")
-    for name in ways:
+    for name in methods:
         grid.add_column(name, justify="right")
     for label, key in _ASR_RATES:
         entry = report[key]
@@ -50,9 +50,9 @@ def asr_table(report: dict[str, Any]) -> Table:
             if "length" not in entry
             else f"{entry['substitutions']} S {entry['deletions']} D {entry['insertions']} I"
         )
-        grid.add_row(label, f"{_percent(key)(report)}\n{edits}".strip(), *[""] * (len(ways) - 1))
+        grid.add_row(label, f"{_percent(key)(report)}\n{edits}".strip(), *[""] * (len(methods) - 1))
     for label, show in _ASR_COSTS:
-        grid.add_row(label, *(show(cost) if cost else "-" for cost in ways.values()))
+        grid.add_row(label, *(show(cost) if cost else "-" for cost in methods.values()))
     notes = [f"normaliser: {report['normaliser']}, batch {report['batch_size']}"]
     if "speedup" in report:
         same, faster = report["identical"], report["speedup"]
@@ -64,7 +64,7 @@ def asr_table(report: dict[str, Any]) -> Table:
         f"{row['errors']} of {row['words']} wrong: {row['reference']!r} heard as {row['transcript']!r}"
         for row in report["worst"]
     ]
-    notes += [f"refused {name}: {why}" for name, why in report["refused"].items()]
+    notes += [f"refused {name}: {error}" for name, error in report["refused"].items()]
     machine = report["hardware"]
     notes.append(f"{machine['cpu']}, {machine['threads']} threads, torch {machine['versions']['torch']}")
     grid.caption, grid.caption_justify = escape("\n".join(notes)), "left"
@@ -112,11 +112,11 @@ def _stages(scores: dict[str, Any]) -> str:
 
 
 _LINES: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
-    ("exact sentences, any rendering, % [95 %]", _percent("exact")),
-    ("  of sentences with one rendering", _percent("exact_one_rendering")),
-    ("  of sentences with several", _percent("exact_several_renderings")),
-    ("phone errors, %, against the recorded rendering", _percent("phone_error_rate")),
-    ("  against the nearest rendering", _percent("phone_error_rate_nearest")),
+    ("exact sentences, any reference, % [95 %]", _percent("exact")),
+    ("  of sentences with one reference", _percent("exact_one_rendering")),
+    ("  of sentences with several references", _percent("exact_several_renderings")),
+    ("phone error rate, %, against the reference recording", _percent("phone_error_rate")),
+    ("  against the nearest reference", _percent("phone_error_rate_nearest")),
     ("BLEU, all references", _points("bleu")),
     ("chrF, all references", _points("chrf")),
     ("numbers, times and prices right, %", _number("all")),
@@ -127,32 +127,32 @@ _LINES: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("  over that of the reference recordings, %", _percent("asr_bleu_ratio")),
     ("  shuffled", _points("asr_bleu_shuffled")),
     ("refused recordings", lambda scores: str(len(scores["refused"])) if scores["refused"] else "-"),
-    ("milliseconds, median / 90 %", _stages),
-    ("seconds of work per second of source", lambda scores: _three(scores["real_time_factor"])),
+    ("milliseconds, median / 90th percentile", _stages),
+    ("real-time factor", lambda scores: _three(scores["real_time_factor"])),
 )
 
 _ASR_RATES = (
-    ("word errors, %, normalised [95 %]", "wer"),
-    ("character errors, %", "cer"),
-    ("word errors with case and marks, %", "wer_raw"),
-    ("character errors with case and marks, %", "cer_raw"),
+    ("word error rate, %, normalised [95 %]", "wer"),
+    ("character error rate, %", "cer"),
+    ("word error rate with case and punctuation, %", "wer_raw"),
+    ("character error rate with case and punctuation, %", "cer_raw"),
     ("exact transcripts, %, normalised", "exact"),
-    ("  with case and marks", "exact_raw"),
+    ("  with case and punctuation", "exact_raw"),
 )
 
 
-def _spent(stage: str) -> Callable[[dict[str, Any]], str]:
+def _seconds(stage: str) -> Callable[[dict[str, Any]], str]:
     return lambda cost: f"{cost['seconds'][stage]:.2f}"
 
 
 _ASR_COSTS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
-    ("seconds: features", _spent("features")),
-    ("  encoder", _spent("encoder")),
-    ("  decoder, drafter included", _spent("decoder")),
-    ("    drafter", _spent("drafter")),
-    ("  total", _spent("total")),
+    ("seconds: features", _seconds("features")),
+    ("  encoder", _seconds("encoder")),
+    ("  decoder, drafter included", _seconds("decoder")),
+    ("    drafter", _seconds("drafter")),
+    ("  total", _seconds("total")),
     ("decoder's share, %", lambda cost: f"{100 * cost['decoder_share']:.1f}"),
     ("decoder passes", lambda cost: str(cost["decoder_passes"])),
     ("tokens per round, bonus included", lambda cost: _two(cost["tokens_per_round"])),
-    ("seconds of work per second of sound", lambda cost: _three(cost["real_time_factor"])),
+    ("real-time factor", lambda cost: _three(cost["real_time_factor"])),
 )

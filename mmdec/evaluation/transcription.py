@@ -1,8 +1,8 @@
-"""Scores a Whisper on a split: word and character errors, and what its decoding costs with drafts and without.
+"""Scores a Whisper on a split: word and character error rate, and the cost of decoding with and without drafts.
 
-What is scored and timed is `mmdec.transcribe`; transformers' own loop gets the same features (`evaluation/harness.py`).
-`scorecard.asr_table(report)` shows the result to people. The corpus is in LibriSpeech's layout or a manifest:
-see `utterances.py`.
+`mmdec.transcribe` is scored and timed; transformers' own loop gets the same features (`harness_transcription.py`).
+`tables.asr_table(report)` prints the report. The corpus is in LibriSpeech's layout or a manifest: see
+`corpora/librispeech.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -21,7 +21,10 @@ from torch import Tensor
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import check_threads
 from mmdec.corpora.librispeech import Utterance, read_utterances
-from mmdec.evaluation.harness import Harness, Measurement, Method, has_heads
+from mmdec.corpora.tables import evenly_spaced
+from mmdec.evaluation.harness import Measurement, Method
+from mmdec.evaluation.harness_transcription import TranscriptionHarness, has_heads
+from mmdec.evaluation.log import Log, no_log
 from mmdec.generation.speculation import Nodes
 from mmdec.hub.whisper import DEFAULT_MODEL, Whisper, load_whisper
 from mmdec.metrics import text as metrics
@@ -35,13 +38,13 @@ EVERY = 50  # utterances between two lines of progress
 
 
 @dataclass(frozen=True)
-class Heard:
-    """One utterance and its transcript; empty where the recording was refused."""
+class Transcribed:
+    """One utterance and its transcript, which is empty if the recording was refused."""
 
     row: Utterance
     text: str
     seconds: float
-    identical: bool = True  # to transformers' own
+    identical: bool = True  # its tokens equal those of transformers' own loop
     error: str = ""
 
 
@@ -60,58 +63,46 @@ def evaluate_asr(
     device: str | None = None,
     threads: int = 2,
     worst: int = 10,
-    log: Callable[[str], None] | None = None,
+    log: Log = no_log,
 ) -> dict[str, Any]:
-    """Every figure as a JSON-ready dict.
+    """Score a Whisper; a JSON-ready report.
 
-    heads: a directory; None takes the model's own. Without heads the text is transformers' own, and there is no
-    speedup. plan: nodes of a draft, as `num_speculative_tokens` of `mmdec.speculate`. plain: decode with transformers'
-    own loop, too, each batch after the drafted run of the same batch, for the speedup and to compare the tokens.
-    language: None has it detected. limit: that many utterances, evenly spaced. worst: how many examples are listed.
-    A recording that `mmdec.transcribe` refuses counts as an empty transcript and is named. Sound of more than a window
-    (30 s) is decoded by itself, in transformers' long-form code.
+    heads: a directory; None takes the model's own. Without heads, transformers decodes, and there is no speedup. plan:
+    draft size, as `num_speculative_tokens` of `mmdec.speculate`. plain: also decode each batch with transformers' own
+    loop, right after mmdec's, for the speedup and to compare tokens. language: None detects it. limit: use this many
+    utterances, evenly spaced. worst: how many transcripts with most errors are listed.
+
+    A recording that `mmdec.transcribe` refuses counts as an empty transcript and is named. A recording of more than a
+    window (30 s) is decoded alone, by transformers' long-form code. Raises InputError.
     """
+    check_threads(threads)
     if limit is not None and limit < 1:
         raise InputError(f"`limit` must be at least 1, but is {limit}. Leave it out for the whole split.")
     if batch_size < 1:
         raise InputError(f"`batch_size` must be at least 1, but is {batch_size}. 1 decodes one by one.")
-    rows = spaced(read_utterances(os.fspath(corpus), split), limit)
-    check_threads(threads)
+    rows = evenly_spaced(read_utterances(os.fspath(corpus), split), limit)
     torch.set_num_threads(threads)
     whisper = model if isinstance(model, Whisper) else load_whisper(model, device)
-    harness = Harness(whisper, language, max_new_tokens)
     methods = _methods(whisper, heads, plan, plain)
-    say = log if log is not None else _silent
-    heard: list[Heard] = []
-    measured: dict[str, list[Measurement]] = {method.name: [] for method in methods}
-    for group in _batches(rows, batch_size):
-        _decode(harness, methods, group, heard, measured)
-        if len(heard) // EVERY > (len(heard) - len(group)) // EVERY or len(heard) == len(rows):
-            say(f"transcribed {len(heard)} of {len(rows)}")
+    harness = TranscriptionHarness(whisper, language, max_new_tokens)
+    transcribed, measured = _decode_all(harness, methods, rows, batch_size, log)
     normalise, name = normaliser(whisper.tokenizer, language)
     report: dict[str, Any] = {
         "model": whisper.directory.name if whisper.directory else "given",
         "split": split,
         "n": len(rows),
-        "source_seconds": sum(one.seconds for one in heard),
+        "source_seconds": sum(result.seconds for result in transcribed),
         "batch_size": batch_size,
         "language": language,
         "normaliser": name,
-        **_scores(heard, normalise),
-        "by_speaker": _by_speaker(heard, normalise),
-        "worst": _worst(heard, normalise, worst),
-        "refused": {one.row.path.name: one.error for one in heard if one.error},
-        "decoding": {method.name: _cost(measured[method.name], heard) for method in methods},
+        **_scores(transcribed, normalise),
+        "by_speaker": _by_speaker(transcribed, normalise),
+        "worst": _worst(transcribed, normalise, worst),
+        "refused": {result.row.path.name: result.error for result in transcribed if result.error},
+        "decoding": {method.name: _cost(measured[method.name], transcribed) for method in methods},
     }
     if len(methods) == 2:
-        ours, theirs = (measured[method.name] for method in methods)
-        kept = [one for one in heard if not one.error]
-        report["identical"] = {"count": sum(one.identical for one in kept), "n": len(kept)}
-        report["speedup"] = {
-            "what": "transformers' greedy seconds over ours, same batches in turn",
-            "decoder": _ratio(ours, theirs, lambda one: one.decoder),
-            "wall": _ratio(ours, theirs, lambda one: one.total),
-        }
+        report |= _speedup(transcribed, *(measured[method.name] for method in methods))
     network = whisper.model
     report["hardware"] = hardware(
         device=network.device, dtype=dtype_of(network), batch=batch_size, threads=torch.get_num_threads()
@@ -120,9 +111,11 @@ def evaluate_asr(
 
 
 def normaliser(tokenizer: Any, language: str | None) -> tuple[Callable[[str], str], str]:
-    """Whisper's own, and which it is: the English one spells British words and numbers alike ("twenty five", "25"),
-    as far as spellings came with the tokenizer (normalizer.json); the basic one drops case, marks and what is in
-    brackets."""
+    """Whisper's own normaliser for the language, and its name.
+
+    The English one writes numbers and British spellings in one way ("twenty five", "25"), if the tokenizer has the
+    spellings (normalizer.json). The basic one drops case, punctuation and bracketed text.
+    """
     if language is None or language.lower() not in ENGLISH:
         return tokenizer.basic_normalize, "basic"
     if tokenizer.english_spelling_normalizer is not None:
@@ -132,13 +125,6 @@ def normaliser(tokenizer: Any, language: str | None) -> tuple[Callable[[str], st
     return bare.normalize, "english, without British spellings"
 
 
-def spaced(rows: Sequence[Utterance], limit: int | None) -> list[Utterance]:
-    """`limit` rows, evenly spaced; all where there are no more."""
-    if limit is None or limit >= len(rows):
-        return list(rows)
-    return [rows[number * len(rows) // limit] for number in range(limit)]
-
-
 def _methods(whisper: Whisper, heads: str | os.PathLike[str] | None, plan: Nodes, plain: bool) -> list[Method]:
     if heads is None and not has_heads(whisper):
         return [Method.greedy()]
@@ -146,44 +132,67 @@ def _methods(whisper: Whisper, heads: str | os.PathLike[str] | None, plan: Nodes
     return [ours, Method.greedy()] if plain else [ours]
 
 
-def _batches(rows: Sequence[Utterance], size: int) -> Iterator[list[Utterance]]:
-    for start in range(0, len(rows), size):
-        yield list(rows[start : start + size])
+def _decode_all(
+    harness: TranscriptionHarness, methods: Sequence[Method], rows: Sequence[Utterance], batch_size: int, log: Log
+) -> tuple[list[Transcribed], dict[str, list[Measurement]]]:
+    """Each utterance's transcript by the first method, and the cost of each batch by method name."""
+    transcribed: list[Transcribed] = []
+    measured: dict[str, list[Measurement]] = {method.name: [] for method in methods}
+    for start in range(0, len(rows), batch_size):
+        before = len(transcribed)
+        _decode(harness, methods, rows[start : start + batch_size], transcribed, measured)
+        if len(transcribed) // EVERY > before // EVERY or len(transcribed) == len(rows):
+            log(f"transcribed {len(transcribed)} of {len(rows)}")
+    return transcribed, measured
 
 
 def _decode(
-    harness: Harness,
+    harness: TranscriptionHarness,
     methods: Sequence[Method],
-    group: Sequence[Utterance],
-    heard: list[Heard],
+    rows: Sequence[Utterance],
+    transcribed: list[Transcribed],
     measured: dict[str, list[Measurement]],
 ) -> None:
-    """One batch by all methods in turn; recordings of more than a window by themselves."""
-    sounds: list[tuple[Utterance, Tensor]] = []
-    for row in group:
+    """Decode one batch by all methods in turn; each recording of more than a window alone."""
+    recordings: list[tuple[Utterance, Tensor]] = []
+    for row in rows:
         try:
-            sounds.append((row, harness.read(row.path)))
+            recordings.append((row, harness.read(row.path)))
         except InputError as error:
-            heard.append(Heard(row, "", 0.0, error=str(error)))
-    short = [pair for pair in sounds if not harness.is_long(pair[1])]
-    for batch in [short, *([pair] for pair in sounds if harness.is_long(pair[1]))]:
+            transcribed.append(Transcribed(row, "", 0.0, error=str(error)))
+    short = [pair for pair in recordings if not harness.is_long(pair[1])]
+    for batch in [short, *([pair] for pair in recordings if harness.is_long(pair[1]))]:
         if not batch:
             continue
-        samples = [sound for _, sound in batch]
+        inputs = [samples for _, samples in batch]
         if not any(measured.values()):
             for method in methods:
-                harness.measure(samples, method)  # the first call pays for lazy set-up
-        results = [harness.measure(samples, method) for method in methods]
+                harness.measure(inputs, method)  # the first call includes lazy set-up
+        results = [harness.measure(inputs, method) for method in methods]
         for method, result in zip(methods, results, strict=True):
             measured[method.name].append(result)
         ours, theirs = results[0], results[-1]
-        for (row, sound), text, a, b in zip(batch, ours.texts, ours.tokens, theirs.tokens, strict=True):
-            heard.append(Heard(row, text, len(sound) / SAMPLE_RATE, identical=a == b))
+        for (row, samples), text, a, b in zip(batch, ours.texts, ours.tokens, theirs.tokens, strict=True):
+            transcribed.append(Transcribed(row, text, len(samples) / SAMPLE_RATE, identical=a == b))
 
 
-def _scores(heard: Sequence[Heard], normalise: Callable[[str], str]) -> dict[str, Any]:
-    plain = [(normalise(one.row.text), normalise(one.text)) for one in heard]
-    raw = [(" ".join(one.row.text.split()), " ".join(one.text.split())) for one in heard]
+def _speedup(
+    transcribed: Sequence[Transcribed], ours: Sequence[Measurement], theirs: Sequence[Measurement]
+) -> dict[str, Any]:
+    accepted = [result for result in transcribed if not result.error]
+    return {
+        "identical": {"count": sum(result.identical for result in accepted), "n": len(accepted)},
+        "speedup": {
+            "what": "transformers' greedy seconds over ours, same batches in turn",
+            "decoder": _ratio(ours, theirs, lambda measurement: measurement.decoder),
+            "wall": _ratio(ours, theirs, lambda measurement: measurement.total),
+        },
+    }
+
+
+def _scores(transcribed: Sequence[Transcribed], normalise: Callable[[str], str]) -> dict[str, Any]:
+    plain = [(normalise(result.row.text), normalise(result.text)) for result in transcribed]
+    raw = [(" ".join(result.row.text.split()), " ".join(result.text.split())) for result in transcribed]
     return {
         "wer": rate([word_edits(*pair) for pair in plain]),
         "cer": rate([character_edits(*pair) for pair in plain]),
@@ -194,61 +203,57 @@ def _scores(heard: Sequence[Heard], normalise: Callable[[str], str]) -> dict[str
     }
 
 
-def _by_speaker(heard: Sequence[Heard], normalise: Callable[[str], str]) -> dict[str, dict[str, Any]]:
+def _by_speaker(transcribed: Sequence[Transcribed], normalise: Callable[[str], str]) -> dict[str, dict[str, Any]]:
     edits: dict[str, list[Edits]] = defaultdict(list)
-    for one in heard:
-        edits[one.row.speaker].append(word_edits(normalise(one.row.text), normalise(one.text)))
-    return {speaker: {"n": len(found), "wer": rate(found)["value"]} for speaker, found in sorted(edits.items())}
+    for result in transcribed:
+        edits[result.row.speaker].append(word_edits(normalise(result.row.text), normalise(result.text)))
+    return {speaker: {"n": len(rows), "wer": rate(rows)["value"]} for speaker, rows in sorted(edits.items())}
 
 
-def _worst(heard: Sequence[Heard], normalise: Callable[[str], str], count: int) -> list[dict[str, Any]]:
-    """Those with most errors; of equals the shorter ones first."""
-    scored = [(word_edits(normalise(one.row.text), normalise(one.text)), one) for one in heard]
+def _worst(transcribed: Sequence[Transcribed], normalise: Callable[[str], str], count: int) -> list[dict[str, Any]]:
+    """Transcripts with most errors; of equally many, the shorter references first."""
+    scored = [(word_edits(normalise(result.row.text), normalise(result.text)), result) for result in transcribed]
     scored.sort(key=lambda pair: (-pair[0].errors, pair[0].length))
     return [
         {
-            "path": one.row.path.name,
-            "speaker": one.row.speaker,
+            "path": result.row.path.name,
+            "speaker": result.row.speaker,
             "errors": edits.errors,
             "words": edits.length,
-            "reference": one.row.text,
-            "transcript": one.text,
+            "reference": result.row.text,
+            "transcript": result.text,
         }
-        for edits, one in scored[:count]
+        for edits, result in scored[:count]
         if edits.errors
     ]
 
 
-def _cost(calls: Sequence[Measurement], heard: Sequence[Heard]) -> dict[str, Any]:
+def _cost(calls: Sequence[Measurement], transcribed: Sequence[Transcribed]) -> dict[str, Any]:
     """Seconds, passes and rounds of one method."""
     if not calls:
         return {}
-    total = sum(one.total for one in calls)
-    rounds, tokens = sum(one.rounds for one in calls), sum(one.drafted_tokens for one in calls)
-    latencies = [one.total for one in calls]
+    total = sum(call.total for call in calls)
+    rounds, tokens = sum(call.rounds for call in calls), sum(call.drafted_tokens for call in calls)
+    latencies = [call.total for call in calls]
     return {
         "seconds": {
-            "features": sum(one.features for one in calls),
-            "encoder": sum(one.encoder for one in calls),
-            "decoder": sum(one.decoder for one in calls),  # the drafter included
-            "drafter": sum(one.drafter for one in calls),
+            "features": sum(call.features for call in calls),
+            "encoder": sum(call.encoder for call in calls),
+            "decoder": sum(call.decoder for call in calls),  # the drafter included
+            "drafter": sum(call.drafter for call in calls),
             "total": total,  # reading included
         },
-        "decoder_share": sum(one.decoder for one in calls) / total,
-        "decoder_passes": sum(one.passes for one in calls),
-        "rounds": rounds,  # each row's, the prompt's left out
+        "decoder_share": sum(call.decoder for call in calls) / total,
+        "decoder_passes": sum(call.passes for call in calls),
+        "rounds": rounds,  # of all utterances, without passes over prompts
         "tokens_per_round": tokens / rounds if rounds else None,
         "latency": {"median": median(latencies), "p90": metrics.percentile(latencies, 0.9), "of": "a batch"},
-        "real_time_factor": total / sum(one.seconds for one in heard if not one.error),
+        "real_time_factor": total / sum(result.seconds for result in transcribed if not result.error),
     }
 
 
 def _ratio(
     ours: Sequence[Measurement], theirs: Sequence[Measurement], seconds: Callable[[Measurement], float]
 ) -> dict[str, float]:
-    value, low, high = ratio([seconds(one) for one in theirs], [seconds(one) for one in ours])
+    value, low, high = ratio([seconds(call) for call in theirs], [seconds(call) for call in ours])
     return {"value": value, "low": low, "high": high}
-
-
-def _silent(line: str) -> None:
-    """No progress lines."""

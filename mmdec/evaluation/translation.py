@@ -1,8 +1,8 @@
-"""Scores a speech translator on a split: text, phones, numbers, the judge's hearing, latency.
+"""Scores a speech translator on a split: text, phones, numbers, ASR-BLEU, latency.
 
-What is scored and timed is `mmdec.translate_speech`. `scorecard.table(report)` shows the result to people. The layout
-is that of CVSS and Common Voice: pass `common_voice` and `cvss` where the two are not `corpus`/cv/fr and
-`corpus`/cvss_c. References and alignments of our own are used where they are there.
+`mmdec.translate_speech` is scored and timed. `tables.table(report)` prints the report. The corpus has the layout of
+CVSS and Common Voice: pass `common_voice` and `cvss` if they are not `corpus`/cv/fr and `corpus`/cvss_c. Tables of
+several references and of alignments are used if the corpus has them.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from mmdec.checks.arguments import check_threads
-from mmdec.corpora.split import Utterance, read_split, read_table
+from mmdec.corpora.cvss import SpeechPair, read_pairs
+from mmdec.corpora.tables import evenly_spaced
+from mmdec.evaluation.asr_bleu import add_asr_bleu, build_recogniser, read_samples
+from mmdec.evaluation.log import Log, no_log
 from mmdec.metrics import text as metrics
-from mmdec.metrics.recogniser import SAMPLE_RATE, Recogniser
+from mmdec.metrics.recogniser import SAMPLE_RATE
 from mmdec.phonetics.lexicon import PAUSE, lower_case, read_lexicon
 from mmdec.types import InputError
 
 if TYPE_CHECKING:
     from mmdec.pipelines.translation.translator import SpeechTranslator
 
-COMPARED = ("lookahead", "autoregressive", "verified")  # of the translator's STRATEGIES, if none are named
-NOISES = 32  # utterances of white noise
-NOISE_LEVEL = 0.1  # of full scale
+COMPARED = ("lookahead", "autoregressive", "verified")  # the translator's STRATEGIES that are scored by default
 
 
 class Spoken(Protocol):
-    """What a translator gives for one recording: mmdec.Translation, or anything like it."""
+    """A translation of one recording: mmdec.Translation, or an object with these properties."""
 
     @property
     def text(self) -> str: ...
@@ -51,13 +52,13 @@ Translator = Callable[[Path, str], Spoken]  # (recording, strategy)
 
 @dataclass(frozen=True)
 class Output:
-    """One strategy's translation of one utterance; empty where the recording was refused."""
+    """One strategy's translation of one utterance, which is empty if the recording was refused."""
 
     text: str
     units: tuple[str, ...]
     audio: np.ndarray  # (T,) 16 kHz
     timings: dict[str, float]
-    seconds: float  # wav to wav
+    seconds: float  # wall clock, from the file to samples
     error: str = ""
 
 
@@ -74,36 +75,37 @@ def evaluate_speech(
     device: str | None = None,
     threads: int = 2,
     translator: Translator | None = None,
-    log: Callable[[str], None] | None = None,
+    log: Log = no_log,
 ) -> dict[str, Any]:
-    """Every figure as a JSON-ready dict. `limit` takes that many utterances, evenly spaced. The strategies take turns
-    on each recording, after one warm-up each. A recording that is refused counts as an empty translation and is named.
-    `translator` stands in for the model. `log` receives progress lines. Raises InputError for what cannot be scored.
+    """Score a speech translator; a JSON-ready report.
+
+    limit: use this many utterances, evenly spaced. asr: compute ASR-BLEU, too. translator: replaces the model. log:
+    gets lines of progress. The strategies run in turn on each recording, after one warm-up each. A recording that is
+    refused counts as an empty translation and is named. Raises InputError.
     """
     if limit is not None and limit < 1:
         raise InputError(f"`limit` must be at least 1, but is {limit}. Leave it out for the whole split.")
     check_threads(threads)
     if not strategies:
         raise InputError("`strategies` must name at least one strategy, but is empty. Use lookahead.")
-    say = log if log is not None else _silent
     root = Path(corpus)
     target = Path(cvss) if cvss is not None else root / "cvss_c"
     source = Path(common_voice) if common_voice is not None else root / "cv" / "fr"
-    rows, skipped = read_split(source, target, split, limit)
-    judge = _judge(root, target, say) if asr else None
+    usable, skipped = read_pairs(source, target, split, scoring=True)
+    rows = evenly_spaced(usable, limit)
+    lexicon = _lexicon(root)
+    recogniser = build_recogniser(target, lexicon, log) if asr else None
     if translator is not None:
         name, run, machine = "injected", translator, _machine(None, threads)
     else:
         name, run, machine = _translator(model, strategies, device, threads)
-    outputs = _translate(run, rows, strategies, say)
+    outputs = _translate_all(run, rows, strategies, log)
     seconds = [_seconds(row.clip) for row in rows]
-    lexicon = _lexicon(root)
-    references = [row.references for row in rows]
     report: dict[str, Any] = {
         "model": name,
         "split": split,
         "n": len(rows),
-        "skipped_rows": skipped,
+        "skipped_rows": skipped.names,
         "source_seconds": sum(seconds),
         "hardware": machine,
         "strategies": {
@@ -111,42 +113,17 @@ def evaluate_speech(
             for strategy in strategies
         },
     }
-    if judge is not None:
-        say("judging the reference recordings")
-        heard = [judge.transcribe(_sound(row.recording)) for row in rows]
-        best = metrics.asr_bleu(heard, references)
-        report["recordings"] = {
-            "asr_bleu": best.value,
-            "signature": best.signature,
-            "words_unknown_to_judge": list(judge.unknown),
-            "judge_word_error_rate": metrics.word_error_rate(heard, [row.translation for row in rows]),
-            "asr_bleu_shuffled": metrics.asr_bleu(shuffled(heard), references).value if len(rows) > 1 else None,
-        }
-        report["asr_bleu_noise"] = _noise_score(judge, rows)
-        for strategy in strategies:
-            say(f"judging {strategy}")
-            heard = [judge.transcribe(output.audio) for output in outputs[strategy]]
-            score = metrics.asr_bleu(heard, references).value
-            report["strategies"][strategy]["asr_bleu"] = score
-            report["strategies"][strategy]["asr_bleu_ratio"] = score / best.value if best.value else None
-            report["strategies"][strategy]["asr_bleu_shuffled"] = (
-                metrics.asr_bleu(shuffled(heard), references).value if len(rows) > 1 else None
-            )
+    if recogniser is not None:
+        add_asr_bleu(report, recogniser, rows, outputs, log)
     return report
 
 
-def shuffled(items: Sequence[str]) -> list[str]:
-    """A fixed order in which no item stays where it was; half the list away, since neighbours may say the same."""
-    half = max(1, len(items) // 2)
-    return [*items[half:], *items[:half]]
-
-
 def _text_scores(
-    rows: Sequence[Utterance], outputs: Sequence[Output], lexicon: metrics.Lexicon | None
+    rows: Sequence[SpeechPair], outputs: Sequence[Output], lexicon: metrics.Lexicon | None
 ) -> dict[str, Any]:
     texts, references = [output.text for output in outputs], [row.references for row in rows]
     right = metrics.exact(texts, references)
-    several = [len({metrics.normalise(text) for text in licensed}) > 1 for licensed in references]
+    several = [len({metrics.normalise(text) for text in accepted}) > 1 for accepted in references]
     bleu, chrf = metrics.bleu(texts, references), metrics.chrf(texts, references)
     scores: dict[str, Any] = {
         "exact": metrics.Rate(sum(right), len(right)).summary(),
@@ -159,10 +136,10 @@ def _text_scores(
         "phone_error_rate_nearest": None,
         "refused": {row.clip.name: output.error for row, output in zip(rows, outputs, strict=True) if output.error},
     }
-    pairs = [(output.units, row) for output, row in zip(outputs, rows, strict=True) if row.phones]
+    pairs = [(output.units, row) for output, row in zip(outputs, rows, strict=True) if row.units]
     if pairs:
         scores["phone_error_rate"] = {
-            "value": metrics.phone_error_rate([units for units, _ in pairs], [row.phones for _, row in pairs]),
+            "value": metrics.phone_error_rate([units for units, _ in pairs], [row.units for _, row in pairs]),
             "against": "the phones of the reference recording, pauses included",
             "n": len(pairs),
         }
@@ -171,12 +148,12 @@ def _text_scores(
     return scores
 
 
-def _nearest(pairs: Sequence[tuple[Sequence[str], Utterance]], lexicon: metrics.Lexicon) -> dict[str, Any]:
-    """Errors against the recording's own phones or, where fewer, the nearest rendering as the lexicon says it."""
-    errors = sum(metrics.nearest_phone_errors(units, row.phones, row.references, lexicon) for units, row in pairs)
+def _nearest(pairs: Sequence[tuple[Sequence[str], SpeechPair]], lexicon: metrics.Lexicon) -> dict[str, Any]:
+    """Phone errors against the recording or, if fewer, against the nearest reference as the lexicon pronounces it."""
+    errors = sum(metrics.nearest_phone_errors(units, row.units, row.references, lexicon) for units, row in pairs)
     return {
-        "value": errors / sum(phone != PAUSE for _, row in pairs for phone in row.phones),
-        "against": "the nearest licensed rendering, said as in the lexicon, pauses left out",
+        "value": errors / sum(phone != PAUSE for _, row in pairs for phone in row.units),
+        "against": "the nearest reference, pronounced as in the lexicon, pauses left out",
         "n": len(pairs),
     }
 
@@ -190,6 +167,7 @@ def _speed(outputs: Sequence[Output], seconds: Sequence[float]) -> dict[str, Any
     done = [(output, length) for output, length in zip(outputs, seconds, strict=True) if not output.error]
     if not done:
         return {"latency": {}, "real_time_factor": None}
+    lengths = [length for _, length in done]
     stages = [*done[0][0].timings, "wav to wav"]
     taken = [{**output.timings, "wav to wav": output.seconds} for output, _ in done]
     return {
@@ -198,44 +176,45 @@ def _speed(outputs: Sequence[Output], seconds: Sequence[float]) -> dict[str, Any
             for stage in stages
             for values in ([row.get(stage, 0.0) for row in taken],)
         },
-        "real_time_factor": metrics.real_time_factor([output.seconds for output, _ in done], [one for _, one in done]),
+        "real_time_factor": metrics.real_time_factor([output.seconds for output, _ in done], lengths),
     }
 
 
-def _translate(
-    run: Translator, rows: Sequence[Utterance], strategies: Sequence[str], say: Callable[[str], None]
+def _translate_all(
+    run: Translator, rows: Sequence[SpeechPair], strategies: Sequence[str], log: Log
 ) -> dict[str, list[Output]]:
     outputs: dict[str, list[Output]] = {strategy: [] for strategy in strategies}
     for strategy in strategies:
-        _one(run, rows[0].clip, strategy)  # the first call pays for lazy set-up
+        _translate(run, rows[0].clip, strategy)  # the first call includes lazy set-up
     for count, row in enumerate(rows, 1):
         for strategy in strategies:
-            outputs[strategy].append(_one(run, row.clip, strategy))
+            outputs[strategy].append(_translate(run, row.clip, strategy))
         if count % 50 == 0 or count == len(rows):
-            say(f"translated {count} of {len(rows)}")
+            log(f"translated {count} of {len(rows)}")
     return outputs
 
 
-def _one(run: Translator, clip: Path, strategy: str) -> Output:
-    from mmdec.runtime import Stopwatch  # takes torch with it
+def _translate(run: Translator, clip: Path, strategy: str) -> Output:
+    from mmdec.runtime import Stopwatch  # imports torch
 
-    stopwatch = Stopwatch()  # samples and texts come back on the CPU: nothing is left to wait for
+    stopwatch = Stopwatch()  # results come back on the CPU: no device to wait for
     try:
         spoken = run(clip, strategy)
     except InputError as error:
         return Output("", (), np.zeros(0, np.float32), {}, stopwatch.lap(), str(error))
-    taken = stopwatch.lap()
-    sound = spoken.audio
+    seconds = stopwatch.lap()
+    samples = spoken.audio
     if spoken.sample_rate != SAMPLE_RATE:
-        sound = _resampled(sound, spoken.sample_rate)
-    return Output(spoken.text, tuple(spoken.units), sound, dict(spoken.timings), taken)
+        samples = _resampled(samples, spoken.sample_rate)
+    return Output(spoken.text, tuple(spoken.units), samples, dict(spoken.timings), seconds)
 
 
 def _translator(
     model: str | os.PathLike[str] | None, strategies: Sequence[str], device: str | None, threads: int
 ) -> tuple[str, Translator, dict[str, Any]]:
-    """The model's name, the call that people make of it, and what it runs on."""
-    from mmdec.hub import DEFAULT_MODEL, load
+    """The model's name, the public call with it, and provenance."""
+    from mmdec.hub import DEFAULT_MODEL
+    from mmdec.pipelines.translation.load import load
     from mmdec.pipelines.translation.translate import translate_speech
     from mmdec.pipelines.translation.translator import check_strategy
 
@@ -250,7 +229,7 @@ def _translator(
 
 
 def _machine(translator: SpeechTranslator | None, threads: int) -> dict[str, Any]:
-    """Provenance; of a translator that stands in for the model only the machine is known."""
+    """Provenance; without a model, device and dtype are None."""
     from mmdec.provenance import hardware
     from mmdec.runtime import dtype_of
 
@@ -259,33 +238,9 @@ def _machine(translator: SpeechTranslator | None, threads: int) -> dict[str, Any
     return hardware(device=translator.device, dtype=dtype_of(translator.model), batch=1, threads=threads)
 
 
-def _judge(root: Path, cvss: Path, say: Callable[[str], None]) -> Recogniser:
-    training = cvss / "train.tsv"
-    if not training.is_file():
-        raise InputError(
-            f"`asr` needs the training text, but '{training}' does not exist. Pass asr=False to do without."
-        )
-    say("preparing the recogniser")
-    return Recogniser((line[1] for line in read_table(training) if len(line) > 1), _lexicon(root) or {})
-
-
-def _noise_score(judge: Recogniser, rows: Sequence[Utterance]) -> float:
-    """ASR-BLEU of white noise in place of the speech."""
-    some = rows[:NOISES]
-    draws = np.random.default_rng(0)
-    noises = [NOISE_LEVEL * draws.standard_normal(len(_sound(row.recording))) for row in some]
-    return metrics.asr_bleu([judge.transcribe(noise) for noise in noises], [row.references for row in some]).value
-
-
 def _lexicon(root: Path) -> dict[str, list[tuple[str, ...]]] | None:
     path = root / "lexicon.tsv"
     return lower_case(read_lexicon(path)) if path.is_file() else None
-
-
-def _sound(path: Path) -> np.ndarray:
-    from mmdec.audio import load_audio
-
-    return load_audio(path).numpy()
 
 
 def _resampled(samples: np.ndarray, rate: int) -> np.ndarray:
@@ -297,12 +252,8 @@ def _resampled(samples: np.ndarray, rate: int) -> np.ndarray:
 
 
 def _seconds(path: Path) -> float:
-    """Of a recording; 0 where it cannot be read, which its translation names."""
+    """Length of a recording; 0 if it cannot be read, which the translation reports."""
     try:
-        return len(_sound(path)) / SAMPLE_RATE
+        return len(read_samples(path)) / SAMPLE_RATE
     except InputError:
         return 0.0
-
-
-def _silent(line: str) -> None:
-    """No progress lines."""

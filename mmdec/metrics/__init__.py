@@ -1,1 +1,1 @@
-"""How good a text is: error rates, BLEU, an independent recogniser. No model of mmdec's own."""
+"""Scores of texts: error rates, BLEU, and an independent speech recogniser for ASR-BLEU."""

@@ -1,8 +1,8 @@
-"""A judge for ASR-BLEU that this project did not train: pocketsphinx, with its own US English acoustic model.
+"""A speech recogniser for ASR-BLEU that this project did not train: pocketsphinx with its US English acoustic model.
 
-Its language model is a trigram of the *training* translations, without case and punctuation; its dictionary is
-pocketsphinx's own, and only words missing there take pronunciations from our lexicon. Both are written to a temporary
-folder. Every utterance is recognised on its own: what came before leaves no trace.
+Its language model is a trigram of the *training* translations, without case and punctuation. Its dictionary is
+pocketsphinx's; words missing there take pronunciations from the corpus's lexicon. Each utterance is recognised
+independently of those before.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from mmdec.phonetics.ngram import NGram
 from mmdec.types import InputError
 
 SAMPLE_RATE = 16_000  # Hz, of the acoustic model
-SPELLED = {"ax": "AH", "axr": "ER"}  # phones of ours that the acoustic model spells otherwise; the rest: upper case
+SPELLED = {"ax": "AH", "axr": "ER"}  # lexicon phone -> the acoustic model's; all others differ by case only
 PHONES = frozenset(
     "AA AE AH AO AW AY B CH D DH EH ER EY F G HH IH IY JH K L M N NG OW OY P R S SH T TH UH UW V W Y Z ZH".split()  # noqa: SIM905
 )
 SETTINGS: Mapping[str, float] = {"lw": 6.5, "wip": 0.65}  # language weight, word insertion penalty; tuned on dev
-PEAK = 0.5  # of full scale, after levelling
+PEAK = 0.5  # of full scale; samples are scaled to it
 
 
 @final
@@ -41,7 +41,7 @@ class Recogniser:
         texts = [spoken_words(sentence) for sentence in sentences]
         model = NGram.build([text for text in texts if text])
         pronunciations = dictionary(model.vocabulary, lexicon, Path(get_model_path("en-us/cmudict-en-us.dict")))
-        self.unknown = tuple(sorted(model.vocabulary - pronunciations.keys()))  # words that it can never hear
+        self.unknown = tuple(sorted(model.vocabulary - pronunciations.keys()))  # words without a pronunciation
         with tempfile.TemporaryDirectory() as folder:
             words, grams = Path(folder) / "words.dict", Path(folder) / "words.arpa"
             lines = [
@@ -63,7 +63,7 @@ class Recogniser:
             self._decoder: Any = Decoder(config)
 
     def transcribe(self, samples: np.ndarray | Sequence[float], sample_rate: int = SAMPLE_RATE) -> str:
-        """Mono samples (T,) in [-1, 1] at 16 kHz -> words; "" where nothing is recognised."""
+        """Mono samples (T,) in [-1, 1] at 16 kHz to words; "" if nothing is recognised. Raises InputError."""
         if sample_rate != SAMPLE_RATE:
             raise InputError(f"`sample_rate` must be {SAMPLE_RATE} Hz, but is {sample_rate}. Resample the audio first.")
         signal = np.asarray(samples, dtype=np.float32)
@@ -76,30 +76,30 @@ class Recogniser:
         self._decoder.start_utt()
         self._decoder.process_raw(level.tobytes(), no_search=False, full_utt=True)
         self._decoder.end_utt()
-        found = self._decoder.hyp()
-        return found.hypstr if found is not None else ""
+        hypothesis = self._decoder.hyp()
+        return hypothesis.hypstr if hypothesis is not None else ""
 
 
 def spoken_words(text: str) -> list[str]:
-    """Lower-case words without punctuation; hyphenated ones apart, apostrophes kept."""
+    """Lower-case words without punctuation. Hyphens separate words; apostrophes are kept."""
     return [part for word in normalise_words(text) for part in word.split("-") if part]
 
 
 def dictionary(words: Iterable[str], lexicon: Lexicon, published: Path) -> dict[str, list[list[str]]]:
-    """Pronunciations in the acoustic model's phones: the published dictionary's, else ours. Words without any
-    are left out."""
+    """Pronunciations in the acoustic model's phones, from the published dictionary, else from the lexicon. Words
+    without a pronunciation are left out."""
     wanted = set(words)
-    found: dict[str, list[list[str]]] = {}
+    pronunciations: dict[str, list[list[str]]] = {}
     with published.open(encoding="utf-8") as file:
         for line in file:
             entry, *phones = line.split()
             word = entry.partition("(")[0]
             if word in wanted:
-                found.setdefault(word, []).append(phones)
-    for word in wanted - found.keys():
+                pronunciations.setdefault(word, []).append(phones)
+    for word in wanted - pronunciations.keys():
         sounds = [[phone for phone in variant if phone != PAUSE] for variant in lexicon.get(word, ())]
         spelled = [[SPELLED.get(phone, phone.upper()) for phone in variant] for variant in sounds]
-        usable = [phones for phones in spelled if phones and PHONES.issuperset(phones)]
-        if usable:
-            found[word] = usable
-    return found
+        valid = [phones for phones in spelled if phones and PHONES.issuperset(phones)]
+        if valid:
+            pronunciations[word] = valid
+    return pronunciations

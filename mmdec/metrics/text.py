@@ -1,7 +1,6 @@
-"""How good a translation is: errors, exact sentences, numbers, BLEU; text in, figures out. No audio and no model.
+"""Scores of translations: error rates, exact sentences, numbers, BLEU. Texts and phones in, figures out.
 
-Sentences may have several licensed renderings of different counts; a figure says what it compares with. jiwer and
-sacrebleu load on first use and belong to the extra `mmdec[eval]`.
+A sentence may have several references. jiwer and sacrebleu belong to the extra `mmdec[eval]` and load on first use.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ ORDINALS = (
 CLOCK = {"oclock", "noon", "midnight", "half", "quarter", "am", "pm"}
 MONEY = {"euro", "euros", "cent", "cents", "pound", "pounds", "dollar", "dollars", "franc", "francs", "percent"}
 SPOKEN_NUMBERS = {*CARDINALS.split(), *ORDINALS.split(), *CLOCK, *MONEY}
-INSIDE = {"and", "past", "to", "a", "minutes", "after", "before"}  # part of a span only between two of its words
+INSIDE = {"and", "past", "to", "a", "minutes", "after", "before"}  # in a span only between two number words
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Score:
-    """A corpus score, 0 to 100, and the signature that says how it was computed."""
+    """A corpus score from 0 to 100, and sacrebleu's signature: version and settings."""
 
     value: float
     signature: str
@@ -72,7 +71,7 @@ class Score:
 def normalise(text: str) -> str:
     """Lower case, no punctuation, single spaces: "It's half past two!" -> "its half past two".
 
-    An apostrophe vanishes, any other mark parts two words.
+    An apostrophe is deleted; any other punctuation becomes a space.
     """
     text = unicodedata.normalize("NFKC", text).lower()
     text = re.sub("['’]", "", text)
@@ -80,22 +79,22 @@ def normalise(text: str) -> str:
 
 
 def exact(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[bool]:
-    """Whether each hypothesis equals one of its references, both normalised."""
+    """For each hypothesis, whether it equals one of its references, both normalised."""
     _check_aligned(hypotheses, references)
     return [
-        normalise(hypothesis) in {normalise(text) for text in licensed}
-        for hypothesis, licensed in zip(hypotheses, references, strict=True)
+        normalise(hypothesis) in {normalise(text) for text in accepted}
+        for hypothesis, accepted in zip(hypotheses, references, strict=True)
     ]
 
 
 def word_error_rate(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Errors per reference word, over the corpus; both sides normalised."""
+    """Errors per reference word over the corpus; both sides are normalised."""
     _check_aligned(hypotheses, references)
     return _error_rate([normalise(text) for text in hypotheses], [normalise(text) for text in references])
 
 
 def phone_error_rate(hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> float:
-    """Errors per reference phone, over the corpus; pauses inside a sentence count as phones."""
+    """Errors per reference phone over the corpus; pauses inside a sentence count as phones."""
     _check_aligned(hypotheses, references)
     return _error_rate([" ".join(phones) for phones in hypotheses], [" ".join(phones) for phones in references])
 
@@ -106,39 +105,38 @@ def phone_distance(phones: Sequence[object], reference: Sequence[object]) -> int
 
 
 def closest_phone_errors(phones: Sequence[str], renderings: Sequence[str], lexicon: Lexicon) -> int | None:
-    """Edits between phones and the nearest pronunciation of the nearest rendering; None if a word is unknown in all.
+    """Edits between phones and the nearest pronunciation of the nearest reference, pauses left out.
 
-    Each word takes any of its pronunciations; a pause may stand between two words or not.
+    Each word takes any of its pronunciations. None if each reference has a word that the lexicon lacks.
     """
     phones = [phone for phone in phones if phone != PAUSE]
-    found = [_sausage_distance(phones, normalise_words(text), lexicon) for text in renderings]
-    known = [distance for distance in found if distance is not None]
-    return min(known) if known else None
+    distances = [_confusion_network_distance(phones, normalise_words(text), lexicon) for text in renderings]
+    return min((distance for distance in distances if distance is not None), default=None)
 
 
 def nearest_phone_errors(
     phones: Sequence[str], recorded: Sequence[str], renderings: Sequence[str], lexicon: Lexicon
 ) -> int:
-    """Edits between phones and what was recorded or, where fewer, any licensed rendering; pauses are left out.
+    """Edits between phones and those of the recording or, if fewer, of any reference; pauses are left out.
 
-    `lexicon` is in lower case.
+    lexicon: in lower case.
     """
-    said, meant = ([phone for phone in row if phone != PAUSE] for row in (phones, recorded))
-    own = phone_distance(said, meant)
-    other = closest_phone_errors(said, renderings, lexicon) if own else 0
+    spoken, expected = ([phone for phone in row if phone != PAUSE] for row in (phones, recorded))
+    own = phone_distance(spoken, expected)
+    other = closest_phone_errors(spoken, renderings, lexicon) if own else 0
     return own if other is None else min(own, other)
 
 
 def normalise_words(text: str) -> list[str]:
-    """The words as a lexicon spells them: lower case, apostrophes and hyphens inside kept."""
+    """Words as the lexicon spells them: lower case, with apostrophes and hyphens inside a word."""
     return re.findall(r"[^\W_]+(?:['\-.][^\W_]+)*", text.replace("’", "'").lower())
 
 
 def number_spans(text: str) -> list[str]:
-    """Numbers, times and prices as they are spoken: "Ten euros at half past two" -> ["ten euros", "half past two"].
+    """Spoken numbers, times and prices: "Ten euros at half past two" -> ["ten euros", "half past two"].
 
-    A span is a longest run of number words, whatever the punctuation; "and", "past", "to" belong to it only between two
-    of them.
+    A span is a longest run of number words; punctuation is ignored. "and", "past", "to" and others in INSIDE belong to
+    it only between two number words.
     """
     spans: list[str] = []
     span: list[str] = []
@@ -156,7 +154,7 @@ def number_spans(text: str) -> list[str]:
 
 
 def span_kind(span: str) -> str:
-    """ "times", "prices" or "numbers"."""
+    """The kind of a span: "times", "prices" or "numbers"."""
     words = set(span.split())
     if words & MONEY:
         return "prices"
@@ -164,40 +162,40 @@ def span_kind(span: str) -> str:
 
 
 def number_accuracy(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, Rate]:
-    """Of the sentences with a number, time or price in a reference: how many hypotheses carry the same spans as one
-    of the references, as a multiset. Keys: all, numbers, times, prices."""
+    """Among sentences with a number, time or price in a reference: how many hypotheses have the same spans, as a
+    multiset, as one of the references. Keys: all, numbers, times, prices."""
     _check_aligned(hypotheses, references)
     right: Counter[str] = Counter()
     total: Counter[str] = Counter()
-    for hypothesis, licensed in zip(hypotheses, references, strict=True):
-        wanted = [Counter(number_spans(text)) for text in licensed]
-        kinds = {span_kind(span) for spans in wanted for span in spans}
-        found = Counter(number_spans(hypothesis)) in wanted
+    for hypothesis, accepted in zip(hypotheses, references, strict=True):
+        expected = [Counter(number_spans(text)) for text in accepted]
+        kinds = {span_kind(span) for spans in expected for span in spans}
+        equal = Counter(number_spans(hypothesis)) in expected
         for kind in {*kinds, "all"} if kinds else ():
             total[kind] += 1
-            right[kind] += found
+            right[kind] += equal
     return {kind: Rate(right[kind], total[kind]) for kind in ("all", "numbers", "times", "prices")}
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
-    """Corpus BLEU against all references of each sentence, whose counts may differ. Text goes in as it is."""
+    """Corpus BLEU against all references; their number may differ by sentence. Texts are not normalised."""
     return _corpus_score(extra("sacrebleu").BLEU(), hypotheses, references)
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
-    """Corpus chrF against all references of each sentence."""
+    """Corpus chrF against all references."""
     return _corpus_score(extra("sacrebleu").CHRF(), hypotheses, references)
 
 
 def asr_bleu(transcripts: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
-    """BLEU of a recogniser's transcripts, both sides lower-cased without punctuation. An empty transcript counts."""
+    """BLEU of a recogniser's transcripts; both sides are normalised. Empty transcripts count as wrong."""
     return bleu(
-        [normalise(text) for text in transcripts], [[normalise(text) for text in licensed] for licensed in references]
+        [normalise(text) for text in transcripts], [[normalise(text) for text in accepted] for accepted in references]
     )
 
 
 def real_time_factor(seconds_taken: Sequence[float], seconds_audio: Sequence[float]) -> float:
-    """Seconds of work per second of source audio, over the corpus."""
+    """Seconds of computation per second of source audio, over the corpus."""
     _check_aligned(seconds_taken, seconds_audio)
     if sum(seconds_audio) <= 0:
         raise InputError(f"`seconds_audio` must sum to more than 0, but sums to {sum(seconds_audio)}. Check the audio.")
@@ -205,18 +203,18 @@ def real_time_factor(seconds_taken: Sequence[float], seconds_audio: Sequence[flo
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of the values lie, interpolated between neighbours."""
+    """The value below which the `share` (0 to 1) of the values lie, linearly interpolated; NaN for no values."""
     ordered = sorted(values)
     if not ordered:
         return math.nan
-    place = share * (len(ordered) - 1)
-    low = int(place)
+    position = share * (len(ordered) - 1)
+    low = int(position)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
 
-def _sausage_distance(phones: Sequence[str], words: Sequence[str], lexicon: Lexicon) -> int | None:
-    """Levenshtein distance from phones to a chain of words with alternative pronunciations."""
+def _confusion_network_distance(phones: Sequence[str], words: Sequence[str], lexicon: Lexicon) -> int | None:
+    """Levenshtein distance from phones to a chain of words with alternative pronunciations; None if a word has none."""
     row = list(range(len(phones) + 1))
     for word in words:
         variants = [[phone for phone in sounds if phone != PAUSE] for sounds in _pronunciations(word, lexicon)]
@@ -227,10 +225,11 @@ def _sausage_distance(phones: Sequence[str], words: Sequence[str], lexicon: Lexi
 
 
 def _advance(row: list[int], phones: Sequence[object], pronunciation: Sequence[object]) -> list[int]:
+    """Levenshtein's row of distances after the phones of a pronunciation."""
     for phone in pronunciation:
         following = [row[0] + 1]
-        for place, heard in enumerate(phones):
-            following.append(min(row[place] + (heard != phone), row[place + 1] + 1, following[place] + 1))
+        for index, other in enumerate(phones):
+            following.append(min(row[index] + (other != phone), row[index + 1] + 1, following[index] + 1))
         row = following
     return row
 
@@ -252,11 +251,11 @@ def _error_rate(hypotheses: Sequence[str], references: Sequence[str]) -> float:
 
 def _corpus_score(metric: Any, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
     _check_aligned(hypotheses, references)
-    if any(not licensed for licensed in references) or not references:
+    if any(not accepted for accepted in references) or not references:
         raise InputError("`references` must hold at least one text for each sentence, but lack some. Leave them out.")
-    most = max(len(licensed) for licensed in references)
-    # sacrebleu wants one list for each rank of reference, with None where a sentence has no more
-    columns = [[licensed[rank] if rank < len(licensed) else None for licensed in references] for rank in range(most)]
+    most = max(len(accepted) for accepted in references)
+    # sacrebleu takes one list for each rank of reference, with None for sentences with fewer references
+    columns = [[accepted[rank] if rank < len(accepted) else None for accepted in references] for rank in range(most)]
     score = metric.corpus_score(list(hypotheses), columns)
     return Score(float(score.score), str(metric.get_signature()))
 

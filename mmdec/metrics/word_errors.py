@@ -1,7 +1,7 @@
-"""Word and character errors of transcripts, with intervals. Text in, figures out; jiwer aligns (extra `mmdec[eval]`).
+"""Word and character error rates of transcripts, with intervals. jiwer aligns them (extra `mmdec[eval]`).
 
-A corpus's rate is a ratio of sums: errors over the reference's words. Its 95 % interval is the percentile bootstrap
-over utterances (Bisani and Ney, ICASSP 2004), for the words of one are not independent.
+A corpus's rate is a ratio of sums: errors over reference words. Its 95 % interval is the percentile bootstrap over
+utterances (Bisani and Ney, ICASSP 2004), since words of one utterance are not independent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Edits:
-    """What turns a reference into a hypothesis."""
+    """The edits that turn a reference into a hypothesis."""
 
     substitutions: int
     deletions: int  # of the reference
@@ -34,32 +34,32 @@ class Edits:
 
 
 def word_edits(reference: str, hypothesis: str) -> Edits:
-    """Fewest edits between two texts, word by word as blanks part them. The texts are compared as they are."""
+    """The fewest word edits between two texts, split at white space and not normalised."""
     return _edits("process_words", " ".join(reference.split()), " ".join(hypothesis.split()), str.split)
 
 
 def character_edits(reference: str, hypothesis: str) -> Edits:
-    """Fewest edits between two texts, blanks between words included."""
+    """The fewest character edits between two texts, spaces between words included."""
     return _edits("process_characters", " ".join(reference.split()), " ".join(hypothesis.split()), list)
 
 
 def rate(edits: Sequence[Edits]) -> dict[str, float | int | None]:
-    """A JSON object over utterances: value, low, high, substitutions, deletions, insertions, length. The rate is null
-    where the references are empty."""
-    value, low, high = ratio([one.errors for one in edits], [one.length for one in edits])
+    """The error rate over utterances, a JSON object: value, low, high, substitutions, deletions, insertions, length.
+    value, low and high are None if all references are empty."""
+    value, low, high = ratio([edit.errors for edit in edits], [edit.length for edit in edits])
     return {
-        "value": _known(value),
-        "low": _known(low),
-        "high": _known(high),
-        "substitutions": sum(one.substitutions for one in edits),
-        "deletions": sum(one.deletions for one in edits),
-        "insertions": sum(one.insertions for one in edits),
-        "length": sum(one.length for one in edits),
+        "value": _none_if_nan(value),
+        "low": _none_if_nan(low),
+        "high": _none_if_nan(high),
+        "substitutions": sum(edit.substitutions for edit in edits),
+        "deletions": sum(edit.deletions for edit in edits),
+        "insertions": sum(edit.insertions for edit in edits),
+        "length": sum(edit.length for edit in edits),
     }
 
 
 def ratio(tops: Sequence[float], bottoms: Sequence[float]) -> tuple[float, float, float]:
-    """Sum over sum, and its 95 % interval where the pairs are drawn anew. NaN where the bottoms sum up to nothing."""
+    """The ratio of two sums, and its 95 % bootstrap interval over pairs; NaN if `bottoms` sum to 0."""
     top, bottom = np.asarray(tops, np.float64), np.asarray(bottoms, np.float64)
     if bottom.sum() <= 0:
         return math.nan, math.nan, math.nan
@@ -71,11 +71,11 @@ def ratio(tops: Sequence[float], bottoms: Sequence[float]) -> tuple[float, float
 
 
 def _edits(process: str, reference: str, hypothesis: str, parts: Any) -> Edits:
-    if not reference:  # jiwer has no rate for it
+    if not reference:  # jiwer refuses it
         return Edits(0, 0, len(parts(hypothesis)), 0)
-    found = getattr(extra("jiwer"), process)(reference, hypothesis)
-    return Edits(found.substitutions, found.deletions, found.insertions, len(parts(reference)))
+    alignment = getattr(extra("jiwer"), process)(reference, hypothesis)
+    return Edits(alignment.substitutions, alignment.deletions, alignment.insertions, len(parts(reference)))
 
 
-def _known(value: float) -> float | None:
+def _none_if_nan(value: float) -> float | None:
     return None if math.isnan(value) else value

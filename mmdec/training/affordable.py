@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdec.audio import load_audio
-from mmdec.corpora.cvss import Row, read_rows
+from mmdec.corpora.cvss import SpeechPair, read_pairs
 from mmdec.training.daspeech.acoustic_data import EnglishSpeech
 from mmdec.training.daspeech.acoustic_targets import acoustic_targets
 from mmdec.training.daspeech.corpus import FeatureStore, extract
@@ -22,7 +22,7 @@ def affordable_rows(data: dict[str, Any], time: Allowance, acoustic: bool) -> in
     data: the options of `SpeechTranslationData`. acoustic: whether the English half is needed, too.
     """
     common_voice, cvss = Path(data["common_voice"]), Path(data["cvss"])
-    rows, _ = read_rows(common_voice, cvss, "train")
+    rows, _ = read_pairs(common_voice, cvss, "train")
     heard = FeatureStore.ready(cvss.parent / "cache" / "train", [row.clip for row in rows])
     spoken = not acoustic or EnglishSpeech.ready(cvss, "train")
     if heard and spoken:
@@ -38,8 +38,8 @@ def affordable_rows(data: dict[str, Any], time: Allowance, acoustic: bool) -> in
     return None if most >= len(rows) else max(most, min(len(rows), 2 * SAMPLE))
 
 
-def _spoken(row: Row) -> int:
+def _spoken(row: SpeechPair) -> int:
     try:
-        return len(acoustic_targets(load_audio(row.wav), list(row.phones)).mel)
+        return len(acoustic_targets(load_audio(row.recording), row.alignment).mel)
     except InputError:  # counted, and named, where the features are made
         return 0

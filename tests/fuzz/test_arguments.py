@@ -25,9 +25,9 @@ from typer.testing import CliRunner
 
 import mmdec
 from mmdec import cli
-from mmdec.hub import load
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import load_whisper
+from mmdec.pipelines.translation.load import load
 from mmdec.types import MmdecError
 from tests.conftest import RATE, buzz
 from tests.fuzz.odd_values import FRESH, PLAIN, WORDS
@@ -79,6 +79,9 @@ def doors(folder: Path) -> dict[str, Door]:
     options = (*numbers, "top_p", "repetition_penalty", "stop_strings", "logits_processor", "stopping_criteria")
     options = (*options, "return_dict_in_generate", "num_beams", "num_return_sequences", "nonsense")
     speech = {"audio": sound, "sample_rate": RATE}
+    heard = ("processor", "timestamps", "language", "task", "prompt", "batch_size", "rule", "num_speculative_tokens")
+    heard = (*heard, "device", "threads", "progress", "logprob_threshold", "no_speech_threshold")
+    heard = (*heard, "prompt_condition_type", "compression_ratio_threshold", "condition_on_prev_tokens")
     sounds = {"audio": (folder / "sound.wav", [sound, sound], sound), "model": models, "threads": (1, 2)}
 
     def generate(**given: Any) -> Any:
@@ -103,12 +106,7 @@ def doors(folder: Path) -> dict[str, Door]:
         "transcribe": Door(
             mmdec.transcribe,
             lambda: {**speech, "model": whisper, "drafter": "lookup", "max_new_tokens": 4},
-            (
-                *("processor", "timestamps", "language", "task", "prompt", "batch_size", "rule"),
-                *("num_speculative_tokens", "device", "threads", "progress", "logprob_threshold"),
-                *("no_speech_threshold", "prompt_condition_type", "compression_ratio_threshold"),
-                *("condition_on_prev_tokens", *options),
-            ),
+            (*heard, *options),
             {**sounds, **drafting, **numbers, "timestamps": ("word", "segment"), "processor": (whisper.processor,)},
         ),
         "generate": Door(

@@ -55,7 +55,7 @@ def test_threads_come_back() -> None:
     with with_threads(before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
-    with pytest.raises(InputError, match="`threads` must be at least 1"), with_threads(0):
+    with pytest.raises(InputError, match="`threads` must be a whole number from 1"), with_threads(0):
         pass
 
 

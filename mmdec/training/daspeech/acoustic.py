@@ -53,7 +53,7 @@ class AcousticData(LightningDataModule):
     @cached_property
     def units(self) -> list[str]:
         """The vocabulary: the special units, then the training split's phones."""
-        return spoken_vocabulary(self.root / "train.alignment.tsv")
+        return spoken_vocabulary(self.root, "train")
 
     def prepare_data(self) -> None:
         """The caches, once for all ranks."""

@@ -16,11 +16,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from mmdec.audio import LOG_FLOOR, MELS, load_audio
-from mmdec.corpora.cvss import SPECIALS, BadRows
-from mmdec.corpora.split import read_table
+from mmdec.corpora.alignment import parse_alignment, phone_names
+from mmdec.corpora.cvss import SPECIALS, BadRows, holds_samples, read_alignments, read_translations
 from mmdec.nn.fastspeech2 import AcousticBatch
-from mmdec.phonetics.lexicon import spoken
-from mmdec.training.daspeech.acoustic_targets import acoustic_targets, parse_alignment
+from mmdec.training.daspeech.acoustic_targets import acoustic_targets
 from mmdec.types import InputError
 
 _PAUSE_FRAMES = 12  # between two joined items
@@ -184,49 +183,32 @@ class EpochItems:
         return len(self.batches)
 
 
-def spoken_vocabulary(alignments: Path) -> list[str]:
-    """The special units, then the phones of a `{split}.alignment.tsv` in alphabetical order."""
-    if not alignments.is_file():
-        raise InputError(f"`root` must hold {alignments.name}, but '{alignments}' does not exist. Build the corpus.")
-    phones: set[str] = set()
-    for _, line in _pairs(alignments):
-        names = [item.rpartition(":")[0] for item in line.split()]
-        phones |= set(names[spoken(names)])
+def spoken_vocabulary(root: Path, split: str) -> list[str]:
+    """The special units, then the phones of a split's alignments in alphabetical order."""
+    phones = {phone for alignment in read_alignments(root, split).values() for phone in phone_names(alignment)}
     return [*SPECIALS, *sorted(phones)]
 
 
 def _distinct(root: Path, split: str, limit: int | None) -> tuple[list[tuple[str, str, str]], BadRows]:
-    """(path, translation, alignment) of the first recording of each rendering, in the order of the table."""
+    """(name, translation, alignment) of the first recording of each translation with the same phones."""
     bad = BadRows()
-    table, alignments = root / f"{split}.tsv", root / f"{split}.alignment.tsv"
-    for path in (table, alignments):
-        if not path.is_file():
-            raise InputError(
-                f"`root` must hold {path.name}, but '{path}' does not exist. Build the corpus, or check the path."
-            )
-    aligned = dict(_pairs(alignments))
+    translations, alignments = read_translations(root, split), read_alignments(root, split)
     rows: list[tuple[str, str, str]] = []
     seen: set[tuple[str, str]] = set()
-    for name, text in _pairs(table):
+    for name, text in translations:
         if limit is not None and len(rows) >= limit:
             break
-        wav = root / split / f"{name}.wav"
-        alignment = aligned.get(name, "")
+        alignment = alignments.get(name, "")
         key = (text, " ".join(item.rpartition(":")[0] for item in alignment.split()))
-        if not alignment:
+        if not text.strip():
+            bad.add("no translation", name)
+        elif not alignment:
             bad.add("no alignment", name)
         elif key in seen:
             continue
-        elif not wav.is_file() or wav.stat().st_size <= 44:
+        elif not holds_samples(root / split / f"{name}.wav"):
             bad.add("target recording missing or empty", name)
         else:
             seen.add(key)
             rows.append((name, text, alignment))
     return rows, bad
-
-
-def _pairs(path: Path) -> Iterator[tuple[str, str]]:
-    """The first two columns of a table without a header."""
-    for columns in read_table(path):
-        if len(columns) >= 2:
-            yield columns[0], columns[1]

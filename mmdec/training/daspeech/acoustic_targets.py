@@ -31,28 +31,6 @@ class AcousticTargets:
     first_frame: int  # of the recording: frame f of `mel` is centred on its sample 256 (first_frame + f)
 
 
-def parse_alignment(text: str) -> list[tuple[str, float]]:
-    """ "pau:0.224 w:0.262" -> [("pau", 0.224), ("w", 0.262)]; the ends must not decrease."""
-    pairs = []
-    last = 0.0
-    for item in text.split():
-        phone, _, end = item.rpartition(":")
-        try:
-            second = float(end)
-        except ValueError:
-            second = -1.0
-        if not phone or second < last:
-            raise InputError(
-                f"`alignment` must list phone:end with ends in rising seconds, but has {item!r} after {last:g}. "
-                "Write the file again."
-            )
-        last = second
-        pairs.append((phone, second))
-    if not pairs:
-        raise InputError("`alignment` must hold at least one phone, but is empty. Leave the row out.")
-    return pairs
-
-
 def acoustic_targets(samples: Tensor, phones_with_ends: Sequence[tuple[str, float]]) -> AcousticTargets:
     """16 kHz samples (T,) and [(phone, end in seconds), ...] -> `AcousticTargets`.
 

@@ -20,12 +20,14 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 import mmdec.training.lightning_leaves  # noqa: F401
-from mmdec import audio, hub
-from mmdec.corpora.split import Utterance, read_split
+from mmdec import audio
+from mmdec.corpora.cvss import SpeechPair, read_pairs
+from mmdec.corpora.tables import evenly_spaced
 from mmdec.metrics import text as metrics
 from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.ops.dag_decode import decode_lattice
 from mmdec.phonetics.lexicon import PAUSE, lower_case, read_lexicon
+from mmdec.pipelines.translation.load import load
 from mmdec.training.daspeech.corpus import SpeechTranslationData
 from mmdec.training.daspeech.export import load_module, newest
 from mmdec.training.daspeech.module import DASpeechModule
@@ -37,7 +39,7 @@ def phone_errors(model: Path, data: dict[str, Any]) -> float:
     `data` are the options of `SpeechTranslationData`: the rows, and how they are cut, are those of the recipe.
     """
     if model.is_dir():
-        translator = hub.load(model, "cpu")
+        translator = load(model, "cpu")
         module = DASpeechModule(list(translator.units), size="small")
         module.network = translator.model
         module.config = translator.model.config
@@ -66,7 +68,7 @@ def validate(module: LightningModule, data: LightningDataModule) -> Mapping[str,
 
 @torch.inference_mode()
 def nearest_errors(
-    module: DASpeechModule, rows: Sequence[Utterance], lexicon: metrics.Lexicon
+    module: DASpeechModule, rows: Sequence[SpeechPair], lexicon: metrics.Lexicon
 ) -> dict[str, dict[str, float]]:
     """For each decoder the phone error rate against the nearest licensed rendering, and the share without an error.
 
@@ -83,8 +85,8 @@ def nearest_errors(
         found = {"dag": path.tokens[0].tolist(), "ar": network.ar.generate(states, sizes, int(lattice.lengths[0]))[0]}
         for name, tokens in found.items():
             said = [units[token] for token in tokens if token not in (-1, BOS, PAD, EOS)]
-            errors[name].append(metrics.nearest_phone_errors(said, row.phones, row.references, lexicon))
-    total = sum(phone != PAUSE for row in rows for phone in row.phones)
+            errors[name].append(metrics.nearest_phone_errors(said, row.units, row.references, lexicon))
+    total = sum(phone != PAUSE for row in rows for phone in row.units)
     return {
         name: {"phone_error_rate": sum(found) / total, "exact": sum(not count for count in found) / len(found)}
         for name, found in errors.items()
@@ -99,7 +101,8 @@ def main() -> None:
     parser.add_argument("--split", default="dev")
     parser.add_argument("--limit", type=int, default=200, help="rows, evenly spaced")
     options = parser.parse_args()
-    rows, _ = read_split(options.corpus / "cv" / "fr", options.corpus / "cvss_c", options.split, options.limit)
+    usable, _ = read_pairs(options.corpus / "cv" / "fr", options.corpus / "cvss_c", options.split, scoring=True)
+    rows = evenly_spaced(usable, options.limit)
     lexicon = lower_case(read_lexicon(options.corpus / "lexicon.tsv"))
     for folder in options.folders:
         module, step = load_module(newest(folder, 1))

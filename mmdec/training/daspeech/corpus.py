@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from mmdec import audio
-from mmdec.corpora.cvss import BadRows, Row, canonical, normalise, read_rows, vocabulary
+from mmdec.corpora.cvss import BadRows, SpeechPair, canonical, normalise, read_pairs, vocabulary
 from mmdec.hub.processes import end_with_parent
 from mmdec.nn.dag_decoder import BOS, EOS, PAD, UNK
 from mmdec.nn.fastspeech2 import AcousticBatch
@@ -151,7 +151,7 @@ class SpeechDataset(Dataset[Item]):
 
     def __init__(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[SpeechPair],
         store: FeatureStore,
         places: Sequence[int],
         units: Sequence[str],
@@ -290,7 +290,7 @@ class SpeechTranslationData(LightningDataModule):
     def units(self) -> list[str]:
         """The vocabulary: that of the training split's alignments."""
         if self._units is None:
-            rows, _ = read_rows(self.common_voice, self.cvss, "train")
+            rows, _ = read_pairs(self.common_voice, self.cvss, "train")
             self._units = vocabulary(rows)
         return self._units
 
@@ -300,27 +300,27 @@ class SpeechTranslationData(LightningDataModule):
             self._dataset(split, BadRows())
 
     def _dataset(self, split: str, bad: BadRows, limit: int | None = None) -> SpeechDataset:
-        rows, missing = read_rows(self.common_voice, self.cvss, split)
+        rows, missing = read_pairs(self.common_voice, self.cvss, split)
         most = self.limit if split == "train" else None
         rows = rows[:most]
         store = FeatureStore(self.cvss.parent / "cache" / split, [row.clip for row in rows], self.jobs)
-        place = {row.path: number for number, row in enumerate(rows)}
+        place = {row.name: number for number, row in enumerate(rows)}
         if self.rendering == "canonical":
             rows = canonical(rows)
         english = EnglishSpeech(self.cvss, split, most) if self.acoustic else None
         spoken = english.by_key() if english is not None else None
         kept = []
         for row in rows:
-            frames = int(store.lengths[place[row.path]])
+            frames = int(store.lengths[place[row.name]])
             vertices = max(int(self.upsample * frames), self.min_vertices)
             if frames == 0:
-                bad.add(f"source recording unusable: {store.reasons.get(row.path, '')}", row.path)
+                bad.add(f"source recording unusable: {store.reasons.get(row.name, '')}", row.name)
             elif frames > self.max_frames:
-                bad.add(f"longer than {self.max_frames} frames", row.path)
+                bad.add(f"longer than {self.max_frames} frames", row.name)
             elif len(row.units) + 2 > vertices:
-                bad.add("text does not fit the graph", row.path)
+                bad.add("text does not fit the graph", row.name)
             elif spoken is not None and (row.translation, tuple(row.units)) not in spoken:
-                bad.add("no acoustic targets", row.path)
+                bad.add("no acoustic targets", row.name)
             else:
                 kept.append(row)
         for reason, names in missing.names.items():
@@ -330,7 +330,7 @@ class SpeechTranslationData(LightningDataModule):
             raise InputError(f"`split` must hold usable rows, but '{split}' has none.\n{bad.report()}")
         if limit is not None:
             kept = kept[:limit]
-        return SpeechDataset(kept, store, [place[row.path] for row in kept], self.units, english)
+        return SpeechDataset(kept, store, [place[row.name] for row in kept], self.units, english)
 
     def setup(self, stage: str) -> None:
         if self.train_set is None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mmdec import hub
 from mmdec.checks.weights import check_finite_weights, checked_file, fill, read_settings, read_weights
-from mmdec.corpora.cvss import read_rows
+from mmdec.corpora.cvss import read_pairs
 from mmdec.nn.daspeech import DASpeech, SpeechToUnits
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.phonetics.decoder import WordDecoder
@@ -95,7 +95,7 @@ def assemble(
     voiced = read_weights([checked_file(vocoder_folder, "vocoder.safetensors", "vocoder")], "vocoder")
     sizes = VocoderConfig(**described["config"])
     vocoder = fill(lambda: Vocoder(sizes), voiced, "vocoder", vocoder_folder)
-    rows, _ = read_rows(common_voice, cvss, "train")
+    rows, _ = read_pairs(common_voice, cvss, "train")
     words = WordDecoder.build(read_lexicon(lexicon), [row.translation for row in rows])
     units: list[str] = module.hparams["units"]
     training = {

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from mmdec.corpora.cvss import read_rows, vocabulary
+from mmdec.corpora.cvss import read_pairs, vocabulary
 from mmdec.training.affordable import affordable_rows
 from mmdec.training.daspeech.compare import phone_errors
 from mmdec.training.daspeech.export import assemble, load_module, newest, read_checkpoint, save_network
@@ -109,7 +109,7 @@ def known_model() -> Path | None:
     known = begin_from(MODEL)
     if not (known / "model.safetensors").is_file():
         return None
-    rows, _ = read_rows(CORPUS / "cv" / "fr", CORPUS / "cvss_c", "train")
+    rows, _ = read_pairs(CORPUS / "cv" / "fr", CORPUS / "cvss_c", "train")
     if json.loads((known / "units.json").read_text(encoding="utf-8")) != vocabulary(rows):
         print(f"{known} knows other phones than {CORPUS}: it is not begun with.", flush=True)
         return None

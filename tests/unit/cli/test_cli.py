@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from mmdec import cli
 from mmdec.cli import output_files as outputs
+from mmdec.cli.translate import AUDIO_SUFFIXES
 from mmdec.evaluation.translation import COMPARED
 from mmdec.pipelines.translation.translator import STRATEGIES
 from mmdec.types import InputError
@@ -90,7 +91,7 @@ def test_one_file_to_one_file(recordings: list[Path], tmp_path: Path, tiny_model
 
 
 def paths(inputs: list[Path], output: Path) -> list[Path]:
-    return outputs.output_paths(inputs, output, cli.SOUND_SUFFIXES, ".wav")
+    return outputs.output_paths(inputs, output, AUDIO_SUFFIXES, ".wav")
 
 
 def test_where_outputs_go(tmp_path: Path) -> None:
@@ -148,7 +149,12 @@ def test_help_imports_no_torch() -> None:
         assert verb in done.stdout
 
 
-VERBS = ["", "translate", "transcribe", "train", "demo", "eval", "eval speech", "bench", "bench speech", "bench paper"]
+VERBS = [
+    "",
+    *("translate", "transcribe", "train", "promote", "demo"),
+    *("eval", "eval speech", "eval asr", "bench", "bench speech", "bench paper", "bench core", "bench asr"),
+    *("convert", "convert medusa", "convert hifigan"),
+]
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mmdec.corpora.cvss import SPECIALS, BadRows, canonical, normalise, read_rows, vocabulary
+from mmdec.corpora.cvss import SPECIALS, BadRows, canonical, normalise, read_pairs, vocabulary
 from mmdec.phonetics.lexicon import spoken
 from mmdec.types import InputError
 from tests.support.tiny_corpus import TinyCorpus, phones_of, read_table, write_corpus, write_table
@@ -24,18 +24,18 @@ def corpus(written: TinyCorpus, tmp_path: Path) -> TinyCorpus:
 
 
 def test_rows_hold_what_the_tables_say(corpus: TinyCorpus):
-    rows, bad = read_rows(corpus.common_voice, corpus.cvss, "train")
+    rows, bad = read_pairs(corpus.common_voice, corpus.cvss, "train")
     assert bad.count == 0
     assert bad.report() == ""
-    assert [row.path for row in rows] == [f"common_voice_fr_{number:08d}.mp3" for number in range(1, 13)]
+    assert [row.name for row in rows] == [f"common_voice_fr_{number:08d}.mp3" for number in range(1, 13)]
     row = rows[1]
-    assert (row.source_text, row.translation, row.client) == ("C'est bas.", "There, low.", "voice2")
+    assert (row.source_text, row.translation, row.speaker) == ("C'est bas.", "There, low.", "voice2")
     assert row.references == ("There, low.", "Low there.")
-    assert [phone for phone, _ in row.phones] == phones_of("There, low.")
+    assert [phone for phone, _ in row.alignment] == phones_of("There, low.")
     assert row.units == ["dh", "eh", "r", "pau", "l", "ow"]
     assert row.clip.is_file()
-    assert row.wav.is_file()
-    ends = [end for _, end in row.phones]
+    assert row.recording.is_file()
+    ends = [end for _, end in row.alignment]
     assert ends == sorted(ends)
 
 
@@ -59,7 +59,7 @@ def test_bad_rows_are_counted_and_named(corpus: TinyCorpus):
     aligned[9][1] = "pau:0.1 pau:0.2"
     aligned[10] = aligned[10][:1]
     write_table(corpus.cvss / "train.alignment.tsv", aligned)
-    rows, bad = read_rows(corpus.common_voice, corpus.cvss, "train")
+    rows, bad = read_pairs(corpus.common_voice, corpus.cvss, "train")
     assert bad.names == {
         "source recording missing or empty": names[:2],
         "target recording missing or empty": names[2:4],
@@ -69,7 +69,20 @@ def test_bad_rows_are_counted_and_named(corpus: TinyCorpus):
         "alignment of pauses alone": [names[10]],
         "no source sentence": ["common_voice_fr_99999999.mp3"],
     }
-    assert [row.path for row in rows] == [names[5]]
+    assert [row.name for row in rows] == [names[5]]
+
+
+def test_scoring_needs_neither_sentence_nor_alignment(corpus: TinyCorpus):
+    aligned = read_table(corpus.cvss / "train.alignment.tsv")
+    aligned[0][1] = "pau:0.1 hh"
+    aligned[1][1] = "pau:0.1"
+    write_table(corpus.cvss / "train.alignment.tsv", aligned[:3])
+    (corpus.common_voice / "train.tsv").unlink()
+    pairs, bad = read_pairs(corpus.common_voice, corpus.cvss, "train", scoring=True)
+    assert bad.count == 0
+    assert len(pairs) == 12
+    assert [bool(pair.units) for pair in pairs] == [False, False, True] + [False] * 9
+    assert {pair.source_text for pair in pairs} == {""}
 
 
 def test_a_report_names_the_first():
@@ -84,33 +97,33 @@ def test_a_report_names_the_first():
 def test_validated_serves_all_splits(corpus: TinyCorpus):
     both = read_table(corpus.common_voice / "train.tsv") + read_table(corpus.common_voice / "dev.tsv")[1:]
     write_table(corpus.common_voice / "validated.tsv", both)
-    wanted = [read_rows(corpus.common_voice, corpus.cvss, split)[0] for split in ("train", "dev")]
+    wanted = [read_pairs(corpus.common_voice, corpus.cvss, split)[0] for split in ("train", "dev")]
     (corpus.common_voice / "train.tsv").unlink()
     (corpus.common_voice / "dev.tsv").unlink()
     for split, rows in zip(("train", "dev"), wanted, strict=True):
-        assert read_rows(corpus.common_voice, corpus.cvss, split) == (rows, BadRows())
+        assert read_pairs(corpus.common_voice, corpus.cvss, split) == (rows, BadRows())
 
 
 def test_without_references_the_translation_is_the_only_one(corpus: TinyCorpus):
     (corpus.cvss / "train.references.tsv").unlink()
-    rows, _ = read_rows(corpus.common_voice, corpus.cvss, "train")
+    rows, _ = read_pairs(corpus.common_voice, corpus.cvss, "train")
     assert all(row.references == (row.translation,) for row in rows)
 
 
 def test_columns_are_found_by_name(corpus: TinyCorpus):
-    wanted = read_rows(corpus.common_voice, corpus.cvss, "train")
+    wanted = read_pairs(corpus.common_voice, corpus.cvss, "train")
     lines = read_table(corpus.common_voice / "train.tsv")
     write_table(corpus.common_voice / "train.tsv", [[*line[2:3], *line[1:2], *line[:1]] for line in lines])
-    assert read_rows(corpus.common_voice, corpus.cvss, "train") == wanted
+    assert read_pairs(corpus.common_voice, corpus.cvss, "train") == wanted
     write_table(corpus.common_voice / "train.tsv", [line[1:] for line in lines])
     with pytest.raises(InputError, match="must have the columns client_id, path and sentence"):
-        read_rows(corpus.common_voice, corpus.cvss, "train")
+        read_pairs(corpus.common_voice, corpus.cvss, "train")
 
 
 def test_a_short_line_of_common_voice_is_a_missing_sentence(corpus: TinyCorpus):
     lines = read_table(corpus.common_voice / "train.tsv")
     write_table(corpus.common_voice / "train.tsv", [[*line[1:], line[0]] for line in lines[:-1]] + [lines[-1][1:3]])
-    rows, bad = read_rows(corpus.common_voice, corpus.cvss, "train")
+    rows, bad = read_pairs(corpus.common_voice, corpus.cvss, "train")
     assert len(rows) == 11
     assert list(bad.names) == ["no source sentence"]
 
@@ -119,25 +132,25 @@ def test_a_short_line_of_common_voice_is_a_missing_sentence(corpus: TinyCorpus):
 def test_a_missing_table_is_an_error(corpus: TinyCorpus, gone: str):
     (corpus.root / gone).unlink()
     with pytest.raises(InputError, match="must exist"):
-        read_rows(corpus.common_voice, corpus.cvss, "train")
+        read_pairs(corpus.common_voice, corpus.cvss, "train")
 
 
 def test_a_split_without_usable_rows_is_an_error_that_says_why(corpus: TinyCorpus):
     for clip in (corpus.common_voice / "clips").iterdir():
         clip.unlink()
     with pytest.raises(InputError, match=r"(?s)'dev' has none.*source recording missing or empty: 3"):
-        read_rows(corpus.common_voice, corpus.cvss, "dev")
+        read_pairs(corpus.common_voice, corpus.cvss, "dev")
 
 
 def test_canonical_takes_the_rendering_of_the_first_recording(corpus: TinyCorpus):
-    rows, _ = read_rows(corpus.common_voice, corpus.cvss, "train")
+    rows, _ = read_pairs(corpus.common_voice, corpus.cvss, "train")
     assert len({row.translation for row in rows if row.source_text == "C'est bas."}) == 2
     made = canonical(reversed(rows))
-    assert [row.path for row in made] == [row.path for row in rows]
+    assert [row.name for row in made] == [row.name for row in rows]
     assert [row.clip for row in made] == [row.clip for row in rows]
     for row in made:
         first = next(other for other in rows if other.source_text == row.source_text)
-        assert (row.translation, row.phones, row.wav) == (first.translation, first.phones, first.wav)
+        assert (row.translation, row.alignment, row.recording) == (first.translation, first.alignment, first.recording)
 
 
 def test_equal_sentences_meet_whatever_their_typography():
@@ -154,7 +167,7 @@ def test_pauses_are_trimmed_at_the_edges_only(phones: str, left: str):
 
 
 def test_the_vocabulary_is_the_special_units_and_the_phones(corpus: TinyCorpus):
-    rows, _ = read_rows(corpus.common_voice, corpus.cvss, "train")
+    rows, _ = read_pairs(corpus.common_voice, corpus.cvss, "train")
     units = vocabulary(rows)
     assert tuple(units[:4]) == SPECIALS
     assert units[4:] == sorted({unit for row in rows for unit in row.units})

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from mmdec.corpora.cvss import read_rows
+from mmdec.corpora.cvss import read_pairs
 from tests.support.tiny_corpus import read_table, write_corpus, write_table
 
 
@@ -89,17 +89,17 @@ def test_a_folder_becomes_a_table_that_training_reads(
     mfa: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     corpus = write_corpus(tmp_path / "corpus", recordings=1, dev=1)
-    rows, _ = read_rows(corpus.common_voice, corpus.cvss, "train")
+    rows, _ = read_pairs(corpus.common_voice, corpus.cvss, "train")
     grids = tmp_path / "textgrids" / "speaker"
     grids.mkdir(parents=True)
     for number, row in enumerate(rows):
-        starts = [0.0, *(end for _, end in row.phones)]
+        starts = [0.0, *(end for _, end in row.alignment)]
         intervals = [
             ("" if phone == "pau" else phone, start, end)
-            for (phone, end), start in zip(row.phones, starts, strict=False)
+            for (phone, end), start in zip(row.alignment, starts, strict=False)
         ]
         text = (long_format if number % 2 else short_format)(intervals)
-        name = row.path if number != 2 else row.path.removesuffix(".mp3")
+        name = row.name if number != 2 else row.name.removesuffix(".mp3")
         (grids / f"{name}.TextGrid").write_text(text, encoding="utf-16" if number == 3 else "utf-8")
     (grids / "common_voice_fr_99.mp3.TextGrid").write_bytes(b"\xff\x00broken")
     table = corpus.cvss / "train.alignment.tsv"
@@ -108,11 +108,11 @@ def test_a_folder_becomes_a_table_that_training_reads(
     out, err = capsys.readouterr()
     assert "4 alignments" in out
     assert err == "cannot be read: 1 (common_voice_fr_99.mp3)\n"
-    again, bad = read_rows(corpus.common_voice, corpus.cvss, "train")
+    again, bad = read_pairs(corpus.common_voice, corpus.cvss, "train")
     assert bad.count == 0
     assert [row.units for row in again] == [row.units for row in rows]
     for row, wanted in zip(again, rows, strict=True):
-        assert [end for _, end in row.phones] == pytest.approx([end for _, end in wanted.phones], abs=1e-4)
+        assert [end for _, end in row.alignment] == pytest.approx([end for _, end in wanted.alignment], abs=1e-4)
 
 
 def test_nothing_usable_writes_nothing(mfa: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

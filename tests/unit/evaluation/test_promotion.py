@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from mmdec import cli
 from mmdec.evaluation import promotion
-from mmdec.evaluation.promotion import KINDS, promote
+from mmdec.evaluation.promotion import SYSTEMS, promote
 from mmdec.hub.processes import only_one
 from mmdec.provenance import weights
 from mmdec.types import InputError, MmdecError
@@ -46,15 +46,15 @@ def place(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def scored(monkeypatch: pytest.MonkeyPatch, new: float, old: float) -> None:
     """Measured as always, but for who is better."""
     found = {RUN: new, PLACE: old}
-    kind = KINDS["daspeech"]
+    system = SYSTEMS["daspeech"]
 
     def measure(model: Path, *rest: Any) -> Any:
-        report = kind.measure(model, *rest)
+        report = system.measure(model, *rest)
         for scores in report["strategies"].values():
             scores["phone_error_rate_nearest"]["value"] = found[model]
         return report
 
-    monkeypatch.setitem(KINDS, "daspeech", replace(kind, measure=measure))
+    monkeypatch.setitem(SYSTEMS, "daspeech", replace(system, measure=measure))
 
 
 def test_a_better_model_comes_whole_with_a_card_of_its_own_numbers(
@@ -120,7 +120,7 @@ def test_of_equal_word_errors_better_heads_win() -> None:
     def report(errors: float, tokens: float) -> dict[str, Any]:
         return {"wer": {"value": errors}, "decoding": {"medusa": {"tokens_per_round": tokens}}}
 
-    score = KINDS["whisper"].score
+    score = SYSTEMS["whisper"].score
     assert score(report(0.1, 2.0)) < score(report(0.2, 3.0))
     assert score(report(0.1, 3.0)) < score(report(0.1, 2.0))
 

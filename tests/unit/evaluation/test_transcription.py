@@ -18,12 +18,14 @@ from typer.testing import CliRunner
 import mmdec
 from mmdec import cli
 from mmdec.evaluation import bench_transcription as bench_asr
-from mmdec.evaluation import harness as measuring
+from mmdec.evaluation import harness_transcription as measuring
 from mmdec.evaluation import transcription as evaluate_asr
-from mmdec.evaluation.assistants import assistants, of_layers
-from mmdec.evaluation.harness import Harness, Measurement, Method, parse_plan
+from mmdec.evaluation.assistants_transcription import assistants
+from mmdec.evaluation.harness import Measurement, Method, parse_plan
+from mmdec.evaluation.harness_transcription import TranscriptionHarness
 from mmdec.evaluation.tables import asr_table
 from mmdec.hub.whisper import Whisper, load_whisper
+from mmdec.targets.whisper_layers import decoder_of_layers
 from mmdec.types import InputError, MmdecError
 from tests.support.tiny_whisper import write
 
@@ -46,7 +48,7 @@ def whisper(model: Path) -> Whisper:
 def corpus(tmp_path_factory: pytest.TempPathFactory, whisper: Whisper) -> Path:
     """LibriSpeech's layout. Of split "own" the references are the model's own words."""
     root = tmp_path_factory.mktemp("corpus")
-    harness = Harness(whisper, "en", 12)
+    harness = TranscriptionHarness(whisper, "en", 12)
     for split in ("test", "own"):
         chapter = root / split / "ann" / "1"
         chapter.mkdir(parents=True)
@@ -161,42 +163,42 @@ def test_the_assistant_that_spends_least_is_compared_with(whisper: Whisper, monk
     helpers, called = assistants(whisper.model, None), list[str]()
     spends = {helpers[0].name: 2.0, helpers[1].name: 1.0}
 
-    def measure(self: Harness, recordings: Any, method: Any) -> Any:
+    def measure(self: TranscriptionHarness, recordings: Any, method: Any) -> Any:
         called.append(method.name)
         spent = spends[method.name] if called.count(method.name) > 1 else 9.0 - spends[method.name]
         return SimpleNamespace(decoder=spent)
 
-    monkeypatch.setattr(Harness, "measure", measure)
-    harness = Harness(whisper, "en", 6)
+    monkeypatch.setattr(TranscriptionHarness, "measure", measure)
+    harness = TranscriptionHarness(whisper, "en", 6)
     assert bench_asr._fastest(harness, helpers, [torch.zeros(RATE)]) is helpers[1]
     assert sorted(called) == sorted(2 * list(spends))
 
 
 def test_lengths_are_taken_from_the_corpus(corpus: Path, whisper: Whisper) -> None:
-    found = bench_asr._from_corpus(Harness(whisper), corpus, ("test",), 3)
+    found = bench_asr._from_corpus(TranscriptionHarness(whisper), corpus, ("test",), 3)
     assert [one.bin for one in found] == [bench_asr.SHORT] * 3
-    assert [len(one.sound) for one in found] == [round(SECONDS[at] * RATE) for at in (0, 1, 2)]
+    assert [len(one.samples) for one in found] == [round(SECONDS[at] * RATE) for at in (0, 1, 2)]
 
 
 def test_no_timing_of_a_drafter_that_changes_the_text(
     corpus: Path, whisper: Whisper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure = Harness.measure
+    measure = TranscriptionHarness.measure
 
-    def wrong(self: Harness, recordings: Any, method: Method) -> Measurement:
+    def wrong(self: TranscriptionHarness, recordings: Any, method: Method) -> Measurement:
         measured = measure(self, recordings, method)
         if method.name == "medusa":
             measured.tokens[0][0] += 1
         return measured
 
-    monkeypatch.setattr(Harness, "measure", wrong)
+    monkeypatch.setattr(TranscriptionHarness, "measure", wrong)
     with pytest.raises(MmdecError, match="no timing"):
         bench_asr.bench_asr(sorted(corpus.rglob("own/ann/1/*.wav"))[:1], model=whisper, max_new_tokens=6, threads=1)
 
 
 def test_an_assistant_of_all_layers_is_the_model(whisper: Whisper) -> None:
     """And it takes the encoder's states as they are: a text of n tokens in few passes of the large one."""
-    made = of_layers(whisper.model, (0, 1))
+    made = decoder_of_layers(whisper.model, (0, 1))
     ids, states = torch.tensor([[3, 4, 5]]), torch.randn(1, 50, 32)
     with torch.no_grad():
         wanted = whisper.model.proj_out(
@@ -211,7 +213,7 @@ def test_an_assistant_of_all_layers_is_the_model(whisper: Whisper) -> None:
 
 
 def test_passes_windows_and_rounds_are_counted(whisper: Whisper) -> None:
-    harness = Harness(whisper, "en", 12)
+    harness = TranscriptionHarness(whisper, "en", 12)
     sounds = [torch.randn(RATE // 2), torch.randn(RATE // 3)]
     plain = harness.measure(sounds, Method.greedy())
     assert plain.passes == 12
@@ -226,7 +228,7 @@ def test_passes_windows_and_rounds_are_counted(whisper: Whisper) -> None:
 
 def test_recordings_of_all_lengths_are_decoded_alike(whisper: Whisper) -> None:
     """Loud ones too, whose level `transcribe` brings down."""
-    harness = Harness(whisper, None, 12)
+    harness = TranscriptionHarness(whisper, None, 12)
     sounds = [4 * torch.randn(RATE // 2), torch.randn(5 * RATE // 2), torch.randn(RATE // 3), torch.randn(3 * RATE)]
     plain, ours = (harness.measure(sounds, one) for one in (Method.greedy(), Method.drafted("chain", "lookup", 2)))
     assert ours.tokens == plain.tokens

@@ -13,9 +13,10 @@ import pytest
 import soundfile
 from rich.console import Console
 
-from mmdec.corpora.split import read_split
+from mmdec.corpora.cvss import read_pairs
+from mmdec.evaluation.asr_bleu import shuffled
 from mmdec.evaluation.tables import table
-from mmdec.evaluation.translation import evaluate_speech, shuffled
+from mmdec.evaluation.translation import evaluate_speech
 from mmdec.metrics.recogniser import Recogniser, dictionary
 from mmdec.types import InputError
 from tests.support.tiny_corpus import TinyCorpus, phones_of, write_corpus
@@ -90,7 +91,7 @@ def test_another_licensed_rendering_is_right(corpus: TinyCorpus) -> None:
     def other(clip: Path, strategy: str) -> Answer:
         return Answer("low there", ["l", "ow", "dh", "eh", "r"])
 
-    rows, _ = read_split(corpus.common_voice, corpus.cvss, "dev")
+    rows, _ = read_pairs(corpus.common_voice, corpus.cvss, "dev", scoring=True)
     place = next(place for place, row in enumerate(rows) if "Low there." in row.references)
     scores = evaluate_speech("dev", corpus.root, strategies=("x",), asr=False, translator=other)["strategies"]["x"]
     assert rows[place].translation in ("There, low.", "Low there.")
@@ -108,6 +109,19 @@ def test_refused_recordings_are_wrong_and_named(corpus: TinyCorpus) -> None:
     assert scores["real_time_factor"] is None
     json.dumps(report, allow_nan=False)
     assert "refused" in _printed(report)
+
+
+def test_a_damaged_recording_is_named_and_the_others_are_scored(tiny_model: Path, tmp_path: Path) -> None:
+    spoilt = write_corpus(tmp_path / "corpus", recordings=1, dev=3)
+    clips = sorted(spoilt.common_voice.glob("clips/*.mp3"))[-3:]
+    clips[1].write_bytes(b"no sound at all" * 100)
+    report = evaluate_speech("dev", spoilt.root, tiny_model, strategies=("greedy",), asr=False, device="cpu", threads=1)
+    assert report["n"] == 3
+    assert 2 < report["source_seconds"] < 4  # of those that can be read
+    (scores,) = report["strategies"].values()
+    assert list(scores["refused"]) == [clips[1].name]
+    assert "libsndfile can read" in scores["refused"][clips[1].name]
+    assert scores["real_time_factor"] > 0
 
 
 def test_the_judge_hears_every_strategy_and_the_controls(corpus: TinyCorpus) -> None:
@@ -137,16 +151,19 @@ def test_a_plain_cvss_layout_needs_no_tables_of_ours(corpus: TinyCorpus, tmp_pat
         translator=Oracle(corpus),
     )
     scores = report["strategies"]["good"]
-    assert report["skipped_rows"] == {"source recording missing": ["missing.mp3"], "no translation": ["empty.mp3"]}
+    assert report["skipped_rows"] == {
+        "source recording missing or empty": ["missing.mp3"],
+        "no translation": ["empty.mp3"],
+    }
     assert scores["exact"]["value"] == 1.0
     assert scores["exact_several_renderings"] == {"value": None, "low": None, "high": None, "n": 0}
     assert scores["phone_error_rate"] is None
-    assert "phone errors" not in _printed(report)
+    assert "phone error rate" not in _printed(report)
 
 
 def test_what_cannot_be_evaluated_says_why(corpus: TinyCorpus, tmp_path: Path) -> None:
     oracle = Oracle(corpus)
-    with pytest.raises(InputError, match="`split` must have a table"):
+    with pytest.raises(InputError, match=r"`nope\.tsv` must exist"):
         evaluate_speech("nope", corpus.root, translator=oracle)
     with pytest.raises(InputError, match="`limit` must be at least 1"):
         evaluate_speech("dev", corpus.root, limit=0, translator=oracle)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.test_statistics import llama
+from tests.unit.decode.test_statistics import llama
 
 import mmdec
 from mmdec.generation.model_lock import ModelLock, model_lock, read_while, reading

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmdec.corpora.alignment import parse_alignment
 from mmdec.nn.fastspeech2 import AcousticBatch, FastSpeech2, FastSpeech2Config, acoustic_loss, regulate
-from mmdec.training.daspeech.acoustic_targets import acoustic_targets, filled, parse_alignment
+from mmdec.training.daspeech.acoustic_targets import acoustic_targets, filled
 from mmdec.types import InputError
 
 TINY = FastSpeech2Config(d_model=16, encoder_layers=1, decoder_layers=1, heads=2, ffn=24, kernels=(3, 3), predictor=8)

@@ -10,7 +10,7 @@ import soundfile
 import torch
 
 from mmdec import audio
-from mmdec.corpora.cvss import canonical, read_rows, vocabulary
+from mmdec.corpora.cvss import canonical, read_pairs, vocabulary
 from mmdec.nn.daspeech import DASpeechConfig
 from mmdec.training.daspeech import corpus as corpus_module
 from mmdec.training.daspeech.corpus import (
@@ -202,7 +202,7 @@ def test_bad_rows_are_named_and_left_out(corpus: TinyCorpus):
     data = data_of(corpus, max_frames=500, min_vertices=2)
     data.setup("fit")
     assert data.train_set is not None
-    kept = {row.path for row in data.train_set.rows}
+    kept = {row.name for row in data.train_set.rows}
     assert kept == set(names) - {names[place] for place in (0, 1, 3, 4, 5)}
     named = {name: reason for reason, found in data.bad.names.items() for name in found}
     assert data.bad.count == 5
@@ -220,7 +220,7 @@ def test_target_sound_that_is_no_sound_is_named_in_the_joint_stage(corpus: TinyC
     data = data_of(corpus, acoustic=True)
     data.setup("fit")
     assert data.train_set is not None
-    assert {row.path for row in data.train_set.rows} == set(names) - set(names[1::4])
+    assert {row.name for row in data.train_set.rows} == set(names) - set(names[1::4])
     assert data.bad.names["no acoustic targets"] == names[1::4]
 
 
@@ -246,7 +246,7 @@ def test_phones_and_letters_that_training_has_not_seen(corpus: TinyCorpus):
 
 
 def test_one_rendering_for_each_sentence(corpus: TinyCorpus):
-    rows, _ = read_rows(corpus.common_voice, corpus.cvss, "train")
+    rows, _ = read_pairs(corpus.common_voice, corpus.cvss, "train")
     data = data_of(corpus, rendering="canonical")
     data.setup("fit")
     assert data.train_set is not None

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmdec import hub
-from mmdec.corpora.cvss import read_rows, vocabulary
-from mmdec.corpora.split import read_split
+from mmdec.corpora.cvss import read_pairs, vocabulary
 from mmdec.phonetics.lexicon import lower_case, read_lexicon
+from mmdec.pipelines.translation.load import load
 from mmdec.training.daspeech import compare as judge
 from mmdec.training.daspeech.export import assemble, average, load_module, newest, read_checkpoint, save_network
 from mmdec.training.daspeech.module import DASpeechModule, load_network
@@ -98,7 +98,7 @@ def test_networks_are_written_whole_and_start_another(tmp_path: Path):
 
 
 def test_a_directory_is_put_together_and_loads(corpus: TinyCorpus, tmp_path: Path):
-    units = vocabulary(read_rows(corpus.common_voice, corpus.cvss, "train")[0])
+    units = vocabulary(read_pairs(corpus.common_voice, corpus.cvss, "train")[0])
     paths = [checkpoint(module(units, seed), 10 * seed, tmp_path / "checkpoints") for seed in (1, 2)]
     vocoder = tiny_vocoder()
     folder = tmp_path / "vocoder"
@@ -109,7 +109,7 @@ def test_a_directory_is_put_together_and_loads(corpus: TinyCorpus, tmp_path: Pat
     (folder / "vocoder.json").write_text(json.dumps({"config": asdict(vocoder.config)}), encoding="utf-8")
     out = assemble(paths, folder, corpus.common_voice, corpus.cvss, corpus.lexicon, tmp_path / "models" / "tiny")
     assert hub.resolve(out) == out
-    translator = hub.load(out, "cpu")
+    translator = load(out, "cpu")
     assert list(translator.units) == units
     wanted = load_module(paths)[0].network.state_dict()
     for name, value in translator.model.state_dict().items():
@@ -123,7 +123,7 @@ def test_a_directory_is_put_together_and_loads(corpus: TinyCorpus, tmp_path: Pat
 def test_runs_are_compared_against_the_nearest_rendering(
     corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    rows, _ = read_rows(corpus.common_voice, corpus.cvss, "train")
+    rows, _ = read_pairs(corpus.common_voice, corpus.cvss, "train")
     units = vocabulary(rows)
     for name, seed in (("one", 1), ("other", 2)):
         checkpoint(module(units, seed, mu=0.0), 3, tmp_path / name / "checkpoints")
@@ -135,7 +135,7 @@ def test_runs_are_compared_against_the_nearest_rendering(
     assert [(line["run"], line["step"], line["rows"]) for line in lines] == [("one", 3, 2), ("other", 3, 2)]
     assert all(line[decoder]["phone_error_rate"] > 0 for line in lines for decoder in ("dag", "ar"))
 
-    utterances, _ = read_split(corpus.common_voice, corpus.cvss, "train")
+    utterances, _ = read_pairs(corpus.common_voice, corpus.cvss, "train", scoring=True)
     lexicon = lower_case(read_lexicon(corpus.lexicon))
     trained = module(units, 1, mu=0.0)
     row = next(row for row in utterances if len(row.references) > 1)

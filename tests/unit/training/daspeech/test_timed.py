@@ -17,7 +17,7 @@ import yaml
 from lightning.pytorch import LightningModule
 from safetensors.torch import load_file, save_file
 
-from mmdec.corpora.cvss import read_rows, vocabulary
+from mmdec.corpora.cvss import read_pairs, vocabulary
 from mmdec.training import make_train as allotment
 from mmdec.training import timed_run
 from mmdec.training.callbacks import Deadline, epochs_that_fit
@@ -56,7 +56,7 @@ class Place:
         shutil.copytree(corpus.root, folder / "data" / "corpus")
         (folder / "recipes").symlink_to(ROOT / "recipes")
         self.corpus = TinyCorpus(folder / "data" / "corpus")
-        self.units = vocabulary(read_rows(self.corpus.common_voice, self.corpus.cvss, "train")[0])
+        self.units = vocabulary(read_pairs(self.corpus.common_voice, self.corpus.cvss, "train")[0])
         self.now = 1000.0
         self.calls: list[tuple[str, dict[str, Any], str | None]] = []
 
@@ -308,7 +308,7 @@ def test_a_model_of_other_phones_is_left_as_it_is(place: Place, capsys: pytest.C
     place.ship()
     lines = read_table(place.corpus.cvss / "train.alignment.tsv")
     write_table(place.corpus.cvss / "train.alignment.tsv", [[name, line.replace("hh:", "h:")] for name, line in lines])
-    place.units = vocabulary(read_rows(place.corpus.common_voice, place.corpus.cvss, "train")[0])
+    place.units = vocabulary(read_pairs(place.corpus.common_voice, place.corpus.cvss, "train")[0])
     made = place.train(60)
     assert place.stages == STAGES
     assert (made.folder, made.before) == (MADE, None)

@@ -1,0 +1,126 @@
+"""`mmdec bench`: time a model and its baseline in turn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mmdec.cli.options import (
+    SPEECH_MODEL,
+    WHISPER_CORPUS,
+    WHISPER_MODEL,
+    BenchDevice,
+    BenchThreads,
+    Heads,
+    Language,
+    MaxNewTokens,
+    Model,
+    Plan,
+    Report,
+    WhisperCorpus,
+    language_or_none,
+    log,
+    write_report,
+)
+
+app = typer.Typer(help="Time a model and its baseline in turn.", no_args_is_help=True)
+
+Pairs = Annotated[int, typer.Option("--repeats", min=1, help="Pairs of runs timed for each row of the report.")]
+
+
+@app.command()
+def speech(
+    recordings: Annotated[
+        list[Path] | None, typer.Argument(metavar="IN...", help="French recordings. Default: data/samples/*.wav.")
+    ] = None,
+    output: Report = None,
+    repeats: Pairs = 15,
+    model: Model = SPEECH_MODEL,
+    device: BenchDevice = "cpu",
+    threads: BenchThreads = 2,
+) -> None:
+    """Time speech translation: the DAG against autoregressive decoding by source length, and file to samples."""
+    from mmdec.evaluation.bench_translation import bench_speech
+
+    paths = recordings or sorted(Path("data/samples").glob("*.wav"))
+    _report(bench_speech(paths, model, repeats=repeats, device=device, threads=threads), output)
+
+
+@app.command()
+def paper(output: Report = None, repeats: Pairs = 5, device: BenchDevice = "cpu", threads: BenchThreads = 2) -> None:
+    """Time a DASpeech of the paper's size against an S2UT decoder, both with random weights."""
+    from mmdec.evaluation.bench_translation import bench_paper
+
+    _report(bench_paper(repeats=repeats, device=device, threads=threads), output)
+
+
+@app.command()
+def core(
+    output: Report = None,
+    repeats: Pairs = 5,
+    sizes: Annotated[str, typer.Option(help="Parameters of the models, comma-separated.")] = "2M,30M,130M",
+    device: BenchDevice = "cpu",
+    threads: BenchThreads = 2,
+) -> None:
+    """Time mmdec's loop against transformers' own, on language models with random weights."""
+    from mmdec.evaluation.bench_core import bench_core
+
+    _report(bench_core(sizes.split(","), repeats, device=device, threads=threads), output)
+
+
+@app.command()
+def asr(
+    recordings: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="IN...", help="Audio files. Default: some of each length from the corpus."),
+    ] = None,
+    corpus: WhisperCorpus = WHISPER_CORPUS,
+    splits: Annotated[str, typer.Option(help="Splits to choose recordings from, comma-separated.")] = "test,paragraphs",
+    model: Model = WHISPER_MODEL,
+    heads: Heads = None,
+    assistant: Annotated[
+        Path | None, typer.Option(help="Directory of a smaller Whisper. Default: some of the model's own layers.")
+    ] = None,
+    plan: Plan = "learned",
+    sweep: Annotated[
+        str, typer.Option(help="More draft sizes to time on long recordings, comma-separated, or 'all'.")
+    ] = "",
+    per_bin: Annotated[int, typer.Option(min=1, help="Recordings of each length.")] = 6,
+    repeats: Annotated[int, typer.Option(min=1, help="Times that each method decodes each recording.")] = 5,
+    batch: Annotated[int, typer.Option(min=1, help="Long recordings in a batch.")] = 8,
+    language: Language = "en",
+    max_new_tokens: MaxNewTokens = None,
+    output: Report = None,
+    device: BenchDevice = "cpu",
+    threads: BenchThreads = 2,
+) -> None:
+    """Time Medusa heads against transformers' greedy decoding, prompt lookup and an assistant, tokens equal."""
+    from mmdec.evaluation.bench_transcription import PLANS, bench_asr
+
+    report = bench_asr(
+        recordings or (),
+        corpus,
+        splits.split(","),
+        model,
+        heads=heads,
+        assistant=assistant,
+        plan=plan,
+        sweep=PLANS if sweep == "all" else [size for size in sweep.split(",") if size],
+        per_bin=per_bin,
+        repeats=repeats,
+        batch=batch,
+        language=language_or_none(language),
+        max_new_tokens=max_new_tokens,
+        device=device,
+        threads=threads,
+        log=log,
+    )
+    _report(report, output)
+
+
+def _report(report: dict[str, Any], output: Path | None) -> None:
+    write_report(report, output)
+    print(json.dumps(report, indent=2, ensure_ascii=False))

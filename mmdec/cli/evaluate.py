@@ -1,0 +1,129 @@
+"""`mmdec eval`: score a model on a split of a corpus."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmdec.cli.options import (
+    SPEECH_CORPUS,
+    SPEECH_MODEL,
+    WHISPER_CORPUS,
+    WHISPER_MODEL,
+    AsJson,
+    BenchDevice,
+    BenchThreads,
+    Device,
+    Heads,
+    Language,
+    Limit,
+    MaxNewTokens,
+    Model,
+    Plan,
+    Report,
+    WhisperCorpus,
+    language_or_none,
+    log,
+    write_report,
+)
+
+app = typer.Typer(help="Score a model on a split of a corpus.", no_args_is_help=True)
+
+
+@app.command()
+def speech(
+    split: Annotated[str, typer.Option(help="Split of the corpus: test, test_voices or dev.")] = "test",
+    corpus: Annotated[Path, typer.Option(help="Folder of the corpus.")] = SPEECH_CORPUS,
+    model: Model = SPEECH_MODEL,
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option("--strategy", "-s", help="Decoding strategy, as for `mmdec translate`. Repeat it for several."),
+    ] = None,
+    common_voice: Annotated[
+        Path | None, typer.Option(help="Folder of Common Voice, if it is not inside the corpus.")
+    ] = None,
+    cvss: Annotated[Path | None, typer.Option(help="Folder of CVSS, if it is not inside the corpus.")] = None,
+    limit: Limit = None,
+    asr: Annotated[bool, typer.Option(help="Compute ASR-BLEU, too, with pocketsphinx as the recogniser.")] = True,
+    output: Report = None,
+    as_json: AsJson = False,
+    device: Device = None,
+    threads: BenchThreads = 2,
+) -> None:
+    """Score speech translation: phone error rate, exact sentences, BLEU, numbers, ASR-BLEU and latency."""
+    from rich.console import Console
+
+    from mmdec.evaluation.tables import table
+    from mmdec.evaluation.translation import COMPARED, evaluate_speech
+
+    report = evaluate_speech(
+        split,
+        corpus,
+        model,
+        strategy or COMPARED,
+        common_voice=common_voice,
+        cvss=cvss,
+        limit=limit,
+        asr=asr,
+        device=device,
+        threads=threads,
+        log=log,
+    )
+    write_report(report, output)
+    if as_json:
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        Console().print(table(report))
+
+
+@app.command()
+def asr(
+    split: Annotated[
+        str | None, typer.Option(help="Split of the corpus: test, test_voices, paragraphs or dev; '' for all.")
+    ] = "test",
+    corpus: WhisperCorpus = WHISPER_CORPUS,
+    model: Model = WHISPER_MODEL,
+    heads: Heads = None,
+    plan: Plan = "learned",
+    plain: Annotated[bool, typer.Option(help="Compare with transformers' greedy decoding, too.")] = True,
+    language: Language = "en",
+    batch_size: Annotated[int, typer.Option(min=1, help="Recordings in a batch.")] = 1,
+    limit: Limit = None,
+    max_new_tokens: MaxNewTokens = None,
+    worst: Annotated[int, typer.Option(min=0, help="List this many transcripts with most errors.")] = 10,
+    output: Report = None,
+    as_json: AsJson = False,
+    device: BenchDevice = "cpu",
+    threads: BenchThreads = 2,
+) -> None:
+    """Score a Whisper: word and character error rate, tokens per round, seconds and speedup."""
+    from rich.console import Console
+
+    from mmdec.evaluation.harness import parse_plan
+    from mmdec.evaluation.tables import asr_table
+    from mmdec.evaluation.transcription import evaluate_asr
+
+    report = evaluate_asr(
+        split or None,
+        corpus,
+        model,
+        heads=heads,
+        plan=parse_plan(plan),
+        plain=plain,
+        language=language_or_none(language),
+        batch_size=batch_size,
+        limit=limit,
+        max_new_tokens=max_new_tokens,
+        device=device,
+        threads=threads,
+        worst=worst,
+        log=log,
+    )
+    write_report(report, output)
+    if as_json:
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        Console().print(asr_table(report))

@@ -1,0 +1,30 @@
+"""`mmdec promote`: replace a model in models/ by a better one from runs/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmdec.cli.options import BenchThreads, log
+
+
+def promote(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A model that `mmdec train` wrote, such as runs/whisper-phrasebook.")
+    ],
+    force: Annotated[bool, typer.Option("--force", help="Replace it even if the new one is not better.")] = False,
+    corpus: Annotated[
+        Path | None, typer.Option(help="Corpus to measure on. Default: data/corpus or data/english.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Use only this many utterances of each split, evenly spaced.")
+    ] = None,
+    threads: BenchThreads = 2,
+) -> None:
+    """Replace a model in models/ by a better one from runs/, and write its model card from new measurements."""
+    from mmdec.evaluation import promotion
+
+    directory = promotion.promote(run, force=force, corpus=corpus, limit=limit, threads=threads, log=log)
+    print(f"{directory}: weights, card and provenance are new. README.md still has the old tables.")

@@ -1,0 +1,112 @@
+"""`mmdec translate`: French audio files to English audio files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mmdec.checks.arguments import check_threads
+from mmdec.checks.files import printable
+from mmdec.cli.options import SPEECH_MODEL, Device, Inputs, JsonLines, Model, Threads, progress_bar
+from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, unwritten
+
+if TYPE_CHECKING:
+    from mmdec import Translation
+
+AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".opus", ".aiff", ".aif", ".au", ".caf", ".w64")
+
+Strategy = Annotated[
+    str,
+    typer.Option(
+        "--strategy",
+        "-s",
+        help="How text is decoded: lookahead, greedy, viterbi or joint-viterbi through the DAG; autoregressive; or "
+        "verified (the same output as autoregressive, in fewer passes).",
+    ),
+]
+
+
+def translate(
+    inputs: Inputs,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="OUT", help="A directory; for one input also a .wav, .flac, .ogg or .mp3 file."
+        ),
+    ],
+    strategy: Strategy = "lookahead",
+    verify: Annotated[bool, typer.Option("--verify", help="The same as --strategy verified.")] = False,
+    model: Model = SPEECH_MODEL,
+    as_json: JsonLines = False,
+    device: Device = None,
+    threads: Threads = None,
+    vocoder: Annotated[
+        str | None,
+        typer.Option(
+            help="griffin-lim, or HiFi-GAN weights: a directory or a Hugging Face id. Default: the model's own."
+        ),
+    ] = None,
+) -> None:
+    """Translate French speech into English speech.
+
+    If a file fails, the others are still translated. Failed files are listed at the end, and the exit code is 1.
+    """
+    from mmdec import load, translate_speech
+    from mmdec.pipelines.translation.translator import check_strategy
+    from mmdec.runtime import Stopwatch
+
+    if verify:
+        strategy = "verified"
+    check_strategy(strategy)
+    targets = output_paths(inputs, output, AUDIO_SUFFIXES, ".wav")
+    count = check_threads(threads)
+    if count is not None:
+        import torch
+
+        torch.set_num_threads(count)
+    translator = load(model, device, vocoder=vocoder)
+    report = _json_line if as_json else _plain_lines
+    errors: list[tuple[Path, str]] = []
+    with progress_bar(count=True) as progress:
+        task = progress.add_task("translating", total=len(inputs))
+        for source, target in zip(inputs, targets, strict=True):
+            progress.update(task, description=source.name)
+            stopwatch = Stopwatch()
+            try:
+                result = translate_speech(source, model=translator, strategy=strategy)
+                result.save(target)
+            except OSError as error:  # from writing: reading raises InputError
+                errors.append((source, unwritten(target, error)))
+            except Exception as error:  # one file must not stop the others
+                errors.append((source, failure(error)))
+            else:
+                seconds = stopwatch.lap()
+                progress.console.file.flush()
+                print(report(source, target, result, seconds), flush=True)
+            progress.advance(task)
+    print_failures(errors, len(inputs))
+    if errors:
+        raise typer.Exit(1)
+
+
+def _json_line(source: Path, target: Path, result: Translation, seconds: float) -> str:
+    return json_text(
+        {
+            "input": str(source),
+            "output": str(target),
+            "text": result.text,
+            "units": result.units,
+            "seconds_audio": round(result.seconds_source, 3),
+            "seconds_taken": round(seconds, 4),
+            "passes": result.passes,
+            "timings": {stage: round(value, 5) for stage, value in result.timings.items()},
+        }
+    )
+
+
+def _plain_lines(source: Path, target: Path, result: Translation, seconds: float) -> str:
+    stages = ", ".join(f"{stage} {value:.3f}" for stage, value in result.timings.items())
+    names = f"{printable(str(source))} -> {printable(str(target))}"
+    return f"{names}\n  {result.text}\n  {result.seconds_source:.2f} s of audio in {seconds:.3f} s: {stages}"

@@ -1,0 +1,1 @@
+"""The demo page: one file for each tab. Needs the extra `mmdec[demo]`."""

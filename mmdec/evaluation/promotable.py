@@ -1,0 +1,92 @@
+"""What `promotion.py` needs to know of a system: how its models are measured and compared, and their card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Report = Mapping[str, Any]
+
+SPLITS = {
+    "dev": "unseen sentences, which chose the weights",
+    "test": "unseen sentences",
+    "test_voices": "unseen sentences and voices",
+    "paragraphs": "unseen, read in one go",
+    "everyday": "unseen, outside the phrasebook, unseen voices",
+}
+
+
+@dataclass(frozen=True)
+class Card:
+    """The parts of a model card that are the same for all models of a system."""
+
+    pipeline_tag: str
+    tags: Sequence[str]
+    library: str
+    languages: Sequence[str]
+    description: str
+    example: str  # Python code after `import mmdec`
+    limits: str
+    table: Callable[[Sequence[Report]], list[str]]  # reports -> lines of the table of results
+
+
+@dataclass(frozen=True)
+class Promotable:
+    """A system whose models can be promoted."""
+
+    system: str  # as a model's config.json names it
+    corpus: Path
+    splits: tuple[str, ...]  # measured for the card, if the corpus has them
+    has_split: Callable[[Path, str], bool]  # corpus, split
+    measure: Callable[[Path, Path, str, int | None, int], Report]  # model, corpus, split, limit, threads
+    score: Callable[[Report], tuple[float, ...]]  # lower is better; the first number counts first
+    summary: Callable[[Report], str]
+    card: Card
+
+
+def render(
+    card: Card, name: str, parameters: Mapping[str, int], reports: Sequence[Report], facts: Sequence[str]
+) -> str:
+    """A model card as Markdown. parameters: by file. facts: lines about the training."""
+    machine = reports[0]["hardware"]
+    head = ["---", f"language: [{', '.join(card.languages)}]", "license: apache-2.0", f"library_name: {card.library}"]
+    head += [f"pipeline_tag: {card.pipeline_tag}", f"tags: [{', '.join(card.tags)}]", "---", "", f"# {name}", ""]
+    listed = [f"| `{file}` | {count / 1e6:.2f} M |" for file, count in parameters.items()]
+    measured = (
+        f"Measured on {machine['cores']} cores of {machine['cpu']}, {machine['threads']} threads, {machine['dtype']}, "
+        f"torch {machine['versions']['torch']}, commit {(machine['commit'] or 'unknown')[:12]}, {machine['date']}. "
+        "Training and test recordings are synthetic voices."
+    )
+    return "\n".join(
+        [
+            *head,
+            *(card.description, ""),
+            *("```python", "import mmdec", "", card.example, "```", "", "## Files", ""),
+            *("| file | parameters |", "|---|---|", *listed, ""),
+            *("## How it was trained", "", "On synthetic voices alone (`data/README.md`), by `make train`.", ""),
+            *(f"- {fact}" for fact in facts),
+            *("", "## Results", "", measured, "", *card.table(reports), ""),
+            *("## Intended use and limits", "", card.limits, "", "Real voices were not measured.", ""),
+            *("## Licences", "", "Weights and text: Apache-2.0.", ""),
+        ]
+    )
+
+
+def split_cell(report: Report) -> str:
+    """A table's cell: the split and what is in it."""
+    return f"`{report['split']}`: {SPLITS.get(report['split'], 'a split')}"
+
+
+def percent(value: float | None) -> str:
+    """A share as a percentage; "-" for None."""
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def rate_cell(entry: Mapping[str, Any]) -> str:
+    """A rate with its 95 % interval, as percentages; "-" without a value."""
+    if entry.get("value") is None:
+        return "-"
+    interval = f" [{100 * entry['low']:.1f}, {100 * entry['high']:.1f}]" if entry.get("low") is not None else ""
+    return f"{100 * entry['value']:.1f} %{interval}"
