@@ -72,6 +72,13 @@ def test_the_changelog_names_modules_that_exist() -> None:
     assert absent == []
 
 
+def test_unit_tests_mirror_the_package() -> None:
+    """Folder by folder; tests/unit/data is for the scripts of data/build."""
+    unit = ROOT / "tests" / "unit"
+    folders = {path.parent.relative_to(unit) for path in unit.rglob("test_*.py")} - {Path("data")}
+    assert [str(folder) for folder in sorted(folders) if not (PACKAGE / folder).is_dir()] == []
+
+
 def test_top_floor_is_short() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= 8
 
