@@ -10,7 +10,7 @@ root, with `../fs2` for any directory outside it:
 It writes a small random encoder (relative positions, two blocks) under fairseq2's names, a ragged batch of two inputs
 and the encoder's outputs (`s2t_conformer.safetensors`), and the sizes, the versions and fairseq2's own translation of
 fairseq's names (`s2t_conformer.json`). The same seed gives the same bytes.
-`tests/unit/nn/test_fairseq2_map.py` reads them.
+`tests/unit/nn/test_conformer_weights.py` reads them.
 """
 
 from __future__ import annotations

@@ -60,6 +60,25 @@ def test_the_tree_names_every_module_of_a_room_and_no_other() -> None:
             assert spelled == modules, room
 
 
+def test_the_changelog_names_modules_that_exist() -> None:
+    """By their path in the package or the repository, or by their name after a room's."""
+    names = set(re.findall(r"`([\w/]+\.(?:py|yaml))`", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")))
+    absent = [
+        name
+        for name in names
+        if not ((ROOT / name).is_file() or (PACKAGE / name).is_file() or [*PACKAGE.glob(f"*/{name}")])
+    ]
+    assert names
+    assert absent == []
+
+
+def test_unit_tests_mirror_the_package() -> None:
+    """Folder by folder; tests/unit/data is for the scripts of data/build."""
+    unit = ROOT / "tests" / "unit"
+    folders = {path.parent.relative_to(unit) for path in unit.rglob("test_*.py")} - {Path("data")}
+    assert [str(folder) for folder in sorted(folders) if not (PACKAGE / folder).is_dir()] == []
+
+
 def test_top_floor_is_short() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= 8
 
@@ -69,6 +88,11 @@ def test_a_file_is_short_and_says_what_it_is(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 320
     assert ast.get_docstring(ast.parse(text))
+
+
+def test_the_package_is_marked_as_typed() -> None:
+    """`.ci/run` looks for the marker in the wheel, too."""
+    assert (PACKAGE / "py.typed").is_file()
 
 
 def test_long_functions_are_few() -> None:

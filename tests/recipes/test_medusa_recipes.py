@@ -52,7 +52,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("models") / "base", with_heads=False, seconds=30)
+    return write(tmp_path_factory.mktemp("models") / "base", with_heads=False, seconds=30, max_target_positions=96)
 
 
 def options(name: str, base: Path, corpus: Path, *more: str) -> list[str]:
@@ -225,7 +225,7 @@ def test_labels_are_the_models_own_or_the_truth(base: Path, corpus: Path):
     ends = {}
     for labels in ("own", "truth"):
         more = (f"--model.init_args.labels={labels}", "--trainer.max_epochs=1")
-        heard = () if labels == "truth" else ("--data.init_args.language=null",)  # the base knows but one
+        heard = () if labels == "truth" else ("--data.init_args.language=null",)  # the model's own choice
         cli = run(options("librispeech", base, corpus, *more, *heard))
         module, data = cli.model, cli.datamodule
         assert isinstance(module, MedusaModule)
@@ -265,7 +265,7 @@ def test_heads_go_on_from_saved_ones(base: Path, corpus: Path):
         (("--model.init_args.weights=[1.0, 1.0]",), "`weights` must be 3 numbers"),
         (("--data.init_args.corpus=nowhere",), "`root` must hold"),
         (("--data.init_args.train_split=train-other",), "`root` must hold 'train-other'"),
-        (("--data.init_args.language=xx",), "`language` must be one of the model's, en"),
+        (("--data.init_args.language=xx",), "`language` must be one of the model's, de, en"),
         (("--data.init_args.base=data",), "`model` must be"),
         (("--data.init_args.longest=31",), "`longest` must be"),
     ],

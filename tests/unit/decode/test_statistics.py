@@ -9,6 +9,7 @@ import json
 import pkgutil
 import subprocess
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Callable
@@ -41,6 +42,17 @@ PRIOR = Prior(((0.8, 0.1), (0.7, 0.2), (0.6, 0.2)))
 
 def llama(seed: int = 0, hidden: int = 16) -> Any:
     return language_model("llama", seed, hidden_size=hidden)
+
+
+def saved(learned: DecodingStatistics) -> dict[str, Any]:
+    """What a file of it holds."""
+    with tempfile.TemporaryDirectory() as folder:
+        return json.loads(learned.save(Path(folder, "statistics.json")).read_text(encoding="utf-8"))
+
+
+def pairs(learned: DecodingStatistics) -> list[Pair]:
+    """Of target, device and drafter, the least recently used first."""
+    return [Pair(item["target"], item["device"], item["drafter"]) for item in saved(learned)["pairs"]]
 
 
 def rounds(budget: Budget, count: int, seed: int = 0, batch: int = 1) -> list[Plan]:
@@ -205,8 +217,8 @@ def test_old_pairs_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     for index in range(5):
         learned.of(Pair(str(index), "cpu", "x"))
         assert learned.of(Pair("a", "cpu", "x")) is kept  # in use
-    assert list(learned._pairs) == [Pair("3", "cpu", "x"), Pair("4", "cpu", "x"), Pair("a", "cpu", "x")]
-    assert {target for target, _ in learned._targets} == {"3", "4", "a"}
+    assert pairs(learned) == [Pair("3", "cpu", "x"), Pair("4", "cpu", "x"), Pair("a", "cpu", "x")]
+    assert {item["target"] for item in saved(learned)["targets"]} == {"3", "4", "a"}
 
 
 def test_models_are_told_apart_by_their_weights_wherever_they_are_from() -> None:
@@ -295,12 +307,12 @@ def test_every_door_learns_where_it_is_told(tmp_path: Path) -> None:
     assert prior is not None
     plug = mmdec.speculate(heads, num_speculative_tokens=4, statistics=learned)
     network.generate(**sound(1), language="en", custom_generate=plug)
-    (pair,) = [pair for pair in learned._pairs if pair.drafter == heads.name]
+    (pair,) = [pair for pair in pairs(learned) if pair.drafter == heads.name]
     chances = [list(row) for row in prior.ranks]
     assert learned.accuracy(pair, prior).chances() != [pytest.approx(row) for row in chances]
-    assert default._pairs == {}
+    assert pairs(default) == []
     mmdec.generate(model, ids, **options)
-    assert list(default._pairs) == [key]
+    assert pairs(default) == [key]
 
 
 def state() -> dict[str, str]:

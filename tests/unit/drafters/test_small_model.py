@@ -262,12 +262,11 @@ def test_children_are_drawn_without_replacement_in_order() -> None:
     generator = torch.Generator().manual_seed(9)
     rows, calls = 100, 60
     seen: Counter[tuple[int, int]] = Counter()
-    memory = start(drafter, [[1, 2]] * rows, [3] * rows, 4)
     zeros = torch.zeros(rows, dtype=torch.long)
     for _ in range(calls):
+        memory = start(drafter, [[1, 2]] * rows, [3] * rows, 4)
         draft = drafter.propose(memory, zeros + 3, Plan(2, 1, 1.0, generator))
         seen.update((one, two) for _, one, two in draft.tokens.tolist())
-        drafter._commit(memory, [[]] * rows)
     total = rows * calls
     chi = 0.0
     for one in range(4):
@@ -287,9 +286,9 @@ def test_how_many_children_says_nothing_about_which() -> None:
     generator = torch.Generator().manual_seed(11)
     rows = 1000
     firsts: dict[tuple[int, int], Counter[int]] = {}
-    memory = start(drafter, [[1, 2]] * rows, [0] * rows, 3)
     zeros = torch.zeros(rows, dtype=torch.long)
     for _ in range(4):
+        memory = start(drafter, [[1, 2]] * rows, [0] * rows, 3)
         draft = drafter.propose(memory, zeros, Plan(4, 2, 1.0, generator))  # two children, then two grandchildren
         for row in range(rows):
             found = paths(draft, row)
@@ -297,8 +296,6 @@ def test_how_many_children_says_nothing_about_which() -> None:
                 below = [path[2] for path in found if len(path) == 3 and path[1] == child[1]]
                 if below:
                     firsts.setdefault((child[1], len(below)), Counter())[below[0]] += 1
-        drafter._commit(memory, [[]] * rows)
-        memory.pending = [[0]] * rows
     assert {count for _, count in firsts} == {1, 2}
     # Where a second child came the first was rather an unlikely one, by design: it leaves more to win. So the firsts
     # are looked at together, whatever their number of siblings; were they chosen by their own chance, this would fail.
