@@ -9,11 +9,15 @@ from mmdec.types import InputError, MmdecError
 if TYPE_CHECKING:
     from mmdec import audio
     from mmdec.decode.statistics import DecodingStatistics
+    from mmdec.drafters.registry import register_drafter
+    from mmdec.generation.drafter_choice import load_drafter
     from mmdec.generation.model_lock import model_lock
     from mmdec.generation.speculation import Generation, default_statistics, generate, speculate, stream
+    from mmdec.pipelines.inputs import BatchError
     from mmdec.pipelines.transcription.transcribe import transcribe
     from mmdec.pipelines.transcription.transcript import Segment, Transcript, Word
-    from mmdec.pipelines.translation.translate import BatchError, Translation, load, translate_speech
+    from mmdec.pipelines.translation.load import load
+    from mmdec.pipelines.translation.translate import Translation, translate_speech
 
 __version__ = "0.1.0"
 __all__ = [
@@ -31,7 +35,9 @@ __all__ = [
     "default_statistics",
     "generate",
     "load",
+    "load_drafter",
     "model_lock",
+    "register_drafter",
     "speculate",
     "stream",
     "transcribe",
@@ -39,12 +45,16 @@ __all__ = [
 ]
 
 _LAZY = {
-    **dict.fromkeys(("BatchError", "Translation", "load", "translate_speech"), "mmdec.pipelines.translation.translate"),
+    **dict.fromkeys(("Translation", "translate_speech"), "mmdec.pipelines.translation.translate"),
     **dict.fromkeys(
         ("Generation", "default_statistics", "generate", "speculate", "stream"), "mmdec.generation.speculation"
     ),
     **dict.fromkeys(("Segment", "Transcript", "Word"), "mmdec.pipelines.transcription.transcript"),
+    "BatchError": "mmdec.pipelines.inputs",
     "DecodingStatistics": "mmdec.decode.statistics",
+    "load": "mmdec.pipelines.translation.load",
+    "load_drafter": "mmdec.generation.drafter_choice",
+    "register_drafter": "mmdec.drafters.registry",
     "model_lock": "mmdec.generation.model_lock",
     "transcribe": "mmdec.pipelines.transcription.transcribe",
 }

@@ -140,9 +140,19 @@ def _open(content: int | io.BytesIO, suffix: str) -> soundfile.SoundFile:
         return _FrontToBack(content, samplerate=8000, channels=1, format="RAW", subtype=subtype, closefd=False)
 
 
+class _Content(io.BytesIO):
+    """A file's bytes. As in a file, to seek before the beginning (a damaged header may ask for it) changes nothing."""
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        try:
+            return super().seek(offset, whence)
+        except (ValueError, OverflowError):
+            return self.tell()
+
+
 def _read_whole(source: BinaryIO) -> io.BytesIO:
     """All that a file object gives, in pieces: an endless one is refused before memory ends."""
-    content = io.BytesIO()
+    content = _Content()
     while piece := _read_piece(source):
         if not isinstance(piece, bytes):
             raise InputError("`audio` must be a binary file object, but gives text. Open it with mode 'rb'.")

@@ -26,51 +26,6 @@ def buzz(seconds: float, seed: int = 0, rate: int = RATE) -> np.ndarray:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory with every part and random weights, a second's work to make."""
-    from mmdec.hub import save_model
-    from mmdec.nn.ar_decoder import ArConfig
-    from mmdec.nn.conformer import EncoderConfig
-    from mmdec.nn.dag_decoder import DagConfig
-    from mmdec.nn.daspeech import DASpeech, DASpeechConfig
-    from mmdec.nn.fastspeech2 import FastSpeech2Config
-    from mmdec.nn.vocoder import Vocoder, VocoderConfig
-    from mmdec.phonetics.decoder import WordDecoder
+    from tests.support.tiny_translator import write
 
-    torch.manual_seed(0)
-    lexicon = {"hello": [("hh", "ax", "l", "ow")], "there": [("dh", "eh", "r")], "low": [("l", "ow")]}
-    words = WordDecoder.build(lexicon, ["Hello there.", "Hello, low there?"])
-    units = [
-        "<s>",
-        "<pad>",
-        "</s>",
-        "<unk>",
-        *sorted({phone for v in lexicon.values() for p in v for phone in p}),
-        "pau",
-    ]
-    config = DASpeechConfig(
-        encoder=EncoderConfig(channels=32, d_model=32, ffn=32, heads=2, layers=1, kernel=7),
-        dag=DagConfig(
-            d_model=32,
-            ffn=32,
-            heads=2,
-            layers=1,
-            upsample=0.25,
-            link_heads=2,
-            link_dim=8,
-            positions="sinusoidal",
-            link_prior=True,
-        ),
-        ar=ArConfig(d_model=32, ffn=32, heads=2, layers=1),
-        tts=FastSpeech2Config(
-            d_model=32, encoder_layers=1, decoder_layers=1, heads=2, ffn=32, kernels=(3, 1), predictor=16, bins=16
-        ),
-        adaptor_ffn=32,
-        ctc_layer=1,
-    )
-    model = DASpeech(config, len(units))
-    with torch.no_grad():  # random weights that speak: no special unit wins, and durations are audible
-        model.decoder.embed_tokens.weight[:4] = 0
-        model.ar.embed_tokens.weight[:4] = 0
-        model.tts.duration.out.weight *= 0.1
-        model.tts.duration.out.bias.fill_(1.6)  # about four frames a unit
-    directory = tmp_path_factory.mktemp("models") / "tiny"
-    return save_model(directory, model, Vocoder(VocoderConfig(channels=16, hidden=16, blocks=1)), units, words)
+    return write(tmp_path_factory.mktemp("models") / "tiny")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+from pathlib import PurePath
 from typing import Any
 
 from mmdec.types import InputError
@@ -22,8 +23,8 @@ def show(value: object) -> str:
         except ValueError:  # an integer of thousands of digits
             return f"a huge {type(value).__name__}"
         return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
-    if isinstance(value, os.PathLike):
-        return f"the path {os.fspath(value)!r:.{SHOWN}}"
+    if isinstance(value, PurePath):
+        return f"the path {str(value)!r:.{SHOWN}}"
     if isinstance(value, (list, tuple)) and len(value) <= 4:
         parts = ", ".join(show(one) if not isinstance(one, (list, tuple)) else "..." for one in value)
         text = f"[{parts}]" if isinstance(value, list) else f"({parts}{',' * (len(value) == 1)})"
@@ -32,7 +33,7 @@ def show(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     name = type(value).__name__
-    return f"an object of type {name}" if name[:1].isupper() else f"a {name}"
+    return f"an object of type {name}" if name[:1].isupper() else f"{'an' if name[:1] in 'aeiou' else 'a'} {name}"
 
 
 def check_whole(name: str, value: object, least: int, most: int, remedy: str) -> int:

@@ -30,7 +30,9 @@ Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threa
 BenchThreads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object for each file, one on each line.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Report = Annotated[Path | None, typer.Option("--output", "-o", help="Write the report to this JSON file, too.")]
+Report = Annotated[
+    Path | None, typer.Option("--output", "-o", dir_okay=False, help="Write the report to this JSON file, too.")
+]
 Limit = Annotated[int | None, typer.Option(min=1, help="Use only this many utterances, evenly spaced over the split.")]
 WhisperCorpus = Annotated[
     Path, typer.Option("--corpus", help="A folder in LibriSpeech's layout, or a .tsv or .jsonl with path and text.")

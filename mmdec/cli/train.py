@@ -11,7 +11,7 @@ from mmdec.checks.arguments import check_finite
 
 
 def train(
-    minutes: Annotated[float, typer.Option(min=0.1, help="Time limit in minutes.")] = 25.0,
+    minutes: Annotated[float, typer.Option(min=0.1, max=100_000, help="Time limit in minutes.")] = 25.0,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start from random weights; the folder runs/ is renamed, not deleted.")
     ] = False,

@@ -21,8 +21,8 @@ from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.tree import trees_from_lists
 from mmdec.evaluation.pairing import paired
 from mmdec.generation.speculation import generate, speculate
-from mmdec.hub import check_device
 from mmdec.provenance import hardware
+from mmdec.runtime import check_device
 from mmdec.types import Context, Draft, MmdecError, Needs, Plan, Scores, Target, Verdict
 
 SIZES: dict[str, dict[str, int]] = {  # about 2, 30 and 130 million parameters

@@ -23,11 +23,12 @@ from torch import Tensor
 from mmdec import audio
 from mmdec.checks.arguments import check_threads
 from mmdec.evaluation.pairing import paired
-from mmdec.hub import DEFAULT_MODEL, load
+from mmdec.hub import DEFAULT_MODEL
 from mmdec.nn.ar_decoder import ArConfig, ArDecoder
 from mmdec.nn.dag_decoder import BOS, EOS
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
 from mmdec.ops.dag_decode import LatticePath, decode_lattice
+from mmdec.pipelines.translation.load import load
 from mmdec.pipelines.translation.translate import Translation, translate_speech
 from mmdec.pipelines.translation.translator import SpeechTranslator
 from mmdec.provenance import hardware

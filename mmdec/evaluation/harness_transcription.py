@@ -20,9 +20,9 @@ from mmdec.audio import SAMPLE_RATE
 from mmdec.evaluation.harness import Harness, Measurement, Method
 from mmdec.hub.medusa import WEIGHTS
 from mmdec.hub.whisper import HEADS, Whisper
+from mmdec.pipelines.inputs import Audio, read
 from mmdec.pipelines.transcription.request import Call
 from mmdec.pipelines.transcription.transcribe import transcribe
-from mmdec.pipelines.translation.translate import Audio, read
 from mmdec.runtime import Stopwatch, timed_passes
 
 

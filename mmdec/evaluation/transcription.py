@@ -75,12 +75,12 @@ def evaluate_asr(
     A recording that `mmdec.transcribe` refuses counts as an empty transcript and is named. A recording of more than a
     window (30 s) is decoded alone, by transformers' long-form code. Raises InputError.
     """
+    check_threads(threads)
     if limit is not None and limit < 1:
         raise InputError(f"`limit` must be at least 1, but is {limit}. Leave it out for the whole split.")
     if batch_size < 1:
         raise InputError(f"`batch_size` must be at least 1, but is {batch_size}. 1 decodes one by one.")
     rows = evenly_spaced(read_utterances(os.fspath(corpus), split), limit)
-    check_threads(threads)
     torch.set_num_threads(threads)
     whisper = model if isinstance(model, Whisper) else load_whisper(model, device)
     methods = _methods(whisper, heads, plan, plain)

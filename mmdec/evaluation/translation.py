@@ -213,7 +213,8 @@ def _translator(
     model: str | os.PathLike[str] | None, strategies: Sequence[str], device: str | None, threads: int
 ) -> tuple[str, Translator, dict[str, Any]]:
     """The model's name, the public call with it, and provenance."""
-    from mmdec.hub import DEFAULT_MODEL, load
+    from mmdec.hub import DEFAULT_MODEL
+    from mmdec.pipelines.translation.load import load
     from mmdec.pipelines.translation.translate import translate_speech
     from mmdec.pipelines.translation.translator import check_strategy
 

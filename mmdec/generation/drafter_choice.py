@@ -1,48 +1,101 @@
-"""What a caller may give as `drafter`: a name, a smaller model, an object, or None."""
+"""What a caller may give as `drafter`: a name, a folder, a dotted path, a smaller model, a Drafter, or None."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import threading
+from pathlib import Path
+from typing import final
+from weakref import WeakKeyDictionary
 
-from transformers import PreTrainedModel, WhisperForConditionalGeneration
+import torch
+from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import check_methods, show
-from mmdec.drafters.lookup import Lookup
-from mmdec.drafters.recycling import Recycling
+from mmdec.drafters.registry import drafter_entry, drafter_names, folder_drafter, is_dotted, named_drafter
 from mmdec.drafters.small_model import SmallModel
-from mmdec.targets.text import TextTarget
-from mmdec.targets.whisper import WhisperTarget
+from mmdec.targets.registry import target_of
 from mmdec.types import Drafter, InputError, Needs
 
-DRAFTERS: Mapping[str, Callable[[], Drafter]] = {"lookup": Lookup, "recycling": Recycling}
-DraftedBy = Drafter | PreTrainedModel | str | None
+DraftedBy = Drafter | PreTrainedModel | str | os.PathLike[str] | None
 METHODS = ("check", "start", "propose", "update", "select")  # of `mmdec.types.Drafter`
 
 
-def choose_drafter(given: DraftedBy) -> Drafter | None:
-    """The drafter itself. Raises InputError for what is none."""
+@final
+class DrafterChoice:
+    """The caller's choice, checked. A folder is read when a model is there to read it for."""
+
+    def __init__(self, given: DraftedBy) -> None:
+        """Raises InputError for what is no drafter."""
+        self.networks = (given,) if isinstance(given, PreTrainedModel) else ()  # which the drafter runs
+        self._folder = _folder(given) if isinstance(given, (str, os.PathLike)) else None
+        self._drafter = None if self._folder is not None else _drafter(given)
+        self._loaded: WeakKeyDictionary[PreTrainedModel, tuple[torch.device, torch.dtype, Drafter]]
+        self._loaded = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def for_model(self, model: PreTrainedModel) -> Drafter | None:
+        """The drafter, on the model's device and in its precision where it is read from a folder."""
+        if self._folder is None:
+            return self._drafter
+        with self._lock:
+            device, dtype, drafter = self._loaded.get(model, (None, None, None))
+            if drafter is None or (device, dtype) != (model.device, model.dtype):
+                drafter = load_drafter(self._folder, model)
+                self._loaded[model] = model.device, model.dtype, drafter
+            return drafter
+
+
+def load_drafter(folder: str | os.PathLike[str], model: PreTrainedModel) -> Drafter:
+    """The drafter with weights in `folder`, for this model: on its device and in its precision.
+
+    The folder's config.json names the drafter ({"system": "medusa", ...}). Call it once and pass the drafter to
+    `generate`, `stream`, `speculate` or `transcribe`: it holds weights only and may serve many calls.
+    Raises InputError for a folder without a drafter, for damaged files, and for a drafter of another model.
+    """
+    if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
+        raise InputError(f"`folder` must be a path, but is {show(folder)}. Name the drafter's folder.")
+    if not isinstance(model, PreTrainedModel):
+        raise InputError(f"`model` must be a loaded model of transformers, but is {show(model)}. Load it first.")
+    drafter = folder_drafter(Path(folder), model, "folder")
+    _check_methods(drafter)
+    return drafter
+
+
+def _folder(given: str | os.PathLike[str]) -> Path | None:
+    """A folder; None for a name or a dotted path. Raises InputError for what is none of them."""
+    if isinstance(given, str) and (drafter_entry(given) is not None or is_dotted(given)):
+        return None
+    try:
+        path = Path(given)
+        if path.is_dir():
+            return path
+    except (TypeError, ValueError, OSError):  # bytes, a null character, a name that is too long
+        pass
+    raise InputError(
+        f"`drafter` must be one of {', '.join(drafter_names())}, a drafter's folder, a dotted path such as "
+        f"package.module:Class, a model or a Drafter, but is {show(given)}. Choose one."
+    )
+
+
+def _drafter(given: DraftedBy) -> Drafter | None:
     if given is None:
         return None
-    if isinstance(given, str):
-        if given not in DRAFTERS:
-            raise InputError(
-                f"`drafter` must be one of {', '.join(DRAFTERS)}, a model or a Drafter, but is {show(given)}. Choose "
-                "one."
-            )
-        return DRAFTERS[given]()
     if isinstance(given, PreTrainedModel):
         try:
-            if isinstance(given, WhisperForConditionalGeneration):
-                whisper = WhisperTarget(given)
-                return SmallModel(whisper, memory=True, positions=whisper.positions)
-            small = TextTarget(given)
-            return SmallModel(small, positions=small.positions)
+            small = target_of(given)
         except InputError as error:
             raise InputError(str(error).replace("`model`", "`drafter`", 1)) from error
-    remedy = f"Choose one of {', '.join(DRAFTERS)}, a smaller model, or write one after `mmdec.types.Drafter`."
-    check_methods("drafter", given, METHODS, remedy)
-    if not isinstance(getattr(given, "name", None), str) or not isinstance(getattr(given, "needs", None), Needs):
+        return SmallModel(small, memory=small.reads_encoder, positions=small.positions)
+    drafter = named_drafter(given) if isinstance(given, str) else given
+    _check_methods(drafter)
+    return drafter  # type: ignore[return-value] # `_check_methods` has seen that it is a Drafter
+
+
+def _check_methods(drafter: object) -> None:
+    remedy = f"Choose one of {', '.join(drafter_names())}, a smaller model, or write one after `mmdec.types.Drafter`."
+    check_methods("drafter", drafter, METHODS, remedy)
+    if not isinstance(getattr(drafter, "name", None), str) or not isinstance(getattr(drafter, "needs", None), Needs):
         raise InputError(
-            f"`drafter` must have a `name` and its `needs`, an mmdec.types.Needs, but {show(given)} has not. {remedy}"
+            f"`drafter` must have a `name` and its `needs`, an mmdec.types.Needs, but {show(drafter)} has not. {remedy}"
         )
-    return given

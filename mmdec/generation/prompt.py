@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import check_whole, show
 from mmdec.types import InputError
+
+MAX_SEQUENCES = 1024  # of each prompt
 
 
 def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
@@ -43,3 +45,27 @@ def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
             "model's own tokenizer."
         )
     return named
+
+
+def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
+    """Raise InputError for options of `generate` that would fail, or fill the memory, before it hands over. named: the
+    inputs."""
+    if "custom_generate" in options:
+        raise InputError(
+            f"`custom_generate` must be left out, but is {show(options['custom_generate'])}. Call `model.generate` for "
+            "another loop than mmdec's."
+        )
+    if twice := sorted(options.keys() & named.keys()):
+        raise InputError(f"`{twice[0]}` must be given once, but is among `inputs` and the options. Drop one.")
+    for name in ("num_beams", "num_return_sequences"):  # by which the rows are multiplied
+        if options.get(name) is not None:
+            most = 1 if name == "num_beams" else MAX_SEQUENCES
+            check_whole(name, options[name], 1, most, "Beams need `model.generate`'s own loop.")
+    for name in ("attention_mask", "position_ids"):
+        value = {**named, **options}.get(name)
+        if value is not None and not isinstance(value, Tensor):
+            raise InputError(f"`{name}` must be a tensor, but is {show(value)}. Pass the tokenizer's own.")
+    for name in ("logits_processor", "stopping_criteria"):
+        listed = options.get(name)
+        if listed is not None and not (isinstance(listed, list) and all(callable(one) for one in listed)):
+            raise InputError(f"`{name}` must be a list of functions, but is {show(listed)}. Put it into a list.")

@@ -14,31 +14,20 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, StopStringCriteria
-from transformers import WhisperForConditionalGeneration as Whisper
 
-from mmdec.checks.arguments import (
-    check_callable,
-    check_methods,
-    check_nodes,
-    check_seed,
-    check_whole,
-    options_error,
-    show,
-)
+from mmdec.checks.arguments import check_callable, check_methods, check_nodes, check_seed, options_error, show
 from mmdec.decode.budget import Nodes, learned
 from mmdec.decode.loop import Round, decode
 from mmdec.decode.sampling import KeyedSample, Text, most_probable, stock_sample
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import LOSSY, BlockRule, MatchRule, ResidualRule, Rule, RuleName, Stream, TypicalRule
-from mmdec.generation.drafter_choice import DraftedBy, choose_drafter
-from mmdec.generation.hf_bridge import Output, Results, check, prepared, stop, target_of, wants_cache
+from mmdec.generation.drafter_choice import DraftedBy, DrafterChoice
+from mmdec.generation.hf_bridge import Results, check, pad_token, stop
 from mmdec.generation.model_lock import read_while, reading
-from mmdec.generation.prompt import prompt_inputs
-from mmdec.targets.text import TextTarget
-from mmdec.targets.whisper import WhisperTarget
-from mmdec.types import InputError
+from mmdec.generation.prompt import check_options, prompt_inputs
+from mmdec.targets.registry import HfTarget, Output, target_of
+from mmdec.types import Drafter, InputError
 
-MAX_SEQUENCES = 1024  # of each prompt
 RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "block", "typical")
 _statistics = DecodingStatistics()
 
@@ -76,7 +65,8 @@ def generate(
 ) -> Generation:
     """`model.generate(**inputs, **options)` with drafts: the same output, in fewer passes of the model.
 
-    inputs: token ids (B, P), or a tokenizer's output. drafter: "lookup", "recycling", a smaller model with the same
+    inputs: token ids (B, P), or a tokenizer's output. drafter: a registered name ("lookup",
+    "recycling"), a folder with a drafter's weights, a dotted path "package.module:Class", a smaller model with the same
     vocabulary, an object that follows `mmdec.types.Drafter`, or None. rule: None follows `do_sample`. "greedy" and
     "sampled" give plain decoding's own tokens (sampling at batch 1: those of `generate` under the same
     `torch.manual_seed`; in larger batches, or with a `seed`: those of the same call without a drafter). "residual" and
@@ -147,7 +137,7 @@ class _Begun:
     text: Text
     rounds: Iterator[Round]
     pad: int
-    target: TextTarget | WhisperTarget
+    target: HfTarget
     inputs: Mapping[str, Any]
     results: Results
 
@@ -187,11 +177,19 @@ class Speculation:
                 f"`statistics` must be an mmdec.DecodingStatistics, but is {show(statistics)}. Leave it out for those "
                 "of the process."
             )
-        self.drafter, self.seed = choose_drafter(drafter), check_seed(seed)
-        self.networks = (drafter,) if isinstance(drafter, PreTrainedModel) else ()  # the drafter's own
+        self.choice, self.seed = DrafterChoice(drafter), check_seed(seed)
         self.statistics = default_statistics() if statistics is None else statistics
         self.nodes: Nodes = 0 if isinstance(nodes, tuple) and not nodes[0] else nodes
         self.on_round, self.streamer = on_round, streamer
+
+    @property
+    def networks(self) -> tuple[PreTrainedModel, ...]:
+        """The drafter's own models."""
+        return self.choice.networks
+
+    def drafter_for(self, model: PreTrainedModel) -> Drafter | None:
+        """The drafter of runs with this model; None for plain decoding."""
+        return self.choice.for_model(model)
 
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
@@ -226,19 +224,20 @@ class Speculation:
             raise InputError(f"`streamer` must serve one row, but the batch has {len(input_ids)}. Use `mmdec.stream`.")
         target = target_of(model)
         check(target, generation_config, synced_gpus)
-        inputs = {"input_ids": input_ids, **prepared(target, input_ids, generation_config, inputs)}
-        if self.drafter is not None:
-            self.drafter.check(target)
-        results = Results(input_ids, logits_processor, generation_config)
+        inputs = {"input_ids": input_ids, **target.prepare_inputs(input_ids, generation_config, inputs)}
+        drafter = self.drafter_for(model)
+        if drafter is not None:
+            drafter.check(target)
+        results = Results(target, input_ids, logits_processor, generation_config)
         text = Text(input_ids, stop(stopping_criteria, generation_config), results.processors)
         rule = self._rule(generation_config, len(input_ids))
-        drafter = None if self.nodes == 0 else self.drafter  # which would learn in vain
-        budget, shape = learned(self.statistics, target, self.drafter, self.nodes)
+        budget, shape = learned(self.statistics, target, drafter, self.nodes)
+        if self.nodes == 0:
+            drafter = None  # it would learn in vain
         rounds = decode(target, inputs, text, rule, drafter, budget, shape)
-        token = generation_config._pad_token_tensor  # type: ignore[attr-defined] # set by `generate`, which hands over
-        pad = 0 if token is None else int(token)
-        if wants_cache(target, generation_config, inputs):
-            rounds = _extending(rounds, cast(TextTarget, target), inputs, text, pad)
+        pad = pad_token(generation_config)
+        if target.keeps_cache(inputs, generation_config):
+            rounds = _extending(rounds, target, inputs, text, pad)
         return _Begun(text, rounds, pad, target, inputs, results)
 
     def _rule(self, config: GenerationConfig, batch: int) -> Rule:
@@ -278,35 +277,20 @@ def _reading(model: PreTrainedModel, speculation: Speculation) -> AbstractContex
 def _begin(
     model: PreTrainedModel, inputs: Tensor | Mapping[str, Any], speculation: Speculation, options: dict[str, Any]
 ) -> _Begun:
-    if isinstance(model, Whisper):
-        raise InputError(
-            "`model` must be a language model, but is a Whisper, whose `generate` may run for several windows. Call "
-            "`model.generate(features, custom_generate=mmdec.speculate(drafter))`."
-        )
     if not isinstance(model, PreTrainedModel):
         raise InputError(
             f"`model` must be a loaded model of transformers, but is {show(model)}. Load it with "
             "AutoModelForCausalLM.from_pretrained."
         )
-    TextTarget(model)  # refuses a model whose drafts could not be scored or taken back
-    named = prompt_inputs(model, inputs)
-    for name in ("num_beams", "num_return_sequences"):  # by which `generate` multiplies the rows before it hands over
-        if options.get(name) is not None:
-            most = 1 if name == "num_beams" else MAX_SEQUENCES
-            check_whole(name, options[name], 1, most, "Beams need `model.generate`'s own loop.")
-    given = {*options, *named} - {"input_ids", "tokenizer"}
-    if "custom_generate" in options:
+    if not target_of(model).one_run:
         raise InputError(
-            f"`custom_generate` must be left out, but is {show(options['custom_generate'])}. Call `model.generate` for "
-            "another loop than mmdec's."
+            f"`model` must be a language model, but is {type(model).__name__}, whose `generate` may run the decoding "
+            "loop several times. Call `model.generate(inputs, custom_generate=mmdec.speculate(drafter))`."
         )
-    if twice := sorted(options.keys() & named.keys()):
-        raise InputError(f"`{twice[0]}` must be given once, but is among `inputs` and the options. Drop one.")
+    named = prompt_inputs(model, inputs)
+    given = {*options, *named} - {"input_ids", "tokenizer"}
+    check_options(options, named)
     options = dict(options)
-    for name in ("logits_processor", "stopping_criteria"):
-        listed = options.get(name)
-        if listed is not None and not (isinstance(listed, list) and all(callable(one) for one in listed)):
-            raise InputError(f"`{name}` must be a list of functions, but is {show(listed)}. Put it into a list.")
     if speculation.rule is not None and speculation.rule != "typical":
         options.setdefault("do_sample", speculation.rule != "greedy")
     tokenizer, strings = options.pop("tokenizer", None), options.pop("stop_strings", None)
@@ -327,7 +311,7 @@ def _begin(
 
 
 def _extending(
-    rounds: Iterator[Round], target: TextTarget, inputs: Mapping[str, Any], text: Text, pad: int
+    rounds: Iterator[Round], target: HfTarget, inputs: Mapping[str, Any], text: Text, pad: int
 ) -> Iterator[Round]:
     """The same; after the last the caller's cache holds all that it would hold after `generate`."""
     for one in rounds:

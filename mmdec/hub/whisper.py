@@ -15,10 +15,10 @@ from typing import Any, cast, final
 import torch
 from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration, WhisperProcessor
 
-from mmdec import hub
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.weights import NOT_FOLLOWED, fill_pretrained, lies_inside, read_settings
 from mmdec.drafters.medusa import Medusa
+from mmdec.hub.find import LoadedModels, find, kind, path_text, version
 from mmdec.hub.medusa import WEIGHTS, load_heads
 from mmdec.hub.whisper_settings import check_extractor, check_generation
 from mmdec.runtime import check_device
@@ -76,7 +76,7 @@ class Whisper:
     def heads(self, directory: str | os.PathLike[str] | None = None) -> Medusa:
         """The drafter with the heads in `directory`, or in the model's own folder. Raises InputError for none."""
         if directory is not None:
-            place = Path(hub.path_text(directory, "drafter", "'medusa', 'lookup', 'recycling', a directory"))
+            place = Path(path_text(directory, "drafter", "'medusa', 'lookup', 'recycling', a directory"))
         else:
             place = self.directory and self.directory / HEADS
         if directory is None and place and self.directory and not lies_inside(place / WEIGHTS, self.directory):
@@ -101,8 +101,8 @@ class Whisper:
         return mark, None if mark is None else self.tokenizer.convert_tokens_to_ids("<|notimestamps|>")
 
 
-_loaded: dict[tuple[object, ...], Whisper] = {}
-_loading = threading.RLock()
+_whispers = LoadedModels[Whisper]()
+_loading = threading.RLock()  # of heads
 
 
 def load_whisper(model: str | os.PathLike[str] = DEFAULT_MODEL, device: str | torch.device | None = None) -> Whisper:
@@ -111,18 +111,15 @@ def load_whisper(model: str | os.PathLike[str] = DEFAULT_MODEL, device: str | to
     `device` None takes a GPU where there is one. Raises InputError where there is no such model, or its files are
     damaged, no safetensors, or outside its folder.
     """
-    directory = hub.find(model, KIND, FILES)
+    directory = find(model, KIND, FILES)
     _check(directory, os.fspath(model))
     place = check_device(device)
-    with _loading:
-        key = (hub.version(directory), hub.version(directory / HEADS), str(place))
-        if key not in _loaded:
-            _loaded[key] = _read(directory, place)
-        return _loaded[key]
+    key = (version(directory), version(directory / HEADS), str(place))
+    return _whispers.get(key, lambda: _read(directory, place))
 
 
 def _check(directory: Path, name: str) -> None:
-    found = hub.kind(directory)
+    found = kind(directory)
     if found != KIND:
         remedy = "Call `mmdec.translate_speech` for it." if found == "daspeech" else "Name another model."
         raise InputError(f"`model` must be a Whisper, but '{name}' is {found or 'no model'!r}. {remedy}")

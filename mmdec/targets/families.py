@@ -43,15 +43,13 @@ def check_model(model: PreTrainedModel, scorer: Scorer) -> None:
     """Raise InputError unless the model is a causal language model that scores trees and takes them back. `scorer`
     makes the target for a probe."""
     kind = type(model).__name__
-    if not isinstance(model, PreTrainedModel):
+    if not isinstance(model, PreTrainedModel):  # a caller without a type checker
         raise InputError(f"`model` must be a model of transformers, but is {kind}. Load it with AutoModelForCausalLM.")
     config = model.config
     text = config.get_text_config(decoder=True)
-    takes = inspect.signature(model.forward).parameters
-    missing = [name for name in ARGUMENTS if name not in takes]
-    if config.is_encoder_decoder or text is not config or missing or not model.can_generate() or model._is_stateful:
+    if not is_decoder_only(model):
         raise InputError(
-            f"`model` must be a decoder-only language model with a key-value cache, but is {kind}. {_known()}"
+            f"`model` must be a decoder-only language model with a key-value cache, but is {kind}. {known_families()}"
         )
     foreign = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers} - {DynamicLayer.__name__})
     if foreign:
@@ -87,6 +85,15 @@ def check_model(model: PreTrainedModel, scorer: Scorer) -> None:
         _check_probe(type(model), config, attention, scorer)
 
 
+def is_decoder_only(model: PreTrainedModel) -> bool:
+    """Whether `forward` takes what a draft's pass needs, and the configuration is that of a language model alone."""
+    config = model.config
+    if config.is_encoder_decoder or config.get_text_config(decoder=True) is not config:
+        return False
+    arguments = inspect.signature(model.forward).parameters
+    return all(name in arguments for name in ARGUMENTS) and model.can_generate() and not model._is_stateful
+
+
 def _is_proven(model: PreTrainedModel) -> bool:
     """Whether the tests speak for the class and for what its configuration switches on."""
     kind, config = type(model), model.config
@@ -104,7 +111,7 @@ def _check_probe(kind: type[PreTrainedModel], config: PreTrainedConfig, attentio
         switch = "Set `is_decoder` in its configuration. " if getattr(config, "is_decoder", None) is False else ""
         raise InputError(
             f"`model` must score a tree of tokens as it scores each path, but {kind.__name__} {said}. "
-            f"{switch}{_known()}"
+            f"{switch}{known_families()}"
         )
 
 
@@ -127,6 +134,7 @@ def _probe(
     return "" if apart <= BOUND else f"differs by {apart:.1g} of its largest logit"
 
 
-def _known() -> str:
+def known_families() -> str:
+    """A sentence for errors."""
     names = sorted(re.sub("ForCausalLM|LMHeadModel|Decoder$", "", name) for name in FAMILIES)
     return f"These families work: {', '.join(names)}."

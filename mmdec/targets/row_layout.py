@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from mmdec.ops.tree_attention import TreeMask, tree_mask
 
@@ -24,6 +25,14 @@ class Rows:
     ends: list[int]  # the column after its last
     shifts: list[int]  # position of a token minus its column
     tree: int = 0  # columns of a tree that was scored and waits for its verdict
+
+    @classmethod
+    def of_prompt(cls, mask: Tensor, positions: Tensor) -> Rows:
+        """The layout after a prompt's pass, once holes are closed: mask (B, C) bool and positions (B, C)."""
+        starts = mask.long().argmax(1).tolist()
+        ends = [start + count for start, count in zip(starts, mask.sum(1).tolist(), strict=True)]
+        last = positions[:, -1].tolist()
+        return cls(starts, ends, [position + 1 - end for position, end in zip(last, ends, strict=True)])
 
     @property
     def width(self) -> int:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, ClassVar, cast, final
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from mmdec.decode.tree import single
-from mmdec.nn.fingerprint import fingerprint
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.cache import Store, check_cache, twin
-from mmdec.targets.families import ARGUMENTS, check_model
+from mmdec.targets.families import check_model, is_decoder_only
+from mmdec.targets.model_source import model_name
 from mmdec.targets.row_layout import Rows
+from mmdec.targets.text_prompt import TextPrompt
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
-
-READ = {*ARGUMENTS, "use_cache"}  # what `generate` prepares
 
 
 @dataclass
@@ -40,6 +38,16 @@ class TextTarget:
     "eager" or "mmdec_tree".
     """
 
+    one_run: ClassVar[bool] = True
+    reads_encoder: ClassVar[bool] = False
+    refused_outputs: ClassVar[tuple[str, ...]] = ("output_attentions", "output_hidden_states")
+    batch_processors: ClassVar[tuple[type, ...]] = ()
+
+    @staticmethod
+    def takes(model: PreTrainedModel) -> bool:
+        """Whether it is a decoder-only language model with a key-value cache."""
+        return is_decoder_only(model)
+
     def __init__(self, model: PreTrainedModel, *, checked: bool = False) -> None:
         """Raises InputError for a model whose drafts could not be scored or taken back. checked: by the caller."""
         if not checked:
@@ -56,8 +64,7 @@ class TextTarget:
     @property
     def name(self) -> str:
         """Where the model is from, and a digest of its weights."""
-        source = Path(self.model.config._name_or_path).name or type(self.model).__name__
-        return f"{source}-{fingerprint(self.model)}"
+        return model_name(self.model)
 
     @property
     def device(self) -> torch.device:
@@ -71,7 +78,7 @@ class TextTarget:
 
         In a batch of one without holes a given cache is filled as the run goes; any other is only read: see `extend`.
         """
-        prompt = _Prompt.of(inputs)
+        prompt = TextPrompt.of(inputs)
         self._check_needs(needs, prompt.past)
         cache = prompt.cache
         shared = len(prompt.ids) > 1 or prompt.holes
@@ -149,7 +156,7 @@ class TextTarget:
         lacking = columns + new - 1 - cache.get_seq_length()
         if lacking <= 0:
             return
-        prompt = _Prompt.of(inputs)
+        prompt = TextPrompt.of(inputs)
         more = torch.arange(1, new, device=sequences.device)
         positions = torch.cat([prompt.positions, prompt.positions[:, -1:] + more], 1)
         mask = prompt.mask_given
@@ -162,6 +169,41 @@ class TextTarget:
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
+        )
+
+    def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The inputs with the mask that `generate` drops where it is all ones. Beside a cache its length says whether
+        ids (B, P) are the whole text or what is new."""
+        cache = inputs.get("past_key_values")
+        if cache is None or inputs.get("attention_mask") is not None:
+            return inputs
+        check_cache(cache)
+        if not cache.get_seq_length():
+            return inputs
+        # `generate` notes the length; releases that do not have made the positions of that mask.
+        length = getattr(config, "_mask_length", None) or inputs["position_ids"].shape[-1]
+        return {**inputs, "attention_mask": ids.new_ones(len(ids), length)}
+
+    def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
+        """Whether the caller reads the cache after the run: one that was given, or one in an output object."""
+        cache = inputs.get("past_key_values")
+        return cache is not None and bool(config.return_dict_in_generate or getattr(cache, "_is_user_defined", False))
+
+    def output(
+        self,
+        inputs: Mapping[str, Any],
+        sequences: Tensor,
+        lengths: Sequence[int],
+        config: GenerationConfig,
+        scores: tuple[Tensor, ...] | None = None,
+        logits: tuple[Tensor, ...] | None = None,
+    ) -> GenerateDecoderOnlyOutput:
+        """transformers' output object for sequences (B, L) with `lengths` new tokens in each row."""
+        return GenerateDecoderOnlyOutput(
+            sequences=cast(torch.LongTensor, sequences),
+            scores=cast(Any, scores),
+            logits=cast(Any, logits),
+            past_key_values=inputs.get("past_key_values"),
         )
 
     def _features(self, out: Any, layers: tuple[int, ...]) -> dict[int, Tensor]:
@@ -186,74 +228,3 @@ class TextTarget:
 def _scorer(model: PreTrainedModel) -> TextTarget:
     """For a probe, which finds out what a check would ask."""
     return TextTarget(model, checked=True)
-
-
-@dataclass(frozen=True)
-class _Prompt:
-    """The arguments of a prompt's pass, brought into one form."""
-
-    ids: Tensor  # (B, P)
-    fresh: Tensor  # (B, F) those that the cache does not hold
-    mask: Tensor  # (B, C) bool, over all columns: cached and fresh
-    mask_given: Tensor | None  # as the model gets it: none where there is nothing to mask
-    positions: Tensor  # (B, C)
-    cache: DynamicCache | None
-    past: int  # columns in the cache
-    holes: bool  # whether a row has padding after its first token
-
-    @classmethod
-    def of(cls, inputs: Mapping[str, Any]) -> _Prompt:
-        unknown = sorted(name for name, value in inputs.items() if name not in READ and value is not None)
-        ids = inputs.get("input_ids")
-        if unknown or not isinstance(ids, Tensor):
-            raise InputError(
-                "`inputs` must hold `input_ids` and may hold `attention_mask`, `position_ids` and `past_key_values`, "
-                f"but holds {unknown or sorted(inputs)}. Leave the others out."
-            )
-        cache: DynamicCache | None = inputs.get("past_key_values")
-        if cache is not None:
-            check_cache(cache)
-        past = 0 if cache is None else cache.get_seq_length()
-        given = inputs.get("attention_mask")
-        if past and given is None:
-            raise InputError(
-                f"`attention_mask` must be given with `past_key_values`, which holds {past} columns, but is None: it "
-                "says whether the ids are the whole text or what is new. Pass the mask of the whole text."
-            )
-        held = len(cast(Tensor, cast(DynamicLayer, cache.layers[0]).keys)) if cache is not None and past else len(ids)
-        if held != len(ids):
-            raise InputError(
-                f"`past_key_values` must hold the batch's {len(ids)} rows, but holds {held}. Give each row its own."
-            )
-        # As `generate` has it: ids are the whole text if the mask is as long, else only what is new.
-        mask = torch.ones_like(ids) if given is None else given
-        if mask.ndim != 2 or len(mask) != len(ids):
-            shape = tuple(mask.shape)
-            raise InputError(f"`attention_mask` must be (B, P), but is {shape}. Pass the tokenizer's own.")
-        mask = mask.bool()
-        fresh = ids[:, past:] if mask.shape[1] == ids.shape[1] else ids
-        if fresh.shape[1] == 0 or past + fresh.shape[1] != mask.shape[1]:
-            raise InputError(
-                f"`attention_mask` must cover cached and new tokens, but has {mask.shape[1]} columns for {past} cached "
-                f"and {fresh.shape[1]} new ones. Pass the whole text and its mask."
-            )
-        if not bool(mask[:, -1].all()):
-            raise InputError("`attention_mask` must be 1 at the end of every row, but is 0. Pad on the left.")
-        counted = mask.long().cumsum(-1)
-        positions = (counted - 1).masked_fill(~mask, 0)
-        own = inputs.get("position_ids")
-        if own is not None:
-            if own.ndim != 2 or own.shape[1] not in (fresh.shape[1], mask.shape[1]):
-                shape = tuple(own.shape)
-                raise InputError(f"`position_ids` must be (B, {mask.shape[1]}), but is {shape}. Leave it out.")
-            positions = torch.cat([positions[:, : mask.shape[1] - own.shape[1]], own.expand(len(ids), -1)], 1)
-        starts = mask.long().argmax(1)
-        holes = bool((counted[:, -1] + starts != mask.shape[1]).any())
-        return cls(ids, fresh, mask, None if bool(mask.all()) else given, positions, cache, past, holes)
-
-    def rows(self) -> Rows:
-        """Where the rows lie once their holes are closed."""
-        starts = self.mask.long().argmax(1).tolist()
-        ends = [start + count for start, count in zip(starts, self.mask.sum(1).tolist(), strict=True)]
-        last = self.positions[:, -1].tolist()
-        return Rows(starts, ends, [position + 1 - end for position, end in zip(last, ends, strict=True)])

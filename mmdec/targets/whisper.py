@@ -6,25 +6,32 @@ by `custom_generate`: what this file gets is one batch of windows, already encod
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, cast, final
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache, WhisperForConditionalGeneration
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    GenerationConfig,
+    PreTrainedModel,
+    WhisperForConditionalGeneration,
+)
+from transformers.generation.logits_process import WhisperNoSpeechDetection
+from transformers.generation.utils import GenerateEncoderDecoderOutput
 
 from mmdec.decode.tree import single
-from mmdec.nn.fingerprint import fingerprint
-from mmdec.targets.cache import Store, check_cache
+from mmdec.targets.cache import Store
+from mmdec.targets.model_source import model_name
 from mmdec.targets.row_layout import Rows
 from mmdec.targets.whisper_decoder import DraftPass
+from mmdec.targets.whisper_outputs import output_states
+from mmdec.targets.whisper_prompt import WhisperPrompt
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
 ATTENTION = ("sdpa", "eager")
-READ = {"input_ids", "encoder_outputs", "decoder_attention_mask", "past_key_values"}
-LET_BE = {"use_cache", "attention_mask", "output_attentions", "output_hidden_states"}  # Whisper masks no features
 
 
 @dataclass
@@ -46,6 +53,16 @@ class WhisperTarget:
     "eager".
     """
 
+    one_run: ClassVar[bool] = False  # a run for each window and temperature
+    reads_encoder: ClassVar[bool] = True
+    refused_outputs: ClassVar[tuple[str, ...]] = ()
+    batch_processors: ClassVar[tuple[type, ...]] = (WhisperNoSpeechDetection,)  # encodes the batch's audio again
+
+    @staticmethod
+    def takes(model: PreTrainedModel) -> bool:
+        """Whether it is a whole Whisper."""
+        return isinstance(model, WhisperForConditionalGeneration)
+
     def __init__(self, model: WhisperForConditionalGeneration) -> None:
         """Raises InputError as `check_model` does."""
         check_model(model)
@@ -59,8 +76,7 @@ class WhisperTarget:
     @property
     def name(self) -> str:
         """Where the model is from, and a digest of its weights."""
-        source = Path(self.model.config._name_or_path).name or type(self.model).__name__
-        return f"{source}-{fingerprint(self.model)}"
+        return model_name(self.model)
 
     @property
     def device(self) -> torch.device:
@@ -72,7 +88,7 @@ class WhisperTarget:
         decoder_attention_mask (B, P), padded on the left; past_key_values, if any, empty, and filled as `generate`
         would fill it in a batch of one (in larger ones see `reread`)."""
         self._check_needs(needs)
-        prompt = _Prompt.of(inputs, self.positions)
+        prompt = WhisperPrompt.of(inputs, self.positions)
         own = len(prompt.ids) == 1 and not prompt.holes  # else the caller's cache could not say what it holds
         cache = (inputs.get("past_key_values") if own else None) or EncoderDecoderCache(DynamicCache(), DynamicCache())
         out = self._decoder(prompt.ids, prompt.mask_given, prompt.positions, prompt.states, cache, needs.layers)
@@ -133,7 +149,7 @@ class WhisperTarget:
         """One pass over the finished text (B, L), its last token left out: for attentions and hidden states, which
         transformers wants of every step, and for an empty cache that is to hold them all. `outputs` are the decoder's
         own flags. Attends to padding after a row's end, as its loop does."""
-        prompt = _Prompt.of({**inputs, "past_key_values": None}, self.positions)
+        prompt = WhisperPrompt.of({**inputs, "past_key_values": None}, self.positions)
         text = sequences[:, :-1]
         more = text.shape[1] - prompt.ids.shape[1]
         mask = prompt.mask_given
@@ -144,6 +160,44 @@ class WhisperTarget:
         if cache is None:
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         return self._decoder(text, mask, positions, prompt.states, cache, (), None, **outputs)
+
+    def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """As they are: ids (B, P) are always the whole text."""
+        return inputs
+
+    def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
+        """No: `output` fills a cache that the caller reads."""
+        return False
+
+    def extend(self, inputs: Mapping[str, Any], sequences: Tensor) -> None:
+        """Nothing to do: see `keeps_cache`."""
+
+    def output(
+        self,
+        inputs: Mapping[str, Any],
+        sequences: Tensor,
+        lengths: Sequence[int],
+        config: GenerationConfig,
+        scores: tuple[Tensor, ...] | None = None,
+        logits: tuple[Tensor, ...] | None = None,
+    ) -> GenerateEncoderDecoderOutput:
+        """transformers' output object for sequences (B, L) with `lengths` new tokens in each row. Attentions and hidden
+        states are those of one more pass, over all."""
+        cache = inputs.get("past_key_values")
+        flags = {name: True for name in ("output_attentions", "output_hidden_states") if getattr(config, name)}
+        empty = cache if cache is not None and not cache.get_seq_length() else None  # larger batches used their own
+        states: dict[str, Any] = {}
+        if flags or empty is not None:
+            decoded = self.reread(inputs, sequences, empty, **flags)
+            prompt = sequences.shape[1] - max(lengths)
+            states = output_states(decoded, inputs["encoder_outputs"], prompt, sequences.shape[1] - 1, config)
+        return GenerateEncoderDecoderOutput(
+            sequences=cast(torch.LongTensor, sequences),
+            scores=cast(Any, scores),
+            logits=cast(Any, logits),
+            past_key_values=cache,
+            **states,
+        )
 
     def _decoder(
         self,
@@ -178,60 +232,6 @@ class WhisperTarget:
                 f"`layers` must lie in 0 .. {self.layers - 2} or be -1 (the last, normed), but holds {wrong[0]}. "
                 "Use a drafter made for this model."
             )
-
-
-@dataclass(frozen=True)
-class _Prompt:
-    """The arguments of a prompt's pass, brought into one form."""
-
-    ids: Tensor  # (B, P)
-    states: Tensor  # (B, S, H)
-    mask: Tensor  # (B, P) bool
-    mask_given: Tensor | None  # where the caller has one
-    positions: Tensor  # (B, P)
-    holes: bool  # whether a row has padding after its first token
-
-    @classmethod
-    def of(cls, inputs: Mapping[str, Any], most: int) -> _Prompt:
-        unknown = sorted(name for name, value in inputs.items() if name not in READ | LET_BE and value is not None)
-        ids, encoded = inputs.get("input_ids"), inputs.get("encoder_outputs")
-        if unknown or not isinstance(ids, Tensor) or encoded is None:
-            raise InputError(
-                "`inputs` must hold the decoder's `input_ids` and `encoder_outputs` and may hold "
-                f"`decoder_attention_mask`, but holds {unknown or sorted(inputs)}. Call `model.generate(features, "
-                "custom_generate=mmdec.speculate(...))`, which prepares them."
-            )
-        cache = inputs.get("past_key_values")
-        if cache is not None:
-            check_cache(cache)
-            if cache.get_seq_length():
-                raise InputError(
-                    f"`past_key_values` must be empty, but holds {cache.get_seq_length()} columns. Leave it out."
-                )
-        batch, width = ids.shape
-        if width > most:
-            raise InputError(f"`input_ids` must have at most {most} columns, but has {width}. Shorten the prompt.")
-        given = inputs.get("decoder_attention_mask")
-        if given is None:
-            mask = torch.ones_like(ids, dtype=torch.bool)
-            positions = torch.arange(width, device=ids.device).expand(batch, -1)
-            return cls(ids, encoded[0], mask, None, positions, False)
-        if given.shape != ids.shape or not bool(given[:, -1].all()):
-            raise InputError(
-                f"`decoder_attention_mask` must be {tuple(ids.shape)} with 1 at the end of every row, but is "
-                f"{tuple(given.shape)}. Pad on the left."
-            )
-        mask = given.bool()
-        counted = mask.long().cumsum(-1)
-        holes = bool((counted[:, -1] + mask.long().argmax(1) != width).any())
-        return cls(ids, encoded[0], mask, given, (counted - 1).masked_fill(~mask, 0), holes)
-
-    def rows(self) -> Rows:
-        """Where the rows lie once their holes are closed."""
-        starts = self.mask.long().argmax(1).tolist()
-        ends = [start + count for start, count in zip(starts, self.mask.sum(1).tolist(), strict=True)]
-        last = self.positions[:, -1].tolist()
-        return Rows(starts, ends, [position + 1 - end for position, end in zip(last, ends, strict=True)])
 
 
 def check_model(model: WhisperForConditionalGeneration) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import torch
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import Qwen2Tokenizer
+
+from tests.support.tiny_text import language_model
 
 REVISION = "0" * 40
 END = "<|endoftext|>"
@@ -16,10 +17,7 @@ END = "<|endoftext|>"
 def write_cache(folder: Path, code: str) -> Path:
     """What HF_HUB_CACHE is set to, without network. code: of the blocks, whose hub ids are served."""
     vocabulary = {letter: number for number, letter in enumerate([END, *sorted(ByteLevel.alphabet())])}
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    torch.manual_seed(0)
-    config = Qwen2Config(vocab_size=len(vocabulary), num_key_value_heads=1, pad_token_id=0, eos_token_id=0, **sizes)
-    model = Qwen2ForCausalLM(config)
+    model = language_model("qwen2", vocab_size=len(vocabulary), bos_token_id=None, eos_token_id=0)
     tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[])
     for name in sorted(set(re.findall(r'from_pretrained\("([\w-]+/[\w.-]+)"', code))):
         repository = folder / f"models--{name.replace('/', '--')}"

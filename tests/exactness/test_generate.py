@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from transformers.generation import GenerateDecoderOnlyOutput
 
 import mmdec
@@ -18,31 +17,10 @@ from mmdec.decode.tree import trees_from_lists
 from mmdec.generation.speculation import default_statistics
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 from tests.support.pairwise import cover
+from tests.support.tiny_text import VOCABULARY, language_model
 
-VOCABULARY = 61
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.4,  # sharp enough for texts that repeat themselves, and for clear argmaxes
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-
-
-def model(kind: str, seed: int = 0, **sizes: Any) -> PreTrainedModel:
-    torch.manual_seed(seed)
-    config, network = (LlamaConfig, LlamaForCausalLM) if kind == "llama" else (Qwen2Config, Qwen2ForCausalLM)
-    return network(config(**{**SIZES, **sizes})).eval()
-
-
-MODELS = {"llama": model("llama"), "qwen2": model("qwen2", 1)}
-SMALL = model("llama", 2, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+MODELS = {"llama": language_model("llama"), "qwen2": language_model("qwen2", 1)}
+SMALL = language_model("llama", 2, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
 
 
 class Wrong:
@@ -259,7 +237,7 @@ def test_what_cannot_work_is_refused(options: dict[str, Any], match: str) -> Non
 
 
 def test_a_drafter_of_another_vocabulary_is_refused() -> None:
-    other = model("llama", 3, vocab_size=VOCABULARY + 4)
+    other = language_model("llama", 3, vocab_size=VOCABULARY + 4)
     with pytest.raises(InputError, match="tokens"):
         mmdec.generate(MODELS["llama"], prompts(1), other, max_new_tokens=5)
 
@@ -282,7 +260,7 @@ BF16_TOLERANCE = 2.0**-5  # of the top score: eight of bfloat16's steps, what re
 @pytest.mark.parametrize("name", ["lookup", "recycling", "small", "wrong"])
 def test_in_bfloat16_only_near_ties_differ(name: str) -> None:
     """Passes of other shapes round differently: where the outputs part, the two best scores must be almost equal."""
-    network = model("llama", 4).to(torch.bfloat16)
+    network = language_model("llama", 4).to(torch.bfloat16)
     parted = 0
     for seed in range(6):
         inputs = prompts(1, seed)

@@ -18,7 +18,7 @@ import mmdec
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import Whisper, load_whisper
 from tests.conftest import RATE, buzz
-from tests.support.tiny_transcriber import write
+from tests.support.tiny_whisper import write
 
 PROMPT = "The train leaves"
 

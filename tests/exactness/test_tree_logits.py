@@ -13,31 +13,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.text import TextTarget
 from mmdec.types import Draft, Needs, Verdict
+from tests.support.tiny_text import VOCABULARY, language_model
 
-VOCABULARY = 50
 BOUND = {"sdpa": 1e-11, TREE_ATTENTION: 1e-11, "eager": 2e-5}  # of the largest logit
 
 
 def model_of(family: str, attention: str) -> PreTrainedModel:
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "initializer_range": 0.4,  # far from uniform attention
-        "attn_implementation": attention,
-    }
-    if family == "llama":
-        return LlamaForCausalLM(LlamaConfig(**sizes)).double().eval()
-    return Qwen2ForCausalLM(Qwen2Config(**sizes)).double().eval()
+    return language_model(family, num_hidden_layers=3, attn_implementation=attention).double()
 
 
 def random_draft(rng: random.Random, batch: int, nodes: int) -> Draft:

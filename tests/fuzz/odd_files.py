@@ -1,4 +1,4 @@
-"""Odd files by number: the same number always gives the same file.
+"""Odd files by number: the same number gives the same file, but for what encoders write of the time, or by chance.
 
 Each is a sound in one of libsndfile's formats at an odd rate, with odd channels or odd samples, under a right or a
 wrong suffix, then perhaps cut, flipped, spliced, or its header changed. Some are no files at all.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -43,7 +44,7 @@ class Odd:
 
 
 def write_odd(folder: Path, number: int) -> Odd:
-    """The file of this number, in `folder`."""
+    """The file of this number, in `folder`. One that another process wrote is left as it is."""
     draw = np.random.default_rng([10, number])
     if draw.random() < 0.04:
         return _place(folder, number, PLACES[int(draw.integers(len(PLACES)))])
@@ -57,11 +58,19 @@ def write_odd(folder: Path, number: int) -> Odd:
         how = CHANGES[int(draw.integers(len(CHANGES)))]
         changed, story = how(draw, changed), f"{story}, {how.__name__.strip('_')}"
     path = folder / (f"{number}.{suffix}" if suffix else f"{number}")
-    path.write_bytes(changed)
+    _put(path, changed)
     unharmed = changed == content and subtype in EXACT and kind not in ("RAW", "WVE", "SDS")
     if not unharmed or sound is None:
         return Odd(path, f"{story}, .{suffix}")
     return Odd(path, f"{story}, .{suffix}", sound, rate, EXACT[subtype])
+
+
+def _put(path: Path, content: bytes) -> None:
+    part = path.with_name(f".part-{os.getpid()}")
+    part.write_bytes(content)
+    with suppress(FileExistsError):
+        os.link(part, path)
+    part.unlink()
 
 
 def _encoded(draw: np.random.Generator, kind: str, subtype: str) -> tuple[bytes, np.ndarray | None, int, str]:
@@ -177,24 +186,28 @@ def _place(folder: Path, number: int, kind: str) -> Odd:
     path = folder / f"{number}.wav"
     mono = buzz(0.3, number)
     if kind == "directory":
-        path.mkdir()
+        path.mkdir(exist_ok=True)
     elif kind == "pipe":
-        os.mkfifo(path)
+        with suppress(FileExistsError):
+            os.mkfifo(path)
     elif kind == "circle":
-        path.symlink_to(path)
+        with suppress(FileExistsError):
+            path.symlink_to(path)
     elif kind == "through":
-        path.write_bytes(b"")
+        _put(path, b"")
         path = path / "x.wav"
     elif kind == "long":
         path = folder / f"{number}{'x' * 300}.wav"
     elif kind != "missing":
         name = {"bytes": os.fsdecode(b"%d\xff\xe9.wav" % number), "line": f"{number}\n\t[b]'.wav"}.get(kind, path.name)
         target = folder / name
-        with target.open("wb") as file:
-            soundfile.write(file, mono, 16_000, format="WAV")
+        buffer = io.BytesIO()
+        soundfile.write(buffer, mono, 16_000, format="WAV")
+        _put(target, buffer.getvalue())
         path = target
         if kind == "link":
             path = folder / f"{number}-link.wav"
-            path.symlink_to(target)
+            with suppress(FileExistsError):
+                path.symlink_to(target)
         return Odd(path, kind, mono, 16_000, 1e-4)
     return Odd(path, kind)

@@ -1,6 +1,7 @@
 """Reads odd files and says of each what came of it, a line of JSON each: a process of its own, for a decoder may hang.
 
-`python -m tests.fuzz.reader FOLDER FIRST LAST MODEL`. A call of more than 20 s ends the process with a traceback.
+`python -m tests.fuzz.reader FOLDER FIRST LAST MODEL ANSWERS` writes to the file ANSWERS, for decoders print, too. A
+call of more than 20 s ends the process with a traceback.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ import numpy as np
 import torch
 
 from mmdec import audio
-from mmdec.pipelines.translation import translate as api
+from mmdec.pipelines.inputs import read
+from mmdec.pipelines.translation.load import load
+from mmdec.pipelines.translation.translate import translate_speech
+from mmdec.pipelines.translation.translator import SpeechTranslator
 from mmdec.types import InputError
 from tests.conftest import buzz
 from tests.fuzz.odd_files import Odd, write_odd
@@ -49,18 +53,18 @@ def same(a: torch.Tensor | str, b: torch.Tensor | str) -> bool:
     return torch.equal(a, b)
 
 
-def examine(odd: Odd, other: Path, model: api.SpeechTranslator) -> dict[str, object]:
+def examine(odd: Odd, other: Path, model: SpeechTranslator) -> dict[str, object]:
     """One file, read twice after another; what is wrong is in `wrong`."""
     wrong = []
     audio.load_audio(other)
-    first = heard(lambda: api.read(odd.path))
+    first = heard(lambda: read(odd.path))
     audio.load_audio(other)
-    second = heard(lambda: api.read(odd.path))
+    second = heard(lambda: read(odd.path))
     if not same(first, second):
         wrong.append("another answer the second time")
     if os.path.isfile(odd.path):
         content = odd.path.read_bytes()
-        bare = heard(lambda: api.read(io.BytesIO(content)))
+        bare = heard(lambda: read(io.BytesIO(content)))
         if not isinstance(bare, str) and not same(bare, first):
             wrong.append("a file object gives other samples than the path")
     if isinstance(first, torch.Tensor):
@@ -68,7 +72,7 @@ def examine(odd: Odd, other: Path, model: api.SpeechTranslator) -> dict[str, obj
             wrong.append("not finite")
         if first.abs().max() > 4:  # resampled noise goes somewhat beyond full scale
             wrong.append("beyond full scale")
-        spoken = heard(lambda: torch.from_numpy(api.translate_speech(odd.path, model=model).audio))
+        spoken = heard(lambda: torch.from_numpy(translate_speech(odd.path, model=model).audio))
         if isinstance(spoken, str) and "no unit" not in spoken:
             wrong.append(f"read, but not translated: {spoken}")
     if odd.sound is not None:
@@ -81,21 +85,20 @@ def examine(odd: Odd, other: Path, model: api.SpeechTranslator) -> dict[str, obj
     return {"answer": answer, "read": not isinstance(first, str), "wrong": wrong}
 
 
-def main(folder: str, first: str, last: str, model: str) -> None:
+def main(folder: str, first: str, last: str, model: str, answers: str) -> None:
     torch.set_num_threads(1)
     place = Path(folder)
     other = audio.save_audio(place / "other.wav", np.tile(buzz(3.0, 77), 4))
-    translator = api.load(model, "cpu")
-    for number in range(int(first), int(last)):
-        odd = write_odd(place, number)
-        print(json.dumps({"number": number, "story": odd.story}), flush=True)
-        try:
-            said = examine(odd, other, translator)
-        except Exception as error:
-            said = {"answer": "", "read": False, "wrong": [f"{type(error).__name__}: {error}"]}
-        print(json.dumps(said), flush=True)
-        if os.path.isfile(odd.path):
-            odd.path.unlink()
+    translator = load(model, "cpu")
+    with open(answers, "w", encoding="utf-8", buffering=1) as out:
+        for number in range(int(first), int(last)):
+            odd = write_odd(place, number)
+            print(json.dumps({"number": number, "story": odd.story}), file=out)
+            try:
+                said = examine(odd, other, translator)
+            except Exception as error:
+                said = {"answer": "", "read": False, "wrong": [f"{type(error).__name__}: {error}"]}
+            print(json.dumps(said), file=out)
 
 
 if __name__ == "__main__":

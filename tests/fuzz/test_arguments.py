@@ -21,19 +21,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
 import mmdec
 from mmdec import cli
-from mmdec.hub import load
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import load_whisper
+from mmdec.pipelines.translation.load import load
 from mmdec.types import MmdecError
 from tests.conftest import RATE, buzz
 from tests.fuzz.odd_values import FRESH, PLAIN, WORDS
 from tests.support.tiny_english import write_english
-from tests.support.tiny_transcriber import write
+from tests.support.tiny_text import language_model
+from tests.support.tiny_whisper import write
 
 CALLS, GROUPS = (1500, 15) if os.environ.get("MMDEC_ALL") else (80, 4)
 SECONDS = 20.0  # of the processor, of one call
@@ -63,22 +64,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     return place
 
 
-def language_model(seed: int = 0, **sizes: int) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    shape = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, **sizes}
-    return LlamaForCausalLM(LlamaConfig(num_attention_heads=2, num_key_value_heads=1, **shape)).eval()
-
-
 @pytest.fixture(scope="module")
 def doors(folder: Path) -> dict[str, Door]:
-    model, small, whisper = language_model(), language_model(1), load_whisper(folder / "whisper", "cpu")
+    model, small, whisper = language_model(), language_model(seed=1), load_whisper(folder / "whisper", "cpu")
     translator = load(folder / "translator", "cpu")
     ids, sound = torch.tensor([[1, 2, 3, 1, 2, 3]]), buzz(0.5)
     spoken = mmdec.translate_speech(sound, sample_rate=RATE, model=translator)
     written = mmdec.transcribe(sound, sample_rate=RATE, model=whisper, drafter=None, max_new_tokens=4)
     models = (model, whisper, whisper.model, translator, LlamaForCausalLM, "whisper", "translator", folder / "whisper")
     drafting = {
-        "drafter": (small, *models, "lookup", "recycling", language_model(2, vocab_size=90)),
+        "drafter": (small, *models, "lookup", "recycling", language_model(seed=2, vocab_size=90)),
         "rule": ("greedy", "sampled", *UNSEEDED),
         "num_speculative_tokens": (0, 3, (6, 2), 10**6),
     }
@@ -86,6 +81,9 @@ def doors(folder: Path) -> dict[str, Door]:
     options = (*numbers, "top_p", "repetition_penalty", "stop_strings", "logits_processor", "stopping_criteria")
     options = (*options, "return_dict_in_generate", "num_beams", "num_return_sequences", "nonsense")
     speech = {"audio": sound, "sample_rate": RATE}
+    heard = ("processor", "timestamps", "language", "task", "prompt", "batch_size", "rule", "num_speculative_tokens")
+    heard = (*heard, "device", "threads", "progress", "logprob_threshold", "no_speech_threshold")
+    heard = (*heard, "prompt_condition_type", "compression_ratio_threshold", "condition_on_prev_tokens")
     sounds = {"audio": (folder / "sound.wav", [sound, sound], sound), "model": models, "threads": (1, 2)}
 
     def generate(**given: Any) -> Any:
@@ -110,12 +108,7 @@ def doors(folder: Path) -> dict[str, Door]:
         "transcribe": Door(
             mmdec.transcribe,
             lambda: {**speech, "model": whisper, "drafter": "lookup", "max_new_tokens": 4},
-            (
-                *("processor", "timestamps", "language", "task", "prompt", "batch_size", "rule"),
-                *("num_speculative_tokens", "device", "threads", "progress", "logprob_threshold"),
-                *("no_speech_threshold", "prompt_condition_type", "compression_ratio_threshold"),
-                *("condition_on_prev_tokens", *options),
-            ),
+            (*heard, *options),
             {**sounds, **drafting, **numbers, "timestamps": ("word", "segment"), "processor": (whisper.processor,)},
         ),
         "generate": Door(

@@ -23,7 +23,8 @@ from mmdec.training.medusa.data import HeadData
 from mmdec.training.medusa.module import MedusaModule
 from mmdec.training.medusa.simulate import measure, spread
 from tests.support.quiet import LIGHTNING
-from tests.support.tiny_english import write_english, write_whisper
+from tests.support.tiny_english import write_english
+from tests.support.tiny_whisper import write
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "medusa"
@@ -51,7 +52,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_whisper(tmp_path_factory.mktemp("models") / "base")
+    return write(tmp_path_factory.mktemp("models") / "base", with_heads=False, seconds=30)
 
 
 def options(name: str, base: Path, corpus: Path, *more: str) -> list[str]:

@@ -20,7 +20,8 @@ from mmdec.training.medusa import timed as schedule_heads
 from mmdec.training.medusa.self_labels import fingerprint
 from mmdec.training.timed_run import Allowance, Outcome
 from tests.support.quiet import LIGHTNING
-from tests.support.tiny_english import write_english, write_whisper
+from tests.support.tiny_english import write_english
+from tests.support.tiny_whisper import write
 
 ROOT = Path(__file__).parents[2]
 SHIPPED, MADE = Path("models/whisper-phrasebook/medusa"), Path("runs/whisper-phrasebook")
@@ -32,7 +33,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout with a model and a corpus."""
     root = tmp_path_factory.mktemp("checkout")
     write_english(root / "data" / "english")
-    write_whisper(root / "models" / "whisper-phrasebook")
+    write(root / "models" / "whisper-phrasebook", with_heads=False, seconds=30)
     return root
 
 
@@ -71,7 +72,7 @@ class Runner:
         (made / "provenance.json").write_text('{"training": {"step": 3}}')
         Path("runs/medusa/checkpoints").mkdir(exist_ok=True)
         mark = fingerprint(load_whisper("models/whisper-phrasebook", "cpu").model)
-        torch.save({"base": mark}, schedule_heads.last())
+        torch.save({"base": mark, "state_dict": {}}, schedule_heads.last())
 
 
 def train_for(seconds: float, runner: Any, fresh: bool = False) -> Outcome:
@@ -120,7 +121,7 @@ def test_a_run_goes_on_unless_it_was_finished_or_the_model_is_another(checkout: 
     Path("runs/medusa/finished").unlink()
     shutil.rmtree(MADE)
     shutil.rmtree("models/whisper-phrasebook")
-    write_whisper(Path("models/whisper-phrasebook"), seed=6)
+    write(Path("models/whisper-phrasebook"), seed=6, with_heads=False, seconds=30)
     train_for(60, runner)
     assert runner.calls[-1][1] is None
     train_for(60, runner, fresh=True)

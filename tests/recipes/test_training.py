@@ -26,7 +26,8 @@ from mmdec.training.daspeech.export import load_module, newest, read_checkpoint,
 from mmdec.training.daspeech.module import DASpeechModule
 from mmdec.types import InputError
 from tests.support.quiet import LIGHTNING
-from tests.support.tiny_corpus import TinyCorpus, tiny_sizes, write_corpus
+from tests.support.tiny_corpus import TinyCorpus, write_corpus
+from tests.support.tiny_translator import tiny_sizes
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "daspeech"

@@ -101,16 +101,3 @@ def write_table(path: Path, lines: list[list[str]]) -> None:
 
 def read_table(path: Path) -> list[list[str]]:
     return [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def tiny_sizes() -> dict[str, int]:
-    """The `model` option of `DASpeechModule` for a network of a few thousand weights."""
-    decoder = {"d_model": 16, "ffn": 16, "heads": 2, "layers": 1}
-    parts = {
-        "encoder": {"channels": 16, "kernel": 3, **decoder},
-        "dag": {"link_heads": 2, "link_dim": 8, **decoder},
-        "ar": decoder,
-        "tts": {"d_model": 16, "ffn": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "predictor": 8},
-    }
-    sizes = {f"{part}.{name}": size for part, values in parts.items() for name, size in values.items()}
-    return {**sizes, "adaptor_ffn": 16, "ctc_layer": 1}

@@ -1,61 +1,123 @@
-"""Whispers of a few thousand random weights, with special and timestamp tokens where Whisper has them."""
+"""The tests' Whisper: a few thousand random weights, with special and timestamp tokens where Whisper has them.
 
+`whisper` has a vocabulary of its own and no tokenizer; `network` takes a tokenizer's; `write` saves one with its
+processor, and Medusa heads beside it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import WhisperConfig, WhisperForConditionalGeneration
+from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperProcessor
 
-FRAMES = 100  # of a window, 1 s
+from mmdec.hub.medusa import save_heads
+from mmdec.nn.medusa import MedusaConfig, MedusaHeads
+from mmdec.training.whisper.tokenizer import build_tokenizer, generation_config
+
+FRAMES = 100  # in a second of features
+STEPS = FRAMES // 2  # the encoder's, of 0.02 s
 TEXT = 60  # tokens that are words
 EOT, SOT = 60, 61
 LANGUAGES = {"<|en|>": 62, "<|de|>": 63, "<|fr|>": 64}
 TASKS = {"translate": 65, "transcribe": 66}
 PREVIOUS, NO_SPEECH, NO_TIMESTAMPS = 68, 69, 70
 TIMESTAMPS = 71  # 0.00, 0.02, ... 1.00
-VOCABULARY = TIMESTAMPS + 51
+VOCABULARY = TIMESTAMPS + STEPS + 1
+SENTENCES = [
+    "Hello there, how are you today?",
+    "The train leaves at seven in the evening.",
+    "Where is the station?",
+] * 3
+SIZES: dict[str, Any] = {
+    "num_mel_bins": 80,
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 48,
+    "max_source_positions": STEPS,  # a window of one second
+    "max_target_positions": 64,
+    "init_std": 0.4,  # sharp texts, which repeat themselves now and then and end at different lengths
+}
+
+
+def build(vocabulary: int, start: int, end: int, seed: int, **sizes: Any) -> WhisperForConditionalGeneration:
+    """Random weights. start, end: the tokens that a text begins and ends with."""
+    torch.manual_seed(seed)
+    special = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end, "decoder_start_token_id": start}
+    return WhisperForConditionalGeneration(WhisperConfig(**{"vocab_size": vocabulary, **special, **SIZES, **sizes}))
+
+
+def configure(model: WhisperForConditionalGeneration, **settings: Any) -> WhisperForConditionalGeneration:
+    """The model, ready to run; its generation settings are added to what it has."""
+    common = {"max_initial_timestamp_index": 20, "alignment_heads": [[0, 1], [1, 0]]}
+    for name, value in {**common, **settings}.items():
+        setattr(model.generation_config, name, value)
+    return model.eval()
 
 
 def whisper(mels: int = 80, seed: int = 0, **sizes: Any) -> WhisperForConditionalGeneration:
-    """A multilingual one, whose texts are sharp, repeat themselves now and then, and end at different lengths."""
-    torch.manual_seed(seed)
-    config = WhisperConfig(
-        **{
-            "vocab_size": VOCABULARY,
-            "num_mel_bins": mels,
-            "d_model": 32,
-            "encoder_layers": 1,
-            "decoder_layers": 2,
-            "encoder_attention_heads": 2,
-            "decoder_attention_heads": 2,
-            "encoder_ffn_dim": 32,
-            "decoder_ffn_dim": 48,
-            "max_source_positions": FRAMES // 2,
-            "max_target_positions": 64,
-            "bos_token_id": EOT,
-            "eos_token_id": EOT,
-            "pad_token_id": EOT,
-            "decoder_start_token_id": SOT,
-            "init_std": 0.4,
-            **sizes,
-        }
-    )
-    model = WhisperForConditionalGeneration(config).eval()
-    own = dict[str, Any](
+    """A multilingual model over the tokens above."""
+    return configure(
+        build(VOCABULARY, SOT, EOT, seed, num_mel_bins=mels, **sizes),
         is_multilingual=True,
         lang_to_id=LANGUAGES,
         task_to_id=TASKS,
         no_timestamps_token_id=NO_TIMESTAMPS,
         prev_sot_token_id=PREVIOUS,
-        max_initial_timestamp_index=20,
-        alignment_heads=[[0, 1], [1, 0]],
         begin_suppress_tokens=[3, EOT],
         suppress_tokens=[1, 2, *range(SOT, NO_TIMESTAMPS)],
         max_length=48,
     )
-    for name, value in own.items():
-        setattr(model.generation_config, name, value)
-    return model
+
+
+def processor(seconds: int = 1, mels: int = 80) -> WhisperProcessor:
+    """Features of windows of `seconds`, and a tokenizer of 320 tokens, timestamps not counted."""
+    extractor = WhisperFeatureExtractor(feature_size=mels, chunk_length=seconds)
+    return WhisperProcessor(extractor, build_tokenizer(SENTENCES, 320))
+
+
+def network(tokenizer: Any, seed: int = 3, seconds: int = 1, **sizes: Any) -> WhisperForConditionalGeneration:
+    """A model of a tokenizer's vocabulary, for windows of `seconds`."""
+    number, steps = tokenizer.convert_tokens_to_ids, STEPS * seconds
+    end, start, first = number("<|endoftext|>"), number("<|startoftranscript|>"), number("<|notimestamps|>") + 1
+    model = build(len(tokenizer), start, end, seed, **{"max_source_positions": steps, **sizes})
+    model.generation_config = generation_config(tokenizer, 12)
+    return configure(
+        model,
+        lang_to_id={"<|en|>": number("<|en|>"), "<|de|>": number("<|startoflm|>")},
+        suppress_tokens=[*range(end + 1, first - 1), *range(first + steps + 1, len(tokenizer))],
+    )
+
+
+def medusa_heads(config: MedusaConfig, seed: int = 0, std: float = 0.2) -> MedusaHeads:
+    """Heads of random weights."""
+    torch.manual_seed(seed)
+    heads = MedusaHeads(config)
+    for weight in heads.parameters():
+        torch.nn.init.normal_(weight, std=std)
+    return heads.eval()
+
+
+def heads(model: WhisperForConditionalGeneration, seed: int = 0) -> MedusaHeads:
+    """Three linear heads for a model."""
+    return medusa_heads(MedusaConfig(model.config.d_model, model.config.vocab_size, heads=3), seed)
+
+
+def write(directory: Path, with_heads: bool = True, seconds: int = 1, seed: int = 3, **sizes: Any) -> Path:
+    """What `load_whisper` reads."""
+    whole = processor(seconds, sizes.get("num_mel_bins", 80))
+    model = network(whole.tokenizer, seed, seconds, **sizes)  # type: ignore[attr-defined]  # set by ProcessorMixin
+    model.half().save_pretrained(directory)
+    whole.save_pretrained(directory)
+    if with_heads:
+        save_heads(directory / "medusa", heads(model))
+    return directory
 
 
 def sound(batch: int, windows: float = 1.0, mels: int = 80, seed: int = 0) -> dict[str, Tensor]:

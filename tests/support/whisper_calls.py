@@ -12,7 +12,17 @@ import mmdec
 from mmdec.decode.tree import trees_from_lists
 from mmdec.nn.medusa import Kind, MedusaConfig, MedusaHeads
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
-from tests.support.tiny_whisper import NO_TIMESTAMPS, PREVIOUS, SOT, TEXT, TIMESTAMPS, VOCABULARY, sound, whisper
+from tests.support.tiny_whisper import (
+    NO_TIMESTAMPS,
+    PREVIOUS,
+    SOT,
+    TEXT,
+    TIMESTAMPS,
+    VOCABULARY,
+    medusa_heads,
+    sound,
+    whisper,
+)
 
 MODELS = {80: whisper(80, 9), 128: whisper(128, 1)}  # some of whose windows end before the limit
 PROMPT = torch.tensor([PREVIOUS, 5, 6, 7, 24, 24])
@@ -62,13 +72,8 @@ MODES = {
 
 
 def heads(kind: Kind, seed: int = 0, **sizes: Any) -> MedusaHeads:
-    torch.manual_seed(seed)
-    made = MedusaHeads(
-        MedusaConfig(**{"hidden_size": 32, "vocab_size": VOCABULARY, "heads": 4, **sizes}, **SHAPES[kind])
-    )
-    for weight in made.parameters():
-        torch.nn.init.normal_(weight, std=0.2)
-    return made.eval()
+    defaults = {"hidden_size": 32, "vocab_size": VOCABULARY, "heads": 4}
+    return medusa_heads(MedusaConfig(**{**defaults, **sizes}, **SHAPES[kind]), seed)
 
 
 SHAPES: dict[str, Any] = {

@@ -9,11 +9,11 @@ from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
-from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import show
 from mmdec.hub.whisper import Whisper
+from mmdec.targets.whisper_generate import LANGUAGE_CODES
 from mmdec.types import InputError
 
 Timestamps = Literal["segment", "word"] | None
@@ -218,22 +218,22 @@ def _languages(known: Any, language: str | Sequence[str] | None, recordings: int
             "model."
         )
     if isinstance(language, (str, bytes)) or not isinstance(language, Sequence):
-        return _code(known, language)
+        return language_code(known, language)
     if len(language) != recordings:
         raise InputError(
             f"`language` must be one, or one for each of {recordings} recordings, but has {len(language)}. Add or drop "
             "some."
         )
-    return [_code(known, one) for one in language]
+    return [language_code(known, one) for one in language]
 
 
-def _code(known: Any, language: object) -> str:
-    """ "English", "en" or "<|en|>" -> "en"."""
+def language_code(known: Any, language: object) -> str:
+    """ "English", "en" or "<|en|>" -> "en". Raises InputError for a language that the model does not know."""
     codes = [token.removeprefix("<|").removesuffix("|>") for token in known.lang_to_id]
-    names = {code: name for name, code in reversed(TO_LANGUAGE_CODE.items())}
+    names = {code: name for name, code in reversed(LANGUAGE_CODES.items())}
     if isinstance(language, str):
         said = language.lower().strip().removeprefix("<|").removesuffix("|>")
-        code = TO_LANGUAGE_CODE.get(said, said)
+        code = LANGUAGE_CODES.get(said, said)
         if code in codes:
             return code
     listed = ", ".join(f"{code} ({names[code]})" if code in names else code for code in sorted(codes))

@@ -18,29 +18,31 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, WhisperForConditionalGeneration, WhisperProcessor
 
+from mmdec import hub
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import check_callable, check_threads, check_whole, options_error, show
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import LOSSY, RuleName
-from mmdec.generation.drafter_choice import DRAFTERS
-from mmdec.generation.hf_bridge import target_of
+from mmdec.drafters.registry import drafter_entry, is_dotted
+from mmdec.generation.drafter_choice import DraftedBy
 from mmdec.generation.model_lock import reading
 from mmdec.generation.speculation import Nodes, Speculation, speculate
 from mmdec.hub.whisper import DEFAULT_MODEL, HEADS, Whisper, load_whisper
+from mmdec.pipelines.inputs import Audio, BatchError, read
 from mmdec.pipelines.transcription.request import Call, Timestamps
 from mmdec.pipelines.transcription.transcript import Segment, Transcript
 from mmdec.pipelines.transcription.usage import Usage, UsageMeter
 from mmdec.pipelines.transcription.word_timestamps import UNSPACED, agree, words
-from mmdec.pipelines.translation.translate import Audio, BatchError, read
 from mmdec.runtime import Stopwatch, check_device, with_threads
-from mmdec.targets.whisper import check_model
+from mmdec.targets.model_source import source_folder
+from mmdec.targets.registry import target_of
+from mmdec.targets.whisper_generate import attention_restored
 from mmdec.targets.whisper_settings import settings_in_config
-from mmdec.types import Drafter, InputError
+from mmdec.types import InputError
 
 __all__ = ["transcribe"]
 
 Model = str | os.PathLike[str] | WhisperForConditionalGeneration | Whisper
-DraftedBy = Drafter | PreTrainedModel | str | os.PathLike[str] | None
 MAX_BATCH = 4096  # recordings decoded together
 Progress = Callable[[float, float], None]
 
@@ -117,9 +119,10 @@ def transcribe(
     `batch_size` recordings are decoded together, those within one window (30 s) apart from longer ones. `model` is a
     shipped name, a directory, a hub id, or a loaded model with its `processor`.
 
-    `drafter` is "medusa" (the heads in the model's folder `medusa`), a directory with heads, "lookup", "recycling", a
-    smaller Whisper of the same vocabulary, an `mmdec.types.Drafter`, or None for plain decoding; `rule`,
-    `num_speculative_tokens` and `statistics` are those of `mmdec.speculate`.
+    `drafter` is "medusa" (the heads in the model's folder `medusa`), "lookup", "recycling" or another registered name,
+    a folder with a drafter's weights, a dotted path "package.module:Class", a smaller Whisper of the same vocabulary,
+    an `mmdec.types.Drafter`, or None for plain decoding; `rule`, `num_speculative_tokens` and `statistics` are those of
+    `mmdec.speculate`.
 
     `timestamps` "segment" or "word" fills the segments: "segment" with the model's own times, "word" with words, where
     a segment begins with its first word and ends, with its last, where the model says. `language` is a name or a code,
@@ -143,11 +146,11 @@ def transcribe(
         )
     whisper = _whisper(model, processor, device)
     call = Call.of(whisper, timestamps, language, task, prompt, options, len(batch))
-    check_model(whisper.model)
     target = target_of(whisper.model)
     speculation = speculate(_drafter(whisper, drafter), rule, num_speculative_tokens, statistics=statistics)
-    if speculation.drafter is not None:  # before any recording is read
-        speculation.drafter.check(target)
+    chosen = speculation.drafter_for(whisper.model)
+    if chosen is not None:  # before any recording is read
+        chosen.check(target)
     readable: dict[int, Tensor] = {}
     errors: dict[int, InputError] = {}
     made: dict[int, Transcript] = {}
@@ -284,8 +287,7 @@ def _whisper(model: Model, processor: WhisperProcessor | None, device: str | tor
                 f"`processor` must be a WhisperProcessor with a loaded `model`, but is {show(processor)}. Load it with "
                 "`WhisperProcessor.from_pretrained`."
             )
-        name = model.config._name_or_path
-        model = Whisper(model, processor, Path(name) if name and Path(name).is_dir() else None)
+        model = Whisper(model, processor, source_folder(model))
     if device is not None and check_device(device).type != model.model.device.type:
         raise InputError(
             f"`device` must be that of the loaded `model`, {model.model.device}, but is {show(str(device))}. Leave "
@@ -294,9 +296,11 @@ def _whisper(model: Model, processor: WhisperProcessor | None, device: str | tor
     return model
 
 
-def _drafter(whisper: Whisper, drafter: DraftedBy) -> Drafter | PreTrainedModel | str | None:
-    if isinstance(drafter, str) and drafter in DRAFTERS:
+def _drafter(whisper: Whisper, drafter: DraftedBy) -> DraftedBy:
+    if isinstance(drafter, str) and drafter != HEADS and (drafter_entry(drafter) is not None or is_dotted(drafter)):
         return drafter
+    if isinstance(drafter, (str, os.PathLike)) and drafter != HEADS and hub.kind(Path(drafter)) not in ("", HEADS):
+        return drafter  # another system's folder: `speculate` reads it
     if isinstance(drafter, (str, bytes, os.PathLike)):
         return whisper.heads(None if drafter == HEADS else drafter)
     return drafter
@@ -337,8 +341,5 @@ def _attention(
         return
     with reading(*others, writing=[model]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "__array_wrap__ must accept", DeprecationWarning)
-        before = model.config._attn_implementation or "sdpa"
-        try:
+        with attention_restored(model):
             yield
-        finally:
-            model.set_attn_implementation(before)

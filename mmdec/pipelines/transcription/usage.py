@@ -109,7 +109,8 @@ class UsageMeter:
 
     def _count(self, one: Round) -> float:
         """Enter a round for the rows that took part. Returns the drafter's seconds."""
-        seconds = 0.0 if self._speculation.drafter is None else one.drafter  # else it is what reading a clock takes
+        drafts = self._speculation.drafter_for(self._model) is not None
+        seconds = one.drafter if drafts else 0.0  # without a drafter it is what reading a clock takes
         for row, tokens in zip(one.rows, one.tokens, strict=True):
             usage = self.usage[self._recordings[row]]
             usage.rounds += 1

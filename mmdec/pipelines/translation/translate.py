@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, cast, overload
+from typing import cast, overload
 
 import numpy as np
 import torch
@@ -14,19 +14,16 @@ from torch import Tensor
 
 from mmdec import audio as sound
 from mmdec.checks.arguments import check_switch, check_threads, show
-from mmdec.drafters.dag import Lattice
-from mmdec.hub import DEFAULT_MODEL, load
+from mmdec.hub.daspeech import DEFAULT_MODEL
+from mmdec.pipelines.inputs import SILENCE, Audio, BatchError, peak, read
+from mmdec.pipelines.translation.load import as_translator, load
 from mmdec.pipelines.translation.translator import SpeechTranslator, check_strategy, total_timings
-from mmdec.runtime import check_device, with_threads
+from mmdec.runtime import with_threads
 from mmdec.types import InputError
 
 __all__ = ["BatchError", "Translation", "load", "translate_speech"]
 
-Audio = str | os.PathLike[str] | BinaryIO | np.ndarray | Tensor
 PAUSE = 0.3  # seconds between two translated pieces
-MIN_SECONDS = 0.1
-SILENCE = 5e-4  # of full scale: -66 dB
-MAX_CHANNELS = 8
 
 
 @dataclass(frozen=True)
@@ -44,19 +41,6 @@ class Translation:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the speech as 16-bit audio, whole or not at all; the suffix names the format."""
         return sound.save_audio(path, self.audio, self.sample_rate)
-
-
-class BatchError(InputError):
-    """Some recordings of a batch were refused; the others are in `results`."""
-
-    def __init__(self, results: list[Any], errors: dict[int, InputError]) -> None:
-        self.results = results  # translations or transcripts in order, None where refused
-        self.errors = errors  # by place in the batch
-        first = next(iter(errors))
-        super().__init__(
-            f"{len(errors)} of {len(results)} recordings were refused, the first at place {first}: {errors[first]} "
-            "The others are in `results` of this error."
-        )
 
 
 @overload
@@ -120,7 +104,7 @@ def translate_speech(
             f"`sample_rate` must be left out for files, whose headers name it, but is {show(sample_rate)}. Leave it "
             "out."
         )
-    translator = _translator(model, device, vocoder)
+    translator = as_translator(model, device, vocoder)
     readable: dict[int, Tensor] = {}
     errors: dict[int, InputError] = {}
     with with_threads(threads):
@@ -159,108 +143,16 @@ def _strategy(strategy: str | None, verify: bool) -> str:
     return strategy
 
 
-def read(audio: Audio, sample_rate: int | None = None) -> Tensor:
-    """One recording in any accepted form to 16 kHz mono (T,), or an InputError that says what is wrong with it."""
-    if isinstance(audio, (np.ndarray, Tensor)):
-        samples = from_array(audio, sample_rate)
-    elif isinstance(audio, (str, os.PathLike)) or callable(getattr(audio, "read", None)):
-        try:
-            samples = sound.load_audio(audio)
-        except InputError:
-            raise
-        except (OSError, TypeError, ValueError) as error:  # a name that no file can have
-            raise InputError(
-                f"`audio` must be an existing file, but {show(audio)} cannot be looked for ({error}). Check the path."
-            ) from error
-    else:
-        raise InputError(
-            f"`audio` must be a path, a file object, an array or a list of these, but is {show(audio)}. "
-            "Convert it with numpy.asarray."
-        )
-    seconds = len(samples) / sound.SAMPLE_RATE
-    if seconds < MIN_SECONDS:
-        raise InputError(
-            f"`audio` must last at least {MIN_SECONDS} seconds, but lasts {seconds:.4f}. Check the recording."
-        )
-    peak = _peak(samples)
-    if peak < SILENCE:
-        raise InputError(
-            f"`audio` must hold speech, but is silent: its peak is {_decibels(peak)}, below {_decibels(SILENCE)}. "
-            "Check the microphone, or turn the recording up."
-        )
-    return samples
-
-
-def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
-    """Samples of any usual type and layout to 16 kHz mono (T,). Integers are scaled by their type's range."""
-    if sample_rate is None:
-        raise InputError(
-            "`sample_rate` must be given with an array, but is None. Pass sample_rate=16000, for instance."
-        )
-    rate = _rate(sample_rate)
-    sound.check_rate(rate)
-    array = audio.detach().cpu() if isinstance(audio, Tensor) else audio
-    if isinstance(array, Tensor):
-        array = (array.float() if array.dtype == torch.bfloat16 else array).numpy()
-    data = _mono(array)  # (T,) float64 or float32
-    sound.check_seconds(len(data) / rate)
-    samples = torch.from_numpy(np.ascontiguousarray(data))
-    sound.check_samples(samples)
-    if np.issubdtype(array.dtype, np.floating):
-        sound.check_peak(max(float(array.max()), -float(array.min())))  # of all channels: two may cancel
-        samples = sound.full_scale(samples)
-    return sound.resample(samples.float(), rate)
-
-
-def _rate(sample_rate: object) -> int:
-    """A whole number of Hz; 16000.0 and numpy's numbers are some, too."""
-    number = sample_rate.item() if isinstance(sample_rate, np.generic) else sample_rate
-    if type(number) is float and number.is_integer():
-        number = int(number)
-    if type(number) is not int:
-        raise InputError(f"`sample_rate` must be a whole number of Hz, but is {show(sample_rate)}. Round it.")
-    return number
-
-
-def _mono(array: np.ndarray) -> np.ndarray:
-    kind = array.dtype
-    if kind.kind not in "fiu" or (kind.kind in "iu" and kind.itemsize > 4):
-        raise InputError(
-            f"`audio` must hold floats or integers of at most 32 bit, but holds {kind}. "
-            "Convert it with astype to the type it was recorded in."
-        )
-    if array.ndim not in (1, 2):
-        raise InputError(
-            f"`audio` must have shape (T,), (T, channels) or (channels, T), but has {array.shape}. "
-            "Pass a list of arrays for a batch."
-        )
-    if array.ndim == 2 and array.size and min(array.shape) > MAX_CHANNELS:
-        raise InputError(
-            f"`audio` must have at most {MAX_CHANNELS} channels, but has shape {array.shape}. "
-            "Pass a list of arrays for a batch."
-        )
-    if not array.size:
-        return np.zeros(0)
-    data = array.astype(np.float64)
-    if kind.kind in "iu":
-        half = 2.0 ** (8 * kind.itemsize - 1)
-        data = (data - half if kind.kind == "u" else data) / half
-    if data.ndim == 2:
-        with np.errstate(all="ignore"):  # infinities are counted later
-            data = data.mean(axis=int(np.argmin(data.shape)))
-    return data
-
-
 def _translate(translator: SpeechTranslator, recordings: list[Tensor], strategy: str) -> list[Translation]:
     """16 kHz recordings of any length to one translation each: cut at pauses, translated, joined."""
     pieces: list[Tensor] = []
     owners: list[int] = []
     for owner, samples in enumerate(recordings):
         parts = [sound.trim_silence(samples[start:end]) for start, end in sound.split_at_pauses(samples)]
-        spoken = [part for part in parts if _peak(part) >= SILENCE]  # a piece of mere silence says nothing
+        spoken = [part for part in parts if peak(part) >= SILENCE]  # a piece of mere silence says nothing
         pieces += spoken
         owners += [owner] * len(spoken)
-    results = translator.translate(pieces, strategy, Lattice if strategy == "verified" else None)
+    results = translator.translate(pieces, strategy)
     translations = []
     for owner in range(len(recordings)):
         mine = [result for result, place in zip(results, owners, strict=True) if place == owner]
@@ -279,31 +171,3 @@ def _translate(translator: SpeechTranslator, recordings: list[Tensor], strategy:
             )
         )
     return translations
-
-
-def _translator(
-    model: str | os.PathLike[str] | SpeechTranslator,
-    device: str | torch.device | None,
-    vocoder: str | os.PathLike[str] | None,
-) -> SpeechTranslator:
-    if not isinstance(model, SpeechTranslator):
-        return load(model, device, vocoder=vocoder)
-    if vocoder is not None:
-        raise InputError(
-            f"`vocoder` must be left out with a loaded `model`, which has one, but is {show(vocoder)}. Give it to "
-            "`load`."
-        )
-    if device is not None and check_device(device).type != model.device.type:
-        raise InputError(
-            f"`device` must be that of the loaded `model`, {model.device}, but is {show(str(device))}. "
-            "Leave it out, or load the model there."
-        )
-    return model
-
-
-def _peak(samples: Tensor) -> float:
-    return float((samples - samples.mean()).abs().max())
-
-
-def _decibels(level: float) -> str:
-    return f"{20 * np.log10(level):.0f} dB" if level > 0 else "-inf dB"

@@ -1,12 +1,12 @@
 """French speech in, English speech out: the networks of one DASpeech model, put in a row and timed.
 
 Features, encoder, linguistic decoder (a path through the graph, or the autoregressive baseline), acoustic model,
-vocoder, words. It knows nothing of files or of long recordings: see `hub.py` and `api.py`.
+vocoder, words. It knows nothing of files or of long recordings: see `load.py` and `translate.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,13 +19,15 @@ from mmdec.decode.budget import Budget
 from mmdec.decode.loop import decode
 from mmdec.decode.sampling import Stop, Text
 from mmdec.decode.verify import MatchRule
+from mmdec.drafters.dag import Lattice
+from mmdec.hub.daspeech import DASpeechParts, Decoding
 from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.nn.daspeech import DASpeech
 from mmdec.ops.dag_decode import LatticeStrategy, decode_lattice
 from mmdec.phonetics.decoder import WordDecoder
 from mmdec.runtime import Stopwatch
 from mmdec.targets.units import UnitTarget
-from mmdec.types import Drafter, InputError
+from mmdec.types import InputError
 
 STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi", "autoregressive", "verified")
 STAGES = ("features", "encoder", "linguistic", "acoustic", "vocoder", "words")
@@ -33,16 +35,7 @@ SPECIALS = 4  # <s> <pad> </s> <unk> are the first four units of every vocabular
 GPU_ROWS = 16  # rows of a padded batch on a GPU
 DRAFT_NODES = 192  # of a graph's continuation: an utterance's units, and what they might be instead
 
-LatticeDrafter = Callable[[Tensor, Tensor, Tensor, int], Drafter]  # of emissions, links, lengths and the ending unit
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """How a path through the graph is chosen; tuned on the dev split and stored with the model."""
-
-    lookahead_weight: float = 1.0
-    length_penalty: float = 1.0
-    collapse: bool = False  # merge equal neighbours, as the paper's released code does
+_Decoded = tuple[list[list[int]], list[Tensor], list[int]]  # units, acoustic inputs [(K + 1, d_tts), ...], passes
 
 
 @dataclass(frozen=True)
@@ -79,31 +72,30 @@ class SpeechTranslator:
         self.decoding = decoding
         self.name = name
 
+    @classmethod
+    def of(cls, parts: DASpeechParts) -> SpeechTranslator:
+        """The translator made of a model's parts."""
+        return cls(parts.model, parts.vocoder, parts.words, parts.units, decoding=parts.decoding, name=parts.name)
+
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def translate(
-        self, samples: Sequence[Tensor], strategy: str = "lookahead", drafter: LatticeDrafter | None = None
-    ) -> list[SpokenTranslation]:
+    def translate(self, samples: Sequence[Tensor], strategy: str = "lookahead") -> list[SpokenTranslation]:
         """16 kHz utterances [(T,), ...] to one translation each, in order.
 
-        "verified" is the autoregressive decoder's greedy output in fewer passes: `drafter` makes a drafter of a graph.
+        "verified" is the autoregressive decoder's greedy output in fewer passes: the graph drafts and it verifies.
 
         On a CPU the utterances go one by one, so that a batch equals its parts exactly. On a GPU they go padded, in
         groups; a group's time is then shared equally between its rows.
         """
         check_strategy(strategy)
-        if strategy == "verified" and drafter is None:
-            raise InputError("`drafter` must be given with strategy verified, but is None. Use mmdec.translate_speech.")
         rows = 1 if self.device.type == "cpu" else GPU_ROWS
         groups = [samples[start : start + rows] for start in range(0, len(samples), rows)]
-        return [result for group in groups for result in self._translate_group(group, strategy, drafter)]
+        return [result for group in groups for result in self._translate_group(group, strategy)]
 
     @torch.inference_mode()
-    def _translate_group(
-        self, samples: Sequence[Tensor], strategy: str, drafter: LatticeDrafter | None = None
-    ) -> list[SpokenTranslation]:
+    def _translate_group(self, samples: Sequence[Tensor], strategy: str) -> list[SpokenTranslation]:
         clock = Stopwatch(self.device)
         with clock.stage("features"):
             features, frames = pad([audio.fbank(row) for row in samples], self.device)  # (B, N, 80), (B,)
@@ -111,7 +103,8 @@ class SpeechTranslator:
             states, state_lengths = self.model.encode(features, frames)
         with clock.stage("linguistic"):
             if strategy in ("autoregressive", "verified"):
-                tokens, hidden, passes = self._autoregressive(states, state_lengths, frames, drafter)
+                decoder = self._autoregressive if strategy == "autoregressive" else self._verified
+                tokens, hidden, passes = decoder(states, state_lengths, frames)
             else:
                 tokens, hidden = self._graph(states, state_lengths, frames, strategy)
                 passes = [1] * len(tokens)
@@ -128,16 +121,20 @@ class SpeechTranslator:
             for text, row, voice, count in zip(texts, units, voices, passes, strict=True)
         ]
 
-    def _autoregressive(
-        self, states: Tensor, state_lengths: Tensor, frames: Tensor, drafter: LatticeDrafter | None
-    ) -> tuple[list[list[int]], list[Tensor], list[int]]:
-        """As `_graph`, and the passes taken; with a drafter the graph drafts and the decoder verifies."""
-        limits = (24 + frames // 4).tolist()  # 25 units a second is faster than anyone speaks
-        if drafter is None:
-            rows = self.model.ar.generate(states, state_lengths, max(limits))
-            passes = [len(row) + 1 for row in rows]
-        else:
-            rows, passes = self.verified(states, state_lengths, frames, max(limits), drafter)
+    def _autoregressive(self, states: Tensor, state_lengths: Tensor, frames: Tensor) -> _Decoded:
+        """As `_graph`, and the passes that each row took."""
+        limits = _limits(frames)
+        rows = self.model.ar.generate(states, state_lengths, max(limits))
+        return self._decoded(rows, limits, [len(row) + 1 for row in rows])
+
+    def _verified(self, states: Tensor, state_lengths: Tensor, frames: Tensor) -> _Decoded:
+        """As `_autoregressive`: the same units, in fewer passes."""
+        limits = _limits(frames)
+        rows, passes = self.verified(states, state_lengths, frames, max(limits))
+        return self._decoded(rows, limits, passes)
+
+    def _decoded(self, rows: list[list[int]], limits: list[int], passes: list[int]) -> _Decoded:
+        """Rows cut to their limits, without special units, and their acoustic inputs."""
         tokens = [
             [token for token in row[:limit] if token >= SPECIALS] for row, limit in zip(rows, limits, strict=True)
         ]
@@ -146,11 +143,11 @@ class SpeechTranslator:
 
     @torch.inference_mode()
     def verified(
-        self, states: Tensor, state_lengths: Tensor, frames: Tensor, max_length: int, drafter: LatticeDrafter
+        self, states: Tensor, state_lengths: Tensor, frames: Tensor, max_length: int
     ) -> tuple[list[list[int]], list[int]]:
         """`ArDecoder.generate`'s units of each row, and the passes of the autoregressive decoder that they took."""
         lattice = self.model.lattice(states, state_lengths, frames)
-        proposing = drafter(lattice.emissions, lattice.links, lattice.lengths, EOS)
+        proposing = Lattice(lattice.emissions, lattice.links, lattice.lengths, EOS)
         target = UnitTarget(self.model.ar)
         proposing.check(target)
         prompt = torch.full((len(states), 1), BOS, device=self.device)
@@ -208,6 +205,11 @@ class SpeechTranslator:
             for row, voice, length in zip(spoken, samples, lengths.tolist(), strict=True):
                 voices[row] = voice[: length * audio.HOP]
         return voices
+
+
+def _limits(frames: Tensor) -> list[int]:
+    """Units at most, of recordings of so many frames (B,): 25 a second is faster than anyone speaks."""
+    return (24 + frames // 4).tolist()
 
 
 def check_strategy(strategy: str) -> None:

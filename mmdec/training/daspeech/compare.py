@@ -20,13 +20,14 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 import mmdec.training.lightning_leaves  # noqa: F401
-from mmdec import audio, hub
+from mmdec import audio
 from mmdec.corpora.cvss import SpeechPair, read_pairs
 from mmdec.corpora.tables import evenly_spaced
 from mmdec.metrics import text as metrics
 from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.ops.dag_decode import decode_lattice
 from mmdec.phonetics.lexicon import PAUSE, lower_case, read_lexicon
+from mmdec.pipelines.translation.load import load
 from mmdec.training.daspeech.corpus import SpeechTranslationData
 from mmdec.training.daspeech.export import load_module, newest
 from mmdec.training.daspeech.module import DASpeechModule
@@ -38,7 +39,7 @@ def phone_errors(model: Path, data: dict[str, Any]) -> float:
     `data` are the options of `SpeechTranslationData`: the rows, and how they are cut, are those of the recipe.
     """
     if model.is_dir():
-        translator = hub.load(model, "cpu")
+        translator = load(model, "cpu")
         module = DASpeechModule(list(translator.units), size="small")
         module.network = translator.model
         module.config = translator.model.config

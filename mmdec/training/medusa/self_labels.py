@@ -16,20 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import WhisperForConditionalGeneration
-from transformers.generation.logits_process import (
-    SuppressTokensAtBeginLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-    WhisperTimeStampLogitsProcessor,
-)
 
 from mmdec.decode.budget import Budget
 from mmdec.decode.loop import decode
-from mmdec.decode.sampling import Processor, Stop, Text
+from mmdec.decode.sampling import Stop, Text
 from mmdec.decode.tree_shape import HeadAccuracy
 from mmdec.decode.verify import MatchRule
 from mmdec.drafters.medusa import Medusa, expected
 from mmdec.nn.medusa import MedusaHeads
 from mmdec.targets.whisper import WhisperTarget
+from mmdec.targets.whisper_generate import generate_processors
 
 
 class Labels:
@@ -93,7 +89,7 @@ def own_text(
         ids, mask = _left_padded([prompts[row] for row in rows], int(model.config.pad_token_id or 0), states.device)
         longest = min(ids.shape[1] + limit, model.config.max_target_positions)
         stop = Stop(longest, frozenset(ends(model)))
-        text = Text(ids, stop, processors(model, ids.shape[1], under_rules))
+        text = Text(ids, stop, generate_processors(model, ids.shape[1], under_rules))
         inputs: dict[str, Any] = {"input_ids": ids, "encoder_outputs": (states[rows],)}
         if not bool(mask.all()):
             inputs["decoder_attention_mask"] = mask
@@ -103,19 +99,6 @@ def own_text(
         for row, tokens in zip(rows, text.tokens, strict=True):
             found[row] = tokens
     return found
-
-
-def processors(model: WhisperForConditionalGeneration, begin: int, timed: bool) -> list[Processor]:
-    """Whisper's own, in the order of its `generate`, for prompts of `begin` columns."""
-    config: Any = model.generation_config
-    made: list[Any] = []
-    if config.begin_suppress_tokens is not None:
-        made.append(SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, begin, device=model.device))  # type: ignore[arg-type]
-    if config.suppress_tokens is not None:
-        made.append(SuppressTokensLogitsProcessor(config.suppress_tokens, device=model.device))  # type: ignore[arg-type]
-    if timed:
-        made.append(WhisperTimeStampLogitsProcessor(config, begin_index=begin))
-    return made
 
 
 def ends(model: WhisperForConditionalGeneration) -> list[int]:

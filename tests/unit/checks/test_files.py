@@ -22,11 +22,11 @@ from mmdec import audio, cli
 from mmdec.checks import files
 from mmdec.cli import output_files as outputs
 from mmdec.cli.translate import AUDIO_SUFFIXES
-from mmdec.pipelines.translation import translate as api
+from mmdec.pipelines.inputs import read
 from mmdec.types import InputError
-from tests.bad_list import encoded
 from tests.conftest import RATE, buzz
-from tests.support.tiny_transcriber import write
+from tests.support.bad_list import encoded
+from tests.support.tiny_whisper import write
 
 OTHER = np.tile(buzz(6.0, 77), 8)  # longer than any file below: its samples lie where theirs are read
 
@@ -148,9 +148,9 @@ def test_floats_of_files_are_levelled_as_arrays_are(tmp_path: Path) -> None:
         for number, data in enumerate((sound, both)):
             path = tmp_path / f"{number}.wav"
             soundfile.write(path, data, RATE, subtype=subtype)
-            found = api.read(path)
+            found = read(path)
             assert found.abs().max() == 1
-            assert torch.allclose(found, api.read(data, RATE), atol=1e-6)
+            assert torch.allclose(found, read(data, RATE), atol=1e-6)
 
 
 @pytest.mark.parametrize("subtype", ["FLOAT", "DOUBLE"])
@@ -162,7 +162,7 @@ def test_samples_that_no_recording_holds_are_refused(subtype: str, tmp_path: Pat
         soundfile.write(path, data, RATE, subtype=subtype)
         for given in ((path, None), (data, RATE), (torch.from_numpy(data), RATE)):
             with pytest.raises(InputError, match=r"samples of at most 2\.15e\+09, but its peak is 1e\+30"):
-                api.read(*given)
+                read(*given)
 
 
 @contextmanager

@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 from transformers import SpeechT5HifiGan, SpeechT5HifiGanConfig
 
 import mmdec
-from mmdec import hub
 from mmdec.checks.weights import read_weights, shards
+from mmdec.hub.daspeech import WEIGHTS
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import load_whisper
 from mmdec.training.daspeech.export import read_checkpoint
 from mmdec.training.daspeech.vocoder import load_acoustic
-from tests.support.tiny_transcriber import network, processor, write
+from tests.support.tiny_whisper import network, processor, write
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PARTS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -113,6 +113,16 @@ def test_a_shard_is_a_safetensors_file_inside_the_folder(whisper: Path, name: st
     refused(lambda: load_whisper(whisper, "cpu"), message)
 
 
+def test_shards_that_are_all_pickles(whisper: Path) -> None:
+    names = split(whisper)
+    pickles = {part: f"pytorch_{Path(part).stem}.bin" for part in PARTS}
+    for part, pickle in pickles.items():
+        torch.save(load_file(whisper / part), whisper / pickle)
+        (whisper / part).unlink()
+    index(whisper, {tensor: pickles[part] for tensor, part in names.items()})
+    refused(lambda: load_whisper(whisper, "cpu"), "Pickles are not read")
+
+
 def test_one_file_may_not_be_a_link_out_of_its_folder(whisper: Path, tiny_model: Path, tmp_path: Path) -> None:
     shutil.move(whisper / WHOLE, tmp_path / "elsewhere.safetensors")
     (whisper / WHOLE).symlink_to(tmp_path / "elsewhere.safetensors")
@@ -155,7 +165,7 @@ def test_weights_that_are_not_finite_are_named(whisper: Path, tiny_model: Path, 
     refused(good.heads, f"finite weights, but '{name}' in .*heads.safetensors' holds NaN or infinity")
     name = spoil(whisper / WHOLE, value, 7)
     refused(lambda: load_whisper(whisper, "cpu"), f"finite weights, but '{name}'")
-    for file in hub.WEIGHTS:
+    for file in WEIGHTS:
         copy = Path(shutil.copytree(tiny_model, tmp_path / file))
         name = spoil(copy / file, value)
         refused(lambda copy=copy: mmdec.load(copy, "cpu"), f"finite weights, but '{name}' in .*{file}")

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 import mmdec
 from mmdec import cli
 from tests.conftest import RATE, buzz
-from tests.support.tiny_transcriber import write
+from tests.support.tiny_whisper import write
 
 
 @pytest.fixture(scope="module")

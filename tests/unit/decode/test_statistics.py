@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 import mmdec
 import mmdec.decode
@@ -32,17 +32,15 @@ from mmdec.nn import fingerprint
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.targets.text import TextTarget
 from mmdec.types import InputError, Plan, Prior
+from tests.support.tiny_text import language_model
 from tests.support.tiny_whisper import VOCABULARY, sound, whisper
 
 PAIR = Pair("target", "cpu", "drafter")
 PRIOR = Prior(((0.8, 0.1), (0.7, 0.2), (0.6, 0.2)))
 
 
-def llama(seed: int = 0, hidden: int = 16) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    sizes = {"vocab_size": 40, "hidden_size": hidden, "intermediate_size": 24, "num_hidden_layers": 1}
-    config = LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1, initializer_range=0.4)
-    return LlamaForCausalLM(config).eval()
+def llama(seed: int = 0, hidden: int = 16) -> Any:
+    return language_model("llama", seed, hidden_size=hidden)
 
 
 def rounds(budget: Budget, count: int, seed: int = 0, batch: int = 1) -> list[Plan]:
@@ -240,7 +238,7 @@ def test_drafters_are_told_apart_by_their_weights_and_what_is_known_of_them() ->
 
 
 def test_a_name_is_the_same_in_another_process() -> None:
-    code = "from tests.unit.test_statistics import TextTarget, llama; print(TextTarget(llama()).name)"
+    code = "from tests.unit.decode.test_statistics import TextTarget, llama; print(TextTarget(llama()).name)"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == TextTarget(llama()).name
 

@@ -1,6 +1,7 @@
 """Medusa heads: sizes, the block's layer against transformers' own, its cache, trees by ranks, files."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,11 @@ from mmdec.drafters.medusa import WIDTH, Medusa, expected
 from mmdec.hub.medusa import convert, load_heads, save_heads
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.types import Context, Draft, InputError, Plan, Prior, Scores, Verdict
-from tests.support.tiny_whisper import VOCABULARY, whisper
+from tests.support.tiny_whisper import VOCABULARY, medusa_heads, whisper
 
 BLOCK = MedusaConfig(32, VOCABULARY, "block", 3, 2, 48)
 LINEAR = MedusaConfig(32, VOCABULARY, "linear", 3)
-
-
-def heads(config: MedusaConfig, seed: int = 0) -> MedusaHeads:
-    torch.manual_seed(seed)
-    made = MedusaHeads(config)
-    for weight in made.parameters():
-        nn.init.normal_(weight, std=0.3)
-    return made.eval()
+heads = partial(medusa_heads, std=0.3)
 
 
 def test_sizes_are_those_of_the_published_heads() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import mmdec
 from mmdec.decode.budget import Budget
@@ -22,6 +21,7 @@ from mmdec.decode.tree import is_chain, single
 from mmdec.decode.verify import MatchRule, ResidualRule, Rule, Stream
 from mmdec.drafters.small_model import SmallModel
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Verdict
+from tests.support.tiny_text import language_model
 
 
 @dataclass
@@ -349,20 +349,9 @@ def test_pairs_that_cannot_work_are_refused() -> None:
 
 # --- positions -------------------------------------------------------------------------------------------------------
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 40,
-    "n_embd": 16,
-    "n_layer": 1,
-    "n_head": 2,
-    "initializer_range": 0.5,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 
-
-def gpt2(positions: int, seed: int = 0) -> GPT2LMHeadModel:
-    torch.manual_seed(seed)
-    return GPT2LMHeadModel(GPT2Config(**SHAPE, n_positions=positions)).eval()
+def gpt2(positions: int, seed: int = 0) -> Any:
+    return language_model("gpt2", seed, num_hidden_layers=1, max_position_embeddings=positions)
 
 
 @pytest.mark.parametrize("lengths", [(4,), (4, 9, 6), (20, 3)], ids=str)

@@ -16,7 +16,7 @@ from mmdec.nn.daspeech import DASpeechConfig
 from mmdec.pipelines.translation.translate import Translation
 from mmdec.types import InputError, MmdecError
 from tests.conftest import RATE, buzz
-from tests.support.tiny_corpus import tiny_sizes
+from tests.support.tiny_translator import tiny_sizes
 
 
 def decoder() -> ArDecoder:

@@ -19,7 +19,7 @@ from mmdec.hub.processes import only_one
 from mmdec.provenance import weights
 from mmdec.types import InputError, MmdecError
 from tests.support.tiny_corpus import TinyCorpus, write_corpus
-from tests.support.tiny_transcriber import write
+from tests.support.tiny_whisper import write
 
 PLACE = Path("models/daspeech-phrasebook")
 RUN = Path("runs/daspeech-phrasebook")

@@ -27,7 +27,7 @@ from mmdec.evaluation.tables import asr_table
 from mmdec.hub.whisper import Whisper, load_whisper
 from mmdec.targets.whisper_layers import decoder_of_layers
 from mmdec.types import InputError, MmdecError
-from tests.support.tiny_transcriber import write
+from tests.support.tiny_whisper import write
 
 RATE = 16_000
 SECONDS = (0.5, 0.9, 2.3, 0.7)  # the window is one second

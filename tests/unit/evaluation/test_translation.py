@@ -111,6 +111,19 @@ def test_refused_recordings_are_wrong_and_named(corpus: TinyCorpus) -> None:
     assert "refused" in _printed(report)
 
 
+def test_a_damaged_recording_is_named_and_the_others_are_scored(tiny_model: Path, tmp_path: Path) -> None:
+    spoilt = write_corpus(tmp_path / "corpus", recordings=1, dev=3)
+    clips = sorted(spoilt.common_voice.glob("clips/*.mp3"))[-3:]
+    clips[1].write_bytes(b"no sound at all" * 100)
+    report = evaluate_speech("dev", spoilt.root, tiny_model, strategies=("greedy",), asr=False, device="cpu", threads=1)
+    assert report["n"] == 3
+    assert 2 < report["source_seconds"] < 4  # of those that can be read
+    (scores,) = report["strategies"].values()
+    assert list(scores["refused"]) == [clips[1].name]
+    assert "libsndfile can read" in scores["refused"][clips[1].name]
+    assert scores["real_time_factor"] > 0
+
+
 def test_the_judge_hears_every_strategy_and_the_controls(corpus: TinyCorpus) -> None:
     report = evaluate_speech("dev", corpus.root, strategies=("good",), translator=Oracle(corpus), limit=2)
     assert report["n"] == 2

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.test_statistics import llama
+from tests.unit.decode.test_statistics import llama
 
 import mmdec
 from mmdec.generation.model_lock import ModelLock, model_lock, read_while, reading
 from mmdec.hub.whisper import Whisper
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz
-from tests.support.tiny_transcriber import network, processor
+from tests.support.tiny_whisper import network, processor
 
 IDS = torch.tensor([[3, 4, 5, 6] * 3])
 OPTIONS: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}

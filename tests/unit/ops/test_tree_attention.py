@@ -6,11 +6,12 @@ import math
 
 import pytest
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig, LlamaForCausalLM
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from mmdec.decode.tree import ancestors
 from mmdec.ops.tree_attention import TreeMask, tree_attention, tree_attention_reference, tree_mask
 from mmdec.targets.attention import TREE_ATTENTION
+from tests.support.tiny_text import language_model
 
 PARENTS = torch.tensor([[-1, 0, 0, 1, 2, 2], [-1, 0, 1, 2, 3, 4], [-1, 0, 0, 0, 0, 0]])
 STARTS, ENDS = torch.tensor([0, 3, 2]), torch.tensor([9, 7, 3])
@@ -75,18 +76,7 @@ def test_the_registered_name_is_in_both_registries() -> None:
 
 @pytest.mark.parametrize("key_heads", [2, 4])
 def test_under_the_registered_name_a_model_is_what_it_is_under_sdpa(key_heads: int) -> None:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=40,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=key_heads,
-        pad_token_id=0,
-        eos_token_id=None,
-    )
-    model = LlamaForCausalLM(config).double().eval()
+    model = language_model("llama", num_key_value_heads=key_heads, eos_token_id=None).double()
     ids = torch.randint(1, 40, (2, 7))
     padding = torch.ones_like(ids)
     padding[1, :3] = 0

@@ -13,9 +13,9 @@ import soundfile
 
 import mmdec
 from mmdec.checks.files import printable
-from tests.bad_list import encoded, write_list
 from tests.conftest import RATE, buzz
-from tests.support.tiny_transcriber import write
+from tests.support.bad_list import encoded, write_list
+from tests.support.tiny_whisper import write
 
 
 @pytest.fixture(scope="module")

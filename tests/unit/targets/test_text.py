@@ -16,7 +16,6 @@ from transformers import (
     FalconForCausalLM,
     GPTNeoConfig,
     GPTNeoForCausalLM,
-    LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
@@ -37,24 +36,11 @@ from mmdec.drafters.lookup import Lookup
 from mmdec.targets.cache import GrowingLayer, Store, check_cache
 from mmdec.targets.text import TextTarget
 from mmdec.types import InputError, Needs, Verdict
-
-SIZES: dict[str, Any] = {
-    "vocab_size": 40,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.3,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-}
+from tests.support.tiny_text import SIZES, language_model
 
 
-def llama(**changes: Any) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**{**SIZES, **changes})).eval()
+def llama(**changes: Any) -> Any:
+    return language_model("llama", **{"num_hidden_layers": 3, "eos_token_id": None, **changes})
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,12 @@ import torch
 from transformers import WhisperFeatureExtractor, WhisperProcessor
 
 import mmdec
-from mmdec import hub
 from mmdec.generation.model_lock import model_lock
 from mmdec.hub.whisper import Whisper, load_whisper
 from mmdec.pipelines.transcription.request import Call
 from mmdec.pipelines.transcription.usage import UsageMeter
 from tests.conftest import RATE, buzz
-from tests.support.tiny_transcriber import heads, network, processor, write
+from tests.support.tiny_whisper import heads, network, processor, write
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +168,7 @@ def test_models_on_disk(folder: Path, tmp_path: Path, tiny_model: Path) -> None:
     with pytest.raises(mmdec.InputError, match=r"is 'daspeech'. Call `mmdec.translate_speech`"):
         load_whisper(tiny_model)
     with pytest.raises(mmdec.InputError, match=r"is a Whisper\. Call `mmdec.transcribe`"):
-        hub.load(folder)
+        mmdec.load(folder)
     with pytest.raises(mmdec.InputError, match="must be a shipped name"):
         load_whisper("whisper-giant")
     broken = write(tmp_path / "broken", with_heads=False)

@@ -10,13 +10,14 @@ from safetensors.torch import load_file, save_file
 
 from mmdec import hub
 from mmdec.corpora.cvss import read_pairs, vocabulary
-from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.phonetics.lexicon import lower_case, read_lexicon
+from mmdec.pipelines.translation.load import load
 from mmdec.training.daspeech import compare as judge
 from mmdec.training.daspeech.export import assemble, average, load_module, newest, read_checkpoint, save_network
 from mmdec.training.daspeech.module import DASpeechModule, load_network
 from mmdec.types import InputError
-from tests.support.tiny_corpus import TinyCorpus, tiny_sizes, write_corpus
+from tests.support.tiny_corpus import TinyCorpus, write_corpus
+from tests.support.tiny_translator import tiny_sizes, tiny_vocoder
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,7 @@ def test_networks_are_written_whole_and_start_another(tmp_path: Path):
 def test_a_directory_is_put_together_and_loads(corpus: TinyCorpus, tmp_path: Path):
     units = vocabulary(read_pairs(corpus.common_voice, corpus.cvss, "train")[0])
     paths = [checkpoint(module(units, seed), 10 * seed, tmp_path / "checkpoints") for seed in (1, 2)]
-    vocoder = Vocoder(VocoderConfig(channels=16, hidden=16, blocks=1))
+    vocoder = tiny_vocoder()
     folder = tmp_path / "vocoder"
     folder.mkdir()
     save_file(
@@ -108,7 +109,7 @@ def test_a_directory_is_put_together_and_loads(corpus: TinyCorpus, tmp_path: Pat
     (folder / "vocoder.json").write_text(json.dumps({"config": asdict(vocoder.config)}), encoding="utf-8")
     out = assemble(paths, folder, corpus.common_voice, corpus.cvss, corpus.lexicon, tmp_path / "models" / "tiny")
     assert hub.resolve(out) == out
-    translator = hub.load(out, "cpu")
+    translator = load(out, "cpu")
     assert list(translator.units) == units
     wanted = load_module(paths)[0].network.state_dict()
     for name, value in translator.model.state_dict().items():

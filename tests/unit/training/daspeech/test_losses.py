@@ -18,7 +18,7 @@ from mmdec.training.daspeech.losses import autoregressive_loss, ctc_loss, glance
 from mmdec.training.daspeech.module import DASpeechModule
 from mmdec.types import InputError
 from tests.support.naive_dag import enumerated_paths
-from tests.support.tiny_corpus import tiny_sizes
+from tests.support.tiny_translator import tiny_sizes
 
 UNITS = 7
 TARGETS = torch.tensor([[BOS, 4, 5, 6, EOS], [BOS, 5, EOS, PAD, PAD], [BOS, 4, 4, EOS, PAD]])

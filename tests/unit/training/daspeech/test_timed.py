@@ -18,7 +18,6 @@ from lightning.pytorch import LightningModule
 from safetensors.torch import load_file, save_file
 
 from mmdec.corpora.cvss import read_pairs, vocabulary
-from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.training import make_train as allotment
 from mmdec.training import timed_run
 from mmdec.training.callbacks import Deadline, epochs_that_fit
@@ -29,7 +28,8 @@ from mmdec.training.daspeech.module import DASpeechModule
 from mmdec.training.lr_schedule import Schedule
 from mmdec.training.timed_run import EXPORT, Allowance, Outcome
 from mmdec.types import InputError, MmdecError
-from tests.support.tiny_corpus import TinyCorpus, read_table, tiny_sizes, write_corpus, write_table
+from tests.support.tiny_corpus import TinyCorpus, read_table, write_corpus, write_table
+from tests.support.tiny_translator import tiny_sizes, tiny_vocoder
 
 ROOT = Path(__file__).parents[4]
 SHIPPED, MADE = Path("models/daspeech-phrasebook"), Path("runs/daspeech-phrasebook")
@@ -90,7 +90,7 @@ class Place:
             torch.save(content, folder / "checkpoints" / name)
 
     def vocoder(self, folder: Path) -> None:
-        vocoder = Vocoder(VocoderConfig(channels=16, hidden=16, blocks=1))
+        vocoder = tiny_vocoder()
         folder.mkdir(parents=True, exist_ok=True)
         state = {name: value.contiguous() for name, value in vocoder.state_dict().items()}
         save_file(state, folder / "vocoder.safetensors")

@@ -12,7 +12,7 @@ import soundfile
 import torch
 
 import mmdec
-from mmdec.pipelines.translation import translate as api
+from mmdec.pipelines.inputs import read
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz
 
@@ -20,7 +20,7 @@ from tests.conftest import RATE, buzz
 def refused(message: str, audio: object, sample_rate: object = None) -> None:
     """`read` refuses it, in the form: argument, rule, value, remedy."""
     with pytest.raises(InputError, match=message) as caught:
-        api.read(audio, sample_rate)  # type: ignore[arg-type]
+        read(audio, sample_rate)  # type: ignore[arg-type]
     text = str(caught.value)
     assert text.startswith("`")
     assert " must " in text
@@ -53,7 +53,7 @@ def test_every_truncation_of_a_wav(tmp_path: Path) -> None:
     whole = buffer.getvalue()
     for size in [*range(0, 46), 100, 3000, len(whole) - 1]:
         try:
-            samples = api.read(io.BytesIO(whole[:size]))
+            samples = read(io.BytesIO(whole[:size]))
         except InputError:
             continue
         assert len(samples) <= 4800  # what the file still holds
@@ -67,7 +67,7 @@ def test_a_header_that_lies(tmp_path: Path) -> None:
         data = bytearray(buffer.getvalue())
         struct.pack_into("<I" if field == 24 else "<H", data, field, value)
         with pytest.raises(InputError):
-            api.read(io.BytesIO(bytes(data)))
+            read(io.BytesIO(bytes(data)))
 
 
 def test_text_file_object() -> None:
@@ -116,8 +116,8 @@ def test_other_rates() -> None:
     refused("whole number", buzz(1.0), float("nan"))
     refused("whole number", buzz(1.0), "16000")
     refused("must be given with an array", buzz(1.0))
-    assert len(api.read(buzz(1.0), 16000.0)) == RATE  # type: ignore[arg-type]
-    assert len(api.read(buzz(1.0), np.int64(16000))) == RATE  # type: ignore[arg-type]
+    assert len(read(buzz(1.0), 16000.0)) == RATE  # type: ignore[arg-type]
+    assert len(read(buzz(1.0), np.int64(16000))) == RATE  # type: ignore[arg-type]
 
 
 def test_a_low_rate_in_a_file(tmp_path: Path) -> None:
@@ -146,37 +146,37 @@ def test_integers_are_scaled_by_their_range(dtype: type[np.integer]) -> None:
     info = np.iinfo(dtype)
     half = 2.0 ** (info.bits - 1)
     array = np.round(sound.astype(np.float64) * (half - 1) + (half if info.min == 0 else 0)).astype(dtype)
-    assert np.allclose(api.read(array, RATE).numpy(), sound, atol=2 / half + 1e-6)
+    assert np.allclose(read(array, RATE).numpy(), sound, atol=2 / half + 1e-6)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_floats(dtype: type[np.floating]) -> None:
-    assert np.allclose(api.read(buzz(0.5).astype(dtype), RATE).numpy(), buzz(0.5), atol=1e-3)
-    assert np.allclose(api.read(torch.from_numpy(buzz(0.5).astype(dtype)), RATE).numpy(), buzz(0.5), atol=1e-3)
+    assert np.allclose(read(buzz(0.5).astype(dtype), RATE).numpy(), buzz(0.5), atol=1e-3)
+    assert np.allclose(read(torch.from_numpy(buzz(0.5).astype(dtype)), RATE).numpy(), buzz(0.5), atol=1e-3)
 
 
 def test_floats_beyond_full_scale_are_brought_back() -> None:
     for scale in (32768.0, 2.0**30):
-        assert api.read(buzz(0.5).astype(np.float64) * scale, RATE).abs().max().item() == pytest.approx(1.0)
+        assert read(buzz(0.5).astype(np.float64) * scale, RATE).abs().max().item() == pytest.approx(1.0)
 
 
 def test_channels_are_mixed_down_whichever_axis_they_lie_on(tmp_path: Path) -> None:
     left, right = buzz(0.5, 1), buzz(0.5, 2)
     both = np.stack([left, right])
     expected = both.mean(axis=0)
-    assert np.allclose(api.read(both, RATE).numpy(), expected, atol=1e-6)
-    assert np.allclose(api.read(both.T, RATE).numpy(), expected, atol=1e-6)
-    assert np.allclose(api.read(left[None], RATE).numpy(), left, atol=1e-6)
+    assert np.allclose(read(both, RATE).numpy(), expected, atol=1e-6)
+    assert np.allclose(read(both.T, RATE).numpy(), expected, atol=1e-6)
+    assert np.allclose(read(left[None], RATE).numpy(), left, atol=1e-6)
     soundfile.write(tmp_path / "x.wav", both.T, RATE, subtype="FLOAT")
-    assert np.allclose(api.read(tmp_path / "x.wav").numpy(), expected, atol=1e-6)
+    assert np.allclose(read(tmp_path / "x.wav").numpy(), expected, atol=1e-6)
 
 
 def test_odd_views_of_arrays() -> None:
     sound = buzz(0.5)
     for view in (sound[::-1][::-1], np.repeat(sound, 2)[::2], np.asfortranarray(sound), sound.astype(">f4")):
-        assert np.allclose(api.read(view, RATE).numpy(), sound)
+        assert np.allclose(read(view, RATE).numpy(), sound)
     sound.flags.writeable = False
-    assert len(api.read(sound, RATE)) == 8000
+    assert len(read(sound, RATE)) == 8000
 
 
 def test_more_than_an_hour_is_refused_before_it_is_read() -> None:

@@ -1,0 +1,42 @@
+"""A drafter in 30 lines: it proposes what followed the last token before. See docs/add_a_drafter.md."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from torch import Tensor
+
+from mmdec.decode.tree import chains
+from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
+
+
+class ToyDrafter:
+    name = "toy"
+    needs = Needs()  # logits only
+
+    def check(self, target: Target) -> None:
+        """Every target will do."""
+
+    def start(self, context: Context) -> list[list[int]]:
+        """The memory of a run: each row's text, padding left out."""
+        return [tokens[kept].tolist() for tokens, kept in zip(context.tokens, context.mask, strict=True)]
+
+    def propose(self, memory: list[list[int]], roots: Tensor, plan: Plan) -> Draft:
+        """One chain below each root, at most plan.depth long."""
+        tails = []
+        for text in memory:
+            following, token, tail = dict(pairwise(text)), text[-1], list[int]()
+            while token in following and len(tail) < min(plan.depth, plan.nodes):
+                token = following[token]
+                tail.append(token)
+            tails.append(tail)
+        return chains(roots, tails)
+
+    def update(self, memory: list[list[int]], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """The round's new tokens; the last of them is the next root."""
+        for text, tokens, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
+            text += tokens[:length]
+
+    def select(self, memory: list[list[int]], live: Tensor) -> None:
+        """Rows that have ended leave the batch."""
+        memory[:] = [memory[row] for row in live.tolist()]

@@ -1,0 +1,196 @@
+"""DASpeech on disk: a folder of safetensors, read into its parts, and written whole or not at all.
+
+A model's folder holds config.json, encoder.safetensors, model.safetensors (the rest of the network) and
+vocoder.safetensors, all in half precision, units.json, what its word decoder needs, README.md (the card) and
+provenance.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from mmdec.checks.weights import PICKLES, check_counts, checked_file, fill, read_settings, read_weights
+from mmdec.hub.find import HUB_FILES, HUB_ID, download, find, kind, path_text
+from mmdec.hub.publish import whole_folder
+from mmdec.nn.daspeech import DASpeech, DASpeechConfig
+from mmdec.nn.griffin_lim import GriffinLimVocoder
+from mmdec.nn.vocoder import Vocoder, VocoderConfig
+from mmdec.phonetics.decoder import WordDecoder
+from mmdec.provenance import CARD, keep_card, stamp
+from mmdec.types import InputError, MmdecError
+
+DEFAULT_MODEL = "daspeech-phrasebook"
+GRIFFIN_LIM = "griffin-lim"
+VOCODER_RULE = f"{GRIFFIN_LIM}, a directory"
+WEIGHTS = ("encoder.safetensors", "model.safetensors", "vocoder.safetensors")  # apart: hosts of code refuse large files
+NEEDED = ("config.json", *WEIGHTS, "units.json")
+
+
+@final
+@dataclass(frozen=True)
+class Decoding:
+    """How a path through the graph is chosen; tuned on the dev split and stored with the model."""
+
+    lookahead_weight: float = 1.0
+    length_penalty: float = 1.0
+    collapse: bool = False  # merge equal neighbours, as the paper's released code does
+
+
+@final
+@dataclass(frozen=True)
+class DASpeechParts:
+    """The networks and tables of one model, on one device.
+
+    `vocoder` is called as `Vocoder` is: mel (B, F, 80), lengths (B,) -> samples (B, F * 256).
+    """
+
+    model: DASpeech
+    vocoder: nn.Module
+    words: WordDecoder
+    units: tuple[str, ...]  # the phones, in the order of their numbers
+    decoding: Decoding
+    name: str  # of the folder
+
+
+def resolve(model: str | os.PathLike[str]) -> Path:
+    """The directory of a complete translator: see `find`."""
+    return _complete(find(model), os.fspath(model))
+
+
+def save_model(
+    directory: str | os.PathLike[str],
+    model: DASpeech,
+    vocoder: Vocoder,
+    units: Sequence[str],
+    words: WordDecoder,
+    *,
+    decoding: Decoding = Decoding(),
+    card: str | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a model's directory whole or not at all. Weights become half precision.
+
+    Without `card` the one that is there stays, if the weights do: else InputError, for its numbers would be of others.
+    `provenance` adds to what is always written: command, versions, commit and date.
+    """
+    target = Path(directory)
+    with whole_folder(target) as fresh:
+        config = {
+            "system": "daspeech",
+            "architecture": model.config.to_dict(),
+            "vocoder": asdict(vocoder.config),
+            "decoding": asdict(decoding),
+        }
+        _write_json(fresh / "config.json", config)
+        _write_json(fresh / "units.json", list(units))
+        _write_json(fresh / "provenance.json", {**stamp(), **(provenance or {})})
+        state = _half(model.state_dict())
+        encoder = {name: state.pop(name) for name in list(state) if name.startswith("encoder.")}
+        save_file(encoder, fresh / "encoder.safetensors")
+        save_file(state, fresh / "model.safetensors")
+        save_file(_half(vocoder.state_dict()), fresh / "vocoder.safetensors")
+        words.save(fresh)
+        if card is not None:
+            (fresh / CARD).write_text(card, encoding="utf-8")
+        else:
+            keep_card(target, fresh)
+    return target
+
+
+def read_parts(directory: Path, device: torch.device, vocoder: str | os.PathLike[str] | None = None) -> DASpeechParts:
+    """The model in `directory`, which `resolve` gave, on `device`.
+
+    `vocoder` None is the model's own, "griffin-lim" needs no weights; anything else names published HiFi-GAN weights: a
+    directory or a hub id. Raises InputError where files are damaged, outside the folder or no safetensors.
+    """
+    try:
+        config = read_settings(directory / "config.json")
+        if config["system"] != "daspeech":
+            raise InputError(
+                f"`model` must be of the system daspeech, but '{directory.name}' is {config['system']!r}. Name another."
+            )
+        units = _units(directory / "units.json")
+        encoder, rest, spoken = (checked_file(directory, name) for name in WEIGHTS)
+        state, voiced = read_weights([encoder, rest]), read_weights([spoken])
+        check_counts(config["architecture"], state)
+        check_counts(config["vocoder"], voiced)
+        shape, sizes = DASpeechConfig.from_dict(config["architecture"]), VocoderConfig(**config["vocoder"])
+        model = fill(lambda: DASpeech(shape, len(units)), state, "model", directory)
+        own = fill(lambda: Vocoder(sizes), voiced, "model", directory)
+        words = WordDecoder.load(directory)
+        decoding = Decoding(**config.get("decoding", {}))
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # wrong types of any setting: networks raise what they like
+        raise InputError(
+            f"`model` must be a whole translator, but '{directory}' is damaged or of another version "
+            f"({type(error).__name__}: {error!s:.300}). Fetch it again."
+        ) from error
+    speaking = own if vocoder is None else _vocoder(vocoder)
+    return DASpeechParts(model.to(device), speaking.to(device), words, tuple(units), decoding, directory.name)
+
+
+def _units(file: Path) -> list[str]:
+    """The phones, in the order of their numbers."""
+    try:
+        units = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"`model` must hold units.json as a JSON list, but '{file}' is damaged or of another version ({error}). "
+            "Fetch it again."
+        ) from error
+    if not isinstance(units, list) or not all(isinstance(unit, str) for unit in units):
+        raise InputError(f"`model` must hold units.json as a list of names, but '{file}' is none. Fetch it again.")
+    return units
+
+
+def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
+    """A vocoder other than the model's own; all are called alike."""
+    text = path_text(source, "vocoder", VOCODER_RULE)
+    if text == GRIFFIN_LIM:
+        return GriffinLimVocoder()
+    if not Path(text).exists() and not HUB_ID.fullmatch(text):
+        raise InputError(
+            f"`vocoder` must be {GRIFFIN_LIM}, or a directory or hub id of HiFi-GAN weights, "
+            f"but is '{text}'. Leave it out for the model's own."
+        )
+    from mmdec.nn.hifigan import HifiGanVocoder  # takes transformers' models with it: only where it is asked for
+
+    return HifiGanVocoder.load(Path(text) if Path(text).exists() else download(text, HUB_FILES, "vocoder"))
+
+
+def _complete(directory: Path, name: str) -> Path:
+    if kind(directory) == "whisper":
+        raise InputError(f"`model` must translate speech, but '{name}' is a Whisper. Call `mmdec.transcribe` for it.")
+    missing = [file for file in NEEDED if not (directory / file).is_file()]
+    if not missing:
+        return directory
+    pickles = [path.name for path in sorted(directory.iterdir()) if path.suffix in PICKLES]
+    if pickles:
+        raise InputError(
+            f"`model` must hold safetensors, but '{name}' holds a pickle, {pickles[0]}. Export with `hub.save_model`."
+        )
+    raise InputError(f"`model` must hold {', '.join(NEEDED)}, but '{name}' lacks {', '.join(missing)}. Fetch it again.")
+
+
+def _half(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    half = {name: (t.half() if t.is_floating_point() else t).detach().cpu().clone() for name, t in state.items()}
+    broken = [name for name, tensor in half.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    if broken:
+        raise MmdecError(
+            f"`model` must fit half precision, but {broken[0]} overflows or is not finite. Train it again."
+        )
+    return half
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

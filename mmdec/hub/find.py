@@ -1,0 +1,126 @@
+"""Models by name: a shipped name, a directory or a hub id becomes a folder on this machine. Pickles are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar, final
+
+from mmdec.checks.arguments import show
+from mmdec.checks.weights import PICKLES
+from mmdec.types import InputError, MmdecError
+
+PACKAGE = Path(__file__).resolve().parents[1]
+PLACES = (PACKAGE / "_models", PACKAGE.parent / "models")  # an installed wheel, then a checkout
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
+HUB_FILES = ["*.safetensors", "*.json", "*.tsv", "*.arpa", "*.md"]
+
+Model = TypeVar("Model")
+
+
+def names(system: str = "daspeech") -> list[str]:
+    """The models of one system, or of one of transformers' types, that came with this installation."""
+    found = {path.parent.name: path for place in reversed(PLACES) for path in place.glob("*/config.json")}
+    return sorted(name for name, path in found.items() if kind(path.parent) == system)
+
+
+def kind(directory: Path) -> str:
+    """What a model's config.json says it is: one of mmdec's systems or of transformers' types; "" where it does not."""
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        return str(config.get("system") or config.get("model_type") or "")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return ""
+
+
+def find(model: str | os.PathLike[str], system: str = "daspeech", files: Sequence[str] = HUB_FILES) -> Path:
+    """A shipped model's name, a directory, or a Hugging Face id ("owner/name", "owner/name@revision") -> directory.
+
+    system: whose names an error lists. files: patterns of what is fetched from the hub. What lies in the directory is
+    for the caller to check.
+    """
+    text = path_text(model, "model", f"a shipped name ({', '.join(names(system)) or 'none is installed'}), a directory")
+    path = Path(text)
+    if path.suffix in PICKLES:
+        raise InputError(f"`model` must hold safetensors, but is the pickle '{text}'. Export it with `hub.save_model`.")
+    if path.is_dir():
+        return path
+    for place in PLACES:
+        if re.fullmatch(r"[\w.-]+", text) and (place / text).is_dir():
+            return place / text
+    if HUB_ID.fullmatch(text) and not text.startswith("models/"):
+        return download(text, files)
+    raise InputError(
+        f"`model` must be a shipped name ({', '.join(names(system)) or 'none is installed'}), a directory or a hub id, "
+        f"but is '{text}'. Check the spelling."
+    )
+
+
+def path_text(source: object, argument: str, rule: str) -> str:
+    """A path or a name as text. Raises InputError for what is neither, and for what no file can be called."""
+    try:
+        text = os.fspath(source)  # type: ignore[call-overload] # a TypeError for what is no path
+        if isinstance(text, str) and text:
+            Path(text).exists()  # OSError where it is too long
+            return text
+    except (OSError, TypeError, ValueError):
+        pass
+    raise InputError(f"`{argument}` must be {rule} or a hub id, but is {show(source)}. Give its name as text.")
+
+
+def version(source: str | os.PathLike[str]) -> tuple[str, int]:
+    """What a directory, a file or a name stands for now: written again, it is another."""
+    path = Path(source)
+    if not path.exists():
+        return os.fspath(source), 0
+    files = path.iterdir() if path.is_dir() else [path]
+    return str(path.resolve()), max((_changed(file) for file in files), default=0)
+
+
+def _changed(file: Path) -> int:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:  # a link to nowhere, or to itself
+        return file.lstat().st_mtime_ns
+
+
+def demo_file() -> Path:
+    """The Gradio page, from the wheel or the checkout."""
+    for path in (PACKAGE / "_demos" / "app.py", PACKAGE.parent / "demos" / "app.py"):
+        if path.is_file():
+            return path
+    raise MmdecError("The demo page is missing from this installation. Install mmdec again.")
+
+
+def download(name: str, files: Sequence[str], argument: str = "model") -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    repository, _, revision = name.partition("@")
+    try:
+        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(files)))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise InputError(
+            f"`{argument}` must be found on the hub, but '{name}' was not ({type(error).__name__}). "
+            "Check the name and the network, or give a directory."
+        ) from error
+
+
+@final
+class LoadedModels(Generic[Model]):
+    """Models that are loaded once and then shared. Threads that ask for the same one wait for it."""
+
+    def __init__(self) -> None:
+        self._models: dict[Hashable, Model] = {}
+        self._lock = threading.RLock()
+
+    def get(self, key: Hashable, read: Callable[[], Model]) -> Model:
+        """The model of this key; `read` is called where there is none yet."""
+        with self._lock:
+            if key not in self._models:
+                self._models[key] = read()
+            return self._models[key]

@@ -1,0 +1,133 @@
+"""What people hand over: a recording in any form, or a list of them; and what of a list was refused."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmdec import audio as sound
+from mmdec.checks.arguments import show
+from mmdec.types import InputError
+
+Audio = str | os.PathLike[str] | BinaryIO | np.ndarray | Tensor
+MIN_SECONDS = 0.1
+SILENCE = 5e-4  # of full scale: -66 dB
+MAX_CHANNELS = 8
+
+
+class BatchError(InputError):
+    """Some recordings of a batch were refused; the others are in `results`."""
+
+    def __init__(self, results: list[Any], errors: dict[int, InputError]) -> None:
+        self.results = results  # translations or transcripts in order, None where refused
+        self.errors = errors  # by place in the batch
+        first = next(iter(errors))
+        super().__init__(
+            f"{len(errors)} of {len(results)} recordings were refused, the first at place {first}: {errors[first]} "
+            "The others are in `results` of this error."
+        )
+
+
+def read(audio: Audio, sample_rate: int | None = None) -> Tensor:
+    """One recording in any accepted form to 16 kHz mono (T,), or an InputError that says what is wrong with it."""
+    if isinstance(audio, (np.ndarray, Tensor)):
+        samples = from_array(audio, sample_rate)
+    elif isinstance(audio, (str, os.PathLike)) or callable(getattr(audio, "read", None)):
+        try:
+            samples = sound.load_audio(audio)
+        except InputError:
+            raise
+        except (OSError, TypeError, ValueError) as error:  # a name that no file can have
+            raise InputError(
+                f"`audio` must be an existing file, but {show(audio)} cannot be looked for ({error}). Check the path."
+            ) from error
+    else:
+        raise InputError(
+            f"`audio` must be a path, a file object, an array or a list of these, but is {show(audio)}. "
+            "Convert it with numpy.asarray."
+        )
+    seconds = len(samples) / sound.SAMPLE_RATE
+    if seconds < MIN_SECONDS:
+        raise InputError(
+            f"`audio` must last at least {MIN_SECONDS} seconds, but lasts {seconds:.4f}. Check the recording."
+        )
+    loudest = peak(samples)
+    if loudest < SILENCE:
+        raise InputError(
+            f"`audio` must hold speech, but is silent: its peak is {_decibels(loudest)}, below {_decibels(SILENCE)}. "
+            "Check the microphone, or turn the recording up."
+        )
+    return samples
+
+
+def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
+    """Samples of any usual type and layout to 16 kHz mono (T,). Integers are scaled by their type's range."""
+    if sample_rate is None:
+        raise InputError(
+            "`sample_rate` must be given with an array, but is None. Pass sample_rate=16000, for instance."
+        )
+    rate = _rate(sample_rate)
+    sound.check_rate(rate)
+    array = audio.detach().cpu() if isinstance(audio, Tensor) else audio
+    if isinstance(array, Tensor):
+        array = (array.float() if array.dtype == torch.bfloat16 else array).numpy()
+    data = _mono(array)  # (T,) float64 or float32
+    sound.check_seconds(len(data) / rate)
+    samples = torch.from_numpy(np.ascontiguousarray(data))
+    sound.check_samples(samples)
+    if np.issubdtype(array.dtype, np.floating):
+        sound.check_peak(max(float(array.max()), -float(array.min())))  # of all channels: two may cancel
+        samples = sound.full_scale(samples)
+    return sound.resample(samples.float(), rate)
+
+
+def _rate(sample_rate: object) -> int:
+    """A whole number of Hz; 16000.0 and numpy's numbers are some, too."""
+    number = sample_rate.item() if isinstance(sample_rate, np.generic) else sample_rate
+    if type(number) is float and number.is_integer():
+        number = int(number)
+    if type(number) is not int:
+        raise InputError(f"`sample_rate` must be a whole number of Hz, but is {show(sample_rate)}. Round it.")
+    return number
+
+
+def _mono(array: np.ndarray) -> np.ndarray:
+    kind = array.dtype
+    if kind.kind not in "fiu" or (kind.kind in "iu" and kind.itemsize > 4):
+        raise InputError(
+            f"`audio` must hold floats or integers of at most 32 bit, but holds {kind}. "
+            "Convert it with astype to the type it was recorded in."
+        )
+    if array.ndim not in (1, 2):
+        raise InputError(
+            f"`audio` must have shape (T,), (T, channels) or (channels, T), but has {array.shape}. "
+            "Pass a list of arrays for a batch."
+        )
+    if array.ndim == 2 and array.size and min(array.shape) > MAX_CHANNELS:
+        raise InputError(
+            f"`audio` must have at most {MAX_CHANNELS} channels, but has shape {array.shape}. "
+            "Pass a list of arrays for a batch."
+        )
+    if not array.size:
+        return np.zeros(0)
+    data = array.astype(np.float64)
+    if kind.kind in "iu":
+        half = 2.0 ** (8 * kind.itemsize - 1)
+        data = (data - half if kind.kind == "u" else data) / half
+    if data.ndim == 2:
+        with np.errstate(all="ignore"):  # infinities are counted later
+            data = data.mean(axis=int(np.argmin(data.shape)))
+    return data
+
+
+def peak(samples: Tensor) -> float:
+    """Of samples (T,): how far they go from their mean, which a microphone may shift."""
+    return float((samples - samples.mean()).abs().max())
+
+
+def _decibels(level: float) -> str:
+    return f"{20 * np.log10(level):.0f} dB" if level > 0 else "-inf dB"

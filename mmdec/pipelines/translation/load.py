@@ -1,0 +1,57 @@
+"""A translator by name, loaded once: `mmdec.load`."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from mmdec.checks.arguments import show
+from mmdec.hub.daspeech import DEFAULT_MODEL, VOCODER_RULE, read_parts, resolve
+from mmdec.hub.find import LoadedModels, path_text, version
+from mmdec.pipelines.translation.translator import SpeechTranslator
+from mmdec.runtime import check_device
+from mmdec.types import InputError
+
+_translators = LoadedModels[SpeechTranslator]()
+
+
+def load(
+    model: str | os.PathLike[str] = DEFAULT_MODEL,
+    device: str | torch.device | None = None,
+    *,
+    vocoder: str | os.PathLike[str] | None = None,
+) -> SpeechTranslator:
+    """A translator, ready to run; loaded once for each model, device and vocoder.
+
+    `device` None takes a GPU where there is one. `vocoder` None is the model's own, "griffin-lim" needs no weights;
+    anything else names published HiFi-GAN weights: a directory or a hub id.
+    Raises InputError where the model is not found, damaged, outside its folder or no safetensors.
+    """
+    directory = resolve(model)
+    place = check_device(device)
+    if vocoder is not None:
+        path_text(vocoder, "vocoder", VOCODER_RULE)
+    key = (version(directory), str(place), None if vocoder is None else version(vocoder))
+    return _translators.get(key, lambda: SpeechTranslator.of(read_parts(directory, place, vocoder)))
+
+
+def as_translator(
+    model: str | os.PathLike[str] | SpeechTranslator,
+    device: str | torch.device | None,
+    vocoder: str | os.PathLike[str] | None,
+) -> SpeechTranslator:
+    """`model` as `translate_speech` takes it -> a translator. Raises InputError for arguments that contradict it."""
+    if not isinstance(model, SpeechTranslator):
+        return load(model, device, vocoder=vocoder)
+    if vocoder is not None:
+        raise InputError(
+            f"`vocoder` must be left out with a loaded `model`, which has one, but is {show(vocoder)}. Give it to "
+            "`load`."
+        )
+    if device is not None and check_device(device).type != model.device.type:
+        raise InputError(
+            f"`device` must be that of the loaded `model`, {model.device}, but is {show(str(device))}. "
+            "Leave it out, or load the model there."
+        )
+    return model

@@ -1,0 +1,87 @@
+"""The prompt of a language model, as `generate` prepares it, checked and brought into one form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from mmdec.targets.cache import check_cache
+from mmdec.targets.families import ARGUMENTS
+from mmdec.targets.row_layout import Rows
+from mmdec.types import InputError
+
+READ = {*ARGUMENTS, "use_cache"}  # what `generate` prepares
+
+
+@dataclass(frozen=True)
+class TextPrompt:
+    """The arguments of a prompt's pass, brought into one form."""
+
+    ids: Tensor  # (B, P)
+    fresh: Tensor  # (B, F) those that the cache does not hold
+    mask: Tensor  # (B, C) bool, over all columns: cached and fresh
+    mask_given: Tensor | None  # as the model gets it: none where there is nothing to mask
+    positions: Tensor  # (B, C)
+    cache: DynamicCache | None
+    past: int  # columns in the cache
+    holes: bool  # whether a row has padding after its first token
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, Any]) -> TextPrompt:
+        unknown = sorted(name for name, value in inputs.items() if name not in READ and value is not None)
+        ids = inputs.get("input_ids")
+        if unknown or not isinstance(ids, Tensor):
+            raise InputError(
+                "`inputs` must hold `input_ids` and may hold `attention_mask`, `position_ids` and `past_key_values`, "
+                f"but holds {unknown or sorted(inputs)}. Leave the others out."
+            )
+        cache: DynamicCache | None = inputs.get("past_key_values")
+        if cache is not None:
+            check_cache(cache)
+        past = 0 if cache is None else cache.get_seq_length()
+        given = inputs.get("attention_mask")
+        if past and given is None:
+            raise InputError(
+                f"`attention_mask` must be given with `past_key_values`, which holds {past} columns, but is None: it "
+                "says whether the ids are the whole text or what is new. Pass the mask of the whole text."
+            )
+        held = len(cast(Tensor, cast(DynamicLayer, cache.layers[0]).keys)) if cache is not None and past else len(ids)
+        if held != len(ids):
+            raise InputError(
+                f"`past_key_values` must hold the batch's {len(ids)} rows, but holds {held}. Give each row its own."
+            )
+        # As `generate` has it: ids are the whole text if the mask is as long, else only what is new.
+        mask = torch.ones_like(ids) if given is None else given
+        if mask.ndim != 2 or len(mask) != len(ids):
+            shape = tuple(mask.shape)
+            raise InputError(f"`attention_mask` must be (B, P), but is {shape}. Pass the tokenizer's own.")
+        mask = mask.bool()
+        fresh = ids[:, past:] if mask.shape[1] == ids.shape[1] else ids
+        if fresh.shape[1] == 0 or past + fresh.shape[1] != mask.shape[1]:
+            raise InputError(
+                f"`attention_mask` must cover cached and new tokens, but has {mask.shape[1]} columns for {past} cached "
+                f"and {fresh.shape[1]} new ones. Pass the whole text and its mask."
+            )
+        if not bool(mask[:, -1].all()):
+            raise InputError("`attention_mask` must be 1 at the end of every row, but is 0. Pad on the left.")
+        counted = mask.long().cumsum(-1)
+        positions = (counted - 1).masked_fill(~mask, 0)
+        own = inputs.get("position_ids")
+        if own is not None:
+            if own.ndim != 2 or own.shape[1] not in (fresh.shape[1], mask.shape[1]):
+                shape = tuple(own.shape)
+                raise InputError(f"`position_ids` must be (B, {mask.shape[1]}), but is {shape}. Leave it out.")
+            positions = torch.cat([positions[:, : mask.shape[1] - own.shape[1]], own.expand(len(ids), -1)], 1)
+        starts = mask.long().argmax(1)
+        holes = bool((counted[:, -1] + starts != mask.shape[1]).any())
+        return cls(ids, fresh, mask, None if bool(mask.all()) else given, positions, cache, past, holes)
+
+    def rows(self) -> Rows:
+        """Where the rows lie once their holes are closed."""
+        return Rows.of_prompt(self.mask, self.positions)

@@ -1,0 +1,169 @@
+"""The drafter of docs/add_a_drafter.md, which lies outside the package, through every call that takes a drafter."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import mmdec
+from docs.examples.toy_drafter import ToyDrafter
+from mmdec.drafters import registry
+from mmdec.hub.whisper import load_whisper
+from tests.conftest import buzz
+from tests.support.tiny_whisper import write
+
+ROOT = Path(__file__).parents[2]
+PATH = "docs.examples.toy_drafter:ToyDrafter"
+PAGE = (ROOT / "docs" / "add_a_drafter.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+NEW = 40
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example's name, and that of a drafter with weights; other tests do not see them."""
+    monkeypatch.setattr(registry, "_registered", {})
+    mmdec.register_drafter("toy", ToyDrafter)
+    mmdec.register_drafter("toy-in-folder", loader=lambda folder, model: ToyDrafter())
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def prompt() -> Tensor:
+    return torch.tensor([[5, 6, 7, 8, 5, 6], [9, 9, 9, 9, 9, 9]])
+
+
+@pytest.fixture(params=["object", "dotted path", "name", "folder"])
+def drafter(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    (tmp_path / "config.json").write_text(json.dumps({"system": "toy-in-folder"}))
+    given = {"object": ToyDrafter(), "dotted path": PATH, "name": "toy", "folder": tmp_path}
+    return given[request.param]
+
+
+def test_generate_stream_and_speculate_give_the_models_own_tokens(
+    model: LlamaForCausalLM, prompt: Tensor, drafter: Any
+) -> None:
+    plain = model.generate(prompt, max_new_tokens=NEW, do_sample=False)  # type: ignore[operator] # mixed in
+    run = mmdec.generate(model, prompt, drafter, max_new_tokens=NEW, num_speculative_tokens=5)
+    assert torch.equal(run.sequences, plain)
+    assert run.tokens_per_round > 1.2  # it drafts, and drafts are accepted
+    rows: list[list[int]] = [[], []]
+    for one in mmdec.stream(model, prompt, drafter, max_new_tokens=NEW, num_speculative_tokens=5):
+        for row, tokens in zip(one.rows, one.tokens, strict=True):
+            rows[row] += tokens
+    assert rows == plain[:, prompt.shape[1] :].tolist()
+    loop = mmdec.speculate(drafter, num_speculative_tokens=5)
+    for _ in range(2):  # the object serves many calls
+        options = {"max_new_tokens": NEW, "do_sample": False, "custom_generate": loop}
+        assert torch.equal(model.generate(prompt, **options), plain)  # type: ignore[operator] # mixed in
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whisper")
+    write(folder / "whisper")
+    mmdec.audio.save_audio(folder / "sound.wav", buzz(0.9))
+    return folder
+
+
+def test_transcribe_gives_the_models_own_tokens(whisper: Path, drafter: Any) -> None:
+    loaded = load_whisper(whisper / "whisper", "cpu")
+    options: dict[str, Any] = {"model": loaded, "num_speculative_tokens": 4}
+    plain = mmdec.transcribe(whisper / "sound.wav", drafter=None, **options)
+    drafted = mmdec.transcribe(whisper / "sound.wav", drafter=drafter, **options)
+    assert (drafted.text, drafted.tokens) == (plain.text, plain.tokens)
+    assert len(plain.tokens) > 2
+
+
+def test_command_line_takes_the_dotted_path(whisper: Path) -> None:
+    texts = []
+    for drafter in ("none", PATH):
+        call = ["transcribe", "sound.wav", "--model", "whisper", "--device", "cpu", "--json", "--drafter", drafter]
+        done = subprocess.run(
+            [sys.executable, "-m", "mmdec", *call],
+            cwd=whisper,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        texts.append(json.loads(done.stdout)["text"])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_blocks_of_the_page_run(number: int) -> None:
+    exec(compile(BLOCKS[number], f"add_a_drafter.md:{number}", "exec"), {})
+
+
+def test_example_is_short() -> None:
+    lines = (ROOT / "docs" / "examples" / "toy_drafter.py").read_text().splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith("class "))
+    assert len([line for line in lines[begin:] if line.strip()]) <= 30
+
+
+def refused(match: str, call: Any, *arguments: Any, **options: Any) -> None:
+    with pytest.raises(mmdec.InputError, match=match):
+        call(*arguments, **options)
+
+
+def test_what_is_no_drafter_is_refused(tmp_path: Path, model: LlamaForCausalLM) -> None:
+    refused("must be one of lookup, recycling, toy, a drafter's folder", mmdec.speculate, "looking")
+    refused("must be one of", mmdec.speculate, tmp_path / "nowhere")
+    refused("must be importable, but 'docs.examples.toy_drafter:Toy' is not", mmdec.speculate, PATH[:-7])
+    refused("must be importable", mmdec.speculate, "no_such_package.module:Class")
+    refused("must be made without arguments", mmdec.speculate, "mmdec.drafters.medusa:Medusa")
+    refused("must name a class", mmdec.speculate, "mmdec.drafters.medusa:WIDTH")
+    refused("`drafter` must be an object with", mmdec.speculate, "builtins:dict")
+    refused("must be a folder for medusa, which has weights", mmdec.speculate, "medusa")
+    refused("has no config.json", mmdec.load_drafter, tmp_path, model)
+    (tmp_path / "config.json").write_text("[]")
+    refused("as a JSON object", mmdec.load_drafter, tmp_path, model)
+    (tmp_path / "config.json").write_text('{"system": "daspeech"}')
+    refused(
+        "must hold a drafter of medusa, toy-in-folder, but .* holds 'daspeech'", mmdec.load_drafter, tmp_path, model
+    )
+    refused("`folder` must be a path", mmdec.load_drafter, 3, model)
+    refused("`model` must be a loaded model", mmdec.load_drafter, tmp_path, "llama")
+
+
+def test_names_are_checked_when_they_are_registered() -> None:
+    refused("is one of mmdec's own drafters", mmdec.register_drafter, "lookup", ToyDrafter)
+    refused("must be letters, digits", mmdec.register_drafter, "my/toy", ToyDrafter)
+    refused("`factory` must be given", mmdec.register_drafter, "empty")
+    refused("must be a function or a dotted path", mmdec.register_drafter, "odd", 3)
+
+
+def test_load_drafter_reads_heads(whisper: Path, tmp_path: Path) -> None:
+    loaded = load_whisper(whisper / "whisper", "cpu")
+    heads = mmdec.load_drafter(whisper / "whisper" / "medusa", loaded.model)
+    assert heads.name == loaded.heads().name
+    folder = str(whisper / "whisper" / "medusa")
+    loop = mmdec.speculate(folder)
+    assert loop.drafter_for(loaded.model) is loop.drafter_for(loaded.model)  # read once
+    refused("must be a WhisperForConditionalGeneration", mmdec.generate, *small(), folder, max_new_tokens=2)
+
+
+def small() -> tuple[LlamaForCausalLM, Tensor]:
+    config = LlamaConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    return LlamaForCausalLM(config).eval(), torch.tensor([[1, 2]])

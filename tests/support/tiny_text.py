@@ -1,0 +1,43 @@
+"""The tests' language model: a few thousand random weights of any family that transformers' configuration describes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+VOCABULARY = 61
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.4,  # sharp enough for texts that repeat themselves, and for clear argmaxes
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+KINDS: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "gpt2": (GPT2Config, GPT2LMHeadModel),
+}
+
+
+def language_model(kind: str = "llama", seed: int = 0, **sizes: Any) -> PreTrainedModel:
+    """Two layers, or what `sizes` say, in the words of the family's configuration."""
+    torch.manual_seed(seed)
+    config, network = KINDS[kind]
+    return network(config(**{**SIZES, **sizes})).eval()

@@ -1,0 +1,65 @@
+"""The tests' speech translator: DASpeech with every part, of a few thousand random weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from mmdec.hub import save_model
+from mmdec.nn.ar_decoder import ArConfig
+from mmdec.nn.conformer import EncoderConfig
+from mmdec.nn.dag_decoder import DagConfig
+from mmdec.nn.daspeech import DASpeech, DASpeechConfig
+from mmdec.nn.fastspeech2 import FastSpeech2Config
+from mmdec.nn.vocoder import Vocoder, VocoderConfig
+from mmdec.phonetics.decoder import WordDecoder
+
+LEXICON = {"hello": [("hh", "ax", "l", "ow")], "there": [("dh", "eh", "r")], "low": [("l", "ow")]}
+UNITS = [
+    "<s>",
+    "<pad>",
+    "</s>",
+    "<unk>",
+    *sorted({p for said in LEXICON.values() for word in said for p in word}),
+    "pau",
+]
+LAYER = {"d_model": 16, "ffn": 16, "heads": 2, "layers": 1}
+SIZES = {
+    "encoder": {"channels": 16, "kernel": 3, **LAYER},
+    "dag": {"link_heads": 2, "link_dim": 8, **LAYER},
+    "ar": LAYER,
+    "tts": {"d_model": 16, "ffn": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "predictor": 8},
+}
+
+
+def tiny_sizes() -> dict[str, int]:
+    """The `model` option of `DASpeechModule` for a network of these sizes."""
+    sizes = {f"{part}.{name}": size for part, values in SIZES.items() for name, size in values.items()}
+    return {**sizes, "adaptor_ffn": 16, "ctc_layer": 1}
+
+
+def tiny_vocoder() -> Vocoder:
+    """Random weights."""
+    return Vocoder(VocoderConfig(channels=16, hidden=16, blocks=1))
+
+
+def write(directory: Path) -> Path:
+    """What `mmdec.load` reads."""
+    torch.manual_seed(0)
+    config = DASpeechConfig(
+        encoder=EncoderConfig(**SIZES["encoder"]),
+        dag=DagConfig(**SIZES["dag"], upsample=0.25, positions="sinusoidal", link_prior=True),
+        ar=ArConfig(**SIZES["ar"]),
+        tts=FastSpeech2Config(**SIZES["tts"], kernels=(3, 1), bins=16),
+        adaptor_ffn=16,
+        ctc_layer=1,
+    )
+    model = DASpeech(config, len(UNITS))
+    with torch.no_grad():  # random weights that speak: no special unit wins, and durations are audible
+        model.decoder.embed_tokens.weight[:4] = 0
+        model.ar.embed_tokens.weight[:4] = 0
+        model.tts.duration.out.weight *= 0.1
+        model.tts.duration.out.bias.fill_(1.6)  # about four frames a unit
+    words = WordDecoder.build(LEXICON, ["Hello there.", "Hello, low there?"])
+    return save_model(directory, model, tiny_vocoder(), UNITS, words)

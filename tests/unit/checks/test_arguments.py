@@ -1,0 +1,215 @@
+"""Odd arguments that people pass: each is one clear error, whichever call it is passed to."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
+
+import mmdec
+from mmdec.checks.arguments import MAX_NODES, MAX_THREADS, show
+from mmdec.cli import app
+from mmdec.drafters.lookup import Lookup
+from mmdec.hub.whisper import Whisper, load_whisper
+from tests.conftest import RATE, buzz
+from tests.support.tiny_whisper import write
+
+BENCHES = ("bench speech x.wav", "bench paper", "bench core", "bench asr")
+IDS = torch.tensor([[1, 2, 3, 1, 2, 3]])
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2)
+    config.num_attention_heads = config.num_key_value_heads = 2
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Whisper:
+    return load_whisper(write(tmp_path_factory.mktemp("models") / "tiny"), "cpu")
+
+
+def refused(call: Callable[[], Any], start: str, *parts: str) -> str:
+    with pytest.raises(mmdec.InputError) as caught:
+        call()
+    text = str(caught.value)
+    assert text.startswith(start), text
+    assert " must " in text
+    assert " but " in text
+    assert text.endswith(".")
+    assert "\n" not in text
+    for part in parts:
+        assert part in text
+    return text
+
+
+DOORS: tuple[Callable[..., Any], ...] = (mmdec.generate, mmdec.stream)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    ("inputs", "part"),
+    [
+        ("text", "'text'"),
+        (None, "None"),
+        (["a", "b"], "['a', 'b']"),
+        ({}, "nothing"),
+        ({"ids": IDS}, "'ids'"),
+        ({"input_ids": [[1, 2]]}, "return_tensors"),
+        (IDS.float(), "torch.float32"),
+        (IDS > 1, "torch.bool"),
+        (IDS[0], "(6,)"),
+        (IDS[:, :0], "(1, 0)"),
+        (IDS + 57, "from 0 to 59"),
+        (IDS - 2, "from 0 to 59"),
+    ],
+)
+def test_inputs(model: LlamaForCausalLM, door: Callable[..., Any], inputs: Any, part: str) -> None:
+    refused(lambda: door(model, inputs), "`input", part)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("wrong", ["gpt2", None, 3, LlamaForCausalLM, torch.nn.Linear(2, 2), {}])
+def test_models_that_are_none(door: Callable[..., Any], wrong: Any) -> None:
+    refused(lambda: door(wrong, IDS), "`model` must be a loaded model of transformers", show(wrong))
+
+
+@pytest.mark.parametrize("wrong", [None, 3, b"x", "", LlamaForCausalLM, [], np.zeros(3)])
+def test_models_of_speech_that_are_none(wrong: Any) -> None:
+    for call in (mmdec.translate_speech, mmdec.transcribe):
+        refused(lambda call=call: call(buzz(0.3), sample_rate=RATE, model=wrong), "`model` must be a")
+
+
+class Half:
+    """Misses most of what a drafter does."""
+
+    name = "half"
+
+    def propose(self) -> None: ...
+
+
+@pytest.mark.parametrize("wrong", [3, [], Half(), Lookup, object(), b"lookup", np.array(["lookup", "x"]), {"a": 1}])
+def test_drafters_that_are_none(model: LlamaForCausalLM, whisper: Whisper, wrong: Any) -> None:
+    for call in (
+        lambda: mmdec.speculate(wrong),
+        lambda: mmdec.generate(model, IDS, wrong),
+        lambda: mmdec.stream(model, IDS, wrong),
+        lambda: mmdec.transcribe(buzz(0.3), sample_rate=RATE, model=whisper, drafter=wrong),
+    ):
+        refused(call, "`drafter` must ")
+
+
+@pytest.mark.parametrize(
+    "wrong", ["a", "4", 10**6, MAX_NODES + 1, -1, 2.5, True, float("nan"), (4, 0), (1, 2, 3), {}, ("a", 2)]
+)
+def test_sizes_of_a_draft(model: LlamaForCausalLM, whisper: Whisper, wrong: Any) -> None:
+    for call in (
+        lambda: mmdec.speculate("lookup", num_speculative_tokens=wrong),
+        lambda: mmdec.generate(model, IDS, num_speculative_tokens=wrong),
+        lambda: mmdec.stream(model, IDS, num_speculative_tokens=wrong),
+        lambda: mmdec.transcribe(
+            buzz(0.3), sample_rate=RATE, model=whisper, drafter="lookup", num_speculative_tokens=wrong
+        ),
+    ):
+        refused(call, "`num_speculative_tokens` must be ")
+
+
+@pytest.mark.parametrize("wrong", ["2", 0, -1, 10**9, MAX_THREADS + 1, 2.0, True, float("inf"), [2], np.array([1, 2])])
+def test_threads(tiny_model: Path, whisper: Whisper, wrong: Any) -> None:
+    before = torch.get_num_threads()
+    sound = {"audio": buzz(0.3), "sample_rate": RATE, "threads": wrong}
+    refused(lambda: mmdec.translate_speech(model=tiny_model, **sound), "`threads` must be a whole number from 1 to ")
+    refused(lambda: mmdec.transcribe(model=whisper, **sound), "`threads` must be a whole number from 1 to ")
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    "verb",
+    ["translate x.wav -o out", "transcribe x.wav", "eval speech", "eval asr", *BENCHES],
+)
+def test_threads_on_the_command_line(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data" / "english").mkdir(parents=True)
+    (tmp_path / "data" / "english" / "a.tsv").write_text("path\ttext\n")
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, [*verb.split(), "--threads", str(10**9)])
+    assert isinstance(done.exception, mmdec.InputError)
+    assert "`threads` must be a whole number" in str(done.exception)
+
+
+def test_seeds_rules_and_listeners(model: LlamaForCausalLM) -> None:
+    for seed in ("1", 1.5, 2**70, True, []):
+        refused(lambda seed=seed: mmdec.generate(model, IDS, seed=seed), "`seed` must be ")
+    for rule in ("best", 3, ["greedy"], np.array(["greedy", "sampled"])):
+        refused(lambda rule=rule: mmdec.speculate("lookup", rule), "`rule` must be one of ")  # type: ignore[arg-type]
+    for wrong in (3, "print", int):
+        refused(lambda wrong=wrong: mmdec.speculate("lookup", on_round=wrong), "`on_round` must be ")
+        refused(lambda wrong=wrong: mmdec.speculate("lookup", streamer=wrong), "`streamer` must be ")
+        refused(lambda wrong=wrong: mmdec.stream(model, IDS, tokenizer=wrong), "`tokenizer` must be ")
+
+
+class Failing(io.RawIOBase):
+    def read(self, size: int = -1) -> bytes:
+        raise RuntimeError("the line is cut")
+
+
+def test_files_that_are_closed_or_fail(tiny_model: Path, whisper: Whisper) -> None:
+    closed = io.BytesIO(b"RIFF")
+    closed.close()
+    for file, part in ((closed, "closed file"), (Failing(), "RuntimeError: the line is cut")):
+        refused(lambda file=file: mmdec.audio.load_audio(file), "`audio` must be a file object that can be read", part)
+        for call, loaded in ((mmdec.translate_speech, tiny_model), (mmdec.transcribe, whisper)):
+            with pytest.raises(mmdec.InputError, match="can be read"):
+                call(file, model=loaded)  # type: ignore[operator]
+            with pytest.raises(mmdec.BatchError, match="1 of 2 recordings") as caught:
+                call([file, buzz(0.4)], sample_rate=RATE, model=loaded)  # type: ignore[operator]
+            assert caught.value.results[1].text is not None
+
+
+def test_the_message_names_the_callers_options_alone(model: LlamaForCausalLM, whisper: Whisper) -> None:
+    text = refused(
+        lambda: mmdec.transcribe(
+            buzz(0.3), sample_rate=RATE, model=whisper, drafter=None, language="en", max_new_tokns=4, top_k=5
+        ),
+        "`options` must be what `model.generate` takes",
+        "(`max_new_tokns`, `top_k`)",
+    )
+    assert "temperature" not in text
+    assert "`task`" not in text
+    refused(lambda: mmdec.generate(model, IDS, rule="greedy", max_new_tokns=4), "`options` must ", "(`max_new_tokns`)")
+    refused(lambda: mmdec.generate(model, IDS, temperature="hot", do_sample=True), "`options` must ", "`temperature`")
+    for name in ("logits_processor", "stopping_criteria"):
+        refused(lambda name=name: mmdec.generate(model, IDS, **{name: [3]}), f"`{name}` must be a list of functions")
+    for name in ("num_beams", "num_return_sequences"):
+        refused(lambda name=name: mmdec.generate(model, IDS, **{name: 10**9}), f"`{name}` must be a whole number")
+    refused(lambda: mmdec.generate(model, IDS, custom_generate="x"), "`custom_generate` must be left out")
+    refused(
+        lambda: mmdec.generate(model, {"input_ids": IDS, "attention_mask": IDS}, attention_mask=IDS), "`attention_mask`"
+    )
+
+
+def test_what_the_callers_own_functions_raise_is_theirs(whisper: Whisper) -> None:
+    def progress(done: float, whole: float) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        mmdec.transcribe(buzz(0.3), sample_rate=RATE, model=whisper, drafter=None, progress=progress)
+
+
+def test_values_are_shown_short_and_alike_in_every_process() -> None:
+    assert show("x" * 500) == "'" + "x" * 76 + "..."
+    assert show(object()) == show(object()) == "an object"
+    assert show(Half()) == "an object of type Half"
+    assert show(10**5000) == "a huge int"
+    assert show(Lookup) == "the class Lookup"
+    assert show((1, "a")) == "(1, 'a')"
+    assert show([[1]]) == "[...]"
+    assert show(torch.zeros(3)) == "an object of type Tensor"
