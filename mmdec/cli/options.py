@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmdec.checks.arguments import check_threads
 from mmdec.cli.output_files import write_text
 
 if TYPE_CHECKING:
@@ -48,6 +49,15 @@ MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Maximum number of
 def language_or_none(language: str) -> str | None:
     """None, which asks for detection, for "auto"."""
     return None if language == "auto" else language
+
+
+def set_threads(threads: int | None) -> None:
+    """Set torch's CPU threads; None leaves them to torch. Raises InputError."""
+    count = check_threads(threads)
+    if count is not None:
+        import torch
+
+        torch.set_num_threads(count)
 
 
 def write_report(report: Any, output: Path | None) -> None:

@@ -35,7 +35,12 @@ Timestamps = Annotated[
 ]
 DrafterName = Annotated[
     str,
-    typer.Option("--drafter", "-d", help="medusa, lookup, recycling, a directory with heads, or none (no drafts)."),
+    typer.Option(
+        "--drafter",
+        "-d",
+        help="medusa, lookup or recycling; a directory with a drafter's weights; a class as package.module:Class; or "
+        "none (no drafts).",
+    ),
 ]
 Language = Annotated[str | None, typer.Option("--language", "-l", help="A name or a code. Default: detected.")]
 Task = Annotated[str, typer.Option(help="transcribe, or translate (into English).")]

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmdec.checks.arguments import check_threads
 from mmdec.checks.files import printable
-from mmdec.cli.options import SPEECH_MODEL, Device, Inputs, JsonLines, Model, Threads, progress_bar
+from mmdec.cli.options import SPEECH_MODEL, Device, Inputs, JsonLines, Model, Threads, progress_bar, set_threads
 from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, unwritten
 
 if TYPE_CHECKING:
@@ -61,11 +60,7 @@ def translate(
         strategy = "verified"
     check_strategy(strategy)
     targets = output_paths(inputs, output, AUDIO_SUFFIXES, ".wav")
-    count = check_threads(threads)
-    if count is not None:
-        import torch
-
-        torch.set_num_threads(count)
+    set_threads(threads)
     translator = load(model, device, vocoder=vocoder)
     report = _json_line if as_json else _plain_lines
     errors: list[tuple[Path, str]] = []

@@ -68,8 +68,10 @@ def random_model(size: str, text: str = "repeating", device: str = "cpu") -> Pre
     """A Llama of `SIZES` with random weights."""
     torch.manual_seed(0)
     heads = {"num_attention_heads": SIZES[size]["hidden_size"] // 64, "max_position_embeddings": 1024}
-    config = LlamaConfig(**SIZES[size], **heads, initializer_range=TEXTS[text], eos_token_id=None, pad_token_id=0)  # type: ignore[arg-type]
-    return cast(PreTrainedModel, LlamaForCausalLM(config).eval()).to(torch.device(device), DTYPE)  # type: ignore[arg-type]
+    sizes: dict[str, Any] = {**SIZES[size], **heads}
+    config = LlamaConfig(**sizes, initializer_range=TEXTS[text], eos_token_id=None, pad_token_id=0)
+    model: Any = LlamaForCausalLM(config).eval()  # whose wrapped `to` type checkers misread
+    return cast(PreTrainedModel, model.to(torch.device(device), DTYPE))
 
 
 def bench_core(
@@ -99,8 +101,8 @@ def _prompts(model: PreTrainedModel, batch: int) -> Tensor:
 
 
 def _run(model: PreTrainedModel, ids: Tensor, count: int, **options: Any) -> Tensor:
-    mask = torch.ones_like(ids)
-    return model.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False, **options)  # type: ignore[operator]
+    mask, network = torch.ones_like(ids), cast(Any, model)  # PreTrainedModel declares no `generate`
+    return network.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False, **options)
 
 
 def _equal(a: Callable[[], Tensor], b: Callable[[], Tensor]) -> None:

@@ -1,6 +1,6 @@
 """Several methods to decode the same inputs: their tokens are compared first, then they are timed in turn.
 
-What a method is and what is measured, for all tasks. `harness_transcription.py` measures Whisper.
+What a method is and what is measured, for all tasks. `harness_transcription.py` measures transcription.
 """
 
 from __future__ import annotations

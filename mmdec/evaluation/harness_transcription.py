@@ -31,7 +31,7 @@ class TranscriptionHarness(Harness):
     """A Whisper, the language of the recordings, and the maximum number of new tokens in a window."""
 
     def __init__(self, whisper: Whisper, language: str | None = "en", max_new_tokens: int | None = None) -> None:
-        """language: None detects it. It is ignored for a model of one language."""
+        """language: None detects it. A model of one language ignores it."""
         self.whisper, self.model = whisper, whisper.model
         multilingual = getattr(self.model.generation_config, "is_multilingual", False)
         self.language = language if multilingual else None
@@ -46,7 +46,7 @@ class TranscriptionHarness(Harness):
         return self._request(1).is_long(len(samples))
 
     def measure(self, inputs: Sequence[Tensor], method: Method) -> Measurement:
-        """Recordings (T,) of 16 kHz, decoded together; those of one window apart from longer ones."""
+        """Decode recordings (T,) of 16 kHz as one batch; recordings of more than a window form a batch of their own."""
         measure = self._transcribe if method.loop == "mmdec" else self._generate
         with _quiet(), _counted(self.model.get_decoder()) as passes, _counted(self.model.get_encoder()) as windows:
             measurement = measure(inputs, method)

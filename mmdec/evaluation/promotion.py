@@ -128,7 +128,7 @@ def parameters(folder: Path) -> dict[str, int]:
     for path in sorted(folder.rglob("*.safetensors")):
         try:
             with safe_open(path, framework="pt") as file:
-                shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+                shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 # not iterable itself
         except SafetensorError as error:
             raise InputError(
                 f"`run` must hold sound safetensors, but '{path}' is none ({error}). Train again."

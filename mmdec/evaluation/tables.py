@@ -61,7 +61,7 @@ def asr_table(report: dict[str, Any]) -> Table:
             + ", ".join(f"{faster[key]['value']:.2f} times in {key} seconds" for key in ("decoder", "wall"))
         )
     notes += [
-        f"{row['errors']} of {row['words']} wrong: {row['reference']!r} heard as {row['transcript']!r}"
+        f"{row['errors']} of {row['words']} wrong: {row['reference']!r} transcribed as {row['transcript']!r}"
         for row in report["worst"]
     ]
     notes += [f"refused {name}: {error}" for name, error in report["refused"].items()]

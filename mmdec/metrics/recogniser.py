@@ -22,7 +22,7 @@ from mmdec.types import InputError
 SAMPLE_RATE = 16_000  # Hz, of the acoustic model
 SPELLED = {"ax": "AH", "axr": "ER"}  # lexicon phone -> the acoustic model's; all others differ by case only
 PHONES = frozenset(
-    "AA AE AH AO AW AY B CH D DH EH ER EY F G HH IH IY JH K L M N NG OW OY P R S SH T TH UH UW V W Y Z ZH".split()  # noqa: SIM905
+    "AA AE AH AO AW AY B CH D DH EH ER EY F G HH IH IY JH K L M N NG OW OY P R S SH T TH UH UW V W Y Z ZH".split()  # noqa: SIM905 # a list would take 40 lines
 )
 SETTINGS: Mapping[str, float] = {"lw": 6.5, "wip": 0.65}  # language weight, word insertion penalty; tuned on dev
 PEAK = 0.5  # of full scale; samples are scaled to it

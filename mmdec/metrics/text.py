@@ -104,18 +104,18 @@ def phone_distance(phones: Sequence[object], reference: Sequence[object]) -> int
     return _advance(list(range(len(phones) + 1)), phones, reference)[-1]
 
 
-def closest_phone_errors(phones: Sequence[str], renderings: Sequence[str], lexicon: Lexicon) -> int | None:
+def closest_phone_errors(phones: Sequence[str], references: Sequence[str], lexicon: Lexicon) -> int | None:
     """Edits between phones and the nearest pronunciation of the nearest reference, pauses left out.
 
     Each word takes any of its pronunciations. None if each reference has a word that the lexicon lacks.
     """
     phones = [phone for phone in phones if phone != PAUSE]
-    distances = [_confusion_network_distance(phones, normalise_words(text), lexicon) for text in renderings]
+    distances = [_confusion_network_distance(phones, normalise_words(text), lexicon) for text in references]
     return min((distance for distance in distances if distance is not None), default=None)
 
 
 def nearest_phone_errors(
-    phones: Sequence[str], recorded: Sequence[str], renderings: Sequence[str], lexicon: Lexicon
+    phones: Sequence[str], recorded: Sequence[str], references: Sequence[str], lexicon: Lexicon
 ) -> int:
     """Edits between phones and those of the recording or, if fewer, of any reference; pauses are left out.
 
@@ -123,7 +123,7 @@ def nearest_phone_errors(
     """
     spoken, expected = ([phone for phone in row if phone != PAUSE] for row in (phones, recorded))
     own = phone_distance(spoken, expected)
-    other = closest_phone_errors(spoken, renderings, lexicon) if own else 0
+    other = closest_phone_errors(spoken, references, lexicon) if own else 0
     return own if other is None else min(own, other)
 
 

@@ -13,8 +13,6 @@ ROOMS = ("targets/", "generation/")
 EXCEPTIONS = {
     # Writes where a model is from, as `from_pretrained` does: the models of hub, one floor up, get their names by it.
     ("checks/weights.py", "_name_or_path"),
-    # Makes an assistant of some of a model's layers; it moves to targets/.
-    ("evaluation/assistants.py", "_attn_implementation"),
 }
 
 

@@ -53,6 +53,16 @@ def test_text_to_stdout(call, model: Path, recordings: list[Path]) -> None:
     assert " --> " in timed[0]
 
 
+def test_a_drafter_by_its_class_gives_the_same_text(call, recordings: list[Path]) -> None:
+    plain = call(recordings[0], "--drafter", "none", "--json")
+    drafted = call(recordings[0], "--drafter", "mmdec.drafters.lookup:Lookup", "--json")
+    assert drafted.exit_code == 0, drafted.output
+    assert json.loads(drafted.stdout)["tokens"] == json.loads(plain.stdout)["tokens"]
+    missing = call(recordings[0], "--drafter", "mmdec.drafters.lookup:Nothing")
+    assert isinstance(missing.exception, mmdec.InputError)
+    assert "`drafter`" in str(missing.exception)
+
+
 def test_json_has_one_object_a_line(call, recordings: list[Path]) -> None:
     result = call(*recordings, "--json", "--timestamps", "word", "--drafter", "lookup")
     lines = [json.loads(line) for line in result.stdout.splitlines()]
