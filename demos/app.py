@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mmdec.pipelines.translation.translate import load, translate_speech
+from mmdec.pipelines.translation.load import load
+from mmdec.pipelines.translation.translate import translate_speech
 from mmdec.pipelines.translation.translator import STRATEGIES
 from mmdec.types import MmdecError
 

@@ -24,7 +24,7 @@ from mmdec.corpora.librispeech import read_splits
 from mmdec.evaluation.assistants import assistants
 from mmdec.evaluation.harness import Harness, Measurements, Method, parse_plan
 from mmdec.evaluation.pairing import compare
-from mmdec.hub.whisper import DEFAULT_MODEL, Whisper, load_whisper
+from mmdec.hub.whisper import DEFAULT_MODEL, LoadedWhisper, load_whisper
 from mmdec.provenance import hardware
 from mmdec.runtime import dtype_of
 from mmdec.types import InputError
@@ -53,7 +53,7 @@ def bench_asr(
     recordings: Sequence[Path] = (),
     corpus: str | os.PathLike[str] = "data/english",
     splits: Sequence[str] = SPLITS,
-    model: str | os.PathLike[str] | Whisper = DEFAULT_MODEL,
+    model: str | os.PathLike[str] | LoadedWhisper = DEFAULT_MODEL,
     *,
     heads: str | os.PathLike[str] | None = None,
     assistant: str | os.PathLike[str] | None = None,
@@ -81,7 +81,7 @@ def bench_asr(
     check_threads(threads)
     torch.set_num_threads(threads)
     say = log if log is not None else _silent
-    whisper = model if isinstance(model, Whisper) else load_whisper(model, device)
+    whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, device)
     harness = Harness(whisper, language, max_new_tokens)
     drafter = whisper.heads(heads)
     chosen = _given(harness, recordings) if recordings else _from_corpus(harness, corpus, splits, per_bin)

@@ -22,9 +22,9 @@ from transformers.utils import logging
 from mmdec.audio import SAMPLE_RATE
 from mmdec.generation.speculation import Nodes
 from mmdec.hub.medusa import WEIGHTS
-from mmdec.hub.whisper import HEADS, Whisper
+from mmdec.hub.whisper import HEADS, LoadedWhisper
 from mmdec.pipelines.inputs import Audio, read
-from mmdec.pipelines.transcription.request import Call
+from mmdec.pipelines.transcription.request import TranscriptionRequest
 from mmdec.pipelines.transcription.transcribe import DraftedBy, transcribe
 from mmdec.runtime import Stopwatch, timed_passes
 from mmdec.types import InputError, MmdecError
@@ -82,7 +82,7 @@ Measurements = Mapping[str, Sequence[Sequence[Measurement]]]  # method -> each g
 class Harness:
     """A model, and what it is asked for."""
 
-    def __init__(self, whisper: Whisper, language: str | None = "en", max_new_tokens: int | None = None) -> None:
+    def __init__(self, whisper: LoadedWhisper, language: str | None = "en", max_new_tokens: int | None = None) -> None:
         """language: of the recordings; None has it detected. A model of one language is not told."""
         self.whisper, self.model = whisper, whisper.model
         multilingual = getattr(self.model.generation_config, "is_multilingual", False)
@@ -207,8 +207,8 @@ class Harness:
             total=whole.lap(),
         )
 
-    def _request(self, recordings: int) -> Call:
-        return Call.of(self.whisper, None, self.language, "transcribe", None, self.options, recordings)
+    def _request(self, recordings: int) -> TranscriptionRequest:
+        return TranscriptionRequest.of(self.whisper, None, self.language, "transcribe", None, self.options, recordings)
 
 
 @contextmanager
@@ -233,7 +233,7 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(level)
 
 
-def has_heads(whisper: Whisper) -> bool:
+def has_heads(whisper: LoadedWhisper) -> bool:
     """Whether heads lie beside the model."""
     return whisper.directory is not None and (whisper.directory / HEADS / WEIGHTS).is_file()
 

@@ -23,7 +23,7 @@ from mmdec.checks.arguments import check_threads
 from mmdec.corpora.librispeech import Utterance, read_utterances
 from mmdec.evaluation.harness import Harness, Measurement, Method, has_heads
 from mmdec.generation.speculation import Nodes
-from mmdec.hub.whisper import DEFAULT_MODEL, Whisper, load_whisper
+from mmdec.hub.whisper import DEFAULT_MODEL, LoadedWhisper, load_whisper
 from mmdec.metrics import text as metrics
 from mmdec.metrics.word_errors import Edits, character_edits, rate, ratio, word_edits
 from mmdec.provenance import hardware
@@ -48,7 +48,7 @@ class Heard:
 def evaluate_asr(
     split: str | None = "test",
     corpus: str | os.PathLike[str] = "data/english",
-    model: str | os.PathLike[str] | Whisper = DEFAULT_MODEL,
+    model: str | os.PathLike[str] | LoadedWhisper = DEFAULT_MODEL,
     *,
     heads: str | os.PathLike[str] | None = None,
     plan: Nodes = None,
@@ -78,7 +78,7 @@ def evaluate_asr(
     rows = spaced(read_utterances(os.fspath(corpus), split), limit)
     check_threads(threads)
     torch.set_num_threads(threads)
-    whisper = model if isinstance(model, Whisper) else load_whisper(model, device)
+    whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, device)
     harness = Harness(whisper, language, max_new_tokens)
     methods = _methods(whisper, heads, plan, plain)
     say = log if log is not None else _silent
@@ -139,7 +139,7 @@ def spaced(rows: Sequence[Utterance], limit: int | None) -> list[Utterance]:
     return [rows[number * len(rows) // limit] for number in range(limit)]
 
 
-def _methods(whisper: Whisper, heads: str | os.PathLike[str] | None, plan: Nodes, plain: bool) -> list[Method]:
+def _methods(whisper: LoadedWhisper, heads: str | os.PathLike[str] | None, plan: Nodes, plain: bool) -> list[Method]:
     if heads is None and not has_heads(whisper):
         return [Method.greedy()]
     ours = Method.drafted("medusa", whisper.heads(heads), plan)
