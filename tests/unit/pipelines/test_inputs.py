@@ -190,7 +190,7 @@ def test_an_endless_file_object_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
             assert size > 0
             return bytes(size)
 
-    monkeypatch.setattr("mmdec.audio.MAX_BYTES", 3 << 20)
+    monkeypatch.setattr("mmdec.audio.files.MAX_BYTES", 3 << 20)
     refused("must hold at most 3145728 bytes, but the file object gives more", Endless())
 
 
