@@ -28,7 +28,7 @@ from mmdec.evaluation.harness_transcription import TranscriptionHarness
 from mmdec.evaluation.log import Log, no_log
 from mmdec.evaluation.pairing import compare
 from mmdec.generation.speculation import Nodes
-from mmdec.hub.whisper import DEFAULT_MODEL, Whisper, load_whisper
+from mmdec.hub.whisper import DEFAULT_MODEL, LoadedWhisper, load_whisper
 from mmdec.provenance import hardware
 from mmdec.runtime import dtype_of
 from mmdec.types import Drafter, InputError
@@ -57,7 +57,7 @@ def bench_asr(
     recordings: Sequence[Path] = (),
     corpus: str | os.PathLike[str] = "data/english",
     splits: Sequence[str] = SPLITS,
-    model: str | os.PathLike[str] | Whisper = DEFAULT_MODEL,
+    model: str | os.PathLike[str] | LoadedWhisper = DEFAULT_MODEL,
     *,
     heads: str | os.PathLike[str] | None = None,
     assistant: str | os.PathLike[str] | None = None,
@@ -84,7 +84,7 @@ def bench_asr(
     nodes, plans = parse_plan(plan), {size: parse_plan(size) for size in sweep}
     check_threads(threads)
     torch.set_num_threads(threads)
-    whisper = model if isinstance(model, Whisper) else load_whisper(model, device)
+    whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, device)
     bench = _Bench(TranscriptionHarness(whisper, language, max_new_tokens), repeats, batch, log)
     drafter = whisper.heads(heads)
     chosen = _given(bench.harness, recordings) if recordings else _from_corpus(bench.harness, corpus, splits, per_bin)

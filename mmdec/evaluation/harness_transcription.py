@@ -19,7 +19,7 @@ from transformers.utils import logging
 from mmdec.audio import SAMPLE_RATE
 from mmdec.evaluation.harness import Harness, Measurement, Method
 from mmdec.hub.medusa import WEIGHTS
-from mmdec.hub.whisper import HEADS, Whisper
+from mmdec.hub.whisper import HEADS, LoadedWhisper
 from mmdec.pipelines.inputs import Audio, read
 from mmdec.pipelines.transcription.request import Call
 from mmdec.pipelines.transcription.transcribe import transcribe
@@ -28,9 +28,9 @@ from mmdec.runtime import Stopwatch, timed_passes
 
 @final
 class TranscriptionHarness(Harness):
-    """A Whisper, the language of the recordings, and the maximum number of new tokens in a window."""
+    """A LoadedWhisper, the language of the recordings, and the maximum number of new tokens in a window."""
 
-    def __init__(self, whisper: Whisper, language: str | None = "en", max_new_tokens: int | None = None) -> None:
+    def __init__(self, whisper: LoadedWhisper, language: str | None = "en", max_new_tokens: int | None = None) -> None:
         """language: None detects it. A model of one language ignores it."""
         self.whisper, self.model = whisper, whisper.model
         multilingual = getattr(self.model.generation_config, "is_multilingual", False)
@@ -147,6 +147,6 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(level)
 
 
-def has_heads(whisper: Whisper) -> bool:
+def has_heads(whisper: LoadedWhisper) -> bool:
     """Whether the model's folder holds Medusa heads."""
     return whisper.directory is not None and (whisper.directory / HEADS / WEIGHTS).is_file()

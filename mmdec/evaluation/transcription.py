@@ -26,7 +26,7 @@ from mmdec.evaluation.harness import Measurement, Method
 from mmdec.evaluation.harness_transcription import TranscriptionHarness, has_heads
 from mmdec.evaluation.log import Log, no_log
 from mmdec.generation.speculation import Nodes
-from mmdec.hub.whisper import DEFAULT_MODEL, Whisper, load_whisper
+from mmdec.hub.whisper import DEFAULT_MODEL, LoadedWhisper, load_whisper
 from mmdec.metrics import text as metrics
 from mmdec.metrics.word_errors import Edits, character_edits, rate, ratio, word_edits
 from mmdec.provenance import hardware
@@ -51,7 +51,7 @@ class Transcribed:
 def evaluate_asr(
     split: str | None = "test",
     corpus: str | os.PathLike[str] = "data/english",
-    model: str | os.PathLike[str] | Whisper = DEFAULT_MODEL,
+    model: str | os.PathLike[str] | LoadedWhisper = DEFAULT_MODEL,
     *,
     heads: str | os.PathLike[str] | None = None,
     plan: Nodes = None,
@@ -82,7 +82,7 @@ def evaluate_asr(
         raise InputError(f"`batch_size` must be at least 1, but is {batch_size}. 1 decodes one by one.")
     rows = evenly_spaced(read_utterances(os.fspath(corpus), split), limit)
     torch.set_num_threads(threads)
-    whisper = model if isinstance(model, Whisper) else load_whisper(model, device)
+    whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, device)
     methods = _methods(whisper, heads, plan, plain)
     harness = TranscriptionHarness(whisper, language, max_new_tokens)
     transcribed, measured = _decode_all(harness, methods, rows, batch_size, log)
@@ -125,7 +125,7 @@ def normaliser(tokenizer: Any, language: str | None) -> tuple[Callable[[str], st
     return bare.normalize, "english, without British spellings"
 
 
-def _methods(whisper: Whisper, heads: str | os.PathLike[str] | None, plan: Nodes, plain: bool) -> list[Method]:
+def _methods(whisper: LoadedWhisper, heads: str | os.PathLike[str] | None, plan: Nodes, plain: bool) -> list[Method]:
     if heads is None and not has_heads(whisper):
         return [Method.greedy()]
     ours = Method.drafted("medusa", whisper.heads(heads), plan)

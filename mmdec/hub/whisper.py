@@ -33,7 +33,7 @@ FILES = ("*.json", "*.txt", "*.md", "model.safetensors", "model-*.safetensors", 
 
 @final
 @dataclass
-class Whisper:
+class LoadedWhisper:
     """A model with its processor. Shared by all who load it: its weights are only read."""
 
     model: WhisperForConditionalGeneration
@@ -101,11 +101,13 @@ class Whisper:
         return mark, None if mark is None else self.tokenizer.convert_tokens_to_ids("<|notimestamps|>")
 
 
-_whispers = LoadedModels[Whisper]()
+_whispers = LoadedModels[LoadedWhisper]()
 _loading = threading.RLock()  # of heads
 
 
-def load_whisper(model: str | os.PathLike[str] = DEFAULT_MODEL, device: str | torch.device | None = None) -> Whisper:
+def load_whisper(
+    model: str | os.PathLike[str] = DEFAULT_MODEL, device: str | torch.device | None = None
+) -> LoadedWhisper:
     """A Whisper by shipped name, directory or hub id, in float32; loaded once for each model and device.
 
     `device` None takes a GPU where there is one. Raises InputError where there is no such model, or its files are
@@ -148,7 +150,7 @@ def read_model(directory: Path) -> WhisperForConditionalGeneration:
     return model.eval()
 
 
-def _read(directory: Path, device: torch.device) -> Whisper:
+def _read(directory: Path, device: torch.device) -> LoadedWhisper:
     model = read_model(directory)
     check_extractor(directory)
     try:
@@ -158,4 +160,4 @@ def _read(directory: Path, device: torch.device) -> Whisper:
             f"`model` must have a whole tokenizer and feature extractor, but those in '{directory}' are damaged "
             f"({type(error).__name__}: {error!s:.300}). Fetch it again."
         ) from error
-    return Whisper(cast(Any, model).to(device), processor, directory)
+    return LoadedWhisper(cast(Any, model).to(device), processor, directory)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any, BinaryIO
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar, cast
 
 import numpy as np
 import torch
@@ -14,6 +16,8 @@ from mmdec.checks.arguments import show
 from mmdec.types import InputError
 
 Audio = str | os.PathLike[str] | BinaryIO | np.ndarray | Tensor
+AudioList = list[Audio] | tuple[Audio, ...] | list[str] | list[Path] | list[np.ndarray] | list[Tensor]
+Result = TypeVar("Result")
 MIN_SECONDS = 0.1
 SILENCE = 5e-4  # of full scale: -66 dB
 MAX_CHANNELS = 8
@@ -24,12 +28,56 @@ class BatchError(InputError):
 
     def __init__(self, results: list[Any], errors: dict[int, InputError]) -> None:
         self.results = results  # translations or transcripts in order, None where refused
-        self.errors = errors  # by place in the batch
+        self.errors = errors  # by index in the batch
         first = next(iter(errors))
         super().__init__(
             f"{len(errors)} of {len(results)} recordings were refused, the first at place {first}: {errors[first]} "
             "The others are in `results` of this error."
         )
+
+
+class Batch:
+    """The recordings of one call, a single one or a list, and what is wrong with some of them."""
+
+    def __init__(self, audio: Audio | Sequence[Audio], sample_rate: int | None) -> None:
+        """Raises InputError for a `sample_rate` where all recordings are files."""
+        self.single = not isinstance(audio, (list, tuple))
+        self._items: list[Audio] = [cast(Audio, audio)] if self.single else list(cast(Sequence[Audio], audio))
+        self._sample_rate = sample_rate
+        self.errors: dict[int, InputError] = {}  # by index
+        arrays = any(isinstance(item, (np.ndarray, Tensor)) for item in self._items)
+        if sample_rate is not None and self._items and not arrays:
+            raise InputError(
+                f"`sample_rate` must be left out for files, whose headers name it, but is {show(sample_rate)}. Leave "
+                "it out."
+            )
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def read(self, check: Callable[[Tensor], Tensor] = lambda samples: samples) -> dict[int, Tensor]:
+        """The recordings that can be read and that pass `check`: 16 kHz mono (T,) by index. The others are `errors`."""
+        recordings: dict[int, Tensor] = {}
+        for index, item in enumerate(self._items):
+            try:
+                recordings[index] = check(read(item, self._sample_rate))
+            except InputError as error:
+                self.errors[index] = error
+        return recordings
+
+    def results(self, results: Mapping[int, Result]) -> Result | list[Result]:
+        """What the call returns, from results by index: one for a single recording, a list for a list.
+
+        Raises the InputError of a single recording, and BatchError where some of a list have one.
+        """
+        if self.single:
+            for error in self.errors.values():
+                raise error
+            return results[0]
+        if self.errors:
+            errors = dict(sorted(self.errors.items()))
+            raise BatchError([results.get(index) for index in range(len(self))], errors)
+        return [results[index] for index in range(len(self))]
 
 
 def read(audio: Audio, sample_rate: int | None = None) -> Tensor:

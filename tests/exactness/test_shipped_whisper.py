@@ -14,7 +14,7 @@ from transformers import WhisperForConditionalGeneration
 import mmdec
 from mmdec.audio import load_audio
 from mmdec.hub.medusa import load_heads
-from mmdec.hub.whisper import Whisper, load_whisper
+from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from mmdec.types import InputError
 
 SAMPLES = Path(__file__).parents[2] / "data" / "samples" / "english"
@@ -22,7 +22,7 @@ TREE, CHAIN = (16, 6), 6
 
 
 @pytest.fixture(scope="module")
-def whisper() -> Whisper:
+def whisper() -> LoadedWhisper:
     return load_whisper("whisper-phrasebook", "cpu")
 
 
@@ -34,7 +34,7 @@ def sounds() -> dict[str, Tensor]:
     return found
 
 
-def features(whisper: Whisper, sounds: list[Tensor]) -> dict[str, Any]:
+def features(whisper: LoadedWhisper, sounds: list[Tensor]) -> dict[str, Any]:
     long = max(map(len, sounds)) > 480_000
     options: dict[str, Any] = {"truncation": False, "padding": "longest"} if long else {}
     arrays = [sound.numpy() for sound in sounds]
@@ -42,7 +42,7 @@ def features(whisper: Whisper, sounds: list[Tensor]) -> dict[str, Any]:
     return {"input_features": made["input_features"], "attention_mask": made["attention_mask"]}
 
 
-def same(whisper: Whisper, inputs: dict[str, Any], nodes: Any, **options: Any) -> tuple[int, int]:
+def same(whisper: LoadedWhisper, inputs: dict[str, Any], nodes: Any, **options: Any) -> tuple[int, int]:
     """Whether both say the same; passes of the decoder of each."""
     model: WhisperForConditionalGeneration = whisper.model
     drafter = load_heads(whisper.directory / "medusa", model) if whisper.directory else None
@@ -68,31 +68,31 @@ def same(whisper: Whisper, inputs: dict[str, Any], nodes: Any, **options: Any) -
 
 
 @pytest.mark.parametrize("nodes", [TREE, CHAIN, None], ids=["tree", "chain", "learned"])
-def test_a_paragraph_in_fewer_passes(whisper: Whisper, sounds: dict[str, Tensor], nodes: Any):
+def test_a_paragraph_in_fewer_passes(whisper: LoadedWhisper, sounds: dict[str, Tensor], nodes: Any):
     plain, drafted = same(whisper, features(whisper, [sounds["paragraph"]]), nodes)
     assert plain > 60
     assert drafted < plain * 0.8
 
 
 @pytest.mark.parametrize("name", ["sentence", "unseen_voice"])
-def test_a_sentence(whisper: Whisper, sounds: dict[str, Tensor], name: str):
+def test_a_sentence(whisper: LoadedWhisper, sounds: dict[str, Tensor], name: str):
     plain, drafted = same(whisper, features(whisper, [sounds[name]]), TREE)
     assert drafted < plain
 
 
-def test_timestamps(whisper: Whisper, sounds: dict[str, Tensor]):
+def test_timestamps(whisper: LoadedWhisper, sounds: dict[str, Tensor]):
     plain, drafted = same(whisper, features(whisper, [sounds["paragraph"]]), TREE, return_timestamps=True)
     assert drafted < plain
 
 
-def test_long_form_with_fallback_and_conditioning(whisper: Whisper, sounds: dict[str, Tensor]):
+def test_long_form_with_fallback_and_conditioning(whisper: LoadedWhisper, sounds: dict[str, Tensor]):
     ladder = {"temperature": (0.0, 0.4), "logprob_threshold": -0.2, "compression_ratio_threshold": 1.8}
     conditioned: dict[str, Any] = {"return_timestamps": True, "condition_on_prev_tokens": True, **ladder}
     plain, drafted = same(whisper, features(whisper, [sounds["long"]]), TREE, **conditioned)
     assert drafted < plain
 
 
-def test_a_ragged_batch(whisper: Whisper, sounds: dict[str, Tensor]):
+def test_a_ragged_batch(whisper: LoadedWhisper, sounds: dict[str, Tensor]):
     batch = [sounds["paragraph"], sounds["sentence"], sounds["unseen_voice"], sounds["paragraph"][:200_000]]
     plain, drafted = same(whisper, features(whisper, batch), TREE)
     assert drafted < plain

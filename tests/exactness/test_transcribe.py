@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 import mmdec
 from mmdec.hub.medusa import load_heads
-from mmdec.hub.whisper import Whisper, load_whisper
+from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from tests.conftest import RATE, buzz
 from tests.support.tiny_whisper import write
 
@@ -24,7 +24,7 @@ PROMPT = "The train leaves"
 
 
 @pytest.fixture(scope="module")
-def whisper(tmp_path_factory: pytest.TempPathFactory) -> Whisper:
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> LoadedWhisper:
     return load_whisper(write(tmp_path_factory.mktemp("transcriber") / "tiny"), "cpu")
 
 
@@ -85,7 +85,7 @@ WAYS = {
 }
 
 
-def features(whisper: Whisper, recordings: list[np.ndarray]) -> dict[str, Tensor]:
+def features(whisper: LoadedWhisper, recordings: list[np.ndarray]) -> dict[str, Tensor]:
     """What the processor gives for each recording alone, side by side."""
     long = len(recordings[0]) // 160 > 100
     more: dict[str, Any] = {"padding": "longest", "truncation": False} if long else {}
@@ -110,7 +110,7 @@ def batches(way: Way) -> list[list[int]]:
 _stock: dict[str, dict[int, list[dict[str, Any]]]] = {}
 
 
-def stock(whisper: Whisper, name: str) -> dict[int, list[dict[str, Any]]]:
+def stock(whisper: LoadedWhisper, name: str) -> dict[int, list[dict[str, Any]]]:
     """Each recording's segments by transformers' own loop."""
     way = WAYS[name]
     if name not in _stock:
@@ -135,7 +135,7 @@ def stock(whisper: Whisper, name: str) -> dict[int, list[dict[str, Any]]]:
 
 @pytest.mark.filterwarnings("ignore:__array_wrap__ must accept:DeprecationWarning")  # transformers' own call
 @pytest.mark.parametrize(("name", "drafter"), [(name, DRAFTERS[place % 3]) for place, name in enumerate(WAYS)])
-def test_equals_stock(whisper: Whisper, name: str, drafter: str | None) -> None:
+def test_equals_stock(whisper: LoadedWhisper, name: str, drafter: str | None) -> None:
     way, before = WAYS[name], whisper.model.config._attn_implementation
     wanted = stock(whisper, name)
     whisper.model.set_attn_implementation(before or "sdpa")  # word timestamps leave the model otherwise
@@ -167,7 +167,7 @@ def test_equals_stock(whisper: Whisper, name: str, drafter: str | None) -> None:
                 assert spoken.strip() == segment.text or "\ufffd" in spoken
 
 
-def test_ways_are_what_they_say(whisper: Whisper) -> None:
+def test_ways_are_what_they_say(whisper: LoadedWhisper) -> None:
     """Else the grid would show nothing: several windows, texts that end, segments, drafts of several kinds."""
     windows = [{float(one["start"]) // 1 for one in row} for row in stock(whisper, "long segments").values()]
     assert max(map(len, windows)) >= 3
@@ -175,7 +175,7 @@ def test_ways_are_what_they_say(whisper: Whisper) -> None:
     assert stock(whisper, "short") != stock(whisper, "translated")
 
 
-def test_a_list_is_as_one_by_one(whisper: Whisper) -> None:
+def test_a_list_is_as_one_by_one(whisper: LoadedWhisper) -> None:
     recordings = [sound(one, place) for place, one in enumerate(MIXED)]
     together = mmdec.transcribe(recordings, sample_rate=RATE, model=whisper, timestamps="segment")
     for one, recording in zip(together, recordings, strict=True):
@@ -183,7 +183,7 @@ def test_a_list_is_as_one_by_one(whisper: Whisper) -> None:
         assert (one.text, one.segments, one.language) == (alone.text, alone.segments, alone.language)
 
 
-def test_the_fallback_ladder_under_a_seed(whisper: Whisper) -> None:
+def test_the_fallback_ladder_under_a_seed(whisper: LoadedWhisper) -> None:
     ladder: dict[str, Any] = {"temperature": (0.0, 0.7), "logprob_threshold": -0.2}
     torch.manual_seed(1)
     out: Any = whisper.model.generate(
@@ -195,7 +195,7 @@ def test_the_fallback_ladder_under_a_seed(whisper: Whisper) -> None:
         assert found.tokens == out["sequences"][0].tolist()
 
 
-def test_rows_that_fall_back_are_told_apart(whisper: Whisper) -> None:
+def test_rows_that_fall_back_are_told_apart(whisper: LoadedWhisper) -> None:
     """Rounds of a batch where some rows are decoded again are those of each recording by itself."""
     ladder: dict[str, Any] = {"temperature": (0.0, 1e-4), "logprob_threshold": -1.5, "drafter": None}
     recordings = [sound(one, place) for place, one in enumerate((1.2, 1.4, 1.3))]
@@ -207,7 +207,7 @@ def test_rows_that_fall_back_are_told_apart(whisper: Whisper) -> None:
     assert [one.rounds for one in together] == [one.rounds for one in alone]
 
 
-def test_rounds_are_passes_of_the_decoder(whisper: Whisper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_are_passes_of_the_decoder(whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:
     count = 0
 
     def listen(*_: Any) -> None:
@@ -227,7 +227,7 @@ def test_rounds_are_passes_of_the_decoder(whisper: Whisper, monkeypatch: pytest.
     assert drafted.tokens_per_round > 1
 
 
-def test_the_heads_of_a_directory_and_an_object(whisper: Whisper) -> None:
+def test_the_heads_of_a_directory_and_an_object(whisper: LoadedWhisper) -> None:
     assert whisper.directory is not None
     folder: Path = whisper.directory / "medusa"
     for drafter in (folder, str(folder), load_heads(folder, whisper.model)):

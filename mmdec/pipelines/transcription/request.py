@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import show
-from mmdec.hub.whisper import Whisper
+from mmdec.hub.whisper import LoadedWhisper
 from mmdec.targets.whisper_generate import LANGUAGE_CODES
 from mmdec.types import InputError
 
@@ -21,7 +21,7 @@ TIMESTAMPS = (None, "segment", "word")
 TASKS = ("transcribe", "translate")
 HOTTEST = 100.0
 THRESHOLDS = ("logprob_threshold", "no_speech_threshold", "compression_ratio_threshold")
-OURS = {  # what is set here, and by which argument; "" where there is no other way
+RESERVED = {  # what is set here, and by which argument; "" where there is no other way
     "assistant_model": "drafter",
     "attention_mask": "audio",
     "custom_generate": "drafter",
@@ -50,35 +50,35 @@ OURS = {  # what is set here, and by which argument; "" where there is no other 
 
 @final
 @dataclass(frozen=True)
-class Call:
+class TranscriptionRequest:
     """What is asked for every recording of a call of `transcribe`."""
 
-    whisper: Whisper
+    whisper: LoadedWhisper
     timestamps: Timestamps
     languages: str | Sequence[str] | None  # codes; a sequence has one for each recording
     options: Mapping[str, Any]  # for `generate`
-    stamped: bool  # whether the model has timestamps: without them it knows one window only
+    has_timestamps: bool  # whether the model has timestamps: without them it knows one window only
     given: tuple[str, ...] = ()  # the options that the caller named
 
     @classmethod
     def of(
         cls,
-        whisper: Whisper,
+        whisper: LoadedWhisper,
         timestamps: Timestamps,
         language: str | Sequence[str] | None,
         task: str | None,
         prompt: str | None,
         options: Mapping[str, Any],
         recordings: int,
-    ) -> Call:
+    ) -> TranscriptionRequest:
         """Raises InputError for what this model cannot do."""
         known: Any = whisper.model.generation_config
-        stamped = getattr(known, "no_timestamps_token_id", whisper.model.config.vocab_size) + 1 < (
+        has_timestamps = getattr(known, "no_timestamps_token_id", whisper.model.config.vocab_size) + 1 < (
             whisper.model.config.vocab_size
         )
         if timestamps is not None and not (isinstance(timestamps, str) and timestamps in TIMESTAMPS):
             raise InputError(f'`timestamps` must be None, "segment" or "word", but is {show(timestamps)}. Choose one.')
-        if timestamps and not stamped:
+        if timestamps and not has_timestamps:
             raise InputError(
                 f"`timestamps` must be None for a model without timestamp tokens, but is {timestamps!r}. Leave it out."
             )
@@ -94,7 +94,7 @@ class Call:
         if prompt is not None and prompt.strip():
             made["prompt_ids"] = _prompt(whisper, prompt)
         languages = _languages(known, language, recordings)
-        return cls(whisper, timestamps, languages, made, stamped, tuple(options))
+        return cls(whisper, timestamps, languages, made, has_timestamps, tuple(options))
 
     def is_long(self, samples: int) -> bool:
         """Whether so many samples fill more than one window."""
@@ -103,7 +103,7 @@ class Call:
 
     def check(self, samples: Tensor) -> Tensor:
         """Samples (T,) that can be transcribed; raises InputError."""
-        if self.is_long(len(samples)) and not self.stamped:
+        if self.is_long(len(samples)) and not self.has_timestamps:
             raise InputError(
                 f"`audio` must last at most {self.whisper.extractor.n_samples / SAMPLE_RATE:g} seconds for a model "
                 f"without timestamp tokens, but lasts {len(samples) / SAMPLE_RATE:.1f}. Cut it."
@@ -155,8 +155,8 @@ class Call:
 def _options(known: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     made = {name: value for name, value in options.items() if value is not None}
     for name in made:
-        if name in OURS:
-            remedy = f"Use `{OURS[name]}`." if OURS[name] else "Call `model.generate` for it."
+        if name in RESERVED:
+            remedy = f"Use `{RESERVED[name]}`." if RESERVED[name] else "Call `model.generate` for it."
             raise InputError(f"`{name}` must be left out, but is {show(made[name])}. {remedy}")
     for name in ("logits_processor", "stopping_criteria"):
         listed = made.get(name, [])
@@ -240,7 +240,7 @@ def language_code(known: Any, language: object) -> str:
     raise InputError(f"`language` must be one that the model knows, but is {show(language)}. It knows {listed}.")
 
 
-def _prompt(whisper: Whisper, prompt: str) -> Tensor:
+def _prompt(whisper: LoadedWhisper, prompt: str) -> Tensor:
     """Ids (P,) with the token that begins what came before."""
     most = whisper.model.config.max_target_positions // 2 - 1
     try:

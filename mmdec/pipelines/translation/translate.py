@@ -6,22 +6,23 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast, overload
+from typing import overload
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import TypedDict, Unpack
 
 from mmdec import audio as sound
 from mmdec.checks.arguments import check_switch, check_threads, show
 from mmdec.hub.daspeech import DEFAULT_MODEL
-from mmdec.pipelines.inputs import SILENCE, Audio, BatchError, peak, read
-from mmdec.pipelines.translation.load import as_translator, load
+from mmdec.pipelines.inputs import SILENCE, Audio, AudioList, Batch, peak
+from mmdec.pipelines.translation.load import as_translator
 from mmdec.pipelines.translation.translator import SpeechTranslator, check_strategy, total_timings
 from mmdec.runtime import with_threads
 from mmdec.types import InputError
 
-__all__ = ["BatchError", "Translation", "load", "translate_speech"]
+__all__ = ["TranslateOptions", "Translation", "translate_speech"]
 
 PAUSE = 0.3  # seconds between two translated pieces
 
@@ -43,32 +44,24 @@ class Translation:
         return sound.save_audio(path, self.audio, self.sample_rate)
 
 
-@overload
-def translate_speech(
-    audio: Audio,
-    *,
-    sample_rate: int | None = None,
-    model: str | os.PathLike[str] | SpeechTranslator = DEFAULT_MODEL,
-    strategy: str | None = None,
-    verify: bool = False,
-    device: str | torch.device | None = None,
-    threads: int | None = None,
-    vocoder: str | os.PathLike[str] | None = None,
-) -> Translation: ...
+class TranslateOptions(TypedDict, total=False):
+    """What `translate_speech` takes beside the sound."""
+
+    sample_rate: int | None
+    model: str | os.PathLike[str] | SpeechTranslator
+    strategy: str | None
+    verify: bool
+    device: str | torch.device | None
+    threads: int | None
+    vocoder: str | os.PathLike[str] | None
 
 
 @overload
-def translate_speech(
-    audio: list[Audio] | tuple[Audio, ...] | list[str] | list[Path] | list[np.ndarray] | list[Tensor],
-    *,
-    sample_rate: int | None = None,
-    model: str | os.PathLike[str] | SpeechTranslator = DEFAULT_MODEL,
-    strategy: str | None = None,
-    verify: bool = False,
-    device: str | torch.device | None = None,
-    threads: int | None = None,
-    vocoder: str | os.PathLike[str] | None = None,
-) -> list[Translation]: ...
+def translate_speech(audio: Audio, **options: Unpack[TranslateOptions]) -> Translation: ...
+
+
+@overload
+def translate_speech(audio: AudioList, **options: Unpack[TranslateOptions]) -> list[Translation]: ...
 
 
 def translate_speech(
@@ -97,39 +90,19 @@ def translate_speech(
     """
     check_threads(threads)
     strategy = _strategy(strategy, verify)
-    alone = not isinstance(audio, (list, tuple))
-    batch: list[Audio] = [cast(Audio, audio)] if alone else list(cast(Sequence[Audio], audio))
-    if sample_rate is not None and batch and not any(isinstance(item, (np.ndarray, Tensor)) for item in batch):
-        raise InputError(
-            f"`sample_rate` must be left out for files, whose headers name it, but is {show(sample_rate)}. Leave it "
-            "out."
-        )
+    batch = Batch(audio, sample_rate)
     translator = as_translator(model, device, vocoder)
-    readable: dict[int, Tensor] = {}
-    errors: dict[int, InputError] = {}
     with with_threads(threads):
-        for place, item in enumerate(batch):
-            try:
-                readable[place] = read(item, sample_rate)
-            except InputError as error:
-                errors[place] = error
-        results = zip(readable, _translate(translator, list(readable.values()), strategy), strict=True)
-    done: dict[int, Translation] = {}
-    for place, result in results:
-        if result.units:
-            done[place] = result
-        else:
-            errors[place] = InputError(
+        recordings = batch.read()
+        translations = dict(zip(recordings, _translate(translator, list(recordings.values()), strategy), strict=True))
+    for index, translation in list(translations.items()):
+        if not translation.units:
+            batch.errors[index] = InputError(
                 "`audio` must hold speech that the model knows, but it found no unit to say in "
-                f"{result.seconds_source:.2f} seconds. Check the recording: its language, its level, its noise."
+                f"{translation.seconds_source:.2f} seconds. Check the recording: its language, its level, its noise."
             )
-    if alone:
-        for error in errors.values():
-            raise error
-        return done[0]
-    if errors:
-        raise BatchError([done.get(place) for place in range(len(batch))], dict(sorted(errors.items())))
-    return [done[place] for place in range(len(batch))]
+            del translations[index]
+    return batch.results(translations)
 
 
 def _strategy(strategy: str | None, verify: bool) -> str:

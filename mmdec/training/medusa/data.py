@@ -20,7 +20,7 @@ from transformers import WhisperForConditionalGeneration
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.corpora.librispeech import Utterance, read_splits
-from mmdec.hub.whisper import Whisper, load_whisper
+from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from mmdec.training.whisper.window_data import durations
 from mmdec.training.whisper.windows import (
     PLAIN,
@@ -200,7 +200,7 @@ class HeadData(LightningDataModule):
 
     # What may be missing is looked for late: errors from here reach the user as they are.
     @cached_property
-    def whisper(self) -> Whisper:
+    def whisper(self) -> LoadedWhisper:
         found = load_whisper(self.base, "cpu")
         positions = found.model.config.max_source_positions
         if positions != 50 * SECONDS:

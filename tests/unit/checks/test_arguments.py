@@ -17,7 +17,7 @@ import mmdec
 from mmdec.checks.arguments import MAX_NODES, MAX_THREADS, show
 from mmdec.cli import app
 from mmdec.drafters.lookup import Lookup
-from mmdec.hub.whisper import Whisper, load_whisper
+from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from tests.conftest import RATE, buzz
 from tests.support.tiny_whisper import write
 
@@ -34,7 +34,7 @@ def model() -> LlamaForCausalLM:
 
 
 @pytest.fixture(scope="module")
-def whisper(tmp_path_factory: pytest.TempPathFactory) -> Whisper:
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> LoadedWhisper:
     return load_whisper(write(tmp_path_factory.mktemp("models") / "tiny"), "cpu")
 
 
@@ -98,7 +98,7 @@ class Half:
 
 
 @pytest.mark.parametrize("wrong", [3, [], Half(), Lookup, object(), b"lookup", np.array(["lookup", "x"]), {"a": 1}])
-def test_drafters_that_are_none(model: LlamaForCausalLM, whisper: Whisper, wrong: Any) -> None:
+def test_drafters_that_are_none(model: LlamaForCausalLM, whisper: LoadedWhisper, wrong: Any) -> None:
     for call in (
         lambda: mmdec.speculate(wrong),
         lambda: mmdec.generate(model, IDS, wrong),
@@ -111,7 +111,7 @@ def test_drafters_that_are_none(model: LlamaForCausalLM, whisper: Whisper, wrong
 @pytest.mark.parametrize(
     "wrong", ["a", "4", 10**6, MAX_NODES + 1, -1, 2.5, True, float("nan"), (4, 0), (1, 2, 3), {}, ("a", 2)]
 )
-def test_sizes_of_a_draft(model: LlamaForCausalLM, whisper: Whisper, wrong: Any) -> None:
+def test_sizes_of_a_draft(model: LlamaForCausalLM, whisper: LoadedWhisper, wrong: Any) -> None:
     for call in (
         lambda: mmdec.speculate("lookup", num_speculative_tokens=wrong),
         lambda: mmdec.generate(model, IDS, num_speculative_tokens=wrong),
@@ -124,7 +124,7 @@ def test_sizes_of_a_draft(model: LlamaForCausalLM, whisper: Whisper, wrong: Any)
 
 
 @pytest.mark.parametrize("wrong", ["2", 0, -1, 10**9, MAX_THREADS + 1, 2.0, True, float("inf"), [2], np.array([1, 2])])
-def test_threads(tiny_model: Path, whisper: Whisper, wrong: Any) -> None:
+def test_threads(tiny_model: Path, whisper: LoadedWhisper, wrong: Any) -> None:
     before = torch.get_num_threads()
     sound = {"audio": buzz(0.3), "sample_rate": RATE, "threads": wrong}
     refused(lambda: mmdec.translate_speech(model=tiny_model, **sound), "`threads` must be a whole number from 1 to ")
@@ -161,7 +161,7 @@ class Failing(io.RawIOBase):
         raise RuntimeError("the line is cut")
 
 
-def test_files_that_are_closed_or_fail(tiny_model: Path, whisper: Whisper) -> None:
+def test_files_that_are_closed_or_fail(tiny_model: Path, whisper: LoadedWhisper) -> None:
     closed = io.BytesIO(b"RIFF")
     closed.close()
     for file, part in ((closed, "closed file"), (Failing(), "RuntimeError: the line is cut")):
@@ -174,7 +174,7 @@ def test_files_that_are_closed_or_fail(tiny_model: Path, whisper: Whisper) -> No
             assert caught.value.results[1].text is not None
 
 
-def test_the_message_names_the_callers_options_alone(model: LlamaForCausalLM, whisper: Whisper) -> None:
+def test_the_message_names_the_callers_options_alone(model: LlamaForCausalLM, whisper: LoadedWhisper) -> None:
     text = refused(
         lambda: mmdec.transcribe(
             buzz(0.3), sample_rate=RATE, model=whisper, drafter=None, language="en", max_new_tokns=4, top_k=5
@@ -196,7 +196,7 @@ def test_the_message_names_the_callers_options_alone(model: LlamaForCausalLM, wh
     )
 
 
-def test_what_the_callers_own_functions_raise_is_theirs(whisper: Whisper) -> None:
+def test_what_the_callers_own_functions_raise_is_theirs(whisper: LoadedWhisper) -> None:
     def progress(done: float, whole: float) -> None:
         raise KeyError("mine")
 

@@ -115,7 +115,7 @@ def test_headers_of_any_length_are_not_believed(tmp_path: Path) -> None:
 
 
 def test_more_than_an_hour_of_samples_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audio, "MAX_SECONDS", 1.0)
+    monkeypatch.setattr("mmdec.audio.files.MAX_SECONDS", 1.0)
     assert len(audio.load_audio(io.BytesIO(encoded(buzz(1.0), "WAV")))) == RATE
     with pytest.raises(InputError, match="must last at most 1 seconds, but the file object lasts longer"):
         audio.load_audio(io.BytesIO(encoded(buzz(1.1), "WAV")))

@@ -24,7 +24,7 @@ from mmdec.evaluation.assistants_transcription import assistants
 from mmdec.evaluation.harness import Measurement, Method, parse_plan
 from mmdec.evaluation.harness_transcription import TranscriptionHarness
 from mmdec.evaluation.tables import asr_table
-from mmdec.hub.whisper import Whisper, load_whisper
+from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from mmdec.targets.whisper_layers import decoder_of_layers
 from mmdec.types import InputError, MmdecError
 from tests.support.tiny_whisper import write
@@ -40,12 +40,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whisper(model: Path) -> Whisper:
+def whisper(model: Path) -> LoadedWhisper:
     return load_whisper(model, "cpu")
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory, whisper: Whisper) -> Path:
+def corpus(tmp_path_factory: pytest.TempPathFactory, whisper: LoadedWhisper) -> Path:
     """LibriSpeech's layout. Of split "own" the references are the model's own words."""
     root = tmp_path_factory.mktemp("corpus")
     harness = TranscriptionHarness(whisper, "en", 12)
@@ -70,7 +70,7 @@ def score(corpus: Path, model: Any, **more: Any) -> dict[str, Any]:
     )
 
 
-def test_a_model_is_right_about_its_own_words(corpus: Path, whisper: Whisper) -> None:
+def test_a_model_is_right_about_its_own_words(corpus: Path, whisper: LoadedWhisper) -> None:
     report = score(corpus, whisper)
     assert report["n"] == len(SECONDS)
     assert report["source_seconds"] == pytest.approx(sum(SECONDS), abs=1e-3)
@@ -93,7 +93,7 @@ def test_a_model_is_right_about_its_own_words(corpus: Path, whisper: Whisper) ->
     assert faster["value"] == pytest.approx(theirs["seconds"]["decoder"] / ours["seconds"]["decoder"])
 
 
-def test_errors_are_counted_and_the_worst_are_named(corpus: Path, whisper: Whisper) -> None:
+def test_errors_are_counted_and_the_worst_are_named(corpus: Path, whisper: LoadedWhisper) -> None:
     report = score(corpus, whisper, split="test", worst=2, batch_size=3, plain=False)
     wer = report["wer_raw"]
     assert wer["length"] == 5 * len(SECONDS)
@@ -107,14 +107,16 @@ def test_errors_are_counted_and_the_worst_are_named(corpus: Path, whisper: Whisp
     assert report["hardware"]["batch"] == 3
 
 
-def test_batches_give_what_one_by_one_gives(corpus: Path, whisper: Whisper) -> None:
+def test_batches_give_what_one_by_one_gives(corpus: Path, whisper: LoadedWhisper) -> None:
     batched = score(corpus, whisper, batch_size=4, limit=2)
     assert batched["n"] == 2
     assert batched["wer_raw"]["value"] == 0.0
     assert batched["identical"] == {"count": 2, "n": 2}
 
 
-def test_a_recording_that_cannot_be_read_is_an_empty_transcript(tmp_path: Path, corpus: Path, whisper: Whisper) -> None:
+def test_a_recording_that_cannot_be_read_is_an_empty_transcript(
+    tmp_path: Path, corpus: Path, whisper: LoadedWhisper
+) -> None:
     good = next(corpus.rglob("own/ann/1/*.wav"))
     (tmp_path / "bad.wav").write_bytes(b"no sound")
     lines = [{"path": str(good), "text": "Two words", "speaker": "a"}, {"path": "bad.wav", "text": "Three more words"}]
@@ -135,7 +137,7 @@ def test_a_model_without_heads_is_scored_by_transformers_own_loop(tmp_path: Path
         score(corpus, tmp_path / "bare", device="cpu", heads=tmp_path)
 
 
-def test_the_verbs_print_and_write_json(corpus: Path, whisper: Whisper, model: Path, tmp_path: Path) -> None:
+def test_the_verbs_print_and_write_json(corpus: Path, whisper: LoadedWhisper, model: Path, tmp_path: Path) -> None:
     call = ["eval", "asr", "--split", "own", "--corpus", corpus, "--model", model, "--json", "-o", tmp_path / "e.json"]
     call += ["--max-new-tokens", "12", "--threads", "1", "--plan", "4x2", "--limit", "1"]
     done = CliRunner().invoke(cli.app, [str(part) for part in call])
@@ -158,7 +160,9 @@ def test_the_verbs_print_and_write_json(corpus: Path, whisper: Whisper, model: P
     assert report["against"]["prompt lookup"]["of"] == 1
 
 
-def test_the_assistant_that_spends_least_is_compared_with(whisper: Whisper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_assistant_that_spends_least_is_compared_with(
+    whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a clock of the test's own: in its first call, which nobody counts, each is slow."""
     helpers, called = assistants(whisper.model, None), list[str]()
     spends = {helpers[0].name: 2.0, helpers[1].name: 1.0}
@@ -174,14 +178,14 @@ def test_the_assistant_that_spends_least_is_compared_with(whisper: Whisper, monk
     assert sorted(called) == sorted(2 * list(spends))
 
 
-def test_lengths_are_taken_from_the_corpus(corpus: Path, whisper: Whisper) -> None:
+def test_lengths_are_taken_from_the_corpus(corpus: Path, whisper: LoadedWhisper) -> None:
     found = bench_asr._from_corpus(TranscriptionHarness(whisper), corpus, ("test",), 3)
     assert [one.bin for one in found] == [bench_asr.SHORT] * 3
     assert [len(one.samples) for one in found] == [round(SECONDS[at] * RATE) for at in (0, 1, 2)]
 
 
 def test_no_timing_of_a_drafter_that_changes_the_text(
-    corpus: Path, whisper: Whisper, monkeypatch: pytest.MonkeyPatch
+    corpus: Path, whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measure = TranscriptionHarness.measure
 
@@ -196,7 +200,7 @@ def test_no_timing_of_a_drafter_that_changes_the_text(
         bench_asr.bench_asr(sorted(corpus.rglob("own/ann/1/*.wav"))[:1], model=whisper, max_new_tokens=6, threads=1)
 
 
-def test_an_assistant_of_all_layers_is_the_model(whisper: Whisper) -> None:
+def test_an_assistant_of_all_layers_is_the_model(whisper: LoadedWhisper) -> None:
     """And it takes the encoder's states as they are: a text of n tokens in few passes of the large one."""
     made = decoder_of_layers(whisper.model, (0, 1))
     ids, states = torch.tensor([[3, 4, 5]]), torch.randn(1, 50, 32)
@@ -212,7 +216,7 @@ def test_an_assistant_of_all_layers_is_the_model(whisper: Whisper) -> None:
     ]
 
 
-def test_passes_windows_and_rounds_are_counted(whisper: Whisper) -> None:
+def test_passes_windows_and_rounds_are_counted(whisper: LoadedWhisper) -> None:
     harness = TranscriptionHarness(whisper, "en", 12)
     sounds = [torch.randn(RATE // 2), torch.randn(RATE // 3)]
     plain = harness.measure(sounds, Method.greedy())
@@ -226,7 +230,7 @@ def test_passes_windows_and_rounds_are_counted(whisper: Whisper) -> None:
     assert ours.rounds <= 22
 
 
-def test_recordings_of_all_lengths_are_decoded_alike(whisper: Whisper) -> None:
+def test_recordings_of_all_lengths_are_decoded_alike(whisper: LoadedWhisper) -> None:
     """Loud ones too, whose level `transcribe` brings down."""
     harness = TranscriptionHarness(whisper, None, 12)
     sounds = [4 * torch.randn(RATE // 2), torch.randn(5 * RATE // 2), torch.randn(RATE // 3), torch.randn(3 * RATE)]
@@ -237,7 +241,7 @@ def test_recordings_of_all_lengths_are_decoded_alike(whisper: Whisper) -> None:
 
 
 def test_what_is_scored_and_timed_is_the_public_call(
-    corpus: Path, whisper: Whisper, monkeypatch: pytest.MonkeyPatch
+    corpus: Path, whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every figure of mmdec's comes from what `mmdec.transcribe` returns."""
     calls: list[dict[str, Any]] = []
@@ -269,7 +273,7 @@ def test_what_is_scored_and_timed_is_the_public_call(
 
 def test_provenance_says_what_ran(corpus: Path, tmp_path: Path) -> None:
     loaded = load_whisper(write(tmp_path / "half"), "cpu")
-    whisper = Whisper(loaded.model.to(torch.bfloat16), loaded.processor, loaded.directory)
+    whisper = LoadedWhisper(loaded.model.to(torch.bfloat16), loaded.processor, loaded.directory)
     report = score(corpus, whisper, batch_size=8, device=None)
     machine = report["hardware"]
     assert (machine["dtype"], machine["batch"], machine["target"]) == ("bfloat16", 8, "cpu")
@@ -284,7 +288,7 @@ def test_plans(plan: str, nodes: object) -> None:
     assert parse_plan(plan) == nodes
 
 
-def test_bad_arguments_are_named(corpus: Path, whisper: Whisper) -> None:
+def test_bad_arguments_are_named(corpus: Path, whisper: LoadedWhisper) -> None:
     with pytest.raises(InputError, match="`plan`"):
         parse_plan("8 deep")
     with pytest.raises(InputError, match="`limit`"):

@@ -13,7 +13,7 @@ import torch
 
 import mmdec
 from mmdec.generation.model_lock import ModelLock, model_lock, read_while, reading
-from mmdec.hub.whisper import Whisper
+from mmdec.hub.whisper import LoadedWhisper
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz
 from tests.support.tiny_whisper import network, processor
@@ -200,7 +200,7 @@ def test_every_call_reads_its_model_and_its_drafters(door: str) -> None:
     models: list[Any]
     if door == "transcribe":
         whole = processor()
-        whisper = Whisper(network(whole.tokenizer), whole)  # type: ignore[attr-defined]
+        whisper = LoadedWhisper(network(whole.tokenizer), whole)  # type: ignore[attr-defined]
         models = [whisper.model]
         handle = whisper.model.model.decoder.register_forward_hook(Watching())
         mmdec.transcribe(buzz(0.5), sample_rate=RATE, model=whisper, drafter="lookup", max_new_tokens=4)
@@ -222,7 +222,7 @@ def test_every_call_reads_its_model_and_its_drafters(door: str) -> None:
 def test_word_timestamps_wait_for_a_plain_call_of_generate() -> None:
     """`transcribe` changes the attention of a model that `model.generate(custom_generate=...)` decodes with."""
     whole = processor()
-    whisper = Whisper(network(whole.tokenizer), whole)  # type: ignore[attr-defined]
+    whisper = LoadedWhisper(network(whole.tokenizer), whole)  # type: ignore[attr-defined]
     features = whole.feature_extractor(buzz(0.5), sampling_rate=RATE, return_tensors="pt")  # type: ignore[attr-defined]
     begun, go, seen = threading.Event(), threading.Event(), list[str]()
 

@@ -1,4 +1,4 @@
-"""The speech encoder: independence of the batch, lengths, sizes that are refused. Its weights: test_conformer_weights."""
+"""The speech encoder: independence of the batch, lengths, sizes that are refused. Weights: test_conformer_weights."""
 
 import pytest
 import torch

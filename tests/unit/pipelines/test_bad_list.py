@@ -125,14 +125,14 @@ def test_a_model_that_fails_on_one_recording_does_not_blame_the_others(
     paths = [tmp_path / f"{number}.wav" for number in range(4)]
     for path, seconds in zip(paths, lengths, strict=True):
         path.write_bytes(encoded(buzz(seconds), "WAV"))
-    real = transcription._transcribe
+    real = transcription.transcribe_batch
 
-    def failing(call: object, places: object, recordings: list, *rest: object) -> object:
+    def failing(request: object, indices: object, recordings: list, *rest: object) -> object:
         if any(len(samples) == int(0.6 * RATE) for samples in recordings):
             raise RuntimeError("out of memory")
-        return real(call, places, recordings, *rest)  # type: ignore[arg-type]
+        return real(request, indices, recordings, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(transcription, "_transcribe", failing)
+    monkeypatch.setattr(transcription, "transcribe_batch", failing)
     arguments = ["transcribe", *map(str, paths), "-o", str(tmp_path / "out"), "--model", str(whisper), "-l", "en"]
     result = CliRunner().invoke(cli.app, [*arguments, "--device", "cpu"])
     assert result.exit_code == 1

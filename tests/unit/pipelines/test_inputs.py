@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import struct
 from pathlib import Path
@@ -189,10 +190,21 @@ def test_an_endless_file_object_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
             assert size > 0
             return bytes(size)
 
-    monkeypatch.setattr("mmdec.audio.MAX_BYTES", 3 << 20)
+    monkeypatch.setattr("mmdec.audio.files.MAX_BYTES", 3 << 20)
     refused("must hold at most 3145728 bytes, but the file object gives more", Endless())
 
 
 def test_errors_are_value_errors() -> None:
     assert issubclass(mmdec.InputError, mmdec.MmdecError)
     assert issubclass(mmdec.InputError, ValueError)
+
+
+def test_the_options_of_the_overloads_are_those_of_the_calls() -> None:
+    from mmdec.pipelines.transcription.transcribe import TranscribeOptions
+    from mmdec.pipelines.translation.translate import TranslateOptions
+
+    for call, options in ((mmdec.transcribe, TranscribeOptions), (mmdec.translate_speech, TranslateOptions)):
+        named = {name: one for name, one in inspect.signature(call).parameters.items() if one.kind is one.KEYWORD_ONLY}
+        assert {name: one.annotation for name, one in named.items()} == {
+            name: hint.__forward_arg__ for name, hint in options.__annotations__.items()
+        }

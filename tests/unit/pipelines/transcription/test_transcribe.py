@@ -18,8 +18,8 @@ from transformers import WhisperFeatureExtractor, WhisperProcessor
 
 import mmdec
 from mmdec.generation.model_lock import model_lock
-from mmdec.hub.whisper import Whisper, load_whisper
-from mmdec.pipelines.transcription.request import Call
+from mmdec.hub.whisper import LoadedWhisper, load_whisper
+from mmdec.pipelines.transcription.request import TranscriptionRequest
 from mmdec.pipelines.transcription.usage import UsageMeter
 from tests.conftest import RATE, buzz
 from tests.support.tiny_whisper import heads, network, processor, write
@@ -31,15 +31,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whisper(folder: Path) -> Whisper:
+def whisper(folder: Path) -> LoadedWhisper:
     return load_whisper(folder, "cpu")
 
 
 @pytest.fixture
-def loose(whisper: Whisper) -> Whisper:
+def loose(whisper: LoadedWhisper) -> LoadedWhisper:
     """One of the test's own, to spoil."""
     whole = processor()
-    return Whisper(network(whole.tokenizer), whole)  # type: ignore[attr-defined]
+    return LoadedWhisper(network(whole.tokenizer), whole)  # type: ignore[attr-defined]
 
 
 def transcribe(audio: Any = None, **options: Any) -> Any:
@@ -60,7 +60,7 @@ BAD_SOUND: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("audio", "message"), BAD_SOUND)
-def test_bad_sound(whisper: Whisper, audio: Any, message: str) -> None:
+def test_bad_sound(whisper: LoadedWhisper, audio: Any, message: str) -> None:
     rate = RATE if isinstance(audio, np.ndarray) else None
     with pytest.raises(mmdec.InputError, match=message):
         mmdec.transcribe(audio, model=whisper, drafter=None, sample_rate=rate)
@@ -96,17 +96,17 @@ def test_bad_sound(whisper: Whisper, audio: Any, message: str) -> None:
         ({"prompt": "x", "prompt_condition_type": "all-segments"}, "condition_on_prev_tokens"),
     ],
 )
-def test_bad_arguments(whisper: Whisper, options: dict[str, Any], message: str) -> None:
+def test_bad_arguments(whisper: LoadedWhisper, options: dict[str, Any], message: str) -> None:
     with pytest.raises(mmdec.InputError, match=message):
         transcribe(model=whisper, **options)
 
 
-def test_a_rate_is_for_samples(whisper: Whisper) -> None:
+def test_a_rate_is_for_samples(whisper: LoadedWhisper) -> None:
     with pytest.raises(mmdec.InputError, match="`sample_rate` must be left out for files"):
         transcribe("x.wav", model=whisper)
 
 
-def test_models_that_lack_something(loose: Whisper) -> None:
+def test_models_that_lack_something(loose: LoadedWhisper) -> None:
     known: Any = loose.model.generation_config
     del known.alignment_heads
     with pytest.raises(mmdec.InputError, match="names no `alignment_heads`"):
@@ -126,7 +126,7 @@ def test_models_that_lack_something(loose: Whisper) -> None:
     assert caught.value.results[1] is None
 
 
-def test_heads_of_another_whisper(loose: Whisper, tmp_path: Path, whisper: Whisper) -> None:
+def test_heads_of_another_whisper(loose: LoadedWhisper, tmp_path: Path, whisper: LoadedWhisper) -> None:
     assert whisper.directory is not None
     other = network(loose.tokenizer, d_model=16)
     with pytest.raises(mmdec.InputError, match="must have 32 channels for these heads, but has 16"):
@@ -139,7 +139,7 @@ def test_heads_of_another_whisper(loose: Whisper, tmp_path: Path, whisper: Whisp
 
 
 @pytest.mark.filterwarnings("ignore:At least one mel filter")
-def test_processors_of_another_whisper(loose: Whisper) -> None:
+def test_processors_of_another_whisper(loose: LoadedWhisper) -> None:
     for options, message in (
         ({"feature_size": 128, "chunk_length": 1}, "must have 80 mels for this model, but has 128"),
         ({"feature_size": 80}, "must have 100 frames in a window for this model, but has 3000"),
@@ -191,7 +191,7 @@ def test_weights_that_are_absent_are_not_drawn(tmp_path: Path) -> None:
         load_whisper(place)
 
 
-def test_a_bad_one_does_not_lose_the_others(whisper: Whisper, tmp_path: Path) -> None:
+def test_a_bad_one_does_not_lose_the_others(whisper: LoadedWhisper, tmp_path: Path) -> None:
     good = tmp_path / "good.wav"
     soundfile.write(good, buzz(0.6), RATE)
     with pytest.raises(mmdec.BatchError, match="1 of 3 recordings were refused, the first at place 1") as caught:
@@ -203,7 +203,7 @@ def test_a_bad_one_does_not_lose_the_others(whisper: Whisper, tmp_path: Path) ->
     assert mmdec.transcribe([], model=whisper) == []
 
 
-def test_every_kind_of_audio_is_the_same(whisper: Whisper, tmp_path: Path) -> None:
+def test_every_kind_of_audio_is_the_same(whisper: LoadedWhisper, tmp_path: Path) -> None:
     whole = (np.round(buzz(0.6) * 32767)).astype(np.int16)
     soundfile.write(tmp_path / "a.wav", whole, RATE)
     wanted = transcribe(whole, model=whisper)
@@ -216,11 +216,11 @@ def test_every_kind_of_audio_is_the_same(whisper: Whisper, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("said", ["en", "English", "<|en|>", "ENGLISH"])
-def test_names_of_languages(whisper: Whisper, said: str) -> None:
+def test_names_of_languages(whisper: LoadedWhisper, said: str) -> None:
     assert transcribe(model=whisper, language=said).language == "en"
 
 
-def test_languages_of_a_batch(whisper: Whisper) -> None:
+def test_languages_of_a_batch(whisper: LoadedWhisper) -> None:
     recordings = [buzz(0.5), buzz(1.2), buzz(0.6)]
     found = transcribe(recordings, model=whisper, language=["de", "en", "german"])
     assert [one.language for one in found] == ["de", "en", "de"]
@@ -228,7 +228,7 @@ def test_languages_of_a_batch(whisper: Whisper) -> None:
     assert {one.language for one in detected} <= {"de", "en"}
 
 
-def test_times_are_what_was_spent(whisper: Whisper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_what_was_spent(whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that moves in the encoder's and the decoder's passes alone."""
     now = 0.0
     monkeypatch.setattr("time.perf_counter", lambda: now)
@@ -275,14 +275,14 @@ def test_times_are_what_was_spent(whisper: Whisper, monkeypatch: pytest.MonkeyPa
     assert not whisper.model.get_decoder()._forward_pre_hooks
 
 
-def test_usage_is_counted_by_the_loop_itself(whisper: Whisper) -> None:
+def test_usage_is_counted_by_the_loop_itself(whisper: LoadedWhisper) -> None:
     """`UsageMeter` is the `custom_generate`: nothing listens to the decoder."""
     decoder, hooks = whisper.model.get_decoder(), list[int]()
     transcribe(model=whisper, language="en", progress=lambda *_: hooks.append(len(decoder._forward_hooks)))
     assert hooks
     assert set(hooks) == {0}
     meter = UsageMeter(whisper.model, mmdec.speculate("lookup", num_speculative_tokens=3), 2)
-    call = Call.of(whisper, None, "en", "transcribe", None, {}, 2)
+    call = TranscriptionRequest.of(whisper, None, "en", "transcribe", None, {}, 2)
     samples = [torch.from_numpy(buzz(seconds)) for seconds in (1.7, 2.9)]
     with meter.running():
         found: Any = whisper.model.generate(
@@ -299,7 +299,7 @@ def test_usage_is_counted_by_the_loop_itself(whisper: Whisper) -> None:
     assert meter.usage[0].windows < meter.usage[1].windows
 
 
-def test_equal_recordings_that_fall_back_share_alike(whisper: Whisper) -> None:
+def test_equal_recordings_that_fall_back_share_alike(whisper: LoadedWhisper) -> None:
     """Rows that are decoded again are known by their features, in their order: equal ones must not be mistaken."""
     ladder: dict[str, Any] = {"temperature": (0.0, 1e-4), "logprob_threshold": -1.5, "max_new_tokens": None}
     same, other = buzz(1.2), buzz(1.4, 1)
@@ -310,7 +310,7 @@ def test_equal_recordings_that_fall_back_share_alike(whisper: Whisper) -> None:
     assert any(one.windows > 2 for one in wanted)  # else nothing was decoded again
 
 
-def test_progress(whisper: Whisper) -> None:
+def test_progress(whisper: LoadedWhisper) -> None:
     seen: list[tuple[float, float]] = []
     transcribe([buzz(2.4), buzz(0.5)], model=whisper, progress=lambda done, whole: seen.append((done, whole)))
     assert seen[0][0] == 0.0
@@ -328,7 +328,7 @@ def until(happened: Callable[[], bool]) -> None:
     raise AssertionError("it never happened")
 
 
-def test_word_timestamps_wait_until_nobody_else_is_in_the_model(whisper: Whisper) -> None:
+def test_word_timestamps_wait_until_nobody_else_is_in_the_model(whisper: LoadedWhisper) -> None:
     """They change its attention; a mask made for one kind is wrong for the other."""
     begun, go, order = threading.Event(), threading.Event(), list[str]()
 
@@ -356,7 +356,7 @@ def test_word_timestamps_wait_until_nobody_else_is_in_the_model(whisper: Whisper
     assert whisper.model.config._attn_implementation == "sdpa"
 
 
-def test_nobody_is_blamed_for_what_transformers_passes_itself(whisper: Whisper) -> None:
+def test_nobody_is_blamed_for_what_transformers_passes_itself(whisper: LoadedWhisper) -> None:
     """Recordings over a window, in two threads at once: no warning of deprecated arguments, no trace on the model."""
     heard = list[str]()
 
@@ -387,12 +387,12 @@ def test_nobody_is_blamed_for_what_transformers_passes_itself(whisper: Whisper) 
     assert any("suppress_tokens" in line for line in heard)
 
 
-def test_typical_acceptance_is_not_lossless(whisper: Whisper) -> None:
+def test_typical_acceptance_is_not_lossless(whisper: LoadedWhisper) -> None:
     assert transcribe(model=whisper, drafter="lookup").lossless
     assert not transcribe(model=whisper, drafter="lookup", rule="typical").lossless
 
 
-def test_no_hook_is_left_after_an_error(whisper: Whisper) -> None:
+def test_no_hook_is_left_after_an_error(whisper: LoadedWhisper) -> None:
     def progress(done: float, whole: float) -> None:
         raise KeyError("mine")
 

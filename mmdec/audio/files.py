@@ -1,0 +1,203 @@
+"""Sound files in and out. No length that a header declares is trusted; outputs are written whole or not at all."""
+
+import io
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import soundfile
+import torch
+from torch import Tensor
+
+from mmdec.audio.features import SAMPLE_RATE
+from mmdec.audio.samples import MAX_SECONDS, check_peak, check_rate, check_samples, full_scale, resample
+from mmdec.checks import files
+from mmdec.checks.arguments import show
+from mmdec.checks.files import open_regular, printable, unreadable, write_whole
+from mmdec.types import InputError
+
+MAX_BYTES = 2 * 2**30  # of a file object, which is read into memory
+BLOCK = 1 << 20  # samples that are read at once
+UNRECOGNISED = 1  # libsndfile's SF_ERR_UNRECOGNISED_FORMAT
+HEADERLESS = {".au": "ULAW", ".snd": "ULAW", ".gsm": "GSM610", ".vox": "VOX_ADPCM"}  # telephony, at 8 kHz
+WRITABLE = {  # suffix: libsndfile's format and subtype
+    ".wav": ("WAV", "PCM_16"),
+    ".flac": ("FLAC", "PCM_16"),
+    ".ogg": ("OGG", "VORBIS"),
+    ".mp3": ("MP3", "MPEG_LAYER_III"),
+    ".opus": ("OGG", "OPUS"),
+    ".aiff": ("AIFF", "PCM_16"),
+    ".aif": ("AIFF", "PCM_16"),
+    ".au": ("AU", "PCM_16"),
+    ".caf": ("CAF", "PCM_16"),
+    ".w64": ("W64", "PCM_16"),
+}
+
+AudioSource = str | os.PathLike[str] | BinaryIO
+
+
+def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE) -> Tensor:
+    """One sound file, mixed down to mono and resampled: (T,) float32 in [-1, 1].
+
+    Reads what libsndfile reads: wav, flac, ogg, mp3, aiff; 8 to 32 bit integers and floats. What is in the file is
+    read, whatever its header declares; floats beyond full scale are brought back to it. Raises InputError for
+    anything else, and for audio that `check_samples` or `check_peak` refuses.
+    """
+    check_rate(sample_rate)
+    blocks: list[np.ndarray] = []
+    rates, peak = [sample_rate], 0.0
+    for rate, block in _blocks(source):  # (<= 2^20 / channels, channels)
+        rates.append(rate)
+        peak = float(np.fmax.reduce(np.abs(block), axis=None, initial=peak))  # of all channels: two may cancel
+        with np.errstate(all="ignore"):  # infinities are counted below
+            blocks.append(block.mean(axis=1))
+    samples = torch.from_numpy(np.concatenate(blocks)) if blocks else torch.zeros(0)
+    check_samples(samples)
+    check_peak(peak)
+    return resample(full_scale(samples), rates[-1], sample_rate)
+
+
+def sound_seconds(path: str | os.PathLike[str]) -> float:
+    """Length of a sound file, decoded to its end: a header may declare any. Raises InputError as `load_audio` does."""
+    return sum(len(block) / rate for rate, block in _blocks(path))
+
+
+class _FrontToBack(soundfile.SoundFile):
+    """A file that is never sought in. soundfile does it after each block, which GSM 6.10 refuses."""
+
+    def seekable(self) -> bool:
+        return False
+
+
+def _blocks(source: AudioSource) -> Iterator[tuple[int, np.ndarray]]:
+    """A sound file's rate and samples (T, channels) in pieces, until nothing comes. No declared length is trusted.
+
+    Each piece holds as many frames as the decoder gave. `SoundFile.blocks` gives as many as the header declares: where
+    the file is cut or damaged, the rest is memory that nobody wrote, such as another recording's samples.
+    """
+    frames = 0
+    path = os.fsdecode(source) if isinstance(source, (str, os.PathLike)) else ""
+    name = f"'{printable(path)}'" if path else "the file object"
+    with ExitStack() as stack:
+        try:
+            if isinstance(source, (str, os.PathLike)):
+                content = stack.enter_context(open_regular(path, "audio"))
+            else:
+                content = _read_whole(source)
+            file = stack.enter_context(_open(content, Path(path).suffix.lower()))
+            rate = file.samplerate
+            check_rate(rate)
+            size = max(1, BLOCK // file.channels)
+            while len(block := file.read(size, dtype="float32", always_2d=True)):
+                frames += len(block)
+                if frames > MAX_SECONDS * rate:
+                    raise InputError(
+                        f"`audio` must last at most {MAX_SECONDS:.0f} seconds, but {name} lasts longer. "
+                        "Cut it into several files."
+                    )
+                yield rate, block
+        except InputError:
+            raise
+        except Exception as error:  # libsndfile's, soundfile's or the system's: whichever it is, it is this file's
+            reason = files.reason(error)
+            if isinstance(error, soundfile.LibsndfileError):
+                reason = error.error_string.rstrip(".") or f"error {error.code}"
+            remedy = "Convert it to 16-bit PCM wav."
+            if path.lower().endswith(".raw"):
+                remedy = "Pass samples without a header as an array with its `sample_rate`."
+            raise InputError(
+                f"`audio` must be a sound file that libsndfile can read, but {name} is not ({reason}). {remedy}"
+            ) from error
+
+
+def _open(content: int | io.BytesIO, suffix: str) -> soundfile.SoundFile:
+    """By what is in it. Only of a file without a header the suffix says what it is."""
+    try:
+        return _FrontToBack(content, closefd=False)
+    except soundfile.LibsndfileError as error:
+        if suffix not in HEADERLESS or error.code != UNRECOGNISED or not isinstance(content, int):
+            raise
+        os.lseek(content, 0, os.SEEK_SET)
+        subtype = HEADERLESS[suffix]
+        return _FrontToBack(content, samplerate=8000, channels=1, format="RAW", subtype=subtype, closefd=False)
+
+
+class _Content(io.BytesIO):
+    """A file's bytes. As in a file, to seek before the beginning (a damaged header may ask for it) changes nothing."""
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        try:
+            return super().seek(offset, whence)
+        except (ValueError, OverflowError):
+            return self.tell()
+
+
+def _read_whole(source: BinaryIO) -> io.BytesIO:
+    """All that a file object gives, in pieces: an endless one is refused before memory ends."""
+    content = _Content()
+    while piece := _read_piece(source):
+        if not isinstance(piece, bytes):
+            raise InputError("`audio` must be a binary file object, but gives text. Open it with mode 'rb'.")
+        if content.tell() + len(piece) > MAX_BYTES:
+            raise InputError(
+                f"`audio` must hold at most {MAX_BYTES} bytes, but the file object gives more. Cut it into several."
+            )
+        content.write(piece)
+    content.seek(0)
+    return content
+
+
+def _read_piece(source: BinaryIO) -> bytes:
+    try:
+        return source.read(1 << 20)
+    except Exception as error:  # closed, broken, or another's code
+        raise unreadable("audio", "the file object", error, "Open it anew, or give its path.") from error
+
+
+def save_audio(path: str | os.PathLike[str], samples: Tensor | np.ndarray, sample_rate: int = SAMPLE_RATE) -> Path:
+    """Write (T,) float samples, whole or not at all. The suffix of `path` names the format; integers have 16 bits.
+
+    Raises InputError for a suffix that names none, a rate that its format does not have, and what is not finite;
+    OSError, with the path, where the system does not take the file.
+    """
+    try:
+        path = Path(os.fsdecode(path))
+    except TypeError as error:
+        raise InputError(f"`path` must be a path, but is {show(path)}. Name a file.") from error
+    suffix = path.suffix.lower()
+    if suffix not in WRITABLE:
+        raise InputError(
+            f"`path` must end in {', '.join(WRITABLE)}, but is '{printable(str(path))}'. Rename the output."
+        )
+    check_rate(sample_rate)  # beyond 200 kHz libsndfile's Vorbis ends the process
+    kind, subtype = WRITABLE[suffix]
+    data = _writable(samples)  # at NaN the MP3 encoder ends the process
+    content = io.BytesIO()  # an encoder does not say when a disk is full
+    try:
+        with soundfile.SoundFile(content, "w", sample_rate, 1, format=kind, subtype=subtype) as file:
+            for start in range(0, len(data), 1 << 16):  # libsndfile's Vorbis breaks down over minutes at once
+                file.write(data[start : start + (1 << 16)])
+    except soundfile.SoundFileError as error:
+        raise InputError(
+            f"`path` must end in a format that takes sound at {sample_rate} Hz, but is '{printable(str(path))}' "
+            f"({error}). Write .wav."
+        ) from error
+    return write_whole(path, content.getvalue())
+
+
+def _writable(samples: Tensor | np.ndarray) -> np.ndarray:
+    """(T,) float32 within full scale."""
+    try:
+        data = samples.detach().cpu().numpy() if isinstance(samples, Tensor) else np.asarray(samples)
+        real = data.dtype.kind in "fiu"
+    except Exception as error:  # what an object makes of being turned into an array is its own
+        raise InputError(f"`samples` must be an array, but is {show(samples)}. Pass (T,) floats.") from error
+    if not real or data.ndim != 1:
+        raise InputError(f"`samples` must be (T,) floats, but is {data.shape} of {data.dtype}. Pass one channel.")
+    data = data.astype(np.float32, copy=False)
+    if not np.isfinite(data).all():
+        raise InputError("`samples` must be finite numbers, but holds NaN or infinity. Replace them.")
+    return np.clip(data, -1.0, 1.0)

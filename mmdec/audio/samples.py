@@ -1,0 +1,128 @@
+"""Samples as they come: what is refused, full scale, other rates, pauses."""
+
+import math
+
+import numpy as np
+import torch
+import torchaudio.functional as F
+from torch import Tensor
+
+from mmdec.audio.features import SAMPLE_RATE
+from mmdec.checks.arguments import show
+from mmdec.types import InputError
+
+STEP = 160  # samples in 10 ms, the grid of pauses
+MIN_RATE, MAX_RATE = 8_000, 192_000  # Hz
+MAX_SECONDS = 3_600.0
+MAX_PEAK = 2.0**31  # of floats: what was recorded with 32 bits may have kept its integers' scale
+
+
+def check_rate(rate: int) -> None:
+    """Refuse sample rates outside 8 to 192 kHz."""
+    if isinstance(rate, bool) or not isinstance(rate, (int, np.integer)):
+        raise InputError(f"`sample_rate` must be a whole number of Hz, but is {show(rate)}. Round it.")
+    if rate < MIN_RATE:
+        raise InputError(f"`sample_rate` must be at least {MIN_RATE} Hz, but is {rate}. Resample the audio first.")
+    if rate > MAX_RATE:
+        raise InputError(f"`sample_rate` must be at most {MAX_RATE} Hz, but is {rate}. Resample the audio first.")
+
+
+def check_seconds(seconds: float) -> None:
+    """Refuse audio longer than an hour: it is read whole."""
+    if seconds > MAX_SECONDS:
+        raise InputError(
+            f"`audio` must last at most {MAX_SECONDS:.0f} seconds, but lasts {seconds:.0f}. Cut it into several files."
+        )
+
+
+def check_samples(samples: Tensor) -> None:
+    """Refuse (T,) samples that hold no sound at all, or that are not finite numbers."""
+    if samples.numel() == 0:
+        raise InputError("`audio` must hold at least one sample, but is empty. Check the recording.")
+    finite = torch.isfinite(samples)
+    if not bool(finite.all()):
+        count = int((~finite).sum())
+        raise InputError(
+            f"`audio` must hold finite numbers, but {count} of {samples.numel()} samples are NaN or infinite. "
+            "Replace them, with zeros for instance."
+        )
+
+
+def check_peak(peak: float) -> None:
+    """Refuse floats that no recording holds: 32-bit integers left at their scale are the loudest."""
+    if peak > MAX_PEAK:
+        raise InputError(
+            f"`audio` must hold samples of at most {MAX_PEAK:.3g}, but its peak is {peak:.3g}. "
+            "Scale it to full scale, which is 1."
+        )
+
+
+def full_scale(samples: Tensor) -> Tensor:
+    """(T,) samples within [-1, 1]: what is louder as a whole is brought back to it, for it would clip."""
+    return samples / samples.abs().max().clamp(min=1)
+
+
+def resample(samples: Tensor, rate: int, new_rate: int = SAMPLE_RATE) -> Tensor:
+    """(..., T) at `rate` Hz to (..., ceil(T * new_rate / rate)) at `new_rate` Hz, without aliasing."""
+    if rate == new_rate or samples.shape[-1] == 0:
+        return samples
+    divisor = math.gcd(rate, new_rate)
+    if max(rate, new_rate) // divisor <= 1000:
+        return F.resample(samples, rate, new_rate)
+    # Rates with no small ratio (44,101 Hz, say) would need a filter bank of gigabytes: cut the spectrum instead.
+    length = samples.shape[-1]
+    seconds = math.ceil(length / rate)  # whole seconds hold a whole number of samples at both rates
+    spectrum = torch.fft.rfft(samples, n=seconds * rate)
+    bins = seconds * new_rate // 2 + 1
+    spectrum = spectrum[..., :bins]
+    result = torch.fft.irfft(spectrum, n=seconds * new_rate) * (new_rate / rate)
+    return result[..., : math.ceil(length * new_rate / rate)]
+
+
+def split_at_pauses(
+    samples: Tensor, max_seconds: float = 8.0, long_pause: float = 0.6, min_pause: float = 0.15
+) -> list[tuple[int, int]]:
+    """Cut 16 kHz samples (T,) into pieces of at most `max_seconds`: [(start, end), ...] that cover every sample.
+
+    A pause of `long_pause` seconds always ends a piece: what follows is another sentence. A piece that is still too
+    long is cut in the middle of its longest pause (at least `min_pause` seconds), or at its quietest place where it
+    has none; then its parts are looked at in the same way.
+    """
+    length = samples.shape[-1]
+    level, quiet = _quiet_frames(samples)
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], quiet.astype(np.int8), [0]])))
+    pauses = [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    pauses = [(a, b) for a, b in pauses if b - a >= min_pause * 100 and a > 0 and b < len(level)]
+
+    pieces: list[tuple[int, int]] = []
+    waiting = [(0, len(level))]  # in frames of 10 ms
+    while waiting:
+        start, end = waiting.pop()
+        inside = [(b - a, (a + b) // 2) for a, b in pauses if start < a and b < end]
+        pause, cut = max(inside, default=(0, 0))
+        too_long = end - start > max_seconds * 100
+        if not too_long and pause < long_pause * 100:
+            pieces.append((start * STEP, min(end * STEP, length)))
+            continue
+        if not inside:
+            margin = min(100, (end - start) // 4)  # half a word at the edge is no piece
+            cut = start + margin + int(np.argmin(level[start + margin : end - margin]))
+        waiting += [(cut, end), (start, cut)]  # a stack: the left part comes next
+    return pieces
+
+
+def trim_silence(samples: Tensor, keep: float = 0.12) -> Tensor:
+    """16 kHz samples (T,) without the silence at both ends, but for `keep` seconds of it."""
+    loud = np.flatnonzero(~_quiet_frames(samples)[1])
+    if len(loud) == 0:
+        return samples
+    margin = int(keep * SAMPLE_RATE)
+    return samples[max(int(loud[0]) * STEP - margin, 0) : (int(loud[-1]) + 1) * STEP + margin]
+
+
+def _quiet_frames(samples: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """(T,) -> smoothed level of each 10 ms (N,), and whether it lies 35 dB below the loud ones (N,)."""
+    padded = torch.nn.functional.pad(samples, (0, -samples.shape[-1] % STEP))
+    level = padded.reshape(-1, STEP).square().mean(dim=1).sqrt().cpu().numpy()
+    level = np.convolve(level, np.full(5, 0.2), mode="same")[: len(level)]
+    return level, level < max(float(np.quantile(level, 0.95)) * 10 ** (-35 / 20), 1e-4)

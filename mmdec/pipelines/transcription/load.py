@@ -1,0 +1,57 @@
+"""The model and the drafter that `transcribe` is given: names and folders are loaded, loaded ones are checked."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from transformers import WhisperForConditionalGeneration, WhisperProcessor
+
+from mmdec.checks.arguments import show
+from mmdec.drafters.registry import drafter_entry, is_dotted
+from mmdec.generation.drafter_choice import DraftedBy
+from mmdec.hub.find import kind
+from mmdec.hub.whisper import HEADS, LoadedWhisper, load_whisper
+from mmdec.runtime import check_device
+from mmdec.targets.model_source import source_folder
+from mmdec.types import InputError
+
+Model = str | os.PathLike[str] | WhisperForConditionalGeneration | LoadedWhisper
+
+
+def as_whisper(model: Model, processor: WhisperProcessor | None, device: str | torch.device | None) -> LoadedWhisper:
+    """`model` as `transcribe` takes it -> a model with its processor. Raises InputError where they do not fit."""
+    if isinstance(model, (str, bytes, os.PathLike)):
+        if processor is not None:
+            raise InputError("`processor` must be left out for a `model` that is named, which has one, but is given.")
+        return load_whisper(model, device)
+    if not isinstance(model, LoadedWhisper):
+        if not isinstance(model, WhisperForConditionalGeneration):
+            raise InputError(
+                "`model` must be a name, a directory, a hub id or a WhisperForConditionalGeneration, but is "
+                f"{show(model)}. Load it with `WhisperForConditionalGeneration.from_pretrained`."
+            )
+        if not isinstance(processor, WhisperProcessor):
+            raise InputError(
+                f"`processor` must be a WhisperProcessor with a loaded `model`, but is {show(processor)}. Load it with "
+                "`WhisperProcessor.from_pretrained`."
+            )
+        model = LoadedWhisper(model, processor, source_folder(model))
+    if device is not None and check_device(device).type != model.model.device.type:
+        raise InputError(
+            f"`device` must be that of the loaded `model`, {model.model.device}, but is {show(str(device))}. Leave "
+            "it out."
+        )
+    return model
+
+
+def as_drafter(whisper: LoadedWhisper, drafter: DraftedBy) -> DraftedBy:
+    """`drafter` as `transcribe` takes it -> as `speculate` takes it: folders of heads are read."""
+    if isinstance(drafter, str) and drafter != HEADS and (drafter_entry(drafter) is not None or is_dotted(drafter)):
+        return drafter
+    if isinstance(drafter, (str, os.PathLike)) and drafter != HEADS and kind(Path(drafter)) not in ("", HEADS):
+        return drafter  # another system's folder: `speculate` reads it
+    if isinstance(drafter, (str, bytes, os.PathLike)):
+        return whisper.heads(None if drafter == HEADS else drafter)
+    return drafter

@@ -1,0 +1,165 @@
+"""One batch of recordings through Whisper's `generate`, with rounds that are drafted; tokens become transcripts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, WhisperForConditionalGeneration
+
+from mmdec.audio import SAMPLE_RATE
+from mmdec.checks.arguments import options_error
+from mmdec.generation.model_lock import reading
+from mmdec.generation.speculation import Speculation
+from mmdec.hub.whisper import LoadedWhisper
+from mmdec.pipelines.transcription.request import TranscriptionRequest
+from mmdec.pipelines.transcription.transcript import Segment, Transcript
+from mmdec.pipelines.transcription.usage import Usage, UsageMeter
+from mmdec.pipelines.transcription.word_timestamps import UNSPACED, agree, words
+from mmdec.runtime import Stopwatch
+from mmdec.targets.whisper_generate import attention_restored
+from mmdec.targets.whisper_settings import settings_in_config
+from mmdec.types import InputError
+
+Progress = Callable[[float, float], None]  # seconds of sound that are done, and all seconds
+
+
+def transcribe_batch(
+    request: TranscriptionRequest,
+    indices: Sequence[int],
+    recordings: Sequence[Tensor],
+    speculation: Speculation,
+    lossless: bool,
+    on_window: Callable[[Tensor], None] | None,
+) -> list[Transcript]:
+    """One batch of 16 kHz recordings (T,), all within one window or all longer, to transcripts.
+
+    indices: of the recordings in the whole call, whose languages they choose. on_window: called before each window
+    with the progress (B, 2) in frames.
+    """
+    model = request.whisper.model
+    stopwatch = Stopwatch(model.device)
+    inputs = request.features(recordings)
+    features = stopwatch.lap()
+    meter = UsageMeter(model, speculation, len(recordings), on_window)
+    arguments = request.arguments(indices, request.is_long(len(recordings[0])))
+    with (
+        _attention(model, request.timestamps == "word", meter.networks),
+        settings_in_config(model),
+        meter.running(),
+    ):
+        stopwatch.lap()  # waiting for the model's lock is not the model's time
+        try:
+            output: Any = model.generate(**inputs, **arguments, custom_generate=meter, monitor_progress=meter.window)
+        except (InputError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except _ProgressError as error:
+            raise error.own from None
+        except Exception as error:
+            # transformers refuses arguments by ValueError; odd types fail anywhere before the first window.
+            if isinstance(error, ValueError) or not meter.prompts:
+                raise options_error(request.given, error) from error
+            raise
+    codes = _languages(request.whisper, meter.prompts)
+    texts = [_segments(request, segments, code) for segments, code in zip(output["segments"], codes, strict=True)]
+    counted = sum(usage.encoder + usage.decoder + usage.drafter for usage in meter.usage)
+    rest = (stopwatch.lap() - counted) / len(recordings)
+    samples_read = sum(map(len, recordings))
+    return [
+        Transcript(
+            text=request.whisper.tokenizer.decode(tokens, skip_special_tokens=True).strip(),
+            language=code,
+            segments=segments if request.timestamps else [],
+            tokens=tokens,
+            rounds=usage.rounds,
+            tokens_per_round=usage.tokens_per_round,
+            timings=_timings(usage, features * len(samples) / samples_read, rest),
+            seconds=len(samples) / SAMPLE_RATE,
+            lossless=lossless,
+            windows=usage.windows,
+        )
+        for segments, code, usage, samples in zip(texts, codes, meter.usage, recordings, strict=True)
+        for tokens in [[token for segment in segments for token in segment.tokens]]
+    ]
+
+
+def _timings(usage: Usage, features: float, rest: float) -> dict[str, float]:
+    parts = {"features": features, "encoder": usage.encoder, "decoder": usage.decoder, "drafter": usage.drafter}
+    return {**parts, "total": sum(parts.values()) + rest}
+
+
+def _segments(request: TranscriptionRequest, timed: Sequence[dict[str, Any]], language: str | None) -> list[Segment]:
+    """transformers' segments, with their text and, where they were asked for, words whose times agree with them."""
+    tokenizer, settings = request.whisper.tokenizer, cast(Any, request.whisper.model.generation_config)
+    first = getattr(settings, "no_timestamps_token_id", request.whisper.model.config.vocab_size) + 1
+    special = set(tokenizer.all_special_ids)
+    segments = []
+    for segment in timed:
+        tokens: list[int] = segment["tokens"].tolist()
+        start, end = round(float(segment["start"]), 3), round(float(segment["end"]), 3)
+        spoken = None
+        if request.timestamps == "word":
+            starts: list[float] = [round(second, 3) for second in segment["token_timestamps"].tolist()]
+            ends = [*starts[1:], max(end, *starts)]
+            text = [index for index, token in enumerate(tokens) if token < first and token not in special]
+            spoken = words(
+                [tokens[index] for index in text],
+                [starts[index] for index in text],
+                [ends[index] for index in text],
+                tokenizer.decode,
+                language not in UNSPACED,
+            )
+        segments.append(Segment(start, end, tokenizer.decode(tokens, skip_special_tokens=True).strip(), tokens, spoken))
+    return agree(segments) if request.timestamps == "word" else segments
+
+
+def _languages(whisper: LoadedWhisper, prompts: Sequence[Sequence[int]]) -> list[str | None]:
+    """What stands in each recording's prompt after the token that begins a transcript."""
+    settings: Any = whisper.model.generation_config
+    codes = {number: token[2:-2] for token, number in (getattr(settings, "lang_to_id", None) or {}).items()}
+    start: int = settings.decoder_start_token_id
+    return [codes.get([*ids, -1][ids.index(start) + 1]) for ids in map(list, prompts)]
+
+
+class _ProgressError(Exception):
+    """What the caller's `progress` raised: no option of `generate` is to blame."""
+
+    def __init__(self, own: Exception) -> None:
+        super().__init__(str(own))
+        self.own = own
+
+
+def window_progress(progress: Progress, done: float, total: float, whisper: LoadedWhisper) -> Callable[[Tensor], None]:
+    """`progress` as `transcribe_batch` calls it. done, total: seconds before this batch, and of all batches."""
+    seconds = whisper.extractor.hop_length / SAMPLE_RATE
+
+    def on_window(frames: Tensor) -> None:
+        try:
+            progress(min(done + float(frames.amin(1).sum()) * seconds, total), total)
+        except Exception as error:
+            raise _ProgressError(error) from error
+
+    return on_window
+
+
+@contextmanager
+def _attention(
+    model: WhisperForConditionalGeneration, words: bool, others: Sequence[PreTrainedModel]
+) -> Iterator[None]:
+    """Hold the model for one call of `generate`, and the drafter's own networks, `others`.
+
+    For word timestamps `generate` sets the model's attention to "eager" and leaves it there: nobody else may be between
+    a mask made for one kind and its use by the other. In batches of several lengths it hands numpy a tensor, of which
+    numpy 2 warns."""
+    if not words:
+        with reading(model, *others):
+            yield
+        return
+    with reading(*others, writing=[model]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "__array_wrap__ must accept", DeprecationWarning)
+        with attention_restored(model):
+            yield
