@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ LEAST = 20.0  # seconds, below which a stage is not begun
 EXPORT = 4.0  # seconds that writing a model takes, at most
 COMPARED = "compared"  # in a run's provenance.json: what an Outcome says
 
-Runner = Callable[..., None]
+Runner = Callable[..., None]  # runs a module of this package with arguments, in another process
+Recipe = dict[str, Any]  # LightningCLI's configuration
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,62 @@ class Outcome:
     folder: Path | None = None  # in runs/
 
 
+@dataclass(frozen=True)
+class TimedStage:
+    """One recipe, fitted to the part of the time that it gets."""
+
+    name: str
+    share: float  # of the time of all stages
+    folder: Path  # of its run
+    origin: str  # what a new run begins from, for the reader
+    configure: Callable[[Allowance], Recipe]
+    finish: Callable[[], None]  # called after the run
+
+    @property
+    def last(self) -> Path:
+        return self.folder / "checkpoints" / "last.ckpt"
+
+    def run(self, time: Allowance, runner: Runner) -> Recipe:
+        """Train until `time`, from the last checkpoint if there is one; the recipe as it was run."""
+        recipe = self.configure(time)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        written = self.folder / "schedule.yaml"
+        written.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        resumed = self.last.is_file()
+        print(f"{self.name}: {time.left / 60:.1f} minutes, {'resumed' if resumed else self.origin}", flush=True)
+        checkpoint = ("--ckpt_path", str(self.last)) if resumed else ()
+        runner("mmdec.training", "fit", "--config", str(written), *checkpoint)
+        self.finish()
+        return recipe
+
+
+@dataclass(frozen=True)
+class TimedRun:
+    """One system's training in a given time: score the model of before, train stage by stage, export and score."""
+
+    system: str
+    score_before: Callable[[], float] | None  # of the model to compare with; None if there is none
+    score_seconds: float  # how long a score takes, if none was taken before
+    stages: Sequence[TimedStage]
+    export: Callable[[Recipe, float | None], Outcome]  # from the last stage's recipe and the score of before
+
+    def train(self, time: Allowance, runner: Runner) -> Outcome:
+        """Train until `time`; it holds both scores and the export."""
+        before, reserved = None, self.score_seconds
+        if self.score_before is not None:
+            before, seconds = time.spent_on(self.score_before)
+            reserved = 1.2 * seconds
+        training = time.less(reserved + EXPORT)
+        recipe: Recipe = {}
+        for number, stage in enumerate(self.stages):
+            rest = self.stages[number:]
+            if training.left < LEAST:
+                names = ", ".join(other.name for other in rest)
+                return Outcome(self.system, f"too short: {names} not trained; finished stages are kept in {RUNS}/")
+            recipe = stage.run(training.part(stage.share / sum(other.share for other in rest)), runner)
+        return self.export(recipe, before)
+
+
 def begin_from(name: str) -> Path:
     """The model to begin from: that of an earlier run where it was better, else the shipped one."""
     run = RUNS / name
@@ -101,7 +158,7 @@ def note(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def keep_to(recipe: dict[str, Any], stage: str, at: float, **deadline: Any) -> None:
+def keep_to(recipe: Recipe, stage: str, at: float, **deadline: Any) -> None:
     """End a recipe's run at a time, and show how far it is: with a bar in place of its own lines."""
     callbacks = recipe["trainer"]["callbacks"]
     callbacks[:] = [entry for entry in callbacks if not entry["class_path"].endswith("PlainProgress")]
@@ -110,16 +167,7 @@ def keep_to(recipe: dict[str, Any], stage: str, at: float, **deadline: Any) -> N
     callbacks.append({"class_path": "mmdec.training.callbacks.Deadline", "init_args": {"at": at, **deadline}})
 
 
-def run_recipe(what: str, recipe: dict[str, Any], folder: Path, last: Path | None, origin: str, runner: Runner) -> None:
-    """Write a fitted recipe down in its run's folder, say what is done, and run it: from `last`, or from `origin`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = folder / "schedule.yaml"
-    written.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    print(f"{what}, {'resumed' if last else origin}", flush=True)
-    runner("mmdec.training", "fit", "--config", str(written), *(("--ckpt_path", str(last)) if last else ()))
-
-
-def fit_machine(recipe: dict[str, Any], size: str = "batch_size") -> None:
+def fit_machine(recipe: Recipe, size: str = "batch_size") -> None:
     """One process on a GPU, or where the processors are too few; its batches are then as large as all of them were."""
     trainer, processes = recipe["trainer"], recipe["trainer"]["devices"]
     if torch.cuda.is_available() or (os.cpu_count() or 1) < processes:

@@ -18,16 +18,17 @@ from typing import Any
 import yaml
 
 from mmdec.corpora.cvss import read_pairs, vocabulary
-from mmdec.training.affordable import affordable_rows
+from mmdec.training.checkpoints import newest, read_checkpoint
+from mmdec.training.daspeech.affordable import affordable_rows
 from mmdec.training.daspeech.compare import phone_errors
-from mmdec.training.daspeech.export import assemble, load_module, newest, read_checkpoint, save_network
+from mmdec.training.daspeech.export import assemble, load_module, save_network
 from mmdec.training.timed_run import (
-    EXPORT,
-    LEAST,
     RUNS,
     Allowance,
     Outcome,
     Runner,
+    TimedRun,
+    TimedStage,
     begin_from,
     epoch_steps,
     fit_machine,
@@ -36,7 +37,6 @@ from mmdec.training.timed_run import (
     numbered,
     place_for,
     run_builder,
-    run_recipe,
 )
 from mmdec.types import InputError, MmdecError
 
@@ -74,7 +74,7 @@ JOINT = Stage("joint", 0.25)
 def train(time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
     """Run the stages until `time`, export the model to runs/ and compare it with the one that it began from.
 
-    `fresh` trains from random weights: what is in runs/ is set aside, and no earlier weights are begun with.
+    `fresh` trains from random weights: the runs in runs/ are renamed, and no earlier weights are used.
     """
     data = read_recipe(JOINT)["data"]["init_args"]
     if fresh:
@@ -85,19 +85,34 @@ def train(time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
     limit = affordable_rows(data, time.part(PREPARED), acoustic=True)
     if limit is not None:
         print(f"features of {limit} training rows are computed first: there is no time for more", flush=True)
-    before, spent = time.spent_on(lambda: phone_errors(known, data)) if known else (None, COMPARISON)
-    training = time.less(spent * (1.2 if known else 1.0) + EXPORT)
-    for number, stage in enumerate(stages):
-        if training.left < LEAST:
-            names = ", ".join(other.name for other in stages[number:])
-            return Outcome(NAME, f"too short: {names} not trained; what was trained is kept in {RUNS}/")
-        part = training.part(stage.share / sum(other.share for other in stages[number:]))
+    return TimedRun(
+        NAME,
+        (lambda: phone_errors(known, data)) if known else None,
+        COMPARISON,
+        [timed(stage, start, limit) for stage in stages],
+        lambda _, before: export(before, data, stages),
+    ).train(time, runner)
+
+
+def timed(stage: Stage, start: Path | None, limit: int | None) -> TimedStage:
+    """start: the model that the joint stage begins from. limit: training rows whose features there is time for."""
+
+    def configure(time: Allowance) -> dict[str, Any]:
         if stage is JOINT:
             begin_joint(start)
-        run_stage(stage, part, runner, start, limit)
+        recipe = configuration(stage, time, start)
+        if limit is not None and "limit" in recipe_options(recipe):
+            recipe["data"]["init_args"]["limit"] = min(limit, recipe["data"]["init_args"].get("limit") or limit)
+        return recipe
+
+    def finish() -> None:
+        if stage is JOINT:
+            (stage.folder / "finished").touch()
         if stage is UNITS:
             save_network(load_module(newest(stage.folder / "checkpoints", 1))[0].network, units_network())
-    return export(before, data, stages)
+
+    origin = f"from {start}" if start else "from random weights"
+    return TimedStage(stage.name, stage.share, stage.folder, origin, configure, finish)
 
 
 def units_network() -> Path:
@@ -201,18 +216,6 @@ def begin_joint(start: Path | None) -> None:
             save_network(load_module(newest(checkpoints, 1))[0].network, JOINT.folder / "before.safetensors")
         shutil.rmtree(checkpoints)
     finished.unlink(missing_ok=True)
-
-
-def run_stage(stage: Stage, time: Allowance, runner: Runner, start: Path | None, limit: int | None) -> None:
-    """One recipe until a time, from its last checkpoint where there is one."""
-    last = stage.last if stage.last.is_file() else None
-    recipe = configuration(stage, time, start)
-    if limit is not None and "limit" in recipe_options(recipe):
-        recipe["data"]["init_args"]["limit"] = min(limit, recipe["data"]["init_args"].get("limit") or limit)
-    origin = f"from {start}" if start else "from the start"
-    run_recipe(f"{stage.name}: {time.left / 60:.1f} minutes", recipe, stage.folder, last, origin, runner)
-    if stage is JOINT:
-        (stage.folder / "finished").touch()
 
 
 def export(before: float | None, data: dict[str, Any], stages: list[Stage]) -> Outcome:

@@ -20,10 +20,10 @@ from mmdec.audio import HOP, load_audio, log_mel, pitch
 from mmdec.checks.weights import check_counts, checked_file, fill, read_settings, read_weights
 from mmdec.nn.fastspeech2 import FastSpeech2, FastSpeech2Config
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
-from mmdec.training.daspeech.acoustic import warmed
 from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems
 from mmdec.training.daspeech.acoustic_targets import filled
 from mmdec.training.daspeech.discriminators import Discriminators, discriminator_loss, generator_loss
+from mmdec.training.lr_schedule import Schedule
 from mmdec.types import InputError
 
 
@@ -276,7 +276,8 @@ class VocoderModule(LightningModule):
         # A resumed step draws the noise that an unbroken one would, and no two ranks draw the same.
         torch.manual_seed((self.seed * 1_000_003 + step) * 64 + self.global_rank)
         player, judge = self.optimizers()  # type: ignore[misc]
-        rate = self.learning_rate * warmed(step, self.warmup, "cosine", (self.trainer.max_epochs or 1) * steps)
+        schedule = Schedule("cosine", self.warmup, decay_steps=(self.trainer.max_epochs or 1) * steps - self.warmup)
+        rate = self.learning_rate * schedule(step)
         noise = torch.randn_like(batch.samples)
         made, predicted = self.vocoder.synthesise(batch.mel, pitch=batch.pitch, noise=noise)
         parts = self._losses(batch, made, predicted)

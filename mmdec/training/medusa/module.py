@@ -32,9 +32,9 @@ from mmdec.training.lr_schedule import Schedule
 from mmdec.training.medusa.data import DETECT, HeadBatch, HeadData
 from mmdec.training.medusa.init import first_heads, head_weights
 from mmdec.training.medusa.loss import head_loss
-from mmdec.training.medusa.self_labels import Labels, fingerprint, own_text
+from mmdec.training.medusa.self_labels import fingerprint, own_text
 from mmdec.training.medusa.simulate import gathered, measure, spread
-from mmdec.training.medusa.state_cache import KeptStates
+from mmdec.training.stores import StateStore, TokenStore
 from mmdec.types import InputError
 
 TOP = 5
@@ -114,11 +114,11 @@ class MedusaModule(LightningModule):
         model = model.to(device=self.trainer.strategy.root_device, dtype=dtype)  # type: ignore[call-arg]
         self.held = (model.requires_grad_(False).eval(),)
         options = f"{self.mark}-{self.hparams['base_dtype']}-{self.hparams['max_tokens']}"
-        self.labels = Labels(data.kept / f"labels-{options}", self.global_rank)
-        self.states: KeptStates | None = None
+        self.labels = TokenStore(data.kept / f"labels-{options}", self.global_rank)
+        self.states: StateStore | None = None
         if self.hparams["keep_states"]:
             folder = data.kept / f"states-{self.hparams['labels']}-{options}"
-            self.states = KeptStates(folder, model.config.d_model, self.global_rank)
+            self.states = StateStore(folder, model.config.d_model, self.global_rank)
             data.known = self.states
 
     def read(self, batch: HeadBatch) -> Places:
@@ -275,7 +275,7 @@ class MedusaModule(LightningModule):
                 self.hparams["draft_nodes"],
             )
             self.labels.add({batch.names[row]: text for row, text in zip(missing, fresh, strict=True)})
-        return [self.labels.kept[name] for name in batch.names]
+        return [self.labels.tokens[name] for name in batch.names]
 
     def _prompts(self, states: Tensor, prompts: list[list[int]]) -> list[list[int]]:
         if not any(DETECT in prompt for prompt in prompts):

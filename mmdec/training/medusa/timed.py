@@ -18,26 +18,25 @@ from mmdec.hub.medusa import load_heads
 from mmdec.hub.publish import whole_folder
 from mmdec.hub.whisper import HEADS, load_whisper
 from mmdec.provenance import CARD
-from mmdec.training.daspeech.compare import validate
-from mmdec.training.daspeech.export import read_checkpoint
+from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.medusa.data import HeadData
 from mmdec.training.medusa.module import MedusaModule
 from mmdec.training.medusa.self_labels import fingerprint
 from mmdec.training.timed_run import (
-    EXPORT,
-    LEAST,
     RUNS,
     Allowance,
     Outcome,
     Runner,
+    TimedRun,
+    TimedStage,
     begin_from,
     epoch_steps,
     fit_machine,
     keep_to,
     note,
-    run_recipe,
     set_run_aside,
 )
+from mmdec.training.validation import validate
 from mmdec.training.whisper.window_data import data_options
 
 RECIPE = Path("recipes/medusa/phrasebook.yaml")
@@ -59,26 +58,27 @@ def missing() -> str:
 
 
 def train(time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
-    """Train heads until `time`, comparisons included, and put them beside their model in runs/ if they are better.
+    """Train heads until `time`, both scores included, and put them beside their model in runs/ if they are better.
 
-    What was cut off is gone on with, if it was for this very model. `fresh` sets it aside, and begins with new heads.
+    A run that was cut off is resumed, if it was for this very model. `fresh` renames it, and begins with new heads.
     """
     if fresh:
         set_run_aside(RUN)
     base, resumed = begin_from(MODEL), begin()
     plain = configuration(time, resumed, fresh)
-    before, spent = None, COMPARISON
-    if (base / HEADS).is_dir():
-        before, spent = time.spent_on(lambda: tokens_per_round(base / HEADS, plain))
-    training = time.less(1.2 * spent + EXPORT)
-    if training.left < LEAST:
-        return Outcome(NAME, f"too short: {max(training.left, 0.0):.0f} seconds were left to train in")
-    recipe = configuration(training, resumed, fresh)
-    begun = recipe["model"]["init_args"]["start"]
-    what = f"heads: {training.left / 60:.1f} minutes"
-    run_recipe(what, recipe, RUN, last() if resumed else None, f"from {begun}" if begun else "new", runner)
-    (RUN / "finished").touch()
-    return export(base, recipe, before)
+    start = plain["model"]["init_args"]["start"]
+    stage = TimedStage(
+        "heads",
+        1.0,
+        RUN,
+        f"from {start}" if start else "from new heads",
+        lambda part: configuration(part, resumed, fresh),
+        (RUN / "finished").touch,
+    )
+    score = (lambda: tokens_per_round(base / HEADS, plain)) if (base / HEADS).is_dir() else None
+    return TimedRun(NAME, score, COMPARISON, [stage], lambda recipe, before: export(base, recipe, before)).train(
+        time, runner
+    )
 
 
 def last() -> Path:

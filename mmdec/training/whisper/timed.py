@@ -13,14 +13,13 @@ from typing import Any
 
 import yaml
 
-from mmdec.training.daspeech.compare import validate
-from mmdec.training.daspeech.export import newest, read_checkpoint
+from mmdec.training.checkpoints import newest, read_checkpoint
 from mmdec.training.timed_run import (
-    EXPORT,
-    LEAST,
     Allowance,
     Outcome,
     Runner,
+    TimedRun,
+    TimedStage,
     begin_from,
     epoch_steps,
     fit_machine,
@@ -28,9 +27,9 @@ from mmdec.training.timed_run import (
     note,
     place_for,
     run_builder,
-    run_recipe,
     set_run_aside,
 )
+from mmdec.training.validation import validate
 from mmdec.training.whisper import export as whisper_export
 from mmdec.training.whisper.module import Shape, WhisperModule
 from mmdec.training.whisper.window_data import WindowData, data_options
@@ -64,27 +63,26 @@ def prepare() -> str:
 
 
 def train(time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
-    """Train the model until `time`, comparisons included, and export it to runs/.
+    """Train the model until `time`, both scores included, and export it to runs/.
 
-    What was cut off is gone on with. `fresh` sets it aside, and begins with random weights.
+    A run that was cut off is resumed. `fresh` renames it, and begins with random weights.
     """
-    known = begin_from(MODEL)
+    base = begin_from(MODEL)
     if fresh:
         set_run_aside(RUN)
     resumed = begin()
+    known = (base / "model.safetensors").is_file()
     plain = configuration(time, resumed, fresh)
-    before, spent = None, COMPARISON
-    if (known / "model.safetensors").is_file():
-        before, spent = time.spent_on(lambda: next_token_loss(known, plain))
-    training = time.less(1.2 * spent + EXPORT)
-    if training.left < LEAST:
-        return Outcome(NAME, f"too short: {max(training.left, 0.0):.0f} seconds were left to train in")
-    recipe = configuration(training, resumed, fresh)
-    begun = recipe["model"]["init_args"]["start"]
-    what = f"whisper: {training.left / 60:.1f} minutes"
-    run_recipe(what, recipe, RUN, last() if resumed else None, f"from {begun}" if begun else "new", runner)
-    (RUN / "finished").touch()
-    return export(recipe, before)
+    stage = TimedStage(
+        "whisper",
+        1.0,
+        RUN,
+        f"from {base}" if known and not fresh else "from random weights",
+        lambda part: configuration(part, resumed, fresh),
+        (RUN / "finished").touch,
+    )
+    score = (lambda: next_token_loss(base, plain)) if known else None
+    return TimedRun(NAME, score, COMPARISON, [stage], lambda recipe, before: export(recipe, before)).train(time, runner)
 
 
 def last() -> Path:
