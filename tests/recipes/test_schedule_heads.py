@@ -72,7 +72,7 @@ class Runner:
         (made / "provenance.json").write_text('{"training": {"step": 3}}')
         Path("runs/medusa/checkpoints").mkdir(exist_ok=True)
         mark = fingerprint(load_whisper("models/whisper-phrasebook", "cpu").model)
-        torch.save({"base": mark}, schedule_heads.last())
+        torch.save({"base": mark, "state_dict": {}}, schedule_heads.last())
 
 
 def train_for(seconds: float, runner: Any, fresh: bool = False) -> Outcome:
