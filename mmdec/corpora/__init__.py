@@ -1,1 +1,1 @@
-"""Readers of the on-disk layouts of real corpora: paths and text, no sound yet."""
+"""Readers of speech corpora on disk: paths and text. No sound is read."""

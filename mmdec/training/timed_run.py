@@ -1,7 +1,7 @@
-"""What the systems of `make train` share: time to spend, a recipe that keeps to it, its process, and what came of it.
+"""Training in a given time, for all systems of `make train`: the time left, stages, their processes and results.
 
-Everything is written to runs/. A model there that was measured to be better than the one that it began from is what the
-next run begins from, and what `mmdec promote` may put into models/.
+Everything is written to runs/. If a model there scored better than the one that its training started from, the next run
+starts from it, and `mmdec promote` may put it into models/.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ class Allowance:
         return Allowance(self.end - seconds, self.now)
 
     def spent_on(self, work: Callable[[], float]) -> tuple[float, float]:
-        """What some work gives, and its seconds."""
+        """The result of some work, and the seconds that it took."""
         begun = self.now()
         return work(), self.now() - begun
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a system's training came to: a line of the table at the end."""
+    """The result of one system's training: a line of the table at the end."""
 
     system: str
-    trained: str  # what was done, or why nothing was
+    trained: str  # what was trained, or why nothing was
     measure: str = ""  # what `before` and `after` count, on the development split
     before: float | None = None  # of the model that it began from, or would replace
     after: float | None = None
@@ -125,8 +125,8 @@ class TimedRun:
         return self.export(recipe, before)
 
 
-def begin_from(name: str) -> Path:
-    """The model to begin from: that of an earlier run where it was better, else the shipped one."""
+def start_model(name: str) -> Path:
+    """The model to start from: that of an earlier run if it was better, else the shipped one."""
     run = RUNS / name
     return run if better_run(run) else MODELS / name
 
@@ -140,13 +140,13 @@ def better_run(run: Path) -> bool:
         return False
 
 
-def place_for(name: str, better: bool) -> Path:
-    """Where in runs/ a model goes: no worse one takes the place of one that was better."""
+def run_folder(name: str, better: bool) -> Path:
+    """The folder in runs/ for a model: a worse one does not replace one that was better."""
     run = RUNS / name
     return RUNS / f"{name}-not-better" if better_run(run) and not better else run
 
 
-def note(outcome: Outcome) -> Outcome:
+def write_outcome(outcome: Outcome) -> Outcome:
     """Write what was measured into the run's provenance."""
     assert outcome.folder is not None
     path = outcome.folder / "provenance.json"
@@ -158,8 +158,8 @@ def note(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def keep_to(recipe: Recipe, stage: str, at: float, **deadline: Any) -> None:
-    """End a recipe's run at a time, and show how far it is: with a bar in place of its own lines."""
+def set_deadline(recipe: Recipe, stage: str, at: float, **deadline: Any) -> None:
+    """End a recipe's run at a time, and show its progress as a bar instead of lines."""
     callbacks = recipe["trainer"]["callbacks"]
     callbacks[:] = [entry for entry in callbacks if not entry["class_path"].endswith("PlainProgress")]
     bar = {"class_path": "mmdec.training.stage_bar.StageBar", "init_args": {"stage": stage, "at": at}}

@@ -1,8 +1,8 @@
-"""DASpeech's part of `make train`: what is in runs/ is gone on with, or an earlier model is trained on.
+"""DASpeech's part of `make train`: resumes the runs in runs/, or trains an earlier model further.
 
 There are four stages: speech to phones, voice, vocoder, and the joint stage, whose learning rate falls to zero as the
-time ends. What has begun in runs/ is gone on with. Where nothing has begun but there is a model, all the time goes to
-the joint stage, which starts from its weights and trains everything but the vocoder.
+time ends. Runs in runs/ are resumed. If there are none but there is a model, all the time goes to the joint stage,
+which starts from its weights and trains everything but the vocoder.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from mmdec.training.timed_run import (
     Runner,
     TimedRun,
     TimedStage,
-    begin_from,
     epoch_steps,
     fit_machine,
-    keep_to,
-    note,
     numbered,
-    place_for,
     run_builder,
+    run_folder,
+    set_deadline,
+    start_model,
+    write_outcome,
 )
 from mmdec.types import InputError, MmdecError
 
@@ -44,8 +44,8 @@ NAME, MODEL = "speech translation", "daspeech-phrasebook"
 RECIPES = Path("recipes/daspeech/phrasebook")
 CORPUS = Path("data/corpus")
 BUILDER = Path("data/build/phrasebook.py")
-PREPARED = 0.25  # of the time may go to the corpus's features, where they are not there
-COMPARISON = 20.0  # seconds for the scores at the end, where none were taken before
+PREPARED = 0.25  # share of the time for the corpus's features, if they are missing
+COMPARISON = 20.0  # seconds reserved for the scores at the end, if none were taken before
 
 
 @dataclass(frozen=True)
@@ -120,13 +120,14 @@ def units_network() -> Path:
 
 
 def known_model() -> Path | None:
-    """What this one is compared with: a better one of an earlier run, or the shipped one, of the corpus's phones."""
-    known = begin_from(MODEL)
+    """The model to compare with: a better one of an earlier run, or the shipped one. None if its phones are not those
+    of the corpus."""
+    known = start_model(MODEL)
     if not (known / "model.safetensors").is_file():
         return None
     rows, _ = read_pairs(CORPUS / "cv" / "fr", CORPUS / "cvss_c", "train")
     if json.loads((known / "units.json").read_text(encoding="utf-8")) != vocabulary(rows):
-        print(f"{known} knows other phones than {CORPUS}: it is not begun with.", flush=True)
+        print(f"{known} has other phones than {CORPUS}: training does not start from it.", flush=True)
         return None
     return known
 
@@ -189,7 +190,7 @@ def configuration(stage: Stage, time: Allowance, start: Path | None) -> dict[str
         if entry["class_path"].endswith("ModelCheckpoint"):  # only what is saved at an epoch's end goes on rightly
             entry["init_args"] |= {"every_n_epochs": 1, "save_on_train_epoch_end": True}
     trainer["log_every_n_steps"] = min(trainer["log_every_n_steps"], steps)
-    keep_to(recipe, stage.name, time.end, **deadline)
+    set_deadline(recipe, stage.name, time.end, **deadline)
     fit_machine(recipe)
     return recipe
 
@@ -219,16 +220,16 @@ def begin_joint(start: Path | None) -> None:
 
 
 def export(before: float | None, data: dict[str, Any], stages: list[Stage]) -> Outcome:
-    """Put the model together in runs/, with what it was measured to be."""
+    """Assemble the model in runs/, with its scores."""
     checkpoint = newest(JOINT.folder / "checkpoints", 1)
     after = phone_errors(checkpoint[0], data)
     better = before is None or after < before
     vocoder = vocoder_folder()
-    out = place_for(MODEL, better)
+    out = run_folder(MODEL, better)
     made = assemble(checkpoint, vocoder, CORPUS / "cv" / "fr", CORPUS / "cvss_c", CORPUS / "lexicon.tsv", out)
     steps = read_checkpoint(checkpoint[0])["global_step"]
     trained = f"{', '.join(stage.name for stage in stages)}; {steps} joint steps"
-    return note(Outcome(NAME, trained, "phone errors, %", percent(before), percent(after), better, made))
+    return write_outcome(Outcome(NAME, trained, "phone errors, %", percent(before), percent(after), better, made))
 
 
 def percent(share: float | None) -> float | None:
@@ -239,7 +240,7 @@ def vocoder_folder() -> Path:
     """The vocoder trained here, or the shipped one in the same form."""
     if (VOCODER.folder / VOCODER.result).is_file():
         return VOCODER.folder
-    known = begin_from(MODEL)
+    known = start_model(MODEL)
     if not (known / "vocoder.safetensors").is_file():
         raise InputError(f"`{VOCODER.folder}` must hold a vocoder, but does not. Train with --fresh.")
     folder = RUNS / "shipped"

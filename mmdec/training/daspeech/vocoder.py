@@ -23,6 +23,7 @@ from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems
 from mmdec.training.daspeech.acoustic_targets import filled
 from mmdec.training.daspeech.discriminators import Discriminators, discriminator_loss, generator_loss
+from mmdec.training.daspeech.spectral_loss import spectral_loss
 from mmdec.training.lr_schedule import Schedule
 from mmdec.types import InputError
 
@@ -198,22 +199,6 @@ def load_acoustic(folder: Path) -> tuple[FastSpeech2, list[str]]:
         ) from error
     check_counts(described["config"], state, "acoustic")
     return fill(lambda: FastSpeech2(shape, len(units)), state, "acoustic", folder).eval(), units
-
-
-def spectra(samples: Tensor, size: int) -> Tensor:
-    """Magnitudes (B, bins, frames) with a window of `size` samples and a hop of a quarter; differentiable."""
-    window = torch.hann_window(size, device=samples.device)
-    spectrum = torch.stft(samples, size, size // 4, window=window, return_complex=True)
-    return (spectrum.real.square() + spectrum.imag.square() + 1e-7).sqrt()
-
-
-def spectral_loss(made: Tensor, truth: Tensor, sizes: tuple[int, ...] = (128, 256, 512, 1024, 2048)) -> Tensor:
-    """Spectral convergence plus L1 of log magnitudes (Yamamoto et al., 2020), mean over resolutions."""
-    total = made.new_zeros(())
-    for size in sizes:
-        a, b = spectra(made, size), spectra(truth, size)
-        total = total + (a - b).norm() / b.norm().clamp(min=1e-3) + (a.log() - b.log()).abs().mean()
-    return total / len(sizes)
 
 
 class VocoderModule(LightningModule):

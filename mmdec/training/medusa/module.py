@@ -33,7 +33,7 @@ from mmdec.training.medusa.data import DETECT, HeadBatch, HeadData
 from mmdec.training.medusa.init import first_heads, head_weights
 from mmdec.training.medusa.loss import head_loss
 from mmdec.training.medusa.self_labels import fingerprint, own_text
-from mmdec.training.medusa.simulate import gathered, measure, spread
+from mmdec.training.medusa.simulate import gather_ranks, measure, spread
 from mmdec.training.options import keep_options
 from mmdec.training.stores import StateStore, TokenStore
 from mmdec.types import InputError
@@ -218,7 +218,7 @@ class MedusaModule(LightningModule):
         self.sums["rows"] = self.sums.get("rows", 0.0) + len(places.lengths)
 
     def on_validation_epoch_end(self) -> None:
-        texts, sums = gathered((self.ranks, self.sums))
+        texts, sums = gather_ranks((self.ranks, self.sums))
         self.ranks, self.sums = [], {}
         chain, tree, chances = measure(texts, self.count, self.options.tree_nodes)
         scores = {"loss": sums["loss"] / sums["rows"], "chain": chain, "tree": tree}

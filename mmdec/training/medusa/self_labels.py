@@ -1,7 +1,7 @@
-"""A Whisper's own greedy text for windows, as labels for its heads: decoded in batches, and kept.
+"""A Whisper's own greedy text for windows, as labels for its heads, decoded in batches.
 
-What is decoded is what `generate` would give: its prompts, suppressed tokens and timestamp rules. The encoder's states
-are the caller's, who needs them anyway. The heads that are being trained draft; the text does not depend on them.
+The text is what `generate` would give: the same prompts, suppressed tokens and timestamp rules. The caller passes the
+encoder's states. The heads that are being trained draft; the text does not depend on them.
 """
 
 from __future__ import annotations
