@@ -31,20 +31,20 @@ def read_utterances(root: str | Path, split: str | None = None) -> list[Utteranc
     and `split`. split: a folder below root, or the manifest's rows of that split. Raises InputError for what is not
     there.
     """
-    place = Path(root)
-    if place.is_file():
-        found = list(_manifest(place, split))
+    path = Path(root)
+    if path.is_file():
+        utterances = list(_manifest(path, split))
     else:
-        folder = place / split if split else place
+        folder = path / split if split else path
         if not folder.is_dir():
             raise InputError(f"`root` must hold '{split or ''}', but '{folder}' is no folder. Check corpus and split.")
-        found = [row for file in sorted(folder.rglob("*.trans.txt")) for row in _chapter(file)]
-    if not found:
+        utterances = [row for file in sorted(folder.rglob("*.trans.txt")) for row in _chapter(file)]
+    if not utterances:
         raise InputError(
-            f"`root` must hold transcripts (*.trans.txt, or a manifest's rows), but '{place}' has none for split "
+            f"`root` must hold transcripts (*.trans.txt, or a manifest's rows), but '{path}' has none for split "
             f"{split!r}. LibriSpeech's layout or a .tsv or .jsonl of `path` and `text` is read."
         )
-    return found
+    return utterances
 
 
 def read_splits(root: str | Path, splits: str | list[str] | None) -> list[Utterance]:

@@ -7,26 +7,22 @@ Tokens keep the case of the training text, except that a capital owed to the sta
 given back on the way out.
 
 An exact segmentation is tried first. Only if there is none, or it is improbable, phones may also be replaced, inserted
-and left out at a cost (`edits.py`). The decoder knows no grammar and no list of sentences.
+and left out at a cost (`fuzzy.py`). The decoder knows no grammar and no list of sentences.
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain as joined
-from itertools import pairwise
 from pathlib import Path
 from typing import final
 
 from mmdec.phonetics.fuzzy import ApproximateLexicon
 from mmdec.phonetics.lexicon import PAUSE, pronounce, read_lexicon, spoken
 from mmdec.phonetics.ngram import END, START, NGram
+from mmdec.phonetics.text import CLOSING, INNER, TOKEN, case_of_stem, is_mark, render, restore_case, tokenize
 from mmdec.types import InputError
 
-CLOSING, INNER = ".?!", ",;:"
-TOKEN = re.compile(rf"[^\W_]+(?:['’.\-][^\W_]+)*|[{re.escape(CLOSING + INNER)}]")
 TRIGRAMS = 40_000  # entries kept of the highest order
 BEAM = 16  # states kept per phone position
 MARGIN = 12.0  # nats below the best state of the same position
@@ -44,37 +40,6 @@ MAX_PHONES = 20_000
 
 Match = tuple[int, str, float]  # end position, word, cost in nats
 Chain = tuple[str, "Chain"] | None  # the tokens so far, newest first
-
-
-def tokenize(text: str) -> list[str]:
-    """Words and marks; the mark that closes a sentence precedes it, and stands behind each of its inner marks.
-
-    >>> tokenize("Hello. Where is it, please?")
-    ['.', 'Hello', '?', 'Where', 'is', 'it', ',?', 'please']
-    """
-    tokens: list[str] = []
-    sentence: list[str] = []
-    for token in TOKEN.findall(text.replace("’", "'")):
-        if token not in CLOSING:
-            sentence.append(token)
-        elif sentence:
-            tokens += [token, *(word + token if word in INNER else word for word in sentence)]
-            sentence = []
-    return tokens + (["."] if tokens and sentence else []) + sentence
-
-
-def render(tokens: Iterable[str]) -> str:
-    """The inverse of `tokenize`, with a capital at the start of each sentence. The last mark decides how it closes."""
-    text, pending, start = "", "", True
-    for token in tokens:
-        if token in CLOSING:
-            text, pending, start = text + pending, token, True
-        elif token[0] in INNER:
-            text, pending = text + token[0], token[1:]
-        else:
-            text += (" " if text else "") + (token[0].upper() + token[1:] if start else token)
-            start = False
-    return text + ("" if start else pending)
 
 
 @final
@@ -99,7 +64,7 @@ class WordDecoder:
     def build(cls, lexicon: Mapping[str, Sequence[Sequence[str]]], sentences: Iterable[str]) -> WordDecoder:
         """Estimates the language model. Every word of `sentences` needs a pronunciation, in any case; a hyphenated
         word may take those of its parts. Raises InputError that names the words without one."""
-        texts = _restore_case([tokens for tokens in map(tokenize, sentences) if tokens])
+        texts = restore_case([tokens for tokens in map(tokenize, sentences) if tokens])
         folded: dict[str, list[tuple[str, ...]]] = {}
         for word, variants in lexicon.items():
             known = folded.setdefault(word.casefold(), [])
@@ -117,7 +82,7 @@ class WordDecoder:
             )
         written = {word.casefold() for word in used}
         extra = {
-            _case_of_stem(word, used): folded[word.casefold()]
+            case_of_stem(word, used): folded[word.casefold()]
             for word in lexicon
             if word.casefold() not in written
             and TOKEN.fullmatch(word)
@@ -291,38 +256,6 @@ class WordDecoder:
         """The best states of a position, best first."""
         states = sorted(((context, *entry) for context, entry in beam.items()), key=lambda state: -state[1])[:BEAM]
         return [state for state in states if state[1] > states[0][1] - MARGIN]
-
-
-def is_mark(token: str) -> bool:
-    """Whether a token has no phones: "?", ",", or the comma of a question, ",?"."""
-    return token[0] in CLOSING + INNER
-
-
-def _restore_case(texts: list[list[str]]) -> list[list[str]]:
-    """Takes away the capital of a sentence's first word, unless the word is mostly capital elsewhere too."""
-    inside: Counter[str] = Counter()
-    for tokens in texts:
-        inside.update(token for before, token in pairwise([".", *tokens]) if before not in CLOSING)
-
-    def plain(word: str) -> str:
-        lowered = word[0].lower() + word[1:]
-        return lowered if inside[lowered] >= inside[word] and not _shouted(word) else word
-
-    return [
-        [plain(token) if before in CLOSING else token for before, token in pairwise([".", *tokens])] for tokens in texts
-    ]
-
-
-def _case_of_stem(word: str, used: Collection[str]) -> str:
-    """A word of the lexicon alone, written like the word it is a plural or a possessive of: Mondays, Paul's."""
-    stem = word.removesuffix("s").removesuffix("'")
-    capital = stem[:1].upper() + stem[1:]
-    return capital + word[len(stem) :] if stem not in used and capital in used else word
-
-
-def _shouted(word: str) -> bool:
-    """I, I'd, TV: their capital is not the sentence's."""
-    return word.split("'")[0] == "I" or (len(word) > 1 and word.isupper())
 
 
 def _kind(chain: Chain) -> str:

@@ -1,1 +1,1 @@
-"""LightningModules and DataModules, one file a system. Nothing here is needed to run a trained model."""
+"""Training: what all recipes share, and one folder a system. Running a trained model needs nothing of it."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Relative learning rate at a step.
+    """The learning rate at a step, as a share of its peak, after a linear warm-up.
 
-    "inverse-sqrt": linear warm-up, then falling as 1/sqrt(step) (the paper's). "trapezoid": warm-up, flat, and a
-    linear fall to zero from step `decay_from` over `decay_steps`: a run can be prolonged without knowing its end.
+    "inverse-sqrt": falls as 1/sqrt(step) (the paper's). "trapezoid": stays, and falls linearly to zero from step
+    `decay_from` over `decay_steps`; a run can be prolonged without knowing its end. "cosine": falls to zero over
+    `decay_steps` from the end of the warm-up.
     """
 
-    kind: Literal["inverse-sqrt", "trapezoid"] = "inverse-sqrt"
+    kind: Literal["inverse-sqrt", "trapezoid", "cosine"] = "inverse-sqrt"
     warmup: int = 10_000
     decay_from: int | None = None
     decay_steps: int = 1000
@@ -23,6 +25,9 @@ class Schedule:
         rise = min(1.0, (step + 1) / max(self.warmup, 1))
         if self.kind == "inverse-sqrt":
             return rise * min(1.0, (max(self.warmup, 1) / (step + 1)) ** 0.5)
+        if self.kind == "cosine":
+            part = min(1.0, max(step - self.warmup, 0) / max(self.decay_steps, 1))
+            return rise * 0.5 * (1 + math.cos(math.pi * part))
         if self.decay_from is None or step < self.decay_from:
             return rise
         return rise * max(0.0, 1.0 - (step - self.decay_from) / max(self.decay_steps, 1))

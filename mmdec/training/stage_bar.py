@@ -1,4 +1,4 @@
-"""How far a stage is and what its loss is: a bar that moves on a terminal, a line every so often elsewhere."""
+"""Progress and loss of a stage: a moving bar on a terminal, a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 

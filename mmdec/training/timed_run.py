@@ -1,7 +1,7 @@
-"""What the systems of `make train` share: time to spend, a recipe that keeps to it, its process, and what came of it.
+"""Training in a given time, for all systems of `make train`: the time left, stages, their processes and results.
 
-Everything is written to runs/. A model there that was measured to be better than the one that it began from is what the
-next run begins from, and what `mmdec promote` may put into models/.
+Everything is written to runs/. If a model there scored better than the one that its training started from, the next run
+starts from it, and `mmdec promote` may put it into models/.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ LEAST = 20.0  # seconds, below which a stage is not begun
 EXPORT = 4.0  # seconds that writing a model takes, at most
 COMPARED = "compared"  # in a run's provenance.json: what an Outcome says
 
-Runner = Callable[..., None]
+Runner = Callable[..., None]  # runs a module of this package with arguments, in another process
+Recipe = dict[str, Any]  # LightningCLI's configuration
 
 
 @dataclass(frozen=True)
@@ -50,17 +51,17 @@ class Allowance:
         return Allowance(self.end - seconds, self.now)
 
     def spent_on(self, work: Callable[[], float]) -> tuple[float, float]:
-        """What some work gives, and its seconds."""
+        """The result of some work, and the seconds that it took."""
         begun = self.now()
         return work(), self.now() - begun
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a system's training came to: a line of the table at the end."""
+    """The result of one system's training: a line of the table at the end."""
 
     system: str
-    trained: str  # what was done, or why nothing was
+    trained: str  # what was trained, or why nothing was
     measure: str = ""  # what `before` and `after` count, on the development split
     before: float | None = None  # of the model that it began from, or would replace
     after: float | None = None
@@ -68,8 +69,64 @@ class Outcome:
     folder: Path | None = None  # in runs/
 
 
-def begin_from(name: str) -> Path:
-    """The model to begin from: that of an earlier run where it was better, else the shipped one."""
+@dataclass(frozen=True)
+class TimedStage:
+    """One recipe, fitted to the part of the time that it gets."""
+
+    name: str
+    share: float  # of the time of all stages
+    folder: Path  # of its run
+    origin: str  # what a new run begins from, for the reader
+    configure: Callable[[Allowance], Recipe]
+    finish: Callable[[], None]  # called after the run
+
+    @property
+    def last(self) -> Path:
+        return self.folder / "checkpoints" / "last.ckpt"
+
+    def run(self, time: Allowance, runner: Runner) -> Recipe:
+        """Train until `time`, from the last checkpoint if there is one; the recipe as it was run."""
+        recipe = self.configure(time)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        written = self.folder / "schedule.yaml"
+        written.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        resumed = self.last.is_file()
+        print(f"{self.name}: {time.left / 60:.1f} minutes, {'resumed' if resumed else self.origin}", flush=True)
+        checkpoint = ("--ckpt_path", str(self.last)) if resumed else ()
+        runner("mmdec.training", "fit", "--config", str(written), *checkpoint)
+        self.finish()
+        return recipe
+
+
+@dataclass(frozen=True)
+class TimedRun:
+    """One system's training in a given time: score the model of before, train stage by stage, export and score."""
+
+    system: str
+    score_before: Callable[[], float] | None  # of the model to compare with; None if there is none
+    score_seconds: float  # how long a score takes, if none was taken before
+    stages: Sequence[TimedStage]
+    export: Callable[[Recipe, float | None], Outcome]  # from the last stage's recipe and the score of before
+
+    def train(self, time: Allowance, runner: Runner) -> Outcome:
+        """Train until `time`; it holds both scores and the export."""
+        before, reserved = None, self.score_seconds
+        if self.score_before is not None:
+            before, seconds = time.spent_on(self.score_before)
+            reserved = 1.2 * seconds
+        training = time.less(reserved + EXPORT)
+        recipe: Recipe = {}
+        for number, stage in enumerate(self.stages):
+            rest = self.stages[number:]
+            if training.left < LEAST:
+                names = ", ".join(other.name for other in rest)
+                return Outcome(self.system, f"too short: {names} not trained; finished stages are kept in {RUNS}/")
+            recipe = stage.run(training.part(stage.share / sum(other.share for other in rest)), runner)
+        return self.export(recipe, before)
+
+
+def start_model(name: str) -> Path:
+    """The model to start from: that of an earlier run if it was better, else the shipped one."""
     run = RUNS / name
     return run if better_run(run) else MODELS / name
 
@@ -83,13 +140,13 @@ def better_run(run: Path) -> bool:
         return False
 
 
-def place_for(name: str, better: bool) -> Path:
-    """Where in runs/ a model goes: no worse one takes the place of one that was better."""
+def run_folder(name: str, better: bool) -> Path:
+    """The folder in runs/ for a model: a worse one does not replace one that was better."""
     run = RUNS / name
     return RUNS / f"{name}-not-better" if better_run(run) and not better else run
 
 
-def note(outcome: Outcome) -> Outcome:
+def write_outcome(outcome: Outcome) -> Outcome:
     """Write what was measured into the run's provenance."""
     assert outcome.folder is not None
     path = outcome.folder / "provenance.json"
@@ -101,8 +158,8 @@ def note(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def keep_to(recipe: dict[str, Any], stage: str, at: float, **deadline: Any) -> None:
-    """End a recipe's run at a time, and show how far it is: with a bar in place of its own lines."""
+def set_deadline(recipe: Recipe, stage: str, at: float, **deadline: Any) -> None:
+    """End a recipe's run at a time, and show its progress as a bar instead of lines."""
     callbacks = recipe["trainer"]["callbacks"]
     callbacks[:] = [entry for entry in callbacks if not entry["class_path"].endswith("PlainProgress")]
     bar = {"class_path": "mmdec.training.stage_bar.StageBar", "init_args": {"stage": stage, "at": at}}
@@ -110,16 +167,7 @@ def keep_to(recipe: dict[str, Any], stage: str, at: float, **deadline: Any) -> N
     callbacks.append({"class_path": "mmdec.training.callbacks.Deadline", "init_args": {"at": at, **deadline}})
 
 
-def run_recipe(what: str, recipe: dict[str, Any], folder: Path, last: Path | None, origin: str, runner: Runner) -> None:
-    """Write a fitted recipe down in its run's folder, say what is done, and run it: from `last`, or from `origin`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = folder / "schedule.yaml"
-    written.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    print(f"{what}, {'resumed' if last else origin}", flush=True)
-    runner("mmdec.training", "fit", "--config", str(written), *(("--ckpt_path", str(last)) if last else ()))
-
-
-def fit_machine(recipe: dict[str, Any], size: str = "batch_size") -> None:
+def fit_machine(recipe: Recipe, size: str = "batch_size") -> None:
     """One process on a GPU, or where the processors are too few; its batches are then as large as all of them were."""
     trainer, processes = recipe["trainer"], recipe["trainer"]["devices"]
     if torch.cuda.is_available() or (os.cpu_count() or 1) < processes:

@@ -18,7 +18,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, seed_everyth
 from mmdec import speculate
 from mmdec.hub.medusa import load_heads
 from mmdec.training.__main__ import TrainingCLI
-from mmdec.training.daspeech.export import read_checkpoint
+from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.medusa.data import HeadData
 from mmdec.training.medusa.module import MedusaModule
 from mmdec.training.medusa.simulate import measure, spread
@@ -210,7 +210,7 @@ def test_decoding_does_what_the_log_promises(base: Path, corpus: Path, kind: str
         with pytest.raises(Stopped):
             model.generate(batch.features[rows], language="en", return_timestamps=timed, custom_generate=door)
         for row, text in zip(rows, door.sequences, strict=True):
-            assert module.labels.kept[batch.names[row]] == text[:12]
+            assert module.labels.tokens[batch.names[row]] == text[:12]
         # Only what validation has seen is counted: a round that begins among a text's first 12 tokens.
         written = [len(new) for new in door.rounds[0].tokens]
         for one in door.rounds[1:]:
@@ -239,7 +239,7 @@ def test_labels_are_the_models_own_or_the_truth(base: Path, corpus: Path):
                 assert row[-1] == [text[-1], -1, -1]
         else:
             for name, row in zip(batch.names, ends[labels], strict=True):
-                text = module.labels.kept[name]
+                text = module.labels.tokens[name]
                 assert row == [[*text, -1, -1, -1][place : place + 3] for place in range(1, len(text))]
     assert ends["own"] != ends["truth"]
     kept = list(Path("runs/medusa-librispeech/kept").glob("labels-*-bfloat16-12/0.jsonl"))

@@ -14,8 +14,9 @@ from mmdec.hub.medusa import load_heads, save_heads
 from mmdec.hub.whisper import load_whisper
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.provenance import weights
+from mmdec.training import timed_run
 from mmdec.training.__main__ import main as train
-from mmdec.training.daspeech.export import read_checkpoint
+from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.medusa import timed as schedule_heads
 from mmdec.training.medusa.self_labels import fingerprint
 from mmdec.training.timed_run import Allowance, Outcome
@@ -101,7 +102,7 @@ def test_only_better_heads_are_shipped(
     assert recipe["model"]["init_args"]["start"] == str(SHIPPED)
     assert recipe["model"]["init_args"]["heads"] == 3  # as many as are shipped
     assert recipe["data"]["init_args"]["steps_per_epoch"] == 2
-    assert recipe["trainer"]["callbacks"][-1]["init_args"]["at"] == 1060 - schedule_heads.EXPORT
+    assert recipe["trainer"]["callbacks"][-1]["init_args"]["at"] == 1060 - timed_run.EXPORT
 
 
 def test_a_run_goes_on_unless_it_was_finished_or_the_model_is_another(checkout: Path, monkeypatch: pytest.MonkeyPatch):
@@ -133,7 +134,7 @@ def test_the_recipe_runs_in_the_time_it_gets(checkout: Path, monkeypatch: pytest
     """Truly trained, judged, and put beside the model: a second run begins from the first one's heads."""
     heads(SHIPPED, 0.5)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    monkeypatch.setattr(schedule_heads, "LEAST", 0.0)
+    monkeypatch.setattr(timed_run, "LEAST", 0.0)
     configure = schedule_heads.configuration
 
     def small(*arguments: Any) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from lightning.pytorch import seed_everything
 
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import load_whisper
+from mmdec.training import timed_run
 from mmdec.training.__main__ import main as train
-from mmdec.training.daspeech.export import read_checkpoint
+from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.timed_run import Allowance, Outcome
 from mmdec.training.whisper import timed as schedule_whisper
 from mmdec.training.whisper.module import Shape, WhisperModule
@@ -39,7 +40,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["train"])
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    monkeypatch.setattr(schedule_whisper, "LEAST", 0.0)
+    monkeypatch.setattr(timed_run, "LEAST", 0.0)
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
         monkeypatch.delenv(name, raising=False)
     configure = schedule_whisper.configuration

@@ -21,8 +21,9 @@ from safetensors.torch import save_file
 from mmdec.nn.daspeech import DASpeech
 from mmdec.nn.fastspeech2 import FastSpeech2
 from mmdec.training.__main__ import TrainingCLI
+from mmdec.training.checkpoints import newest, read_checkpoint
 from mmdec.training.daspeech.corpus import SpeechTranslationData
-from mmdec.training.daspeech.export import load_module, newest, read_checkpoint, save_network
+from mmdec.training.daspeech.export import load_module, save_network
 from mmdec.training.daspeech.module import DASpeechModule
 from mmdec.types import InputError
 from tests.support.quiet import LIGHTNING

@@ -11,7 +11,7 @@ from transformers import WhisperForConditionalGeneration, WhisperProcessor
 from mmdec.audio import save_audio
 from mmdec.hub.medusa import load_heads
 from mmdec.training.__main__ import TrainingCLI
-from mmdec.training.daspeech.export import read_checkpoint
+from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.whisper.export import export
 from mmdec.training.whisper.module import Shape, WhisperModule
 from mmdec.types import InputError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from mmdec.nn.fastspeech2 import AcousticBatch, AcousticLoss, FastSpeech2, FastSpeech2Config, acoustic_loss
 from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems, spoken_vocabulary
+from mmdec.training.lr_schedule import Schedule
 from mmdec.types import InputError
 
 CONFIGS = {"paper": FastSpeech2Config.paper, "small": FastSpeech2Config.small}
@@ -148,10 +148,14 @@ class AcousticModule(LightningModule):
         optimizer = torch.optim.AdamW(
             self.parameters(), self.learning_rate, betas=self.betas, weight_decay=self.weight_decay
         )
-        rate = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: warmed(step, self.warmup, self.schedule, self.trainer.max_steps)
-        )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rate, "interval": "step"}}
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self._schedule()(step))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _schedule(self) -> Schedule:
+        """As the trainer's limit is now: a run of a given time sets it anew after each epoch."""
+        if self.schedule == "cosine" and self.trainer.max_steps > self.warmup:
+            return Schedule("cosine", self.warmup, decay_steps=self.trainer.max_steps - self.warmup)
+        return Schedule("inverse-sqrt", self.warmup)
 
     def on_train_batch_start(self, batch: Step, batch_idx: int) -> None:
         # A resumed step drops out what an unbroken one would, and no two ranks drop out alike.
@@ -188,12 +192,3 @@ class AcousticModule(LightningModule):
         )
         described = {"config": asdict(self.tts.config), "units": self.units}
         (folder / "tts.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
-
-
-def warmed(step: int, warmup: int, schedule: str, total: int) -> float:
-    """The learning rate as a share of its peak: linear up, then inverse square root, or cosine to 0 at `total`."""
-    if step < warmup:
-        return (step + 1) / warmup
-    if schedule == "inverse-sqrt" or total <= warmup:
-        return math.sqrt(max(warmup, 1) / max(step, 1))
-    return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / (total - warmup))))

@@ -10,16 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
-import mmdec.training.lightning_leaves  # noqa: F401
 from mmdec import audio
 from mmdec.corpora.cvss import SpeechPair, read_pairs
 from mmdec.corpora.tables import evenly_spaced
@@ -28,9 +24,11 @@ from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.ops.dag_decode import decode_lattice
 from mmdec.phonetics.lexicon import PAUSE, lower_case, read_lexicon
 from mmdec.pipelines.translation.load import load
+from mmdec.training.checkpoints import newest
 from mmdec.training.daspeech.corpus import SpeechTranslationData
-from mmdec.training.daspeech.export import load_module, newest
+from mmdec.training.daspeech.export import load_module
 from mmdec.training.daspeech.module import DASpeechModule
+from mmdec.training.validation import validate
 
 
 def phone_errors(model: Path, data: dict[str, Any]) -> float:
@@ -48,22 +46,6 @@ def phone_errors(model: Path, data: dict[str, Any]) -> float:
     corpus = SpeechTranslationData(**{**data, "acoustic": False})
     scores = validate(module, corpus)
     return (scores["dev/dag_per"] + scores["dev/ar_per"]) / 2
-
-
-def validate(module: LightningModule, data: LightningDataModule) -> Mapping[str, float]:
-    """What a module logs on its development split, in one process, with nothing written or printed."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-    )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*does not have many workers")  # a few batches need none
-        return trainer.validate(module, data, verbose=False)[0]
 
 
 @torch.inference_mode()

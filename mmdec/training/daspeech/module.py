@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -19,9 +20,54 @@ from mmdec.training.daspeech import losses
 from mmdec.training.daspeech.augment import Augmentation
 from mmdec.training.daspeech.corpus import Batch, SpeechTranslationData
 from mmdec.training.lr_schedule import Schedule
+from mmdec.training.options import keep_options
 from mmdec.types import InputError
 
 SIZES = {"paper": DASpeechConfig.paper, "small": DASpeechConfig.small}
+
+
+@dataclass(frozen=True)
+class DASpeechOptions:
+    """What a recipe sets. The defaults are the paper's recipe (S2TT stage: Adam .9/.999, 5e-4, warm-up 10k,
+    inverse-sqrt, GLAT .5 to .1 over 100k updates) but for one loss: the autoregressive baseline is trained on the same
+    encoder, which the paper does not do; `ar_weight` 0 leaves it out.
+
+    model: sizes that differ from those of `size`, by dotted name ("dag.layers": 2).
+    """
+
+    size: Literal["paper", "small"] = "paper"
+    lr: float = 5e-4
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.01
+    warmup: int = 10_000
+    schedule: Literal["inverse-sqrt", "trapezoid"] = "inverse-sqrt"
+    decay_from: int | None = None
+    decay_steps: int = 1000
+    dropout: float = 0.1
+    glat_start: float = 0.5
+    glat_end: float = 0.1
+    glat_steps: int = 100_000
+    ar_weight: float = 1.0
+    ctc_weight: float = 0.0
+    label_smoothing: float = 0.1
+    mu: float = 0.0
+    posterior: Literal["paper", "released"] = "paper"
+    embedding_share: float = 0.0
+    model: dict[str, Any] | None = None
+    seed: int = 0
+
+    def network(self) -> DASpeechConfig:
+        """The network's sizes."""
+        config = SIZES[self.size]().to_dict()
+        for part in ("encoder", "dag", "ar"):
+            config[part]["dropout"] = self.dropout
+        for name, value in (self.model or {}).items():
+            part, _, key = name.partition(".")
+            if key:
+                config[part][key] = value
+            else:
+                config[part] = value
+        return DASpeechConfig.from_dict(config)
 
 
 class DASpeechModule(LightningModule):
@@ -32,54 +78,23 @@ class DASpeechModule(LightningModule):
     and those that do not fit their graph, read phone embeddings instead: the autoregressive baseline keeps its road to
     the same voice.
 
-    The defaults are the paper's recipe (S2TT stage: Adam .9/.999, 5e-4, warm-up 10k, inverse-sqrt, GLAT .5 to .1 over
-    100k updates) but for one loss: the autoregressive baseline is trained on the same encoder, which the paper has not;
-    `ar_weight` 0 leaves the encoder to the graph alone. All randomness of a step follows from (seed, step, rank).
+    options: those of `DASpeechOptions`. All randomness of a step follows from (seed, step, rank).
     """
 
-    def __init__(
-        self,
-        units: list[str],
-        size: Literal["paper", "small"] = "paper",
-        lr: float = 5e-4,
-        betas: tuple[float, float] = (0.9, 0.999),
-        weight_decay: float = 0.01,
-        warmup: int = 10_000,
-        schedule: Literal["inverse-sqrt", "trapezoid"] = "inverse-sqrt",
-        decay_from: int | None = None,
-        decay_steps: int = 1000,
-        dropout: float = 0.1,
-        glat_start: float = 0.5,
-        glat_end: float = 0.1,
-        glat_steps: int = 100_000,
-        ar_weight: float = 1.0,
-        ctc_weight: float = 0.0,
-        label_smoothing: float = 0.1,
-        mu: float = 0.0,
-        posterior: Literal["paper", "released"] = "paper",
-        embedding_share: float = 0.0,
-        augmentation: Augmentation | None = None,
-        model: dict[str, Any] | None = None,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, units: list[str], augmentation: Augmentation | None = None, **options: Any) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["augmentation"])
-        config = SIZES[size]().to_dict()
-        for part in ("encoder", "dag", "ar"):
-            config[part]["dropout"] = dropout
-        for name, value in (model or {}).items():
-            part, _, key = name.partition(".")
-            if key:
-                config[part][key] = value
-            else:
-                config[part] = value
-        self.config = DASpeechConfig.from_dict(config)
+        self.options = DASpeechOptions(**options)
+        keep_options(self, self.options)
+        self.config = self.options.network()
         self.network = self.build(len(units))
         self.augmentation = augmentation or Augmentation()
-        self.rate = Schedule(schedule, warmup, decay_from, decay_steps)
+        self.rate = Schedule(
+            self.options.schedule, self.options.warmup, self.options.decay_from, self.options.decay_steps
+        )
 
     def build(self, num_units: int) -> SpeechToUnits:
-        kind = DASpeech if self.hparams["mu"] > 0 else SpeechToUnits
+        kind = DASpeech if self.options.mu > 0 else SpeechToUnits
         return kind(self.config, num_units)
 
     def setup(self, stage: str) -> None:
@@ -97,13 +112,13 @@ class DASpeechModule(LightningModule):
                 )
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        place = (self.hparams["seed"] * 100_003 + self.current_epoch) * 1_000_003 + batch_idx
+        place = (self.options.seed * 100_003 + self.current_epoch) * 1_000_003 + batch_idx
         torch.manual_seed(place * 64 + self.global_rank)
 
     def glat_ratio(self) -> float:
         """Linear from start to end."""
-        part = min(1.0, self.global_step / max(self.hparams["glat_steps"], 1))
-        return self.hparams["glat_start"] + part * (self.hparams["glat_end"] - self.hparams["glat_start"])
+        part = min(1.0, self.global_step / max(self.options.glat_steps, 1))
+        return self.options.glat_start + part * (self.options.glat_end - self.options.glat_start)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """All parts of the loss of a batch; `loss` is their sum."""
@@ -122,14 +137,14 @@ class DASpeechModule(LightningModule):
         graph = losses.graph_loss(lattice, batch.units, batch.unit_lengths, forced)
         parts = {"dag": graph.value, "invalid": graph.invalid.float()}
         logits = net.ar(batch.units[:, :-1], states, state_lengths)
-        parts["ar"] = losses.autoregressive_loss(logits, batch.units, self.hparams["label_smoothing"])
-        parts["loss"] = parts["dag"] + self.hparams["ar_weight"] * parts["ar"]
+        parts["ar"] = losses.autoregressive_loss(logits, batch.units, self.options.label_smoothing)
+        parts["loss"] = parts["dag"] + self.options.ar_weight * parts["ar"]
         if net.ctc is not None:
             parts["ctc"] = losses.ctc_loss(net.ctc(middle), state_lengths, batch.text, batch.text_lengths)
-            parts["loss"] = parts["loss"] + self.hparams["ctc_weight"] * parts["ctc"]
-        if self.hparams["mu"] > 0:
+            parts["loss"] = parts["loss"] + self.options.ctc_weight * parts["ctc"]
+        if self.options.mu > 0:
             parts["tts"] = self.acoustic_loss(batch, lattice, graph.match)
-            parts["loss"] = parts["loss"] + self.hparams["mu"] * parts["tts"]
+            parts["loss"] = parts["loss"] + self.options.mu * parts["tts"]
         return parts
 
     def acoustic_loss(self, batch: Batch, lattice: Lattice, match: Tensor) -> Tensor:
@@ -140,14 +155,14 @@ class DASpeechModule(LightningModule):
                 "`acoustic` of the data must be true in the joint stage, but is false. Set it in the recipe."
             )
         posterior = dag_posterior(
-            match, lattice.links, batch.unit_lengths, lattice.lengths, variant=self.hparams["posterior"]
+            match, lattice.links, batch.unit_lengths, lattice.lengths, variant=self.options.posterior
         )
         # <s> is dropped, </s> kept with no frames.
         expected = expected_states(posterior.to(lattice.hidden.dtype), lattice.hidden)[:, 1:]
         inputs = net.acoustic_input(expected)
         # A row whose graph cannot hold its target has no path, and so no hidden states to speak from.
         plain = (posterior.flatten(1).sum(1) == 0)[:, None, None]
-        share = self.hparams["embedding_share"]
+        share = self.options.embedding_share
         if share > 0:
             plain |= torch.rand(len(inputs), 1, 1, device=inputs.device) < share
         inputs = torch.where(plain, net.tts.embed(batch.units[:, 1:]).to(inputs.dtype), inputs)
@@ -193,11 +208,11 @@ class DASpeechModule(LightningModule):
         matrices = [p for p in self.network.parameters() if p.ndim > 1]
         vectors = [p for p in self.network.parameters() if p.ndim <= 1]
         groups = [
-            {"params": matrices, "weight_decay": self.hparams["weight_decay"]},
+            {"params": matrices, "weight_decay": self.options.weight_decay},
             {"params": vectors, "weight_decay": 0.0},
         ]
-        first, second = self.hparams["betas"]
-        optimizer = torch.optim.AdamW(groups, lr=self.hparams["lr"], betas=(first, second), fused=True)
+        first, second = self.options.betas
+        optimizer = torch.optim.AdamW(groups, lr=self.options.lr, betas=(first, second), fused=True)
         # A function, not the object: torch would put the object's numbers into the checkpoint and restore them, and a
         # resumed run could not be told to decay.
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.rate(step))

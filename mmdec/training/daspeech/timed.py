@@ -1,8 +1,8 @@
-"""DASpeech's part of `make train`: what is in runs/ is gone on with, or an earlier model is trained on.
+"""DASpeech's part of `make train`: resumes the runs in runs/, or trains an earlier model further.
 
 There are four stages: speech to phones, voice, vocoder, and the joint stage, whose learning rate falls to zero as the
-time ends. What has begun in runs/ is gone on with. Where nothing has begun but there is a model, all the time goes to
-the joint stage, which starts from its weights and trains everything but the vocoder.
+time ends. Runs in runs/ are resumed. If there are none but there is a model, all the time goes to the joint stage,
+which starts from its weights and trains everything but the vocoder.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from typing import Any
 import yaml
 
 from mmdec.corpora.cvss import read_pairs, vocabulary
-from mmdec.training.affordable import affordable_rows
+from mmdec.training.checkpoints import newest, read_checkpoint
+from mmdec.training.daspeech.affordable import affordable_rows
 from mmdec.training.daspeech.compare import phone_errors
-from mmdec.training.daspeech.export import assemble, load_module, newest, read_checkpoint, save_network
+from mmdec.training.daspeech.export import assemble, load_module, save_network
 from mmdec.training.timed_run import (
-    EXPORT,
-    LEAST,
     RUNS,
     Allowance,
     Outcome,
     Runner,
-    begin_from,
+    TimedRun,
+    TimedStage,
     epoch_steps,
     fit_machine,
-    keep_to,
-    note,
     numbered,
-    place_for,
     run_builder,
-    run_recipe,
+    run_folder,
+    set_deadline,
+    start_model,
+    write_outcome,
 )
 from mmdec.types import InputError, MmdecError
 
@@ -44,8 +44,8 @@ NAME, MODEL = "speech translation", "daspeech-phrasebook"
 RECIPES = Path("recipes/daspeech/phrasebook")
 CORPUS = Path("data/corpus")
 BUILDER = Path("data/build/phrasebook.py")
-PREPARED = 0.25  # of the time may go to the corpus's features, where they are not there
-COMPARISON = 20.0  # seconds for the scores at the end, where none were taken before
+PREPARED = 0.25  # share of the time for the corpus's features, if they are missing
+COMPARISON = 20.0  # seconds reserved for the scores at the end, if none were taken before
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ JOINT = Stage("joint", 0.25)
 def train(time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
     """Run the stages until `time`, export the model to runs/ and compare it with the one that it began from.
 
-    `fresh` trains from random weights: what is in runs/ is set aside, and no earlier weights are begun with.
+    `fresh` trains from random weights: the runs in runs/ are renamed, and no earlier weights are used.
     """
     data = read_recipe(JOINT)["data"]["init_args"]
     if fresh:
@@ -85,19 +85,34 @@ def train(time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
     limit = affordable_rows(data, time.part(PREPARED), acoustic=True)
     if limit is not None:
         print(f"features of {limit} training rows are computed first: there is no time for more", flush=True)
-    before, spent = time.spent_on(lambda: phone_errors(known, data)) if known else (None, COMPARISON)
-    training = time.less(spent * (1.2 if known else 1.0) + EXPORT)
-    for number, stage in enumerate(stages):
-        if training.left < LEAST:
-            names = ", ".join(other.name for other in stages[number:])
-            return Outcome(NAME, f"too short: {names} not trained; what was trained is kept in {RUNS}/")
-        part = training.part(stage.share / sum(other.share for other in stages[number:]))
+    return TimedRun(
+        NAME,
+        (lambda: phone_errors(known, data)) if known else None,
+        COMPARISON,
+        [timed(stage, start, limit) for stage in stages],
+        lambda _, before: export(before, data, stages),
+    ).train(time, runner)
+
+
+def timed(stage: Stage, start: Path | None, limit: int | None) -> TimedStage:
+    """start: the model that the joint stage begins from. limit: training rows whose features there is time for."""
+
+    def configure(time: Allowance) -> dict[str, Any]:
         if stage is JOINT:
             begin_joint(start)
-        run_stage(stage, part, runner, start, limit)
+        recipe = configuration(stage, time, start)
+        if limit is not None and "limit" in recipe_options(recipe):
+            recipe["data"]["init_args"]["limit"] = min(limit, recipe["data"]["init_args"].get("limit") or limit)
+        return recipe
+
+    def finish() -> None:
+        if stage is JOINT:
+            (stage.folder / "finished").touch()
         if stage is UNITS:
             save_network(load_module(newest(stage.folder / "checkpoints", 1))[0].network, units_network())
-    return export(before, data, stages)
+
+    origin = f"from {start}" if start else "from random weights"
+    return TimedStage(stage.name, stage.share, stage.folder, origin, configure, finish)
 
 
 def units_network() -> Path:
@@ -105,13 +120,14 @@ def units_network() -> Path:
 
 
 def known_model() -> Path | None:
-    """What this one is compared with: a better one of an earlier run, or the shipped one, of the corpus's phones."""
-    known = begin_from(MODEL)
+    """The model to compare with: a better one of an earlier run, or the shipped one. None if its phones are not those
+    of the corpus."""
+    known = start_model(MODEL)
     if not (known / "model.safetensors").is_file():
         return None
     rows, _ = read_pairs(CORPUS / "cv" / "fr", CORPUS / "cvss_c", "train")
     if json.loads((known / "units.json").read_text(encoding="utf-8")) != vocabulary(rows):
-        print(f"{known} knows other phones than {CORPUS}: it is not begun with.", flush=True)
+        print(f"{known} has other phones than {CORPUS}: training does not start from it.", flush=True)
         return None
     return known
 
@@ -174,7 +190,7 @@ def configuration(stage: Stage, time: Allowance, start: Path | None) -> dict[str
         if entry["class_path"].endswith("ModelCheckpoint"):  # only what is saved at an epoch's end goes on rightly
             entry["init_args"] |= {"every_n_epochs": 1, "save_on_train_epoch_end": True}
     trainer["log_every_n_steps"] = min(trainer["log_every_n_steps"], steps)
-    keep_to(recipe, stage.name, time.end, **deadline)
+    set_deadline(recipe, stage.name, time.end, **deadline)
     fit_machine(recipe)
     return recipe
 
@@ -203,29 +219,17 @@ def begin_joint(start: Path | None) -> None:
     finished.unlink(missing_ok=True)
 
 
-def run_stage(stage: Stage, time: Allowance, runner: Runner, start: Path | None, limit: int | None) -> None:
-    """One recipe until a time, from its last checkpoint where there is one."""
-    last = stage.last if stage.last.is_file() else None
-    recipe = configuration(stage, time, start)
-    if limit is not None and "limit" in recipe_options(recipe):
-        recipe["data"]["init_args"]["limit"] = min(limit, recipe["data"]["init_args"].get("limit") or limit)
-    origin = f"from {start}" if start else "from the start"
-    run_recipe(f"{stage.name}: {time.left / 60:.1f} minutes", recipe, stage.folder, last, origin, runner)
-    if stage is JOINT:
-        (stage.folder / "finished").touch()
-
-
 def export(before: float | None, data: dict[str, Any], stages: list[Stage]) -> Outcome:
-    """Put the model together in runs/, with what it was measured to be."""
+    """Assemble the model in runs/, with its scores."""
     checkpoint = newest(JOINT.folder / "checkpoints", 1)
     after = phone_errors(checkpoint[0], data)
     better = before is None or after < before
     vocoder = vocoder_folder()
-    out = place_for(MODEL, better)
+    out = run_folder(MODEL, better)
     made = assemble(checkpoint, vocoder, CORPUS / "cv" / "fr", CORPUS / "cvss_c", CORPUS / "lexicon.tsv", out)
     steps = read_checkpoint(checkpoint[0])["global_step"]
     trained = f"{', '.join(stage.name for stage in stages)}; {steps} joint steps"
-    return note(Outcome(NAME, trained, "phone errors, %", percent(before), percent(after), better, made))
+    return write_outcome(Outcome(NAME, trained, "phone errors, %", percent(before), percent(after), better, made))
 
 
 def percent(share: float | None) -> float | None:
@@ -236,7 +240,7 @@ def vocoder_folder() -> Path:
     """The vocoder trained here, or the shipped one in the same form."""
     if (VOCODER.folder / VOCODER.result).is_file():
         return VOCODER.folder
-    known = begin_from(MODEL)
+    known = start_model(MODEL)
     if not (known / "vocoder.safetensors").is_file():
         raise InputError(f"`{VOCODER.folder}` must hold a vocoder, but does not. Train with --fresh.")
     folder = RUNS / "shipped"

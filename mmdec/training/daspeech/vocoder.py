@@ -20,10 +20,11 @@ from mmdec.audio import HOP, load_audio, log_mel, pitch
 from mmdec.checks.weights import check_counts, checked_file, fill, read_settings, read_weights
 from mmdec.nn.fastspeech2 import FastSpeech2, FastSpeech2Config
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
-from mmdec.training.daspeech.acoustic import warmed
 from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems
 from mmdec.training.daspeech.acoustic_targets import filled
 from mmdec.training.daspeech.discriminators import Discriminators, discriminator_loss, generator_loss
+from mmdec.training.daspeech.spectral_loss import spectral_loss
+from mmdec.training.lr_schedule import Schedule
 from mmdec.types import InputError
 
 
@@ -200,22 +201,6 @@ def load_acoustic(folder: Path) -> tuple[FastSpeech2, list[str]]:
     return fill(lambda: FastSpeech2(shape, len(units)), state, "acoustic", folder).eval(), units
 
 
-def spectra(samples: Tensor, size: int) -> Tensor:
-    """Magnitudes (B, bins, frames) with a window of `size` samples and a hop of a quarter; differentiable."""
-    window = torch.hann_window(size, device=samples.device)
-    spectrum = torch.stft(samples, size, size // 4, window=window, return_complex=True)
-    return (spectrum.real.square() + spectrum.imag.square() + 1e-7).sqrt()
-
-
-def spectral_loss(made: Tensor, truth: Tensor, sizes: tuple[int, ...] = (128, 256, 512, 1024, 2048)) -> Tensor:
-    """Spectral convergence plus L1 of log magnitudes (Yamamoto et al., 2020), mean over resolutions."""
-    total = made.new_zeros(())
-    for size in sizes:
-        a, b = spectra(made, size), spectra(truth, size)
-        total = total + (a - b).norm() / b.norm().clamp(min=1e-3) + (a.log() - b.log()).abs().mean()
-    return total / len(sizes)
-
-
 class VocoderModule(LightningModule):
     """`Vocoder` against its recordings: spectral loss at five resolutions, L1 of the mel, squared error of log pitch.
 
@@ -276,7 +261,8 @@ class VocoderModule(LightningModule):
         # A resumed step draws the noise that an unbroken one would, and no two ranks draw the same.
         torch.manual_seed((self.seed * 1_000_003 + step) * 64 + self.global_rank)
         player, judge = self.optimizers()  # type: ignore[misc]
-        rate = self.learning_rate * warmed(step, self.warmup, "cosine", (self.trainer.max_epochs or 1) * steps)
+        schedule = Schedule("cosine", self.warmup, decay_steps=(self.trainer.max_epochs or 1) * steps - self.warmup)
+        rate = self.learning_rate * schedule(step)
         noise = torch.randn_like(batch.samples)
         made, predicted = self.vocoder.synthesise(batch.mel, pitch=batch.pitch, noise=noise)
         parts = self._losses(batch, made, predicted)

@@ -1,4 +1,4 @@
-"""What the training of Medusa heads begins from: heads saved earlier or new ones, and what each of them weighs."""
+"""Initial Medusa heads, saved or new, and the weight of each head's loss."""
 
 from __future__ import annotations
 

@@ -32,9 +32,10 @@ from mmdec.training.lr_schedule import Schedule
 from mmdec.training.medusa.data import DETECT, HeadBatch, HeadData
 from mmdec.training.medusa.init import first_heads, head_weights
 from mmdec.training.medusa.loss import head_loss
-from mmdec.training.medusa.self_labels import Labels, fingerprint, own_text
-from mmdec.training.medusa.simulate import gathered, measure, spread
-from mmdec.training.medusa.state_cache import KeptStates
+from mmdec.training.medusa.self_labels import fingerprint, own_text
+from mmdec.training.medusa.simulate import gather_ranks, measure, spread
+from mmdec.training.options import keep_options
+from mmdec.training.stores import StateStore, TokenStore
 from mmdec.types import InputError
 
 TOP = 5
@@ -51,51 +52,61 @@ class Places:
     whole: tuple[Tensor, Tensor, Tensor] | None  # for a block: (B, T, H), the encoder's (B, S, H), hidden's place there
 
 
+@dataclass(frozen=True)
+class MedusaOptions:
+    """What a recipe sets.
+
+    kind, heads: which heads (a block's layer begins as the decoder's last). start: a folder of saved heads to begin
+    from; further ones begin as identities. labels: the model's "own" greedy text, decoded once, or the "truth".
+    weights: "medusa" (0.8^k), "mean" (the Whisper paper's), or a number for each head. kl: weight of the divergence
+    from the model's own next distributions. max_tokens: of an own text. draft_nodes: drafted by the heads while labels
+    are decoded. keep_states: keep the decoder's states on disk, 2 H bytes a token: windows that come again (the data's
+    `repeat_after`, and all of the development split) are then not encoded again. tree_nodes: of the tree whose tokens
+    per round decide which heads are the best.
+    """
+
+    kind: Kind = "linear"
+    heads: int = 10
+    start: str | None = None
+    labels: Literal["own", "truth"] = "own"
+    weights: Literal["medusa", "mean"] | list[float] = "medusa"
+    kl: float = 0.0
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.98)
+    warmup: int = 50
+    decay_from: int | None = None
+    decay_steps: int = 1000
+    max_tokens: int = 440
+    draft_nodes: int = 8
+    tree_nodes: int = 16
+    keep_states: bool = False
+    base_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+    def __post_init__(self) -> None:
+        if self.labels not in ("own", "truth"):
+            raise InputError(f"`labels` must be own or truth, but is {self.labels!r}. Choose one.")
+        if self.keep_states and self.kind == "block":
+            raise InputError("`keep_states` must be false for a block, which reads the encoder's states, but is true.")
+
+
 class MedusaModule(LightningModule):
     """L = sum_k w_k (CE_k + kl KL_k) / sum_k w_k over the heads of a frozen Whisper, which is the data's `base`.
 
-    kind, heads: which heads (a block's layer begins as the decoder's last). start: a folder of saved heads to begin
-    from; further ones begin as identities. labels: "own" greedy text, decoded on the fly and kept, or the "truth".
-    weights: "medusa" (0.8^k), "mean" (the Whisper paper's), or a number for each head. kl: weight of the divergence
-    from the model's own next distributions. max_tokens: of an own text. draft_nodes: the heads' drafts while labels
-    are decoded. keep_states: write down the decoder's states, 2 H bytes a token: windows that come again (the data's
-    `repeat_after`, and all of the development split) then cost the heads' own work alone. tree_nodes: the tree whose
-    tokens per round decide which heads are the best; these are kept in `heads/` of the trainer's root, with the
-    chances that trees are shaped by. units: what the command line passes to every model; the tokens are the base's.
+    The best heads by tokens per round are kept in `heads/` of the trainer's root, with the accuracies that trees are
+    shaped by. units: ignored; the command line passes it to every model. options: those of `MedusaOptions`.
     """
 
-    def __init__(
-        self,
-        units: list[str] | None = None,
-        kind: Kind = "linear",
-        heads: int = 10,
-        start: str | None = None,
-        labels: Literal["own", "truth"] = "own",
-        weights: Literal["medusa", "mean"] | list[float] = "medusa",
-        kl: float = 0.0,
-        lr: float = 1e-3,
-        weight_decay: float = 0.0,
-        betas: tuple[float, float] = (0.9, 0.98),
-        warmup: int = 50,
-        decay_from: int | None = None,
-        decay_steps: int = 1000,
-        max_tokens: int = 440,
-        draft_nodes: int = 8,
-        tree_nodes: int = 16,
-        keep_states: bool = False,
-        base_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
-    ) -> None:
+    def __init__(self, units: list[str] | None = None, **options: Any) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["units"])
-        if labels not in ("own", "truth"):
-            raise InputError(f"`labels` must be own or truth, but is {labels!r}. Choose one.")
-        if keep_states and kind == "block":
-            raise InputError("`keep_states` must be false for a block, which reads the encoder's states, but is true.")
-        self.count = heads
-        self.weights = head_weights(weights, heads)
-        self.rate = Schedule("trapezoid", warmup, decay_from, decay_steps)
+        self.options = MedusaOptions(**options)
+        keep_options(self, self.options)
+        self.count = self.options.heads
+        self.weights = head_weights(self.options.weights, self.count)
+        self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
         self.best = 0.0  # tokens per round of the heads kept
-        self.ranks: list[Tensor] = []  # of the windows of this validation, each (places, K)
+        self.ranks: list[Tensor] = []  # of the windows of this validation, each (positions, K)
         self.sums: dict[str, float] = {}
 
     @property
@@ -108,17 +119,17 @@ class MedusaModule(LightningModule):
             raise InputError(f"`data` must be HeadData for heads, but is {type(data).__name__}. Change the recipe.")
         model = data.model()
         self.mark = fingerprint(model)
-        self.heads = first_heads(model, data.base, self.hparams["kind"], self.count, self.hparams["start"])
-        dtype: torch.dtype = getattr(torch, self.hparams["base_dtype"])
+        self.heads = first_heads(model, data.base, self.options.kind, self.count, self.options.start)
+        dtype: torch.dtype = getattr(torch, self.options.base_dtype)
         # In a tuple it is no submodule: not saved, not set to training, not moved or averaged by any strategy.
         model = model.to(device=self.trainer.strategy.root_device, dtype=dtype)  # type: ignore[call-arg]
         self.held = (model.requires_grad_(False).eval(),)
         options = f"{self.mark}-{self.hparams['base_dtype']}-{self.hparams['max_tokens']}"
-        self.labels = Labels(data.kept / f"labels-{options}", self.global_rank)
-        self.states: KeptStates | None = None
-        if self.hparams["keep_states"]:
+        self.labels = TokenStore(data.kept / f"labels-{options}", self.global_rank)
+        self.states: StateStore | None = None
+        if self.options.keep_states:
             folder = data.kept / f"states-{self.hparams['labels']}-{options}"
-            self.states = KeptStates(folder, model.config.d_model, self.global_rank)
+            self.states = StateStore(folder, model.config.d_model, self.global_rank)
             data.known = self.states
 
     def read(self, batch: HeadBatch) -> Places:
@@ -147,7 +158,7 @@ class MedusaModule(LightningModule):
         with torch.autocast(self.device.type, enabled=False):
             states = model.model.encoder(batch.features.to(model.dtype)).last_hidden_state
             prompts = self._prompts(states, batch.prompts)
-            texts = batch.truth if self.hparams["labels"] == "truth" else self._own(states, prompts, batch)
+            texts = batch.truth if self.options.labels == "truth" else self._own(states, prompts, batch)
             reach = model.config.max_target_positions
             texts = [text[: max(reach + 1 - len(prompt), 0)] for text, prompt in zip(texts, prompts, strict=True)]
             read = [[*prompt, *text[:-1]][:reach] for prompt, text in zip(prompts, texts, strict=True)]
@@ -180,8 +191,8 @@ class MedusaModule(LightningModule):
             asked = (places.targets[:, index] >= 0).nonzero()[:, 0]
             at = places.at[asked]
             # The model's own distribution of the token that head k + 1 is to tell is k + 1 places on.
-            teacher = places.hidden[at + index + 1] if self.hparams["kl"] else None
-            loss, rank = head_loss(head(read[at]), output, places.targets[asked, index], teacher, self.hparams["kl"])
+            teacher = places.hidden[at + index + 1] if self.options.kl else None
+            loss, rank = head_loss(head(read[at]), output, places.targets[asked, index], teacher, self.options.kl)
             ranks[asked, index] = rank.clamp(max=WIDTH)
             found.append(loss)
         return found, ranks
@@ -207,9 +218,9 @@ class MedusaModule(LightningModule):
         self.sums["rows"] = self.sums.get("rows", 0.0) + len(places.lengths)
 
     def on_validation_epoch_end(self) -> None:
-        texts, sums = gathered((self.ranks, self.sums))
+        texts, sums = gather_ranks((self.ranks, self.sums))
         self.ranks, self.sums = [], {}
-        chain, tree, chances = measure(texts, self.count, self.hparams["tree_nodes"])
+        chain, tree, chances = measure(texts, self.count, self.options.tree_nodes)
         scores = {"loss": sums["loss"] / sums["rows"], "chain": chain, "tree": tree}
         for head in range(self.count):
             first, top = spread(texts, head, (1, TOP))
@@ -254,10 +265,10 @@ class MedusaModule(LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         matrices = [p for p in self.heads.parameters() if p.dim() > 1]
         vectors = [p for p in self.heads.parameters() if p.dim() <= 1]
-        decay = self.hparams["weight_decay"]
+        decay = self.options.weight_decay
         groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
-        first, second = self.hparams["betas"]
-        optimizer = torch.optim.AdamW(groups, lr=self.hparams["lr"], betas=(first, second))
+        first, second = self.options.betas
+        optimizer = torch.optim.AdamW(groups, lr=self.options.lr, betas=(first, second))
         # A function, not the object: a resumed run may be given another schedule.
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.rate(step))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
@@ -270,12 +281,12 @@ class MedusaModule(LightningModule):
                 states[missing],
                 [prompts[row] for row in missing],
                 [batch.timed[row] for row in missing],
-                self.hparams["max_tokens"],
+                self.options.max_tokens,
                 self.heads,
-                self.hparams["draft_nodes"],
+                self.options.draft_nodes,
             )
             self.labels.add({batch.names[row]: text for row, text in zip(missing, fresh, strict=True)})
-        return [self.labels.kept[name] for name in batch.names]
+        return [self.labels.tokens[name] for name in batch.names]
 
     def _prompts(self, states: Tensor, prompts: list[list[int]]) -> list[list[int]]:
         if not any(DETECT in prompt for prompt in prompts):

@@ -1,7 +1,7 @@
-"""A Whisper's own greedy text for windows, as labels for its heads: decoded in batches, and kept.
+"""A Whisper's own greedy text for windows, as labels for its heads, decoded in batches.
 
-What is decoded is what `generate` would give: its prompts, suppressed tokens and timestamp rules. The encoder's states
-are the caller's, who needs them anyway. The heads that are being trained draft; the text does not depend on them.
+The text is what `generate` would give: the same prompts, suppressed tokens and timestamp rules. The caller passes the
+encoder's states. The heads that are being trained draft; the text does not depend on them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import copy
 import hashlib
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,39 +25,6 @@ from mmdec.drafters.medusa import Medusa, expected
 from mmdec.nn.medusa import MedusaHeads
 from mmdec.targets.whisper import WhisperTarget
 from mmdec.targets.whisper_generate import generate_processors
-
-
-class Labels:
-    """Token lists by key, one file for each process; whatever a process that was killed has written is read again."""
-
-    def __init__(self, folder: Path | None, rank: int = 0) -> None:
-        """folder: None keeps them in memory alone."""
-        self.kept: dict[str, list[int]] = {}
-        self.file = None
-        if folder is None:
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in sorted(folder.glob("*.jsonl")):
-            for line in path.read_text(encoding="utf-8").splitlines():
-                try:
-                    key, tokens = json.loads(line)
-                except ValueError:  # a line that was being written
-                    continue
-                self.kept[key] = tokens
-        self.file = folder / f"{rank}.jsonl"
-        if self.file.is_file() and not self.file.read_bytes().endswith(b"\n"):
-            with open(self.file, "a", encoding="utf-8") as file:
-                file.write("\n")
-
-    def get(self, key: str) -> list[int] | None:
-        return self.kept.get(key)
-
-    def add(self, found: dict[str, list[int]]) -> None:
-        """Keep these, and write them at once."""
-        self.kept |= found
-        if self.file is not None and found:
-            with open(self.file, "a", encoding="utf-8") as file:
-                file.writelines(json.dumps([key, tokens]) + "\n" for key, tokens in found.items())
 
 
 def own_text(

@@ -1,4 +1,4 @@
-"""What decoding with heads would give on texts whose ranks are known: tokens a round, and the chances of each rank.
+"""Simulates decoding with heads on texts whose ranks are given: tokens per round, and the accuracy of each rank.
 
 A text of n tokens, EOS included, is a matrix (n - 1, K): in row i, where token i is the root, head k's rank of token
 i + k, or any number from `width` on where it is not among those looked at. Rounds, trees and what is counted are those
@@ -17,12 +17,12 @@ from torch import Tensor
 from mmdec.decode.tree_shape import HeadAccuracy, Node
 from mmdec.drafters.medusa import WIDTH, expected
 
-TURNS = 3  # a tree follows from the chances, and the chances from where the tree leads
+ITERATIONS = 3  # a tree's shape follows from the accuracies, and these from the nodes that the tree reaches
 
 
 @dataclass(frozen=True)
 class Replay:
-    """Passes over all texts, the prompts' own not counted, and what they gave."""
+    """Rounds over all texts, without the prompts' passes, and the tokens that were accepted."""
 
     tokens: int
     rounds: int
@@ -62,7 +62,7 @@ def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, flo
     """Tokens a round of a chain of all heads, of a tree of `nodes` nodes, and the chances (K, WIDTH) of the ranks."""
     chain = replay(texts, HeadAccuracy(expected(heads)).tree(heads, heads), heads)
     chances, tree = estimate(chain), chain
-    for _ in range(TURNS if nodes > 0 else 0):
+    for _ in range(ITERATIONS if nodes > 0 else 0):
         tree = replay(texts, HeadAccuracy(chances).tree(nodes, min(heads, max(nodes - 1, 1))), heads)
         chances = estimate(tree)
     return chain.tokens_per_round, tree.tokens_per_round, chances
@@ -84,7 +84,7 @@ def spread(texts: Sequence[Tensor], head: int, ranks: Sequence[int]) -> list[flo
     return [sum(rank < limit for rank in seen) / max(len(seen), 1) for limit in ranks]
 
 
-def gathered(part: tuple[list[Tensor], dict[str, float]]) -> tuple[list[Tensor], dict[str, float]]:
+def gather_ranks(part: tuple[list[Tensor], dict[str, float]]) -> tuple[list[Tensor], dict[str, float]]:
     """Texts and sums of all processes."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return part

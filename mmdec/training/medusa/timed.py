@@ -1,7 +1,7 @@
-"""The heads' part of `make train`: a Whisper's heads, trained on for as long as there is time.
+"""The heads' part of `make train`: trains a Whisper's heads further in the time there is.
 
-The model is a better one of an earlier run, or the shipped one; it stays as it is. Heads that give more tokens per
-round on the development split are put beside it in runs/.
+The model is a better one of an earlier run, or the shipped one; its weights do not change. Heads that give more tokens
+per round on the development split are put beside it in runs/.
 """
 
 from __future__ import annotations
@@ -18,39 +18,38 @@ from mmdec.hub.medusa import load_heads
 from mmdec.hub.publish import whole_folder
 from mmdec.hub.whisper import HEADS, load_whisper
 from mmdec.provenance import CARD
-from mmdec.training.daspeech.compare import validate
-from mmdec.training.daspeech.export import read_checkpoint
+from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.medusa.data import HeadData
 from mmdec.training.medusa.module import MedusaModule
 from mmdec.training.medusa.self_labels import fingerprint
 from mmdec.training.timed_run import (
-    EXPORT,
-    LEAST,
     RUNS,
     Allowance,
     Outcome,
     Runner,
-    begin_from,
+    TimedRun,
+    TimedStage,
     epoch_steps,
     fit_machine,
-    keep_to,
-    note,
-    run_recipe,
+    set_deadline,
     set_run_aside,
+    start_model,
+    write_outcome,
 )
+from mmdec.training.validation import validate
 from mmdec.training.whisper.window_data import data_options
 
 RECIPE = Path("recipes/medusa/phrasebook.yaml")
 NAME, MODEL = "heads that draft", "whisper-phrasebook"
 CORPUS = Path("data/english")
 RUN = Path("runs/medusa")
-COMPARISON = 30.0  # seconds for the score at the end, where none was taken before
+COMPARISON = 30.0  # seconds reserved for the score at the end, if none was taken before
 SECONDS_A_STEP = 4.0  # of windows that are new, on the processors of the recipe
 
 
 def missing() -> str:
     """Why there is nothing to train: "" where there is."""
-    base = begin_from(MODEL)
+    base = start_model(MODEL)
     if not (base / "model.safetensors").is_file():
         return f"{base} is missing: no heads are trained."
     if not (CORPUS / "train").is_dir() or not (CORPUS / "dev").is_dir():
@@ -59,26 +58,27 @@ def missing() -> str:
 
 
 def train(time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
-    """Train heads until `time`, comparisons included, and put them beside their model in runs/ if they are better.
+    """Train heads until `time`, both scores included, and put them beside their model in runs/ if they are better.
 
-    What was cut off is gone on with, if it was for this very model. `fresh` sets it aside, and begins with new heads.
+    A run that was cut off is resumed, if it was for this very model. `fresh` renames it, and begins with new heads.
     """
     if fresh:
         set_run_aside(RUN)
-    base, resumed = begin_from(MODEL), begin()
+    base, resumed = start_model(MODEL), begin()
     plain = configuration(time, resumed, fresh)
-    before, spent = None, COMPARISON
-    if (base / HEADS).is_dir():
-        before, spent = time.spent_on(lambda: tokens_per_round(base / HEADS, plain))
-    training = time.less(1.2 * spent + EXPORT)
-    if training.left < LEAST:
-        return Outcome(NAME, f"too short: {max(training.left, 0.0):.0f} seconds were left to train in")
-    recipe = configuration(training, resumed, fresh)
-    begun = recipe["model"]["init_args"]["start"]
-    what = f"heads: {training.left / 60:.1f} minutes"
-    run_recipe(what, recipe, RUN, last() if resumed else None, f"from {begun}" if begun else "new", runner)
-    (RUN / "finished").touch()
-    return export(base, recipe, before)
+    start = plain["model"]["init_args"]["start"]
+    stage = TimedStage(
+        "heads",
+        1.0,
+        RUN,
+        f"from {start}" if start else "from new heads",
+        lambda part: configuration(part, resumed, fresh),
+        (RUN / "finished").touch,
+    )
+    score = (lambda: tokens_per_round(base / HEADS, plain)) if (base / HEADS).is_dir() else None
+    return TimedRun(NAME, score, COMPARISON, [stage], lambda recipe, before: export(base, recipe, before)).train(
+        time, runner
+    )
 
 
 def last() -> Path:
@@ -88,7 +88,7 @@ def last() -> Path:
 def begin() -> bool:
     """Whether a run that was cut off can go on; else make way for a new one."""
     if last().is_file():
-        same = read_checkpoint(last())["base"] == fingerprint(load_whisper(begin_from(MODEL), "cpu").model)
+        same = read_checkpoint(last())["base"] == fingerprint(load_whisper(start_model(MODEL), "cpu").model)
         if same and not (RUN / "finished").is_file():
             return True
         shutil.rmtree(RUN / "checkpoints")
@@ -102,7 +102,7 @@ def configuration(time: Allowance, resumed: bool, fresh: bool) -> dict[str, Any]
     """The recipe, fitted to the time and the machine."""
     recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
     trainer, data, model = recipe["trainer"], recipe["data"]["init_args"], recipe["model"]["init_args"]
-    base, seconds = begin_from(MODEL), time.left
+    base, seconds = start_model(MODEL), time.left
     data["base"] = str(base)
     if resumed:  # epochs of the length, and the learning rate, that it was begun with
         before = yaml.safe_load((RUN / "schedule.yaml").read_text(encoding="utf-8"))
@@ -121,7 +121,7 @@ def configuration(time: Allowance, resumed: bool, fresh: bool) -> dict[str, Any]
     model |= {"decay_from": None, "keep_states": model["kind"] == "linear"}
     trainer |= {"max_steps": -1, "max_epochs": 1_000_000, "check_val_every_n_epoch": 1}
     trainer["log_every_n_steps"] = min(trainer["log_every_n_steps"], data["steps_per_epoch"])
-    keep_to(recipe, "heads", time.end, decay=True)
+    set_deadline(recipe, "heads", time.end, decay=True)
     fit_machine(recipe)
     return recipe
 
@@ -138,7 +138,7 @@ def export(base: Path, recipe: dict[str, Any], before: float | None) -> Outcome:
     with whole_folder(RUNS / MODEL) as fresh:
         shutil.copytree(base, fresh, dirs_exist_ok=True, ignore=shutil.ignore_patterns(CARD, HEADS))
         shutil.copytree(made, fresh / HEADS)
-    return note(replace(outcome, folder=RUNS / MODEL))
+    return write_outcome(replace(outcome, folder=RUNS / MODEL))
 
 
 def tokens_per_round(heads: Path, recipe: dict[str, Any]) -> float:

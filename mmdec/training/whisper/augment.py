@@ -1,4 +1,4 @@
-"""What is done to recorded speech in training: other voices, other paces, rooms and noise. Samples at 16 kHz."""
+"""Augmentation of recorded speech: vocal tract length, speed, reverberation and noise. Samples at 16 kHz."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from mmdec.audio import SAMPLE_RATE
 
 FRAME = 512
-ENVELOPE = 32  # cepstral coefficients: the mouth, not the pitch
+ENVELOPE = 32  # cepstral coefficients: the vocal tract, not the pitch
 SIZES = 0.14  # the largest relative change of a voice's size
 BANDS = (0.0, 200.0, 500.0, 1000.0, 2000.0, 4000.0, 8000.0)
 UNEVEN = 4.0  # dB, of a microphone's response at each of them
@@ -26,7 +26,7 @@ def _smoothing() -> torch.Tensor:
     return torch.fft.rfft(cepstrum, FRAME, dim=0).real.contiguous()
 
 
-def another_voice(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+def perturb_vocal_tract(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     """(T,) -> (T,): the resonances of a mouth of another size, at the same pitch, through an uneven microphone.
 
     T is at least 257. The spectral envelope, by its first cepstral coefficients, is read at stretched frequencies
@@ -50,13 +50,13 @@ def another_voice(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     return torch.istft(changed, FRAME, FRAME // 2, window=window, length=len(sound)).numpy()
 
 
-def faster(samples: np.ndarray, pace: float) -> np.ndarray:
+def speed_perturb(samples: np.ndarray, pace: float) -> np.ndarray:
     """Speed and pitch times `pace`, by linear interpolation: what it adds lies 40 dB below speech."""
     count = round(len(samples) / pace)
     return np.interp(np.arange(count) * pace, np.arange(len(samples)), samples).astype(np.float32)
 
 
-def coloured(draw: np.random.Generator, count: int) -> np.ndarray:
+def coloured_noise(draw: np.random.Generator, count: int) -> np.ndarray:
     """White, pink or brown noise, or something between."""
     spectrum = np.fft.rfft(draw.standard_normal(count).astype(np.float32))
     frequency = np.maximum(np.fft.rfftfreq(count, 1 / SAMPLE_RATE), 20)
@@ -64,13 +64,13 @@ def coloured(draw: np.random.Generator, count: int) -> np.ndarray:
     return (noise / max(float(np.abs(noise).max()), 1e-9)).astype(np.float32)
 
 
-def murmur(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """Voices that say nothing: the speech itself, reversed and shifted."""
+def babble_noise(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """Babble without words: four shifted copies of the reversed speech, summed. (T,) -> (T,)."""
     return np.sum([np.roll(sound[::-1], int(draw.integers(len(sound)))) for _ in range(4)], axis=0)
 
 
-def echoed(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """In a room: decaying noise as its response, RT60 0.1 to 0.5 s."""
+def reverberate(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """Convolve with a room's impulse response: decaying noise, RT60 0.1 to 0.5 s. (T,) -> (T,)."""
     count = int(draw.uniform(0.1, 0.5) * SAMPLE_RATE)
     response = draw.standard_normal(count) * 10 ** (-3 * np.arange(count) / count) * draw.uniform(0.02, 0.08)
     response[0] = 1.0

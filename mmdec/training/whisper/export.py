@@ -17,7 +17,7 @@ from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneratio
 from mmdec import provenance
 from mmdec.hub.medusa import save_heads
 from mmdec.hub.publish import whole_folder
-from mmdec.training.daspeech.export import average, newest, read_checkpoint
+from mmdec.training.checkpoints import average, newest, read_checkpoint
 from mmdec.training.whisper.module import Shape, WhisperModule
 from mmdec.training.whisper.tokenizer import generation_config
 

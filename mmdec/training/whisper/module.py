@@ -6,7 +6,6 @@ on the frozen model later read (multi-token prediction: Gloeckle et al. 2024; Me
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,13 +23,14 @@ from mmdec.hub.whisper import HEADS, read_model
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.training.lr_schedule import Schedule
 from mmdec.training.optim import MuonAdamW
+from mmdec.training.options import keep_options
+from mmdec.training.whisper.local_attention import init_local_attention, protect_positions
 from mmdec.training.whisper.tokenizer import END, START
 from mmdec.training.whisper.windows import IGNORED, LETTERS, Batch
 from mmdec.types import InputError
 
 PLACE = 0.02  # seconds between encoder states
 PARTS = (100, 250)  # places
-NEAR, NEAR_LATER = 1.3, 3.0  # scale of the first layer's queries and keys (some five places wide), of the others'
 
 
 @dataclass(frozen=True)
@@ -49,61 +49,63 @@ class Shape:
     dropout: float = 0.0
 
 
+@dataclass(frozen=True)
+class WhisperOptions:
+    """What a recipe sets.
+
+    parted: share of the steps in which the encoder reads a window in parts of a few seconds, which takes a fifth less
+    time; the other steps teach it to read whole windows. ahead: heads, which predict 1 ... `ahead` tokens after the
+    next one; `ahead_drawn` of them are trained in each step. guided: (layer, head) pairs of cross-attention. start: the
+    folder of an exported model to begin from, its heads included; the CTC layer, which no model keeps, is new.
+    """
+
+    lr: float = 2e-3
+    weight_decay: float = 0.01
+    warmup: int = 400
+    decay_from: int | None = None
+    decay_steps: int = 1000
+    label_smoothing: float = 0.0
+    ctc_weight: float = 0.3
+    ahead: int = 8
+    ahead_weight: float = 0.2
+    ahead_drawn: int = 4
+    guided: Sequence[tuple[int, int]] = ((2, 0), (2, 1), (4, 0), (4, 1))
+    guide_weight: float = 0.3
+    guide_seconds: float = 0.4
+    parted: float = 0.0
+    start: str | None = None
+    seed: int = 0
+
+
 class WhisperModule(LightningModule):
     """L = L_next + ctc_weight L_CTC + ahead_weight mean_k 0.8^k L_(k further) + guide_weight L_guide.
 
     L_guide asks the cross-attention heads `guided`, (layer, head) pairs, to look within `guide_seconds` of where a
     token is about to be said: the decoder finds the sound early, and these heads time words later.
 
-    parted: share of the steps in which the encoder sees a window in parts of a few seconds, which costs a fifth less
-    time; the others teach it to leave alone what is far. units: the tokens by number. ahead: heads that tell
-    1 ... `ahead` tokens after the next; in each step `ahead_drawn` of them are trained. start: the folder of an
-    exported model to begin from, with the heads in it; the letters' weights, which no model keeps, are new. All
-    randomness of a step follows from (seed, epoch, step).
+    units: the tokens by index. options: those of `WhisperOptions`. All randomness of a step follows from (seed, epoch,
+    step).
     """
 
-    def __init__(
-        self,
-        units: list[str],
-        shape: Shape | None = None,
-        lr: float = 2e-3,
-        weight_decay: float = 0.01,
-        warmup: int = 400,
-        decay_from: int | None = None,
-        decay_steps: int = 1000,
-        label_smoothing: float = 0.0,
-        ctc_weight: float = 0.3,
-        ahead: int = 8,
-        ahead_weight: float = 0.2,
-        ahead_drawn: int = 4,
-        guided: Sequence[tuple[int, int]] = ((2, 0), (2, 1), (4, 0), (4, 1)),
-        guide_weight: float = 0.3,
-        guide_seconds: float = 0.4,
-        parted: float = 0.0,
-        start: str | None = None,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, units: list[str], shape: Shape | None = None, **options: Any) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["shape"])
+        self.options = WhisperOptions(**options)
         self.shape = shape or Shape()
-        if any(not (0 <= a < self.shape.decoder_layers and 0 <= b < self.shape.attention_heads) for a, b in guided):
-            raise InputError(
-                f"`guided` must name (layer, head) pairs of {self.shape.decoder_layers} decoder layers with "
-                f"{self.shape.attention_heads} heads, but is {guided}. Leave others out."
-            )
+        keep_options(self, self.options)
         self.hparams["shape"] = asdict(self.shape)
-        torch.manual_seed(seed)
+        check_guided(self.options.guided, self.shape)
+        torch.manual_seed(self.options.seed)
         self.model = WhisperForConditionalGeneration(configuration(self.shape, units))
         self.model.set_attn_implementation("eager")  # trains a third faster on a CPU than the fused one
-        attend_nearby(self.model)
-        keep_places(self.model)
+        init_local_attention(self.model)
+        protect_positions(self.model)
         self.letters = nn.Linear(self.shape.width, 1 + len(LETTERS))
-        self.heads = MedusaHeads(
-            MedusaConfig(self.shape.width, len(units), heads=ahead, mels=self.shape.mels, base="the model beside them")
-        )
-        if start is not None:
-            self.begin_from(Path(start))
-        self.rate = Schedule("trapezoid", warmup, decay_from, decay_steps)
+        sizes = {"heads": self.options.ahead, "mels": self.shape.mels, "base": "the model beside them"}
+        self.heads = MedusaHeads(MedusaConfig(self.shape.width, len(units), **sizes))
+        if self.options.start is not None:
+            self.begin_from(Path(self.options.start))
+        self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
 
     def begin_from(self, folder: Path) -> None:
         """Take an exported model's weights."""
@@ -116,10 +118,10 @@ class WhisperModule(LightningModule):
                 raise InputError(f"`start` must fit, but the {name} of '{folder}' do not: {error}") from None
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        torch.manual_seed((self.hparams["seed"] * 100_003 + self.current_epoch) * 1_000_003 + batch_idx)
+        torch.manual_seed((self.options.seed * 100_003 + self.current_epoch) * 1_000_003 + batch_idx)
 
     def on_train_batch_end(self, outputs: object, batch: Batch, batch_idx: int) -> None:
-        keep_places(self.model)
+        protect_positions(self.model)
 
     def encode(self, features: Tensor, part: int = 0) -> Tensor:
         """(B, mels, F), F of at most 3000 -> (B, F / 2, H): shorter windows than the model itself takes. With `part`
@@ -137,15 +139,15 @@ class WhisperModule(LightningModule):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """All parts of the loss of a batch; `loss` is their weighted sum."""
         part = 0
-        if self.training and torch.rand(()) < self.hparams["parted"]:
+        if self.training and torch.rand(()) < self.options.parted:
             part = int(torch.randint(*PARTS, ()))
         states = self.encode(batch.features, part)
-        with Watched(self.model, sorted({layer for layer, _ in self.hparams["guided"]})) as seen:
+        with Watched(self.model, sorted({layer for layer, _ in self.options.guided})) as seen:
             hidden = self.model.model.decoder(
                 input_ids=batch.tokens, encoder_hidden_states=states, use_cache=False
             ).last_hidden_state
         logits = self.model.proj_out(hidden)
-        smooth = self.hparams["label_smoothing"]
+        smooth = self.options.label_smoothing
         asked = batch.labels != IGNORED
         parts = {
             "next": F.cross_entropy(logits[asked].float(), batch.labels[asked], label_smoothing=smooth),
@@ -154,9 +156,9 @@ class WhisperModule(LightningModule):
         parts["ctc"] = self.letter_loss(states, batch)
         parts["guide"] = self.guide_loss(seen.inputs, states, batch.times)
         parts |= self.ahead_losses(hidden, batch.labels)
-        parts["loss"] = parts["next"] + self.hparams["ctc_weight"] * parts["ctc"]
-        parts["loss"] = parts["loss"] + self.hparams["ahead_weight"] * parts["ahead"]
-        parts["loss"] = parts["loss"] + self.hparams["guide_weight"] * parts["guide"]
+        parts["loss"] = parts["next"] + self.options.ctc_weight * parts["ctc"]
+        parts["loss"] = parts["loss"] + self.options.ahead_weight * parts["ahead"]
+        parts["loss"] = parts["loss"] + self.options.guide_weight * parts["guide"]
         return parts
 
     def guide_loss(self, inputs: dict[int, Tensor], states: Tensor, times: Tensor) -> Tensor:
@@ -165,9 +167,9 @@ class WhisperModule(LightningModule):
         if not bool(known.any()):
             return states.sum() * 0
         places = torch.arange(states.shape[1], device=states.device) * PLACE
-        near = (places - times[..., None]).abs() <= self.hparams["guide_seconds"]  # (B, L, S)
+        near = (places - times[..., None]).abs() <= self.options.guide_seconds  # (B, L, S)
         total = states.sum() * 0
-        for layer, head in self.hparams["guided"]:
+        for layer, head in self.options.guided:
             attention = self.model.model.decoder.layers[layer].encoder_attn
             size = self.shape.width // self.shape.attention_heads
             own = slice(head * size, (head + 1) * size)
@@ -176,7 +178,7 @@ class WhisperModule(LightningModule):
             scores = (queries @ keys.transpose(1, 2)).float() * size**-0.5  # (B, L, S)
             inside = scores.masked_fill(~near, -1e4).logsumexp(-1) - scores.logsumexp(-1)
             total = total - inside[known].mean()
-        return total / max(len(self.hparams["guided"]), 1)
+        return total / max(len(self.options.guided), 1)
 
     def letter_loss(self, states: Tensor, batch: Batch) -> Tensor:
         """CTC over the windows whose text is known, per letter."""
@@ -192,7 +194,7 @@ class WhisperModule(LightningModule):
         count = len(self.heads.heads)
         chosen = range(count)
         if self.training:
-            chosen = sorted(torch.randperm(count)[: self.hparams["ahead_drawn"]].tolist())
+            chosen = sorted(torch.randperm(count)[: self.options.ahead_drawn].tolist())
         total = hidden.sum() * 0
         weights, right = 0.0, {}
         for index in chosen:
@@ -224,12 +226,12 @@ class WhisperModule(LightningModule):
             inner = parameter.dim() == 2 and "embed" not in name and "proj_out" not in name and "letters" not in name
             if parameter.requires_grad:
                 (matrices if inner else others).append(parameter)
-        decay = self.hparams["weight_decay"]
+        decay = self.options.weight_decay
         groups = [
             {"params": [p for p in others if p.dim() > 1], "weight_decay": decay},
             {"params": [p for p in others if p.dim() <= 1], "weight_decay": 0.0},
         ]
-        optimizer = MuonAdamW(matrices, groups, lr=self.hparams["lr"], weight_decay=decay)
+        optimizer = MuonAdamW(matrices, groups, lr=self.options.lr, weight_decay=decay)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.rate(step))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -256,6 +258,15 @@ class Watched:
             handle.remove()
 
 
+def check_guided(guided: Sequence[tuple[int, int]], shape: Shape) -> None:
+    """Raise InputError for a (layer, head) pair that the decoder does not have."""
+    if any(not (0 <= layer < shape.decoder_layers and 0 <= head < shape.attention_heads) for layer, head in guided):
+        raise InputError(
+            f"`guided` must name (layer, head) pairs of {shape.decoder_layers} decoder layers with "
+            f"{shape.attention_heads} heads, but is {guided}. Leave others out."
+        )
+
+
 def configuration(shape: Shape, units: list[str]) -> WhisperConfig:
     """Of a model with these tokens."""
     end = units.index(END)
@@ -277,56 +288,3 @@ def configuration(shape: Shape, units: list[str]) -> WhisperConfig:
         pad_token_id=end,
         decoder_start_token_id=units.index(START),
     )
-
-
-@torch.no_grad()
-def keep_places(model: WhisperForConditionalGeneration) -> None:
-    """Let nothing but positions be written to the channels that `attend_nearby` reads.
-
-    The layers' outputs grow to ten times the positions, and drown them for the layers that follow: measured, they no
-    longer looked nearby after a few hundred steps. So nothing else is written there, what is written elsewhere has a
-    mean of zero (a layer norm would subtract it from the positions, too), and the later layers' norms add nothing.
-    """
-    encoder = model.model.encoder
-    width, half = model.config.d_model, model.config.d_model // 2
-    pairs = min(width // model.config.encoder_attention_heads // 2, half)
-    kept = torch.zeros(width, dtype=torch.bool, device=encoder.embed_positions.weight.device)
-    kept[:pairs] = kept[half : half + pairs] = True
-    encoder.conv2.weight[kept] = 0
-    encoder.conv2.bias[kept] = 0  # type: ignore[index]
-    for depth, layer in enumerate(encoder.layers):
-        if depth:
-            layer.self_attn_layer_norm.bias[kept] = 0  # type: ignore[union-attr, index, operator]
-        for output in (layer.self_attn.out_proj, layer.fc2):  # type: ignore[union-attr]
-            for values in (output.weight, output.bias):  # type: ignore[union-attr]
-                values[~kept] -= values[~kept].mean(0)  # type: ignore[index, operator]
-                values[kept] = 0  # type: ignore[index, operator]
-
-
-@torch.no_grad()
-def attend_nearby(model: WhisperForConditionalGeneration) -> None:
-    """Let each head of a fresh encoder look at one place near its own, as a convolution would.
-
-    Positions are sinusoids, so a query and a key that read the same frequencies, one of them turned, meet where their
-    places differ by that turn. Content takes over in training; learning locality from noise would take most of it.
-    """
-    encoder = model.model.encoder
-    width, heads = model.config.d_model, model.config.encoder_attention_heads
-    half, size = width // 2, width // heads
-    pairs = min(size // 2, half)
-    speeds = torch.exp(-math.log(10000) / (half - 1) * torch.arange(pairs))  # Whisper's highest frequencies
-    for depth, layer in enumerate(encoder.layers):
-        query: Tensor = layer.self_attn.q_proj.weight  # type: ignore[union-attr, assignment] # a WhisperEncoderLayer
-        key: Tensor = layer.self_attn.k_proj.weight  # type: ignore[union-attr, assignment]
-        scale = NEAR_LATER if depth else NEAR
-        for head in range(heads):
-            turn = speeds * (head - heads // 2) * 2 * (depth + 1)
-            for place in range(pairs):
-                sine, cosine = head * size + 2 * place, head * size + 2 * place + 1
-                for weight, angle in ((query, turn[place]), (key, torch.zeros(()))):
-                    weight[sine] *= 0.3
-                    weight[cosine] *= 0.3
-                    weight[sine, place] += scale * angle.cos()
-                    weight[sine, half + place] += scale * angle.sin()
-                    weight[cosine, place] -= scale * angle.sin()
-                    weight[cosine, half + place] += scale * angle.cos()

@@ -1,7 +1,7 @@
-"""The small Whisper's part of `make train`: an earlier model, trained on for as long as there is time.
+"""The small Whisper's part of `make train`: trains an earlier model further in the time there is.
 
-It is compared by how well it tells the next token of the development split. Its heads, which were trained along, are
-then trained on its own text by `schedule_heads`, if it is better.
+Models are compared by the loss of the next token on the development split. If the new model is better, its heads, which
+were trained with it, are then trained on its own text by `medusa/timed.py`.
 """
 
 from __future__ import annotations
@@ -13,24 +13,23 @@ from typing import Any
 
 import yaml
 
-from mmdec.training.daspeech.compare import validate
-from mmdec.training.daspeech.export import newest, read_checkpoint
+from mmdec.training.checkpoints import newest, read_checkpoint
 from mmdec.training.timed_run import (
-    EXPORT,
-    LEAST,
     Allowance,
     Outcome,
     Runner,
-    begin_from,
+    TimedRun,
+    TimedStage,
     epoch_steps,
     fit_machine,
-    keep_to,
-    note,
-    place_for,
     run_builder,
-    run_recipe,
+    run_folder,
+    set_deadline,
     set_run_aside,
+    start_model,
+    write_outcome,
 )
+from mmdec.training.validation import validate
 from mmdec.training.whisper import export as whisper_export
 from mmdec.training.whisper.module import Shape, WhisperModule
 from mmdec.training.whisper.window_data import WindowData, data_options
@@ -41,8 +40,8 @@ NAME, MODEL = "transcription", "whisper-phrasebook"
 CORPUS = Path("data/english")
 BUILDER = Path("data/build/english.py")
 RUN = Path("runs/whisper")
-COMPARISON = 20.0  # seconds for the score at the end, where none was taken before
-ROUSED = 3.0  # by this the recipe's rate is divided for weights that have settled
+COMPARISON = 20.0  # seconds reserved for the score at the end, if none was taken before
+SETTLED = 3.0  # divides the recipe's learning rate for weights that are trained already
 
 
 def prepare() -> str:
@@ -64,27 +63,26 @@ def prepare() -> str:
 
 
 def train(time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
-    """Train the model until `time`, comparisons included, and export it to runs/.
+    """Train the model until `time`, both scores included, and export it to runs/.
 
-    What was cut off is gone on with. `fresh` sets it aside, and begins with random weights.
+    A run that was cut off is resumed. `fresh` renames it, and begins with random weights.
     """
-    known = begin_from(MODEL)
+    base = start_model(MODEL)
     if fresh:
         set_run_aside(RUN)
     resumed = begin()
+    known = (base / "model.safetensors").is_file()
     plain = configuration(time, resumed, fresh)
-    before, spent = None, COMPARISON
-    if (known / "model.safetensors").is_file():
-        before, spent = time.spent_on(lambda: next_token_loss(known, plain))
-    training = time.less(1.2 * spent + EXPORT)
-    if training.left < LEAST:
-        return Outcome(NAME, f"too short: {max(training.left, 0.0):.0f} seconds were left to train in")
-    recipe = configuration(training, resumed, fresh)
-    begun = recipe["model"]["init_args"]["start"]
-    what = f"whisper: {training.left / 60:.1f} minutes"
-    run_recipe(what, recipe, RUN, last() if resumed else None, f"from {begun}" if begun else "new", runner)
-    (RUN / "finished").touch()
-    return export(recipe, before)
+    stage = TimedStage(
+        "whisper",
+        1.0,
+        RUN,
+        f"from {base}" if known and not fresh else "from random weights",
+        lambda part: configuration(part, resumed, fresh),
+        (RUN / "finished").touch,
+    )
+    score = (lambda: next_token_loss(base, plain)) if known else None
+    return TimedRun(NAME, score, COMPARISON, [stage], lambda recipe, before: export(recipe, before)).train(time, runner)
 
 
 def last() -> Path:
@@ -104,17 +102,17 @@ def configuration(time: Allowance, resumed: bool, fresh: bool) -> dict[str, Any]
     """The recipe, fitted to the time and the machine."""
     recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
     trainer, data, model = recipe["trainer"], recipe["data"]["init_args"], recipe["model"]["init_args"]
-    if resumed:  # as it was begun; what fits the machine is found anew
+    if resumed:  # as the run began; what depends on the machine is set anew
         before = yaml.safe_load((RUN / "schedule.yaml").read_text(encoding="utf-8"))
         data |= {name: before["data"]["init_args"][name] for name in ("steps_per_epoch", "tokenizer", "lengths")}
         model |= {name: before["model"]["init_args"][name] for name in ("start", "lr")}
     else:
         steps = epoch_steps(time.left, 1.0, 2, data["steps_per_epoch"])
-        start = begin_from(MODEL)
+        start = start_model(MODEL)
         known = (start / "model.safetensors").is_file() and not fresh
         model["start"] = str(start) if known else None
         if known:
-            model["lr"] = model["lr"] / ROUSED
+            model["lr"] = model["lr"] / SETTLED
             data |= {"tokenizer": str(start), "lengths": [[0, SECONDS]]}
         else:
             epochs = data["steps_per_epoch"] / steps
@@ -123,23 +121,25 @@ def configuration(time: Allowance, resumed: bool, fresh: bool) -> dict[str, Any]
     model["decay_from"] = None
     trainer |= {"max_steps": -1, "max_epochs": 1_000_000}
     trainer["log_every_n_steps"] = min(trainer["log_every_n_steps"], data["steps_per_epoch"])
-    keep_to(recipe, "whisper", time.end, decay=True)
+    set_deadline(recipe, "whisper", time.end, decay=True)
     fit_machine(recipe, "batch_seconds")
     return recipe
 
 
 def export(recipe: dict[str, Any], before: float | None) -> Outcome:
-    """Write the model to runs/, with what it was measured to be."""
+    """Write the model to runs/, with its scores."""
     checkpoint = newest(RUN / "checkpoints", 1)
     kept = read_checkpoint(checkpoint[0])
     alignment = [list(pair) for pair in kept["hyper_parameters"]["guided"]]
     after = next_token_loss(checkpoint[0], recipe)
     better = before is None or after < before
     tokenizer = Path(recipe["data"]["init_args"]["tokenizer"])
-    made = whisper_export.export(checkpoint, tokenizer, place_for(MODEL, better), alignment)
+    made = whisper_export.export(checkpoint, tokenizer, run_folder(MODEL, better), alignment)
     if before == float("inf"):  # other tokens: nothing to compare
         before = None
-    return note(Outcome(NAME, f"{kept['global_step']} steps", "loss of the next token", before, after, better, made))
+    return write_outcome(
+        Outcome(NAME, f"{kept['global_step']} steps", "loss of the next token", before, after, better, made)
+    )
 
 
 def next_token_loss(model: Path, recipe: dict[str, Any]) -> float:

@@ -18,7 +18,13 @@ from transformers.audio_utils import mel_filter_bank
 
 from mmdec.audio import SAMPLE_RATE, load_audio
 from mmdec.corpora.librispeech import Utterance
-from mmdec.training.whisper.augment import another_voice, coloured, echoed, faster, murmur
+from mmdec.training.whisper.augment import (
+    babble_noise,
+    coloured_noise,
+    perturb_vocal_tract,
+    reverberate,
+    speed_perturb,
+)
 
 SECONDS = 30
 HOP, FFT = 160, 400
@@ -133,7 +139,7 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
     at = 0
     for row in () if silent else window.rows:
         gap = round(np.exp(draw.uniform(*np.log(how.pause))) * SAMPLE_RATE)
-        samples = faster(load_audio(utterances[row].path).numpy(), pace)
+        samples = speed_perturb(load_audio(utterances[row].path).numpy(), pace)
         gap = gap if spoken else max(0, min(gap, limit - len(samples)))  # the first one fits
         left = limit - at - gap
         full = len(samples) > left
@@ -145,7 +151,7 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
         if full:
             break
     if not spoken:
-        sound = coloured(draw, limit) * 10 ** draw.uniform(-4, -1)
+        sound = coloured_noise(draw, limit) * 10 ** draw.uniform(-4, -1)
         head = [special["<|startoftranscript|>"], special["<|en|>"], special["<|transcribe|>"]]
         tokens = [*head, special["<|notimestamps|>"]]
         labels = [special["<|nospeech|>"], IGNORED, IGNORED, special["<|endoftext|>"]]
@@ -154,12 +160,12 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
     cut = at > limit  # the window ends within the last utterance
     sound = sound[:limit]
     if how.voice and draw.random() < how.voice:
-        sound = another_voice(sound, draw)
+        sound = perturb_vocal_tract(sound, draw)
     if draw.random() < how.room:
-        sound = echoed(sound, draw)
+        sound = reverberate(sound, draw)
     sound = np.pad(sound, (0, max(0, limit - len(sound))))[:limit]
     if draw.random() < how.noise:
-        noise = coloured(draw, limit) if draw.random() < 0.75 else murmur(sound, draw)
+        noise = coloured_noise(draw, limit) if draw.random() < 0.75 else babble_noise(sound, draw)
         level = np.sqrt(np.mean(sound**2) / max(np.mean(noise**2), 1e-12)) * 10 ** (-draw.uniform(5, 30) / 20)
         reach = limit if draw.random() < 0.5 else min(limit, at + round(draw.uniform(0, 1) * SAMPLE_RATE))
         sound[:reach] += noise[:reach] * level

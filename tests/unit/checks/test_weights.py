@@ -19,7 +19,7 @@ from mmdec.checks.weights import read_weights, shards
 from mmdec.hub.daspeech import WEIGHTS
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import load_whisper
-from mmdec.training.daspeech.export import read_checkpoint
+from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.daspeech.vocoder import load_acoustic
 from tests.support.tiny_whisper import network, processor, write
 

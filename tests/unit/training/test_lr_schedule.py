@@ -31,7 +31,14 @@ def test_trapezoid_without_a_flat_part():
     assert rate(20) == 0.0
 
 
-@pytest.mark.parametrize("kind", ["inverse-sqrt", "trapezoid"])
+def test_cosine_falls_from_the_end_of_the_warm_up():
+    rate = Schedule("cosine", warmup=10, decay_steps=40)
+    assert [rate(step) for step in (4, 9, 10, 20, 30, 50, 90)] == pytest.approx(
+        [0.5, 1.0, 1.0, 0.5 + 0.5**1.5, 0.5, 0.0, 0.0]
+    )
+
+
+@pytest.mark.parametrize("kind", ["inverse-sqrt", "trapezoid", "cosine"])
 def test_no_warm_up(kind: str):
     assert Schedule(kind, warmup=0)(0) == 1.0  # type: ignore[arg-type]
 

@@ -12,8 +12,9 @@ from mmdec import hub
 from mmdec.corpora.cvss import read_pairs, vocabulary
 from mmdec.phonetics.lexicon import lower_case, read_lexicon
 from mmdec.pipelines.translation.load import load
+from mmdec.training.checkpoints import average, newest, read_checkpoint
 from mmdec.training.daspeech import compare as judge
-from mmdec.training.daspeech.export import assemble, average, load_module, newest, read_checkpoint, save_network
+from mmdec.training.daspeech.export import assemble, load_module, save_network
 from mmdec.training.daspeech.module import DASpeechModule, load_network
 from mmdec.types import InputError
 from tests.support.tiny_corpus import TinyCorpus, write_corpus

@@ -312,7 +312,7 @@ def test_a_model_of_other_phones_is_left_as_it_is(place: Place, capsys: pytest.C
     made = place.train(60)
     assert place.stages == STAGES
     assert (made.folder, made.before) == (MADE, None)
-    assert "knows other phones" in capsys.readouterr().out
+    assert "has other phones" in capsys.readouterr().out
 
 
 def test_a_gpu_takes_the_place_of_both_processes(place: Place, monkeypatch: pytest.MonkeyPatch):

@@ -16,9 +16,9 @@ from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.training.medusa.data import DETECT, Spelling
 from mmdec.training.medusa.init import first_heads, head_weights
 from mmdec.training.medusa.loss import head_loss
-from mmdec.training.medusa.self_labels import Labels, fingerprint, own_text
+from mmdec.training.medusa.self_labels import fingerprint, own_text
 from mmdec.training.medusa.simulate import measure, replay, spread
-from mmdec.training.medusa.state_cache import KeptStates
+from mmdec.training.stores import StateStore, TokenStore
 from mmdec.training.whisper.tokenizer import build_tokenizer
 from mmdec.training.whisper.windows import log_mel
 from mmdec.types import InputError
@@ -86,34 +86,34 @@ def test_chances_shape_the_tree_that_they_come_from() -> None:
 
 
 def test_labels_survive_a_line_cut_off(tmp_path: Path) -> None:
-    Labels(tmp_path).add({"a": [1, 2]})
-    Labels(tmp_path, 1).add({"b": [3]})
+    TokenStore(tmp_path).add({"a": [1, 2]})
+    TokenStore(tmp_path, 1).add({"b": [3]})
     with open(tmp_path / "0.jsonl", "a", encoding="utf-8") as file:
         file.write('["c", [4')
-    again = Labels(tmp_path)
-    assert again.kept == {"a": [1, 2], "b": [3]}
+    again = TokenStore(tmp_path)
+    assert again.tokens == {"a": [1, 2], "b": [3]}
     again.add({"c": [5]})
-    assert Labels(tmp_path).kept == {"a": [1, 2], "b": [3], "c": [5]}
-    assert Labels(None).get("a") is None
+    assert TokenStore(tmp_path).tokens == {"a": [1, 2], "b": [3], "c": [5]}
+    assert TokenStore(None).get("a") is None
 
 
 def test_states_are_kept_whole_or_not_at_all(tmp_path: Path) -> None:
     first = {"a": ([4, 5], torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])), "b": ([], torch.zeros(0, 3))}
-    KeptStates(tmp_path, 3).add(first)
-    KeptStates(tmp_path, 3, rank=1).add({"c": ([6], torch.full((1, 3), 0.1))})
+    StateStore(tmp_path, 3).add(first)
+    StateStore(tmp_path, 3, rank=1).add({"c": ([6], torch.full((1, 3), 0.1))})
     with open(tmp_path / "0.f16", "ab") as file:  # cut off within a number, its name unwritten
         file.write(b"abc")
-    again = KeptStates(tmp_path, 3)
-    assert set(again.known) == {"a", "b", "c"}
+    again = StateStore(tmp_path, 3)
+    assert set(again.names()) == {"a", "b", "c"}
     again.add({"d": ([7], torch.tensor([[7.0, 8.0, 9.0]]))})
-    for kept in (again, KeptStates(tmp_path, 3)):
+    for kept in (again, StateStore(tmp_path, 3)):
         assert kept.get("a")[0] == [4, 5]
         torch.testing.assert_close(kept.get("a")[1], first["a"][1])
         assert kept.get("b")[1].shape == (0, 3)
         assert torch.equal(kept.get("c")[1], torch.full((1, 3), 0.1).half().float())
         assert kept.get("d")[1].tolist() == [[7, 8, 9]]
     (tmp_path / "0.f16").write_bytes((tmp_path / "0.f16").read_bytes()[:14])
-    assert set(KeptStates(tmp_path, 3).known) == {"a", "b", "c"}
+    assert set(StateStore(tmp_path, 3).names()) == {"a", "b", "c"}
 
 
 class Stopped(Exception):

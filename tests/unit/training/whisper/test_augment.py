@@ -56,7 +56,7 @@ def pitch_of(sound: np.ndarray) -> float:
 
 
 def changed(sound: np.ndarray, draw: Any) -> np.ndarray:
-    return sounds.another_voice(sound, draw)
+    return sounds.perturb_vocal_tract(sound, draw)
 
 
 @pytest.mark.parametrize("size", [-0.14, 0.0, 0.14])
@@ -97,7 +97,7 @@ def test_silence_stays_silence() -> None:
 
 def test_pace() -> None:
     sound = voiced(100, 1000)
-    quick = sounds.faster(sound, 1.25)
+    quick = sounds.speed_perturb(sound, 1.25)
     assert len(quick) == round(len(sound) / 1.25)
     frequency = np.fft.rfftfreq(len(quick), 1 / SAMPLE_RATE)
     assert frequency[np.convolve(power(quick), np.hanning(1601), "same").argmax()] == pytest.approx(1250, abs=60)
@@ -116,7 +116,7 @@ def test_noise_has_a_colour() -> None:
     """The slope of its power lies between none (white) and -6 dB an octave (brown)."""
     slopes = []
     for seed in range(12):
-        found = power(sounds.coloured(np.random.default_rng(seed), COUNT))
+        found = power(sounds.coloured_noise(np.random.default_rng(seed), COUNT))
         low, high = ((at < FREQUENCY) & (2 * at > FREQUENCY) for at in (250, 4000))
         slopes.append(10 * np.log10(found[high].mean() / found[low].mean()) / 4)
     assert -6.3 < min(slopes) < -4.5
@@ -126,7 +126,7 @@ def test_noise_has_a_colour() -> None:
 def test_a_room_answers_and_falls_silent() -> None:
     click = np.zeros(SAMPLE_RATE, np.float32)
     click[1000] = 1.0
-    made = sounds.echoed(click, np.random.default_rng(3))
+    made = sounds.reverberate(click, np.random.default_rng(3))
     assert np.abs(made[:1000]).max() < 1e-6  # nothing before the sound
     assert made[1000] == pytest.approx(1.0, abs=1e-4)
     levels = [float(np.mean(made[1001 + at : 1001 + at + 400] ** 2)) for at in (0, 800, 4000, 8000)]
@@ -137,6 +137,6 @@ def test_a_room_answers_and_falls_silent() -> None:
 
 def test_voices_murmur() -> None:
     sound = np.r_[voiced(120, 800), np.zeros(COUNT, np.float32)]
-    made = sounds.murmur(sound, np.random.default_rng(0))
+    made = sounds.babble_noise(sound, np.random.default_rng(0))
     assert made.shape == sound.shape
     assert np.sum(made**2) == pytest.approx(4 * np.sum(sound**2), rel=0.5)

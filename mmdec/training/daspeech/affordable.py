@@ -1,4 +1,4 @@
-"""How much of a corpus can be made ready in the time there is: its features are computed once, and that takes time."""
+"""How many training rows' features can be computed in a given time. They are computed once and kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mmdec.audio import load_audio
 from mmdec.corpora.cvss import SpeechPair, read_pairs
 from mmdec.training.daspeech.acoustic_data import EnglishSpeech
 from mmdec.training.daspeech.acoustic_targets import acoustic_targets
-from mmdec.training.daspeech.corpus import FeatureStore, extract
+from mmdec.training.daspeech.features import FeatureStore, extract
 from mmdec.training.timed_run import Allowance
 from mmdec.types import InputError
 

@@ -1,0 +1,96 @@
+"""Filterbanks of a list of recordings, computed once into one memory-mapped file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmdec import audio
+from mmdec.hub.processes import end_with_parent
+from mmdec.types import MmdecError
+
+_FORMAT = 1  # of the features on disk; a change makes the old ones void
+
+
+def extract(clip: str) -> np.ndarray | str:
+    """Features of one recording (N, 80) fp16, or the reason why there are none."""
+    try:
+        features = audio.fbank(audio.trim_silence(audio.load_audio(clip)))  # as `translate_speech` hears it
+    except MmdecError as error:
+        return str(error)
+    if features.shape[0] < 8 or not bool(torch.isfinite(features).all()):
+        return "too short or not finite"
+    return features.to(torch.float16).numpy()
+
+
+def _work_for(parent: int) -> None:
+    """One thread for each worker, which ends with the process that it works for."""
+    end_with_parent(parent)
+    torch.set_num_threads(1)
+
+
+class FeatureStore:
+    """Filterbanks of a list of recordings in one file; made in a few processes, whole or not at all."""
+
+    def __init__(self, folder: Path, clips: Sequence[Path], jobs: int) -> None:
+        self.folder = self.cache_folder(folder, clips)
+        if not (self.folder / "index.json").is_file():
+            self._build(clips, jobs)
+        with open(self.folder / "index.json", encoding="utf-8") as file:
+            index = json.load(file)
+        self.lengths = np.asarray(index["lengths"], dtype=np.int64)
+        self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
+        self.reasons: dict[str, str] = index["bad"]
+        stored = self.folder / "fbank.f16"  # an empty file cannot be mapped
+        empty = stored.stat().st_size == 0
+        data = np.zeros(0, np.float16) if empty else np.memmap(stored, np.float16, "r")
+        self.data = data.reshape(-1, audio.MELS)
+
+    @staticmethod
+    def cache_folder(folder: Path, clips: Sequence[Path]) -> Path:
+        """Where the features of these recordings are kept."""
+        digest = hashlib.blake2b("\n".join(f"{c.name} {c.stat().st_size}" for c in clips).encode(), digest_size=8)
+        name = digest.hexdigest()
+        return folder / (name if _FORMAT == 1 else f"{_FORMAT}-{name}")  # the first had no number
+
+    @classmethod
+    def ready(cls, folder: Path, clips: Sequence[Path]) -> bool:
+        """Whether they have been computed."""
+        return (cls.cache_folder(folder, clips) / "index.json").is_file()
+
+    def _build(self, clips: Sequence[Path], jobs: int) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lengths, bad = [], {}
+        part = self.folder / f"fbank.{os.getpid()}.part"
+        with ExitStack() as stack:
+            file = stack.enter_context(open(part, "wb"))
+            names = map(str, clips)
+            if jobs > 1:
+                pool = stack.enter_context(ProcessPoolExecutor(jobs, initializer=_work_for, initargs=(os.getpid(),)))
+                extracted = pool.map(extract, names, chunksize=32)
+            else:
+                extracted = map(extract, names)
+            for clip, features in zip(clips, extracted, strict=True):
+                if isinstance(features, str):
+                    bad[clip.name] = features
+                    lengths.append(0)
+                else:
+                    file.write(features.tobytes())
+                    lengths.append(len(features))
+        os.replace(part, self.folder / "fbank.f16")
+        index = self.folder / f"index.{os.getpid()}.part"
+        index.write_text(json.dumps({"lengths": lengths, "bad": bad}), encoding="utf-8")
+        os.replace(index, self.folder / "index.json")
+
+    def __getitem__(self, index: int) -> Tensor:
+        part = self.data[self.starts[index] : self.starts[index + 1]]
+        return torch.from_numpy(part.astype(np.float32))

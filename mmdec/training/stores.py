@@ -1,0 +1,109 @@
+"""Results that are kept on disk while a run goes on: token lists, and decoder states, of windows that come again.
+
+Each process appends to files of its own, `{rank}.jsonl`, and reads what all have written before. A process may be
+killed at any moment: the line that it was writing is left out, and whole ones count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class JsonLines:
+    """The .jsonl files of a folder: all of them are read, the one of this process is written."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.file = folder, folder / f"{rank}.jsonl"
+
+    def read(self) -> Iterator[tuple[Path, Any]]:
+        """Each whole line's value and the file that holds it."""
+        for path in sorted(self.folder.glob("*.jsonl")):
+            for line in path.read_text(encoding="utf-8").splitlines():
+                try:
+                    value = json.loads(line)
+                except ValueError:  # the line that a killed process was writing
+                    continue
+                yield path, value
+        if self.file.is_file() and not self.file.read_bytes().endswith(b"\n"):
+            self.append("")  # ends the broken line
+
+    def append(self, *lines: str) -> None:
+        with open(self.file, "a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+
+
+@final
+class TokenStore:
+    """Token lists by name."""
+
+    def __init__(self, folder: Path | None, rank: int = 0) -> None:
+        """folder: None keeps them in memory only."""
+        self.lines = None if folder is None else JsonLines(folder, rank)
+        self.tokens: dict[str, list[int]] = {}
+        for _, (name, tokens) in () if self.lines is None else self.lines.read():
+            self.tokens[name] = tokens
+
+    def get(self, name: str) -> list[int] | None:
+        return self.tokens.get(name)
+
+    def add(self, tokens: Mapping[str, list[int]]) -> None:
+        """Keep these lists, and write them at once."""
+        self.tokens |= tokens
+        if self.lines is not None and tokens:
+            self.lines.append(*(json.dumps([name, ids]) for name, ids in tokens.items()))
+
+
+@final
+class StateStore:
+    """By name: a text's tokens (n,), EOS included, and the decoder states (n, H) that predict each of them.
+
+    States lie in `{rank}.f16` in half precision and are read through memory maps. Whoever trains on them must round
+    fresh ones alike: then a run that was killed goes on with the same numbers.
+    """
+
+    def __init__(self, folder: Path, width: int, rank: int = 0) -> None:
+        """width: H. States of a file that was cut off are left out."""
+        self.lines = JsonLines(folder, rank)
+        self.width, self.file = width, folder / f"{rank}.f16"
+        self.index: dict[str, tuple[Path, int, list[int]]] = {}  # name -> file, its first byte, tokens
+        sizes: dict[Path, int] = {}
+        for path, (name, begin, tokens) in self.lines.read():
+            data = path.with_suffix(".f16")
+            if data not in sizes:
+                sizes[data] = data.stat().st_size if data.is_file() else 0
+            if begin + 2 * width * len(tokens) <= sizes[data]:
+                self.index[name] = data, begin, tokens
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.index
+
+    def names(self) -> Iterable[str]:
+        return self.index.keys()
+
+    def get(self, name: str) -> tuple[list[int], Tensor]:
+        """Tokens (n,) and states (n, H), float32."""
+        path, begin, tokens = self.index[name]
+        count = len(tokens) * self.width
+        if not count:
+            return tokens, torch.zeros(0, self.width)
+        states = np.memmap(path, np.float16, "r", begin, (count,))
+        return tokens, torch.from_numpy(states.astype(np.float32)).view(-1, self.width)
+
+    def add(self, texts: Mapping[str, tuple[list[int], Tensor]]) -> None:
+        """Keep tokens and states (n, H). States are written first, so that a name always has all of its states."""
+        lines = []
+        with open(self.file, "ab") as file:
+            for name, (tokens, states) in texts.items():
+                begin = file.tell()
+                file.write(states.half().cpu().numpy().tobytes())
+                self.index[name] = self.file, begin, list(tokens)
+                lines.append(json.dumps([name, begin, list(tokens)]))
+        self.lines.append(*lines)

@@ -1,0 +1,64 @@
+"""A fresh Whisper encoder that attends locally from its first step, and keeps its positions readable in training."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from transformers import WhisperForConditionalGeneration
+
+NEAR, NEAR_LATER = 1.3, 3.0  # scale of the first layer's queries and keys (some five positions wide), of the others'
+
+
+@torch.no_grad()
+def protect_positions(model: WhisperForConditionalGeneration) -> None:
+    """Let nothing but positions be written to the channels that `init_local_attention` reads.
+
+    The layers' outputs grow to ten times the positions, and drown them for the layers that follow: measured, they no
+    longer looked nearby after a few hundred steps. So nothing else is written there, what is written elsewhere has a
+    mean of zero (a layer norm would subtract it from the positions, too), and the later layers' norms add nothing.
+    """
+    encoder = model.model.encoder
+    width, half = model.config.d_model, model.config.d_model // 2
+    pairs = min(width // model.config.encoder_attention_heads // 2, half)
+    kept = torch.zeros(width, dtype=torch.bool, device=encoder.embed_positions.weight.device)
+    kept[:pairs] = kept[half : half + pairs] = True
+    encoder.conv2.weight[kept] = 0
+    encoder.conv2.bias[kept] = 0  # type: ignore[index]
+    for depth, layer in enumerate(encoder.layers):
+        if depth:
+            layer.self_attn_layer_norm.bias[kept] = 0  # type: ignore[union-attr, index, operator]
+        for output in (layer.self_attn.out_proj, layer.fc2):  # type: ignore[union-attr]
+            for values in (output.weight, output.bias):  # type: ignore[union-attr]
+                values[~kept] -= values[~kept].mean(0)  # type: ignore[index, operator]
+                values[kept] = 0  # type: ignore[index, operator]
+
+
+@torch.no_grad()
+def init_local_attention(model: WhisperForConditionalGeneration) -> None:
+    """Let each head of a fresh encoder look at one place near its own, as a convolution would.
+
+    Positions are sinusoids, so a query and a key that read the same frequencies, one of them turned, meet where their
+    places differ by that turn. Content takes over in training; learning locality from noise would take most of it.
+    """
+    encoder = model.model.encoder
+    width, heads = model.config.d_model, model.config.encoder_attention_heads
+    half, size = width // 2, width // heads
+    pairs = min(size // 2, half)
+    speeds = torch.exp(-math.log(10000) / (half - 1) * torch.arange(pairs))  # Whisper's highest frequencies
+    for depth, layer in enumerate(encoder.layers):
+        query: Tensor = layer.self_attn.q_proj.weight  # type: ignore[union-attr, assignment] # a WhisperEncoderLayer
+        key: Tensor = layer.self_attn.k_proj.weight  # type: ignore[union-attr, assignment]
+        scale = NEAR_LATER if depth else NEAR
+        for head in range(heads):
+            turn = speeds * (head - heads // 2) * 2 * (depth + 1)
+            for place in range(pairs):
+                sine, cosine = head * size + 2 * place, head * size + 2 * place + 1
+                for weight, angle in ((query, turn[place]), (key, torch.zeros(()))):
+                    weight[sine] *= 0.3
+                    weight[cosine] *= 0.3
+                    weight[sine, place] += scale * angle.cos()
+                    weight[sine, half + place] += scale * angle.sin()
+                    weight[cosine, place] -= scale * angle.sin()
+                    weight[cosine, half + place] += scale * angle.cos()
