@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmdec.decode.tree import depths
 from mmdec.ops.tree_attention import TreeMask, tree_mask
 
 
@@ -46,15 +47,13 @@ class Rows:
         size, width = len(parents[0]), self.width
         positions, seen = [], []
         for links, end, shift in zip(parents, self.ends, self.shifts, strict=True):
-            places, above = [end + shift], [bytearray(size)]
+            positions.append([end + shift + depth for depth in depths(links)])
+            above = [bytearray(size)]
             above[0][0] = 1
             for node in range(1, size):
-                parent = links[node]
-                places.append(places[parent] + 1)
-                mine = bytearray(above[parent])
+                mine = bytearray(above[links[node]])
                 mine[node] = 1
                 above.append(mine)
-            positions.append(places)
             seen += above
         ragged = min(self.ends) < width or any(self.starts)
         if size == 1 and not ragged:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmdec.decode.sampling import KeyedSample, Stop, Text
-from mmdec.decode.tree import ancestors, chains, depths, height, is_chain, single, trees_from_lists
+from mmdec.decode.tree import ancestors, chains, depths, height, single, trees_from_lists
 from mmdec.decode.verify import (
     LOSSY,
     BlockRule,
@@ -23,6 +23,7 @@ from mmdec.decode.verify import (
 )
 from mmdec.types import Draft, Plan, Scores
 from tests.support.toy import AlwaysAccept, Changing, Scripted, Toy, forest, run
+from tests.support.trees import is_chain
 
 VOCAB = 8
 
@@ -185,7 +186,7 @@ def test_trees() -> None:
     assert draft.tokens.tolist() == [[1, 2, 3, 4, 5], [1, 6, 0, 0, 0]]
     assert draft.parents.tolist() == [[-1, 0, 0, 1, 3], [-1, 0, 0, 0, 0]]
     assert draft.size.tolist() == [5, 2]
-    assert depths(draft.parents)[0].tolist() == [0, 1, 1, 2, 3]
+    assert depths(draft.parents[0].tolist()) == [0, 1, 1, 2, 3]
     assert height(draft) == 3
     assert not is_chain(draft)
     assert is_chain(single(torch.tensor([3, 4])))

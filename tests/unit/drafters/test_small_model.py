@@ -18,10 +18,11 @@ import mmdec
 from mmdec.decode.budget import Budget
 from mmdec.decode.loop import Round, decode
 from mmdec.decode.sampling import Stop, Text
-from mmdec.decode.tree import is_chain, single
+from mmdec.decode.tree import single
 from mmdec.decode.verify import MatchRule, ResidualRule, Rule, Stream
 from mmdec.drafters.small_model import SmallModel
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Verdict
+from tests.support.trees import is_chain
 
 
 @dataclass
