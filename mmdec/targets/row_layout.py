@@ -19,7 +19,7 @@ from mmdec.ops.tree_attention import TreeMask, tree_mask
 
 
 @dataclass
-class Rows:
+class RowLayout:
     """Of a run: plain integers, for the batch is small and a device need not be asked."""
 
     starts: list[int]  # a row's first column
@@ -28,7 +28,7 @@ class Rows:
     tree: int = 0  # columns of a tree that was scored and waits for its verdict
 
     @classmethod
-    def of_prompt(cls, mask: Tensor, positions: Tensor) -> Rows:
+    def of_prompt(cls, mask: Tensor, positions: Tensor) -> RowLayout:
         """The layout after a prompt's pass, once holes are closed: mask (B, C) bool and positions (B, C)."""
         starts = mask.long().argmax(1).tolist()
         ends = [start + count for start, count in zip(starts, mask.sum(1).tolist(), strict=True)]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmdec import audio as sound
 from mmdec.checks.arguments import check_switch, check_threads, show
-from mmdec.drafters.dag import Lattice
+from mmdec.drafters.dag import DagDrafter
 from mmdec.hub import DEFAULT_MODEL, load
 from mmdec.pipelines.translation.translator import SpeechTranslator, check_strategy, total_timings
 from mmdec.runtime import check_device, with_threads
@@ -260,7 +260,7 @@ def _translate(translator: SpeechTranslator, recordings: list[Tensor], strategy:
         spoken = [part for part in parts if _peak(part) >= SILENCE]  # a piece of mere silence says nothing
         pieces += spoken
         owners += [owner] * len(spoken)
-    results = translator.translate(pieces, strategy, Lattice if strategy == "verified" else None)
+    results = translator.translate(pieces, strategy, DagDrafter if strategy == "verified" else None)
     translations = []
     for owner in range(len(recordings)):
         mine = [result for result, place in zip(results, owners, strict=True) if place == owner]

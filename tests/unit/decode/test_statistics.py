@@ -240,7 +240,7 @@ def test_drafters_are_told_apart_by_their_weights_and_what_is_known_of_them() ->
 
 
 def test_a_name_is_the_same_in_another_process() -> None:
-    code = "from tests.unit.test_statistics import TextTarget, llama; print(TextTarget(llama()).name)"
+    code = "from tests.unit.decode.test_statistics import TextTarget, llama; print(TextTarget(llama()).name)"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == TextTarget(llama()).name
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.decode.sampling import KeyedSample, Stop, Text
+from mmdec.decode.sampling import KeyedSample, Sequences, Stop
 from mmdec.decode.tree import ancestors, chains, depths, height, single, trees_from_lists
 from mmdec.decode.verify import (
     LOSSY,
@@ -33,8 +33,8 @@ def scores(best: list[list[int]]) -> Scores:
     return Scores(10.0 * torch.nn.functional.one_hot(torch.tensor(best), VOCAB).float())
 
 
-def text(rows: int, room: int = 10, eos: int = 7) -> Text:
-    return Text(torch.ones(rows, 1, dtype=torch.long), Stop(1 + room, frozenset({eos})))
+def text(rows: int, room: int = 10, eos: int = 7) -> Sequences:
+    return Sequences(torch.ones(rows, 1, dtype=torch.long), Stop(1 + room, frozenset({eos})))
 
 
 def tree() -> Draft:
@@ -115,7 +115,7 @@ def test_forbidden_tokens_never_come(rule: Rule) -> None:
         return logits.masked_fill(torch.arange(VOCAB) >= 3, -torch.inf)
 
     rows = 200
-    state = Text(torch.ones(rows, 1, dtype=torch.long), Stop(99), [only_three])
+    state = Sequences(torch.ones(rows, 1, dtype=torch.long), Stop(99), [only_three])
     probs = torch.zeros(rows, 4, VOCAB)
     probs[:, :, 4:] = 0.25
     draft = chains(torch.ones(rows, dtype=torch.long), [[4, 1, 5]] * rows)
