@@ -77,22 +77,22 @@ def test_a_graph_that_knows_needs_two_passes() -> None:
     assert text.tokens[0][: len(units)] == units
 
 
-def test_the_next_unit_has_the_law_of_all_paths() -> None:
+def test_the_next_unit_has_the_distribution_of_all_paths() -> None:
     """P(y | prefix) by enumeration of every path through a small graph."""
     emissions, links, lengths = lattice(1, 6, 0)
     drafter = DagDrafter(emissions, links, lengths, EOS)
     none = torch.zeros(1, 1, dtype=torch.long)
-    place = drafter.start(Context(none, none == 0, none[None], none[:, 0]))[0]
+    state = drafter.start(Context(none, none == 0, none[None], none[:, 0]))[0]
     e, a = emissions[0].exp().numpy().astype(np.float64), links[0].exp().numpy().astype(np.float64)
     prefix = [4, 7]
     for unit in prefix:
-        place.alpha = place.after(place.alpha @ place.links, unit)
-    _, law = place.law(place.alpha)
+        state.alpha = state.after(state.alpha @ state.links, unit)
+    _, chances = state.next_distributions(state.alpha)
     wanted = np.zeros(UNITS)
     for path in product(range(1, 6), repeat=3):
         chance = a[0, path[0]] * e[path[0], 4] * a[path[0], path[1]] * e[path[1], 7] * a[path[1], path[2]]
         wanted += chance * e[path[2]]
-    assert np.allclose(law / law.sum(), wanted / wanted.sum(), atol=1e-5)
+    assert np.allclose(chances / chances.sum(), wanted / wanted.sum(), atol=1e-5)
 
 
 def test_drafts_keep_to_the_plan() -> None:
