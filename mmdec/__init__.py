@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from mmdec.drafters.registry import register_drafter
     from mmdec.generation.drafter_choice import load_drafter
     from mmdec.generation.model_lock import model_lock
-    from mmdec.generation.speculation import Generation, default_statistics, generate, speculate, stream
+    from mmdec.generation.run import default_statistics
+    from mmdec.generation.speculation import Generation, generate, speculate, stream
     from mmdec.pipelines.inputs import BatchError
     from mmdec.pipelines.transcription.transcribe import transcribe
     from mmdec.pipelines.transcription.transcript import Segment, Transcript, Word
@@ -46,13 +47,12 @@ __all__ = [
 
 _LAZY = {
     **dict.fromkeys(("Translation", "translate_speech"), "mmdec.pipelines.translation.translate"),
-    **dict.fromkeys(
-        ("Generation", "default_statistics", "generate", "speculate", "stream"), "mmdec.generation.speculation"
-    ),
+    **dict.fromkeys(("Generation", "generate", "speculate", "stream"), "mmdec.generation.speculation"),
     **dict.fromkeys(("Segment", "Transcript", "Word"), "mmdec.pipelines.transcription.transcript"),
     "BatchError": "mmdec.pipelines.inputs",
     "DecodingStatistics": "mmdec.decode.statistics",
     "load": "mmdec.pipelines.translation.load",
+    "default_statistics": "mmdec.generation.run",
     "load_drafter": "mmdec.generation.drafter_choice",
     "register_drafter": "mmdec.drafters.registry",
     "model_lock": "mmdec.generation.model_lock",

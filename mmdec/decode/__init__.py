@@ -1,1 +1,1 @@
-"""The decoding core: paths through a lattice, words from phones. Decoding knows nothing of networks."""
+"""The decoding core: draft, one pass of the target, verify, commit. It knows nothing of networks."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from mmdec.decode.tree import single
+from mmdec.decode.tree import depths, single
 from mmdec.types import Context, Draft, Drafter, Plan, Scores, Verdict
 
 R = TypeVar("R")
@@ -100,12 +100,11 @@ def _cut(draft: Draft, plan: Plan, room: Sequence[int]) -> Draft:
     kept: list[list[int]] = []
     for row, limit in enumerate(room):
         deepest = min(plan.depth, limit - 1)
-        depth = {0: 0}
-        for node in range(1, sizes[row]):
-            above = depth.get(parents[row][node])
-            if above is not None and above < deepest and len(depth) <= plan.nodes:
-                depth[node] = above + 1
-        kept.append(list(depth))
+        nodes = {0: None}  # a set in order
+        for node, depth in enumerate(depths(parents[row][: sizes[row]])):
+            if node and depth <= deepest and len(nodes) <= plan.nodes and parents[row][node] in nodes:
+                nodes[node] = None
+        kept.append(list(nodes))
     size = max(map(len, kept))
     if size == draft.tokens.shape[1] and all(len(nodes) == count for nodes, count in zip(kept, sizes, strict=True)):
         return draft

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from mmdec.decode.guard import Guard
-from mmdec.decode.sampling import Text
+from mmdec.decode.sampling import Sequences
 from mmdec.decode.tree import height
 from mmdec.decode.verify import Rule, verify
 from mmdec.decode.watch import Watch
@@ -50,7 +50,7 @@ class Round:
 def decode(
     target: Target,
     inputs: Mapping[str, Any],
-    text: Text,
+    text: Sequences,
     rule: Rule,
     drafter: Drafter | None,
     budget: Planner,

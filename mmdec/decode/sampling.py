@@ -69,7 +69,7 @@ class ListenerProcessor:
         return ListenerProcessor(self.listener, self.row)
 
 
-class Text:
+class Sequences:
     """The rows of a run: ids as the plain loop would hold them, and what it would do to the logits at their end."""
 
     def __init__(self, prompt: Tensor, stop: Stop, processors: Sequence[Processor] = ()) -> None:
@@ -176,15 +176,15 @@ def _copied(processors: list[Processor]) -> list[Processor]:
 class Choice(Protocol):
     """Which token plain decoding takes, given processed logits (1, V) and the text before it."""
 
-    def __call__(self, scores: Tensor, text: Text, row: int) -> int: ...
+    def __call__(self, scores: Tensor, text: Sequences, row: int) -> int: ...
 
 
-def most_probable(scores: Tensor, text: Text, row: int) -> int:
+def most_probable(scores: Tensor, text: Sequences, row: int) -> int:
     """Greedy decoding."""
     return int(scores.argmax(-1))
 
 
-def stock_sample(scores: Tensor, text: Text, row: int) -> int:
+def stock_sample(scores: Tensor, text: Sequences, row: int) -> int:
     """What `generate(do_sample=True)` draws at batch 1: one `torch.multinomial` on torch's own generator."""
     return int(torch.multinomial(scores.softmax(-1), 1))
 
@@ -198,7 +198,7 @@ class KeyedSample:
 
     seed: int
 
-    def __call__(self, scores: Tensor, text: Text, row: int) -> int:
+    def __call__(self, scores: Tensor, text: Sequences, row: int) -> int:
         generator = keyed(scores.device, self.seed, "token", row, len(text.tokens[row]))
         noise = torch.empty_like(scores).exponential_(generator=generator)
         return int((scores - noise.log()).argmax(-1))  # -log of an exponential is Gumbel noise

@@ -15,12 +15,6 @@ def single(roots: Tensor) -> Draft:
     return Draft(roots[:, None], torch.full_like(roots, -1)[:, None], torch.ones_like(roots))
 
 
-def is_chain(draft: Draft) -> bool:
-    """Whether every node's parent is the node before it (padding left out)."""
-    steps = torch.arange(draft.tokens.shape[1], device=draft.tokens.device)
-    return bool(((draft.parents == steps - 1) | (steps >= draft.size[:, None])).all())
-
-
 def ancestors(parents: Tensor) -> Tensor:
     """(B, N, N) bool: whether node j lies on the way from the root to node i, i itself included."""
     size = parents.shape[1]
@@ -35,20 +29,18 @@ def ancestors(parents: Tensor) -> Tensor:
     return seen
 
 
-def depths(parents: Tensor) -> Tensor:
-    """(B, N) int64: steps from the root."""
-    return ancestors(parents).sum(2) - 1
+def depths(parents: Sequence[int]) -> list[int]:
+    """Each node's steps from the root; parents[0] is that of the root and not read."""
+    steps = [0] * len(parents)
+    for node in range(1, len(parents)):
+        steps[node] = steps[parents[node]] + 1
+    return steps
 
 
 def height(draft: Draft) -> int:
     """Steps from the root to the deepest node of any row."""
-    deepest = 0
-    for parents, size in zip(draft.parents.tolist(), draft.size.tolist(), strict=True):
-        steps = [0] * size
-        for node in range(1, size):
-            steps[node] = steps[parents[node]] + 1
-        deepest = max(deepest, *steps)
-    return deepest
+    rows = zip(draft.parents.tolist(), draft.size.tolist(), strict=True)
+    return max(max(depths(parents[:size])) for parents, size in rows)
 
 
 def chains(roots: Tensor, tails: Sequence[Sequence[int]]) -> Draft:

@@ -19,6 +19,7 @@ WEIGHT = 20.0  # places that what is given beforehand counts for
 KEPT = 32  # places learned before a tree is thought over again
 
 Node = tuple[int, int, int]  # parent, depth from 0, rank
+Path = tuple[int, ...]  # the ranks from the root down to a node
 
 
 @final
@@ -89,19 +90,31 @@ class HeadAccuracy:
         return trees[nodes, depth]
 
     def _best(self, nodes: int, depth: int) -> list[Node]:
-        chances = self.chances()
-        heap: list[tuple[float, tuple[int, ...]]] = [(-chances[0][0], (0,))]
-        kept: list[tuple[int, ...]] = []
-        while heap and len(kept) < nodes:
-            value, path = heapq.heappop(heap)
-            if not value:
-                break
-            kept.append(path)
-            *above, rank = path
-            level = len(above)
-            if level + 1 < depth:
-                heapq.heappush(heap, (value * chances[level + 1][0], (*path, 0)))
-            if rank + 1 < self.width and chances[level][rank] > 0:
-                heapq.heappush(heap, (value / chances[level][rank] * chances[level][rank + 1], (*above, rank + 1)))
-        index = {(): 0} | {path: node for node, path in enumerate(sorted(kept), 1)}
+        paths = likeliest_paths(self.chances()[:depth], nodes)
+        index = {(): 0} | {path: node for node, path in enumerate(sorted(paths), 1)}
         return [(index[path[:-1]], len(path) - 1, path[-1]) for path in index if path]
+
+
+def likeliest_paths(chances: Sequence[Sequence[float]], nodes: int) -> list[Path]:
+    """The `nodes` likeliest nodes of a tree, the likeliest first, each as the ranks on its way from the root.
+
+    chances[depth][rank]: how often this rank is right where all above it are. A node's chance is the product on its
+    way; nodes without a chance are left out. A node comes after its parent.
+    """
+    if not chances or nodes <= 0:
+        return []
+    heap: list[tuple[float, Path]] = [(-chances[0][0], (0,))]
+    kept: list[Path] = []
+    while heap and len(kept) < nodes:
+        value, path = heapq.heappop(heap)
+        if not value:
+            break
+        kept.append(path)
+        *above, rank = path
+        level = len(above)
+        row = chances[level]
+        if level + 1 < len(chances):
+            heapq.heappush(heap, (value * chances[level + 1][0], (*path, 0)))
+        if rank + 1 < len(row) and row[rank] > 0:
+            heapq.heappush(heap, (value / row[rank] * row[rank + 1], (*above, rank + 1)))
+    return kept

@@ -23,7 +23,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from mmdec.decode.sampling import Choice, Dice, Text, keyed, keyed_dice, most_probable
+from mmdec.decode.sampling import Choice, Dice, Sequences, keyed, keyed_dice, most_probable
 from mmdec.types import Draft, Plan, Scores, Verdict
 
 RuleName = Literal["greedy", "sampled", "residual", "block", "typical"]
@@ -31,7 +31,7 @@ LOSSY = frozenset({"typical"})
 
 
 @dataclass(frozen=True)
-class Branch:
+class RowTree:
     """One row's tree as plain lists: children of each node in order, and the tensors of its nodes."""
 
     row: int  # its id, for text and random numbers
@@ -76,10 +76,10 @@ class Rule(Protocol):
         """The plan, with a temperature and random numbers for the drafter where the rule is for drawn children."""
         ...
 
-    def walk(self, branch: Branch, text: Text) -> tuple[list[int], bool]: ...
+    def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]: ...
 
 
-def verify(draft: Draft, scores: Scores, rule: Rule, text: Text) -> Verdict:
+def verify(draft: Draft, scores: Scores, rule: Rule, text: Sequences) -> Verdict:
     """Judge a draft (B, N) by the target's scores; `text` grows by the tokens of this round.
 
     Nothing else is kept between rounds: the same draft, scores, rule and text give the same verdict.
@@ -96,7 +96,7 @@ def verify(draft: Draft, scores: Scores, rule: Rule, text: Text) -> Verdict:
             children[parents[index][node]].append(node)
         probs = None if draft.probs is None else draft.probs[index]
         best = partial(lambda index: likeliest()[index], index)
-        branch = Branch(row, tokens[index], children, scores.logits[index], probs, best)
+        branch = RowTree(row, tokens[index], children, scores.logits[index], probs, best)
         path, done = rule.walk(branch, text)
         paths.append([0, *path])
         ended.append(done)
@@ -118,7 +118,7 @@ def _verdict(paths: list[list[int]], ended: list[bool], emitted: list[list[int]]
     )
 
 
-def _descend(branch: Branch, text: Text, step: Callable[[int], Step]) -> tuple[list[int], bool]:
+def _descend(branch: RowTree, text: Sequences, step: Callable[[int], Step]) -> tuple[list[int], bool]:
     """Go down as long as the token taken at a node is that of a child, and the row does not end."""
     path: list[int] = []
     node = 0
@@ -145,7 +145,7 @@ class MatchRule:
     def drawn(self, plan: Plan, device: torch.device) -> Plan:
         return plan
 
-    def walk(self, branch: Branch, text: Text) -> tuple[list[int], bool]:
+    def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
         if self.choice is most_probable and text.processors is None:
             best = branch.likeliest()
             return _descend(branch, text, lambda node: branch.match(node, best[node]))
@@ -184,10 +184,10 @@ class ResidualRule:
     def drawn(self, plan: Plan, device: torch.device) -> Plan:
         return self.stream.drawn(plan, device)
 
-    def walk(self, branch: Branch, text: Text) -> tuple[list[int], bool]:
+    def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
         return _descend(branch, text, lambda node: self._step(branch, text, node))
 
-    def _step(self, branch: Branch, text: Text, node: int) -> Step:
+    def _step(self, branch: RowTree, text: Sequences, node: int) -> Step:
         p = _distribution(text, branch.row, branch.logits[node])
         dice = self.dice(p.device, self.stream.seed, "residual", branch.row, len(text.tokens[branch.row]))
         q = branch.drawn(node)
@@ -225,7 +225,7 @@ class BlockRule:
     def drawn(self, plan: Plan, device: torch.device) -> Plan:
         return self.stream.drawn(plan, device)
 
-    def walk(self, branch: Branch, text: Text) -> tuple[list[int], bool]:
+    def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
         row, start = branch.row, len(text.tokens[branch.row])
         chain = branch.first(text.stop.eos)
         dice = self.dice(branch.logits.device, self.stream.seed, "block", row, start)
@@ -278,10 +278,10 @@ class TypicalRule:
     def drawn(self, plan: Plan, device: torch.device) -> Plan:
         return plan
 
-    def walk(self, branch: Branch, text: Text) -> tuple[list[int], bool]:
+    def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
         return _descend(branch, text, lambda node: self._step(branch, text, node))
 
-    def _step(self, branch: Branch, text: Text, node: int) -> Step:
+    def _step(self, branch: RowTree, text: Sequences, node: int) -> Step:
         scores = text.warped(branch.row, branch.logits[node])
         p = scores[0].double().softmax(-1)
         entropy = float(torch.special.entr(p).sum())
@@ -293,6 +293,6 @@ class TypicalRule:
         return branch.match(node, self.choice(scores, text, branch.row))
 
 
-def _distribution(text: Text, row: int, logits: Tensor) -> Tensor:
+def _distribution(text: Sequences, row: int, logits: Tensor) -> Tensor:
     """The target's distribution (V,) in float64, after all processors."""
     return text.warped(row, logits)[0].double().softmax(-1)

@@ -1,9 +1,9 @@
 """The graph as a drafter: its own next-unit distribution, given the units that the verifier has accepted.
 
-A directed acyclic graph of tokens factorises exactly: with alpha_t(j) = P(y_1..y_t, a_t = v_j), the next unit's law is
-P(y | y_1..y_t) ~ sum_j (alpha_t E)_j P(y | v_j), and every path reaches the last vertex, which says </s>. An accepted
-prefix therefore needs no alignment, only one product with E a unit; where the verifier leaves the graph's path, alpha
-follows it.
+A directed acyclic graph of tokens factorises exactly: with alpha_t(j) = P(y_1..y_t, a_t = v_j), the distribution of the
+next unit is P(y | y_1..y_t) ~ sum_j (alpha_t E)_j P(y | v_j), and every path reaches the last vertex, which says </s>.
+An accepted prefix therefore needs no alignment, only one product with E a unit; where the verifier leaves the graph's
+path, alpha follows it.
 
 One utterance's graph is this drafter's "weights": make one for each call.
 """
@@ -26,14 +26,14 @@ TAIL = 6  # units drafted after a second one
 
 
 @dataclass
-class Place:
-    """Where one row is in its graph."""
+class RowState:
+    """One row's graph, and the distribution over the vertex of its last unit."""
 
     links: np.ndarray  # (L, L) probabilities
     emissions: np.ndarray  # (L, V) probabilities
     alpha: np.ndarray  # (L,) over the vertex of the last unit, sums to one
 
-    def law(self, alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def next_distributions(self, alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Over the next vertex (L,) and over the next unit (V,)."""
         ahead = alpha @ self.links
         return ahead, ahead @ self.emissions
@@ -46,7 +46,7 @@ class Place:
 
 
 @final
-class Lattice:
+class DagDrafter:
     """Drafts the graph's most probable continuation, with second units where the graph is unsure."""
 
     name = "lattice"
@@ -68,36 +68,36 @@ class Lattice:
                 "Use the graph of the same model."
             )
 
-    def start(self, context: Context) -> list[Place]:
-        places = []
+    def start(self, context: Context) -> list[RowState]:
+        states = []
         for links, emissions in self.graphs:
             alpha = np.zeros(len(links), np.float32)
             alpha[0] = 1.0  # the first vertex says <s>, which is the prompt
-            places.append(Place(links, emissions, alpha))
-        return places
+            states.append(RowState(links, emissions, alpha))
+        return states
 
-    def propose(self, memory: list[Place], roots: Tensor, plan: Plan) -> Draft:
-        return trees_from_lists(roots, [self._tree(place, plan) for place in memory])
+    def propose(self, memory: list[RowState], roots: Tensor, plan: Plan) -> Draft:
+        return trees_from_lists(roots, [self._tree(state, plan) for state in memory])
 
-    def _tree(self, place: Place, plan: Plan) -> tuple[list[int], list[int]]:
+    def _tree(self, state: RowState, plan: Plan) -> tuple[list[int], list[int]]:
         tokens: list[int] = []
         parents: list[int] = []
         second: list[tuple[float, int, int, np.ndarray, int]] = []  # -chance, node, unit, next vertices, depth
-        alpha, node, chance = place.alpha, 0, 1.0
+        alpha, node, chance = state.alpha, 0, 1.0
         for depth in range(1, min(plan.depth, plan.nodes) + 1):
-            ahead, law = place.law(alpha)
-            unit, other = _two(law)
-            total = float(law.sum())
+            ahead, units = state.next_distributions(alpha)
+            unit, other = _two(units)
+            total = float(units.sum())
             if total <= 0.0:
                 break
-            if chance * float(law[other]) / total >= ALTERNATIVE:
-                heapq.heappush(second, (-chance * float(law[other]) / total, node, other, ahead, depth))
+            if chance * float(units[other]) / total >= ALTERNATIVE:
+                heapq.heappush(second, (-chance * float(units[other]) / total, node, other, ahead, depth))
             tokens.append(unit)
             parents.append(node)
-            node, chance = len(tokens), chance * float(law[unit]) / total
+            node, chance = len(tokens), chance * float(units[unit]) / total
             if unit == self.eos:
                 break
-            alpha = place.after(ahead, unit)
+            alpha = state.after(ahead, unit)
         while second and len(tokens) < plan.nodes:
             _, node, unit, ahead, depth = heapq.heappop(second)
             for _ in range(min(TAIL + 1, plan.nodes - len(tokens), plan.depth - depth + 1)):
@@ -105,25 +105,25 @@ class Lattice:
                 parents.append(node)
                 if unit == self.eos:
                     break
-                node, alpha = len(tokens), place.after(ahead, unit)
-                ahead, law = place.law(alpha)
-                unit = int(law.argmax())
+                node, alpha = len(tokens), state.after(ahead, unit)
+                ahead, units = state.next_distributions(alpha)
+                unit = int(units.argmax())
         return tokens, parents
 
-    def update(self, memory: list[Place], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        for place, units, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
+    def update(self, memory: list[RowState], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        for state, units, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for unit in units[:length]:
-                place.alpha = place.after(place.alpha @ place.links, unit)
+                state.alpha = state.after(state.alpha @ state.links, unit)
 
-    def select(self, memory: list[Place], live: Tensor) -> None:
+    def select(self, memory: list[RowState], live: Tensor) -> None:
         memory[:] = [memory[row] for row in live.tolist()]
 
 
-def _two(law: np.ndarray) -> tuple[int, int]:
-    """The most probable unit and the second."""
-    best = int(law.argmax())
-    kept = law[best]
-    law[best] = -1.0
-    second = int(law.argmax())
-    law[best] = kept
-    return best, second
+def _two(chances: np.ndarray) -> tuple[int, int]:
+    """The most probable unit and the second, of chances (V,)."""
+    first = int(chances.argmax())
+    kept = chances[first]
+    chances[first] = -1.0
+    second = int(chances.argmax())
+    chances[first] = kept
+    return first, second

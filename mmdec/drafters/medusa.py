@@ -17,9 +17,9 @@ from torch.nn.functional import linear, silu
 
 from mmdec.decode.tree import trees_from_lists
 from mmdec.decode.tree_shape import HeadAccuracy
-from mmdec.drafters.recycling import best
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.nn.medusa import DecoderLayer, MedusaHeads, Pair
+from mmdec.ops.topk import top_indices
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Prior, Scores, Target, TreeShape, Verdict
 
 WIDTH = 8  # ranks of a head that are looked at
@@ -120,7 +120,7 @@ class Medusa:
             return trees_from_lists(roots, [([], []) for _ in roots])
         depth = 1 + max(level for _, level, _ in shape)
         hidden = memory.hidden if memory.block is None else self._through_block(memory.block)
-        memory.ranked = best(self._logits(memory, hidden, depth), memory.shape.width).tolist()
+        memory.ranked = top_indices(self._logits(memory, hidden, depth), memory.shape.width).tolist()
         parents = [parent for parent, _, _ in shape]
         trees = [([row[level][rank] for _, level, rank in shape], parents) for row in memory.ranked]
         return trees_from_lists(roots, trees)

@@ -8,7 +8,6 @@ written from the paper.
 from __future__ import annotations
 
 import hashlib
-import heapq
 from functools import lru_cache
 from itertools import pairwise
 from typing import final
@@ -17,6 +16,8 @@ import torch
 from torch import Tensor
 
 from mmdec.decode.tree import trees_from_lists
+from mmdec.decode.tree_shape import Path, likeliest_paths
+from mmdec.ops.topk import top_indices
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
 WIDTH = 8  # successors of a token
@@ -25,9 +26,6 @@ HIT = 0.85  # chance that one of the successors is right
 DECAY = (
     1.7  # the k-th of them as often as 1 / k^1.7: the levels are 8, 21, 25, 18, 6, 1, 1, the paper's 8, 21, 25, 15, ...
 )
-CHUNK = 64  # columns whose maximum is looked at first when the best logits are sought
-
-Path = tuple[int, ...]
 
 
 @final
@@ -113,7 +111,7 @@ class Recycling:
 
     def update(self, memory: Successors, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Every node of the draft teaches its token's successors; of a token that stands twice, the accepted node."""
-        rows = best(scores.logits, WIDTH).tolist()
+        rows = top_indices(scores.logits, WIDTH).tolist()
         trees = zip(draft.tokens.tolist(), draft.size.tolist(), verdict.path.tolist(), rows, strict=True)
         for tokens, size, path, successors in trees:
             for node in (*range(size), *(node for node in path if node >= 0)):
@@ -127,41 +125,12 @@ class Recycling:
 def tree_template(nodes: int, depth: int) -> tuple[Path, ...]:
     """The likeliest nodes at most `depth` deep, the likeliest first, by the product of their ranks' chances. A node is
     written as the ranks on its way from the root."""
-    if nodes <= 0 or depth <= 0:
-        return ()
     total = sum((rank + 1) ** -DECAY for rank in range(WIDTH))
     chances = [HIT * (rank + 1) ** -DECAY / total for rank in range(WIDTH)]
-    heap: list[tuple[float, Path]] = [(-chances[0], (0,))]
-    kept: list[Path] = []
-    while heap and len(kept) < nodes:
-        value, path = heapq.heappop(heap)
-        kept.append(path)
-        *above, rank = path
-        if len(path) < depth:
-            heapq.heappush(heap, (value * chances[0], (*path, 0)))
-        if rank + 1 < WIDTH:
-            heapq.heappush(heap, (value / chances[rank] * chances[rank + 1], (*above, rank + 1)))
-    return tuple(kept)
+    return tuple(likeliest_paths([chances] * depth, nodes))
 
 
 @lru_cache(maxsize=64)
 def chain_template(depth: int) -> tuple[Path, ...]:
     """The best successor of the best successor, and so on."""
     return tuple((0,) * length for length in range(1, depth + 1))
-
-
-def best(logits: Tensor, count: int) -> Tensor:
-    """(..., V) -> (..., count) indices of the largest values, the largest first; fewer where V is smaller.
-
-    The best values lie in the chunks with the best maxima: several times faster than `topk` over a whole vocabulary.
-    """
-    size = logits.shape[-1]
-    chunks = size // CHUNK
-    if chunks <= 2 * count:
-        return logits.topk(min(count, size), dim=-1).indices
-    body = logits[..., : chunks * CHUNK].unflatten(-1, (chunks, CHUNK))
-    places = body.amax(-1).topk(count, dim=-1).indices  # (..., count) chunks
-    index = (places[..., None] * CHUNK + torch.arange(CHUNK, device=logits.device)).flatten(-2)
-    rest = torch.arange(chunks * CHUNK, size, device=logits.device).expand(*index.shape[:-1], -1)
-    index = torch.cat([index, rest], -1)
-    return index.gather(-1, logits.gather(-1, index).topk(count, dim=-1).indices)

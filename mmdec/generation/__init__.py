@@ -1,1 +1,1 @@
-"""The doors to the core for transformers' own models, and what lies between the two."""
+"""Decoding with drafts for models of transformers: the calls, and the bridge between their `generate` and the core."""

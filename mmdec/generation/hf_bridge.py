@@ -1,6 +1,6 @@
 """What `generate` of transformers hands over where its own loop would begin, and what it wants back.
 
-The doors are in `speculation.py`; here its processors, criteria and outputs are put into the core's terms.
+The calls are in `speculation.py`. Here the processors, criteria and outputs of transformers become those of the core.
 """
 
 from __future__ import annotations

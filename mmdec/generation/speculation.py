@@ -1,4 +1,4 @@
-"""The doors to the core for transformers' own models: `generate`, `stream`, and `speculate` for `model.generate`.
+"""The calls for models of transformers: `generate`, `stream`, and `speculate` for `model.generate`.
 
 transformers prepares everything (masks, caches, processors, stopping criteria) and hands over where its own loop would
 begin, so that every option of `generate` keeps its meaning. What cannot work is refused before the first pass.
@@ -15,26 +15,17 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, StopStringCriteria
 
-from mmdec.checks.arguments import check_callable, check_methods, check_nodes, check_seed, options_error, show
-from mmdec.decode.budget import Nodes, learned
-from mmdec.decode.loop import Round, decode
-from mmdec.decode.sampling import KeyedSample, Text, most_probable, stock_sample
+from mmdec.checks.arguments import check_methods, options_error, show
+from mmdec.decode.budget import Nodes
+from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
-from mmdec.decode.verify import LOSSY, BlockRule, MatchRule, ResidualRule, Rule, RuleName, Stream, TypicalRule
-from mmdec.generation.drafter_choice import DraftedBy, DrafterChoice
-from mmdec.generation.hf_bridge import Results, check, pad_token, stop
+from mmdec.decode.verify import LOSSY, RuleName
+from mmdec.generation.drafter_choice import DraftedBy
 from mmdec.generation.model_lock import read_while, reading
 from mmdec.generation.prompt import check_options, prompt_inputs
-from mmdec.targets.registry import HfTarget, Output, target_of
-from mmdec.types import Drafter, InputError
-
-RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "block", "typical")
-_statistics = DecodingStatistics()
-
-
-def default_statistics() -> DecodingStatistics:
-    """What the runs of this process measured that were given no `statistics` of their own."""
-    return _statistics
+from mmdec.generation.run import PreparedRun, Speculation
+from mmdec.targets.registry import target_of
+from mmdec.types import InputError
 
 
 @dataclass(frozen=True)
@@ -70,7 +61,8 @@ def generate(
     vocabulary, an object that follows `mmdec.types.Drafter`, or None. rule: None follows `do_sample`. "greedy" and
     "sampled" give plain decoding's own tokens (sampling at batch 1: those of `generate` under the same
     `torch.manual_seed`; in larger batches, or with a `seed`: those of the same call without a drafter). "residual" and
-    "block" give the model's own law and are for drafts that are drawn, as a smaller model's. "typical" is LOSSY.
+    "block" give the model's own distribution and are for drafts that are drawn, as a smaller model's. "typical" is
+    LOSSY.
     num_speculative_tokens: nodes of a draft below the root, in a chain; (nodes, depth) is for a tree; None lets a
     budget learn what pays, 0 is plain decoding. statistics: what such learning begins with and adds to; None is
     `mmdec.default_statistics()`.
@@ -131,133 +123,6 @@ def speculate(
 
 
 @dataclass(frozen=True)
-class _Begun:
-    """A run that is ready to go."""
-
-    text: Text
-    rounds: Iterator[Round]
-    pad: int
-    target: HfTarget
-    inputs: Mapping[str, Any]
-    results: Results
-
-    def output(self, config: GenerationConfig) -> Tensor | Output:
-        """What `generate` returns, when all rounds are over: sequences (B, L), or transformers' output object."""
-        sequences = self.text.padded(self.pad)
-        if not config.return_dict_in_generate:
-            return sequences
-        lengths = [len(tokens) for tokens in self.text.tokens]
-        return self.results.output(self.target, self.inputs, sequences, lengths, config)
-
-
-class Speculation:
-    """What `generate(custom_generate=...)` calls in place of its own loop."""
-
-    def __init__(
-        self,
-        drafter: DraftedBy,
-        rule: RuleName | None,
-        num_speculative_tokens: Nodes,
-        seed: int | None,
-        statistics: DecodingStatistics | None = None,
-        on_round: Callable[[Round], None] | None = None,
-        streamer: Any = None,
-    ) -> None:
-        if rule is not None and not (isinstance(rule, str) and rule in RULES):
-            raise InputError(
-                f"`rule` must be one of {', '.join(RULES)}, but is {show(rule)}. None follows `do_sample`."
-            )
-        nodes = check_nodes(num_speculative_tokens)
-        check_callable("on_round", on_round, "a function of a round")
-        if streamer is not None:
-            check_methods("streamer", streamer, ("put", "end"), "Use transformers' TextStreamer.")
-        self.rule: RuleName | None = rule
-        if not isinstance(statistics, DecodingStatistics | None):
-            raise InputError(
-                f"`statistics` must be an mmdec.DecodingStatistics, but is {show(statistics)}. Leave it out for those "
-                "of the process."
-            )
-        self.choice, self.seed = DrafterChoice(drafter), check_seed(seed)
-        self.statistics = default_statistics() if statistics is None else statistics
-        self.nodes: Nodes = 0 if isinstance(nodes, tuple) and not nodes[0] else nodes
-        self.on_round, self.streamer = on_round, streamer
-
-    @property
-    def networks(self) -> tuple[PreTrainedModel, ...]:
-        """The drafter's own models."""
-        return self.choice.networks
-
-    def drafter_for(self, model: PreTrainedModel) -> Drafter | None:
-        """The drafter of runs with this model; None for plain decoding."""
-        return self.choice.for_model(model)
-
-    def __call__(
-        self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
-    ) -> Tensor | Output:
-        """The sequences (B, L), or transformers' output object where the configuration asks for one."""
-        with reading(model, *self.networks):
-            begun = self.begin(model, input_ids, generation_config, **inputs)
-            if self.streamer is not None:
-                self.streamer.put(input_ids.cpu())
-            for one in begun.rounds:
-                if self.on_round is not None:
-                    self.on_round(one)
-                if self.streamer is not None:
-                    for token in one.tokens[0]:
-                        self.streamer.put(torch.tensor([token]))
-            if self.streamer is not None:
-                self.streamer.end()
-            return begun.output(generation_config)
-
-    def begin(
-        self,
-        model: PreTrainedModel,
-        input_ids: Tensor,
-        generation_config: GenerationConfig,
-        logits_processor: Any = (),
-        stopping_criteria: Any = (),
-        synced_gpus: bool | None = None,
-        **inputs: Any,
-    ) -> _Begun:
-        """Everything checked and put together, nothing run yet."""
-        if self.streamer is not None and len(input_ids) > 1:
-            raise InputError(f"`streamer` must serve one row, but the batch has {len(input_ids)}. Use `mmdec.stream`.")
-        target = target_of(model)
-        check(target, generation_config, synced_gpus)
-        inputs = {"input_ids": input_ids, **target.prepare_inputs(input_ids, generation_config, inputs)}
-        drafter = self.drafter_for(model)
-        if drafter is not None:
-            drafter.check(target)
-        results = Results(target, input_ids, logits_processor, generation_config)
-        text = Text(input_ids, stop(stopping_criteria, generation_config), results.processors)
-        rule = self._rule(generation_config, len(input_ids))
-        budget, shape = learned(self.statistics, target, drafter, self.nodes)
-        if self.nodes == 0:
-            drafter = None  # it would learn in vain
-        rounds = decode(target, inputs, text, rule, drafter, budget, shape)
-        pad = pad_token(generation_config)
-        if target.keeps_cache(inputs, generation_config):
-            rounds = _extending(rounds, target, inputs, text, pad)
-        return _Begun(text, rounds, pad, target, inputs, results)
-
-    def _rule(self, config: GenerationConfig, batch: int) -> Rule:
-        sampled = bool(config.do_sample)
-        name: RuleName = self.rule or ("sampled" if sampled else "greedy")
-        if name != "typical" and sampled != (name != "greedy"):
-            raise InputError(
-                f"`rule` must fit `do_sample`, but is {name!r} with do_sample={sampled}. Leave `rule` out to follow it."
-            )
-        seed = self.seed
-        if sampled and seed is None and (batch > 1 or name in ("residual", "block")):
-            seed = int(torch.randint(2**62, ()))  # from torch's own generator: `torch.manual_seed` repeats the run
-        if name in ("residual", "block"):
-            stream = Stream(cast(int, seed), float(config.temperature or 1.0))
-            return ResidualRule(stream) if name == "residual" else BlockRule(stream)
-        choice = most_probable if not sampled else stock_sample if seed is None else KeyedSample(seed)
-        return TypicalRule(choice) if name == "typical" else MatchRule(choice, name)
-
-
-@dataclass(frozen=True)
 class _Beginning:
     """Takes what `generate` has prepared, and hands the run out instead of finishing it."""
 
@@ -265,7 +130,7 @@ class _Beginning:
 
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
-    ) -> _Begun:
+    ) -> PreparedRun:
         return self.speculation.begin(model, input_ids, generation_config, **inputs)
 
 
@@ -276,7 +141,7 @@ def _reading(model: PreTrainedModel, speculation: Speculation) -> AbstractContex
 
 def _begin(
     model: PreTrainedModel, inputs: Tensor | Mapping[str, Any], speculation: Speculation, options: dict[str, Any]
-) -> _Begun:
+) -> PreparedRun:
     if not isinstance(model, PreTrainedModel):
         raise InputError(
             f"`model` must be a loaded model of transformers, but is {show(model)}. Load it with "
@@ -307,17 +172,7 @@ def _begin(
         raise
     except Exception as error:  # nothing has run yet: what transformers prepares fails as it likes
         raise options_error(given, error) from error
-    return cast(_Begun, begun)
-
-
-def _extending(
-    rounds: Iterator[Round], target: HfTarget, inputs: Mapping[str, Any], text: Text, pad: int
-) -> Iterator[Round]:
-    """The same; after the last the caller's cache holds all that it would hold after `generate`."""
-    for one in rounds:
-        if not text.live:
-            target.extend(inputs, text.padded(pad))
-        yield one
+    return cast(PreparedRun, begun)
 
 
 def _spoken(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[Round]:

@@ -1,1 +1,1 @@
-"""Targets: each one knows a model whole, and nothing of drafting."""
+"""Targets: each one scores drafts with one kind of model, and knows nothing of how drafts come about."""

@@ -26,7 +26,7 @@ STEP = 4096  # a pool is doubled when full, but never grows by more columns
 class GrowingLayer(DynamicLayer):
     """One layer's keys and values (B, H, S, D): views of pools. Replaced from outside, it is a stock layer again."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: KVPool) -> None:
         super().__init__()
         self.store = store
         self.all_keys = self.all_values = torch.empty(0)
@@ -53,7 +53,7 @@ class GrowingLayer(DynamicLayer):
 
 
 @final
-class Store:
+class KVPool:
     """What a run holds of a cache after its prompt: all layers' columns, in pools (2 * layers, B, H, C, D)."""
 
     def __init__(self, cache: Cache) -> None:
@@ -128,7 +128,7 @@ class Store:
                 layer.all_values = pool[place]
 
 
-def twin(cache: DynamicCache) -> DynamicCache:
+def shallow_copy(cache: DynamicCache) -> DynamicCache:
     """Another cache with the same contents, which are not copied: the next pass extends the twin alone."""
     other = DynamicCache()
     other.layer_class_to_replicate = None

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmdec.decode.tree import depths
 from mmdec.ops.tree_attention import TreeMask, tree_mask
 
 
 @dataclass
-class Rows:
+class RowLayout:
     """Of a run: plain integers, for the batch is small and a device need not be asked."""
 
     starts: list[int]  # a row's first column
@@ -27,7 +28,7 @@ class Rows:
     tree: int = 0  # columns of a tree that was scored and waits for its verdict
 
     @classmethod
-    def of_prompt(cls, mask: Tensor, positions: Tensor) -> Rows:
+    def of_prompt(cls, mask: Tensor, positions: Tensor) -> RowLayout:
         """The layout after a prompt's pass, once holes are closed: mask (B, C) bool and positions (B, C)."""
         starts = mask.long().argmax(1).tolist()
         ends = [start + count for start, count in zip(starts, mask.sum(1).tolist(), strict=True)]
@@ -46,15 +47,13 @@ class Rows:
         size, width = len(parents[0]), self.width
         positions, seen = [], []
         for links, end, shift in zip(parents, self.ends, self.shifts, strict=True):
-            places, above = [end + shift], [bytearray(size)]
+            positions.append([end + shift + depth for depth in depths(links)])
+            above = [bytearray(size)]
             above[0][0] = 1
             for node in range(1, size):
-                parent = links[node]
-                places.append(places[parent] + 1)
-                mine = bytearray(above[parent])
+                mine = bytearray(above[links[node]])
                 mine[node] = 1
                 above.append(mine)
-            positions.append(places)
             seen += above
         ragged = min(self.ends) < width or any(self.starts)
         if size == 1 and not ragged:

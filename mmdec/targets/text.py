@@ -13,10 +13,10 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from mmdec.decode.tree import single
 from mmdec.targets.attention import TREE_ATTENTION
-from mmdec.targets.cache import Store, check_cache, twin
+from mmdec.targets.cache import KVPool, check_cache, shallow_copy
 from mmdec.targets.families import check_model, is_decoder_only
 from mmdec.targets.model_source import model_name
-from mmdec.targets.row_layout import Rows
+from mmdec.targets.row_layout import RowLayout
 from mmdec.targets.text_prompt import TextPrompt
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
@@ -25,8 +25,8 @@ from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 class TextSession:
     """One run: its cache and its rows."""
 
-    store: Store
-    rows: Rows
+    store: KVPool
+    rows: RowLayout
     layers: tuple[int, ...]
 
 
@@ -85,7 +85,7 @@ class TextTarget:
         if cache is None or (shared and not prompt.past):
             cache = DynamicCache(config=self.model.config)
         elif shared:
-            cache = twin(cache)
+            cache = shallow_copy(cache)
         out = self.model(
             input_ids=prompt.fresh,
             attention_mask=prompt.mask_given,
@@ -95,7 +95,7 @@ class TextTarget:
             logits_to_keep=1,
             output_hidden_states=bool(needs.layers),
         )
-        session = TextSession(Store(cache), prompt.rows(), needs.layers)
+        session = TextSession(KVPool(cache), prompt.rows(), needs.layers)
         if prompt.holes:
             columns = [row.nonzero()[:, 0].tolist() for row in prompt.mask]
             session.store.commit(columns, session.rows.starts, session.rows.width)

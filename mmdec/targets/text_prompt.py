@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicLayer
 
 from mmdec.targets.cache import check_cache
 from mmdec.targets.families import ARGUMENTS
-from mmdec.targets.row_layout import Rows
+from mmdec.targets.row_layout import RowLayout
 from mmdec.types import InputError
 
 READ = {*ARGUMENTS, "use_cache"}  # what `generate` prepares
@@ -82,6 +82,6 @@ class TextPrompt:
         holes = bool((counted[:, -1] + starts != mask.shape[1]).any())
         return cls(ids, fresh, mask, None if bool(mask.all()) else given, positions, cache, past, holes)
 
-    def rows(self) -> Rows:
+    def rows(self) -> RowLayout:
         """Where the rows lie once their holes are closed."""
-        return Rows.of_prompt(self.mask, self.positions)
+        return RowLayout.of_prompt(self.mask, self.positions)

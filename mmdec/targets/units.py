@@ -13,7 +13,7 @@ from mmdec.decode.tree import single
 from mmdec.nn.ar_decoder import ArCache, ArDecoder
 from mmdec.nn.dag_decoder import BOS
 from mmdec.ops.kv_gather import kv_gather
-from mmdec.targets.row_layout import Rows
+from mmdec.targets.row_layout import RowLayout
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
 
@@ -22,7 +22,7 @@ class UnitSession:
     """One run: its cache and its rows."""
 
     cache: ArCache
-    rows: Rows
+    rows: RowLayout
 
 
 @final
@@ -43,7 +43,7 @@ class UnitTarget:
         states, sizes = inputs["states"], inputs["state_lengths"]
         tokens = torch.full((states.shape[0], 1), BOS, device=states.device)
         none = [0] * len(states)
-        session = UnitSession(self.decoder.start(states, sizes, 64), Rows(none, none, none))
+        session = UnitSession(self.decoder.start(states, sizes, 64), RowLayout(none, none, none))
         draft = single(tokens[:, 0])
         scores = self.score(session, draft)
         where = torch.zeros_like(tokens)

@@ -23,10 +23,10 @@ from transformers.generation.logits_process import WhisperNoSpeechDetection
 from transformers.generation.utils import GenerateEncoderDecoderOutput
 
 from mmdec.decode.tree import single
-from mmdec.targets.cache import Store
+from mmdec.targets.cache import KVPool
 from mmdec.targets.model_source import model_name
-from mmdec.targets.row_layout import Rows
-from mmdec.targets.whisper_decoder import DraftPass
+from mmdec.targets.row_layout import RowLayout
+from mmdec.targets.whisper_decoder import FastDecoder
 from mmdec.targets.whisper_outputs import output_states
 from mmdec.targets.whisper_prompt import WhisperPrompt
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
@@ -38,11 +38,11 @@ ATTENTION = ("sdpa", "eager")
 class WhisperSession:
     """One run: its cache, its rows, and the encoder's states, whose keys and values are in the cache."""
 
-    store: Store
-    rows: Rows
+    store: KVPool
+    rows: RowLayout
     states: Tensor  # (B, S, H)
     layers: tuple[int, ...]
-    quick: DraftPass | None  # for drafts, where the model allows it
+    quick: FastDecoder | None  # for drafts, where the model allows it
 
 
 @final
@@ -93,8 +93,8 @@ class WhisperTarget:
         cache = (inputs.get("past_key_values") if own else None) or EncoderDecoderCache(DynamicCache(), DynamicCache())
         out = self._decoder(prompt.ids, prompt.mask_given, prompt.positions, prompt.states, cache, needs.layers)
         decoder = self.model.model.decoder
-        quick = DraftPass(decoder) if not set(needs.layers) - {-1} and DraftPass.fits(decoder) else None
-        session = WhisperSession(Store(cache), prompt.rows(), prompt.states, needs.layers, quick)
+        quick = FastDecoder(decoder) if not set(needs.layers) - {-1} and FastDecoder.fits(decoder) else None
+        session = WhisperSession(KVPool(cache), prompt.rows(), prompt.states, needs.layers, quick)
         if prompt.holes:
             columns = [row.nonzero()[:, 0].tolist() for row in prompt.mask]
             session.store.commit(columns, session.rows.starts, session.rows.width)
@@ -207,7 +207,7 @@ class WhisperTarget:
         states: Tensor,
         cache: Any,
         layers: tuple[int, ...],
-        quick: DraftPass | None = None,
+        quick: FastDecoder | None = None,
         **outputs: bool,
     ) -> Any:
         if any(layer != -1 for layer in layers):

@@ -24,7 +24,7 @@ Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, S, D)
 
 
 @final
-class DraftPass(nn.Module):
+class FastDecoder(nn.Module):
     """Takes what the decoder takes, where its cache holds the prompt and the encoder's keys and values already. For one
     run: what is hung on the model later is not seen.
 

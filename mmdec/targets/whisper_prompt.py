@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmdec.targets.cache import check_cache
-from mmdec.targets.row_layout import Rows
+from mmdec.targets.row_layout import RowLayout
 from mmdec.types import InputError
 
 READ = {"input_ids", "encoder_outputs", "decoder_attention_mask", "past_key_values"}
@@ -63,6 +63,6 @@ class WhisperPrompt:
         holes = bool((counted[:, -1] + mask.long().argmax(1) != width).any())
         return cls(ids, encoded[0], mask, given, (counted - 1).masked_fill(~mask, 0), holes)
 
-    def rows(self) -> Rows:
+    def rows(self) -> RowLayout:
         """Where the rows lie once their holes are closed."""
-        return Rows.of_prompt(self.mask, self.positions)
+        return RowLayout.of_prompt(self.mask, self.positions)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmdec.decode.budget import Budget
-from mmdec.decode.sampling import Processor, Stop, Text
+from mmdec.decode.sampling import Processor, Sequences, Stop
 from mmdec.decode.tree import trees_from_lists
 from mmdec.decode.verify import BlockRule, MatchRule, ResidualRule, Rule, Stream, TypicalRule, verify
 from mmdec.types import Draft, Plan, Scores
@@ -132,7 +132,7 @@ def drafted_law(
             scores = target.score(Session([text[:-1]]), trees)
 
             def one(trees: Draft = trees, scores: Scores = scores) -> tuple[int, ...]:
-                state = Text(torch.tensor([text]), Stop(len(text) + room, eos), processors or [])
+                state = Sequences(torch.tensor([text]), Stop(len(text) + room, eos), processors or [])
                 verify(trees, scores, rule(verifying), state)
                 return tuple(state.tokens[0])
 

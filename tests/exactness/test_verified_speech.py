@@ -10,9 +10,9 @@ from torch import Tensor
 
 from mmdec.decode.budget import Budget
 from mmdec.decode.loop import decode
-from mmdec.decode.sampling import Stop, Text
+from mmdec.decode.sampling import Sequences, Stop
 from mmdec.decode.verify import MatchRule
-from mmdec.drafters.dag import Lattice
+from mmdec.drafters.dag import DagDrafter
 from mmdec.nn.ar_decoder import ArConfig, ArDecoder
 from mmdec.nn.dag_decoder import EOS, PAD
 from mmdec.targets.units import UnitTarget
@@ -38,9 +38,9 @@ def lattice(batch: int, size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return emissions, links, torch.full((batch,), size)
 
 
-def verified(network: ArDecoder, states: Tensor, sizes: Tensor, graph: Any, limit: int, nodes: int) -> Text:
-    text = Text(torch.zeros(len(states), 1, dtype=torch.long), Stop(limit + 1, frozenset({EOS, PAD})))
-    drafter = Lattice(*graph, EOS)
+def verified(network: ArDecoder, states: Tensor, sizes: Tensor, graph: Any, limit: int, nodes: int) -> Sequences:
+    text = Sequences(torch.zeros(len(states), 1, dtype=torch.long), Stop(limit + 1, frozenset({EOS, PAD})))
+    drafter = DagDrafter(*graph, EOS)
     inputs = {"states": states, "state_lengths": sizes}
     for _ in decode(UnitTarget(network), inputs, text, MatchRule(), drafter, Budget.fixed(nodes)):
         pass
@@ -69,35 +69,35 @@ def test_a_graph_that_knows_needs_two_passes() -> None:
     links = torch.full((1, len(told), len(told)), -torch.inf)
     for before, after in pairwise(range(len(told))):
         links[0, before, after] = 0.0
-    text = Text(torch.zeros(1, 1, dtype=torch.long), Stop(26, frozenset({EOS})))
-    drafter = Lattice(emissions, links, torch.tensor([len(told)]), EOS)
+    text = Sequences(torch.zeros(1, 1, dtype=torch.long), Stop(26, frozenset({EOS})))
+    drafter = DagDrafter(emissions, links, torch.tensor([len(told)]), EOS)
     inputs = {"states": states, "state_lengths": sizes}
     rounds = list(decode(UnitTarget(network), inputs, text, MatchRule(), drafter, Budget.fixed(100)))
     assert len(rounds) == 2
     assert text.tokens[0][: len(units)] == units
 
 
-def test_the_next_unit_has_the_law_of_all_paths() -> None:
+def test_the_next_unit_has_the_distribution_of_all_paths() -> None:
     """P(y | prefix) by enumeration of every path through a small graph."""
     emissions, links, lengths = lattice(1, 6, 0)
-    drafter = Lattice(emissions, links, lengths, EOS)
+    drafter = DagDrafter(emissions, links, lengths, EOS)
     none = torch.zeros(1, 1, dtype=torch.long)
-    place = drafter.start(Context(none, none == 0, none[None], none[:, 0]))[0]
+    state = drafter.start(Context(none, none == 0, none[None], none[:, 0]))[0]
     e, a = emissions[0].exp().numpy().astype(np.float64), links[0].exp().numpy().astype(np.float64)
     prefix = [4, 7]
     for unit in prefix:
-        place.alpha = place.after(place.alpha @ place.links, unit)
-    _, law = place.law(place.alpha)
+        state.alpha = state.after(state.alpha @ state.links, unit)
+    _, chances = state.next_distributions(state.alpha)
     wanted = np.zeros(UNITS)
     for path in product(range(1, 6), repeat=3):
         chance = a[0, path[0]] * e[path[0], 4] * a[path[0], path[1]] * e[path[1], 7] * a[path[1], path[2]]
         wanted += chance * e[path[2]]
-    assert np.allclose(law / law.sum(), wanted / wanted.sum(), atol=1e-5)
+    assert np.allclose(chances / chances.sum(), wanted / wanted.sum(), atol=1e-5)
 
 
 def test_drafts_keep_to_the_plan() -> None:
     emissions, links, lengths = lattice(3, 40, 1)
-    drafter = Lattice(emissions, links, lengths, EOS)
+    drafter = DagDrafter(emissions, links, lengths, EOS)
     none = torch.zeros(3, 1, dtype=torch.long)
     memory = drafter.start(Context(none, none == 0, none[None], none[:, 0]))
     for plan in (Plan(1, 1), Plan(7, 3), Plan(60, 60)):
@@ -110,4 +110,4 @@ def test_drafts_keep_to_the_plan() -> None:
 def test_another_models_graph_is_refused() -> None:
     emissions, links, lengths = lattice(1, 5, 0)
     with pytest.raises(InputError, match="units"):
-        Lattice(emissions[..., :-1], links, lengths, EOS).check(UnitTarget(decoder(0)))
+        DagDrafter(emissions[..., :-1], links, lengths, EOS).check(UnitTarget(decoder(0)))

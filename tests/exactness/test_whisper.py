@@ -15,7 +15,7 @@ from transformers import WhisperForConditionalGeneration
 
 import mmdec
 from mmdec.drafters.medusa import Medusa
-from mmdec.generation.speculation import default_statistics
+from mmdec.generation.run import default_statistics
 from mmdec.types import InputError
 from tests.support.pairwise import cover
 from tests.support.tiny_whisper import (

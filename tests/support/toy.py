@@ -12,9 +12,9 @@ from torch import Tensor
 
 from mmdec.decode.budget import Budget
 from mmdec.decode.loop import Planner, Round, decode
-from mmdec.decode.sampling import Criterion, Processor, Stop, Text
+from mmdec.decode.sampling import Criterion, Processor, Sequences, Stop
 from mmdec.decode.tree import trees_from_lists
-from mmdec.decode.verify import Branch, MatchRule, Rule
+from mmdec.decode.verify import MatchRule, RowTree, Rule
 from mmdec.types import Context, Draft, Drafter, Needs, Plan, Scores, Target, Verdict
 
 ROWS = 1009  # of the table; a prime
@@ -179,7 +179,7 @@ def forest(target: Toy, favourite: Sequence[int] = ()) -> Callable[[list[int], P
 class AlwaysAccept(MatchRule):
     """Believes every first child: what a proof must find out."""
 
-    def walk(self, branch: Branch, text: Text) -> tuple[list[int], bool]:
+    def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
         path: list[int] = []
         node = 0
         while branch.children[node]:
@@ -227,10 +227,10 @@ def run(
     drafter: Drafter | None = None,
     budget: Planner | None = None,
     processors: Sequence[Processor] = (),
-) -> tuple[Text, list[Round]]:
+) -> tuple[Sequences, list[Round]]:
     """The core on the toy: the text in the end, and the rounds."""
     inputs = padded(prompts)
-    text = Text(inputs["input_ids"], stop, processors)
+    text = Sequences(inputs["input_ids"], stop, processors)
     rounds = list(decode(target, inputs, text, rule, drafter, budget or Budget.fixed(4 if drafter else 0)))
     return text, rounds
 

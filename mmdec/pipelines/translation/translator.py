@@ -17,9 +17,9 @@ from mmdec import audio
 from mmdec.checks.arguments import show
 from mmdec.decode.budget import Budget
 from mmdec.decode.loop import decode
-from mmdec.decode.sampling import Stop, Text
+from mmdec.decode.sampling import Sequences, Stop
 from mmdec.decode.verify import MatchRule
-from mmdec.drafters.dag import Lattice
+from mmdec.drafters.dag import DagDrafter
 from mmdec.hub.daspeech import DASpeechParts, Decoding
 from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.nn.daspeech import DASpeech
@@ -147,11 +147,11 @@ class SpeechTranslator:
     ) -> tuple[list[list[int]], list[int]]:
         """`ArDecoder.generate`'s units of each row, and the passes of the autoregressive decoder that they took."""
         lattice = self.model.lattice(states, state_lengths, frames)
-        proposing = Lattice(lattice.emissions, lattice.links, lattice.lengths, EOS)
+        proposing = DagDrafter(lattice.emissions, lattice.links, lattice.lengths, EOS)
         target = UnitTarget(self.model.ar)
         proposing.check(target)
         prompt = torch.full((len(states), 1), BOS, device=self.device)
-        text = Text(prompt, Stop(max_length + 1, frozenset({EOS, PAD})))  # a padding unit ends a row of `generate` too
+        text = Sequences(prompt, Stop(max_length + 1, frozenset({EOS, PAD})))  # as in `generate`
         inputs = {"states": states, "state_lengths": state_lengths}
         passes = [0] * len(states)
         for one in decode(target, inputs, text, MatchRule(), proposing, Budget.fixed(DRAFT_NODES)):

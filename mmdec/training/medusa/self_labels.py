@@ -18,7 +18,7 @@ from transformers import WhisperForConditionalGeneration
 
 from mmdec.decode.budget import Budget
 from mmdec.decode.loop import decode
-from mmdec.decode.sampling import Stop, Text
+from mmdec.decode.sampling import Sequences, Stop
 from mmdec.decode.tree_shape import HeadAccuracy
 from mmdec.decode.verify import MatchRule
 from mmdec.drafters.medusa import Medusa, expected
@@ -55,7 +55,7 @@ def own_text(
         ids, mask = _left_padded([prompts[row] for row in rows], int(model.config.pad_token_id or 0), states.device)
         longest = min(ids.shape[1] + limit, model.config.max_target_positions)
         stop = Stop(longest, frozenset(ends(model)))
-        text = Text(ids, stop, generate_processors(model, ids.shape[1], under_rules))
+        text = Sequences(ids, stop, generate_processors(model, ids.shape[1], under_rules))
         inputs: dict[str, Any] = {"input_ids": ids, "encoder_outputs": (states[rows],)}
         if not bool(mask.all()):
             inputs["decoder_attention_mask"] = mask

@@ -88,9 +88,8 @@ def test_random_trees_stay_trees() -> None:
         plan, room = Plan(random.randint(1, 9), random.randint(1, 4)), [random.randint(1, 5) for _ in ROOTS]
         got = guard(draft).propose(ROOTS, plan, room)
         assert int(got.size.max()) == got.tokens.shape[1] <= 1 + plan.nodes
-        deepest = depths(got.parents)
         for row, size in enumerate(got.size.tolist()):
-            assert int(deepest[row, :size].max()) <= min(plan.depth, room[row] - 1)
+            assert max(depths(got.parents[row, :size].tolist())) <= min(plan.depth, room[row] - 1)
             paths = _paths(draft, row)
             assert all(path in paths for path in _paths(got, row))
 

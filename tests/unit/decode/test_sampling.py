@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmdec.decode.sampling import Criterion, Dice, KeyedSample, Stop, Text, keyed, most_probable, stock_sample
+from mmdec.decode.sampling import Criterion, Dice, KeyedSample, Sequences, Stop, keyed, most_probable, stock_sample
 from mmdec.types import InputError
 
 PROMPT = torch.tensor([[0, 5, 6], [7, 8, 9]])
@@ -27,7 +27,7 @@ class Counter:
 
 
 def test_rows_grow_on_their_own() -> None:
-    text = Text(PROMPT, Stop(200), [Counter()])
+    text = Sequences(PROMPT, Stop(200), [Counter()])
     for token in range(150):  # beyond the first buffer
         text.push(0, token)
     text.push(1, 3)
@@ -43,7 +43,7 @@ def test_rows_grow_on_their_own() -> None:
 
 
 def test_a_row_kept_by_a_processor_stays_as_it_was() -> None:
-    text = Text(PROMPT, Stop(200), [Counter()])
+    text = Sequences(PROMPT, Stop(200), [Counter()])
     kept = text.row(0)
     for token in range(1, 150):
         text.push(0, token)
@@ -59,7 +59,7 @@ def test_a_row_kept_by_a_processor_stays_as_it_was() -> None:
     ],
 )
 def test_ends(stop: Stop, tokens: list[int], ends: list[bool]) -> None:
-    text = Text(PROMPT, stop)
+    text = Sequences(PROMPT, stop)
     assert [text.append(1, token) for token in tokens] == ends
 
 
@@ -73,7 +73,7 @@ def test_all_criteria_are_asked_for_every_token() -> None:
 
         return ask
 
-    text = Text(PROMPT, Stop(99, frozenset({1}), [criterion("a", True), criterion("b", False)]))
+    text = Sequences(PROMPT, Stop(99, frozenset({1}), [criterion("a", True), criterion("b", False)]))
     assert text.append(0, 1)
     assert text.append(0, 2)
     assert asked == ["a", "b", "a", "b"]
@@ -81,7 +81,7 @@ def test_all_criteria_are_asked_for_every_token() -> None:
 
 def test_each_row_has_processors_of_its_own_that_share_networks() -> None:
     counter = Counter()
-    text = Text(PROMPT, Stop(99), [counter])
+    text = Sequences(PROMPT, Stop(99), [counter])
     logits = torch.zeros(4, dtype=torch.bfloat16)
     assert [float(text.warped(0, logits)[0, 0]) for _ in range(3)] == [1, 2, 3]
     assert float(text.warped(1, logits)[0, 0]) == 1
@@ -94,7 +94,7 @@ def test_each_row_has_processors_of_its_own_that_share_networks() -> None:
 
 
 def test_processors_may_write_into_the_logits() -> None:
-    text = Text(PROMPT[:1], Stop(99), [lambda ids, scores: scores.fill_(9.0)])
+    text = Sequences(PROMPT[:1], Stop(99), [lambda ids, scores: scores.fill_(9.0)])
     logits = torch.zeros(4)
     text.warped(0, logits)
     assert logits.sum() == 0
@@ -102,21 +102,21 @@ def test_processors_may_write_into_the_logits() -> None:
 
 def test_the_state_of_processors_can_be_restored() -> None:
     counter = Counter()
-    text = Text(PROMPT[:1], Stop(99), [counter])
+    text = Sequences(PROMPT[:1], Stop(99), [counter])
     text.warped(0, torch.zeros(4))
     state = text.state(0)
     text.warped(0, torch.zeros(4))
     assert state is not None
     text.restore(0, state)
     assert float(text.warped(0, torch.zeros(4))[0, 0]) == 2
-    assert Text(PROMPT, Stop(99)).state(0) is None
+    assert Sequences(PROMPT, Stop(99)).state(0) is None
 
 
 def test_bad_input() -> None:
     with pytest.raises(InputError, match="`input_ids` must hold at least one token"):
-        Text(torch.zeros(2, 0, dtype=torch.long), Stop(9))
+        Sequences(torch.zeros(2, 0, dtype=torch.long), Stop(9))
     with pytest.raises(InputError, match="`max_length` must be above the prompt's 3 tokens, but is 3"):
-        Text(PROMPT, Stop(3))
+        Sequences(PROMPT, Stop(3))
 
     class Locked:
         def __init__(self) -> None:
@@ -125,13 +125,13 @@ def test_bad_input() -> None:
         def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
             return scores
 
-    Text(PROMPT[:1], Stop(9), [Locked()])  # alone it need not be copied
+    Sequences(PROMPT[:1], Stop(9), [Locked()])  # alone it need not be copied
     with pytest.raises(InputError, match=r"`logits_processor` must be copyable for a batch.*Locked.*lock"):
-        Text(PROMPT, Stop(9), [Locked()])
+        Sequences(PROMPT, Stop(9), [Locked()])
 
 
 def test_choices() -> None:
-    text = Text(PROMPT, Stop(99))
+    text = Sequences(PROMPT, Stop(99))
     scores = torch.tensor([[0.0, 2.0, 2.0, -torch.inf]])
     assert most_probable(scores, text, 0) == 1
     torch.manual_seed(0)

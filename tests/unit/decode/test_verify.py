@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.decode.sampling import KeyedSample, Stop, Text
-from mmdec.decode.tree import ancestors, chains, depths, height, is_chain, single, trees_from_lists
+from mmdec.decode.sampling import KeyedSample, Sequences, Stop
+from mmdec.decode.tree import ancestors, chains, depths, height, single, trees_from_lists
 from mmdec.decode.verify import (
     LOSSY,
     BlockRule,
@@ -23,6 +23,7 @@ from mmdec.decode.verify import (
 )
 from mmdec.types import Draft, Plan, Scores
 from tests.support.toy import AlwaysAccept, Changing, Scripted, Toy, forest, run
+from tests.support.trees import is_chain
 
 VOCAB = 8
 
@@ -32,8 +33,8 @@ def scores(best: list[list[int]]) -> Scores:
     return Scores(10.0 * torch.nn.functional.one_hot(torch.tensor(best), VOCAB).float())
 
 
-def text(rows: int, room: int = 10, eos: int = 7) -> Text:
-    return Text(torch.ones(rows, 1, dtype=torch.long), Stop(1 + room, frozenset({eos})))
+def text(rows: int, room: int = 10, eos: int = 7) -> Sequences:
+    return Sequences(torch.ones(rows, 1, dtype=torch.long), Stop(1 + room, frozenset({eos})))
 
 
 def tree() -> Draft:
@@ -114,7 +115,7 @@ def test_forbidden_tokens_never_come(rule: Rule) -> None:
         return logits.masked_fill(torch.arange(VOCAB) >= 3, -torch.inf)
 
     rows = 200
-    state = Text(torch.ones(rows, 1, dtype=torch.long), Stop(99), [only_three])
+    state = Sequences(torch.ones(rows, 1, dtype=torch.long), Stop(99), [only_three])
     probs = torch.zeros(rows, 4, VOCAB)
     probs[:, :, 4:] = 0.25
     draft = chains(torch.ones(rows, dtype=torch.long), [[4, 1, 5]] * rows)
@@ -185,7 +186,7 @@ def test_trees() -> None:
     assert draft.tokens.tolist() == [[1, 2, 3, 4, 5], [1, 6, 0, 0, 0]]
     assert draft.parents.tolist() == [[-1, 0, 0, 1, 3], [-1, 0, 0, 0, 0]]
     assert draft.size.tolist() == [5, 2]
-    assert depths(draft.parents)[0].tolist() == [0, 1, 1, 2, 3]
+    assert depths(draft.parents[0].tolist()) == [0, 1, 1, 2, 3]
     assert height(draft) == 3
     assert not is_chain(draft)
     assert is_chain(single(torch.tensor([3, 4])))

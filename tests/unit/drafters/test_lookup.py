@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmdec.decode.tree import chains, is_chain
+from mmdec.decode.tree import chains
 from mmdec.drafters.lookup import Lookup
 from mmdec.types import Context, InputError, Plan, Scores, Verdict
+from tests.support.trees import is_chain
 
 TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmdec.decode.tree import is_chain, single, trees_from_lists
-from mmdec.drafters.recycling import Recycling, best, tree_template
+from mmdec.decode.tree import single, trees_from_lists
+from mmdec.drafters.recycling import Recycling, tree_template
 from mmdec.types import Context, Draft, InputError, Plan, Scores, Verdict
+from tests.support.trees import is_chain
 
 
 class Size:
@@ -150,9 +151,3 @@ def test_warm_matrix_is_copied_and_checked() -> None:
         Recycling(torch.zeros(20, 8))
     with pytest.raises(InputError, match="matrix of token ids"):
         Recycling(torch.zeros(20, 4, dtype=torch.long))
-
-
-@pytest.mark.parametrize("vocab", [3, 8, 100, 64 * 17, 64 * 17 + 5, 64 * 40 + 63])
-def test_best_equals_topk(vocab: int) -> None:
-    logits = torch.randn(2, 3, vocab, generator=torch.Generator().manual_seed(vocab))
-    assert torch.equal(best(logits, 8), logits.topk(min(8, vocab)).indices)

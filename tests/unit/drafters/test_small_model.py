@@ -16,12 +16,13 @@ from torch import Tensor
 import mmdec
 from mmdec.decode.budget import Budget
 from mmdec.decode.loop import Round, decode
-from mmdec.decode.sampling import Stop, Text
-from mmdec.decode.tree import is_chain, single
+from mmdec.decode.sampling import Sequences, Stop
+from mmdec.decode.tree import single
 from mmdec.decode.verify import MatchRule, ResidualRule, Rule, Stream
 from mmdec.drafters.small_model import SmallModel
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Verdict
 from tests.support.tiny_text import language_model
+from tests.support.trees import is_chain
 
 
 @dataclass
@@ -105,7 +106,7 @@ def run(
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(row)) + row for row in prompts])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts])
-    text = Text(ids, Stop(width + length, frozenset({eos})))
+    text = Sequences(ids, Stop(width + length, frozenset({eos})))
     return list(decode(target, {"input_ids": ids, "attention_mask": mask}, text, rule or MatchRule(), drafter, budget))
 
 

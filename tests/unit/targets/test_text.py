@@ -29,11 +29,11 @@ from transformers import (
 
 from mmdec.decode.budget import Budget
 from mmdec.decode.loop import decode
-from mmdec.decode.sampling import Stop, Text
+from mmdec.decode.sampling import Sequences, Stop
 from mmdec.decode.tree import chains
 from mmdec.decode.verify import MatchRule
 from mmdec.drafters.lookup import Lookup
-from mmdec.targets.cache import GrowingLayer, Store, check_cache
+from mmdec.targets.cache import GrowingLayer, KVPool, check_cache
 from mmdec.targets.text import TextTarget
 from mmdec.types import InputError, Needs, Verdict
 from tests.support.tiny_text import SIZES, language_model
@@ -60,7 +60,7 @@ def plain(model: PreTrainedModel, ids: Tensor, mask: Tensor, new: int, cache: Dy
 
 
 def run(model: PreTrainedModel, ids: Tensor, new: int, nodes: int, **inputs: Any) -> Tensor:
-    text = Text(ids, Stop(ids.shape[1] + new))
+    text = Sequences(ids, Stop(ids.shape[1] + new))
     drafter = Lookup() if nodes else None
     for _ in decode(TextTarget(model), {"input_ids": ids, **inputs}, text, MatchRule(), drafter, Budget.fixed(nodes)):
         pass
@@ -252,7 +252,7 @@ def test_layers_of_different_widths_live_in_pools_of_their_own() -> None:
     states = [[torch.rand(2, heads, 6, width) for width in (4, size)] for heads, size in ((2, 4), (1, 3))]
     for layer, (keys, values) in enumerate(states):
         cache.update(keys, values, layer)
-    store = Store(cache)
+    store = KVPool(cache)
     store.commit([[2, 5], [4]], [1, 0], 3)
     for layer, pair in zip(cache.layers, states, strict=True):
         for held, given in zip((layer.keys, layer.values), pair, strict=True):

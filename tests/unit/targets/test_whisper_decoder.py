@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 
-from mmdec.targets.cache import Store
-from mmdec.targets.whisper_decoder import DraftPass
+from mmdec.targets.cache import KVPool
+from mmdec.targets.whisper_decoder import FastDecoder
 from tests.support.tiny_whisper import FRAMES, whisper
 
 
@@ -18,13 +18,13 @@ def both(network: Any, batch: int, nodes: int, seed: int = 0) -> tuple[Tensor, T
     decoder = network.model.decoder
     states = torch.randn(batch, FRAMES // 2, 32)
     found: list[Tensor] = []
-    for run in (decoder, DraftPass(decoder)):
+    for run in (decoder, FastDecoder(decoder)):
         torch.manual_seed(seed + 1)
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         outs = []
         with torch.inference_mode():
             decoder(torch.randint(60, (batch, 5)), encoder_hidden_states=states, past_key_values=cache, use_cache=True)
-            store = Store(cache)
+            store = KVPool(cache)
             for length in (5, 5 + nodes):
                 seen = torch.rand(batch, 1, nodes, length + nodes) < 0.6
                 seen[..., 0] = True
@@ -68,7 +68,7 @@ def test_adapters_and_hooks_go_on_working() -> None:
     layer.self_attn.v_proj.register_forward_hook(lambda _module, _args, out: 3 * out)
     layer.final_layer_norm.register_forward_hook(lambda _module, _args, out: out + 0.5)
     layer.encoder_attn.q_proj.forward = lambda x: torch.zeros_like(x)  # type: ignore[method-assign]
-    assert DraftPass.fits(network.model.decoder)
+    assert FastDecoder.fits(network.model.decoder)
     wanted, found = both(network, 1, 3)
     assert torch.equal(wanted, found)
     assert not torch.equal(wanted, plain)
@@ -94,22 +94,22 @@ def test_hooks_on_the_decoder_are_told() -> None:
 
 
 def test_it_stands_back_where_it_does_not_know_the_way() -> None:
-    assert DraftPass.fits(whisper().model.decoder)
+    assert FastDecoder.fits(whisper().model.decoder)
     other: Any = whisper()
     other.set_attn_implementation("eager")
-    assert not DraftPass.fits(other.model.decoder)
+    assert not FastDecoder.fits(other.model.decoder)
     other: Any = whisper()
     other.model.decoder.layers[1].register_forward_hook(lambda *_: None)
-    assert not DraftPass.fits(other.model.decoder)
+    assert not FastDecoder.fits(other.model.decoder)
     other: Any = whisper()
     other.model.decoder.layers[0].encoder_attn.register_forward_pre_hook(lambda *_: None)
-    assert not DraftPass.fits(other.model.decoder)
+    assert not FastDecoder.fits(other.model.decoder)
     other: Any = whisper()
     layer: Any = other.model.decoder.layers[0]
     layer.forward = layer.forward
-    assert not DraftPass.fits(other.model.decoder)
+    assert not FastDecoder.fits(other.model.decoder)
     other: Any = whisper()
     other.model.decoder.layers[0] = Doubled(other.model.decoder.layers[0])
-    assert not DraftPass.fits(other.model.decoder)
-    assert not DraftPass.fits(whisper().train().model.decoder)
-    assert not DraftPass.fits(nn.Identity())
+    assert not FastDecoder.fits(other.model.decoder)
+    assert not FastDecoder.fits(whisper().train().model.decoder)
+    assert not FastDecoder.fits(nn.Identity())

@@ -1,0 +1,25 @@
+"""The indices of the largest values of long rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+CHUNK = 64  # columns whose maximum is compared first
+
+
+def top_indices(values: Tensor, count: int) -> Tensor:
+    """(..., V) -> (..., count) indices of the largest values, the largest first; fewer where V is smaller.
+
+    The best values lie in the chunks with the best maxima: several times faster than `topk` over a whole vocabulary.
+    """
+    size = values.shape[-1]
+    chunks = size // CHUNK
+    if chunks <= 2 * count:
+        return values.topk(min(count, size), dim=-1).indices
+    body = values[..., : chunks * CHUNK].unflatten(-1, (chunks, CHUNK))
+    best = body.amax(-1).topk(count, dim=-1).indices  # (..., count) chunks
+    index = (best[..., None] * CHUNK + torch.arange(CHUNK, device=values.device)).flatten(-2)
+    rest = torch.arange(chunks * CHUNK, size, device=values.device).expand(*index.shape[:-1], -1)
+    index = torch.cat([index, rest], -1)
+    return index.gather(-1, values.gather(-1, index).topk(count, dim=-1).indices)

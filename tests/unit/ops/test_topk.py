@@ -1,0 +1,14 @@
+"""The largest values by chunks against torch's own `topk`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmdec.ops.topk import top_indices
+
+
+@pytest.mark.parametrize("vocab", [3, 8, 100, 64 * 17, 64 * 17 + 5, 64 * 40 + 63])
+def test_equals_topk(vocab: int) -> None:
+    logits = torch.randn(2, 3, vocab, generator=torch.Generator().manual_seed(vocab))
+    assert torch.equal(top_indices(logits, 8), logits.topk(min(8, vocab)).indices)
