@@ -21,7 +21,7 @@ from mmdec.evaluation.harness import Harness, Measurement, Method
 from mmdec.hub.medusa import WEIGHTS
 from mmdec.hub.whisper import HEADS, LoadedWhisper
 from mmdec.pipelines.inputs import Audio, read
-from mmdec.pipelines.transcription.request import Call
+from mmdec.pipelines.transcription.request import TranscriptionRequest
 from mmdec.pipelines.transcription.transcribe import transcribe
 from mmdec.runtime import Stopwatch, timed_passes
 
@@ -121,8 +121,8 @@ class TranscriptionHarness(Harness):
             total=whole.lap(),
         )
 
-    def _request(self, recordings: int) -> Call:
-        return Call.of(self.whisper, None, self.language, "transcribe", None, self.options, recordings)
+    def _request(self, recordings: int) -> TranscriptionRequest:
+        return TranscriptionRequest.of(self.whisper, None, self.language, "transcribe", None, self.options, recordings)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 import mmdec
 from mmdec.decode.tree import trees_from_lists
-from mmdec.generation.speculation import default_statistics
+from mmdec.generation.run import default_statistics
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 from tests.support.pairwise import cover
 from tests.support.tiny_text import VOCABULARY, language_model

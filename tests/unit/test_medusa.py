@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.tiny_transcriber import network, processor
 
 from mmdec import medusa
 from mmdec.hub.medusa import load_heads, save_heads
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
+from tests.support.tiny_whisper import network, processor
 
 
 def test_heads_are_read_as_before_and_the_new_way_is_named(tmp_path: Path) -> None:
