@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+import re
 from pathlib import PurePath
 from typing import Any
 
@@ -106,7 +107,7 @@ def check_finite(name: str, value: float, remedy: str) -> float:
 def options_error(given: Any, error: Exception) -> InputError:
     """Options for transformers' `generate` that it refused. given: their names, as the caller passed them."""
     names = ", ".join(f"`{name}`" for name in sorted(given)) or "none"
-    said = " ".join(str(error).split())[:500].rstrip(".")
+    said = re.sub(r" at 0x[0-9a-f]+", "", " ".join(str(error).split()))[:500].rstrip(".")
     return InputError(
         f"`options` must be what `model.generate` takes, but it refuses those given ({names}): {type(error).__name__}: "
         f"{said}. Change or drop them."

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from mmdec.checks.arguments import check_whole, show
 from mmdec.types import InputError
@@ -65,6 +65,9 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
         value = {**named, **options}.get(name)
         if value is not None and not isinstance(value, Tensor):
             raise InputError(f"`{name}` must be a tensor, but is {show(value)}. Pass the tokenizer's own.")
+    cache = {**named, **options}.get("past_key_values")
+    if cache is not None and not isinstance(cache, Cache):
+        raise InputError(f"`past_key_values` must be a DynamicCache, but is {show(cache)}. Leave it out.")
     for name in ("logits_processor", "stopping_criteria"):
         listed = options.get(name)
         if listed is not None and not (isinstance(listed, list) and all(callable(one) for one in listed)):
