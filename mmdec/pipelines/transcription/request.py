@@ -19,7 +19,7 @@ from mmdec.types import InputError
 Timestamps = Literal["segment", "word"] | None
 TIMESTAMPS = (None, "segment", "word")
 TASKS = ("transcribe", "translate")
-MAX_TEMPERATURE = 100.0
+HOTTEST = 100.0
 THRESHOLDS = ("logprob_threshold", "no_speech_threshold", "compression_ratio_threshold")
 RESERVED = {  # what is set here, and by which argument; "" where there is no other way
     "assistant_model": "drafter",
@@ -183,9 +183,10 @@ def _options(settings: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         chosen.setdefault("max_length", None)  # the config's, of which transformers would warn in every window
     temperature = chosen.get("temperature", 0.0)
     temperatures = list(temperature) if isinstance(temperature, (list, tuple)) else [temperature]
-    if not temperatures or not all(type(one) in (int, float) and 0 <= one <= MAX_TEMPERATURE for one in temperatures):
+    if not temperatures or not all(type(one) in (int, float) and 0 <= one <= HOTTEST for one in temperatures):
         raise InputError(
-            f"`temperature` must be a number from 0 to {MAX_TEMPERATURE}, or several, but is {show(temperature)}. 0.0 is greedy."
+            f"`temperature` must be a number from 0 to {HOTTEST}, or several, but is {show(temperature)}. "
+            "0.0 is greedy."
         )
     for name in THRESHOLDS:
         value = chosen.get(name)
