@@ -72,8 +72,8 @@ class TranscriptionRequest:
         recordings: int,
     ) -> TranscriptionRequest:
         """Raises InputError for what this model cannot do."""
-        known: Any = whisper.model.generation_config
-        has_timestamps = getattr(known, "no_timestamps_token_id", whisper.model.config.vocab_size) + 1 < (
+        settings: Any = whisper.model.generation_config
+        has_timestamps = getattr(settings, "no_timestamps_token_id", whisper.model.config.vocab_size) + 1 < (
             whisper.model.config.vocab_size
         )
         if timestamps is not None and not (isinstance(timestamps, str) and timestamps in TIMESTAMPS):
@@ -82,19 +82,19 @@ class TranscriptionRequest:
             raise InputError(
                 f"`timestamps` must be None for a model without timestamp tokens, but is {timestamps!r}. Leave it out."
             )
-        if timestamps == "word" and not getattr(known, "alignment_heads", None):
+        if timestamps == "word" and not getattr(settings, "alignment_heads", None):
             raise InputError(
                 "`timestamps` must be None or 'segment' for a model whose generation config names no "
                 "`alignment_heads`, but is 'word'. Set them, or ask for segments."
             )
-        made = _options(known, options)
-        made |= _task(known, task)
+        chosen = _options(settings, options)
+        chosen |= _task(settings, task)
         if prompt is not None and not isinstance(prompt, str):
             raise InputError(f"`prompt` must be text, but is {show(prompt)}. Leave it out for none.")
         if prompt is not None and prompt.strip():
-            made["prompt_ids"] = _prompt(whisper, prompt)
-        languages = _languages(known, language, recordings)
-        return cls(whisper, timestamps, languages, made, has_timestamps, tuple(options))
+            chosen["prompt_ids"] = _prompt(whisper, prompt)
+        languages = _languages(settings, language, recordings)
+        return cls(whisper, timestamps, languages, chosen, has_timestamps, tuple(options))
 
     def is_long(self, samples: int) -> bool:
         """Whether so many samples fill more than one window."""
@@ -111,28 +111,28 @@ class TranscriptionRequest:
         return samples
 
     def batches(self, lengths: Mapping[int, int], batch_size: int) -> list[list[int]]:
-        """Places of recordings, with their lengths in samples, into batches: those of one window apart from longer
-        ones, for whose sake `generate` would treat them otherwise."""
-        ladder = isinstance(self.options.get("temperature"), (list, tuple)) and len(self.options["temperature"]) > 1
-        if self.timestamps == "word" and ladder:
+        """lengths: samples of each recording, by index. Returns batches of indices. Recordings within one window and
+        longer ones are in different batches: `generate` decodes a batch with a longer one in another way."""
+        temperature = self.options.get("temperature")
+        if self.timestamps == "word" and isinstance(temperature, (list, tuple)) and len(temperature) > 1:
             batch_size = 1  # transformers takes the lengths of the whole batch for those that are decoded again
-        kinds = [[place for place, length in lengths.items() if self.is_long(length) == long] for long in (False, True)]
-        return [places[at : at + batch_size] for places in kinds for at in range(0, len(places), batch_size)]
+        kinds = [[index for index, length in lengths.items() if self.is_long(length) == long] for long in (False, True)]
+        return [indices[at : at + batch_size] for indices in kinds for at in range(0, len(indices), batch_size)]
 
     def features(self, recordings: Sequence[Tensor]) -> dict[str, Tensor]:
         """One batch: input_features (B, mels, T) and attention_mask (B, T). Each recording's are what the processor
         gives for it alone."""
         extractor, model = self.whisper.extractor, self.whisper.model
         whole: dict[str, Any] = {"padding": "longest", "truncation": False} if self.is_long(len(recordings[0])) else {}
-        found = [
+        features = [
             extractor(
                 samples.numpy(), sampling_rate=SAMPLE_RATE, return_tensors="pt", return_attention_mask=True, **whole
             )
             for samples in recordings
         ]
-        frames = max(one.input_features.shape[-1] for one in found)
+        frames = max(one.input_features.shape[-1] for one in features)
         padded = {
-            name: torch.cat([torch.nn.functional.pad(one[name], (0, frames - one[name].shape[-1])) for one in found])
+            name: torch.cat([torch.nn.functional.pad(one[name], (0, frames - one[name].shape[-1])) for one in features])
             for name in ("input_features", "attention_mask")
         }
         return {
@@ -140,67 +140,68 @@ class TranscriptionRequest:
             "attention_mask": padded["attention_mask"].to(model.device),
         }
 
-    def arguments(self, places: Sequence[int], long: bool) -> dict[str, Any]:
+    def arguments(self, indices: Sequence[int], long: bool) -> dict[str, Any]:
         """For `generate`, but for features and the loop."""
-        found: dict[str, Any] = {**self.options, "return_segments": True}
+        arguments: dict[str, Any] = {**self.options, "return_segments": True}
         if isinstance(self.languages, str):
-            found["language"] = self.languages
+            arguments["language"] = self.languages
         elif self.languages is not None:
-            found["language"] = [self.languages[place] for place in places]
+            arguments["language"] = [self.languages[index] for index in indices]
         if self.timestamps == "word":
-            found["return_token_timestamps"] = True
-        return {**found, "return_timestamps": long or self.timestamps is not None}
+            arguments["return_token_timestamps"] = True
+        return {**arguments, "return_timestamps": long or self.timestamps is not None}
 
 
-def _options(known: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    made = {name: value for name, value in options.items() if value is not None}
-    for name in made:
+def _options(settings: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    chosen = {name: value for name, value in options.items() if value is not None}
+    for name in chosen:
         if name in RESERVED:
             remedy = f"Use `{RESERVED[name]}`." if RESERVED[name] else "Call `model.generate` for it."
-            raise InputError(f"`{name}` must be left out, but is {show(made[name])}. {remedy}")
+            raise InputError(f"`{name}` must be left out, but is {show(chosen[name])}. {remedy}")
     for name in ("logits_processor", "stopping_criteria"):
-        listed = made.get(name, [])
+        listed = chosen.get(name, [])
         if not isinstance(listed, list) or not all(callable(one) for one in listed):
             raise InputError(f"`{name}` must be a list of functions, but is {show(listed)}. Put it into a list.")
-    beams = made.get("num_beams", getattr(known, "num_beams", None) or 1)
+    beams = chosen.get("num_beams", getattr(settings, "num_beams", None) or 1)
     if type(beams) is not int or beams != 1:
         raise InputError(
             f"`num_beams` must be 1, but is {show(beams)}. Drafts are verified for greedy decoding and sampling; pass "
             "num_beams=1, or call `model.generate` for beams."
         )
-    for name in ("logprob_threshold", "no_speech_threshold"):  # transformers asks for these in two places
-        own = getattr(known, name, None)
+    for name in ("logprob_threshold", "no_speech_threshold"):  # transformers reads these in two places
+        own = getattr(settings, name, None)
         if own is not None:
-            made.setdefault(name, own)
-    if "no_speech_threshold" in made and "logprob_threshold" not in made:
+            chosen.setdefault(name, own)
+    if "no_speech_threshold" in chosen and "logprob_threshold" not in chosen:
         raise InputError(
             "`logprob_threshold` must be given with `no_speech_threshold`, which is "
-            f"{show(made['no_speech_threshold'])}, but is None: silence is where both say so. Whisper's own is -1.0."
+            f"{show(chosen['no_speech_threshold'])}, but is None: silence is where both say so. Whisper's own is -1.0."
         )
-    if "logprob_threshold" in made:
-        made.setdefault("temperature", 0.0)
-    if "max_new_tokens" in made:
-        made.setdefault("max_length", None)  # the config's, of which transformers would warn in every window
-    heat = made.get("temperature", 0.0)
-    ladder = list(heat) if isinstance(heat, (list, tuple)) else [heat]
-    if not ladder or not all(type(one) in (int, float) and 0 <= one <= HOTTEST for one in ladder):
+    if "logprob_threshold" in chosen:
+        chosen.setdefault("temperature", 0.0)
+    if "max_new_tokens" in chosen:
+        chosen.setdefault("max_length", None)  # the config's, of which transformers would warn in every window
+    temperature = chosen.get("temperature", 0.0)
+    temperatures = list(temperature) if isinstance(temperature, (list, tuple)) else [temperature]
+    if not temperatures or not all(type(one) in (int, float) and 0 <= one <= HOTTEST for one in temperatures):
         raise InputError(
-            f"`temperature` must be a number from 0 to {HOTTEST}, or several, but is {show(heat)}. 0.0 is greedy."
+            f"`temperature` must be a number from 0 to {HOTTEST}, or several, but is {show(temperature)}. "
+            "0.0 is greedy."
         )
     for name in THRESHOLDS:
-        value = made.get(name)
+        value = chosen.get(name)
         if value is not None and (type(value) not in (int, float) or math.isnan(value)):
             raise InputError(f"`{name}` must be a number, but is {show(value)}. Leave it out for none.")
-    return made
+    return chosen
 
 
-def _task(known: Any, task: str | None) -> dict[str, Any]:
+def _task(settings: Any, task: str | None) -> dict[str, Any]:
     if task is None:
         return {}
     if not isinstance(task, str) or task not in TASKS:
         raise InputError(f"`task` must be one of {', '.join(TASKS)}, but is {show(task)}. Choose one.")
-    table = getattr(known, "task_to_id", None)
-    if not _multilingual(known) or not table:
+    table = getattr(settings, "task_to_id", None)
+    if not _multilingual(settings) or not table:
         if task == "transcribe":
             return {}
         raise InputError(f"`task` must be 'transcribe' for a model that knows no other, but is {task!r}. Leave it out.")
@@ -209,27 +210,27 @@ def _task(known: Any, task: str | None) -> dict[str, Any]:
     return {"task": task}
 
 
-def _languages(known: Any, language: str | Sequence[str] | None, recordings: int) -> str | Sequence[str] | None:
+def _languages(settings: Any, language: str | Sequence[str] | None, recordings: int) -> str | Sequence[str] | None:
     if language is None:
         return None
-    if not _multilingual(known):
+    if not _multilingual(settings):
         raise InputError(
             f"`language` must be left out for a model of one language, but is {show(language)}. Use a multilingual "
             "model."
         )
     if isinstance(language, (str, bytes)) or not isinstance(language, Sequence):
-        return language_code(known, language)
+        return language_code(settings, language)
     if len(language) != recordings:
         raise InputError(
             f"`language` must be one, or one for each of {recordings} recordings, but has {len(language)}. Add or drop "
             "some."
         )
-    return [language_code(known, one) for one in language]
+    return [language_code(settings, one) for one in language]
 
 
-def language_code(known: Any, language: object) -> str:
+def language_code(settings: Any, language: object) -> str:
     """ "English", "en" or "<|en|>" -> "en". Raises InputError for a language that the model does not know."""
-    codes = [token.removeprefix("<|").removesuffix("|>") for token in known.lang_to_id]
+    codes = [token.removeprefix("<|").removesuffix("|>") for token in settings.lang_to_id]
     names = {code: name for name, code in reversed(LANGUAGE_CODES.items())}
     if isinstance(language, str):
         said = language.lower().strip().removeprefix("<|").removesuffix("|>")
@@ -252,5 +253,5 @@ def _prompt(whisper: LoadedWhisper, prompt: str) -> Tensor:
     return ids.to(whisper.model.device)
 
 
-def _multilingual(known: Any) -> bool:
-    return bool(getattr(known, "is_multilingual", True)) and bool(getattr(known, "lang_to_id", None))
+def _multilingual(settings: Any) -> bool:
+    return bool(getattr(settings, "is_multilingual", True)) and bool(getattr(settings, "lang_to_id", None))
