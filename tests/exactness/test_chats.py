@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 import mmdec
-from mmdec.decode.budget import Budget
 from mmdec.targets.tiny import VOCABULARY
 from mmdec.types import InputError
 from tests.exactness.families import model_of
@@ -50,7 +49,7 @@ def model(family: str, seed: int = 0) -> Any:
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    Budget.forget()
+    mmdec.default_statistics().clear()
 
 
 def say(

@@ -20,7 +20,6 @@ from transformers import (
 )
 
 import mmdec
-from mmdec.decode.budget import Budget
 from mmdec.targets.families import FAMILIES
 from mmdec.targets.probe import BOUND, difference
 from mmdec.targets.text import TextTarget
@@ -46,7 +45,7 @@ SIZES: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    Budget.forget()
+    mmdec.default_statistics().clear()
 
 
 @pytest.mark.parametrize("family", TRIED)
