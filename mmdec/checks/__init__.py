@@ -1,1 +1,1 @@
-"""What people give is checked before it is believed: arguments, files, weights."""
+"""Checks of what people give (arguments, files, weights); processes that end with the one that started them."""

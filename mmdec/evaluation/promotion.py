@@ -16,11 +16,11 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from mmdec import hub
+from mmdec.checks.processes import only_one
 from mmdec.evaluation.log import Log, no_log
 from mmdec.evaluation.promotable import Promotable, Report, render
 from mmdec.evaluation.promotion_transcription import TRANSCRIPTION
 from mmdec.evaluation.promotion_translation import TRANSLATION
-from mmdec.hub.processes import only_one
 from mmdec.hub.publish import whole_folder
 from mmdec.provenance import CARD, stamp, weights
 from mmdec.types import InputError, MmdecError

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 import mmdec.training.lightning_leaves  # noqa: F401
-from mmdec.hub.processes import end_as_told
+from mmdec.checks.processes import end_as_told
 from mmdec.training.callbacks import WholeEpochs
 from mmdec.training.class_paths import RecipeParser
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from mmdec.hub.processes import only_one
+from mmdec.checks.processes import only_one
 from mmdec.training import timed_run
 from mmdec.training.daspeech import timed as schedule
 from mmdec.training.medusa import timed as schedule_heads

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import yaml
 
-from mmdec.hub.processes import started_here
+from mmdec.checks.processes import started_here
 from mmdec.types import MmdecError
 
 RUNS, MODELS = Path("runs"), Path("models")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mmdec import audio
-from mmdec.hub.processes import end_with_parent
+from mmdec.checks.processes import end_with_parent
 from mmdec.types import MmdecError
 
 _FORMAT = 1  # of the features on disk; a change makes the old ones void

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from mmdec import cli
+from mmdec.checks.processes import only_one
 from mmdec.evaluation import promotion
 from mmdec.evaluation.promotion import SYSTEMS, promote
-from mmdec.hub.processes import only_one
 from mmdec.provenance import weights
 from mmdec.types import InputError, MmdecError
 from tests.support.tiny_corpus import TinyCorpus, write_corpus

@@ -15,6 +15,7 @@ import pytest
 import soundfile
 import torch
 from transformers import WhisperFeatureExtractor, WhisperProcessor
+from transformers.utils import logging as hf_logging
 
 import mmdec
 from mmdec.generation.model_lock import model_lock
@@ -365,6 +366,8 @@ def test_nobody_is_blamed_for_what_transformers_passes_itself(whisper: LoadedWhi
             heard.append(record.getMessage())
 
     logger, ear = logging.getLogger("transformers.generation.utils"), Ear()
+    level = hf_logging.get_verbosity()
+    hf_logging.set_verbosity_warning()  # whatever ran before
     logger.addHandler(ear)
     try:
         for call in (transcribe, whisper.model.generate):  # the second shows that there is something to hear
@@ -384,6 +387,7 @@ def test_nobody_is_blamed_for_what_transformers_passes_itself(whisper: LoadedWhi
                 call(features, max_new_tokens=2, language="en")
     finally:
         logger.removeHandler(ear)
+        hf_logging.set_verbosity(level)
     assert any("suppress_tokens" in line for line in heard)
 
 
