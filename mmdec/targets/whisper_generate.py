@@ -15,7 +15,7 @@ from transformers.generation.logits_process import (
 )
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
-LANGUAGE_CODES: Mapping[str, str] = TO_LANGUAGE_CODE  # English name in lower case -> code: "french" -> "fr"
+LANGUAGE_CODES: dict[str, str] = TO_LANGUAGE_CODE  # English name in lower case -> code: "french" -> "fr"
 
 
 def generate_processors(
