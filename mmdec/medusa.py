@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import warnings
 
-from transformers import WhisperForConditionalGeneration
+from transformers import PreTrainedModel
 
 from mmdec.drafters.medusa import Medusa
 from mmdec.hub import medusa
 
 
-def load_heads(directory: str | os.PathLike[str], model: WhisperForConditionalGeneration) -> Medusa:
+def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Medusa:
     """The drafter with the heads in `directory`, as `mmdec.load_drafter` gives it. Warns of its end."""
     warnings.warn(
         "`mmdec.medusa.load_heads` goes with the next release. Call `mmdec.load_drafter(folder, model)`.",

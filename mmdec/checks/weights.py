@@ -126,7 +126,7 @@ def read_weights(files: Sequence[Path], argument: str = "model", prefixes: tuple
     for file in files:
         try:
             with safe_open(file, framework="pt") as opened:
-                names = [name for name in opened.keys() if name.startswith(prefixes)]  # noqa: SIM118
+                names = [name for name in opened.keys() if name.startswith(prefixes)]  # noqa: SIM118 # no mapping
                 found = {name: opened.get_tensor(name) for name in names}
         except Exception as error:  # the library has no one error for a damaged file
             raise InputError(

@@ -16,7 +16,7 @@ def medusa(
     output: Annotated[Path, typer.Argument(metavar="OUT", help="New directory for the heads.")],
 ) -> None:
     """Convert aiola's Medusa heads for Whisper. Only safetensors files are read."""
-    from mmdec.hub.medusa import convert
+    from mmdec.hub.whisper_medusa import convert
 
     print(convert(source, output))
 

@@ -1,4 +1,4 @@
-"""Medusa heads draft trees for Whisper, one pass of the decoder a round (Cai et al. 2024; arXiv 2409.15869).
+"""Medusa heads draft trees for an encoder-decoder, one pass of the decoder a round (Cai et al. 2024; arXiv 2409.15869).
 
 The heads read the last hidden state of the node that was verified last, out of the very pass that verified it: head k
 proposes the token k places after the next root. Medusa-Block's layer needs the states of every place of the text; what
@@ -55,7 +55,7 @@ class Memory:
 
 @final
 class Medusa:
-    """Drafts with Medusa heads for Whisper. The shape of the trees is learned, from how often each head's first,
+    """Drafts with Medusa heads. The shape of the trees is learned, from how often each head's first,
     second, ... token was right, and kept by the run (`Context.shape`): the drafter holds weights only."""
 
     def __init__(self, heads: MedusaHeads, output: nn.Linear, ranks: Sequence[Sequence[float]] | None = None) -> None:

@@ -167,7 +167,9 @@ def _begin(
                 *(options.get("stopping_criteria") or ()),
                 StopStringCriteria(tokenizer, strings),
             ]
-        begun = model.generate(**named, **options, custom_generate=_Beginning(speculation))  # type: ignore[arg-type]
+        begun = model.generate(  # type: ignore[operator] # torch types what it finds in a module as a tensor
+            **named, **options, custom_generate=_Beginning(speculation)
+        )
     except (InputError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # nothing has run yet: what transformers prepares fails as it likes

@@ -169,8 +169,12 @@ def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
 
 
 def _complete(directory: Path, name: str) -> Path:
-    if kind(directory) == "whisper":
-        raise InputError(f"`model` must translate speech, but '{name}' is a Whisper. Call `mmdec.transcribe` for it.")
+    found = kind(directory)
+    if found not in ("", "daspeech"):
+        raise InputError(
+            f"`model` must translate speech, but '{name}' is {found!r}. Call `mmdec.transcribe` for a model that writes "
+            "speech down."
+        )
     missing = [file for file in NEEDED if not (directory / file).is_file()]
     if not missing:
         return directory

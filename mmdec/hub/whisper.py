@@ -71,7 +71,7 @@ class LoadedWhisper:
 
     @property
     def extractor(self) -> Any:
-        return self.processor.feature_extractor  # type: ignore[attr-defined]
+        return self.processor.feature_extractor
 
     def heads(self, directory: str | os.PathLike[str] | None = None) -> Medusa:
         """The drafter with the heads in `directory`, or in the model's own folder. Raises InputError for none."""

@@ -1,4 +1,4 @@
-"""Medusa heads for Whisper (Segal-Feldman et al. 2024, arXiv 2409.15869; after Medusa, Cai et al. 2024).
+"""Medusa heads for an encoder-decoder (Segal-Feldman et al. 2024, arXiv 2409.15869; after Medusa, Cai et al. 2024).
 
 K small heads read the decoder's last hidden state h_t, final norm included. The model itself predicts token t + 1 from
 it; head k = 1 ... K predicts token t + 1 + k, through the model's own output matrix. Medusa-Linear reads h_t as it is,
@@ -25,7 +25,7 @@ Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, S, H / heads)
 
 @dataclass(frozen=True)
 class MedusaConfig:
-    """Shape of the heads, and which Whisper they are for."""
+    """Shape of the heads, and which model they are for."""
 
     hidden_size: int
     vocab_size: int
@@ -67,7 +67,7 @@ class ResBlock(nn.Module):
 
 @final
 class Attention(nn.Module):
-    """Whisper's attention: keys have no bias."""
+    """Attention as of the speech model: keys have no bias."""
 
     def __init__(self, size: int, heads: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Attention(nn.Module):
 
 @final
 class DecoderLayer(nn.Module):
-    """One layer as Whisper's decoder has them, with its names: weights of the one load into the other."""
+    """One layer as the speech model's decoder has them, with its names: weights of the one load into the other."""
 
     def __init__(self, size: int, heads: int, ffn: int) -> None:
         super().__init__()

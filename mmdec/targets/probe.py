@@ -71,7 +71,10 @@ def _worst(model: Any, target_of: Scorer) -> float:
 def _batch(model: Any, target: Target, lengths: tuple[int, ...]) -> float:
     """The rounds of one batch of prompts."""
     rng, most = random.Random(len(lengths)), target.vocab_size - 1
-    draw = lambda width: torch.tensor([[rng.randint(3, most) for _ in range(width)] for _ in lengths])  # noqa: E731
+
+    def draw(width: int) -> Tensor:
+        return torch.tensor([[rng.randint(3, most) for _ in range(width)] for _ in lengths])
+
     ids = draw(max(lengths))
     mask = torch.tensor([[0] * (max(lengths) - length) + [1] * length for length in lengths])
     plain = _Plain(model, ids, mask)

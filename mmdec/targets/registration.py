@@ -29,7 +29,7 @@ def register_when_there() -> None:
 
 def _register() -> None:
     with suppress(ImportError):  # of another release; whatever needs the operator says so itself
-        import mmdec.targets.attention  # noqa: F401
+        import mmdec.targets.attention  # noqa: F401 # it registers the operator
 
 
 @final

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from transformers.generation.logits_process import (
 )
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
-LANGUAGE_CODES: Mapping[str, str] = TO_LANGUAGE_CODE  # English name in lower case -> code: "french" -> "fr"
+LANGUAGE_CODES: dict[str, str] = TO_LANGUAGE_CODE  # English name in lower case -> code: "french" -> "fr"
 
 
 def generate_processors(

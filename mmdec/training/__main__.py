@@ -12,14 +12,14 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-import mmdec.training.lightning_leaves  # noqa: F401
+import mmdec.training.lightning_leaves  # noqa: F401 # imported for its effect
 from mmdec.checks.processes import end_as_told
 from mmdec.training.callbacks import WholeEpochs
 from mmdec.training.class_paths import RecipeParser
 
 
 def _units(data: LightningDataModule) -> list[str]:
-    return data.units  # type: ignore[attr-defined]
+    return data.units  # type: ignore[attr-defined] # every data module here has them
 
 
 @rank_zero_only

@@ -71,7 +71,8 @@ class Deadline(Callback):
         now = time.time()
         took = max(now - self.since - self.looked, 1e-3)
         self.since, self.looked = now, 0.0
-        done: int = trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
+        current = trainer.fit_loop.epoch_progress.current
+        done: int = current.processed  # type: ignore[attr-defined] # a _ProcessedTracker, declared as a wider class
         look = took if self.look is None else self.look  # until one was seen it is taken to last as long as an epoch
         total = done + epochs_that_fit(self.at - now, took, look, done, trainer.check_val_every_n_epoch)
         if self.epochs is not None:
@@ -83,7 +84,7 @@ class Deadline(Callback):
             trainer.fit_loop.epoch_loop.max_steps = end
         rate = getattr(pl_module, "rate", None)
         if self.decay and isinstance(rate, Schedule):
-            pl_module.rate = rate.ending(trainer.global_step, end)  # type: ignore[assignment]
+            pl_module.rate = rate.ending(trainer.global_step, end)  # type: ignore[assignment] # no part of the network
 
 
 def epochs_that_fit(seconds: float, epoch: float, validation: float, done: int, every: int | None) -> int:

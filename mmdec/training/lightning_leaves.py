@@ -6,4 +6,4 @@ Imported for its effect by whoever makes a Trainer.
 from lightning.pytorch.utilities import _pytree
 from torch.utils._pytree import treespec_leaf
 
-_pytree.LeafSpec = treespec_leaf  # type: ignore[attr-defined, assignment]
+_pytree.LeafSpec = treespec_leaf  # type: ignore[attr-defined, assignment] # imported there for its own use

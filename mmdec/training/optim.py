@@ -30,7 +30,7 @@ class MuonAdamW(Optimizer):
         super().__init__([*self.muon.param_groups, *self.adamw.param_groups], {})
         self.param_groups = [*self.muon.param_groups, *self.adamw.param_groups]
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
-import mmdec.training.lightning_leaves  # noqa: F401
+import mmdec.training.lightning_leaves  # noqa: F401 # imported for its effect
 
 
 def validate(module: LightningModule, data: LightningDataModule) -> Mapping[str, float]:

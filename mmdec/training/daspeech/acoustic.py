@@ -90,12 +90,14 @@ class AcousticData(LightningDataModule):
             epoch,
         ).batches[begun:]
         mine = [[self.places[place] for place in batch[rank::world]] for batch in batches]
-        return DataLoader(range(len(train)), batch_sampler=mine, collate_fn=lambda items: train.batch(items, index))  # type: ignore[arg-type]
+        numbers: Any = range(len(train))  # a length and items, which is all that is asked of a data set
+        return DataLoader(numbers, batch_sampler=mine, collate_fn=lambda items: train.batch(items, index))
 
     def val_dataloader(self) -> DataLoader[Step]:
         assert self.validation_set is not None
         held, index = self.validation_set, {unit: number for number, unit in enumerate(self.units)}
-        return DataLoader(range(len(held)), batch_size=16, collate_fn=lambda items: held.batch(items, index))  # type: ignore[arg-type]
+        numbers: Any = range(len(held))
+        return DataLoader(numbers, batch_size=16, collate_fn=lambda items: held.batch(items, index))
 
 
 class AcousticModule(LightningModule):
@@ -139,7 +141,8 @@ class AcousticModule(LightningModule):
         """The corpus' statistics; on resuming, the checkpoint's come after and win."""
         if stage != "fit":
             return
-        mean, deviation, pitch, energy = self.trainer.datamodule.train_set.statistics()  # type: ignore[attr-defined]
+        data = self.trainer.datamodule  # type: ignore[attr-defined] # undeclared by Lightning
+        mean, deviation, pitch, energy = data.train_set.statistics()
         neutral = torch.tensor([0.0, 1.0])
         scaled = self.normalise_variance
         self.tts.set_statistics(mean, deviation, pitch if scaled else neutral, energy if scaled else neutral)

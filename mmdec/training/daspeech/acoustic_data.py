@@ -117,7 +117,8 @@ class EnglishSpeech:
         deviation = np.sqrt(np.maximum(squares / count - mean**2, 1e-8))
         spoken = np.log1p(self._phones[self._phones[:, 0] > 0, 1:].astype(np.float64))
         pairs = np.stack([spoken.mean(0), np.maximum(spoken.std(0), 1e-4)], 1)  # (2, 2)
-        return tuple(torch.from_numpy(array).float() for array in (mean, deviation, pairs[0], pairs[1]))  # type: ignore[return-value]
+        mean, deviation, pitch, energy = (torch.from_numpy(array).float() for array in (mean, deviation, *pairs))
+        return mean, deviation, pitch, energy
 
     def _build(self, folder: Path) -> None:
         """Write the cache: into a folder of this process's own, renamed at the end."""

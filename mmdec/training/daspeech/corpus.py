@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -271,12 +272,16 @@ class SpeechTranslationData(LightningDataModule):
             self.trainer.global_rank,
             self.trainer.world_size,
         )
-        return DataLoader(self.train_set, batch_sampler=batches, collate_fn=collate)  # type: ignore[arg-type]
+        # The loader is typed by the items of its data set, not by what `collate` makes of them.
+        loader: Any = DataLoader(self.train_set, batch_sampler=batches, collate_fn=collate)
+        return loader
 
     def val_dataloader(self) -> DataLoader[Batch]:
         assert self.validation_set is not None
         assert self.trainer is not None
         numbers = range(self.trainer.global_rank, len(self.validation_set), self.trainer.world_size)
-        items = sorted(((number,) for number in numbers), key=lambda item: self.validation_set.lengths[item[0]])  # type: ignore[union-attr]
+        lengths = self.validation_set.lengths
+        items = sorted(((number,) for number in numbers), key=lambda item: lengths[item[0]])
         batches = [items[start : start + 16] for start in range(0, len(items), 16)]
-        return DataLoader(self.validation_set, batch_sampler=batches, collate_fn=collate)  # type: ignore[arg-type]
+        loader: Any = DataLoader(self.validation_set, batch_sampler=batches, collate_fn=collate)
+        return loader

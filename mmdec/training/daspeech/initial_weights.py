@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -35,11 +36,11 @@ class InitialWeights(Callback):
                     f"`files` must name existing safetensors, but '{file}' does not exist. Train it first."
                 )
             state = {prefix + name: value.float() for name, value in read_weights([file], "files").items()}
-            network = pl_module.network
+            network: Any = pl_module.network  # torch types what it finds in a module as a tensor, too
             if prefix:
-                self._reorder(state, network.state_dict(), pl_module.hparams["units"], file.with_suffix(".json"))  # type: ignore[union-attr, operator]
-            left = load_network(network, state)  # type: ignore[arg-type]
-            taken = len(network.state_dict()) - len(left)  # type: ignore[union-attr, operator]
+                self._reorder(state, network.state_dict(), pl_module.hparams["units"], file.with_suffix(".json"))
+            left = load_network(network, state)
+            taken = len(network.state_dict()) - len(left)
             if taken == 0:
                 raise InputError(f"`files` must fit the network, but no tensor of '{file}' does. Check the sizes.")
             rank_zero_info(f"{file}: {taken} tensors loaded")

@@ -99,7 +99,7 @@ class DASpeechModule(LightningModule):
 
     def setup(self, stage: str) -> None:
         """The data leaves out what does not fit the graph: it must know the graph's size as it is here."""
-        data, dag = self.trainer.datamodule, self.config.dag  # type: ignore[attr-defined]
+        data, dag = self.trainer.datamodule, self.config.dag  # type: ignore[attr-defined] # undeclared by Lightning
         if not isinstance(data, SpeechTranslationData):
             return
         for name, wanted, found in (

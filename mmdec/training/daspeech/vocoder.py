@@ -121,11 +121,11 @@ class VocoderData(LightningDataModule):
         batches = EpochItems(equal, self.batch_size * world, self.steps_per_epoch, self.seed, epoch).batches
         generator = np.random.default_rng([self.seed, epoch, 1])
         pieces = [[(item, *generator.random(2)) for item in batch][rank::world] for batch in batches][begun:]
-        return DataLoader(_Pieces(self.train_set, self.crop_frames), batch_sampler=pieces, collate_fn=stack)  # type: ignore[arg-type]
+        return DataLoader(_Pieces(self.train_set, self.crop_frames), batch_sampler=pieces, collate_fn=stack)
 
     def val_dataloader(self) -> DataLoader[Crops]:
         pieces = [[(item, 0.5, 1.0)] for item in range(len(self.validation_set))]
-        return DataLoader(_Pieces(self.validation_set, None), batch_sampler=pieces, collate_fn=stack)  # type: ignore[arg-type]
+        return DataLoader(_Pieces(self.validation_set, None), batch_sampler=pieces, collate_fn=stack)
 
 
 class _Pieces(torch.utils.data.Dataset[Crops]):
@@ -236,7 +236,7 @@ class VocoderModule(LightningModule):
         self.discriminators = Discriminators()  # also where they never play: a run may be resumed with them
 
     def setup(self, stage: str) -> None:
-        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        data = self.trainer.datamodule  # type: ignore[attr-defined] # undeclared by Lightning
         self.vocoder.set_statistics(*data.statistics())
         if not self.trainer.max_epochs or self.trainer.max_epochs < 1:
             raise InputError(
@@ -256,11 +256,11 @@ class VocoderModule(LightningModule):
         return [adam(self.vocoder.parameters()), adam(self.discriminators.parameters())]
 
     def training_step(self, batch: Crops, batch_idx: int) -> None:
-        steps: int = self.trainer.datamodule.steps_per_epoch  # type: ignore[attr-defined]
+        steps: int = self.trainer.datamodule.steps_per_epoch  # type: ignore[attr-defined] # undeclared by Lightning
         step, self.batches = self.batches, self.batches + 1
         # A resumed step draws the noise that an unbroken one would, and no two ranks draw the same.
         torch.manual_seed((self.seed * 1_000_003 + step) * 64 + self.global_rank)
-        player, judge = self.optimizers()  # type: ignore[misc]
+        player, judge = self.optimizers()  # type: ignore[misc] # `configure_optimizers` gives two
         schedule = Schedule("cosine", self.warmup, decay_steps=(self.trainer.max_epochs or 1) * steps - self.warmup)
         rate = self.learning_rate * schedule(step)
         noise = torch.randn_like(batch.samples)

@@ -133,8 +133,8 @@ class HeadWindows(Dataset[HeadBatch]):
         names, rows = [self.name(window) for window in windows], [window.rows for window in windows]
         if all(name in self.known for name in names):
             return HeadBatch(None, [], [], [], names, rows)
-        # All that `compose` asks of a tokenizer is names, pieces and EOS.
-        made = [compose(window, self.utterances, self.spelling, self.how) for window in windows]  # type: ignore[arg-type]
+        spelling: Any = self.spelling  # all that `compose` asks of a tokenizer is names, pieces and EOS
+        made = [compose(window, self.utterances, spelling, self.how) for window in windows]
         sounds = torch.zeros(len(made), SECONDS * SAMPLE_RATE)
         for row, one in enumerate(made):
             sounds[row, : len(one.sound)] = torch.from_numpy(np.ascontiguousarray(one.sound))

@@ -49,7 +49,7 @@ class _FrozenOutput(torch.autograd.Function):
         return total / count, ranks
 
     @staticmethod
-    def backward(ctx: Any, loss: Tensor, _: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, loss: Tensor, _: Tensor) -> Any:  # type: ignore[override] # declared of any arguments
         (gradient,) = ctx.saved_tensors
         return (gradient * loss).to(gradient.dtype), None, None, None, None, None
 
@@ -70,5 +70,5 @@ def head_loss(
     """
     if not teacher_weight:
         teacher = None
-    loss, ranks = _FrozenOutput.apply(states, output.detach(), targets, teacher, teacher_weight, cells)  # type: ignore[misc]
+    loss, ranks = _FrozenOutput.apply(states, output.detach(), targets, teacher, teacher_weight, cells)
     return loss, ranks

@@ -121,8 +121,9 @@ class MedusaModule(LightningModule):
         self.mark = fingerprint(model)
         self.heads = first_heads(model, data.base, self.options.kind, self.count, self.options.start)
         dtype: torch.dtype = getattr(torch, self.options.base_dtype)
+        device = self.trainer.strategy.root_device
         # In a tuple it is no submodule: not saved, not set to training, not moved or averaged by any strategy.
-        model = model.to(device=self.trainer.strategy.root_device, dtype=dtype)  # type: ignore[call-arg]
+        model = model.to(device=device, dtype=dtype)  # type: ignore[call-arg] # pyright does not bind a decorated `to`
         self.held = (model.requires_grad_(False).eval(),)
         options = f"{self.mark}-{self.hparams['base_dtype']}-{self.hparams['max_tokens']}"
         self.labels = TokenStore(data.kept / f"labels-{options}", self.global_rank)
@@ -291,7 +292,7 @@ class MedusaModule(LightningModule):
     def _prompts(self, states: Tensor, prompts: list[list[int]]) -> list[list[int]]:
         if not any(DETECT in prompt for prompt in prompts):
             return prompts
-        encoded = BaseModelOutput(last_hidden_state=states)  # type: ignore[arg-type]
+        encoded = BaseModelOutput(last_hidden_state=states)
         heard: list[int] = self.base.detect_language(encoder_outputs=encoded).tolist()
         return [
             [language if token == DETECT else token for token in prompt]

@@ -70,7 +70,7 @@ def own_text(
 def ends(model: WhisperForConditionalGeneration) -> list[int]:
     """Tokens that end a text."""
     end = model.generation_config.eos_token_id
-    return list(end) if isinstance(end, list) else [int(end)]  # type: ignore[arg-type]
+    return list(end) if isinstance(end, list) else [int(end)]
 
 
 def fingerprint(model: WhisperForConditionalGeneration) -> str:

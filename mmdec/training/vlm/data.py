@@ -92,7 +92,7 @@ class Questions(Dataset[Question]):
         texts = [self.lead + asked(item.question) for item in items]
         made = self.tokenizer(texts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt")
         pixels = torch.from_numpy(np.stack([picture(item.image, self.side) for item in items]))
-        return Asked(pixels, made["input_ids"], made["attention_mask"], tuple(items))  # type: ignore[arg-type]
+        return Asked(pixels, made["input_ids"], made["attention_mask"], tuple(items))
 
 
 class SceneData(LightningDataModule):
@@ -172,9 +172,9 @@ class SceneData(LightningDataModule):
                     orders[lap] = np.random.default_rng([self.seed, lap]).permutation(len(self.encoded))
                 batch.append((int(orders[lap][at]), self.seed * 2**40 + place))
             batches.append(batch)
-        pad = int(self.tokenizer.pad_token_id)  # type: ignore[arg-type]
+        pad = int(self.tokenizer.pad_token_id)  # type: ignore[arg-type] # a single number
         dataset = Rows(self.encoded, self.cells, self.image, self.lead_tokens, self.length, pad)
-        return DataLoader(dataset, batch_sampler=Plan(batches), collate_fn=dataset.collate, num_workers=self.workers)  # type: ignore[arg-type]
+        return DataLoader(dataset, batch_sampler=Plan(batches), collate_fn=dataset.collate, num_workers=self.workers)
 
     def val_dataloader(self) -> DataLoader:
         """Every second question for every second process; descriptions with each other, for they are longer."""
@@ -189,7 +189,7 @@ def question_loader(dataset: Questions, rank: int = 0, world: int = 1, size: int
     for described in (False, True):
         mine = [n for n, one in enumerate(dataset.questions) if (one.task == "describe") == described][rank::world]
         batches += [mine[at : at + size] for at in range(0, len(mine), size)]
-    return DataLoader(dataset, batch_sampler=Plan(batches), collate_fn=dataset.collate)  # type: ignore[arg-type]
+    return DataLoader(dataset, batch_sampler=Plan(batches), collate_fn=dataset.collate)
 
 
 def picture(path: Path, side: int) -> np.ndarray:

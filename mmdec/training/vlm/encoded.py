@@ -57,7 +57,7 @@ def encode(conversations: Sequence[Conversation], tokenizer: PreTrainedTokenizer
     for one in conversations:
         texts = [text for question, answer in one.turns for text in (asked(question), answered(answer))]
         parts = tokenizer(texts, add_special_tokens=False)["input_ids"]
-        for question, answer in zip(parts[::2], parts[1::2], strict=True):  # type: ignore[index]
+        for question, answer in zip(parts[::2], parts[1::2], strict=True):
             tokens += [np.asarray(question, np.uint16), np.asarray(answer, np.uint16)]
             bounds.append((end + len(question), end + len(question) + len(answer)))
             end = bounds[-1][1]

@@ -170,7 +170,7 @@ class VlmModule(LightningModule):
     def on_validation_epoch_end(self) -> None:
         counts = torch.tensor([self._tally.get(task, [0.0, 0.0]) for task in TASKS], dtype=torch.float64)
         gathered = self.all_gather(counts)
-        counts = gathered.reshape(-1, *counts.shape).sum(0)  # type: ignore[union-attr]
+        counts = gathered.reshape(-1, *counts.shape).sum(0)  # type: ignore[union-attr] # a tensor of a tensor
         asked = counts[:, 1] > 0
         if not bool(asked.any()):
             return
@@ -183,8 +183,8 @@ class VlmModule(LightningModule):
         matrices, others = [], []
         inner = {
             id(module.weight)
-            for part in (self.model.model.vision_tower.encoder, self.model.model.language_model.layers)  # type: ignore[union-attr]
-            for module in part.modules()  # type: ignore[union-attr, operator]
+            for part in (self.model.model.vision_tower.encoder, self.model.model.language_model.layers)
+            for module in part.modules()
             if isinstance(module, nn.Linear)
         }
         for parameter in self.parameters():

@@ -75,9 +75,9 @@ def build_model(shape: Shape, units: list[str], seed: int) -> LlavaForConditiona
     torch.manual_seed(seed)
     model = LlavaForConditionalGeneration(configuration(shape, units))
     model.set_attn_implementation("eager")  # trains faster on a CPU than the fused one
-    table = model.model.vision_tower.embeddings.position_embedding.weight  # type: ignore[union-attr]
+    table = model.model.vision_tower.embeddings.position_embedding.weight
     with torch.no_grad():
-        table.copy_(sines(shape.image // shape.patch, shape.vision_width) * 0.2)  # type: ignore[operator]
+        table.copy_(sines(shape.image // shape.patch, shape.vision_width) * 0.2)
     return model
 
 
@@ -99,13 +99,13 @@ def see(model: LlavaForConditionalGeneration, pixels: Tensor, dtype: torch.dtype
     function serves all layers, for their weights are arguments.
     """
     tower = model.model.vision_tower
-    patches = tower.embeddings.patch_embedding  # type: ignore[union-attr]
-    side = patches.kernel_size[0]  # type: ignore[union-attr, index]
+    patches = tower.embeddings.patch_embedding
+    side = patches.kernel_size[0]
     squares = pixels.unfold(2, side, side).unfold(3, side, side).permute(0, 2, 3, 1, 4, 5)
-    states = F.linear(squares.flatten(3).flatten(1, 2).to(dtype), patches.weight.flatten(1).to(dtype)).float()  # type: ignore[union-attr, operator]
-    states = states + patches.bias + tower.embeddings.position_embedding.weight  # type: ignore[union-attr, operator]
-    heads = tower.config.num_attention_heads  # type: ignore[union-attr]
-    for block in tower.encoder.layers:  # type: ignore[union-attr]
+    states = F.linear(squares.flatten(3).flatten(1, 2).to(dtype), patches.weight.flatten(1).to(dtype)).float()
+    states = states + patches.bias + tower.embeddings.position_embedding.weight
+    heads = tower.config.num_attention_heads
+    for block in tower.encoder.layers:
         attention = block.self_attn
         weights = [
             value
@@ -130,9 +130,9 @@ def speak(
     """Hidden states after the last norm. embeddings: (B, L, H); mask: (B, 1, L, L), added to the scores; positions:
     (B, L). dtype, layer: as of `see`."""
     language = model.model.language_model
-    cosine, sine = language.rotary_emb(embeddings, position_ids=positions)  # type: ignore[operator]
-    heads = language.config.num_attention_heads  # type: ignore[union-attr]
-    for block in language.layers:  # type: ignore[union-attr]
+    cosine, sine = language.rotary_emb(embeddings, position_ids=positions)
+    heads = language.config.num_attention_heads
+    for block in language.layers:
         attention, inner = block.self_attn, block.mlp
         weights = [
             part.weight
@@ -142,7 +142,7 @@ def speak(
             )
         ]  # fmt: skip
         embeddings = (layer or language_layer)(embeddings, mask, cosine, sine, heads, dtype, *weights)
-    return language.norm(embeddings)  # type: ignore[operator]
+    return language.norm(embeddings)
 
 
 Layer = Callable[..., Tensor]

@@ -36,8 +36,8 @@ def build_tokenizer(texts: Iterable[str], pieces: int = 1024) -> PreTrainedToken
             pre_tokenizers.Split(Regex(DIGITS), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
-    )  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
     marks = [
         AddedToken(BEGIN, special=True, normalized=False),
         AddedToken(END, special=True, normalized=False),

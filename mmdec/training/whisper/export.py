@@ -49,7 +49,8 @@ def export(
     tokenizer = WhisperTokenizer.from_pretrained(tokenizer_folder)
     model = finished(module, tokenizer)
     if alignment:
-        model.generation_config.alignment_heads = [list(pair) for pair in alignment]  # type: ignore[attr-defined]
+        heads = [list(pair) for pair in alignment]
+        model.generation_config.alignment_heads = heads  # type: ignore[attr-defined] # undeclared by transformers
     with whole_folder(out) as fresh:
         model.half().save_pretrained(fresh)
         WhisperProcessor(WhisperFeatureExtractor(feature_size=module.shape.mels), tokenizer).save_pretrained(fresh)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,20 +20,20 @@ def protect_positions(model: WhisperForConditionalGeneration) -> None:
     longer looked nearby after a few hundred steps. So nothing else is written there, what is written elsewhere has a
     mean of zero (a layer norm would subtract it from the positions, too), and the later layers' norms add nothing.
     """
-    encoder = model.model.encoder
+    encoder: Any = model.model.encoder  # torch types a layer's parts as tensors or modules
     width, half = model.config.d_model, model.config.d_model // 2
     pairs = min(width // model.config.encoder_attention_heads // 2, half)
     kept = torch.zeros(width, dtype=torch.bool, device=encoder.embed_positions.weight.device)
     kept[:pairs] = kept[half : half + pairs] = True
     encoder.conv2.weight[kept] = 0
-    encoder.conv2.bias[kept] = 0  # type: ignore[index]
+    encoder.conv2.bias[kept] = 0
     for depth, layer in enumerate(encoder.layers):
         if depth:
-            layer.self_attn_layer_norm.bias[kept] = 0  # type: ignore[union-attr, index, operator]
-        for output in (layer.self_attn.out_proj, layer.fc2):  # type: ignore[union-attr]
-            for values in (output.weight, output.bias):  # type: ignore[union-attr]
-                values[~kept] -= values[~kept].mean(0)  # type: ignore[index, operator]
-                values[kept] = 0  # type: ignore[index, operator]
+            layer.self_attn_layer_norm.bias[kept] = 0
+        for output in (layer.self_attn.out_proj, layer.fc2):
+            for values in (output.weight, output.bias):
+                values[~kept] -= values[~kept].mean(0)
+                values[kept] = 0
 
 
 @torch.no_grad()
@@ -42,14 +43,14 @@ def init_local_attention(model: WhisperForConditionalGeneration) -> None:
     Positions are sinusoids, so a query and a key that read the same frequencies, one of them turned, meet where their
     places differ by that turn. Content takes over in training; learning locality from noise would take most of it.
     """
-    encoder = model.model.encoder
+    encoder: Any = model.model.encoder  # torch types a layer's parts as tensors or modules
     width, heads = model.config.d_model, model.config.encoder_attention_heads
     half, size = width // 2, width // heads
     pairs = min(size // 2, half)
     speeds = torch.exp(-math.log(10000) / (half - 1) * torch.arange(pairs))  # Whisper's highest frequencies
     for depth, layer in enumerate(encoder.layers):
-        query: Tensor = layer.self_attn.q_proj.weight  # type: ignore[union-attr, assignment] # a WhisperEncoderLayer
-        key: Tensor = layer.self_attn.k_proj.weight  # type: ignore[union-attr, assignment]
+        query: Tensor = layer.self_attn.q_proj.weight
+        key: Tensor = layer.self_attn.k_proj.weight
         scale = NEAR_LATER if depth else NEAR
         for head in range(heads):
             turn = speeds * (head - heads // 2) * 2 * (depth + 1)

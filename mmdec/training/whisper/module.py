@@ -170,11 +170,11 @@ class WhisperModule(LightningModule):
         near = (places - times[..., None]).abs() <= self.options.guide_seconds  # (B, L, S)
         total = states.sum() * 0
         for layer, head in self.options.guided:
-            attention = self.model.model.decoder.layers[layer].encoder_attn
+            attention: Any = self.model.model.decoder.layers[layer].encoder_attn
             size = self.shape.width // self.shape.attention_heads
             own = slice(head * size, (head + 1) * size)
-            queries = F.linear(inputs[layer], attention.q_proj.weight[own], attention.q_proj.bias[own])  # type: ignore[union-attr, index]
-            keys = F.linear(states, attention.k_proj.weight[own])  # type: ignore[union-attr, index]
+            queries = F.linear(inputs[layer], attention.q_proj.weight[own], attention.q_proj.bias[own])
+            keys = F.linear(states, attention.k_proj.weight[own])
             scores = (queries @ keys.transpose(1, 2)).float() * size**-0.5  # (B, L, S)
             inside = scores.masked_fill(~near, -1e4).logsumexp(-1) - scores.logsumexp(-1)
             total = total - inside[known].mean()
@@ -240,7 +240,8 @@ class Watched:
     """While open, keeps what the cross-attention of some decoder layers is asked with: (B, L, H) by layer."""
 
     def __init__(self, model: WhisperForConditionalGeneration, layers: Sequence[int]) -> None:
-        self.attention = {layer: model.model.decoder.layers[layer].encoder_attn for layer in layers}
+        decoder: Any = model.model.decoder  # torch types a layer's parts as tensors or modules
+        self.attention = {layer: decoder.layers[layer].encoder_attn for layer in layers}
         self.inputs: dict[int, Tensor] = {}
         self.handles: list[Any] = []
 
@@ -250,7 +251,7 @@ class Watched:
             def keep(module: nn.Module, args: Any, kwargs: Any, layer: int = layer) -> None:
                 self.inputs[layer] = args[0] if args else kwargs["hidden_states"]
 
-            self.handles.append(module.register_forward_pre_hook(keep, with_kwargs=True))  # type: ignore[union-attr, operator]
+            self.handles.append(module.register_forward_pre_hook(keep, with_kwargs=True))
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -44,7 +44,7 @@ class Windows(Dataset[Composed]):
         return compose(window, self.utterances, self.tokenizer, self.how)
 
     def collate(self, items: Sequence[Composed]) -> Batch:
-        return collate(items, int(self.tokenizer.convert_tokens_to_ids(END)))  # type: ignore[arg-type]
+        return collate(items, int(self.tokenizer.convert_tokens_to_ids(END)))  # type: ignore[arg-type] # one for one
 
 
 class Plan(Sampler[list[Window]]):
@@ -129,7 +129,7 @@ class WindowData(LightningDataModule):
                 )
             )
         dataset = Windows(self.train_rows, self.tokenizer, self.composition)
-        return DataLoader(dataset, batch_sampler=Plan(batches), collate_fn=dataset.collate, num_workers=self.workers)  # type: ignore[arg-type]
+        return DataLoader(dataset, batch_sampler=Plan(batches), collate_fn=dataset.collate, num_workers=self.workers)
 
     def val_dataloader(self) -> DataLoader:
         """Paragraphs of the development split, the same each time: no noise of ours, padded to 30 s, without times."""
@@ -143,7 +143,7 @@ class WindowData(LightningDataModule):
         ]
         mine = windows[self.trainer.global_rank :: self.trainer.world_size]
         batches = [mine[start : start + 12] for start in range(0, len(mine), 12)]
-        return DataLoader(dataset, batch_sampler=Plan(batches), collate_fn=dataset.collate)  # type: ignore[arg-type]
+        return DataLoader(dataset, batch_sampler=Plan(batches), collate_fn=dataset.collate)
 
 
 def data_options(recipe: dict[str, Any]) -> dict[str, Any]:

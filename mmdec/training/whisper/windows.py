@@ -214,7 +214,8 @@ def written(
 @cache
 def numbers(tokenizer: WhisperTokenizer) -> dict[str, int]:
     """Special and timestamp tokens by name."""
-    return dict(tokenizer.get_added_vocab()) | {"<|endoftext|>": int(tokenizer.eos_token_id)}  # type: ignore[arg-type]
+    end = int(tokenizer.eos_token_id)  # type: ignore[arg-type] # a single number, whatever the declaration allows
+    return dict(tokenizer.get_added_vocab()) | {"<|endoftext|>": end}
 
 
 @cache

@@ -168,7 +168,7 @@ def test_models_on_disk(folder: Path, tmp_path: Path, tiny_model: Path) -> None:
         transcribe(model=folder, processor=processor())
     with pytest.raises(mmdec.InputError, match=r"is 'daspeech'. Call `mmdec.translate_speech`"):
         load_whisper(tiny_model)
-    with pytest.raises(mmdec.InputError, match=r"is a Whisper\. Call `mmdec.transcribe`"):
+    with pytest.raises(mmdec.InputError, match=r"is 'whisper'\. Call `mmdec.transcribe`"):
         mmdec.load(folder)
     with pytest.raises(mmdec.InputError, match="must be a shipped name"):
         load_whisper("whisper-giant")
