@@ -104,7 +104,8 @@ def named_drafter(name: str) -> Drafter:
     if not callable(factory):
         raise InputError(f"`drafter` must name a class, but '{name}' is {show(factory)}. Name the drafter's class.")
     try:
-        return factory()
+        drafter: Any = factory()
+        return drafter
     except TypeError as error:
         raise InputError(
             f"`drafter` must be made without arguments, but '{name}' is not ({error}). Pass the drafter itself."

@@ -172,8 +172,8 @@ def _complete(directory: Path, name: str) -> Path:
     found = kind(directory)
     if found not in ("", "daspeech"):
         raise InputError(
-            f"`model` must translate speech, but '{name}' is {found!r}. Call `mmdec.transcribe` for one that writes "
-            "speech down."
+            f"`model` must translate speech, but '{name}' is {found!r}. Call `mmdec.transcribe` for a model that "
+            "writes speech down."
         )
     missing = [file for file in NEEDED if not (directory / file).is_file()]
     if not missing:

@@ -76,7 +76,9 @@ def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Med
 
 def _takes_heads(model: PreTrainedModel) -> bool:
     config = model.config
-    speech = bool(config.is_encoder_decoder) and all(hasattr(config, name) for name in ("d_model", "num_mel_bins"))
+    speech = getattr(config, "is_encoder_decoder", False) and all(
+        hasattr(config, name) for name in ("d_model", "num_mel_bins")
+    )
     return speech and isinstance(getattr(model, "proj_out", None), nn.Linear)
 
 

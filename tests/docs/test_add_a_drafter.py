@@ -161,7 +161,7 @@ def test_load_drafter_reads_heads(whisper: Path, tmp_path: Path) -> None:
     folder = str(whisper / "whisper" / "medusa")
     loop = mmdec.speculate(folder)
     assert loop.drafter_for(loaded.model) is loop.drafter_for(loaded.model)  # read once
-    refused("must be a WhisperForConditionalGeneration", mmdec.generate, *small(), folder, max_new_tokens=2)
+    refused("must be a loaded encoder-decoder", mmdec.generate, *small(), folder, max_new_tokens=2)
 
 
 def small() -> tuple[LlamaForCausalLM, Tensor]:

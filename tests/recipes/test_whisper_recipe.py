@@ -94,7 +94,7 @@ def test_the_recipe_resumes_to_the_same_weights_and_exports(corpus: Path, tmp_pa
     tokens = model.generate(features, language="en", task="transcribe", max_new_tokens=4)
     assert tokens.shape[0] == 1
     drafter = load_heads(out / "medusa", model)
-    assert drafter.name == "medusa-linear-8"
+    assert drafter.name.startswith("medusa-linear-8-")  # then a digest of the weights
     assert processor.tokenizer.normalize("Colour, it's fine.") == "colour it is fine"
     assert all((path.stat().st_mode & 0o777) == 0o644 for path in out.rglob("*") if path.is_file())
     assert json.loads((out / "provenance.json").read_text(encoding="utf-8"))["training"]["step"] == 4

@@ -1,5 +1,6 @@
 """Medusa heads: sizes, the block's layer against transformers' own, its cache, trees by ranks, files."""
 
+import copy
 import json
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import DynamicCache, EncoderDecoderCache, WhisperConfig
+from transformers import DynamicCache, EncoderDecoderCache, WhisperConfig, WhisperForCausalLM
 from transformers.models.whisper.modeling_whisper import WhisperDecoderLayer
 from typer.testing import CliRunner
 
@@ -164,6 +165,9 @@ def test_heads_on_disk_draft_for_their_model_alone(tmp_path: Path) -> None:
         load_heads(tmp_path / "heads", whisper(128))
     with pytest.raises(InputError, match="channels"):
         load_heads(tmp_path / "heads", whisper(d_model=48))
+    for other in (WhisperForCausalLM(copy.deepcopy(model.config)), model.model):  # no encoder; no output layer
+        with pytest.raises(InputError, match="`model` must be a loaded encoder-decoder"):
+            load_heads(tmp_path / "heads", other)
     with pytest.raises(InputError, match="directory"):
         save_heads(tmp_path / "heads", made)
     with pytest.raises(InputError, match=r"heads\.safetensors"):
