@@ -73,13 +73,17 @@ def ends(model: WhisperForConditionalGeneration) -> list[int]:
     return list(end) if isinstance(end, list) else [int(end)]
 
 
-def fingerprint(model: WhisperForConditionalGeneration) -> str:
-    """Tells one model from another whose text may differ: by its sizes, its rules and some of each weight."""
+def fingerprint(model: WhisperForConditionalGeneration, with_path: bool = False) -> str:
+    """Tells one model from another whose text may differ: by its sizes, its rules and some of each weight.
+
+    with_path: as earlier releases wrote it into their checkpoints, where a copied model was another.
+    """
     digest = hashlib.blake2b(digest_size=8)
-    sizes = {
-        name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"
-    }  # a copy is equal
-    digest.update(json.dumps(sizes, sort_keys=True, default=str).encode())
+    if with_path:
+        digest.update(model.config.to_json_string(use_diff=False).encode())
+    else:
+        sizes = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
+        digest.update(json.dumps(sizes, sort_keys=True, default=str).encode())
     digest.update(json.dumps(model.generation_config.to_dict(), sort_keys=True, default=str).encode())
     for name, weight in model.state_dict().items():
         numbers = weight.flatten()[:: max(1, weight.numel() // 512)]

@@ -88,7 +88,8 @@ def last() -> Path:
 def begin() -> bool:
     """Whether a run that was cut off can go on; else make way for a new one."""
     if last().is_file():
-        same = read_checkpoint(last())["base"] == fingerprint(load_whisper(start_model(MODEL), "cpu").model)
+        model = load_whisper(start_model(MODEL), "cpu").model
+        same = read_checkpoint(last())["base"] in {fingerprint(model), fingerprint(model, with_path=True)}
         if same and not (RUN / "finished").is_file():
             return True
         shutil.rmtree(RUN / "checkpoints")

@@ -210,3 +210,11 @@ def test_a_new_block_is_the_decoders_last_layer() -> None:
     for name, value in model.model.decoder.layers[-1].state_dict().items():
         assert torch.equal(made.block.state_dict()[name], value)
     assert (made.config.mels, made.config.base) == (80, "name")
+
+
+def test_a_checkpoint_of_an_earlier_release_names_its_base_with_the_path() -> None:
+    model = whisper()
+    assert fingerprint(model, with_path=True) != fingerprint(model)
+    here, model.config._name_or_path = (fingerprint(model), fingerprint(model, with_path=True)), "elsewhere"
+    assert fingerprint(model) == here[0]
+    assert fingerprint(model, with_path=True) != here[1]
