@@ -8,12 +8,13 @@ from mmdec.types import InputError, MmdecError
 
 if TYPE_CHECKING:
     from mmdec import audio
-    from mmdec.decode.statistics import DecodingStatistics
-    from mmdec.drafters.registry import register_drafter
-    from mmdec.generation.drafter_choice import load_drafter
+    from mmdec.generation.drafter_choice import load_drafter, register_drafter
     from mmdec.generation.model_lock import model_lock
-    from mmdec.generation.run import default_statistics
+    from mmdec.generation.run import DecodingStatistics, default_statistics
     from mmdec.generation.speculation import Generation, generate, speculate, stream
+    from mmdec.pipelines.description.chat import Chat
+    from mmdec.pipelines.description.describe import describe
+    from mmdec.pipelines.description.description import Description
     from mmdec.pipelines.inputs import BatchError
     from mmdec.pipelines.transcription.transcribe import transcribe
     from mmdec.pipelines.transcription.transcript import Segment, Transcript, Word
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "BatchError",
+    "Chat",
     "DecodingStatistics",
+    "Description",
     "Generation",
     "InputError",
     "MmdecError",
@@ -34,6 +37,7 @@ __all__ = [
     "__version__",
     "audio",
     "default_statistics",
+    "describe",
     "generate",
     "load",
     "load_drafter",
@@ -50,11 +54,12 @@ _LAZY = {
     **dict.fromkeys(("Generation", "generate", "speculate", "stream"), "mmdec.generation.speculation"),
     **dict.fromkeys(("Segment", "Transcript", "Word"), "mmdec.pipelines.transcription.transcript"),
     "BatchError": "mmdec.pipelines.inputs",
-    "DecodingStatistics": "mmdec.decode.statistics",
+    "Chat": "mmdec.pipelines.description.chat",
+    "Description": "mmdec.pipelines.description.description",
+    "describe": "mmdec.pipelines.description.describe",
     "load": "mmdec.pipelines.translation.load",
-    "default_statistics": "mmdec.generation.run",
-    "load_drafter": "mmdec.generation.drafter_choice",
-    "register_drafter": "mmdec.drafters.registry",
+    **dict.fromkeys(("DecodingStatistics", "default_statistics"), "mmdec.generation.run"),
+    **dict.fromkeys(("load_drafter", "register_drafter"), "mmdec.generation.drafter_choice"),
     "model_lock": "mmdec.generation.model_lock",
     "transcribe": "mmdec.pipelines.transcription.transcribe",
 }

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import warnings
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
 
-from mmdec.types import InputError
+from mmdec.checks.arguments import SHOWN, show
+from mmdec.checks.errors import InputError
+from mmdec.checks.files import open_regular, printable, reason
 
 MAX_PIXELS = 64_000_000  # of one picture; a decompression bomb is larger
 MAX_BYTES = 64_000_000  # of one file
+MAX_PATH = 4096  # letters of a file's name with its folders
 MAX_RATIO = 1000  # of the sides: 10000 x 10 pixels are taken
-_ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]{1,20}://", re.IGNORECASE)
+_ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]{1,20}:/|^data:", re.IGNORECASE)  # pathlib makes one slash of two
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "DIB", "TIFF")  # others are obscure, or run other programs
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 
-ImageSource = str | Path | bytes | bytearray | memoryview | np.ndarray | Image.Image
+ImageSource = str | os.PathLike[str] | bytes | bytearray | memoryview | np.ndarray | Image.Image
 
 
 def read_image(source: ImageSource, name: str = "image") -> np.ndarray:
@@ -32,14 +37,14 @@ def read_image(source: ImageSource, name: str = "image") -> np.ndarray:
     if isinstance(source, np.ndarray):
         return _array(source, name)
     if isinstance(source, Image.Image):
-        return _decode(source, name)
+        return _checked(lambda: _decode(source, name), name)
     if isinstance(source, bytes | bytearray | memoryview):
         return _open(bytes(source), name)
-    if isinstance(source, str | Path):
-        return _open(_read(source, name), f"{name} '{source}'")
+    if isinstance(source, str | os.PathLike):
+        return _open(_read(source, name), f"{name} '{_shown(source)}'")
     raise InputError(
-        f"`{name}` must be a path, bytes, a PIL image or a uint8 array (H, W, 3), but is a {type(source).__name__}. "
-        "Convert it first."
+        f"`{name}` must be a path, bytes, a PIL image or a uint8 array (H, W, 3), but is {show(source)}. Convert it "
+        "first."
     )
 
 
@@ -57,17 +62,26 @@ def _array(pixels: np.ndarray, name: str) -> np.ndarray:
     return np.ascontiguousarray(pixels)
 
 
-def _read(path: str | Path, name: str) -> bytes:
-    if isinstance(path, str) and _ADDRESS.match(path):
+def _shown(path: str | os.PathLike[str]) -> str:
+    text = printable(os.fsdecode(path))
+    return text if len(text) <= 3 * SHOWN else f"{text[: 3 * SHOWN]}..."
+
+
+def _read(path: str | os.PathLike[str], name: str) -> bytes:
+    text = os.fsdecode(path)
+    if _ADDRESS.match(text) and not os.path.lexists(text.partition("\0")[0]):
         raise InputError(
-            f"`{name}` must be a file, but is the address '{path}'. Download it first: nothing is fetched."
+            f"`{name}` must be a file, but is the address '{_shown(path)}'. Download it first: nothing is fetched."
         )
-    try:
-        with open(path, "rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise InputError(f"`{name}` must be a readable file, but '{path}' is not: {error}. Check the path.") from None
-    return content
+    if len(text) > MAX_PATH:
+        raise InputError(f"`{name}` must be an existing file, but '{_shown(path)}' is no name. Check the path.")
+    with open_regular(path, name) as descriptor, open(descriptor, "rb", closefd=False) as file:
+        try:
+            return file.read(MAX_BYTES + 1)
+        except OSError as error:
+            raise InputError(
+                f"`{name}` must be a readable file, but '{_shown(path)}' is not ({reason(error)}). Check the disk."
+            ) from None
 
 
 def _open(content: bytes, what: str) -> np.ndarray:
@@ -75,22 +89,34 @@ def _open(content: bytes, what: str) -> np.ndarray:
         raise InputError(f"{what} must hold a picture, but is empty. Give a PNG, JPEG, WebP, GIF, BMP or TIFF.")
     if len(content) > MAX_BYTES:
         raise InputError(f"{what} must have at most {MAX_BYTES} bytes, but has more. Make it smaller.")
+
+    def opened() -> np.ndarray:
+        Image.init()  # all formats have names from here on
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+            return _decode(image, what)
+
+    return _checked(opened, what, len(content))
+
+
+def _checked(decode: Callable[[], np.ndarray], what: str, size: int | None = None) -> np.ndarray:
+    """What PIL decodes, or an InputError. size: of the file, where there is one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PIL warns of large pictures, which `_bound` refuses, and of odd metadata
         try:
-            with Image.open(io.BytesIO(content)) as image:
-                return _decode(image, what)
-        except InputError:
+            return decode()
+        except (InputError, MemoryError):
             raise
         except Image.DecompressionBombError:
             raise InputError(f"{what} must have at most {MAX_PIXELS} pixels, but has more. Make it smaller.") from None
         except Image.UnidentifiedImageError:
             raise InputError(
-                f"{what} must be a picture, but its {len(content)} bytes are none that is known. "
+                f"{what} must be a picture, but its {size} bytes are none that is known. "
                 "Give a PNG, JPEG, WebP, GIF, BMP or TIFF."
             ) from None
         except Exception as error:  # PIL's decoders raise many kinds for a damaged file
-            raise InputError(f"{what} must be a whole picture, but cannot be read: {error}. Is it cut off?") from None
+            raise InputError(
+                f"{what} must be a whole picture, but cannot be read: {printable(str(error))[:200]}. Is it cut off?"
+            ) from None
 
 
 def _bound(width: int, height: int, what: str) -> None:

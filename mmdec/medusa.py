@@ -7,11 +7,10 @@ import warnings
 
 from transformers import PreTrainedModel
 
-from mmdec.drafters.medusa import Medusa
 from mmdec.hub import medusa
 
 
-def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Medusa:
+def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> medusa.Medusa:
     """The drafter with the heads in `directory`, as `mmdec.load_drafter` gives it. Warns of its end."""
     warnings.warn(
         "`mmdec.medusa.load_heads` goes with the next release. Call `mmdec.load_drafter(folder, model)`.",

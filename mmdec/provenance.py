@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 
-from mmdec.types import InputError
-
 CHECKOUT = Path(__file__).resolve().parents[1]
 CARD = "README.md"
 PACKAGES = ("mmdec", "torch", "torchaudio", "transformers", "lightning")
+OPTIONAL = ("triton", "ctranslate2")
 
 
 def stamp() -> dict[str, Any]:
@@ -43,22 +42,37 @@ def hardware(
     device, dtype: of the model's weights; None if unknown. batch: recordings or prompts in a batch; several sizes if a
     report has figures of each. threads: torch's on the CPU.
     """
-    name = platform.processor() or platform.machine()
-    information = Path("/proc/cpuinfo")
-    if information.is_file():
-        lines = information.read_text(encoding="utf-8", errors="replace").splitlines()
-        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
     versions = stamp()
     if device is not None:  # the figure may come from the CPU of a machine with a GPU
         versions["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     return {
-        "cpu": name,
+        "cpu": _cpu(),
         "cores": os.cpu_count(),
         "threads": threads,
         "target": None if device is None else str(device),
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         "batch": batch if isinstance(batch, int) else sorted(set(batch)),
         **versions,
+    }
+
+
+def surroundings() -> dict[str, Any]:
+    """Versions and devices, as JSON."""
+    gpus = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        found = torch.cuda.get_device_properties(index)
+        capability = f"{found.major}.{found.minor}"
+        gpus.append({"name": found.name, "memory_gib": round(found.total_memory / 2**30), "capability": capability})
+    return {
+        "versions": {
+            "python": ".".join(map(str, sys.version_info[:3])),
+            **{package: _version(package) for package in (*PACKAGES, *OPTIONAL)},
+            "cuda": torch.version.cuda,
+        },
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": gpus,
     }
 
 
@@ -71,17 +85,14 @@ def weights(folder: Path) -> dict[str, str]:
     return hashes
 
 
-def keep_card(old: Path, fresh: Path) -> None:
-    """Copy the model card of `old` to `fresh`, which will replace it. Raises InputError if their weights differ: the
-    card's figures would be false."""
-    if not (old / CARD).is_file():
-        return
-    if weights(old) != weights(fresh):
-        raise InputError(
-            f"`directory` must hold no card of other weights, but '{old}' does. Write to runs/, and put a better model "
-            "there with `mmdec promote`, which measures it."
-        )
-    shutil.copy(old / CARD, fresh)
+def _cpu() -> str:
+    """The processor's name."""
+    name = platform.processor() or platform.machine()
+    information = Path("/proc/cpuinfo")
+    if not information.is_file():
+        return name
+    lines = information.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
 
 
 def _commit() -> str | None:

@@ -1,4 +1,4 @@
-"""Devices, dtypes, threads, and the stopwatch that the whole package uses."""
+"""Dtypes, threads, and the stopwatch that the whole package uses."""
 
 from __future__ import annotations
 
@@ -11,34 +11,9 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from mmdec.checks.arguments import check_threads, show
-from mmdec.types import InputError
+from mmdec.checks.arguments import check_threads
 
 CPU = torch.device("cpu")
-
-
-def check_device(device: str | torch.device | None) -> torch.device:
-    """The device, checked to exist on this machine; None takes a GPU if there is one. Raises InputError."""
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        if not isinstance(device, (str, torch.device)):
-            raise TypeError
-        checked = torch.device(device)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise InputError(
-            f"`device` must be 'cpu' or 'cuda', but is {show(device)}. Leave it out to have it chosen."
-        ) from error
-    if checked.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"`device` must exist, but is '{device}' and this machine has no GPU. Use device='cpu'.")
-    if checked.type == "cuda" and (checked.index or 0) >= torch.cuda.device_count():
-        raise InputError(
-            f"`device` must exist, but is '{device}' and the last GPU is cuda:{torch.cuda.device_count() - 1}. "
-            "Count from 0."
-        )
-    if checked.type not in ("cpu", "cuda"):
-        raise InputError(f"`device` must be 'cpu' or 'cuda', but is '{device}'. Leave it out to have it chosen.")
-    return checked
 
 
 def dtype_of(module: nn.Module) -> torch.dtype:

@@ -1,7 +1,4 @@
-"""The lowest floor: the errors that every other file raises, and the nouns of drafting and verification.
-
-An error names the argument, the rule, the value and the remedy:
-"`sample_rate` must be at least 8000 Hz, but is 4000. Resample the audio first."
+"""What drafters, targets and the verifier exchange; and the errors, from `mmdec.checks.errors`.
 
 B rows, N nodes of a draft, A nodes of an accepted path, P prompt columns, V vocabulary, H hidden size. torch is
 imported by those who make tensors, not here: `mmdec --help` is to be quick.
@@ -13,17 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mmdec.checks.errors import InputError as InputError  # handed on
+from mmdec.checks.errors import MmdecError as MmdecError
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-
-class MmdecError(Exception):
-    """Every error that mmdec raises on purpose. The message is meant for the person who made the call."""
-
-
-class InputError(MmdecError, ValueError):
-    """An argument or a file breaks a rule. Nothing was computed and nothing was written."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +37,7 @@ class Scores:
     """What one pass of the target says about a draft."""
 
     logits: Tensor  # (B, N, V), raw
-    features: Mapping[int, Tensor] = field(default_factory=dict)  # layer -> (B, N, H), those that the drafter needs
+    features: Mapping[int, Tensor] = field(default_factory=lambda: {})  # layer -> (B, N, H); those of `Needs`
 
 
 @dataclass(frozen=True)
@@ -83,6 +75,7 @@ class Needs:
     embeds: bool = False  # the prompt's input embeddings
     memory: bool = False  # the encoder's states
     prior: Prior | None = None  # where its trees' shape and the budget begin; None: it shapes its trees by itself
+    travels: bool = False  # its memory goes on with a conversation, from turn to turn (`Context.carried`)
 
 
 class TreeShape(Protocol):
@@ -101,18 +94,26 @@ class TreeShape(Protocol):
 
 @dataclass(frozen=True)
 class Context:
-    """The prompt after its pass, for drafters that read it."""
+    """The prompt after its pass, for drafters that read it.
+
+    `features`, `embeds`, `visual` and `positions` cover the fresh columns, the last F of the text: what the prompt's
+    pass read. F = P without a given cache.
+    """
 
     tokens: Tensor  # (B, P) int64
     mask: Tensor  # (B, P) bool, False at padding
-    positions: Tensor  # (1 or 3, B, P)
+    positions: Tensor  # (1 or 3, B, F)
     next_position: Tensor  # (B,) of the root, rope_delta included
-    features: Mapping[int, Tensor] = field(default_factory=dict)  # layer -> (B, P, H)
-    embeds: Tensor | None = None  # (B, P, H)
-    visual: Tensor | None = None  # (B, P) bool, True at visual tokens
+    features: Mapping[int, Tensor] = field(default_factory=lambda: {})  # layer -> (B, F, H)
+    embeds: Tensor | None = None  # (B, F, H), the first layer's inputs: at visual tokens the projected visual embedding
+    visual: Tensor | None = None  # (B, F) bool, True at visual tokens
+    images: Mapping[str, Any] | None = None  # pixels and sizes as the processor gave them, where the target got them so
     memory: Tensor | None = None  # (B, S, H)
     room: Tensor | None = None  # (B,) positions that the target has from `next_position` on; None: no end
     shape: TreeShape | None = None  # what runs before this one learned, beginning with the drafter's prior
+    past: int = 0  # columns that a given cache held
+    vision_seconds: float = 0.0  # of the prompt's pass, in the vision tower; 0 too where a caller ran it before
+    carried: Any = None  # the drafter's own memory of the conversation so far, where the run before left one
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # for tests/kernels; read when Triton is first imported, by whomever
 torch.set_num_threads(1)  # the networks of the tests are too small for more
 
 RATE = 16_000

@@ -282,7 +282,7 @@ class Pattern:
         return finish_french("".join(texts))
 
     def render_english(self, choice: tuple[int, ...]) -> list[str]:
-        """Every licensed English rendering of one choice of fillers, the canonical one first."""
+        """Every accepted English reference of one choice of fillers, the canonical one first."""
         names = list(self.slots)
         fillers = [self.slots[name][index] for name, index in zip(names, choice, strict=True)]
         rendered: dict[str, None] = {}

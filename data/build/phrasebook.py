@@ -32,7 +32,7 @@ def _counts(sentences: list[Sentence]) -> list[tuple[str, int]]:
 
 
 def print_text(count: int, seed: int) -> int:
-    """Print `count` test sentences: French, then every licensed rendering, separated by tabs."""
+    """Print `count` test sentences: French, then every accepted reference, separated by tabs."""
     tests = [sentence for sentence in read_sentences() if sentence.split == "test"]
     if not 0 < count <= len(tests):
         print(f"`--text-only` must be 1 to {len(tests)}, but is {count}. Ask for fewer sentences.", file=sys.stderr)

@@ -187,7 +187,7 @@ def _check_manifest(root: Path, plan: Plan, rows: Sequence[Recording]) -> str | 
     return None
 
 
-def _read_journal(path: Path) -> dict[str, str]:
+def read_journal(path: Path) -> dict[str, str]:
     """The English texts spoken so far and their alignments. A line cut short by a kill is dropped and said again."""
     if not path.exists():
         return {}
@@ -205,7 +205,7 @@ def build(root: Path, plan: Plan, sentences: Sequence[Sentence], jobs: int, *, s
         print(problem, file=sys.stderr)
         return 2
     (root / "cv" / "fr" / "clips").mkdir(parents=True, exist_ok=True)
-    alignments = _read_journal(root / _JOURNAL)
+    alignments = read_journal(root / _JOURNAL)
     grouped: dict[str, list[Recording]] = {}
     for row in rows:
         grouped.setdefault(row.translation, []).append(row)

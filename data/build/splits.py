@@ -64,7 +64,7 @@ class Sentence:
 
     @cached_property
     def renderings(self) -> tuple[str, ...]:
-        """Every licensed English rendering, the canonical one first."""
+        """Every accepted English reference, the canonical one first."""
         merged = dict.fromkeys(text for pattern, choice in self.derivations for text in pattern.render_english(choice))
         return tuple(merged)[:MAX_RENDERINGS]
 

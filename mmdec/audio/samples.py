@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmdec.audio.features import SAMPLE_RATE
 from mmdec.checks.arguments import show
-from mmdec.types import InputError
+from mmdec.checks.errors import InputError
 
 STEP = 160  # samples in 10 ms, the grid of pauses
 MIN_RATE, MAX_RATE = 8_000, 192_000  # Hz
@@ -85,7 +85,7 @@ def split_at_pauses(
     """Cut 16 kHz samples (T,) into pieces of at most `max_seconds`: [(start, end), ...] that cover every sample.
 
     A pause of `long_pause` seconds always ends a piece: what follows is another sentence. A piece that is still too
-    long is cut in the middle of its longest pause (at least `min_pause` seconds), or at its quietest place where it
+    long is cut in the middle of its longest pause (at least `min_pause` seconds), or at its quietest point where it
     has none; then its parts are looked at in the same way.
     """
     length = samples.shape[-1]

@@ -6,11 +6,13 @@ import math
 import operator
 import os
 import re
-from pathlib import PurePath
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+from typing import Any, TypeVar, cast
 
-from mmdec.types import InputError
+from mmdec.checks.errors import InputError
 
+T = TypeVar("T")
 SHOWN = 80  # characters of a value
 MAX_THREADS = max(64, os.cpu_count() or 1)  # beyond what a machine can start, OpenMP ends the process
 MAX_NODES = 1024  # of a draft: its mask grows with the square
@@ -27,7 +29,7 @@ def show(value: object) -> str:
     if isinstance(value, PurePath):
         return f"the path {str(value)!r:.{SHOWN}}"
     if isinstance(value, (list, tuple)) and len(value) <= 4:
-        parts = ", ".join(show(one) if not isinstance(one, (list, tuple)) else "..." for one in value)
+        parts = ", ".join(show(item) if not isinstance(item, (list, tuple)) else "..." for item in value)
         text = f"[{parts}]" if isinstance(value, list) else f"({parts}{',' * (len(value) == 1)})"
         if len(text) <= SHOWN:
             return text
@@ -81,6 +83,26 @@ def check_switch(name: str, value: object) -> bool:
     return value
 
 
+def check_instance(name: str, value: object, kind: type[T], rule: str, remedy: str) -> T:
+    """An object of this class. rule: what it must be, in words."""
+    if not isinstance(value, kind):
+        raise InputError(f"`{name}` must be {rule}, but is {show(value)}. {remedy}")
+    return value
+
+
+def check_path(name: str, value: object, remedy: str) -> Path:
+    """A path that is not empty; bytes are none."""
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        raise InputError(f"`{name}` must be a path, but is {show(value)}. {remedy}")
+    return Path(cast(str, value))
+
+
+def check_choice(name: str, value: object, choices: Sequence[str], remedy: str) -> None:
+    """One of these names."""
+    if not isinstance(value, str) or value not in choices:
+        raise InputError(f"`{name}` must be one of {', '.join(choices)}, but is {show(value)}. {remedy}")
+
+
 def check_callable(name: str, value: object, rule: str) -> None:
     """None, or something to call that is no class."""
     if value is not None and (not callable(value) or isinstance(value, type)):
@@ -107,8 +129,8 @@ def check_finite(name: str, value: float, remedy: str) -> float:
 def options_error(given: Any, error: Exception) -> InputError:
     """Options for transformers' `generate` that it refused. given: their names, as the caller passed them."""
     names = ", ".join(f"`{name}`" for name in sorted(given)) or "none"
-    said = re.sub(r" at 0x[0-9a-f]+", "", " ".join(str(error).split()))[:500].rstrip(".")
+    message = re.sub(r" at 0x[0-9a-f]+", "", " ".join(str(error).split()))[:500].rstrip(".")
     return InputError(
         f"`options` must be what `model.generate` takes, but it refuses those given ({names}): {type(error).__name__}: "
-        f"{said}. Change or drop them."
+        f"{message}. Change or drop them."
     )

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mmdec.types import InputError
+from mmdec.checks.errors import InputError
 
 KINDS = (
     (stat.S_ISDIR, "a directory", "Name the files in it"),
@@ -37,10 +37,10 @@ def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
     """
     name = f"'{printable(os.fsdecode(path))}'"
     try:
-        place = Path(os.fsdecode(path))  # "" is the current directory
-        _check_regular(os.stat(place).st_mode, name, argument)
+        file = Path(os.fsdecode(path))  # "" is the current directory
+        _check_regular(os.stat(file).st_mode, name, argument)
         flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)  # a pipe may take its place
-        descriptor = os.open(place, flags)
+        descriptor = os.open(file, flags)
     except FileNotFoundError as error:
         raise InputError(
             f"`{argument}` must be an existing file, but {name} does not exist. Check the path."
@@ -61,7 +61,7 @@ def unreadable(argument: str, name: str, error: Exception, remedy: str) -> Input
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> Path:
-    """Write a file with the folders it needs: beside its place first, then renamed. A file that is there gives way.
+    """Write a file with the folders it needs: under a temporary name first, then renamed. An existing file is replaced.
 
     Raises OSError with `path` in it (a full disk, a folder that nobody may write to), InputError where `path` is
     something else than a file; then there is nothing new, and an earlier file is as it was.

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mmdec.types import InputError
+from mmdec.checks.errors import InputError
 
 WATCHED = "MMDEC_PARENT"  # the pid that a started process shall end with
 SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
@@ -43,11 +43,11 @@ def started_here() -> dict[str, str]:
 
 def end_as_told() -> None:
     """`end_with_parent` where the environment names this process's parent; its own children end with it in turn."""
-    told = os.environ.get(WATCHED)
-    if told is None:
+    parent = os.environ.get(WATCHED)
+    if parent is None:
         return
     os.environ[WATCHED] = str(os.getpid())  # for those that it starts
-    end_with_parent(int(told))
+    end_with_parent(int(parent))
 
 
 def _watch(parent: int) -> None:

@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from mmdec.types import InputError
+from mmdec.checks.errors import InputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -48,15 +48,15 @@ def read_settings(file: Path, argument: str = "model") -> dict[str, Any]:
     try:
         if file.stat().st_size > MAX_JSON_BYTES:
             raise ValueError(f"it has more than {MAX_JSON_BYTES} bytes")
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError(f"it holds a {type(found).__name__}")
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(settings, dict):
+            raise ValueError(f"it holds a {type(settings).__name__}")
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(
             f"`{argument}` must hold {file.name} as a JSON object, but '{file}' is damaged or of another version "
             f"({error}). Fetch it again."
         ) from error
-    return found
+    return settings
 
 
 def shards(folder: Path, argument: str = "model", prefixes: tuple[str, ...] = ALL) -> list[Path]:
@@ -101,22 +101,22 @@ def checked_file(folder: Path, name: str, argument: str = "model") -> Path:
     if not there:
         alone = name == WHOLE and folder.is_dir()
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES) if alone else []
-        found = f"holds a pickle, {pickles[0]}, which is not read" if pickles else f"lacks '{name}'"
+        fault = f"holds a pickle, {pickles[0]}, which is not read" if pickles else f"lacks '{name}'"
         raise InputError(
-            f"`{argument}` must hold its weights as safetensors, but '{folder}' {found}. Fetch all its shards, or save "
+            f"`{argument}` must hold its weights as safetensors, but '{folder}' {fault}. Fetch all its shards, or save "
             "it with `save_pretrained`."
         )
     return file
 
 
 def lies_inside(file: Path, folder: Path) -> bool:
-    """Whether a file's or a folder's own place, links followed, is below `folder` or in its hub cache's blobs."""
+    """Whether a file's or a folder's real path, links followed, is below `folder` or in its hub cache's blobs."""
     try:
         real, home = file.resolve(), folder.resolve()
     except (OSError, RuntimeError, ValueError):  # a link to itself, a name that is none
         return False
-    kept = [above.parent / "blobs" for above in home.parents if above.name == "snapshots"]
-    return any(real.is_relative_to(place) for place in (home, *kept))
+    blobs = [above.parent / "blobs" for above in home.parents if above.name == "snapshots"]
+    return any(real.is_relative_to(allowed) for allowed in (home, *blobs))
 
 
 def read_weights(files: Sequence[Path], argument: str = "model", prefixes: tuple[str, ...] = ALL) -> dict[str, Tensor]:
@@ -127,14 +127,14 @@ def read_weights(files: Sequence[Path], argument: str = "model", prefixes: tuple
         try:
             with safe_open(file, framework="pt") as opened:
                 names = [name for name in opened.keys() if name.startswith(prefixes)]  # noqa: SIM118 # no mapping
-                found = {name: opened.get_tensor(name) for name in names}
+                tensors = {name: opened.get_tensor(name) for name in names}
         except Exception as error:  # the library has no one error for a damaged file
             raise InputError(
                 f"`{argument}` must hold whole safetensors, but '{file}' is damaged or of another version ({error}). "
                 "Fetch it again."
             ) from error
-        check_finite_weights(found, file, argument)
-        state |= found
+        check_finite_weights(tensors, file, argument)
+        state |= tensors
     return state
 
 

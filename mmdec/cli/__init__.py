@@ -11,22 +11,24 @@ from typing import Annotated
 
 import typer
 
-from mmdec import __version__
-from mmdec.cli import bench, convert, demo, evaluate, promote, train, transcribe, translate
-from mmdec.types import MmdecError
+from mmdec import MmdecError, __version__
+from mmdec.cli import bench, convert, demo, describe, evaluate, info, promote, train, transcribe, translate
 
 app = typer.Typer(
     name="mmdec",
-    help="Parallel decoding for speech: translate French speech into English speech, and transcribe speech.",
+    help="Parallel decoding for speech and pictures: translate French speech into English speech, transcribe speech, "
+    "describe pictures.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
 app.command()(translate.translate)
 app.command()(transcribe.transcribe)
+app.command()(describe.describe)
 app.command()(demo.demo)
 app.command()(train.train)
 app.command()(promote.promote)
+app.command()(info.info)
 app.add_typer(evaluate.app, name="eval")
 app.add_typer(bench.app, name="bench")
 app.add_typer(convert.app, name="convert")

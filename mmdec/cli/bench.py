@@ -8,17 +8,24 @@ from typing import Annotated, Any
 
 import typer
 
+from mmdec import InputError
 from mmdec.cli.options import (
     SPEECH_MODEL,
+    VLM_CORPUS,
+    VLM_MODEL,
     WHISPER_CORPUS,
     WHISPER_MODEL,
+    AnswerTokens,
+    AsJson,
     BenchDevice,
     BenchThreads,
     Heads,
     Language,
     MaxNewTokens,
     Model,
+    Pictures,
     Plan,
+    Questions,
     Report,
     WhisperCorpus,
     language_or_none,
@@ -72,6 +79,33 @@ def core(
 
 
 @app.command()
+def compressor(
+    output: Report = None,
+    size: Annotated[str, typer.Option(help="small, medium or 7B.")] = "medium",
+    visual: Annotated[str, typer.Option(help="Visual tokens, comma-separated.")] = "64,256,1024",
+    accepted: Annotated[int, typer.Option(min=0, help="Drafted tokens that the oracle accepts in a round.")] = 3,
+    repeats: Pairs = 5,
+    device: BenchDevice = "cpu",
+    threads: BenchThreads = 2,
+) -> None:
+    """Time SpecVLM's drafter against EAGLE-2's by the number of visual tokens, with random weights."""
+    from mmdec.evaluation.bench_compressor import SIZES, bench_compressor
+
+    if size not in SIZES:
+        raise InputError(f"`size` must be one of {', '.join(SIZES)}, but is {size!r:.60}. Choose one.")
+    counts = [_whole(count) for count in visual.split(",")]
+    _report(bench_compressor(size, counts, accepted=accepted, repeats=repeats, device=device, threads=threads), output)
+
+
+@app.command()
+def kernels(output: Report = None, repeats: Pairs = 15, device: BenchDevice = "cpu", threads: BenchThreads = 1) -> None:
+    """Time the operators alone: GPU kernels against SDPA, FlexAttention and dense torch; on a CPU the torch forms."""
+    from mmdec.evaluation.bench_kernels import bench_kernels
+
+    _report(bench_kernels(repeats=repeats, device=device, threads=threads), output)
+
+
+@app.command()
 def asr(
     recordings: Annotated[
         list[Path] | None,
@@ -91,6 +125,7 @@ def asr(
     per_bin: Annotated[int, typer.Option(min=1, help="Recordings of each length.")] = 6,
     repeats: Annotated[int, typer.Option(min=1, help="Times that each method decodes each recording.")] = 5,
     batch: Annotated[int, typer.Option(min=1, help="Long recordings in a batch.")] = 8,
+    peer: Annotated[str | None, typer.Option(help="Another engine with the same weights: ctranslate2.")] = None,
     language: Language = "en",
     max_new_tokens: MaxNewTokens = None,
     output: Report = None,
@@ -112,6 +147,7 @@ def asr(
         per_bin=per_bin,
         repeats=repeats,
         batch=batch,
+        peer=peer,
         language=language_or_none(language),
         max_new_tokens=max_new_tokens,
         device=device,
@@ -119,6 +155,56 @@ def asr(
         log=log,
     )
     _report(report, output)
+
+
+@app.command()
+def vlm(
+    questions: Questions = VLM_CORPUS / "test.json",
+    images: Pictures = None,
+    model: Model = VLM_MODEL,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option("--drafter", "-d", help="As for `mmdec describe`. Repeat it to compare several. Default: auto."),
+    ] = None,
+    plan: Plan = "learned",
+    per_task: Annotated[int, typer.Option(min=1, help="Questions of each task.")] = 6,
+    repeats: Annotated[int, typer.Option(min=1, help="Times that each method answers each question.")] = 5,
+    max_new_tokens: AnswerTokens = None,
+    output: Report = None,
+    as_json: AsJson = False,
+    device: BenchDevice = "cpu",
+    threads: BenchThreads = 2,
+) -> None:
+    """Time drafters for pictures against transformers' greedy decoding, its prompt lookup and plain decoding."""
+    from rich.console import Console
+
+    from mmdec.evaluation.bench_description import bench_vlm
+    from mmdec.evaluation.tables_description import bench_table
+
+    report = bench_vlm(
+        questions,
+        images,
+        model,
+        drafters=drafter or ["auto"],
+        plan=plan,
+        per_task=per_task,
+        repeats=repeats,
+        max_new_tokens=max_new_tokens,
+        device=device,
+        threads=threads,
+        log=log,
+    )
+    if as_json:
+        _report(report, output)
+    else:
+        write_report(report, output)
+        Console().print(bench_table(report))
+
+
+def _whole(count: str) -> int:
+    if not count.strip().isdecimal() or not 1 <= int(count) <= 16384:
+        raise InputError(f"`visual` must be whole numbers from 1 to 16384, but one is {count!r:.60}. Correct it.")
+    return int(count)
 
 
 def _report(report: dict[str, Any], output: Path | None) -> None:

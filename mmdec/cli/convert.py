@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -29,6 +29,25 @@ def hifigan(
     output: Annotated[Path, typer.Argument(metavar="OUT", help="New directory; pass it to --vocoder.")],
 ) -> None:
     """Convert a published HiFi-GAN generator. Of the pickle, only tensors are read."""
-    from mmdec.nn.hifigan import convert
+    from mmdec.hub.hifigan import convert
 
     print(convert(source, output))
+
+
+@app.command()
+def drafter(
+    source: Annotated[
+        Path, typer.Argument(metavar="IN", help="Folder with a published EAGLE-1/2, MSD or ViSpec network.")
+    ],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="New directory; pass it to --drafter.")],
+    system: Annotated[
+        str | None, typer.Option(help="eagle, msd or vispec. Default: as its tensors and config say.")
+    ] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Tokens of the target, where it has more than the network was trained with.")
+    ] = None,
+) -> None:
+    """Convert a published draft network. Of a pickle, only tensors are read."""
+    from mmdec.hub.convert_drafter import convert
+
+    print(convert(source, output, system=cast(Any, system), vocab_size=vocab_size))

@@ -11,8 +11,11 @@ import typer
 from mmdec.cli.options import (
     SPEECH_CORPUS,
     SPEECH_MODEL,
+    VLM_CORPUS,
+    VLM_MODEL,
     WHISPER_CORPUS,
     WHISPER_MODEL,
+    AnswerTokens,
     AsJson,
     BenchDevice,
     BenchThreads,
@@ -22,7 +25,9 @@ from mmdec.cli.options import (
     Limit,
     MaxNewTokens,
     Model,
+    Pictures,
     Plan,
+    Questions,
     Report,
     WhisperCorpus,
     language_or_none,
@@ -127,3 +132,49 @@ def asr(
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
         Console().print(asr_table(report))
+
+
+@app.command()
+def vlm(
+    questions: Questions = VLM_CORPUS / "test.json",
+    images: Pictures = None,
+    model: Model = VLM_MODEL,
+    drafter: Annotated[str, typer.Option("--drafter", "-d", help="As for `mmdec describe`.")] = "auto",
+    plan: Plan = "learned",
+    swap: Annotated[bool, typer.Option("--swap", help="Show each question another picture of its task.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Questions of each task, evenly spaced.")] = None,
+    max_new_tokens: AnswerTokens = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Questions in a batch.")] = 1,
+    worst: Annotated[int, typer.Option(min=0, help="List this many wrong answers.")] = 10,
+    output: Report = None,
+    as_json: AsJson = False,
+    device: BenchDevice = "cpu",
+    threads: BenchThreads = 2,
+) -> None:
+    """Score a vision-language model: what is right by task, tokens per round, and the drafter's share of the time."""
+    from rich.console import Console
+
+    from mmdec.evaluation.description import evaluate_vlm
+    from mmdec.evaluation.harness import parse_plan
+    from mmdec.evaluation.tables_description import vlm_table
+
+    report = evaluate_vlm(
+        questions,
+        images,
+        model,
+        drafter=None if drafter == "none" else drafter,
+        plan=parse_plan(plan),
+        swap=swap,
+        limit=limit,
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+        device=device,
+        threads=threads,
+        worst=worst,
+        log=log,
+    )
+    write_report(report, output)
+    if as_json:
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        Console().print(vlm_table(report))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SPEECH_MODEL, SPEECH_CORPUS = "daspeech-phrasebook", Path("data/corpus")
 WHISPER_MODEL, WHISPER_CORPUS = "whisper-phrasebook", Path("data/english")
+VLM_MODEL, VLM_CORPUS = "vlm-scenes", Path("data/scenes")
 
 Inputs = Annotated[list[Path], typer.Argument(metavar="IN...", help="Audio files.")]
 Model = Annotated[
@@ -42,6 +43,17 @@ Plan = Annotated[
     str,
     typer.Option(help="Draft size: learned, 8 (a chain of 8 tokens), or 16x6 (a tree of 16 tokens, at most 6 deep)."),
 ]
+Questions = Annotated[
+    Path,
+    typer.Option(
+        help="What is asked: a .jsonl with image, question and perhaps answer; the file of TextVQA, VQAv2 or "
+        "LLaVA-Bench; a folder with MMMU's parquet; or drawn scenes."
+    ),
+]
+Pictures = Annotated[
+    Path | None, typer.Option("--images", help="Folder of the pictures. Default: beside the questions.")
+]
+AnswerTokens = Annotated[int | None, typer.Option(min=1, help="Maximum number of new tokens of an answer.")]
 Language = Annotated[str, typer.Option(help="Language of the recordings; auto detects it.")]
 MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Maximum number of new tokens in a 30 s window.")]
 

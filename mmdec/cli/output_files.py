@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mmdec import InputError, MmdecError
 from mmdec.checks.files import printable, reason, write_whole
-from mmdec.types import InputError, MmdecError
 
 
 def output_paths(inputs: Sequence[Path], output: Path, suffixes: Sequence[str], suffix: str) -> list[Path]:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmdec import InputError, MmdecError
 from mmdec.checks.files import printable
 from mmdec.cli.options import WHISPER_MODEL, Device, Inputs, JsonLines, Model, Threads, progress_bar
 from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, unwritten, write_text
 from mmdec.pipelines.transcription.transcript import FORMATS, SUBTITLES, clock
-from mmdec.types import InputError, MmdecError
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

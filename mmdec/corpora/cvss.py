@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mmdec.corpora.alignment import parse_alignment
 from mmdec.corpora.tables import read_table
-from mmdec.phonetics.lexicon import spoken
+from mmdec.phonetics.lexicon import lower_case, read_lexicon, spoken
 from mmdec.types import InputError
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
@@ -179,3 +179,9 @@ def _read_sentences(common_voice: Path, split: str) -> dict[str, tuple[str, str]
             "Use Common Voice's own tables."
         ) from error
     return {line[path]: (line[sentence], line[speaker]) for line in lines if len(line) > max(path, sentence, speaker)}
+
+
+def corpus_lexicon(root: Path) -> dict[str, list[tuple[str, ...]]] | None:
+    """Pronunciations of the corpus's English words, in lower case; None where `root` has no lexicon.tsv."""
+    path = root / "lexicon.tsv"
+    return lower_case(read_lexicon(path)) if path.is_file() else None

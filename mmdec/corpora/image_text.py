@@ -63,14 +63,14 @@ def _conversation(row: object, number: int, listed: Path, folder: Path) -> Conve
     for path in named:
         if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or "\0" in path:
             raise refuse("an `image` inside the folder of images", path)
-    said = row.get("conversations")
-    if not isinstance(said, list) or not 2 <= len(said) <= 2 * MAX_TURNS or len(said) % 2:
-        raise refuse(f"1 to {MAX_TURNS} questions, each with its answer, as `conversations`", said)
+    conversation = row.get("conversations")
+    if not isinstance(conversation, list) or not 2 <= len(conversation) <= 2 * MAX_TURNS or len(conversation) % 2:
+        raise refuse(f"1 to {MAX_TURNS} questions, each with its answer, as `conversations`", conversation)
     values: list[str] = []
-    for place, turn in enumerate(said):
+    for index, turn in enumerate(conversation):
         if (
             not isinstance(turn, dict)
-            or SPEAKERS.get(str(turn.get("from"))) != place % 2
+            or SPEAKERS.get(str(turn.get("from"))) != index % 2
             or not isinstance(turn.get("value"), str)
         ):
             raise refuse('"human" and "gpt" in turn, each with a text as `value`, as `conversations`', turn)

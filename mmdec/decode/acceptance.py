@@ -23,14 +23,15 @@ class Acceptance:
         self.hits = [0.0] * (DEEPEST + 1)  # node i of a chain accepted, per row
         self.trials = [0.0] * (DEEPEST + 1)  # node i - 1 accepted, so that node i could be
         self.trees: dict[tuple[int, int], tuple[float, float]] = {}  # nodes, depth -> weight, accepted nodes
-        self.of_trees = (0.0, 0.0)  # accepted nodes of all trees, and as many as their chains' chances promised
+        self.of_trees = (0.0, 0.0)  # accepted nodes of all trees, and how many were expected from the chances of chains
         self.offered = 1.0  # share of the rounds asked in which a draft came
         self.chains_only = 0  # tree plans that brought a chain; -1 once a tree was seen
         self.gap = 1  # rounds between attempts while drafting does not pay
 
     def chain(self) -> list[float]:
-        """p_i for i = 1, 2, ...: of a depth never reached the prior's, or else that of the depth above it."""
-        chances, before = [], UNKNOWN
+        """p_i for i = 1, 2, ...; of a depth never reached the prior's, or without a prior that of the depth above."""
+        chances: list[float] = []
+        before = UNKNOWN
         for i in range(1, len(self.hits)):
             if self.prior:
                 before = self.prior[i - 1] if i <= len(self.prior) else 0.0
@@ -40,10 +41,11 @@ class Acceptance:
         return chances
 
     def tree(self, nodes: int, depth: int, chances: Sequence[float]) -> float:
-        """Expected accepted nodes; of a tree not yet tried what the chances promise, as far as such promises held."""
+        """Expected accepted nodes; of a tree not yet tried what the chances predict, corrected by how far such
+        predictions held."""
         weight, accepted = self.trees.get((nodes, depth), (0.0, 0.0))
-        came, promised = self.of_trees
-        trust = min(1.0, (came + 1) / (promised + 1))
+        accepted_in_all, expected_in_all = self.of_trees
+        trust = min(1.0, (accepted_in_all + 1) / (expected_in_all + 1))
         guess = expected_in_tree(nodes, depth, chances)
         return (accepted + PRIOR_WEIGHT * trust * guess) / (weight + PRIOR_WEIGHT)
 
@@ -58,9 +60,9 @@ class Acceptance:
             weight, total = self.trees.get((plan.nodes, plan.depth), (0.0, 0.0))
             mean = sum(accepted) / rows
             self.trees[plan.nodes, plan.depth] = (FADE * weight + 1, FADE * total + mean)
-            came, promised = self.of_trees
-            promise = expected_in_tree(plan.nodes, plan.depth, self.chain())
-            self.of_trees = (FADE * came + mean, FADE * promised + promise)
+            accepted_in_all, expected_in_all = self.of_trees
+            expected = expected_in_tree(plan.nodes, plan.depth, self.chain())
+            self.of_trees = (FADE * accepted_in_all + mean, FADE * expected_in_all + expected)
         if is_chain:
             for i in range(1, min(plan.depth, len(self.hits) - 1) + 1):
                 # A shorter draft than planned says nothing of what it lacks; no draft at all is a miss.

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from operator import mul
 from typing import final
 
 from mmdec.decode.acceptance import DEEPEST
@@ -32,9 +31,9 @@ CHAINS = (1, 2, 3, 5, 7, 11, 15, 23, DEEPEST)  # nodes; with the root these are 
 TREES = ((7, 3), (11, 5), (15, 4), (15, 7), (31, 5), (63, 6))  # nodes, depth
 FIRST = 3  # nodes of the first chain
 FIRST_WITH_PRIOR = 7  # nodes of the first draft where the drafter's chances are known beforehand
-RELIABLE = 0.5  # a drafter whose first node is accepted less often is judged by single timings, too
-NEARLY_BEST = 0.93  # of the best rate: as good, where seconds are noisy
-MARGIN = 1.02  # drafting must promise that much more than plain decoding
+RELIABLE = 0.5  # below this acceptance of the first node, a single slow timing counts too
+NEARLY_BEST = 0.93  # rates above this part of the best count as equal: seconds are noisy
+MARGIN = 1.02  # the expected gain over plain decoding must be at least this
 LOSS_AT_FIRST = 2.0  # plain passes that a run may lose to drafting from the start
 LOSS_PER_TOKEN = 0.04  # plain passes that it may lose more for each token
 LOSS_OF_GAINS = 8.0  # plain passes of earlier gains that a run may lose again
@@ -60,7 +59,7 @@ class Budget:
         self._waited = 0  # rounds since the last attempt
         self._unplain = 0  # rounds since the last plain pass
         self._tokens = 0.0  # a row's, so far
-        self._ledger: dict[int, tuple[float, float]] = {}  # batch -> seconds and tokens of the rounds with a drafter
+        self.ledger: dict[int, tuple[float, float]] = {}  # batch -> seconds and tokens of the rounds with a drafter
         self._lock = statistics.lock
         with self._lock:
             self._measured = statistics.of(pair, prior)
@@ -112,12 +111,12 @@ class Budget:
             acceptance.learn(plan, draft_sizes, depth, accepted)
             draft = tree if plan.nodes > plan.depth else chain
             draft.add(plan.depth, draft_seconds)
-            plain = self._plain_seconds(batch)
+            plain = self.plain_seconds(batch)
             cost = target.capped(columns, plain) + draft.pessimistic(plan.depth)
             if tokens > 1 and min(target.samples(columns), draft.samples(plan.depth)) < ENOUGH:
-                cost = min(cost, tokens * plain)  # what was accepted deserves more timings before it counts as a loss
-            spent, gained = self._ledger.get(batch, (0.0, 0.0))
-            self._ledger[batch] = (spent + cost, gained + tokens)
+                cost = min(cost, tokens * plain)  # accepted drafts are timed again before they count as a loss
+            spent, gained = self.ledger.get(batch, (0.0, 0.0))
+            self.ledger[batch] = (spent + cost, gained + tokens)
             loss = cost - tokens * plain
             if loss <= 0:
                 acceptance.gap = 1
@@ -130,7 +129,7 @@ class Budget:
         return self._measured.costs((batch - 1).bit_length())
 
     def _best_curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """The curves to plan by: as rows end, those of more rows still know best how columns compare."""
+        """The curves to plan by: when rows have just ended, those of larger batches are still the better measured."""
         own = self._curves(batch)
         if own[0].timed < SETTLED or not own[0].samples(1):
             for power in sorted(self._measured.target):
@@ -140,7 +139,7 @@ class Budget:
                         return target, chain, tree
         return own
 
-    def _plain_seconds(self, batch: int) -> float:
+    def plain_seconds(self, batch: int) -> float:
         """Of a plain pass; where none was timed, what those of more rows say of it; 0 where nothing is known."""
         own = self._curves(batch)[0]
         if own.samples(1) or not own.reach:
@@ -151,7 +150,7 @@ class Budget:
 
     def _affordable(self, plain: float) -> float:
         """Seconds that may be lost now, with `plain` seconds for a plain pass."""
-        lost = sum(spent - gained * self._plain_seconds(batch) for batch, (spent, gained) in self._ledger.items())
+        lost = sum(spent - gained * self.plain_seconds(batch) for batch, (spent, gained) in self.ledger.items())
         return (LOSS_AT_FIRST + LOSS_PER_TOKEN * self._tokens) * plain - max(lost, -LOSS_OF_GAINS * plain)
 
     def _choose(self, batch: int) -> tuple[Plan, bool]:
@@ -164,15 +163,15 @@ class Budget:
         timed_plain = min(target.samples(1) + has_prior, len(PLAIN_EVERY) - 1)  # with a prior one timing will do
         if self._unplain >= PLAIN_EVERY[timed_plain]:
             return no_draft, False
-        plain, own_plain = target.at(1), self._plain_seconds(batch)
+        plain, own_plain = target.at(1), self.plain_seconds(batch)
         # In seconds of the curves planned by:
         affordable = self._affordable(own_plain) * plain / own_plain if own_plain else LOSS_AT_FIRST * plain
         chances = acceptance.chain()
         first = FIRST_WITH_PRIOR if has_prior else FIRST
-        reach = max(first + 1, 2 * target.reach) if chain.reach else 2  # one node tells the drafter's price
+        reach = max(first + 1, 2 * target.reach) if chain.reach else 2  # one node shows what the drafter costs
         able: list[tuple[float, float, Plan]] = []
         attempt, attempt_rate = no_draft, 0.0  # the best of the plans that an attempt may take
-        gains = list(accumulate(accumulate(chances, mul)))
+        gains = list(accumulate(accumulate(chances, _product)))
         plans = [(nodes, nodes, gains[nodes - 1], chain) for nodes in CHAINS]
         if acceptance.chains_only < 2:
             plans += [
@@ -201,6 +200,10 @@ class Budget:
             near = [(gain, plan) for rate, gain, plan in able if rate >= max(NEARLY_BEST * best, MARGIN / plain)]
             return max(near, key=lambda pair: pair[0])[1], False
         return (attempt, True) if self._waited >= acceptance.gap else (no_draft, False)
+
+
+def _product(left: float, right: float) -> float:
+    return left * right
 
 
 def learned(

@@ -1,4 +1,4 @@
-"""Seconds as a function of a count, from timings that are off by several times now and then."""
+"""Seconds as a function of a count, from noisy timings: now and then one is off by several times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CostCurve:
         self._start = [(0.0, 0.0)] if origin else []
         self.windows: dict[int, deque[tuple[float, int]]] = {}  # bucket -> its last timings: seconds, count
         self._quartiles: dict[int, tuple[float, float]] = {}  # bucket -> count, seconds
-        self._points = [*self._start]
+        self._points: list[tuple[float, float]] = [*self._start]  # count, seconds
         self.reach = 0  # the largest count timed
         self.timed = 0  # how many timings there were
 
@@ -39,7 +39,7 @@ class CostCurve:
         self._connect()
 
     def restore(self, windows: dict[int, deque[tuple[float, int]]], reach: int, timed: int) -> None:
-        """Take over what another curve of this kind was told; of each window at least one timing."""
+        """Take over the timings of another curve of this kind; each window holds at least one."""
         self.windows, self.reach, self.timed = windows, reach, timed
         self._quartiles = {}
         for bucket in windows:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from mmdec.decode.tree import depths, single
+from mmdec.decode.tree import depths, int_list, int_rows, single
 from mmdec.types import Context, Draft, Drafter, Plan, Scores, Verdict
 
 R = TypeVar("R")
@@ -51,7 +51,7 @@ class Guard:
         assert self.drafter is not None
         try:
             return call(*arguments)
-        except Exception as error:  # the run is worth more than the drafter
+        except Exception as error:  # the run goes on without the drafter
             name = self.drafter.name
             warnings.warn(
                 f"drafter '{name}' failed and is left out from here on; the output is not affected "
@@ -73,8 +73,9 @@ class Guard:
             raise ValueError(f"tokens, parents and sizes as {kinds} instead of {roots.dtype} on {roots.device}")
         if not bool((draft.tokens[:, 0] == roots).all()):
             raise ValueError("a root that is not the pending token")
-        for tokens, parents, count in zip(*(part.tolist() for part in _indices(draft)), strict=True):
-            # The target makes positions and masks of all nodes: padding too must hang somewhere.
+        nodes = zip(int_rows(draft.tokens), int_rows(draft.parents), int_list(draft.size), strict=True)
+        for tokens, parents, count in nodes:
+            # The target makes positions and masks of all nodes: padding needs a parent, too.
             if not 1 <= count <= size or parents[0] != -1 or not all(0 <= parents[i] < i for i in range(1, size)):
                 raise ValueError("a tree whose nodes do not follow their parents")
             if not all(0 <= token < self.vocab_size for token in tokens):
@@ -96,7 +97,7 @@ def _indices(draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
 def _cut(draft: Draft, plan: Plan, room: Sequence[int]) -> Draft:
     """Drop nodes beyond the plan, and those so deep that the row would have ended before: a model may have no position
     for them. The nodes kept are moved together."""
-    parents, sizes = draft.parents.tolist(), draft.size.tolist()
+    parents, sizes = int_rows(draft.parents), int_list(draft.size)
     kept: list[list[int]] = []
     for row, limit in enumerate(room):
         deepest = min(plan.depth, limit - 1)
@@ -108,16 +109,16 @@ def _cut(draft: Draft, plan: Plan, room: Sequence[int]) -> Draft:
     size = max(map(len, kept))
     if size == draft.tokens.shape[1] and all(len(nodes) == count for nodes, count in zip(kept, sizes, strict=True)):
         return draft
-    places = draft.tokens.new_tensor([nodes + [0] * (size - len(nodes)) for nodes in kept])
-    moved = []
+    indices = draft.tokens.new_tensor([nodes + [0] * (size - len(nodes)) for nodes in kept])
+    moved: list[list[int]] = []
     for row, nodes in enumerate(kept):
-        new = {node: place for place, node in enumerate(nodes)}
+        new = {node: index for index, node in enumerate(nodes)}
         moved.append([-1, *(new[parents[row][node]] for node in nodes[1:]), *[0] * (size - len(nodes))])
     probs = draft.probs
     if probs is not None:
-        probs = probs.gather(1, places[..., None].expand(-1, -1, probs.shape[2]))
+        probs = probs.gather(1, indices[..., None].expand(-1, -1, probs.shape[2]))
     return Draft(
-        draft.tokens.gather(1, places),
+        draft.tokens.gather(1, indices),
         draft.parents.new_tensor(moved),
         draft.size.new_tensor([len(nodes) for nodes in kept]),
         probs,

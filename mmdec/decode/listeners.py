@@ -1,7 +1,7 @@
-"""Listeners among the processors: they keep what each row's processors are shown on the way.
+"""Listeners: they record the scores that pass through each row's logits processors.
 
-A node's processors run when the walk visits it and for no other node: what a listener is told of a position of the text
-is what plain decoding would have had there.
+A node's processors run when the walk visits it and for no other node: at each position of the text a listener
+receives what plain decoding would have had there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mmdec.decode.sampling import Processor
 
 @final
 class ScoreRecorder:
-    """The scores (V,) of every position of every row. Of a position that is visited twice the last ones count."""
+    """The scores (V,) of every position of every row. Where a position is visited twice, the last scores count."""
 
     def __init__(self, rows: int, start: int) -> None:
         """start: columns of the prompt."""
@@ -45,7 +45,7 @@ class BatchCollector:
     processor: Processor
     rows: int
     start: int  # columns of the prompt
-    _kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=lambda: {})
 
     def __call__(self, row: int, ids: Tensor, scores: Tensor) -> None:
         if ids.shape[1] != self.start or row in self._kept:

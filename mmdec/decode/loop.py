@@ -14,7 +14,7 @@ import torch
 
 from mmdec.decode.guard import Guard
 from mmdec.decode.sampling import Sequences
-from mmdec.decode.tree import height
+from mmdec.decode.tree import bool_list, height, int_list, int_rows
 from mmdec.decode.verify import Rule, verify
 from mmdec.decode.watch import Watch
 from mmdec.types import Drafter, Needs, Plan, Target, TreeShape, Verdict
@@ -35,7 +35,7 @@ class Round:
     """One draft and one target pass. Lists run over the rows that took part."""
 
     index: int  # 0 is the prompt's pass
-    rows: list[int]  # their ids: places in the call's batch
+    rows: list[int]  # their ids: indices in the call's batch
     tokens: list[list[int]]  # the new text; bonus or correction included
     drafted: list[int]  # nodes below the root
     accepted: list[int]  # of these
@@ -43,7 +43,8 @@ class Round:
     target: float = 0.0  # seconds in the target's pass
     drafter: float = 0.0
     core: float = 0.0  # everything else
-    text: list[str] = field(default_factory=list)  # of the tokens, where somebody has decoded them
+    vision: float = 0.0  # of the target's seconds, those of the vision tower
+    text: list[str] = field(default_factory=lambda: [])  # of the tokens, where somebody has decoded them
 
 
 @torch.inference_mode()
@@ -63,18 +64,18 @@ def decode(
     watch, guard = Watch(target.device), Guard(drafter, target.vocab_size)
     session, context, draft, scores = target.prefill(inputs, drafter.needs if drafter else Needs())
     watch.target += watch.passed()
-    text.holds = None if context.room is None else context.room.tolist()
+    text.holds = None if context.room is None else int_list(context.room)
     guard.start(replace(context, shape=shape))
     watch.drafter += watch.passed()
-    index = 0
+    index, vision = 0, context.vision_seconds
     while True:
-        rows, sizes = text.live, draft.size.tolist()
+        rows, sizes = text.live, int_list(draft.size)
         verdict = verify(draft, scores, rule, text)
         target.commit(session, verdict)
         watch.core += watch.passed()
         guard.update(draft, scores, verdict)
         watch.drafter += watch.passed()
-        roots, done = verdict.next, verdict.done.tolist()
+        roots, done = verdict.next, bool_list(verdict.done)
         if any(done):
             live = verdict.done.logical_not().nonzero()[:, 0]
             text.live, roots = [row for row, ended in zip(rows, done, strict=True) if not ended], roots[live]
@@ -85,7 +86,8 @@ def decode(
         watch.core += watch.passed()
         if index:
             budget.observe(len(rows), sizes, height(draft), report.accepted, watch.target, watch.drafter)
-        yield replace(report, target=watch.target, drafter=watch.drafter, core=watch.core)
+        yield replace(report, target=watch.target, drafter=watch.drafter, core=watch.core, vision=vision)
+        vision = 0.0
         if not text.live:
             return
         watch.start()
@@ -99,6 +101,6 @@ def decode(
 
 
 def _round(index: int, rows: list[int], verdict: Verdict, sizes: list[int], done: list[bool]) -> Round:
-    tokens = [row[:length] for row, length in zip(verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True)]
-    accepted = [sum(node > 0 for node in path) for path in verdict.path.tolist()]
+    tokens = [row[:length] for row, length in zip(int_rows(verdict.tokens), int_list(verdict.lengths), strict=True)]
+    accepted = [sum(node > 0 for node in path) for path in int_rows(verdict.path)]
     return Round(index, rows, tokens, [size - 1 for size in sizes], accepted, done)

@@ -1,6 +1,6 @@
-"""What plain decoding would do at one place: the row's text so far, its processors, the token it takes, when it ends.
+"""What plain decoding would do at one position: a row's text so far, its processors, its next token, its end.
 
-Everything here happens for one row at one place, in autoregressive order, on exactly the tensors that transformers'
+Everything here happens for one row at one position, in autoregressive order, on exactly the tensors that transformers'
 own loop would pass: ids (1, L), left padding included, and float32 logits (1, V). It knows nothing of drafts.
 """
 
@@ -32,8 +32,8 @@ class Stop:
 
 @dataclass
 class WholeBatch:
-    """A processor that knows its batch by heart (a number for each row, a function of the row's place): it is shown the
-    row in every place, and heard in the row's own."""
+    """Runs one row through a processor that is bound to the batch: it holds a value for each row, or asks for the row's
+    index. The processor is given the row `batch` times; its output at the row's own index is returned."""
 
     processor: Processor
     batch: int
@@ -45,17 +45,17 @@ class WholeBatch:
 
 
 class Listener(Protocol):
-    """Is told ids (1, L) and scores (1, V) of a row."""
+    """Receives the ids (1, L) and the scores (1, V) of a row."""
 
     def __call__(self, row: int, ids: Tensor, scores: Tensor) -> None: ...
 
 
 @dataclass
 class ListenerProcessor:
-    """A processor that tells a listener what it is shown and changes nothing. Copies, for other rows or for later, tell
-    the same listener.
+    """A processor that passes its inputs to a listener and changes nothing. Copies of it, for other rows or for later,
+    pass theirs to the same listener.
 
-    The listener is told of each position what plain decoding would have had there: see `record.py`.
+    At each position the listener receives what plain decoding would have had there: see `listeners.py`.
     """
 
     listener: Listener
@@ -122,10 +122,10 @@ class Sequences:
     def push(self, row: int, token: int) -> None:
         """One more token, as yet without asking whether it ends the row."""
         if self._read:
-            place = self.start + len(self.tokens[row])
-            if place == self._ids.shape[1]:
+            column = self.start + len(self.tokens[row])
+            if column == self._ids.shape[1]:
                 self._ids = torch.cat([self._ids, torch.zeros_like(self._ids)], 1)
-            self._ids[row, place] = token
+            self._ids[row, column] = token
         self.tokens[row].append(token)
 
     def pop(self, row: int, count: int) -> None:
@@ -157,7 +157,7 @@ class Sequences:
 
 
 def _copied(processors: list[Processor]) -> list[Processor]:
-    networks = {}
+    networks: dict[int, nn.Module] = {}
     bare = [processor.processor if isinstance(processor, WholeBatch) else processor for processor in processors]
     for processor in bare:
         for value in vars(processor).values() if hasattr(processor, "__dict__") else ():
@@ -193,7 +193,7 @@ def stock_sample(scores: Tensor, text: Sequences, row: int) -> int:
 class KeyedSample:
     """Gumbel noise keyed by (seed, row id, index among the generated tokens, token).
 
-    The token at a place depends on these and on the text before it alone: not on drafts, rounds, or other rows.
+    The token at a position depends on these and on the text before it alone: not on drafts, rounds, or other rows.
     """
 
     seed: int
@@ -211,7 +211,7 @@ def keyed(device: torch.device, *key: int | str) -> torch.Generator:
 
 
 class Dice:
-    """All that rejection sampling throws, so that a proof can throw every outcome in turn."""
+    """The random choices of rejection sampling, in one object: a proof replaces it and enumerates every outcome."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
@@ -227,5 +227,5 @@ class Dice:
 
 
 def keyed_dice(device: torch.device, *key: int | str) -> Dice:
-    """Dice whose throws depend on the key alone."""
+    """Random choices that depend on the key alone."""
     return Dice(keyed(device, *key))

@@ -56,8 +56,8 @@ class PairStatistics:
 
     target: dict[int, CostCurve]  # power -> seconds by columns; the same for all drafters of the target
     acceptance: Acceptance
-    chains: dict[int, CostCurve] = field(default_factory=dict)  # power -> the drafter's seconds by depth
-    trees: dict[int, CostCurve] = field(default_factory=dict)
+    chains: dict[int, CostCurve] = field(default_factory=lambda: {})  # power -> the drafter's seconds by depth
+    trees: dict[int, CostCurve] = field(default_factory=lambda: {})
     accuracy: HeadAccuracy | None = None  # of drafters that ask for it (`Needs.prior`)
 
     def costs(self, power: int) -> tuple[CostCurve, CostCurve, CostCurve]:
@@ -90,23 +90,23 @@ class DecodingStatistics:
     def of(self, pair: Pair, prior: Sequence[float] = ()) -> PairStatistics:
         """What is known of a pair. prior: chances of a chain's nodes, used where the pair is new."""
         with self.lock:
-            known = self._pairs.pop(pair, None)
-            if known is None:
+            statistics = self._pairs.pop(pair, None)
+            if statistics is None:
                 target = self._targets.setdefault((pair.target, pair.device), {})
-                known = PairStatistics(target, Acceptance(prior))
-            self._pairs[pair] = known
+                statistics = PairStatistics(target, Acceptance(prior))
+            self._pairs[pair] = statistics
             while len(self._pairs) > MOST:
                 self._drop(next(iter(self._pairs)))
-            return known
+            return statistics
 
     def accuracy(self, pair: Pair, prior: Prior) -> HeadAccuracy:
         """How often each rank of the pair's drafter was right, beginning with the prior."""
         with self.lock:
-            known = self.of(pair, prior.chain)
-            own = known.accuracy
-            if own is None or (own.depth, own.width) != (len(prior.ranks), len(prior.ranks[0])):
-                own = known.accuracy = HeadAccuracy(prior.ranks)
-            return own
+            statistics = self.of(pair, prior.chain)
+            accuracy = statistics.accuracy
+            if accuracy is None or (accuracy.depth, accuracy.width) != (len(prior.ranks), len(prior.ranks[0])):
+                accuracy = statistics.accuracy = HeadAccuracy(prior.ranks)
+            return accuracy
 
     def clear(self) -> None:
         """Forget everything. Runs under way go on with what they knew, for themselves."""
@@ -164,30 +164,30 @@ class DecodingStatistics:
                     "target": pair.target,
                     "device": pair.device,
                     "drafter": pair.drafter,
-                    "acceptance": acceptance_to(known.acceptance),
-                    "chains": curves_to(known.chains),
-                    "trees": curves_to(known.trees),
-                    "accuracy": None if known.accuracy is None else accuracy_to(known.accuracy),
+                    "acceptance": acceptance_to(statistics.acceptance),
+                    "chains": curves_to(statistics.chains),
+                    "trees": curves_to(statistics.trees),
+                    "accuracy": None if statistics.accuracy is None else accuracy_to(statistics.accuracy),
                 }
-                for pair, known in self._pairs.items()
+                for pair, statistics in self._pairs.items()
             ]
         return {**FORMAT, "targets": targets, "pairs": pairs}
 
     @classmethod
     def _read(cls, content: Any) -> DecodingStatistics:
         check_header(content)
-        made = cls()
+        statistics = cls()
         for item in entries(content["targets"], MOST):
-            made._targets[text(item["target"]), text(item["device"])] = curves_from(item["columns"], target_curve)
+            statistics._targets[text(item["target"]), text(item["device"])] = curves_from(item["columns"], target_curve)
         for item in entries(content["pairs"], MOST):
             pair = Pair(text(item["target"]), text(item["device"]), text(item["drafter"]))
-            made._pairs[pair] = PairStatistics(
-                made._targets[pair.target, pair.device],
+            statistics._pairs[pair] = PairStatistics(
+                statistics._targets[pair.target, pair.device],
                 acceptance_from(item["acceptance"]),
                 curves_from(item["chains"], drafter_curve),
                 curves_from(item["trees"], drafter_curve),
                 None if item["accuracy"] is None else accuracy_from(item["accuracy"]),
             )
-            if made._pairs[pair].chains.keys() != made._pairs[pair].trees.keys():
+            if statistics._pairs[pair].chains.keys() != statistics._pairs[pair].trees.keys():
                 raise ValueError("`chains` and `trees` must be of the same batches")
-        return made
+        return statistics

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from mmdec.decode.acceptance import DEEPEST, Acceptance
 from mmdec.decode.cost_model import WINDOW, CostCurve
@@ -33,9 +33,9 @@ def check_header(content: Any) -> None:
 
 def entries(value: Any, most: int) -> list[Any]:
     """A list of at most `most` items."""
-    if not isinstance(value, list) or len(value) > most:
+    if not isinstance(value, list) or len(items := cast(list[Any], value)) > most:
         raise ValueError(f"a list of at most {most} items is {value!r:.80}")
-    return value
+    return items
 
 
 def text(value: Any) -> str:
@@ -74,7 +74,7 @@ def curves_to(curves: dict[int, CostCurve]) -> list[dict[str, Any]]:
 
 def curves_from(value: Any, make: Callable[[], CostCurve]) -> dict[int, CostCurve]:
     """make: an empty curve of the right kind."""
-    curves = {}
+    curves: dict[int, CostCurve] = {}
     for item in entries(value, POWERS + 1):
         windows: dict[int, deque[tuple[float, int]]] = {}
         for pair in entries(item["windows"], COLUMNS.bit_length() + 1):
@@ -90,39 +90,39 @@ def curves_from(value: Any, make: Callable[[], CostCurve]) -> dict[int, CostCurv
     return curves
 
 
-def acceptance_to(known: Acceptance) -> dict[str, Any]:
+def acceptance_to(acceptance: Acceptance) -> dict[str, Any]:
     return {
-        "prior": known.prior,
-        "hits": known.hits,
-        "trials": known.trials,
-        "trees": [[*shape, *mean] for shape, mean in known.trees.items()],
-        "of_trees": list(known.of_trees),
-        "offered": known.offered,
-        "chains_only": known.chains_only,
-        "gap": known.gap,
+        "prior": acceptance.prior,
+        "hits": acceptance.hits,
+        "trials": acceptance.trials,
+        "trees": [[*shape, *mean] for shape, mean in acceptance.trees.items()],
+        "of_trees": list(acceptance.of_trees),
+        "offered": acceptance.offered,
+        "chains_only": acceptance.chains_only,
+        "gap": acceptance.gap,
     }
 
 
 def acceptance_from(value: Any) -> Acceptance:
-    known = Acceptance([number(chance, 0, 1) for chance in entries(value["prior"], DEEPEST)])
+    acceptance = Acceptance([number(chance, 0, 1) for chance in entries(value["prior"], DEEPEST)])
     for name in ("hits", "trials"):
         counts = [number(item, 0, ROUNDS) for item in entries(value[name], DEEPEST + 1)]
         if len(counts) != DEEPEST + 1:
             raise ValueError(f"`{name}` has {len(counts)} numbers instead of {DEEPEST + 1}")
-        setattr(known, name, counts)
+        setattr(acceptance, name, counts)
     for nodes, depth, weight, accepted in entries(value["trees"], 1024):
         shape = (count(nodes, 1, COLUMNS), count(depth, 1, COLUMNS))
-        known.trees[shape] = (number(weight, 0, ROUNDS), number(accepted, 0, ROUNDS))
-    came, promised = value["of_trees"]
-    known.of_trees = (number(came, 0, ROUNDS), number(promised, 0, ROUNDS))
-    known.offered = number(value["offered"], 0, 1)
-    known.chains_only = count(value["chains_only"], -1, int(ROUNDS))
-    known.gap = count(value["gap"], 1, 1 << 20)
-    return known
+        acceptance.trees[shape] = (number(weight, 0, ROUNDS), number(accepted, 0, ROUNDS))
+    accepted, expected = value["of_trees"]
+    acceptance.of_trees = (number(accepted, 0, ROUNDS), number(expected, 0, ROUNDS))
+    acceptance.offered = number(value["offered"], 0, 1)
+    acceptance.chains_only = count(value["chains_only"], -1, int(ROUNDS))
+    acceptance.gap = count(value["gap"], 1, 1 << 20)
+    return acceptance
 
 
-def accuracy_to(known: HeadAccuracy) -> dict[str, Any]:
-    hits, trials = known.counts()
+def accuracy_to(accuracy: HeadAccuracy) -> dict[str, Any]:
+    hits, trials = accuracy.counts()
     return {"hits": hits, "trials": trials}
 
 

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from mmdec.types import Draft
+
+
+def int_list(values: Tensor) -> list[int]:
+    """A tensor (B,) of integers as a list. torch leaves open what `tolist` gives; these three functions say it."""
+    return cast(Any, values).tolist()
+
+
+def int_rows(values: Tensor) -> list[list[int]]:
+    """A tensor (B, N) of integers as lists."""
+    return cast(Any, values).tolist()
+
+
+def bool_list(values: Tensor) -> list[bool]:
+    """A tensor (B,) of truth values as a list."""
+    return cast(Any, values).tolist()
 
 
 def single(roots: Tensor) -> Draft:
@@ -39,7 +55,7 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 def height(draft: Draft) -> int:
     """Steps from the root to the deepest node of any row."""
-    rows = zip(draft.parents.tolist(), draft.size.tolist(), strict=True)
+    rows = zip(int_rows(draft.parents), int_list(draft.size), strict=True)
     return max(max(depths(parents[:size])) for parents, size in rows)
 
 
@@ -54,7 +70,8 @@ def trees_from_lists(
 ) -> Draft:
     """Below each root the nodes 1, 2, ...: their tokens and their parents' indices (0 is the root)."""
     size = 1 + max((len(tokens) for tokens, _ in trees), default=0)
-    rows, links = [], []
+    rows: list[list[int]] = []
+    links: list[list[int]] = []
     for tokens, parents in trees:
         gap = size - 1 - len(tokens)
         rows.append([*tokens, *[0] * gap])

@@ -1,6 +1,6 @@
 """Trees from independent guesses: at each depth a list of tokens, the best first, whatever stands above it.
 
-Which nodes are worth a place follows from how often the token at a depth was the list's first, second, ... choice
+Which nodes are worth drafting follows from how often the token at a depth was the list's first, second, ... choice
 (Medusa, Cai et al. 2024, section 2.3.3): the value of a node is the product of these chances on its way from the root,
 and a tree of n nodes is the n best.
 """
@@ -14,9 +14,9 @@ from typing import final
 
 from mmdec.types import InputError
 
-FADE = 0.995  # weight of the past when a place is added
-WEIGHT = 20.0  # places that what is given beforehand counts for
-KEPT = 32  # places learned before a tree is thought over again
+FADE = 0.995  # weight of the past when an observation is added
+WEIGHT = 20.0  # observations that the given chances count for
+KEPT = 32  # observations until the trees are computed anew
 
 Node = tuple[int, int, int]  # parent, depth from 0, rank
 Path = tuple[int, ...]  # the ranks from the root down to a node
@@ -46,9 +46,9 @@ class HeadAccuracy:
         """What `counts` gave. Raises InputError where hits are more than trials."""
         if len(hits) != len(trials):
             raise InputError(f"`hits` must have a row for each of {len(trials)} trials, but has {len(hits)}.")
-        made = cls([[hit / total for hit in row] for row, total in zip(hits, trials, strict=True)])
-        made._hits, made._trials = [list(row) for row in hits], list(trials)
-        return made
+        accuracy = cls([[hit / total for hit in row] for row, total in zip(hits, trials, strict=True)])
+        accuracy._hits, accuracy._trials = [list(row) for row in hits], list(trials)
+        return accuracy
 
     @property
     def depth(self) -> int:

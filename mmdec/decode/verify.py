@@ -18,12 +18,13 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from mmdec.decode.sampling import Choice, Dice, Sequences, keyed, keyed_dice, most_probable
+from mmdec.decode.tree import int_list, int_rows
 from mmdec.types import Draft, Plan, Scores, Verdict
 
 RuleName = Literal["greedy", "sampled", "residual", "block", "typical"]
@@ -84,8 +85,8 @@ def verify(draft: Draft, scores: Scores, rule: Rule, text: Sequences) -> Verdict
 
     Nothing else is kept between rounds: the same draft, scores, rule and text give the same verdict.
     """
-    tokens, parents, sizes = draft.tokens.tolist(), draft.parents.tolist(), draft.size.tolist()
-    likeliest = cache(lambda: scores.logits.argmax(-1).tolist())  # one reduction for all nodes beats one for each
+    tokens, parents, sizes = int_rows(draft.tokens), int_rows(draft.parents), int_list(draft.size)
+    likeliest = cache(lambda: int_rows(scores.logits.argmax(-1)))  # one reduction for all nodes beats one for each
     paths: list[list[int]] = []
     ended: list[bool] = []
     emitted: list[list[int]] = []
@@ -95,13 +96,16 @@ def verify(draft: Draft, scores: Scores, rule: Rule, text: Sequences) -> Verdict
         for node in range(1, sizes[index]):
             children[parents[index][node]].append(node)
         probs = None if draft.probs is None else draft.probs[index]
-        best = partial(lambda index: likeliest()[index], index)
-        branch = RowTree(row, tokens[index], children, scores.logits[index], probs, best)
+        branch = RowTree(row, tokens[index], children, scores.logits[index], probs, partial(_row, likeliest, index))
         path, done = rule.walk(branch, text)
         paths.append([0, *path])
         ended.append(done)
         emitted.append(text.tokens[row][before:])
     return _verdict(paths, ended, emitted, draft.tokens.device)
+
+
+def _row(rows: Callable[[], list[list[int]]], index: int) -> list[int]:
+    return rows()[index]
 
 
 def _verdict(paths: list[list[int]], ended: list[bool], emitted: list[list[int]], device: torch.device) -> Verdict:
@@ -232,7 +236,7 @@ class BlockRule:
         weight, accepted = 1.0, 0  # p_i of the paper; tau
         p = residual = _distribution(text, row, branch.logits[0])
         state = text.state(row) if len(chain) > 1 else None
-        for place, (node, child) in enumerate(pairwise(chain)):
+        for index, (node, child) in enumerate(pairwise(chain)):
             token = branch.tokens[child]
             q = branch.drawn(node)
             if q is None:
@@ -240,10 +244,10 @@ class BlockRule:
                 q[token] = 1.0
             rest = (weight * p - q).clamp(min=0.0)
             mass = float(rest.sum())
-            if place == 0:
+            if index == 0:
                 residual = rest if mass > 0.0 else p  # p equals q: only the end of the chain can be accepted
             elif mass > 0.0 and dice.happens(mass / (mass + 1.0 - weight)):
-                accepted, residual, state = place, rest, text.state(row)
+                accepted, residual, state = index, rest, text.state(row)
             drawn = float(q[token])
             weight = min(1.0, weight * float(p[token]) / drawn) if drawn > 0.0 else 0.0
             if weight == 0.0:
@@ -284,7 +288,7 @@ class TypicalRule:
     def _step(self, branch: RowTree, text: Sequences, node: int) -> Step:
         scores = text.warped(branch.row, branch.logits[node])
         p = scores[0].double().softmax(-1)
-        entropy = float(torch.special.entr(p).sum())
+        entropy = float(cast(Any, torch.special).entr(p).sum())  # torch gives its special functions no types
         threshold = min(self.epsilon, self.delta * math.exp(-entropy))
         chances = [(float(p[branch.tokens[child]]), -child) for child in branch.children[node]]
         best, child = max(chances, default=(0.0, 0))

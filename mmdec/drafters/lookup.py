@@ -41,17 +41,17 @@ class Row:
             value = hashes[n - 1] = (hashes[n - 1] * BASE + token + 1 - (gone + 1) * head) % MODULUS
             if end >= n:
                 table = self._last[n - 1]
-                found = table.get(value)
-                table[value] = (end, found[0] if found else 0)
+                ends = table.get(value)
+                table[value] = (end, ends[0] if ends else 0)
 
     def matches(self, shortest: int) -> list[int]:
         """Where the text's last tokens also ended before: the most recent match of each n, the longest n first."""
-        text, end, found = self.text, len(self.text), []
+        text, end, matches = self.text, len(self.text), []
         for n in range(min(len(self._heads), end), shortest - 1, -1):
             at = self._last[n - 1][self._hashes[n - 1]][1]
-            if at and at not in found and text[at - n : at] == text[end - n :]:
-                found.append(at)
-        return found
+            if at and at not in matches and text[at - n : at] == text[end - n :]:
+                matches.append(at)
+        return matches
 
     def copy(self, at: int, length: int) -> list[int]:
         """Up to `length` tokens after position `at`; where the text ends the copy goes on in itself."""

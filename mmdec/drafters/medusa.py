@@ -1,8 +1,8 @@
 """Medusa heads draft trees for an encoder-decoder, one pass of the decoder a round (Cai et al. 2024; arXiv 2409.15869).
 
 The heads read the last hidden state of the node that was verified last, out of the very pass that verified it: head k
-proposes the token k places after the next root. Medusa-Block's layer needs the states of every place of the text; what
-has not been through it yet waits until a draft is asked for.
+proposes the token k positions after the next root. Medusa-Block's layer needs the states of every position of the text;
+new ones are kept until a draft is asked for.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DECAY = 2.0  # where it is wrong, the k-th best is right as often as 1 / k^2
 
 @dataclass
 class Block:
-    """The extra layer's run: keys and values of each row's places, from column 0 to its length."""
+    """The extra layer's run: keys and values of each row's positions, from column 0 to its length."""
 
     memory: Pair  # of the encoder's states
     keys: Tensor  # (B, heads, C, D)
@@ -60,7 +60,7 @@ class Medusa:
 
     def __init__(self, heads: MedusaHeads, output: nn.Linear, ranks: Sequence[Sequence[float]] | None = None) -> None:
         """output: the model's own output layer (`model.proj_out`), which the heads share. ranks: chances known
-        beforehand, a row for each head and a number for each rank; each is counted as 20 places seen."""
+        beforehand, a row for each head and a number for each rank; each counts as 20 observations."""
         config = heads.config
         if tuple(output.weight.shape) != (config.vocab_size, config.hidden_size):
             raise InputError(
@@ -82,7 +82,7 @@ class Medusa:
         return f"medusa-{config.kind}-{config.heads}-{fingerprint(self.heads, self._prior)}"
 
     def check(self, target: Target) -> None:
-        """Raises InputError for heads of another model or in another place."""
+        """Raises InputError for heads of another model or on another device."""
         config = self.heads.config
         if (config.hidden_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
             raise InputError(
@@ -100,7 +100,7 @@ class Medusa:
         """Nothing runs yet; a block keeps the prompt's states for its first draft."""
         layer = self.heads.block
         linears: list[Any] = [head.linear for head in self.heads.heads]
-        heads = torch.cat([one.weight for one in linears]), torch.cat([one.bias for one in linears])
+        heads = torch.cat([linear.weight for linear in linears]), torch.cat([linear.bias for linear in linears])
         shape = context.shape or HeadAccuracy(self._prior.ranks)
         if layer is None:
             return Memory(None, None, heads, shape)
@@ -132,7 +132,7 @@ class Medusa:
         last = path.gather(1, counts[:, None] - 1)[:, 0]
         rows = torch.arange(len(last), device=last.device)
         memory.hidden = features[rows, last]
-        if memory.block is not None and memory.begun:  # the prompt's last place is among its states already
+        if memory.block is not None and memory.begun:  # the prompt's last position is among its states already
             for row, (nodes, count) in enumerate(zip(path, counts.tolist(), strict=True)):
                 memory.block.pending[row].append(features[row, nodes[:count]])
         memory.begun = True
@@ -158,7 +158,7 @@ class Medusa:
         return linear(hidden[:, None] + silu(moved), self.output.weight)
 
     def _through_block(self, block: Block) -> Tensor:
-        """Run the layer over what is pending; its output (B, H) at each row's last place."""
+        """Run the layer over what is pending; its output (B, H) at each row's last position."""
         layer = self.heads.block
         assert isinstance(layer, DecoderLayer)
         fresh = [torch.cat(parts) for parts in block.pending]
@@ -176,7 +176,7 @@ class Medusa:
         if min(ends) < width:
             bounds = torch.tensor(ends, device=states.device)
             mask = (torch.arange(width, device=states.device) < bounds[:, None])[:, None, None]  # (B, 1, 1, width)
-        # Nobody reads what the layer makes of the earlier places: one layer offers its keys and values and no more.
+        # Nobody reads the layer's output at earlier positions: of them only keys and values are computed.
         last = states[rows, torch.tensor(counts, device=states.device) - 1][:, None]  # (B, 1, H)
         out = layer(last, (block.keys[:, :, :width], block.values[:, :, :width]), block.memory, mask)
         block.lengths, block.pending = ends, [[] for _ in counts]

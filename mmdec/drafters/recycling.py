@@ -37,12 +37,12 @@ class Successors:
         self._seen: dict[int, list[int]] = {}
 
     def of(self, token: int) -> list[int]:
-        found = self._seen.get(token)
-        if found is None:
+        successors = self._seen.get(token)
+        if successors is None:
             warm = self._warm
-            found = [] if warm is None or token >= len(warm) else [t for t in warm[token].tolist() if t >= 0]
-            self._seen[token] = found
-        return found
+            successors = [] if warm is None or token >= len(warm) else [t for t in warm[token].tolist() if t >= 0]
+            self._seen[token] = successors
+        return successors
 
     def replace(self, token: int, successors: list[int]) -> None:
         self._seen[token] = successors
@@ -96,14 +96,14 @@ class Recycling:
         trees = []
         for root in roots.tolist():
             tokens: dict[Path, int] = {(): root}
-            known: dict[Path, list[int]] = {(): memory.of(root)}
+            below: dict[Path, list[int]] = {(): memory.of(root)}
             for path in template:
                 if len(tokens) > plan.nodes:
                     break
-                successors = known.get(path[:-1], ())
+                successors = below.get(path[:-1], ())
                 if path[-1] < len(successors):
                     token = tokens[path] = successors[path[-1]]
-                    known[path] = memory.of(token)
+                    below[path] = memory.of(token)
             # In this order the likeliest path lies together, next to the root: nothing is moved if it is accepted.
             nodes = {path: node for node, path in enumerate(sorted(tokens))}
             trees.append(([tokens[path] for path in nodes][1:], [nodes[path[:-1]] for path in nodes if path]))

@@ -37,6 +37,11 @@ BUILT_IN = {
     "lookup": Entry("mmdec.drafters.lookup:Lookup"),
     "recycling": Entry("mmdec.drafters.recycling:Recycling"),
     "medusa": Entry(loader="mmdec.hub.medusa:load_heads"),
+    "eagle": Entry(loader="mmdec.hub.vlm_drafters:load_tree_growing"),
+    "msd": Entry(loader="mmdec.hub.vlm_drafters:load_tree_growing"),
+    "specvlm": Entry(loader="mmdec.hub.vlm_drafters:load_tree_growing"),
+    "vispec": Entry(loader="mmdec.hub.vlm_drafters:load_tree_growing"),
+    "flash": Entry(loader="mmdec.hub.vlm_drafters:load_flash"),
 }
 _registered: dict[str, Entry] = {}
 
@@ -120,7 +125,7 @@ def folder_drafter(folder: Path, model: Any, argument: str = "drafter") -> Draft
     name = folder_system(folder, argument)
     entry = drafter_entry(name)
     if entry is None or entry.loader is None:
-        loaders = [known for known, other in {**BUILT_IN, **_registered}.items() if other.loader is not None]
+        loaders = [system for system, each in {**BUILT_IN, **_registered}.items() if each.loader is not None]
         raise InputError(
             f"`{argument}` must hold a drafter of {', '.join(loaders)}, but '{folder}' holds {name or 'none'!r}. Name "
             "another folder."

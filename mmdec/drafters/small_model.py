@@ -55,8 +55,8 @@ class Tree:
 
     def part(self, nodes: list[int]) -> tuple[list[int], list[int]]:
         """Tokens and parents of these nodes, root not counted, in this order."""
-        places = {0: 0} | {node: place for place, node in enumerate(nodes, 1)}
-        return [self.tokens[node] for node in nodes], [places[self.parents[node]] for node in nodes]
+        indices = {0: 0} | {node: index for index, node in enumerate(nodes, 1)}
+        return [self.tokens[node] for node in nodes], [indices[self.parents[node]] for node in nodes]
 
 
 @dataclass
@@ -74,12 +74,15 @@ class Memory:
 class SmallModel:
     """Drafts with a model of its own, whose cache follows the accepted text."""
 
-    def __init__(self, model: Target, width: int = 10, memory: bool = False, positions: int | None = None) -> None:
+    def __init__(
+        self, model: Target, width: int = 10, memory: bool = False, positions: int | None = None, images: bool = False
+    ) -> None:
         """width: nodes of a layer that are expanded at most. memory: it has no encoder of its own, but reads the states
-        of the target's: a distilled decoder. positions: how many it has; beyond them it proposes nothing."""
+        of the target's: a distilled decoder. positions: how many it has. images: it reads those of the target's prompt.
+        It proposes nothing beyond its positions, nor where it cannot read the images."""
         if width < 1:
             raise InputError(f"`width` must be at least 1, but is {width}. 10 is EAGLE-2's.")
-        self._model, self._width, self._positions = model, width, positions
+        self._model, self._width, self._positions, self._images = model, width, positions, images
         self.needs = Needs(memory=memory)
 
     @property
@@ -106,14 +109,22 @@ class SmallModel:
     def start(self, context: Context) -> Memory:
         """The small model's own pass over the prompt, unless it is too long for it."""
         lengths = context.mask.sum(1).tolist()
+        silent = Memory(None, [[] for _ in lengths])
         if self._positions is not None and max(lengths) > self._positions:
-            return Memory(None, [[] for _ in lengths])
+            return silent
         inputs: dict[str, Any] = {"input_ids": context.tokens}
         if context.memory is None:
             inputs["attention_mask"] = context.mask.long()
         else:
             inputs |= {"decoder_attention_mask": context.mask.long(), "encoder_outputs": (context.memory,)}
-        session, _, _, _ = self._model.prefill(inputs, Needs())
+        try:
+            session, _, _, _ = self._model.prefill(
+                inputs | dict(context.images or {}) if self._images else inputs, Needs()
+            )
+        except InputError:
+            if not self._images:
+                raise
+            return silent  # images that went another way, or are not all of the text's
         rows = len(context.tokens)
         memory = Memory(session, [[] for _ in range(rows)], roots=[length - 1 for length in lengths])
         self._commit(memory, [[0] for _ in range(rows)])
@@ -152,8 +163,10 @@ class SmallModel:
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
         """A tree; a chain where the plan has no more nodes than depth. With a temperature the children are drawn."""
         depth = min(plan.depth, plan.nodes)
-        if self._positions is not None:  # the deepest nodes are proposed, not read
-            depth = 0 if memory.session is None else min(depth, self._positions - max(memory.roots))
+        if memory.session is None:
+            depth = 0
+        elif self._positions is not None:  # the deepest nodes are proposed, not read
+            depth = min(depth, self._positions - max(memory.roots))
         if depth < 1:
             return trees_from_lists(roots, [([], [])] * len(roots))
         drawn = plan.temperature is not None
@@ -161,7 +174,7 @@ class SmallModel:
         frontier = [[0] for _ in trees]
         expanded: list[list[int]] = [[] for _ in trees]
         seen: list[Tensor] = []  # a layer's (B, L, V): what the children of its frontier were drawn from
-        places: list[dict[int, int]] = [{} for _ in trees]  # node -> its place in all of them
+        columns: list[dict[int, int]] = [{} for _ in trees]  # node -> its index in all of them
         offset = 0
         logits = self._ingest(memory)
         for layer in range(depth):
@@ -173,15 +186,15 @@ class SmallModel:
                 frontier = _best(trees, frontier, logits, min(self._width, -(-plan.nodes // depth)))
                 continue
             seen.append((logits.float() / plan.temperature).softmax(-1))
-            for known, nodes in zip(places, frontier, strict=True):
-                known.update((node, offset + place) for place, node in enumerate(nodes))
+            for indices, nodes in zip(columns, frontier, strict=True):
+                indices.update((node, offset + index) for index, node in enumerate(nodes))
             offset += logits.shape[1]
             counts = [-(-(plan.nodes + 1 - len(tree.tokens)) // (depth - layer)) for tree in trees]
-            frontier = _draw(trees, frontier, seen[-1], counts, plan.generator)
+            frontier = draw_children(trees, frontier, seen[-1], counts, plan.generator)
             if not any(frontier):
                 break
         kept = [tree.best(plan.nodes) for tree in trees]
-        probs = _rows(torch.cat(seen, 1), places, kept, memory.vocab_size) if drawn else None
+        probs = drawn_from(torch.cat(seen, 1), columns, kept, memory.vocab_size) if drawn else None
         return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, kept, strict=True)], probs)
 
     def _ingest(self, memory: Memory) -> Tensor:
@@ -211,8 +224,8 @@ class SmallModel:
             [*range(1 + len(nodes) - len(row), 1 + len(nodes)), *[0] * (width - len(row))]
             for nodes, row in zip(expanded, frontier, strict=True)
         ]
-        places = torch.tensor(index, device=logits.device)[..., None]
-        return logits.gather(1, places.expand(-1, -1, logits.shape[2]))
+        nodes = torch.tensor(index, device=logits.device)[..., None]
+        return logits.gather(1, nodes.expand(-1, -1, logits.shape[2]))
 
     def _commit(self, memory: Memory, paths: list[list[int]]) -> None:
         """Keep these nodes of the last pass; an empty path keeps none, the root neither."""
@@ -232,14 +245,14 @@ def _best(trees: list[Tree], frontier: list[list[int]], logits: Tensor, width: i
     for tree, nodes, tokens, values in zip(trees, frontier, top.indices.tolist(), chances.tolist(), strict=True):
         added = [
             tree.add(node, token, tree.values[node] + value)
-            for place, node in enumerate(nodes)
-            for token, value in zip(tokens[place], values[place], strict=True)
+            for index, node in enumerate(nodes)
+            for token, value in zip(tokens[index], values[index], strict=True)
         ]
         following.append(sorted(sorted(added, key=lambda node: -tree.values[node])[:width]))
     return following
 
 
-def _draw(
+def draw_children(
     trees: list[Tree], frontier: list[list[int]], probs: Tensor, counts: list[int], generator: torch.Generator | None
 ) -> list[list[int]]:
     """Draw children without replacement from probs (B, L, V), `counts` in each row, where acceptance is likeliest.
@@ -255,30 +268,30 @@ def _draw(
     following = []
     for tree, nodes, ids, mass, count in zip(trees, frontier, tokens.tolist(), chances, counts, strict=True):
         added: list[int] = []
-        # (minus the chance that the verifier comes to this draw, place of the node, number of the draw, mass left)
-        heap = [(-tree.values[node], place, 0, 1.0) for place, node in enumerate(nodes)]
+        # (minus the chance that the verifier comes to this draw, index of the node, number of the draw, mass left)
+        heap = [(-tree.values[node], index, 0, 1.0) for index, node in enumerate(nodes)]
         heapq.heapify(heap)
         while heap and len(added) < count:
-            reached, place, number, left = heapq.heappop(heap)
-            chance = mass[place][number]
+            reached, index, number, left = heapq.heappop(heap)
+            chance = mass[index][number]
             if chance <= 0:
                 continue
             share = min(1.0, chance / left) if left > 0 else 1.0
-            added.append(tree.add(nodes[place], ids[place][number], -reached * share))
+            added.append(tree.add(nodes[index], ids[index][number], -reached * share))
             if number + 1 < most:
-                heapq.heappush(heap, (reached * (1 - share), place, number + 1, left - chance))
+                heapq.heappush(heap, (reached * (1 - share), index, number + 1, left - chance))
         following.append(added)
     return following
 
 
-def _rows(probs: Tensor, places: list[dict[int, int]], kept: list[list[int]], vocab_size: int) -> Tensor:
+def drawn_from(probs: Tensor, columns: list[dict[int, int]], kept: list[list[int]], vocab_size: int) -> Tensor:
     """Distributions (B, M, V) -> (B, N, vocab_size) of the root and the kept nodes; zeros where no child was drawn."""
     batch, count, size = probs.shape
     padded = torch.nn.functional.pad(probs, (0, max(vocab_size - size, 0), 0, 1))
     width = 1 + max(map(len, kept))
     index = [
-        [known.get(node, count) for node in (0, *nodes)] + [count] * (width - 1 - len(nodes))
-        for known, nodes in zip(places, kept, strict=True)
+        [indices.get(node, count) for node in (0, *nodes)] + [count] * (width - 1 - len(nodes))
+        for indices, nodes in zip(columns, kept, strict=True)
     ]
     rows = torch.arange(batch, device=probs.device)[:, None]
     return padded[rows, torch.tensor(index, device=probs.device)]

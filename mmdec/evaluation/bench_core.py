@@ -16,13 +16,13 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from mmdec.checks.arguments import check_threads
+from mmdec.checks.devices import check_device
 from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.tree import trees_from_lists
 from mmdec.evaluation.pairing import paired
 from mmdec.generation.speculation import generate, speculate
 from mmdec.provenance import hardware
-from mmdec.runtime import check_device
 from mmdec.types import Context, Draft, MmdecError, Needs, Plan, Scores, Target, Verdict
 
 SIZES: dict[str, dict[str, int]] = {  # about 2, 30 and 130 million parameters

@@ -27,6 +27,7 @@ from mmdec.evaluation.harness import Measurements, Method, parse_plan
 from mmdec.evaluation.harness_transcription import TranscriptionHarness
 from mmdec.evaluation.log import Log, no_log
 from mmdec.evaluation.pairing import compare
+from mmdec.evaluation.peer_transcription import against_peer
 from mmdec.generation.speculation import Nodes
 from mmdec.hub.whisper import DEFAULT_MODEL, LoadedWhisper, load_whisper
 from mmdec.provenance import hardware
@@ -66,6 +67,7 @@ def bench_asr(
     per_bin: int = 6,
     repeats: int = 5,
     batch: int = 8,
+    peer: str | None = None,
     language: str | None = "en",
     max_new_tokens: int | None = None,
     device: str | None = "cpu",
@@ -76,7 +78,8 @@ def bench_asr(
 
     recordings: audio files; none takes `per_bin` of each length from the corpus's splits. assistant: directory of a
     smaller Whisper; None makes one of the model's own layers. plan: draft size, see `parse_plan`. sweep: more draft
-    sizes, timed on the long recordings alone and in batches. batch: long recordings in a batch. Raises InputError, and
+    sizes, timed on the long recordings alone and in batches. batch: long recordings in a batch. peer: another engine
+    ("ctranslate2") to time with the same weights on the long recordings of one window. Raises InputError, and
     MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
     if min(per_bin, repeats, batch) < 1:
@@ -87,7 +90,7 @@ def bench_asr(
     whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, device)
     bench = _Bench(TranscriptionHarness(whisper, language, max_new_tokens), repeats, batch, log)
     drafter = whisper.heads(heads)
-    chosen = _given(bench.harness, recordings) if recordings else _from_corpus(bench.harness, corpus, splits, per_bin)
+    chosen = _given(bench.harness, recordings) if recordings else from_corpus(bench.harness, corpus, splits, per_bin)
     report = {
         "what": "a = mmdec with Medusa heads, b = the other; ratios are b / a",
         "model": whisper.directory.name if whisper.directory else "given",
@@ -97,6 +100,9 @@ def bench_asr(
     }
     if plans:
         report["sweep"] = bench.sweep(drafter, plans, [chosen[index] for index in _long(chosen)])
+    if peer is not None:
+        longest = [chosen[index].samples for index in _long(chosen)]
+        report["peer"] = against_peer(whisper, drafter, longest, peer, repeats=repeats, language=language, log=log)
     network = whisper.model
     report["hardware"] = hardware(
         device=network.device, dtype=dtype_of(network), batch=(1, batch), threads=torch.get_num_threads()
@@ -118,7 +124,7 @@ class _Bench:
         long = _long(chosen)
         longest = [chosen[index] for index in long]
         greedy, lookup = Method.greedy(), Method("prompt lookup", "transformers", {"prompt_lookup_num_tokens": COPIED})
-        helper = _fastest(self.harness, helpers, [longest[0].samples]) if len(helpers) > 1 else helpers[0]
+        helper = fastest(self.harness, helpers, [longest[0].samples]) if len(helpers) > 1 else helpers[0]
         methods = [ours, greedy, lookup, helper]
         names = ", ".join(method.name for method in methods)
         self.log(f"{len(chosen)} recordings, {len(longest)} of them long; methods: {names}")
@@ -186,7 +192,7 @@ def _long(chosen: Sequence[Recording]) -> list[int]:
     return indices or [max(range(len(chosen)), key=lambda index: chosen[index].words)]
 
 
-def _from_corpus(
+def from_corpus(
     harness: TranscriptionHarness, corpus: str | os.PathLike[str], splits: Sequence[str], per_bin: int
 ) -> list[Recording]:
     """`per_bin` recordings of each length, evenly spaced over the splits."""
@@ -227,7 +233,7 @@ def _groups(longest: Sequence[Recording], size: int) -> list[list[Tensor]]:
     return [[longest[(batch * size + row) % len(longest)].samples for row in range(size)] for batch in range(count)]
 
 
-def _fastest(harness: TranscriptionHarness, helpers: Sequence[Method], recordings: Sequence[Tensor]) -> Method:
+def fastest(harness: TranscriptionHarness, helpers: Sequence[Method], recordings: Sequence[Tensor]) -> Method:
     """The assistant whose second call on the recordings has the fewest decoder seconds."""
     seconds = []
     for method in helpers:

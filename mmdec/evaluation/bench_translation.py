@@ -22,17 +22,17 @@ from torch import Tensor
 
 from mmdec import audio
 from mmdec.checks.arguments import check_threads
+from mmdec.checks.devices import check_device
 from mmdec.evaluation.pairing import paired
 from mmdec.hub import DEFAULT_MODEL
 from mmdec.nn.ar_decoder import ArConfig, ArDecoder
-from mmdec.nn.dag_decoder import BOS, EOS
+from mmdec.nn.dag_decoder import BOS, EOS, LatticePath
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
-from mmdec.ops.dag_decode import LatticePath, decode_lattice
 from mmdec.pipelines.translation.load import load
 from mmdec.pipelines.translation.translate import Translation, translate_speech
 from mmdec.pipelines.translation.translator import SpeechTranslator
 from mmdec.provenance import hardware
-from mmdec.runtime import Stopwatch, check_device, dtype_of
+from mmdec.runtime import Stopwatch, dtype_of
 from mmdec.types import InputError, MmdecError
 
 UNITS_A_SECOND = 10.0  # phones of English for a second of French, as in the phrasebook
@@ -109,7 +109,7 @@ def _curve(
 
         def graph(states: Tensor = states, sizes: Tensor = sizes, frames: Tensor = frames) -> LatticePath:
             lattice = network.lattice(states, sizes, frames)
-            return decode_lattice(lattice.emissions, lattice.links, lattice.lengths, "lookahead")
+            return lattice.path("lookahead")
 
         def baseline(states: Tensor = states, sizes: Tensor = sizes, count: int = count) -> list[list[int]]:
             return network.ar.generate(states, sizes, count, min_length=count)
@@ -188,7 +188,7 @@ def bench_paper(
                 durations: Tensor = durations,
             ) -> Tensor:
                 lattice = network.lattice(states, sizes, frames)
-                decode_lattice(lattice.emissions, lattice.links, lattice.lengths, "lookahead")
+                lattice.path("lookahead")
                 hidden = lattice.hidden[:, :phones]
                 count = torch.tensor([phones], device=states.device)
                 return network.tts(network.acoustic_input(hidden), count, durations).mel

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from torch import Tensor
+from torch import nn
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from mmdec.evaluation.log import Log
+from mmdec.generation.drafter_choice import DraftedBy
 from mmdec.generation.speculation import Nodes
-from mmdec.types import Drafter, InputError, MmdecError
+from mmdec.types import InputError, MmdecError
 
 PLAN = re.compile(r"(\d+)(?:x(\d+))?")
 GREEDY = "greedy"
+Input = TypeVar("Input")  # what is decoded: a recording, a question
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Method:
         return cls(GREEDY, "transformers")
 
     @classmethod
-    def drafted(cls, name: str, drafter: Drafter | str, nodes: Nodes = None) -> Method:
+    def drafted(cls, name: str, drafter: DraftedBy, nodes: Nodes = None) -> Method:
         """mmdec's loop; drafter and nodes as for `mmdec.speculate`."""
         return cls(name, "mmdec", {"drafter": drafter, "num_speculative_tokens": nodes})
 
@@ -67,35 +71,40 @@ class Measurement:
 Measurements = Mapping[str, Sequence[Sequence[Measurement]]]  # method name -> each group of inputs -> its repeats
 
 
-class Harness(ABC):
+class Harness(ABC, Generic[Input]):
     """A model whose methods are compared. A subclass says how one batch is measured."""
 
+    what: ClassVar[str] = "recording"  # a member of a batch
+
     @abstractmethod
-    def measure(self, inputs: Sequence[Tensor], method: Method) -> Measurement:
+    def measure(self, inputs: Sequence[Input], method: Method) -> Measurement:
         """Decode inputs as one batch."""
 
-    def gate(self, methods: Sequence[Method], groups: Sequence[Sequence[Tensor]], log: Log) -> dict[str, list[bool]]:
+    def gate(
+        self, methods: Sequence[Method], groups: Sequence[Sequence[Input]], log: Log, equals: Sequence[Method] = ()
+    ) -> dict[str, list[bool]]:
         """For each method and group, whether the tokens equal those of the second method, greedy decoding.
 
-        Raises MmdecError if those of the first method differ: it must not be timed.
+        Raises MmdecError if those of the first method, or of one in `equals`, differ: it must not be timed.
         """
-        first, baseline = methods[0], methods[1]
+        baseline, strict = methods[1], (methods[0], *equals)
         equal: dict[str, list[bool]] = {method.name: [] for method in methods}
         for number, inputs in enumerate(groups):
             expected = self.measure(inputs, baseline).tokens
             for method in methods:
                 equal[method.name].append(self.measure(inputs, method).tokens == expected)
-            if not equal[first.name][-1]:
-                raise MmdecError(
-                    f"`{first.name}` differs from greedy decoding on recording {number}: no timing is reported. Report "
-                    "this as a bug."
-                )
+            for method in strict:
+                if not equal[method.name][-1]:
+                    raise MmdecError(
+                        f"`{method.name}` differs from greedy decoding on {self.what} {number}: no timing is reported. "
+                        "Report this as a bug."
+                    )
         for method in methods[2:]:
             log(f"{method.name}: {sum(equal[method.name])} of {len(groups)} have the tokens of greedy decoding")
         return equal
 
     def interleave(
-        self, methods: Sequence[Method], groups: Sequence[Sequence[Tensor]], repeats: int, log: Log
+        self, methods: Sequence[Method], groups: Sequence[Sequence[Input]], repeats: int, log: Log
     ) -> Measurements:
         """Measure all methods in turn, A B C A B C, group by group. `gate` was the warm-up."""
         measured: dict[str, list[list[Measurement]]] = {method.name: [[] for _ in groups] for method in methods}
@@ -105,6 +114,28 @@ class Harness(ABC):
                     measured[method.name][number].append(self.measure(inputs, method))
             log(f"repeat {repeat + 1} of {repeats}")
         return measured
+
+
+@contextmanager
+def counted(module: nn.Module) -> Iterator[list[int]]:
+    """A list that gets an entry for each pass through the module."""
+    passes: list[int] = []
+    hook = module.register_forward_hook(lambda *_: passes.append(1))
+    try:
+        yield passes
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers: some of its loops print a line at each step, which would count towards their time."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
 
 
 def parse_plan(plan: str) -> Nodes:

@@ -8,16 +8,15 @@ that is passes, drafting, verification, logits processors and transformers' own 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, final
 
-from torch import Tensor, nn
-from transformers.utils import logging
+from torch import Tensor
 
 from mmdec.audio import SAMPLE_RATE
-from mmdec.evaluation.harness import Harness, Measurement, Method
+from mmdec.evaluation.harness import Harness, Measurement, Method, counted, quiet
 from mmdec.hub.medusa import WEIGHTS
 from mmdec.hub.whisper import HEADS, LoadedWhisper
 from mmdec.pipelines.inputs import Audio, read
@@ -27,7 +26,7 @@ from mmdec.runtime import Stopwatch, timed_passes
 
 
 @final
-class TranscriptionHarness(Harness):
+class TranscriptionHarness(Harness[Tensor]):
     """A LoadedWhisper, the language of the recordings, and the maximum number of new tokens in a window."""
 
     def __init__(self, whisper: LoadedWhisper, language: str | None = "en", max_new_tokens: int | None = None) -> None:
@@ -48,7 +47,7 @@ class TranscriptionHarness(Harness):
     def measure(self, inputs: Sequence[Tensor], method: Method) -> Measurement:
         """Decode recordings (T,) of 16 kHz as one batch; recordings of more than a window form a batch of their own."""
         measure = self._transcribe if method.loop == "mmdec" else self._generate
-        with _quiet(), _counted(self.model.get_decoder()) as passes, _counted(self.model.get_encoder()) as windows:
+        with quiet(), counted(self.model.get_decoder()) as passes, counted(self.model.get_encoder()) as windows:
             measurement = measure(inputs, method)
         return replace(measurement, passes=len(passes), windows=len(windows))
 
@@ -123,28 +122,6 @@ class TranscriptionHarness(Harness):
 
     def _request(self, recordings: int) -> TranscriptionRequest:
         return TranscriptionRequest.of(self.whisper, None, self.language, "transcribe", None, self.options, recordings)
-
-
-@contextmanager
-def _counted(module: nn.Module) -> Iterator[list[int]]:
-    """A list that gets an entry for each pass through the module."""
-    passes: list[int] = []
-    hook = module.register_forward_hook(lambda *_: passes.append(1))
-    try:
-        yield passes
-    finally:
-        hook.remove()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence transformers: some of its loops print a line at each step, which would count towards their time."""
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
 
 
 def has_heads(whisper: LoadedWhisper) -> bool:

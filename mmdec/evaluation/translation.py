@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from mmdec.checks.arguments import check_threads
-from mmdec.corpora.cvss import SpeechPair, read_pairs
+from mmdec.corpora.cvss import SpeechPair, corpus_lexicon, read_pairs
 from mmdec.corpora.tables import evenly_spaced
 from mmdec.evaluation.asr_bleu import add_asr_bleu, build_recogniser, read_samples
 from mmdec.evaluation.log import Log, no_log
 from mmdec.metrics import text as metrics
 from mmdec.metrics.recogniser import SAMPLE_RATE
-from mmdec.phonetics.lexicon import PAUSE, lower_case, read_lexicon
 from mmdec.types import InputError
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def evaluate_speech(
     source = Path(common_voice) if common_voice is not None else root / "cv" / "fr"
     usable, skipped = read_pairs(source, target, split, scoring=True)
     rows = evenly_spaced(usable, limit)
-    lexicon = _lexicon(root)
+    lexicon = corpus_lexicon(root)
     recogniser = build_recogniser(target, lexicon, log) if asr else None
     if translator is not None:
         name, run, machine = "injected", translator, _machine(None, threads)
@@ -152,7 +151,7 @@ def _nearest(pairs: Sequence[tuple[Sequence[str], SpeechPair]], lexicon: metrics
     """Phone errors against the recording or, if fewer, against the nearest reference as the lexicon pronounces it."""
     errors = sum(metrics.nearest_phone_errors(units, row.units, row.references, lexicon) for units, row in pairs)
     return {
-        "value": errors / sum(phone != PAUSE for _, row in pairs for phone in row.units),
+        "value": errors / sum(metrics.count_phones(row.units) for _, row in pairs),
         "against": "the nearest reference, pronounced as in the lexicon, pauses left out",
         "n": len(pairs),
     }
@@ -236,11 +235,6 @@ def _machine(translator: SpeechTranslator | None, threads: int) -> dict[str, Any
     if translator is None:
         return hardware(device=None, dtype=None, batch=1, threads=threads)
     return hardware(device=translator.device, dtype=dtype_of(translator.model), batch=1, threads=threads)
-
-
-def _lexicon(root: Path) -> dict[str, list[tuple[str, ...]]] | None:
-    path = root / "lexicon.tsv"
-    return lower_case(read_lexicon(path)) if path.is_file() else None
 
 
 def _resampled(samples: np.ndarray, rate: int) -> np.ndarray:

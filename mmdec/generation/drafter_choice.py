@@ -11,8 +11,9 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import PreTrainedModel
 
-from mmdec.checks.arguments import check_methods, show
+from mmdec.checks.arguments import check_instance, check_methods, check_path, show
 from mmdec.drafters.registry import drafter_entry, drafter_names, folder_drafter, is_dotted, named_drafter
+from mmdec.drafters.registry import register_drafter as register_drafter  # for `mmdec`
 from mmdec.drafters.small_model import SmallModel
 from mmdec.targets.registry import target_of
 from mmdec.types import Drafter, InputError, Needs
@@ -53,11 +54,9 @@ def load_drafter(folder: str | os.PathLike[str], model: PreTrainedModel) -> Draf
     `generate`, `stream`, `speculate` or `transcribe`: it holds weights only and may serve many calls.
     Raises InputError for a folder without a drafter, for damaged files, and for a drafter of another model.
     """
-    if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
-        raise InputError(f"`folder` must be a path, but is {show(folder)}. Name the drafter's folder.")
-    if not isinstance(model, PreTrainedModel):
-        raise InputError(f"`model` must be a loaded model of transformers, but is {show(model)}. Load it first.")
-    drafter = folder_drafter(Path(folder), model, "folder")
+    path = check_path("folder", folder, "Name the drafter's folder.")
+    check_instance("model", model, PreTrainedModel, "a loaded model of transformers", "Load it first.")
+    drafter = folder_drafter(path, model, "folder")
     _check_methods(drafter)
     return drafter
 
@@ -86,7 +85,7 @@ def _drafter(given: DraftedBy) -> Drafter | None:
             small = target_of(given)
         except InputError as error:
             raise InputError(str(error).replace("`model`", "`drafter`", 1)) from error
-        return SmallModel(small, memory=small.reads_encoder, positions=small.positions)
+        return SmallModel(small, memory=small.reads_encoder, positions=small.positions, images=small.reads_images)
     drafter = named_drafter(given) if isinstance(given, str) else given
     _check_methods(drafter)
     return drafter  # type: ignore[return-value] # `_check_methods` has seen that it is a Drafter

@@ -6,7 +6,7 @@ The calls are in `speculation.py`. Here the processors, criteria and outputs of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, final
+from typing import Any, cast, final
 
 from torch import Tensor
 from transformers import (
@@ -21,11 +21,12 @@ from transformers import (
 )
 
 from mmdec.decode.listeners import BatchCollector, ScoreRecorder
-from mmdec.decode.sampling import ListenerProcessor, Processor, Stop, WholeBatch
+from mmdec.decode.sampling import Criterion, ListenerProcessor, Processor, Stop, WholeBatch
+from mmdec.decode.tree import int_list
 from mmdec.targets.registry import HfTarget, Output
 from mmdec.types import InputError
 
-BATCH_BOUND = (  # these keep something for each row of the batch, or ask for a row's place in it
+BATCH_BOUND = (  # these hold a value for each row of the batch, or ask for a row's index in it
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
     PrefixConstrainedLogitsProcessor,
@@ -34,15 +35,20 @@ BATCH_BOUND = (  # these keep something for each row of the batch, or ask for a 
 )
 
 
+def setting(config: GenerationConfig, name: str) -> Any:
+    """A field of the configuration; transformers gives them no types."""
+    return getattr(config, name)
+
+
 def check(target: HfTarget, config: GenerationConfig, synced_gpus: bool | None) -> None:
     """Refuse what a draft cannot be verified for."""
-    if config.num_beams != 1:
+    if (beams := setting(config, "num_beams")) != 1:
         raise InputError(
-            f"`num_beams` must be 1, but is {config.num_beams}. Drafts are verified for greedy decoding and sampling; "
+            f"`num_beams` must be 1, but is {beams}. Drafts are verified for greedy decoding and sampling; "
             "leave `custom_generate` out for beams."
         )
     for name in target.refused_outputs:
-        if getattr(config, name):
+        if setting(config, name):
             raise InputError(f"`{name}` must be left out, but is True. Rounds hold tokens and timings alone.")
     for name in ("penalty_alpha", "dola_layers", "prompt_lookup_num_tokens", "assistant_early_exit"):
         if getattr(config, name, None):
@@ -62,16 +68,16 @@ def pad_token(config: GenerationConfig) -> int:
 
 def stop(criteria: Any, config: GenerationConfig) -> Stop:
     """The two criteria that every run has as plain numbers; the others are asked token by token."""
-    limit, eos, others = 2**31, set[int](), []
+    limit, eos, others = 2**31, set[int](), list[Criterion]()
     for criterion in criteria:
         if isinstance(criterion, MaxLengthCriteria):
             limit = min(limit, int(criterion.max_length))
         elif isinstance(criterion, EosTokenCriteria):
-            eos |= set(criterion.eos_token_id.flatten().tolist())
+            eos |= set(int_list(criterion.eos_token_id.flatten()))
         else:
             others.append(criterion)
-    if limit == 2**31 and config.max_length is not None:
-        limit = int(config.max_length)
+    if limit == 2**31 and setting(config, "max_length") is not None:
+        limit = int(setting(config, "max_length"))
     return Stop(limit, frozenset(eos), tuple(others))
 
 
@@ -84,14 +90,14 @@ class Results:
     ) -> None:
         """prompt (B, P)."""
         batch, start = prompt.shape
-        wanted = bool(config.return_dict_in_generate)
-        self.scores = ScoreRecorder(batch, start) if wanted and config.output_scores else None
-        self.logits = ScoreRecorder(batch, start) if wanted and config.output_logits else None
+        wanted = bool(setting(config, "return_dict_in_generate"))
+        self.scores = ScoreRecorder(batch, start) if wanted and setting(config, "output_scores") else None
+        self.logits = ScoreRecorder(batch, start) if wanted and setting(config, "output_logits") else None
         self.processors: list[Processor] = [] if self.logits is None else [ListenerProcessor(self.logits)]
         for processor in processors:
             if isinstance(processor, target.batch_processors):
                 self.processors.append(ListenerProcessor(BatchCollector(processor, batch, start)))
-            elif batch > 1 and isinstance(processor, BATCH_BOUND):
+            elif batch > 1 and isinstance(cast(object, processor), BATCH_BOUND):
                 self.processors.append(WholeBatch(processor, batch))
             else:
                 self.processors.append(processor)

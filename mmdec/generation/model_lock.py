@@ -11,7 +11,7 @@ eval) writes, and undoes a change for a while before leaving:
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import TypeVar, final
@@ -47,14 +47,14 @@ class ModelLock:
         self._changed = threading.Condition(threading.RLock())
         self._readers: set[Hold] = set()
         self._writers: set[Hold] = set()  # of one thread
-        self._waiting = 0
+        self.waiting = 0  # how many ask to write; for others to read, not to set
 
     @contextmanager
-    def read(self) -> Iterator[Hold]:
+    def read(self) -> Generator[Hold]:
         """Together with other readers. Left by any thread."""
         with self._changed:
             if not self._held(self._readers | self._writers):
-                self._changed.wait_for(lambda: not self._writers and not self._waiting)
+                self._changed.wait_for(lambda: not self._writers and not self.waiting)
             hold = Hold()
             self._readers.add(hold)
         try:
@@ -65,7 +65,7 @@ class ModelLock:
                 self._changed.notify_all()
 
     @contextmanager
-    def write(self) -> Iterator[Hold]:
+    def write(self) -> Generator[Hold]:
         """With nobody else. Raises InputError where this thread reads the model already."""
         with self._changed:
             if not self._held(self._writers):
@@ -74,11 +74,11 @@ class ModelLock:
                         "`model` must not be decoding in the thread that changes it, but is. Finish or close its "
                         "stream first."
                     )
-                self._waiting += 1
+                self.waiting += 1
                 try:
                     self._changed.wait_for(lambda: not self._writers and not self._readers)
                 finally:
-                    self._waiting -= 1
+                    self.waiting -= 1
                     self._changed.notify_all()  # where the wait was broken off
             hold = Hold()
             self._writers.add(hold)
@@ -109,7 +109,7 @@ def model_lock(model: nn.Module) -> ModelLock:
 
 
 @contextmanager
-def reading(*models: nn.Module, writing: Sequence[nn.Module] = ()) -> Iterator[list[Hold]]:
+def reading(*models: nn.Module, writing: Sequence[nn.Module] = ()) -> Generator[list[Hold]]:
     """Read these models and write others, all at once; a model that is written is not read besides. Locks are taken in
     one order, so that two calls with the same models do not wait for each other."""
     locks = {model_lock(model): model in writing for model in (*models, *writing)}

@@ -22,15 +22,17 @@ def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
             f"`inputs` must be token ids (B, P) or a tokenizer's output, but is {show(inputs)}. Call "
             'tokenizer(text, return_tensors="pt").'
         )
-    named: dict[str, Any] = {"input_ids": inputs} if isinstance(inputs, Tensor) else dict(inputs)
+    named: dict[object, Any] = {"input_ids": inputs}
+    if not isinstance(inputs, Tensor):
+        named = dict(cast(Mapping[object, Any], inputs))
     if "input_ids" not in named or not all(isinstance(name, str) for name in named):
         listed = ", ".join(show(name) for name in list(named)[:9]) or "nothing"
         raise InputError(f"`inputs` must hold `input_ids`, but holds {listed}. Give ids or a tokenizer's output.")
     ids = named["input_ids"]
     if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
-        found = f"holds {ids.dtype}" if isinstance(ids, Tensor) else f"is {show(ids)}"
+        fault = f"holds {ids.dtype}" if isinstance(ids, Tensor) else f"is {show(ids)}"
         raise InputError(
-            f'`input_ids` must be a tensor of whole numbers, but {found}. Pass return_tensors="pt" to the tokenizer.'
+            f'`input_ids` must be a tensor of whole numbers, but {fault}. Pass return_tensors="pt" to the tokenizer.'
         )
     if ids.ndim != 2 or 0 in ids.shape:
         shape = tuple(ids.shape)
@@ -38,13 +40,13 @@ def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
     if ids.device.type != model.device.type:
         raise InputError(f"`input_ids` must be on the model's {model.device}, but is on {ids.device}. Move it there.")
     tokens = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
-    low, high = (int(one) for one in ids.aminmax())
+    low, high = (int(end) for end in ids.aminmax())
     if not 0 <= low <= high < tokens:
         raise InputError(
             f"`input_ids` must lie from 0 to {tokens - 1}, the model's tokens, but go from {low} to {high}. Use the "
             "model's own tokenizer."
         )
-    return named
+    return cast(dict[str, Any], named)
 
 
 def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
@@ -69,6 +71,11 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
     if cache is not None and not isinstance(cache, Cache):
         raise InputError(f"`past_key_values` must be a DynamicCache, but is {show(cache)}. Leave it out.")
     for name in ("logits_processor", "stopping_criteria"):
-        listed = options.get(name)
-        if listed is not None and not (isinstance(listed, list) and all(callable(one) for one in listed)):
+        listed: object = options.get(name)
+        if listed is not None and not _functions(listed):
             raise InputError(f"`{name}` must be a list of functions, but is {show(listed)}. Put it into a list.")
+
+
+def _functions(listed: object) -> bool:
+    """Whether it is a list of things to call."""
+    return isinstance(listed, list) and all(map(callable, cast(list[object], listed)))

@@ -12,18 +12,20 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from mmdec.checks.arguments import (
     check_callable,
+    check_choice,
+    check_instance,
     check_methods,
     check_nodes,
     check_seed,
-    show,
 )
 from mmdec.decode.budget import Nodes, learned
 from mmdec.decode.loop import Round, decode
 from mmdec.decode.sampling import KeyedSample, Sequences, most_probable, stock_sample
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import BlockRule, MatchRule, ResidualRule, Rule, RuleName, Stream, TypicalRule
+from mmdec.generation.conversation import ConversationTurn, forget
 from mmdec.generation.drafter_choice import DraftedBy, DrafterChoice
-from mmdec.generation.hf_bridge import Results, check, pad_token, stop
+from mmdec.generation.hf_bridge import Results, check, pad_token, setting, stop
 from mmdec.generation.model_lock import reading
 from mmdec.targets.registry import HfTarget, Output, target_of
 from mmdec.types import Drafter, InputError
@@ -47,11 +49,12 @@ class PreparedRun:
     target: HfTarget
     inputs: Mapping[str, Any]
     results: Results
+    turn: ConversationTurn | None  # the drafter as this run uses it
 
     def output(self, config: GenerationConfig) -> Tensor | Output:
         """What `generate` returns, when all rounds are over: sequences (B, L), or transformers' output object."""
         sequences = self.text.padded(self.pad)
-        if not config.return_dict_in_generate:
+        if not setting(config, "return_dict_in_generate"):
             return sequences
         lengths = [len(tokens) for tokens in self.text.tokens]
         return self.results.output(self.target, self.inputs, sequences, lengths, config)
@@ -70,20 +73,16 @@ class Speculation:
         on_round: Callable[[Round], None] | None = None,
         streamer: Any = None,
     ) -> None:
-        if rule is not None and not (isinstance(rule, str) and rule in RULES):
-            raise InputError(
-                f"`rule` must be one of {', '.join(RULES)}, but is {show(rule)}. None follows `do_sample`."
-            )
+        if rule is not None:
+            check_choice("rule", rule, RULES, "None follows `do_sample`.")
         nodes = check_nodes(num_speculative_tokens)
         check_callable("on_round", on_round, "a function of a round")
         if streamer is not None:
             check_methods("streamer", streamer, ("put", "end"), "Use transformers' TextStreamer.")
+        if statistics is not None:
+            remedy = "Leave it out for those of the process."
+            check_instance("statistics", statistics, DecodingStatistics, "an mmdec.DecodingStatistics", remedy)
         self.rule: RuleName | None = rule
-        if not isinstance(statistics, DecodingStatistics | None):
-            raise InputError(
-                f"`statistics` must be an mmdec.DecodingStatistics, but is {show(statistics)}. Leave it out for those "
-                "of the process."
-            )
         self.choice, self.seed = DrafterChoice(drafter), check_seed(seed)
         self.statistics = default_statistics() if statistics is None else statistics
         self.nodes: Nodes = 0 if isinstance(nodes, tuple) and not nodes[0] else nodes
@@ -106,11 +105,11 @@ class Speculation:
             begun = self.begin(model, input_ids, generation_config, **inputs)
             if self.streamer is not None:
                 self.streamer.put(input_ids.cpu())
-            for one in begun.rounds:
+            for round_ in begun.rounds:
                 if self.on_round is not None:
-                    self.on_round(one)
+                    self.on_round(round_)
                 if self.streamer is not None:
-                    for token in one.tokens[0]:
+                    for token in round_.tokens[0]:
                         self.streamer.put(torch.tensor([token]))
             if self.streamer is not None:
                 self.streamer.end()
@@ -141,14 +140,19 @@ class Speculation:
         budget, shape = learned(self.statistics, target, drafter, self.nodes)
         if self.nodes == 0:
             drafter = None  # it would learn in vain
-        rounds = decode(target, inputs, text, rule, drafter, budget, shape)
+        keeps = target.keeps_cache(inputs, generation_config)
+        cache = inputs.get("past_key_values") if keeps and len(input_ids) == 1 else None
+        turn = None if drafter is None else ConversationTurn(drafter, target.name, cache)
+        if turn is None:
+            forget(cache)
+        rounds = decode(target, inputs, text, rule, turn, budget, shape)
         pad = pad_token(generation_config)
-        if target.keeps_cache(inputs, generation_config):
+        if keeps:
             rounds = _extending(rounds, target, inputs, text, pad)
-        return PreparedRun(text, rounds, pad, target, inputs, results)
+        return PreparedRun(text, rounds, pad, target, inputs, results, turn)
 
     def _rule(self, config: GenerationConfig, batch: int) -> Rule:
-        sampled = bool(config.do_sample)
+        sampled = bool(setting(config, "do_sample"))
         name: RuleName = self.rule or ("sampled" if sampled else "greedy")
         if name != "typical" and sampled != (name != "greedy"):
             raise InputError(
@@ -158,7 +162,7 @@ class Speculation:
         if sampled and seed is None and (batch > 1 or name in ("residual", "block")):
             seed = int(torch.randint(2**62, ()))  # from torch's own generator: `torch.manual_seed` repeats the run
         if name in ("residual", "block"):
-            stream = Stream(cast(int, seed), float(config.temperature or 1.0))
+            stream = Stream(cast(int, seed), float(setting(config, "temperature") or 1.0))
             return ResidualRule(stream) if name == "residual" else BlockRule(stream)
         choice = most_probable if not sampled else stock_sample if seed is None else KeyedSample(seed)
         return TypicalRule(choice) if name == "typical" else MatchRule(choice, name)
@@ -168,7 +172,7 @@ def _extending(
     rounds: Iterator[Round], target: HfTarget, inputs: Mapping[str, Any], text: Sequences, pad: int
 ) -> Iterator[Round]:
     """The same; after the last the caller's cache holds all that it would hold after `generate`."""
-    for one in rounds:
+    for round_ in rounds:
         if not text.live:
             target.extend(inputs, text.padded(pad))
-        yield one
+        yield round_

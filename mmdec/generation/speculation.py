@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, StopStringCriteria
 
-from mmdec.checks.arguments import check_methods, options_error, show
+from mmdec.checks.arguments import check_methods, options_error
 from mmdec.decode.budget import Nodes
 from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
@@ -40,8 +40,8 @@ class Generation:
     def tokens_per_round(self) -> float:
         """New tokens for each row and round, correction or bonus included; the prompt's pass is not counted."""
         later = self.rounds[1:]
-        passes = sum(len(one.rows) for one in later)
-        return sum(len(tokens) for one in later for tokens in one.tokens) / passes if passes else 1.0
+        passes = sum(len(round_.rows) for round_ in later)
+        return sum(len(tokens) for round_ in later for tokens in round_.tokens) / passes if passes else 1.0
 
 
 def generate(
@@ -127,27 +127,24 @@ class _Beginning:
     """Takes what `generate` has prepared, and hands the run out instead of finishing it."""
 
     speculation: Speculation
+    held: Mapping[str, Any]  # goes past `generate`
 
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
     ) -> PreparedRun:
-        return self.speculation.begin(model, input_ids, generation_config, **inputs)
+        return self.speculation.begin(model, input_ids, generation_config, **{**inputs, **self.held})
 
 
-def _reading(model: PreTrainedModel, speculation: Speculation) -> AbstractContextManager[object]:
-    """Hold the model and the drafter's networks for reading; what is no model is for `_begin` to refuse."""
+def _reading(model: object, speculation: Speculation) -> AbstractContextManager[object]:
+    """Hold the model and the drafter's networks for reading; `_begin` refuses what is no model."""
     return reading(*((model, *speculation.networks) if isinstance(model, PreTrainedModel) else ()))
 
 
 def _begin(
     model: PreTrainedModel, inputs: Tensor | Mapping[str, Any], speculation: Speculation, options: dict[str, Any]
 ) -> PreparedRun:
-    if not isinstance(model, PreTrainedModel):
-        raise InputError(
-            f"`model` must be a loaded model of transformers, but is {show(model)}. Load it with "
-            "AutoModelForCausalLM.from_pretrained."
-        )
-    if not target_of(model).one_run:
+    target = target_of(model)
+    if not target.one_run:
         raise InputError(
             f"`model` must be a language model, but is {type(model).__name__}, whose `generate` may run the decoding "
             "loop several times. Call `model.generate(inputs, custom_generate=mmdec.speculate(drafter))`."
@@ -161,14 +158,15 @@ def _begin(
     tokenizer, strings = options.pop("tokenizer", None), options.pop("stop_strings", None)
     if strings is not None and tokenizer is None:
         raise InputError("`tokenizer` must be given with `stop_strings`, but is None. Pass the model's tokenizer.")
+    prepared, held = target.hold_back({**options, **named})
     try:
         if strings is not None:
-            options["stopping_criteria"] = [
-                *(options.get("stopping_criteria") or ()),
+            prepared["stopping_criteria"] = [
+                *(prepared.get("stopping_criteria") or ()),
                 StopStringCriteria(tokenizer, strings),
             ]
         begun = model.generate(  # type: ignore[operator] # torch types what it finds in a module as a tensor
-            **named, **options, custom_generate=_Beginning(speculation)
+            **prepared, custom_generate=_Beginning(speculation, held)
         )
     except (InputError, MemoryError, torch.OutOfMemoryError):
         raise
@@ -178,16 +176,16 @@ def _begin(
 
 
 def _spoken(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[Round]:
-    """Add text: what the tokens so far say beyond what was said; an unfinished character waits for its next token."""
+    """Add text: what the tokens so far say beyond the text before; an unfinished character waits for its next token."""
     tokens: list[list[int]] = [[] for _ in range(rows)]
-    said = [""] * rows
-    for one in rounds:
-        pieces = []
-        for row, new, done in zip(one.rows, one.tokens, one.done, strict=True):
+    texts = [""] * rows
+    for round_ in rounds:
+        pieces: list[str] = []
+        for row, new, done in zip(round_.rows, round_.tokens, round_.done, strict=True):
             tokens[row] += new
             whole: str = tokenizer.decode(tokens[row], skip_special_tokens=True)
             if whole.endswith("\ufffd") and not done:
-                whole = said[row]
-            pieces.append(whole[len(said[row]) :])
-            said[row] = whole
-        yield replace(one, text=pieces)
+                whole = texts[row]
+            pieces.append(whole[len(texts[row]) :])
+            texts[row] = whole
+        yield replace(round_, text=pieces)

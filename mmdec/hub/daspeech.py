@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from mmdec.checks.weights import PICKLES, check_counts, checked_file, fill, read_settings, read_weights
 from mmdec.hub.find import HUB_FILES, HUB_ID, download, find, kind, path_text
-from mmdec.hub.publish import whole_folder
+from mmdec.hub.publish import CARD, keep_card, whole_folder
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
 from mmdec.nn.griffin_lim import GriffinLimVocoder
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.phonetics.decoder import WordDecoder
-from mmdec.provenance import CARD, keep_card, stamp
+from mmdec.provenance import stamp
 from mmdec.types import InputError, MmdecError
 
 DEFAULT_MODEL = "daspeech-phrasebook"
@@ -163,16 +163,16 @@ def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
             f"`vocoder` must be {GRIFFIN_LIM}, or a directory or hub id of HiFi-GAN weights, "
             f"but is '{text}'. Leave it out for the model's own."
         )
-    from mmdec.nn.hifigan import HifiGanVocoder  # takes transformers' models with it: only where it is asked for
+    from mmdec.hub.hifigan import load_hifigan  # takes transformers' models with it: only where it is asked for
 
-    return HifiGanVocoder.load(Path(text) if Path(text).exists() else download(text, HUB_FILES, "vocoder"))
+    return load_hifigan(Path(text) if Path(text).exists() else download(text, HUB_FILES, "vocoder"))
 
 
 def _complete(directory: Path, name: str) -> Path:
-    found = kind(directory)
-    if found not in ("", "daspeech"):
+    system = kind(directory)
+    if system not in ("", "daspeech"):
         raise InputError(
-            f"`model` must translate speech, but '{name}' is {found!r}. Call `mmdec.transcribe` for a model that "
+            f"`model` must translate speech, but '{name}' is {system!r}. Call `mmdec.transcribe` for a model that "
             "writes speech down."
         )
     missing = [file for file in NEEDED if not (directory / file).is_file()]

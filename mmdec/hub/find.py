@@ -24,8 +24,8 @@ Model = TypeVar("Model")
 
 def names(system: str = "daspeech") -> list[str]:
     """The models of one system, or of one of transformers' types, that came with this installation."""
-    found = {path.parent.name: path for place in reversed(PLACES) for path in place.glob("*/config.json")}
-    return sorted(name for name, path in found.items() if kind(path.parent) == system)
+    configs = {path.parent.name: path for folder in reversed(PLACES) for path in folder.glob("*/config.json")}
+    return sorted(name for name, path in configs.items() if kind(path.parent) == system)
 
 
 def kind(directory: Path) -> str:
@@ -49,15 +49,22 @@ def find(model: str | os.PathLike[str], system: str = "daspeech", files: Sequenc
         raise InputError(f"`model` must hold safetensors, but is the pickle '{text}'. Export it with `hub.save_model`.")
     if path.is_dir():
         return path
-    for place in PLACES:
-        if re.fullmatch(r"[\w.-]+", text) and (place / text).is_dir():
-            return place / text
+    for folder in PLACES:
+        if re.fullmatch(r"[\w.-]+", text) and (folder / text).is_dir():
+            return folder / text
     if HUB_ID.fullmatch(text) and not text.startswith("models/"):
         return download(text, files)
     raise InputError(
         f"`model` must be a shipped name ({', '.join(names(system)) or 'none is installed'}), a directory or a hub id, "
         f"but is '{text}'. Check the spelling."
     )
+
+
+def drafter_folder(model: Path, name: str) -> Path | None:
+    """Where the drafter of this name for a model lies: in the model's folder, or beside it as <model>-<name>."""
+    home = model.resolve()
+    places = (home / name, home.with_name(f"{home.name}-{name}"))
+    return next((place for place in places if (place / "config.json").is_file()), None)
 
 
 def path_text(source: object, argument: str, rule: str) -> str:

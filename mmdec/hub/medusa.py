@@ -49,7 +49,7 @@ def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Med
     Raises InputError for heads of another model: other channels, tokens or mels.
     """
     try:
-        place = Path(directory)
+        folder = Path(directory)
     except TypeError as error:
         raise InputError(f"`directory` must be a path, but is {show(directory)}. Name a folder.") from error
     if not (isinstance(model, PreTrainedModel) and _takes_heads(model)):
@@ -57,7 +57,7 @@ def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Med
             "`model` must be a loaded encoder-decoder that reads mels and has an output layer `proj_out`, but is "
             f"{show(model)}. Load the heads' own model."
         )
-    config, ranks, state = _read(place)
+    config, ranks, state = _read(folder)
     shape: Any = model.config
     for what, ours, theirs in (
         ("channels", config.hidden_size, shape.d_model),
@@ -82,18 +82,18 @@ def _takes_heads(model: PreTrainedModel) -> bool:
     return speech and isinstance(getattr(model, "proj_out", None), nn.Linear)
 
 
-def _read(place: Path) -> tuple[MedusaConfig, list[list[float]] | None, dict[str, Tensor]]:
-    if not (place / "config.json").is_file() or not (place / WEIGHTS).is_file():
+def _read(folder: Path) -> tuple[MedusaConfig, list[list[float]] | None, dict[str, Tensor]]:
+    if not (folder / "config.json").is_file() or not (folder / WEIGHTS).is_file():
         raise InputError(
-            f"`directory` must hold config.json and {WEIGHTS}, but '{place}' does not. Convert published heads with "
+            f"`directory` must hold config.json and {WEIGHTS}, but '{folder}' does not. Convert published heads with "
             "`mmdec convert medusa IN OUT`."
         )
-    config = read_settings(place / "config.json", "directory")
+    config = read_settings(folder / "config.json", "directory")
     if config.get("system") != SYSTEM:
         raise InputError(
-            f"`directory` must hold Medusa heads, but '{place}' holds {config.get('system')!r}. Name their folder."
+            f"`directory` must hold Medusa heads, but '{folder}' holds {config.get('system')!r}. Name their folder."
         )
-    state = read_weights([checked_file(place, WEIGHTS, "directory")], "directory")
+    state = read_weights([checked_file(folder, WEIGHTS, "directory")], "directory")
     try:
         shape = MedusaConfig(**config["heads"])
         if shape.heads > len(state):
@@ -101,19 +101,19 @@ def _read(place: Path) -> tuple[MedusaConfig, list[list[float]] | None, dict[str
         ranks = config.get("ranks")
         if ranks is not None and not (len(ranks) == shape.heads and all(_is_chances(row) for row in ranks)):
             raise ValueError("`ranks` are no chances of each head's ranks")
-        fill(lambda: MedusaHeads(shape), state, "directory", place)
+        fill(lambda: MedusaHeads(shape), state, "directory", folder)
     except InputError:
         raise
     except Exception as error:  # wrong types of any setting: networks raise what they like
         raise InputError(
-            f"`directory` must hold whole heads, but config.json in '{place}' is damaged or of another version "
+            f"`directory` must hold whole heads, but config.json in '{folder}' is damaged or of another version "
             f"({type(error).__name__}: {error!s:.300}). Fetch them again."
         ) from error
     return shape, ranks, state
 
 
 def _is_chances(row: Any) -> bool:
-    return isinstance(row, list) and bool(row) and all(type(one) in (int, float) and 0 <= one <= 1 for one in row)
+    return isinstance(row, list) and bool(row) and all(type(p) in (int, float) and 0 <= p <= 1 for p in row)
 
 
 def _card(config: MedusaConfig) -> str:

@@ -1,4 +1,4 @@
-"""A folder that appears whole or not at all: written beside its place, then put there in one step.
+"""A folder that appears whole or not at all: written beside the target, then exchanged with it in one step.
 
 Where the system can exchange two names at once (Linux), a reader meets the old folder or the new one and never neither.
 Elsewhere there is a moment between two renames; a process that was killed in it left the old folder aside, from where
@@ -8,14 +8,18 @@ the next one brings it back.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from mmdec.provenance import CARD as CARD  # what a published folder keeps
+from mmdec.provenance import stamp, weights
 from mmdec.types import InputError
 
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
@@ -23,22 +27,41 @@ _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
 @contextmanager
 def whole_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """An empty folder to write in. Where the block ends it takes `target`'s place, and what was there is removed; where
+    """An empty folder to write in. Where the block ends it replaces `target`; where
     the block raises, it is removed and `target` stays as it is. Raises InputError for a `target` that is a file."""
-    place = Path(target)
-    if place.exists() and not place.is_dir():
-        raise InputError(f"`directory` must be a folder or new, but '{place}' is a file. Choose another.")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    aside = place.with_name(f".{place.name}.old")
-    if aside.is_dir() and not place.exists():
-        aside.rename(place)
-    fresh = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}."))
+    folder = Path(target)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"`directory` must be a folder or new, but '{folder}' is a file. Choose another.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = folder.with_name(f".{folder.name}.old")
+    if aside.is_dir() and not folder.exists():
+        aside.rename(folder)
+    fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         yield fresh
         readable(fresh)
-        put(fresh, place, aside)
+        put(fresh, folder, aside)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def write_provenance(folder: Path, training: Mapping[str, Any]) -> None:
+    """Write provenance.json: how the weights were trained, and by which command, versions and commit."""
+    text = json.dumps({"training": training, **stamp()}, indent=2, default=str)
+    (folder / "provenance.json").write_text(text + "\n", encoding="utf-8")
+
+
+def keep_card(old: Path, fresh: Path) -> None:
+    """Copy the model card of `old` to `fresh`, which will replace it. Raises InputError if their weights differ: the
+    card's figures would be false."""
+    if not (old / CARD).is_file():
+        return
+    if weights(old) != weights(fresh):
+        raise InputError(
+            f"`directory` must hold no card of other weights, but '{old}' does. Write to runs/, and put a better model "
+            "there with `mmdec promote`, which measures it."
+        )
+    shutil.copy(old / CARD, fresh)
 
 
 def readable(folder: Path) -> None:
@@ -48,27 +71,27 @@ def readable(folder: Path) -> None:
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
-def put(fresh: Path, place: Path, aside: Path) -> None:
-    """`fresh` takes the place of `place`, if there is one, which then is gone."""
-    if not place.exists():
-        os.replace(fresh, place)
+def put(fresh: Path, folder: Path, aside: Path) -> None:
+    """`fresh` becomes `folder`; what was there before is removed."""
+    if not folder.exists():
+        os.replace(fresh, folder)
         return
-    if _exchange(fresh, place):
+    if _exchange(fresh, folder):
         shutil.rmtree(fresh)
         return
     shutil.rmtree(aside, ignore_errors=True)
-    place.rename(aside)
+    folder.rename(aside)
     try:
-        fresh.rename(place)
+        fresh.rename(folder)
     except OSError:
-        aside.rename(place)
+        aside.rename(folder)
         raise
     shutil.rmtree(aside)
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchange(path: Path, other: Path) -> bool:
     """Whether the two names were exchanged at once: Linux's renameat2, where the file system knows it."""
     if sys.platform != "linux":
         return False
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
-    return rename is not None and rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0
+    return rename is not None and rename(_HERE, os.fsencode(path), _HERE, os.fsencode(other), _EXCHANGE) == 0

@@ -16,12 +16,12 @@ import torch
 from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration, WhisperProcessor
 
 from mmdec.audio import SAMPLE_RATE
+from mmdec.checks.devices import check_device
 from mmdec.checks.weights import NOT_FOLLOWED, fill_pretrained, lies_inside, read_settings
 from mmdec.drafters.medusa import Medusa
 from mmdec.hub.find import LoadedModels, find, kind, path_text, version
 from mmdec.hub.medusa import WEIGHTS, load_heads
 from mmdec.hub.whisper_settings import check_extractor, check_generation
-from mmdec.runtime import check_device
 from mmdec.types import InputError
 
 DEFAULT_MODEL = "whisper-phrasebook"
@@ -44,13 +44,13 @@ class LoadedWhisper:
     def __post_init__(self) -> None:
         """Raises InputError for a processor of another model."""
         shape, extractor, tokenizer = self.model.config, self.extractor, self.tokenizer
-        known: Any = self.model.generation_config
+        settings: Any = self.model.generation_config
         frames = 2 * shape.max_source_positions  # the encoder's second convolution has stride 2
         for what, ours, theirs in (
             ("mels", shape.num_mel_bins, extractor.feature_size),
             ("frames in a window", frames, extractor.nb_max_frames),
             ("samples a second", SAMPLE_RATE, extractor.sampling_rate),
-            ("as the token <|notimestamps|>", *self._marks(known)),
+            ("as the token <|notimestamps|>", *self._marks(settings)),
         ):
             if ours != theirs:
                 raise InputError(
@@ -76,28 +76,28 @@ class LoadedWhisper:
     def heads(self, directory: str | os.PathLike[str] | None = None) -> Medusa:
         """The drafter with the heads in `directory`, or in the model's own folder. Raises InputError for none."""
         if directory is not None:
-            place = Path(path_text(directory, "drafter", "'medusa', 'lookup', 'recycling', a directory"))
+            folder = Path(path_text(directory, "drafter", "'medusa', 'lookup', 'recycling', a directory"))
         else:
-            place = self.directory and self.directory / HEADS
-        if directory is None and place and self.directory and not lies_inside(place / WEIGHTS, self.directory):
+            folder = self.directory and self.directory / HEADS
+        if directory is None and folder and self.directory and not lies_inside(folder / WEIGHTS, self.directory):
             raise InputError(
-                f"`model` must hold its heads in its own folder, but '{place}' leads outside. Give the heads' own "
+                f"`model` must hold its heads in its own folder, but '{folder}' leads outside. Give the heads' own "
                 "directory as `drafter`."
             )
-        if place is None or not (place / WEIGHTS).is_file():
-            where = f"'{place}' has none" if place is not None else "it was loaded by its user"
+        if folder is None or not (folder / WEIGHTS).is_file():
+            where = f"'{folder}' has none" if folder is not None else "it was loaded by its user"
             raise InputError(
                 f"`drafter` must be 'lookup', 'recycling', an object or None for a `model` without Medusa heads, but "
                 f"is '{directory or HEADS}', and {where}. Train heads, or convert published ones with `mmdec convert "
                 "medusa IN OUT`, and give their directory."
             )
         with _loading:
-            if place not in self._heads:
-                self._heads[place] = load_heads(place, self.model)
-            return self._heads[place]
+            if folder not in self._heads:
+                self._heads[folder] = load_heads(folder, self.model)
+            return self._heads[folder]
 
-    def _marks(self, known: Any) -> tuple[int | None, int | None]:
-        mark: int | None = getattr(known, "no_timestamps_token_id", None)
+    def _marks(self, settings: Any) -> tuple[int | None, int | None]:
+        mark: int | None = getattr(settings, "no_timestamps_token_id", None)
         return mark, None if mark is None else self.tokenizer.convert_tokens_to_ids("<|notimestamps|>")
 
 
@@ -115,23 +115,23 @@ def load_whisper(
     """
     directory = find(model, KIND, FILES)
     _check(directory, os.fspath(model))
-    place = check_device(device)
-    key = (version(directory), version(directory / HEADS), str(place))
-    return _whispers.get(key, lambda: _read(directory, place))
+    checked = check_device(device)
+    key = (version(directory), version(directory / HEADS), str(checked))
+    return _whispers.get(key, lambda: _read(directory, checked))
 
 
 def _check(directory: Path, name: str) -> None:
-    found = kind(directory)
-    if found != KIND:
-        remedy = "Call `mmdec.translate_speech` for it." if found == "daspeech" else "Name another model."
-        raise InputError(f"`model` must be a Whisper, but '{name}' is {found or 'no model'!r}. {remedy}")
+    system = kind(directory)
+    if system != KIND:
+        remedy = "Call `mmdec.translate_speech` for it." if system == "daspeech" else "Name another model."
+        raise InputError(f"`model` must be a Whisper, but '{name}' is {system or 'no model'!r}. {remedy}")
 
 
 def read_model(directory: Path) -> WhisperForConditionalGeneration:
     """The network in `directory`, in float32 on the CPU. Raises InputError for whatever is damaged or outside of it."""
     settings = read_settings(directory / "config.json")
     try:
-        config = WhisperConfig.from_dict({name: one for name, one in settings.items() if name not in NOT_FOLLOWED})
+        config = WhisperConfig.from_dict({name: value for name, value in settings.items() if name not in NOT_FOLLOWED})
         model = fill_pretrained(WhisperForConditionalGeneration, config, directory)
         if (directory / GENERATION).is_file():
             model.generation_config = GenerationConfig.from_dict(read_settings(directory / GENERATION))

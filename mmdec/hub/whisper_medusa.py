@@ -28,23 +28,25 @@ PUBLISHED = ("medusa_heads.", BLOCK)
 
 def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
     """Published heads (a directory with config.json and safetensors, one file or shards with an index) -> ours."""
-    place = Path(source)
-    if not (place / "config.json").is_file():
-        raise InputError(f"`source` must hold config.json, but '{place}' does not. Give the checkpoint's directory.")
-    config = read_settings(place / "config.json", "source")
+    folder = Path(source)
+    if not (folder / "config.json").is_file():
+        raise InputError(f"`source` must hold config.json, but '{folder}' does not. Give the checkpoint's directory.")
+    config = read_settings(folder / "config.json", "source")
     kind = KINDS.get(str(config.get("medusa_heads_type", "")))
     if kind is None or config.get("medusa_num_layers", 1) != 1:
         raise InputError(
             f"`source` must hold Medusa heads of one layer and of the types {', '.join(KINDS)}, but its config says "
             f"{config.get('medusa_heads_type')!r} with {config.get('medusa_num_layers', 1)} layers. Nothing to convert."
         )
-    found = _published(place)
+    tensors = _published(folder)
     first = 1 if kind == "linear" else 0  # the tuned model's own head comes first
-    count = 1 + max((int(match[1]) for name in found if (match := HEAD.fullmatch(name))), default=-1) - first
+    count = 1 + max((int(match[1]) for name in tensors if (match := HEAD.fullmatch(name))), default=-1) - first
     if count < 1:
-        raise InputError(f"`source` must hold `medusa_heads.*`, but '{place}' holds none. Fetch all of its shards.")
-    if count > len(found):
-        raise InputError(f"`source` must hold heads 0 to {count - 1}, but '{place}' holds fewer. Fetch all its shards.")
+        raise InputError(f"`source` must hold `medusa_heads.*`, but '{folder}' holds none. Fetch all of its shards.")
+    if count > len(tensors):
+        raise InputError(
+            f"`source` must hold heads 0 to {count - 1}, but '{folder}' holds fewer. Fetch all its shards."
+        )
     try:
         shape = MedusaConfig(
             hidden_size=config["d_model"],
@@ -61,7 +63,7 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
             names = list(MedusaHeads(shape).state_dict())
     except (KeyError, TypeError, RuntimeError) as error:
         raise InputError(
-            f"`source` must have the sizes of its heads in config.json, but '{place}' has not "
+            f"`source` must have the sizes of its heads in config.json, but '{folder}' has not "
             f"({type(error).__name__}: {error}). Fetch it again."
         ) from error
     state = {}
@@ -72,14 +74,15 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
         else:
             theirs = BLOCK + name.removeprefix("block.")
         state[name] = theirs
-    missing = sorted(theirs for theirs in state.values() if theirs not in found)
+    missing = sorted(theirs for theirs in state.values() if theirs not in tensors)
     if missing:
-        raise InputError(f"`source` must hold {missing[0]}, but '{place}' does not. Fetch all of its shards.")
-    heads = fill(lambda: MedusaHeads(shape), {name: found[theirs] for name, theirs in state.items()}, "source", place)
+        raise InputError(f"`source` must hold {missing[0]}, but '{folder}' does not. Fetch all of its shards.")
+    renamed = {name: tensors[theirs] for name, theirs in state.items()}
+    heads = fill(lambda: MedusaHeads(shape), renamed, "source", folder)
     return save_heads(directory, heads)
 
 
-def _published(place: Path) -> dict[str, Tensor]:
+def _published(folder: Path) -> dict[str, Tensor]:
     """The heads' weights, out of all that the checkpoint holds."""
-    files = shards(place, "source", PUBLISHED)  # those without heads may be absent
+    files = shards(folder, "source", PUBLISHED)  # those without heads may be absent
     return read_weights(files, "source", PUBLISHED)

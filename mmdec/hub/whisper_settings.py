@@ -19,22 +19,22 @@ LARGEST = {  # of the feature extractor: 128 mels and FFTs of 400 in published m
 EXTRACTORS = ("processor_config.json", "preprocessor_config.json")  # of today, and of before
 
 
-def check_generation(known: Any, config: Any, folder: Path) -> None:
+def check_generation(settings: Any, config: Any, folder: Path) -> None:
     """Raise InputError for a generation config (and a model's config) whose values this Whisper cannot have."""
 
     def is_id(value: Any) -> bool:
         return type(value) is int and 0 <= value < config.vocab_size
 
     def is_ids(value: Any) -> bool:
-        return isinstance(value, list) and all(type(one) is int and -1 <= one < config.vocab_size for one in value)
+        return isinstance(value, list) and all(type(item) is int and -1 <= item < config.vocab_size for item in value)
 
     def is_table(value: Any) -> bool:
-        return isinstance(value, dict) and all(isinstance(name, str) and is_id(one) for name, one in value.items())
+        return isinstance(value, dict) and all(isinstance(name, str) and is_id(item) for name, item in value.items())
 
     def is_heads(value: Any) -> bool:
         return isinstance(value, list) and all(
             isinstance(pair, list)
-            and [type(one) for one in pair] == [int, int]
+            and [type(item) for item in pair] == [int, int]
             and 0 <= pair[0] < config.decoder_layers
             and 0 <= pair[1] < config.decoder_attention_heads
             for pair in value
@@ -60,13 +60,13 @@ def check_generation(known: Any, config: Any, folder: Path) -> None:
         **dict.fromkeys(("is_multilingual", "return_timestamps", "do_sample"), (is_switch, "true or false")),
     }
     for name, (fits, rule) in rules.items():
-        value = getattr(known, name, None)
+        value = getattr(settings, name, None)
         if value is not None and not fits(value):
             raise InputError(
                 f"`{name}` must be {rule}, but the generation config of '{folder}' has {value!r:.100}. Fetch it again."
             )
     try:
-        known.validate()
+        settings.validate()
     except Exception as error:  # wrong types fail wherever they are first compared
         raise InputError(
             f"`model` must have a generation config that `generate` takes, but that of '{folder}' is refused "

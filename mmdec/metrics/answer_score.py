@@ -14,17 +14,17 @@ def normalise(text: str) -> str:
     return " ".join(text.casefold().split()).rstrip(".").rstrip()
 
 
-def right_answer(said: str, reference: str, expected: str, task: str) -> bool:
+def right_answer(answer: str, reference: str, expected: str, task: str) -> bool:
     """Whether a short answer says what the reference says. Of a count, the total alone must be right."""
     if task == "count":
-        numbers = _NUMBER.findall(said)
+        numbers = _NUMBER.findall(answer)
         return bool(numbers) and numbers[-1] == expected
-    return normalise(said) == normalise(reference)
+    return normalise(answer) == normalise(reference)
 
 
-def claims_held(said: str, claims: Iterable[Sequence[str]]) -> int:
+def claims_held(answer: str, claims: Iterable[Sequence[str]]) -> int:
     """How many claims an answer makes: those whose words stand in one clause of it, in their order."""
-    clauses = [clause for clause in _CLAUSE.split(said.casefold()) if clause]
+    clauses = [clause for clause in _CLAUSE.split(answer.casefold()) if clause]
     return sum(any(_stands(clause, claim) for clause in clauses) for claim in claims)
 
 

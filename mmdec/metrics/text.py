@@ -127,6 +127,11 @@ def nearest_phone_errors(
     return own if other is None else min(own, other)
 
 
+def count_phones(phones: Sequence[str]) -> int:
+    """How many there are, pauses left out."""
+    return sum(phone != PAUSE for phone in phones)
+
+
 def normalise_words(text: str) -> list[str]:
     """Words as the lexicon spells them: lower case, with apostrophes and hyphens inside a word."""
     return re.findall(r"[^\W_]+(?:['\-.][^\W_]+)*", text.replace("’", "'").lower())

@@ -38,19 +38,19 @@ class ArCache:
     own: list[tuple[Tensor, Tensor]]  # keys and values of the units so far, (B, H, size, D) for each layer
     memories: list[tuple[Tensor, Tensor]]  # keys and values of the encoder's states, (B, H, S, D)
     mask: Tensor | None  # (B, 1, 1, S) additive
-    places: Tensor  # (size, d) positions
+    positions: Tensor  # (size, d) sinusoids
     table: Tensor  # (V, d) scaled embeddings
     length: int = 0
 
     def reserve(self, size: int) -> None:
         """Room for at least `size` columns and positions."""
-        have = self.places.shape[0]
+        have = self.positions.shape[0]
         if size <= have:
             return
         more = max(size, 2 * have) - have
         self.own = [(F.pad(keys, (0, 0, 0, more)), F.pad(values, (0, 0, 0, more))) for keys, values in self.own]
-        width = self.places.shape[1]
-        self.places = sinusoids(have + more, width, self.places.device).to(self.places.dtype)
+        width = self.positions.shape[1]
+        self.positions = sinusoids(have + more, width, self.positions.device).to(self.positions.dtype)
 
     def reorder(self, rows: Tensor) -> None:
         """Row i goes on from what row rows[i] remembers (beam search)."""
@@ -106,17 +106,17 @@ class ArDecoder(nn.Module):
 
     def step(self, tokens: Tensor, cache: ArCache) -> Tensor:
         """One more token (B,) for each row -> logits of the next one (B, V)."""
-        place = cache.length
-        x = (cache.table[tokens] + cache.places[place])[:, None]  # (B, 1, d)
+        index = cache.length
+        x = (cache.table[tokens] + cache.positions[index])[:, None]  # (B, 1, d)
         for layer, (keys, values), memory in zip(self.stack, cache.own, cache.memories, strict=True):
             key, value = layer.self_attn.keys_values(x)
-            keys[:, :, place] = key[:, :, 0]
-            values[:, :, place] = value[:, :, 0]
-            x = layer.rest(x, keys[:, :, : place + 1], values[:, :, : place + 1], None, *memory, cache.mask)
+            keys[:, :, index] = key[:, :, 0]
+            values[:, :, index] = value[:, :, 0]
+            x = layer.rest(x, keys[:, :, : index + 1], values[:, :, : index + 1], None, *memory, cache.mask)
         cache.length += 1
         return F.linear(x[:, 0], self.embed_tokens.weight)
 
-    def extend(self, tokens: Tensor, places: Tensor, cache: ArCache, mask: Tensor | None) -> Tensor:
+    def extend(self, tokens: Tensor, indices: Tensor, cache: ArCache, mask: Tensor | None) -> Tensor:
         """Several more tokens (B, N) at positions (B, N), written behind the cache's columns -> logits (B, N, V).
 
         mask (B, 1, N, length + N), additive, says who sees whom; None: all see all. The cache's length stays: what is
@@ -124,7 +124,7 @@ class ArDecoder(nn.Module):
         """
         start, count = cache.length, tokens.shape[1]
         cache.reserve(start + count)
-        x = cache.table[tokens] + cache.places[places]
+        x = cache.table[tokens] + cache.positions[indices]
         for layer, (keys, values), memory in zip(self.stack, cache.own, cache.memories, strict=True):
             key, value = layer.self_attn.keys_values(x)
             keys[:, :, start : start + count] = key
@@ -145,14 +145,14 @@ class ArDecoder(nn.Module):
         tokens[:, 0] = BOS
         done = torch.zeros(states.shape[0], dtype=torch.bool, device=states.device)
         every = 1 if states.device.type == "cpu" else 16  # on a CPU the look at `done` is free
-        for place in range(max_length + 1):
-            logits = self.step(tokens[:, place], cache)
-            if place < min_length:
+        for index in range(max_length + 1):
+            logits = self.step(tokens[:, index], cache)
+            if index < min_length:
                 logits[:, EOS] = -torch.inf
             best = logits.argmax(-1)
-            tokens[:, place + 1] = torch.where(done, PAD, best)
+            tokens[:, index + 1] = torch.where(done, PAD, best)
             done |= best == EOS
-            if place % every == every - 1 and bool(done.all()):
+            if index % every == every - 1 and bool(done.all()):
                 break
         rows = tokens[:, 1 : max_length + 1].tolist()
         return [row[: next((i for i, unit in enumerate(row) if unit in (EOS, PAD)), len(row))] for row in rows]
@@ -169,15 +169,15 @@ class ArDecoder(nn.Module):
         scores = torch.full((beams, 1), -torch.inf, device=states.device)
         scores[0] = 0.0  # all beams start alike: only one counts
         best_score, best = -math.inf, []
-        for place in range(max_length + 1):
-            steps = self.step(tokens[:, place], cache).float().log_softmax(-1)
-            if place < min_length:
+        for position in range(max_length + 1):
+            steps = self.step(tokens[:, position], cache).float().log_softmax(-1)
+            if position < min_length:
                 steps[:, EOS] = -torch.inf
-            ended = (scores[:, 0] + steps[:, EOS]) / (place + 1)
+            ended = (scores[:, 0] + steps[:, EOS]) / (position + 1)
             top, row = ended.max(0)
             if float(top) > best_score:
-                best_score, best = float(top), tokens[row, 1 : place + 1].tolist()
-            if place == max_length:
+                best_score, best = float(top), tokens[row, 1 : position + 1].tolist()
+            if position == max_length:
                 break
             steps[:, EOS] = -torch.inf
             kept, index = (scores + steps).flatten().topk(beams)
@@ -186,6 +186,6 @@ class ArDecoder(nn.Module):
             origin = torch.div(index, steps.shape[1], rounding_mode="floor")
             cache.reorder(origin)
             tokens = tokens[origin]
-            tokens[:, place + 1] = index % steps.shape[1]
+            tokens[:, position + 1] = index % steps.shape[1]
             scores = kept[:, None]
         return best if best_score > -math.inf else tokens[0, 1 : max_length + 1].tolist()

@@ -118,10 +118,10 @@ class RelativeAttention(nn.Module):
         v = self.linear_v(x).view(b, s, h, -1).transpose(1, 2)
         p = self.linear_pos(positions).view(2 * s - 1, h, -1).permute(1, 2, 0)  # (H, D, 2S-1)
         content = (q + self.pos_bias_u.to(q.dtype)).transpose(1, 2) @ k  # (B, H, S, S)
-        place = (q + self.pos_bias_v.to(q.dtype)).transpose(1, 2) @ p  # (B, H, S, 2S-1)
+        position = (q + self.pos_bias_v.to(q.dtype)).transpose(1, 2) @ p  # (B, H, S, 2S-1)
         # Row i wants the entries of distance i-j: a skewed view of the padded rows, no gather.
-        place = F.pad(place, (1, 0)).view(b, h, 2 * s, s)[:, :, 1:].reshape(b, h, s, 2 * s - 1)[..., :s]
-        scores = (content + place).float() / math.sqrt(d // h) + mask
+        position = F.pad(position, (1, 0)).view(b, h, 2 * s, s)[:, :, 1:].reshape(b, h, s, 2 * s - 1)[..., :s]
+        scores = (content + position).float() / math.sqrt(d // h) + mask
         weights = self.dropout(scores.softmax(-1).to(v.dtype))
         return self.linear_out((weights @ v).transpose(1, 2).reshape(b, s, d))
 

@@ -102,16 +102,16 @@ def _fairseq2_name(ours: str) -> str:
     block = re.match(_OUR_BLOCK, ours)
     rest = ours[block.end() :] if block else ours
     names = BLOCK_NAMES if block else FRONT_NAMES
-    place = f"encoder.layers.{block[1]}." if block else ""
+    prefix = f"encoder.layers.{block[1]}." if block else ""
     if rest in names:
-        return place + names[rest]
+        return prefix + names[rest]
     module, _, tensor = rest.rpartition(".")
-    return f"{place}{names[module]}.{tensor}"
+    return f"{prefix}{names[module]}.{tensor}"
 
 
 def _layers(names: Iterable[str], block: str) -> int:
     """How many blocks the names speak of; at least one, so that an empty state is told what it lacks."""
-    return max(1, len({found[1] for name in names if (found := re.match(block, name))}))
+    return max(1, len({layer[1] for name in names if (layer := re.match(block, name))}))
 
 
 def _names(state: Mapping[str, Tensor], block: str, rename: Callable[[str], str]) -> dict[str, str]:

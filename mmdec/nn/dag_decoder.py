@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from mmdec.nn.conformer import lengths_to_mask
 from mmdec.nn.dropout import PooledDropout
 from mmdec.nn.transformer import DecoderLayer, sinusoids
+from mmdec.ops.dag_decode import LatticePath, LatticeStrategy, decode_lattice
 
 BOS, PAD, EOS, UNK = 0, 1, 2, 3  # the first four units of every vocabulary
 
@@ -51,6 +52,10 @@ class Lattice:
     emissions: Tensor  # (B, L, V) log-probabilities, fp32
     links: Tensor  # (B, L, L) log-probabilities, fp32; -inf where j <= i or beyond a row's end
     lengths: Tensor  # (B,)
+
+    def path(self, strategy: str = "lookahead", **options: Any) -> LatticePath:
+        """Each row's path and its tokens; options as `ops.dag_decode.decode_lattice` takes them."""
+        return decode_lattice(self.emissions, self.links, self.lengths, cast(LatticeStrategy, strategy), **options)
 
 
 def graph_sizes(config: DagConfig, frame_lengths: Tensor) -> Tensor:
@@ -84,10 +89,10 @@ class Links(nn.Module):
         with torch.autocast(hidden.device.type, enabled=False):
             hidden = hidden.float()
             if self.link_positional is None:
-                place = sinusoids(size, d, hidden.device)
+                position = sinusoids(size, d, hidden.device)
             else:
-                place = self.link_positional.weight[:size]
-            x = torch.cat([hidden, place.expand(b, -1, -1)], dim=-1)  # (B, L, 2d)
+                position = self.link_positional.weight[:size]
+            x = torch.cat([hidden, position.expand(b, -1, -1)], dim=-1)  # (B, L, 2d)
             q = self.query_linear(x).view(b, size, config.link_heads, -1).transpose(1, 2)
             k = self.key_linear(x).view(b, size, config.link_heads, -1).transpose(1, 2)
             if not torch.is_grad_enabled():
@@ -191,13 +196,13 @@ class DagDecoder(nn.Module):
         else:
             x = x + self.embed_positions.weight[:size]
         if self.copy is not None:
-            # Vertex j looks at the place j (S-1)/(L-1) of the encoder's states, between two of them.
+            # Vertex j reads the encoder's states at j (S-1)/(L-1), between two of them.
             b, s, _ = states.shape
             last = (state_lengths - 1)[:, None]
-            place = steps * (last / (lengths[:, None] - 1).clamp(min=1))
-            place = torch.minimum(place, last.to(place.dtype))  # (B, L)
-            low = place.to(torch.long)
-            part = (place - low)[..., None].to(x.dtype)
+            point = steps * (last / (lengths[:, None] - 1).clamp(min=1))
+            point = torch.minimum(point, last.to(point.dtype))  # (B, L)
+            low = point.to(torch.long)
+            part = (point - low)[..., None].to(x.dtype)
             copied = self.copy(states).flatten(0, 1)  # whole rows are picked three times faster than gathered numbers
             first = s * torch.arange(b, device=states.device)[:, None]
             before, after = (

@@ -26,7 +26,7 @@ def _pool(p: float) -> Tensor:
 
 
 class PooledDropout(nn.Module):
-    """Drop-in for `nn.Dropout(p)`; the window's place comes from torch's global generator, so seeding still works."""
+    """Drop-in for `nn.Dropout(p)`; the window's offset comes from torch's global generator, so seeding still works."""
 
     def __init__(self, p: float) -> None:
         super().__init__()

@@ -252,8 +252,8 @@ def regulate(x: Tensor, durations: Tensor, max_frames: int = 2048) -> tuple[Tens
     ends = durations.cumsum(1).clamp(max=max_frames)  # (B, K)
     lengths = ends[:, -1]
     size = max(1, int(lengths.max()))
-    places = torch.arange(size, device=x.device).expand(x.shape[0], size).contiguous()
-    index = torch.searchsorted(ends, places, right=True).clamp(max=x.shape[1] - 1)  # (B, F)
+    frames = torch.arange(size, device=x.device).expand(x.shape[0], size).contiguous()
+    index = torch.searchsorted(ends, frames, right=True).clamp(max=x.shape[1] - 1)  # (B, F)
     return x.gather(1, index[..., None].expand(-1, -1, x.shape[2])), lengths
 
 

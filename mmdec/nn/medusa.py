@@ -4,7 +4,7 @@ K small heads read the decoder's last hidden state h_t, final norm included. The
 it; head k = 1 ... K predicts token t + 1 + k, through the model's own output matrix. Medusa-Linear reads h_t as it is,
 Medusa-Block what one more decoder layer makes of h_0 ... h_t and of the encoder's states.
 
-B rows, T places, H hidden size, S encoder states, K heads, V vocabulary.
+B rows, T positions, H hidden size, S encoder states, K heads, V vocabulary.
 """
 
 from __future__ import annotations
@@ -105,11 +105,11 @@ class DecoderLayer(nn.Module):
         self.final_layer_norm = nn.LayerNorm(size)
 
     def pair(self, x: Tensor) -> Pair:
-        """Keys and values that places x (B, T, H) offer to later ones."""
+        """Keys and values of positions x (B, T, H), which later ones attend to."""
         return self.self_attn.pair(self.self_attn_layer_norm(x))
 
     def forward(self, x: Tensor, own: Pair, memory: Pair, mask: Tensor | None) -> Tensor:
-        """x (B, T, H) over the keys of all places so far, its own included, and over the encoder's."""
+        """x (B, T, H) over the keys of all positions so far, its own included, and over the encoder's."""
         x = x + self.self_attn(self.self_attn_layer_norm(x), own, mask)
         x = x + self.encoder_attn(self.encoder_attn_layer_norm(x), memory, None)
         return x + self.fc2(gelu(self.fc1(self.final_layer_norm(x))))
@@ -127,7 +127,7 @@ class MedusaHeads(nn.Module):
         self.heads = nn.ModuleList(ResBlock(size) for _ in range(config.heads))
 
     def forward(self, hidden: Tensor, states: Tensor | None = None) -> Tensor:
-        """All places at once, as in training: hidden (B, T, H), without padding on the left, and for a block the
+        """All positions at once, as in training: hidden (B, T, H), without padding on the left, and for a block the
         encoder's states (B, S, H) -> (B, T, K, H), to be multiplied with the output matrix."""
         return self.read(self.through(hidden, states), len(self.heads))
 

@@ -22,11 +22,11 @@ def sinusoids(size: int, d_model: int, device: torch.device, start: int = 0) -> 
 def _sinusoid_table(rows: int, d_model: int, device: torch.device) -> Tensor:
     """Kept between calls: at batch 1 its sines cost as much as a layer."""
     with torch.inference_mode(False):  # a table made while decoding must serve training too
-        place = torch.arange(rows, dtype=torch.float32, device=device)[:, None]
+        position = torch.arange(rows, dtype=torch.float32, device=device)[:, None]
         rate = torch.exp(
             torch.arange(d_model // 2, dtype=torch.float32, device=device) * (-math.log(1e4) / (d_model // 2))
         )
-        return torch.cat([(place * rate).sin(), (place * rate).cos()], dim=-1)
+        return torch.cat([(position * rate).sin(), (position * rate).cos()], dim=-1)
 
 
 class Attention(nn.Module):

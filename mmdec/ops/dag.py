@@ -9,8 +9,10 @@ they take log-probabilities of emissions and links, on any device.
     target_lengths (B,)       1 .. M
     graph_lengths  (B,)       1 .. L
 
-Log-probabilities may be -inf. Padding may hold anything, NaN included: it is never read. Banded links are unrolled to
-dense ones: a band saves the memory of the network that computes it, not of the dynamic programme.
+Log-probabilities may be -inf. Padding may hold anything, NaN included: it is never read.
+
+On a GPU the work is done by `dag_triton.py`, in float32 and bands as they are, unless an input is float64; everywhere
+else in float64 by `dag_scan.py`, which unrolls a band: it then saves memory for the network that computes it alone.
 """
 
 from typing import Any, Literal
@@ -20,7 +22,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mmdec.ops.dag_links import NEG_INF, checked_lengths, checked_links
-from mmdec.ops.dag_scan import forward_backward, log_alpha_beta, masked_inputs
+from mmdec.ops.dag_scan import forward_backward, log_alpha_beta, log_likelihood, masked_inputs
+from mmdec.ops.kernels import runs_on
 from mmdec.types import InputError
 
 PosteriorVariant = Literal["paper", "released"]
@@ -32,9 +35,13 @@ def dag_marginal(
     """Log P(Y | X), summed over all paths: (B,). Differentiable once, in match and links.
 
     An impossible sample (graph shorter than the target, or no path of finite score) gives -inf and zero gradients.
-    The work is done in float64; the result has the dtype of match, float32 at least.
+    The result has the dtype of match, float32 at least.
     """
     match, links, last, ends = _checked(match, links, target_lengths, graph_lengths, banded)
+    if _kernels_take(match, links):
+        from mmdec.ops.dag_triton import marginal_triton
+
+        return marginal_triton(match, links, last, ends, banded=banded)
     return _Marginal.apply(match, links, last, ends)
 
 
@@ -56,9 +63,14 @@ def dag_posterior(
     if variant not in ("paper", "released"):
         raise InputError(f'`variant` must be "paper" or "released", but is {variant!r}. The first is the default.')
     with torch.no_grad():
-        match, links, last, ends = _checked(match, links, target_lengths, graph_lengths, banded)
+        unroll = variant == "released"
+        match, links, last, ends = _checked(match, links, target_lengths, graph_lengths, banded, unroll=unroll)
+        if variant == "paper" and _kernels_take(match, links):
+            from mmdec.ops.dag_triton import posterior_triton
+
+            return posterior_triton(match, links, last, ends, banded=banded)
         if variant == "paper":
-            return forward_backward(match, links, last, ends).vertices.to(_result_dtype(match))
+            return forward_backward(match, links, last, ends, counted=False).vertices.to(_result_dtype(match))
         masked, forward = masked_inputs(match, links, last, ends)
         alpha, beta, _ = log_alpha_beta(masked, forward, last, ends)
         scores = alpha + beta + masked
@@ -76,6 +88,10 @@ def dag_best_alignment(
     """
     with torch.no_grad():
         match, links, last, ends = _checked(match, links, target_lengths, graph_lengths, banded)
+        if _kernels_take(match, links):
+            from mmdec.ops.dag_triton import best_alignment_triton
+
+            return best_alignment_triton(match, links, last, ends, banded=banded)
         batch, steps, size = match.shape
         match, links = masked_inputs(match, links, last, ends)
         sources = links.transpose(1, 2).contiguous()  # (B, L, L), [j, i]
@@ -116,7 +132,9 @@ class _Marginal(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-        log_prob, vertices, counts = forward_backward(match, links, last, ends)
+        if not any(ctx.needs_input_grad[:2]):
+            return log_likelihood(match, links, last, ends).to(_result_dtype(match))
+        log_prob, vertices, counts = forward_backward(match, links, last, ends, counted=ctx.needs_input_grad[1])
         ctx.save_for_backward(vertices.to(match.dtype), counts.to(links.dtype), log_prob > NEG_INF)
         return log_prob.to(_result_dtype(match))
 
@@ -137,17 +155,21 @@ class _Marginal(torch.autograd.Function):
         )
 
 
+def _kernels_take(match: Tensor, links: Tensor) -> bool:
+    return runs_on(match.device) and torch.float64 not in (match.dtype, links.dtype)
+
+
 def _checked(
-    match: Tensor, links: Tensor, target_lengths: Tensor, graph_lengths: Tensor, banded: bool
+    match: Tensor, links: Tensor, target_lengths: Tensor, graph_lengths: Tensor, banded: bool, *, unroll: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Match, dense links, and the indices of the last token and the last vertex (B,)."""
+    """Match, links (dense, unless kernels take them), and the indices of the last token and the last vertex (B,)."""
     if match.dim() != 3 or 0 in match.shape[1:] or not match.is_floating_point():
         raise InputError(
             f"`match` must be floating-point log-probabilities (B, M, L), but is {match.dtype} of shape "
             f"{tuple(match.shape)}. Gather log P(y_t | v_j) from the emissions."
         )
     batch, steps, size = match.shape
-    links = checked_links(links, batch, size, banded)
+    links = checked_links(links, batch, size, banded, unrolled=unroll or not _kernels_take(match, links))
     last = checked_lengths("target_lengths", target_lengths, batch, steps, match.device) - 1
     ends = checked_lengths("graph_lengths", graph_lengths, batch, size, match.device) - 1
     return match, links, last, ends

@@ -164,13 +164,13 @@ def _collapse(
     keep.scatter_(1, last, True)
     keep[:, 0] = True
     width = tokens.size(1)
-    place = torch.where(keep, keep.cumsum(1) - 1, width)  # column `width` swallows what is dropped
+    columns = torch.where(keep, keep.cumsum(1) - 1, width)  # column `width` swallows what is dropped
     spare = tokens.new_zeros(len(tokens), width + 1)
     lengths = keep.sum(1)
     inside = torch.arange(width, device=tokens.device) < lengths[:, None]
     return (
-        spare.scatter(1, place, tokens)[:, :width],
-        spare.scatter(1, place, vertices)[:, :width],
+        spare.scatter(1, columns, tokens)[:, :width],
+        spare.scatter(1, columns, vertices)[:, :width],
         lengths,
         inside,
     )
@@ -188,8 +188,8 @@ def _checked(
 ) -> int:
     """The graph size L, once every argument but the lengths is known to be sound."""
     if strategy not in get_args(LatticeStrategy):
-        known = ", ".join(f'"{name}"' for name in get_args(LatticeStrategy))
-        raise InputError(f'`strategy` must be one of {known}, but is {strategy!r}. The default is "lookahead".')
+        strategies = ", ".join(f'"{name}"' for name in get_args(LatticeStrategy))
+        raise InputError(f'`strategy` must be one of {strategies}, but is {strategy!r}. The default is "lookahead".')
     if emissions.dim() != 3 or 0 in emissions.shape or not emissions.is_floating_point():
         raise InputError(
             f"`emissions` must be floating-point log-probabilities (B, L, V), but is {emissions.dtype} of shape "

@@ -38,8 +38,9 @@ def dense_to_banded(links: Tensor, width: int) -> Tensor:
     return links.gather(2, index).masked_fill(target >= size, NEG_INF)
 
 
-def checked_links(links: Tensor, batch: int, size: int, banded: bool) -> Tensor:
-    """Links as dense (B, L, L), after checking their shape against a graph of `size` vertices."""
+def checked_links(links: Tensor, batch: int, size: int, banded: bool, *, unrolled: bool = True) -> Tensor:
+    """Links as dense (B, L, L), after checking their shape against a graph of `size` vertices; as they are without
+    `unrolled`."""
     if not links.is_floating_point():
         raise InputError(f"`links` must hold floating-point log-probabilities, but is {links.dtype}. Convert it.")
     if banded:
@@ -48,7 +49,7 @@ def checked_links(links: Tensor, batch: int, size: int, banded: bool) -> Tensor:
                 f"`links` must have shape ({batch}, {size}, T) when banded, but has {tuple(links.shape)}. "
                 "Batch and graph size are those of the emissions."
             )
-        return banded_to_dense(links)
+        return banded_to_dense(links) if unrolled else links
     if tuple(links.shape) != (batch, size, size):
         raise InputError(
             f"`links` must have shape ({batch}, {size}, {size}), but has {tuple(links.shape)}. "

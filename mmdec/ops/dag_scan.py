@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from mmdec.ops.dag_links import NEG_INF, forward_links
+from mmdec.ops.dag_scan_cpu import Sample, scan
 
 TINY = 2.3e-308
 TRUSTED = 640.0
@@ -45,8 +46,13 @@ def masked_inputs(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> t
     return match.double().masked_fill(~possible, NEG_INF), forward_links(links.double(), ends + 1)
 
 
-def forward_backward(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Posterior:
-    """match (B, M, L) and dense links (B, L, L) in any float; last token and last vertex (B,) as indices."""
+def forward_backward(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, counted: bool = True) -> Posterior:
+    """match (B, M, L) and dense links (B, L, L) in any float; last token and last vertex (B,) as indices.
+
+    counted: links are wanted, too; else they may be left at 0, which saves their time.
+    """
+    if match.device.type == "cpu":
+        return _one_by_one(match, links, last, ends, vertices=True, counted=counted)
     match, links = masked_inputs(match, links, last, ends)
     result, trusted = scaled(match, links, last, ends)
     doubtful = (~trusted).nonzero().squeeze(1)  # the one device sync of the whole pass
@@ -54,6 +60,50 @@ def forward_backward(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -
         return result
     repaired = exact(match[doubtful], links[doubtful], last[doubtful], ends[doubtful])
     return Posterior(*(whole.index_copy(0, doubtful, part) for whole, part in zip(result, repaired, strict=True)))
+
+
+def log_likelihood(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
+    """Log P alone (B,) float64; inputs as in `forward_backward`. On a CPU in half of the time."""
+    if match.device.type == "cpu":
+        return _one_by_one(match, links, last, ends, vertices=False, counted=False).log_prob
+    return forward_backward(match, links, last, ends).log_prob
+
+
+def _one_by_one(
+    match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, vertices: bool, counted: bool
+) -> Posterior:
+    """Each sample cropped to its own lengths, by the scan for CPUs; by `exact` where that one is not to be trusted.
+    What is not asked for is empty."""
+    batch, steps, size = match.shape
+    log_prob = torch.full((batch,), NEG_INF, dtype=torch.float64)
+    found = torch.zeros(batch, steps if vertices else 0, size, dtype=torch.float64)
+    counts = torch.zeros(batch, size if counted else 0, size, dtype=torch.float64)
+    for row, (tokens, width) in enumerate(zip((last + 1).tolist(), (ends + 1).tolist(), strict=True)):
+        if tokens > width:
+            continue
+        own_match, own_links = match[row, :tokens, :width], links[row, :width, :width]
+        sample = scan(own_match, own_links, vertices=vertices, counted=counted)
+        if sample is None:
+            bounds = last[row : row + 1], ends[row : row + 1]
+            inputs = masked_inputs(own_match[None], own_links[None], *bounds)
+            if vertices:
+                slow = exact(*inputs, *bounds)
+                sample = Sample(float(slow.log_prob), slow.vertices[0], slow.links[0])
+            else:
+                sample = scan(own_match, own_links, vertices=True, counted=False)
+                sample = sample or Sample(float(exact(*inputs, *bounds).log_prob), None, None)
+        log_prob[row] = sample.log_prob
+        if batch == 1 and (tokens, width) == (steps, size):
+            return Posterior(
+                log_prob,
+                found if sample.vertices is None else sample.vertices[None],
+                counts if sample.links is None else sample.links[None],
+            )
+        if vertices and sample.vertices is not None:
+            found[row, :tokens, :width] = sample.vertices
+        if counted and sample.links is not None:
+            counts[row, :width, :width] = sample.links
+    return Posterior(log_prob, found, counts)
 
 
 def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Posterior, Tensor]:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+from mmdec.ops.kernels import runs_on
+
+PATH = 64  # columns that the kernel reads before it writes any
 
 
 def kv_gather(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
@@ -16,6 +21,10 @@ def kv_gather(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int
     """
     if kv.device.type == "cpu":
         copy_rows(kv, columns, begins)
+    elif kv.dim() <= 5 and runs_on(kv.device) and fits(columns, begins):
+        from mmdec.ops.kv_gather_triton import kv_gather_triton
+
+        kv_gather_triton(kv, columns, begins)
     else:
         index_rows(kv, columns, begins)
 
@@ -39,6 +48,15 @@ def index_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[in
         if column != begin + step
     ]
     if moves:
-        rows, sources, places = torch.tensor(moves, device=kv.device).unbind(1)
+        rows, sources, targets = torch.tensor(moves, device=kv.device).unbind(1)
         cells = kv.movedim((-4, -2), (0, 1))  # (B, S, ..., H, D)
-        cells[rows, places] = cells[rows, sources]
+        cells[rows, targets] = cells[rows, sources]
+
+
+def fits(columns: Sequence[Sequence[int]], begins: Sequence[int]) -> bool:
+    """Whether the kernel may move these columns: few enough to be read at once, or ascending and moving down."""
+    for path, begin in zip(columns, begins, strict=True):
+        ascending = all(a < b for a, b in pairwise(path))
+        if len(path) > PATH and not (ascending and path[0] >= begin):
+            return False
+    return True

@@ -4,16 +4,28 @@
     k, v     (B, Hkv, S + N, D)  S columns of earlier tokens, then the nodes' own; Hq is a multiple of Hkv
 
 Of the first S columns a row owns those from its start (left padding before it) to its end (rows differ in length);
-of the last N a node sees its ancestors and itself.
+of the last N a node sees its ancestors and itself. With a sliding window it sees none of these further back than that:
+positions count, and a node's is its row's length plus its depth.
+
+On a GPU the work is done by `tree_attention_triton.py`, for trees of up to 128 nodes; everywhere else by torch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from mmdec.ops.kernels import runs_on
+
+if TYPE_CHECKING:
+    from mmdec.ops.tree_attention_triton import PackedTree
+
+LARGEST = 128  # nodes of a tree that the kernel takes
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -24,7 +36,9 @@ class TreeMask:
     ends: Tensor  # (B,) int64, the column after its last
     ancestors: Tensor  # (B, N, N) bool: node j is i or lies above it
     additive: Tensor  # (B, 1, N, S + N): the same, 0 where seen and the dtype's least number elsewhere
-    _packed: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    window: int | None = None  # positions that a node sees, its own among them; None: all
+    _packed: dict[int, Tensor] = field(default_factory=lambda: {}, repr=False)
+    _bits: list[PackedTree] = field(default_factory=lambda: [], repr=False)
 
     def packed(self, group: int) -> Tensor:
         """(B, 1, group * N, S + N): `additive` for the query heads of one key head, one after the other."""
@@ -34,13 +48,29 @@ class TreeMask:
             self._packed[group] = self.additive.repeat(1, 1, group, 1)
         return self._packed[group]
 
+    def bits(self) -> PackedTree:
+        """The same as the kernel reads it, made once."""
+        from mmdec.ops.tree_attention_triton import PackedTree
+
+        if not self._bits:
+            self._bits.append(PackedTree.of(self.starts, self.ends, self.ancestors))
+        return self._bits[0]
+
 
 def tree_mask(
-    starts: Tensor, ends: Tensor, ancestors: Tensor, columns: int, dtype: torch.dtype, *, ragged: bool = True
+    starts: Tensor,
+    ends: Tensor,
+    ancestors: Tensor,
+    columns: int,
+    dtype: torch.dtype,
+    *,
+    ragged: bool = True,
+    window: int | None = None,
 ) -> TreeMask:
     """starts, ends (B,), ancestors (B, N, N) and the number S of shared columns before the nodes.
 
     Without `ragged` every row is known to own all S of them, which saves half of the work at batch 1.
+    window: how many positions a node sees, its own among them.
 
     The mask is made of floats: added to scores it means the same to every implementation, which a bool mask does not.
     """
@@ -54,7 +84,13 @@ def tree_mask(
         foreign = (steps < starts[:, None]) | (steps >= ends[:, None])  # (B, S)
         additive[..., :columns].masked_fill_(foreign[:, None, None], lowest)
     additive[..., columns:].masked_fill_(~ancestors[:, None], lowest)
-    return TreeMask(starts, ends, ancestors, additive)
+    if window is not None:
+        depth = ancestors.sum(2) - 1  # (B, N)
+        reach = (ends[:, None] + depth)[:, :, None] - window  # (B, N, 1), the last column that is too far back
+        additive[..., :columns].masked_fill_((torch.arange(columns, device=ends.device) <= reach)[:, None], lowest)
+        far = depth[:, :, None] - depth[:, None] >= window
+        additive[..., columns:].masked_fill_(far[:, None], lowest)
+    return TreeMask(starts, ends, ancestors, additive, window)
 
 
 def tree_attention(q: Tensor, k: Tensor, v: Tensor, tree: TreeMask | None, scaling: float) -> Tensor:
@@ -63,6 +99,10 @@ def tree_attention(q: Tensor, k: Tensor, v: Tensor, tree: TreeMask | None, scali
     The query heads of a key head are laid side by side as further queries, so that keys and values are not repeated.
     """
     batch, heads, nodes, width = q.shape
+    if tree is not None and nodes <= LARGEST and q.dtype in FLOATS and runs_on(q.device):
+        from mmdec.ops.tree_attention_triton import tree_attention_triton
+
+        return tree_attention_triton(q, k, v, tree.bits(), scaling, window=tree.window)
     group = heads // k.shape[1]
     packed = q.reshape(batch, k.shape[1], group * nodes, width)
     mask = None if tree is None else tree.packed(group)
@@ -76,8 +116,13 @@ def tree_attention_reference(q: Tensor, k: Tensor, v: Tensor, tree: TreeMask, sc
     columns, group = k.shape[2] - q.shape[2], q.shape[1] // k.shape[1]
     for row, (start, end) in enumerate(zip(tree.starts.tolist(), tree.ends.tolist(), strict=True)):
         for node in range(q.shape[2]):
-            above = columns + tree.ancestors[row, node].nonzero()[:, 0]
-            seen = torch.cat([torch.arange(start, end, device=q.device), above])
+            above = tree.ancestors[row, node].nonzero()[:, 0]
+            depth = tree.ancestors[row].sum(1) - 1
+            first = start
+            if tree.window is not None:
+                first = max(start, end + int(depth[node]) - tree.window + 1)
+                above = above[depth[node] - depth[above] < tree.window]
+            seen = torch.cat([torch.arange(first, max(first, end), device=q.device), columns + above])
             for head in range(q.shape[1]):
                 weights = (k[row, head // group, seen] @ q[row, head, node] * scaling).softmax(0)
                 out[row, head, node] = weights @ v[row, head // group, seen]

@@ -67,11 +67,11 @@ class WordDecoder:
         texts = restore_case([tokens for tokens in map(tokenize, sentences) if tokens])
         folded: dict[str, list[tuple[str, ...]]] = {}
         for word, variants in lexicon.items():
-            known = folded.setdefault(word.casefold(), [])
+            distinct = folded.setdefault(word.casefold(), [])
             for phones in variants:
                 spoken = tuple(phone for phone in phones if phone != PAUSE)  # a pause belongs to a mark, not to a word
-                if spoken and spoken not in known:
-                    known.append(spoken)
+                if spoken and spoken not in distinct:
+                    distinct.append(spoken)
         used = {token for tokens in texts for token in tokens if not is_mark(token)}
         pronunciations = {word: pronounce(word, folded) for word in sorted(used)}
         missing = [word for word, variants in pronunciations.items() if not variants]
@@ -136,8 +136,8 @@ class WordDecoder:
             )
         base, slope, unseen = EDIT_BASE, EDIT_SLOPE, UNSEEN
         while True:
-            found = self._approximate.match(phones, base, slope)
-            score, tokens = max((score, tokens), self._search(phones, found.__getitem__, unseen))
+            matches = self._approximate.match(phones, base, slope)
+            score, tokens = max((score, tokens), self._search(phones, matches.__getitem__, unseen))
             if tokens:
                 return render(tokens)
             base, slope, unseen = 2 * base, 2 * slope, 4 * unseen  # every span is some word in the end
@@ -177,14 +177,14 @@ class WordDecoder:
                 if chain is None or is_mark(chain[0]):
                     continue
                 toll = 0.0 if pause else MARK_ELSEWHERE
-                found = list(self._with_marks(context, score - toll, chain, self._closing + self._inner))
+                endings = list(self._with_marks(context, score - toll, chain, self._closing + self._inner))
                 if pause:
                     after = score + model.score(context, END) - NEXT_SENTENCE
-                    found += self._with_marks(opening, after, chain, self._closing)
-                    for target, value, longer in found:
+                    endings += self._with_marks(opening, after, chain, self._closing)
+                    for target, value, longer in endings:
                         _keep(beams[position + 1], target, value, longer)
                 else:
-                    marks += found
+                    marks += endings
             if marks:
                 best = max(states[0][1], max(mark[1] for mark in marks))
                 states = [state for state in states + marks if state[1] > best - MARGIN]

@@ -2,7 +2,7 @@
 
 Costs are in nats, so that they add to a language model's log probabilities. A substitution is cheaper between phones
 that sound alike. All words and all start positions are matched together, level by level down the prefix tree of
-pronunciations, and a branch is dropped at the positions where it has become too dear.
+pronunciations, and a branch is dropped at the positions where its cost exceeds the limit.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ VOWELS = {
 }  # fmt: skip
 
 
-def substitution_cost(one: str, other: str) -> float:
+def substitution_cost(phone: str, other: str) -> float:
     """Nats for hearing `other` where `one` is meant."""
-    if one == other:
+    if phone == other:
         return 0.0
     for table in (CONSONANTS, VOWELS):
-        if one in table and other in table:
-            differences = sum(a != b for a, b in zip(table[one].split(), table[other].split(), strict=True))
+        if phone in table and other in table:
+            differences = sum(a != b for a, b in zip(table[phone].split(), table[other].split(), strict=True))
             return SUBSTITUTION * min(1.0, 0.4 + 0.2 * differences)
     return SUBSTITUTION
 
@@ -76,10 +76,10 @@ class ApproximateLexicon:
         self._children = np.array([child for row in children for child in row.values()], dtype=np.int64)
         self._final = np.array([bool(words) for words in self._words])
         self._depth = max((len(phones) for phones, _ in entries), default=0)
-        known = [[substitution_cost(meant, heard) for heard in self._phones] for meant in self._phones]
+        costs = [[substitution_cost(meant, heard) for heard in self._phones] for meant in self._phones]
         # two more columns: a phone that the lexicon lacks, and the void behind the last phone
         extra = np.tile(np.array([SUBSTITUTION, FAR]), (len(self._phones), 1))
-        self._costs = np.concatenate((np.array(known), extra), axis=1).astype(np.float32)  # (P, P + 2)
+        self._costs = np.concatenate((np.array(costs), extra), axis=1).astype(np.float32)  # (P, P + 2)
 
     def match(
         self, phones: Sequence[str], base: float, slope: float, extra: int = 2
@@ -90,16 +90,16 @@ class ApproximateLexicon:
         heard = np.array([self._index.get(phone, len(self._phones)) for phone in phones] + [-1] * width)
         insertion = np.full(count + width, FAR, dtype=np.float32)
         insertion[:count] = INSERTION
-        found: list[dict[tuple[int, str], float]] = [{} for _ in range(count)]
+        matches: list[dict[tuple[int, str], float]] = [{} for _ in range(count)]
         for first in range(0, count, STARTS):
             starts = np.arange(first, min(first + STARTS, count))
             window = starts[:, None] + np.arange(width - 1)  # (S, W - 1)
-            self._descend(found, starts, heard[window], insertion[window], base, slope)
-        return [[(end, word, cost) for (end, word), cost in table.items()] for table in found]
+            self._descend(matches, starts, heard[window], insertion[window], base, slope)
+        return [[(end, word, cost) for (end, word), cost in table.items()] for table in matches]
 
     def _descend(
         self,
-        found: list[dict[tuple[int, str], float]],
+        matches: list[dict[tuple[int, str], float]],
         starts: np.ndarray,  # (S,)
         heard: np.ndarray,  # (S, W - 1) phone numbers
         insertion: np.ndarray,  # (S, W - 1)
@@ -131,7 +131,7 @@ class ApproximateLexicon:
             for row, node, end, cost in zip(
                 rows[where].tolist(), nodes[where].tolist(), ends.tolist(), costs[where, length].tolist(), strict=True
             ):
-                table = found[int(starts[row])]
+                table = matches[int(starts[row])]
                 for word in self._words[node]:
                     if cost < table.get((end, word), FAR):
                         table[end, word] = cost

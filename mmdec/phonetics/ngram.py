@@ -45,9 +45,9 @@ class NGram:
         """ln P(word | context)."""
         total = 0.0
         while True:
-            found = self.successors.get(context, {}).get(word)
-            if found is not None:
-                return total + found
+            cost = self.successors.get(context, {}).get(word)
+            if cost is not None:
+                return total + cost
             if not context:
                 return total + self.unknown
             total += self.backoff.get(context, 0.0)

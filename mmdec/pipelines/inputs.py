@@ -24,14 +24,14 @@ MAX_CHANNELS = 8
 
 
 class BatchError(InputError):
-    """Some recordings of a batch were refused; the others are in `results`."""
+    """Some recordings or images of a batch were refused; the others are in `results`."""
 
-    def __init__(self, results: list[Any], errors: dict[int, InputError]) -> None:
-        self.results = results  # translations or transcripts in order, None where refused
+    def __init__(self, results: list[Any], errors: dict[int, InputError], what: str = "recordings") -> None:
+        self.results = results  # translations, transcripts or descriptions in order, None where refused
         self.errors = errors  # by index in the batch
         first = next(iter(errors))
         super().__init__(
-            f"{len(errors)} of {len(results)} recordings were refused, the first at place {first}: {errors[first]} "
+            f"{len(errors)} of {len(results)} {what} were refused, the first at index {first}: {errors[first]} "
             "The others are in `results` of this error."
         )
 

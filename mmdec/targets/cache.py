@@ -57,7 +57,7 @@ class KVPool:
     """What a run holds of a cache after its prompt: all layers' columns, in pools (2 * layers, B, H, C, D)."""
 
     def __init__(self, cache: Cache) -> None:
-        """Takes over what the cache holds, and its place in the cache."""
+        """Moves the cache's keys and values into pooled memory, which the cache reads from then on."""
         check_cache(cache)
         self.encoder = cache.cross_attention_cache if isinstance(cache, EncoderDecoderCache) else None
         given = cast(DynamicCache, cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache)
@@ -75,8 +75,8 @@ class KVPool:
             self._members.append([(layer, is_keys) for layer, is_keys, _ in members])
             self._pools.append(torch.empty(0))
             pool = self._empty(members[0][2], len(members), -(-(self.length + ROOM) // ROOM) * ROOM)
-            for place, (_, _, states) in enumerate(members):
-                pool[place, :, :, : self.length] = states
+            for member, (_, _, states) in enumerate(members):
+                pool[member, :, :, : self.length] = states
             self._hand_out(len(self._pools) - 1, pool)
         given.layers[:] = layers
         self._layers, self.cache = layers, cache
@@ -121,11 +121,11 @@ class KVPool:
 
     def _hand_out(self, index: int, pool: Tensor) -> None:
         self._pools[index] = pool
-        for place, (layer, is_keys) in enumerate(self._members[index]):
+        for member, (layer, is_keys) in enumerate(self._members[index]):
             if is_keys:
-                layer.all_keys = pool[place]
+                layer.all_keys = pool[member]
             else:
-                layer.all_values = pool[place]
+                layer.all_values = pool[member]
 
 
 def shallow_copy(cache: DynamicCache) -> DynamicCache:

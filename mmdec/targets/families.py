@@ -45,12 +45,16 @@ def check_model(model: PreTrainedModel, scorer: Scorer) -> None:
     kind = type(model).__name__
     if not isinstance(model, PreTrainedModel):  # a caller without a type checker
         raise InputError(f"`model` must be a model of transformers, but is {kind}. Load it with AutoModelForCausalLM.")
-    config = model.config
-    text = config.get_text_config(decoder=True)
     if not is_decoder_only(model):
         raise InputError(
             f"`model` must be a decoder-only language model with a key-value cache, but is {kind}. {known_families()}"
         )
+    check_decoder(kind, model.config)
+    check_proof(type(model), model.config, scorer)
+
+
+def check_decoder(kind: str, config: PreTrainedConfig) -> None:
+    """Raise InputError for a configuration whose drafts could not be scored or taken back. kind: the model's class."""
     foreign = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers} - {DynamicLayer.__name__})
     if foreign:
         raise InputError(
@@ -73,16 +77,20 @@ def check_model(model: PreTrainedModel, scorer: Scorer) -> None:
             f"`attn_implementation` must be one of {', '.join(ATTENTION)}, but is {attention}, which takes no tree. "
             'Call `model.set_attn_implementation("sdpa")`.'
         )
-    rope = getattr(text, "rope_parameters", None) or {}
-    kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {settings.get("rope_type") for settings in (rope, *rope.values()) if isinstance(settings, dict)}
     growing = [kind for kind in ("dynamic", "longrope") if kind in kinds]
     if growing:
         raise InputError(
             f"`rope_type` must not depend on the text's length, but is {growing[0]}: a draft would change it early. "
             "Choose a model with another one."
         )
-    if not _is_proven(model):
-        _check_probe(type(model), config, attention, scorer)
+
+
+def check_proof(kind: type[PreTrainedModel], config: PreTrainedConfig, scorer: Scorer) -> None:
+    """Raise InputError unless the tests speak for the class, or a probe finds nothing."""
+    if not _is_proven(kind, config):
+        _check_probe(kind, config, str(config._attn_implementation), scorer)
 
 
 def is_decoder_only(model: PreTrainedModel) -> bool:
@@ -94,9 +102,8 @@ def is_decoder_only(model: PreTrainedModel) -> bool:
     return all(name in arguments for name in ARGUMENTS) and model.can_generate() and not model._is_stateful
 
 
-def _is_proven(model: PreTrainedModel) -> bool:
+def _is_proven(kind: type[PreTrainedModel], config: PreTrainedConfig) -> bool:
     """Whether the tests speak for the class and for what its configuration switches on."""
-    kind, config = type(model), model.config
     if kind.__name__ not in FAMILIES or not kind.__module__.startswith("transformers.models."):
         return False
     given = vars(config)
@@ -106,11 +113,11 @@ def _is_proven(model: PreTrainedModel) -> bool:
 def _check_probe(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, scorer: Scorer) -> None:
     shape = {name: value for name, value in config.to_dict().items() if name not in OWN}
     with _probing:
-        said = _probe(kind, type(config), json.dumps(shape, sort_keys=True, default=str), attention, scorer)
-    if said:
+        fault = _probe(kind, type(config), json.dumps(shape, sort_keys=True, default=str), attention, scorer)
+    if fault:
         switch = "Set `is_decoder` in its configuration. " if getattr(config, "is_decoder", None) is False else ""
         raise InputError(
-            f"`model` must score a tree of tokens as it scores each path, but {kind.__name__} {said}. "
+            f"`model` must score a tree of tokens as it scores each path, but {kind.__name__} {fault}. "
             f"{switch}{known_families()}"
         )
 

@@ -141,7 +141,7 @@ def _way(parents: tuple[int, ...], node: int) -> list[int]:
     return path
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
+def _apart(scores: Tensor, expected: Tensor) -> float:
     """Relative to the largest; infinite where a number is none."""
-    apart = float((one - other).abs().max() / other.abs().max())
+    apart = float((scores - expected).abs().max() / expected.abs().max())
     return apart if apart == apart else float("inf")

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 
-from mmdec.targets.cache import check_cache
+from mmdec.targets.cache import check_cache, shallow_copy
 from mmdec.targets.families import ARGUMENTS
 from mmdec.targets.row_layout import RowLayout
 from mmdec.types import InputError
@@ -81,6 +81,13 @@ class TextPrompt:
         starts = mask.long().argmax(1)
         holes = bool((counted[:, -1] + starts != mask.shape[1]).any())
         return cls(ids, fresh, mask, None if bool(mask.all()) else given, positions, cache, past, holes)
+
+    def run_cache(self, config: PreTrainedConfig) -> DynamicCache:
+        """The cache of a run: the given one in a batch of one without holes, else one that leaves it as it is."""
+        shared = len(self.ids) > 1 or self.holes
+        if self.cache is None or (shared and not self.past):
+            return DynamicCache(config=config)
+        return shallow_copy(self.cache) if shared else self.cache
 
     def rows(self) -> RowLayout:
         """Where the rows lie once their holes are closed."""

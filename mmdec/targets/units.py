@@ -11,7 +11,9 @@ from torch import Tensor
 
 from mmdec.decode.tree import single
 from mmdec.nn.ar_decoder import ArCache, ArDecoder
-from mmdec.nn.dag_decoder import BOS
+from mmdec.nn.dag_decoder import BOS as BOS  # the special units: callers read them here
+from mmdec.nn.dag_decoder import EOS as EOS
+from mmdec.nn.dag_decoder import PAD as PAD
 from mmdec.ops.kv_gather import kv_gather
 from mmdec.targets.row_layout import RowLayout
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict

@@ -55,6 +55,7 @@ class WhisperTarget:
 
     one_run: ClassVar[bool] = False  # a run for each window and temperature
     reads_encoder: ClassVar[bool] = True
+    reads_images: ClassVar[bool] = False
     refused_outputs: ClassVar[tuple[str, ...]] = ()
     batch_processors: ClassVar[tuple[type, ...]] = (WhisperNoSpeechDetection,)  # encodes the batch's audio again
 
@@ -160,6 +161,10 @@ class WhisperTarget:
         if cache is None:
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         return self._decoder(text, mask, positions, prompt.states, cache, (), None, **outputs)
+
+    def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What `generate` is to prepare, and what goes past it into `prefill`: nothing."""
+        return dict(inputs), {}
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """As they are: ids (B, P) are always the whole text."""

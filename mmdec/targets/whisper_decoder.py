@@ -49,8 +49,8 @@ class FastDecoder(nn.Module):
         if any(type(layer) is not WhisperDecoderLayer for layer in layers):
             return False
         attentions = [part for layer in layers for part in (layer.self_attn, layer.encoder_attn)]
-        known = all(type(part) is WhisperAttention for part in attentions)
-        return known and all(map(_bare, (decoder, *layers, *attentions)))
+        stock = all(type(part) is WhisperAttention for part in attentions)
+        return stock and all(map(_bare, (decoder, *layers, *attentions)))
 
     def forward(
         self,
@@ -65,9 +65,9 @@ class FastDecoder(nn.Module):
         own, memory = past_key_values.self_attention_cache, past_key_values.cross_attention_cache
         tokens, positions = self.embeddings
         x = tokens(input_ids) + positions(input_ids, position_ids=position_ids)
-        for place, layer in enumerate(self.layers_of):
-            states: Any = memory.layers[place]
-            kept: Any = own.layers[place]
+        for index, layer in enumerate(self.layers_of):
+            states: Any = memory.layers[index]
+            kept: Any = own.layers[index]
             x = layer(x, kept.update, (states.keys, states.values), attention_mask)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.norm(x), past_key_values=past_key_values

@@ -10,13 +10,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from transformers import GenerationConfig, WhisperForConditionalGeneration
 
 NAME = "_prepare_generation_config"
 BESIDE = ("suppress_tokens", "begin_suppress_tokens")
 
-_using: dict[int, int] = {}  # calls that are under way, by the model's id
+_using: WeakKeyDictionary[WhisperForConditionalGeneration, int] = WeakKeyDictionary()  # calls that are under way
 _changing = threading.Lock()
 
 
@@ -24,8 +25,8 @@ _changing = threading.Lock()
 def settings_in_config(model: WhisperForConditionalGeneration) -> Iterator[None]:
     """While open, `model.generate` passes these settings as it would have them passed; in any number of threads."""
     with _changing:
-        _using[id(model)] = _using.get(id(model), 0) + 1
-        if _using[id(model)] == 1:
+        _using[model] = _using.get(model, 0) + 1
+        if _using[model] == 1:
             stock = getattr(model, NAME)
 
             def prepare(generation_config: GenerationConfig | None, **options: Any) -> Any:
@@ -43,7 +44,7 @@ def settings_in_config(model: WhisperForConditionalGeneration) -> Iterator[None]
         yield
     finally:
         with _changing:
-            _using[id(model)] -= 1
-            if not _using[id(model)]:
-                del _using[id(model)]
+            _using[model] -= 1
+            if not _using[model]:
+                del _using[model]
                 delattr(model, NAME)

@@ -9,23 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmdec.checks.errors import InputError
 from mmdec.checks.weights import check_finite_weights
-from mmdec.types import InputError
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """One Lightning checkpoint, tensors and plain values only. Raises InputError for one that is damaged, holds more
     than that, or weights that are not finite."""
     try:
-        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        state: dict[str, Tensor] = found["state_dict"]
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        state: dict[str, Tensor] = checkpoint["state_dict"]
     except Exception as error:  # a damaged pickle may raise anything
         raise InputError(
             f"`checkpoint` must hold whole tensors and plain values, but '{path}' does not ({type(error).__name__}: "
             f"{error!s:.300}). Train again, or take an earlier one."
         ) from error
     check_finite_weights(state, path, "checkpoint")
-    return found
+    return checkpoint
 
 
 def newest(folder: Path, count: int) -> list[Path]:

@@ -14,13 +14,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from mmdec.checks.errors import InputError
 from mmdec.checks.processes import only_one
 from mmdec.training import timed_run
 from mmdec.training.daspeech import timed as schedule
 from mmdec.training.medusa import timed as schedule_heads
 from mmdec.training.timed_run import RUNS, Allowance, Outcome, Runner
+from mmdec.training.vlm import timed as schedule_pictures
+from mmdec.training.vlm_drafters import timed as schedule_drafter
 from mmdec.training.whisper import timed as schedule_whisper
-from mmdec.types import InputError
 
 RECIPES = Path("recipes")
 
@@ -40,6 +42,8 @@ SYSTEMS = (
     System(schedule.NAME, 0.55, 60.0, schedule.missing, schedule.train),
     System(schedule_whisper.NAME, 0.25, 75.0, schedule_whisper.prepare, schedule_whisper.train),
     System(schedule_heads.NAME, 0.2, 75.0, schedule_heads.missing, schedule_heads.train),
+    System(schedule_pictures.NAME, 0.4, 240.0, schedule_pictures.prepare, schedule_pictures.train),
+    System(schedule_drafter.NAME, 0.2, 240.0, schedule_drafter.missing, schedule_drafter.train),
 )
 
 
@@ -74,13 +78,13 @@ def main(
             if reasons[system.name]:
                 outcomes.append(Outcome(system.name, reasons[system.name]))
             elif system.name not in chosen:
-                outcomes.append(Outcome(system.name, f"not trained: {minutes:g} minutes are too short for it, too"))
+                outcomes.append(Outcome(system.name, f"not trained: {minutes:g} minutes are too short for it"))
             else:
                 shares = [other.share for other in able[able.index(system) :] if other.name in chosen]
                 part = time_left.part(system.share / sum(shares))
                 outcomes.append(system.train(part, runner or timed_run.run, fresh))
         Console(width=max(Console().width, 100)).print(table(outcomes, now() - begun))
-    for folder in sorted({str(one.folder) for one in outcomes if one.better and one.folder}):
+    for folder in sorted({str(outcome.folder) for outcome in outcomes if outcome.better and outcome.folder}):
         print(f"Into models/, if it is better there, too: python -m mmdec promote {folder}", flush=True)
     return outcomes
 
@@ -102,8 +106,8 @@ def table(outcomes: Sequence[Outcome], seconds: float) -> Table:
     whole = round(seconds)
     title = f"trained in {whole // 60}:{whole % 60:02d} minutes; measured on the development splits"
     grid = Table("system", "trained", "measure", "before", "after", "", title=title, title_justify="left")
-    for one in outcomes:
-        numbers = ("-" if value is None else f"{value:.3f}" for value in (one.before, one.after))
-        verdict = "" if one.after is None else f"better: {one.folder}" if one.better else "not better"
-        grid.add_row(one.system, one.trained, one.measure, *numbers, verdict)
+    for outcome in outcomes:
+        numbers = ("-" if value is None else f"{value:.3f}" for value in (outcome.before, outcome.after))
+        verdict = "" if outcome.after is None else f"better: {outcome.folder}" if outcome.better else "not better"
+        grid.add_row(outcome.system, outcome.trained, outcome.measure, *numbers, verdict)
     return grid

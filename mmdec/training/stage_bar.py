@@ -43,9 +43,9 @@ class StageBar(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
             return
-        found = sorted((name, float(value)) for name, value in trainer.callback_metrics.items() if name[:4] == "dev/")
+        values = sorted((name, float(value)) for name, value in trainer.callback_metrics.items() if name[:4] == "dev/")
         self._end_line()
-        print(f"{self.stage}: step {trainer.global_step} on dev:", *(f"{n[4:]} {v:.3f}" for n, v in found), flush=True)
+        print(f"{self.stage}: step {trainer.global_step} on dev:", *(f"{n[4:]} {v:.3f}" for n, v in values), flush=True)
 
     @rank_zero_only
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import yaml
 
+from mmdec.checks.errors import MmdecError
 from mmdec.checks.processes import started_here
-from mmdec.types import MmdecError
 
 RUNS, MODELS = Path("runs"), Path("models")
 LEAST = 20.0  # seconds, below which a stage is not begun
@@ -120,7 +120,7 @@ class TimedRun:
             rest = self.stages[number:]
             if training.left < LEAST:
                 names = ", ".join(other.name for other in rest)
-                return Outcome(self.system, f"too short: {names} not trained; finished stages are kept in {RUNS}/")
+                return Outcome(self.system, f"time was too short to train {names}; finished stages are kept in {RUNS}/")
             recipe = stage.run(training.part(stage.share / sum(other.share for other in rest)), runner)
         return self.export(recipe, before)
 
@@ -134,8 +134,8 @@ def start_model(name: str) -> Path:
 def better_run(run: Path) -> bool:
     """Whether a model in runs/ was measured to be better than what it began from."""
     try:
-        known = json.loads((run / "provenance.json").read_text(encoding="utf-8"))
-        return bool(known[COMPARED]["better"])
+        provenance = json.loads((run / "provenance.json").read_text(encoding="utf-8"))
+        return bool(provenance[COMPARED]["better"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -150,10 +150,10 @@ def write_outcome(outcome: Outcome) -> Outcome:
     """Write what was measured into the run's provenance."""
     assert outcome.folder is not None
     path = outcome.folder / "provenance.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    known[COMPARED] = {name: value for name, value in asdict(outcome).items() if name != "folder"}
+    provenance = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    provenance[COMPARED] = {name: value for name, value in asdict(outcome).items() if name != "folder"}
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(known, indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
+    part.write_text(json.dumps(provenance, indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
     part.replace(path)
     return outcome
 

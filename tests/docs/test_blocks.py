@@ -29,13 +29,15 @@ PROCESSES, SECONDS = 2, 300
 
 
 def run(code: str, folder: Path, cache: Path) -> subprocess.CompletedProcess[str]:
-    """A block in a fresh interpreter, in a folder that holds recordings of the names that it reads."""
+    """A block in a fresh interpreter, in a folder that holds recordings and pictures of the names that it reads."""
     folder.mkdir()
     french = sorted((ROOT / "data" / "samples").glob("*.wav"))
     english = ROOT / "data" / "samples" / "english" / "sentence.flac"
     for number, name in enumerate(sorted(set(re.findall(r"\"(\w+\.(?:wav|flac))\"", code)))):
         if f'.save("{name}")' not in code:
             shutil.copy(french[number % len(french)] if name.endswith(".wav") else english, folder / name)
+    for name in set(re.findall(r"\"(\w+\.png)\"", code)):
+        shutil.copy(ROOT / "data" / "samples" / "images" / name, folder / name)
     (folder / "models").symlink_to(ROOT / "models")
     own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     return subprocess.run(

@@ -125,3 +125,21 @@ def test_whisper_lives_in_its_rooms() -> None:
         and re.search(r"whisper", path.read_text(encoding="utf-8"), re.IGNORECASE)
     ]
     assert len(elsewhere) <= 3, elsewhere
+
+
+def test_rooms_import_few_other_rooms() -> None:
+    """A room is a folder of the package or a file of its top floor; imports for type checkers count, too."""
+    files = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in MODULES}
+    pairs: set[tuple[str, str]] = set()
+    for path in MODULES:
+        room = path.relative_to(PACKAGE).parts[0]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                inside = [f"{node.module}.{alias.name}" for alias in node.names]
+                names = [name if name in files else node.module for name in inside]
+            pairs |= {(room, files[name].relative_to(PACKAGE).parts[0]) for name in names if name in files}
+    between = sorted(pair for pair in pairs if pair[0] != pair[1])
+    assert len(between) <= 93, between

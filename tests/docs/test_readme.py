@@ -42,6 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shutil.copy(ROOT / "data" / "samples" / "english" / "sentence.flac", tmp_path / name)
     (tmp_path / "data" / "samples" / "english").mkdir()
     shutil.copy(tmp_path / "hello.flac", tmp_path / "data" / "samples" / "english" / "one.flac")
+    (tmp_path / "data" / "samples" / "images").symlink_to(ROOT / "data" / "samples" / "images")
     (tmp_path / "models").symlink_to(ROOT / "models")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -71,11 +72,16 @@ def test_transcriptions_run(command: str, folder: Path) -> None:
     assert ((folder / "out" / "one.srt").is_file()) == ("srt" in words)
 
 
+@pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("python -m mmdec describe")])
+def test_descriptions_run(command: str, folder: Path) -> None:
+    run(command)
+
+
 @pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("python -m mmdec ")])
 def test_options_exist(command: str) -> None:
     words = shlex.split(command)[3:]
     verbs = [word for word in words[:2] if re.fullmatch(r"[a-z]+", word)]
-    if words[0] in ("translate", "transcribe", "train", "demo"):
+    if words[0] in ("translate", "transcribe", "describe", "train", "demo"):
         verbs = verbs[:1]
     said = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, [*verbs, "--help"])
     assert said.exit_code == 0

@@ -47,7 +47,7 @@ def write_odd(folder: Path, number: int) -> Odd:
     """The file of this number, in `folder`. One that another process wrote is left as it is."""
     draw = np.random.default_rng([10, number])
     if draw.random() < 0.04:
-        return _place(folder, number, PLACES[int(draw.integers(len(PLACES)))])
+        return place(folder, number, PLACES[int(draw.integers(len(PLACES)))])
     common = draw.random() < 0.5
     listed = COMMON if common else FORMATS
     kind, subtype = listed[int(draw.integers(len(listed)))]
@@ -58,14 +58,14 @@ def write_odd(folder: Path, number: int) -> Odd:
         how = CHANGES[int(draw.integers(len(CHANGES)))]
         changed, story = how(draw, changed), f"{story}, {how.__name__.strip('_')}"
     path = folder / (f"{number}.{suffix}" if suffix else f"{number}")
-    _put(path, changed)
+    put(path, changed)
     unharmed = changed == content and subtype in EXACT and kind not in ("RAW", "WVE", "SDS")
     if not unharmed or sound is None:
         return Odd(path, f"{story}, .{suffix}")
     return Odd(path, f"{story}, .{suffix}", sound, rate, EXACT[subtype])
 
 
-def _put(path: Path, content: bytes) -> None:
+def put(path: Path, content: bytes) -> None:
     part = path.with_name(f".part-{os.getpid()}")
     part.write_bytes(content)
     with suppress(FileExistsError):
@@ -181,7 +181,7 @@ CHANGES = (_cut, _cut, _cut_early, _flipped, _flipped, _new_header, _new_header,
 CHANGES = (*CHANGES, _noise, _more, _twice, _headless, _text)
 
 
-def _place(folder: Path, number: int, kind: str) -> Odd:
+def place(folder: Path, number: int, kind: str) -> Odd:
     """What is no file, or a file with an odd name."""
     path = folder / f"{number}.wav"
     mono = buzz(0.3, number)
@@ -194,7 +194,7 @@ def _place(folder: Path, number: int, kind: str) -> Odd:
         with suppress(FileExistsError):
             path.symlink_to(path)
     elif kind == "through":
-        _put(path, b"")
+        put(path, b"")
         path = path / "x.wav"
     elif kind == "long":
         path = folder / f"{number}{'x' * 300}.wav"
@@ -203,7 +203,7 @@ def _place(folder: Path, number: int, kind: str) -> Odd:
         target = folder / name
         buffer = io.BytesIO()
         soundfile.write(buffer, mono, 16_000, format="WAV")
-        _put(target, buffer.getvalue())
+        put(target, buffer.getvalue())
         path = target
         if kind == "link":
             path = folder / f"{number}-link.wav"

@@ -1,22 +1,28 @@
 """Pairwise cover of a grid: every two values of any two parameters meet in at least one case."""
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any
+
+import numpy as np
 
 
 def cover(grid: Mapping[str, Sequence[Any]], whole: bool = False) -> list[dict[str, Any]]:
     """Cases as {parameter: value}; all of the grid's with `whole`. Deterministic: the greedy choice of a case."""
-    names = list(grid)
-    every = [dict(zip(names, values, strict=True)) for values in product(*(range(len(grid[name])) for name in names))]
-    chosen = every if whole else []
-    left = {pair for case in every for pair in _pairs(case)} if not whole else set()
-    while left:
-        best = max(every, key=lambda case: len(left & _pairs(case)))
-        left -= _pairs(best)
-        chosen.append(best)
-    return [{name: grid[name][place] for name, place in case.items()} for case in chosen]
+    sizes = [len(values) for values in grid.values()]
+    every = np.indices(sizes).reshape(len(sizes), -1).T  # (cases, parameters): places of values
+    chosen = every if whole else every[_cover(every, sizes)]
+    return [{name: grid[name][place] for name, place in zip(grid, case, strict=True)} for case in chosen.tolist()]
 
 
-def _pairs(case: Mapping[str, int]) -> set[tuple[tuple[str, int], tuple[str, int]]]:
-    return set(combinations(sorted(case.items()), 2))
+def _cover(every: np.ndarray, sizes: Sequence[int]) -> list[int]:
+    """Which cases: each one covers as many pairs as any that is left."""
+    pairs, count = [], 0
+    for one, other in combinations(range(len(sizes)), 2):
+        pairs.append(count + every[:, one] * sizes[other] + every[:, other])
+        count += sizes[one] * sizes[other]
+    numbers, left, chosen = np.stack(pairs, 1), np.ones(count, dtype=bool), list[int]()
+    while left.any():
+        chosen.append(int(left[numbers].sum(1).argmax()))
+        left[numbers[chosen[-1]]] = False
+    return chosen

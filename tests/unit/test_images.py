@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -132,20 +133,48 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         for source in (path, content):
             with pytest.raises(InputError, match=said):
                 read_image(source)
-    with pytest.raises(InputError, match="readable file"):
+    with pytest.raises(InputError, match="does not exist"):
         read_image(tmp_path / "missing.png")
-    with pytest.raises(InputError, match="readable file"):
+    with pytest.raises(InputError, match="is a directory"):
         read_image(tmp_path)
-    with pytest.raises(InputError, match="readable file"):
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(InputError, match="is a pipe"):
+        read_image(tmp_path / "pipe.png")
+    with pytest.raises(InputError, match="can be read"):
         read_image("a\0b.png")
-    for address in ("https://example.org/a.png", "http://x", "ftp://x/y.jpg", "file:///etc/passwd", "S3://a/b"):
-        with pytest.raises(InputError, match="address"):
-            read_image(address)
+    with pytest.raises(InputError, match="is no name"):
+        read_image("a" * 100_000)
+    addresses = ("https://example.org/a.png", "http://x", "ftp://x/y.jpg", "file:///etc/passwd", "S3://a/b")
+    for address in (*addresses, f"data:image/png;base64,{'A' * 100_000}"):
+        for source in (address, Path(address)):
+            with pytest.raises(InputError, match="address") as caught:
+                read_image(source)
+            assert len(str(caught.value)) < 500
     monkeypatch.setattr(images, "MAX_BYTES", 100)
     with pytest.raises(InputError, match="at most 100 bytes"):
         read_image(whole)
     with pytest.raises(InputError, match="at most 100 bytes"):
         read_image(tmp_path / "cut.png")
+
+
+def test_formats_that_run_other_programs_are_none(tmp_path: Path) -> None:
+    """PIL reads EPS with Ghostscript."""
+    with pytest.raises(InputError, match="none that is known"):
+        read_image(encoded(Image.fromarray(gradient()), "EPS"))
+    (tmp_path / "https:").mkdir()
+    (tmp_path / "https:" / "a.png").write_bytes(encoded(Image.fromarray(gradient())))
+    with contextlib.chdir(tmp_path):  # a folder may have this name
+        assert read_image(Path("https:/a.png")).shape == (6, 8, 3)
+
+
+def test_a_picture_of_pil_that_cannot_be_read_is_one_error(tmp_path: Path) -> None:
+    whole = encoded(Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)))
+    with pytest.raises(InputError, match="cut off"):
+        read_image(Image.open(io.BytesIO(whole[: len(whole) // 2])))
+    closed = Image.open(io.BytesIO(whole))
+    closed.close()
+    with pytest.raises(InputError, match="cannot be read"):
+        read_image(closed)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import torch
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
 from mmdec.checks.arguments import show
+from mmdec.checks.devices import check_device
 from mmdec.drafters.registry import drafter_entry, is_dotted
 from mmdec.generation.drafter_choice import DraftedBy
 from mmdec.hub.find import kind
 from mmdec.hub.whisper import HEADS, LoadedWhisper, load_whisper
-from mmdec.runtime import check_device
 from mmdec.targets.model_source import source_folder
 from mmdec.types import InputError
 

@@ -130,9 +130,14 @@ class TranscriptionRequest:
             )
             for samples in recordings
         ]
-        frames = max(one.input_features.shape[-1] for one in features)
+        frames = max(recording.input_features.shape[-1] for recording in features)
         padded = {
-            name: torch.cat([torch.nn.functional.pad(one[name], (0, frames - one[name].shape[-1])) for one in features])
+            name: torch.cat(
+                [
+                    torch.nn.functional.pad(recording[name], (0, frames - recording[name].shape[-1]))
+                    for recording in features
+                ]
+            )
             for name in ("input_features", "attention_mask")
         }
         return {
@@ -160,7 +165,7 @@ def _options(settings: Any, options: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(f"`{name}` must be left out, but is {show(chosen[name])}. {remedy}")
     for name in ("logits_processor", "stopping_criteria"):
         listed = chosen.get(name, [])
-        if not isinstance(listed, list) or not all(callable(one) for one in listed):
+        if not isinstance(listed, list) or not all(callable(item) for item in listed):
             raise InputError(f"`{name}` must be a list of functions, but is {show(listed)}. Put it into a list.")
     beams = chosen.get("num_beams", getattr(settings, "num_beams", None) or 1)
     if type(beams) is not int or beams != 1:
@@ -183,7 +188,7 @@ def _options(settings: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         chosen.setdefault("max_length", None)  # the config's, of which transformers would warn in every window
     temperature = chosen.get("temperature", 0.0)
     temperatures = list(temperature) if isinstance(temperature, (list, tuple)) else [temperature]
-    if not temperatures or not all(type(one) in (int, float) and 0 <= one <= HOTTEST for one in temperatures):
+    if not temperatures or not all(type(item) in (int, float) and 0 <= item <= HOTTEST for item in temperatures):
         raise InputError(
             f"`temperature` must be a number from 0 to {HOTTEST}, or several, but is {show(temperature)}. "
             "0.0 is greedy."
@@ -225,7 +230,7 @@ def _languages(settings: Any, language: str | Sequence[str] | None, recordings: 
             f"`language` must be one, or one for each of {recordings} recordings, but has {len(language)}. Add or drop "
             "some."
         )
-    return [language_code(settings, one) for one in language]
+    return [language_code(settings, name) for name in language]
 
 
 def language_code(settings: Any, language: object) -> str:
@@ -233,8 +238,8 @@ def language_code(settings: Any, language: object) -> str:
     codes = [token.removeprefix("<|").removesuffix("|>") for token in settings.lang_to_id]
     names = {code: name for name, code in reversed(LANGUAGE_CODES.items())}
     if isinstance(language, str):
-        said = language.lower().strip().removeprefix("<|").removesuffix("|>")
-        code = LANGUAGE_CODES.get(said, said)
+        wanted = language.lower().strip().removeprefix("<|").removesuffix("|>")
+        code = LANGUAGE_CODES.get(wanted, wanted)
         if code in codes:
             return code
     listed = ", ".join(f"{code} ({names[code]})" if code in names else code for code in sorted(codes))

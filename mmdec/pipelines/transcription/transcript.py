@@ -100,21 +100,21 @@ CUE_LETTERS, CUE_SECONDS = 84, 6.0  # two lines of 42 letters, as broadcasters h
 
 def cues(segments: Iterable[Segment]) -> list[Cue]:
     """Segments as they are shown: those with words are cut before they grow too long, empty ones are left out."""
-    found = []
+    cues = []
     for segment in segments:
         if not segment.words:
             if segment.text:
-                found.append(Cue(segment.start, segment.end, segment.text))
+                cues.append(Cue(segment.start, segment.end, segment.text))
             continue
         group: list[Word] = []
         for word in segment.words:
-            letters = sum(len(one.text) for one in [*group, word])
+            letters = sum(len(part.text) for part in [*group, word])
             if group and (letters > CUE_LETTERS or word.end - group[0].start > CUE_SECONDS):
-                found.append(_cue(group))
+                cues.append(_cue(group))
                 group = []
             group.append(word)
-        found.append(_cue(group))
-    return found
+        cues.append(_cue(group))
+    return cues
 
 
 def srt(segments: Iterable[Segment]) -> str:

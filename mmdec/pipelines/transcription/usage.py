@@ -92,7 +92,7 @@ class UsageMeter:
         self._rounds = {}
         self._stopwatch.lap()
         run = self._speculation.begin(model, input_ids, generation_config, **inputs)
-        drafter = sum(self._count(one) for one in run.rounds)
+        drafter = sum(self._count(round_) for round_ in run.rounds)
         output = run.output(generation_config)
         # The check for silence encodes a window a second time, within the rounds.
         self._share(decoder=self._stopwatch.lap() - self._encoder - drafter)
@@ -104,19 +104,19 @@ class UsageMeter:
         if self._begins:
             self._begins = False
             return self._recordings
-        known = iter(zip(self._recordings, last, strict=True))  # rows keep their order
-        return [next(index for index, before in known if torch.equal(before, row)) for row in self._encoded]
+        recordings = iter(zip(self._recordings, last, strict=True))  # rows keep their order
+        return [next(index for index, before in recordings if torch.equal(before, row)) for row in self._encoded]
 
-    def _count(self, one: Round) -> float:
+    def _count(self, round_: Round) -> float:
         """Enter a round for the rows that took part. Returns the drafter's seconds."""
         drafts = self._speculation.drafter_for(self._model) is not None
-        seconds = one.drafter if drafts else 0.0  # without a drafter it is what reading a clock takes
-        for row, tokens in zip(one.rows, one.tokens, strict=True):
+        seconds = round_.drafter if drafts else 0.0  # without a drafter it is what reading a clock takes
+        for row, tokens in zip(round_.rows, round_.tokens, strict=True):
             usage = self.usage[self._recordings[row]]
             usage.rounds += 1
-            usage.drafter += seconds / len(one.rows)
-            self._rounds[self._recordings[row]] = self._rounds.get(self._recordings[row], 0.0) + 1 / len(one.rows)
-            if one.index:
+            usage.drafter += seconds / len(round_.rows)
+            self._rounds[self._recordings[row]] = self._rounds.get(self._recordings[row], 0.0) + 1 / len(round_.rows)
+            if round_.index:
                 usage.tokens += len(tokens)
             else:
                 usage.windows += 1

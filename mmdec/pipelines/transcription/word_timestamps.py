@@ -46,7 +46,7 @@ def words(
         else:
             joined[-1] = _Piece(joined[-1].text + piece.text, joined[-1].start, piece.end)
         opening = opens
-    return [Word(one.text, one.start, max(one.start, one.end)) for one in joined if one.text.strip()]
+    return [Word(piece.text, piece.start, max(piece.start, piece.end)) for piece in joined if piece.text.strip()]
 
 
 def agree(segments: Sequence[Segment]) -> list[Segment]:
@@ -63,7 +63,7 @@ def agree(segments: Sequence[Segment]) -> list[Segment]:
     for segment in segments:
         floors.append(at)
         begins.append([at := max(at, word.start) for word in segment.words or ()])
-    found, after = list[Segment](), float("inf")
+    agreed, after = list[Segment](), float("inf")
     for segment, starts, floor in zip(reversed(segments), reversed(begins), reversed(floors), strict=True):
         if segment.words:
             last = segment.words[-1]
@@ -76,24 +76,24 @@ def agree(segments: Sequence[Segment]) -> list[Segment]:
                 Word(word.text, start, max(start, stop))
                 for word, start, stop in zip(segment.words, starts, ends, strict=True)
             ]
-            found.append(replace(segment, start=starts[0], end=spoken[-1].end, words=spoken))
+            agreed.append(replace(segment, start=starts[0], end=spoken[-1].end, words=spoken))
         else:
             start = min(max(segment.start, floor), after)
-            found.append(replace(segment, start=start, end=min(max(segment.end, start), after)))
-        after = found[-1].start
-    return found[::-1]
+            agreed.append(replace(segment, start=start, end=min(max(segment.end, start), after)))
+        after = agreed[-1].start
+    return agreed[::-1]
 
 
 def _pieces(
     tokens: Sequence[int], starts: Sequence[float], ends: Sequence[float], decode: Callable[[list[int]], str]
 ) -> list[_Piece]:
-    found, group = list[_Piece](), list[int]()
+    pieces, group = list[_Piece](), list[int]()
     begin = 0.0
-    for place, (token, start, end) in enumerate(zip(tokens, starts, ends, strict=True)):
+    for index, (token, start, end) in enumerate(zip(tokens, starts, ends, strict=True)):
         begin = begin if group else start
         group.append(token)
         text = decode(group)
-        if BROKEN not in text or len(group) == MOST or place == len(tokens) - 1:
-            found.append(_Piece(text, begin, end))
+        if BROKEN not in text or len(group) == MOST or index == len(tokens) - 1:
+            pieces.append(_Piece(text, begin, end))
             group = []
-    return found
+    return pieces

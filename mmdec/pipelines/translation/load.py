@@ -7,10 +7,10 @@ import os
 import torch
 
 from mmdec.checks.arguments import show
+from mmdec.checks.devices import check_device
 from mmdec.hub.daspeech import DEFAULT_MODEL, VOCODER_RULE, read_parts, resolve
 from mmdec.hub.find import LoadedModels, path_text, version
 from mmdec.pipelines.translation.translator import SpeechTranslator
-from mmdec.runtime import check_device
 from mmdec.types import InputError
 
 _translators = LoadedModels[SpeechTranslator]()
@@ -29,11 +29,11 @@ def load(
     Raises InputError where the model is not found, damaged, outside its folder or no safetensors.
     """
     directory = resolve(model)
-    place = check_device(device)
+    checked = check_device(device)
     if vocoder is not None:
         path_text(vocoder, "vocoder", VOCODER_RULE)
-    key = (version(directory), str(place), None if vocoder is None else version(vocoder))
-    return _translators.get(key, lambda: SpeechTranslator.of(read_parts(directory, place, vocoder)))
+    key = (version(directory), str(checked), None if vocoder is None else version(vocoder))
+    return _translators.get(key, lambda: SpeechTranslator(read_parts(directory, checked, vocoder)))
 
 
 def as_translator(

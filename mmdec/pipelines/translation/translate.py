@@ -128,7 +128,7 @@ def _translate(translator: SpeechTranslator, recordings: list[Tensor], strategy:
     results = translator.translate(pieces, strategy)
     translations = []
     for owner in range(len(recordings)):
-        mine = [result for result, place in zip(results, owners, strict=True) if place == owner]
+        mine = [result for result, source in zip(results, owners, strict=True) if source == owner]
         pause = np.zeros(int(PAUSE * sound.SAMPLE_RATE), dtype=np.float32)
         voiced = [result.samples.numpy() for result in mine if len(result.samples)]
         joined = [part for voice in voiced for part in (pause, voice)][1:]

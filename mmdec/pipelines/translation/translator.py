@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmdec import audio
 from mmdec.checks.arguments import show
@@ -20,13 +19,9 @@ from mmdec.decode.loop import decode
 from mmdec.decode.sampling import Sequences, Stop
 from mmdec.decode.verify import MatchRule
 from mmdec.drafters.dag import DagDrafter
-from mmdec.hub.daspeech import DASpeechParts, Decoding
-from mmdec.nn.dag_decoder import BOS, EOS, PAD
-from mmdec.nn.daspeech import DASpeech
-from mmdec.ops.dag_decode import LatticeStrategy, decode_lattice
-from mmdec.phonetics.decoder import WordDecoder
+from mmdec.hub.daspeech import DASpeechParts
 from mmdec.runtime import Stopwatch
-from mmdec.targets.units import UnitTarget
+from mmdec.targets.units import BOS, EOS, PAD, UnitTarget
 from mmdec.types import InputError
 
 STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi", "autoregressive", "verified")
@@ -55,27 +50,10 @@ class SpeechTranslator:
     `vocoder` is called as `Vocoder` is: mel (B, F, 80), lengths (B,) -> samples (B, F * 256).
     """
 
-    def __init__(
-        self,
-        model: DASpeech,
-        vocoder: nn.Module,
-        words: WordDecoder,
-        units: Sequence[str],
-        *,
-        decoding: Decoding = Decoding(),
-        name: str = "",
-    ) -> None:
-        self.model = model.eval()
-        self.vocoder = vocoder.eval()
-        self.words = words
-        self.units = tuple(units)
-        self.decoding = decoding
-        self.name = name
-
-    @classmethod
-    def of(cls, parts: DASpeechParts) -> SpeechTranslator:
-        """The translator made of a model's parts."""
-        return cls(parts.model, parts.vocoder, parts.words, parts.units, decoding=parts.decoding, name=parts.name)
+    def __init__(self, parts: DASpeechParts) -> None:
+        self.model, self.vocoder = parts.model.eval(), parts.vocoder.eval()
+        self.words, self.units = parts.words, parts.units
+        self.decoding, self.name = parts.decoding, parts.name
 
     @property
     def device(self) -> torch.device:
@@ -92,10 +70,11 @@ class SpeechTranslator:
         check_strategy(strategy)
         rows = 1 if self.device.type == "cpu" else GPU_ROWS
         groups = [samples[start : start + rows] for start in range(0, len(samples), rows)]
-        return [result for group in groups for result in self._translate_group(group, strategy)]
+        return [result for group in groups for result in self.translate_together(group, strategy)]
 
     @torch.inference_mode()
-    def _translate_group(self, samples: Sequence[Tensor], strategy: str) -> list[SpokenTranslation]:
+    def translate_together(self, samples: Sequence[Tensor], strategy: str) -> list[SpokenTranslation]:
+        """One padded batch, as a GPU takes several: units are those of each row alone, samples but for rounding."""
         clock = Stopwatch(self.device)
         with clock.stage("features"):
             features, frames = pad([audio.fbank(row) for row in samples], self.device)  # (B, N, 80), (B,)
@@ -154,8 +133,8 @@ class SpeechTranslator:
         text = Sequences(prompt, Stop(max_length + 1, frozenset({EOS, PAD})))  # as in `generate`
         inputs = {"states": states, "state_lengths": state_lengths}
         passes = [0] * len(states)
-        for one in decode(target, inputs, text, MatchRule(), proposing, Budget.fixed(DRAFT_NODES)):
-            for row in one.rows:
+        for round_ in decode(target, inputs, text, MatchRule(), proposing, Budget.fixed(DRAFT_NODES)):
+            for row in round_.rows:
                 passes[row] += 1
         return [row[:-1] if row[-1] in (EOS, PAD) else row for row in text.tokens], passes
 
@@ -165,22 +144,19 @@ class SpeechTranslator:
         """Encoder states (B, S, d) -> K units of each row, and acoustic inputs (K + 1, d_tts): </s> is heard in
         training, with no frames, and so stays here."""
         lattice = self.model.lattice(states, state_lengths, frames)
-        path = decode_lattice(
-            lattice.emissions,
-            lattice.links,
-            lattice.lengths,
-            cast(LatticeStrategy, strategy),
+        path = lattice.path(
+            strategy,
             lookahead_weight=self.decoding.lookahead_weight,
             length_penalty=self.decoding.length_penalty,
             collapse=self.decoding.collapse,
         )
         real = path.tokens >= SPECIALS  # (B, K); padding is -1
         keep = [row.nonzero()[:, 0] for row in real]
-        heard = [torch.cat([places, last[None]]) for places, last in zip(keep, path.lengths - 1, strict=True)]
-        tokens = [row[places].tolist() for row, places in zip(path.tokens, keep, strict=True)]
+        heard = [torch.cat([steps, last[None]]) for steps, last in zip(keep, path.lengths - 1, strict=True)]
+        tokens = [row[steps].tolist() for row, steps in zip(path.tokens, keep, strict=True)]
         inputs = [
-            self.model.acoustic_input(hidden[vertices[places]][None])[0]
-            for hidden, vertices, places in zip(lattice.hidden, path.vertices, heard, strict=True)
+            self.model.acoustic_input(hidden[vertices[steps]][None])[0]
+            for hidden, vertices, steps in zip(lattice.hidden, path.vertices, heard, strict=True)
         ]
         return tokens, inputs
 

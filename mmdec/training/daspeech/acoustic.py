@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from mmdec.checks.errors import InputError
 from mmdec.nn.fastspeech2 import AcousticBatch, AcousticLoss, FastSpeech2, FastSpeech2Config, acoustic_loss
 from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems, spoken_vocabulary
 from mmdec.training.lr_schedule import Schedule
-from mmdec.types import InputError
 
 CONFIGS = {"paper": FastSpeech2Config.paper, "small": FastSpeech2Config.small}
 Step = tuple[Tensor, AcousticBatch]
@@ -48,7 +48,7 @@ class AcousticData(LightningDataModule):
         self.validation_split, self.validation_rows = validation_split, validation_rows
         self.train_set: EnglishSpeech | None = None
         self.validation_set: EnglishSpeech | None = None
-        self.places: list[int] = []  # of the training items that are not too long
+        self.train_items: list[int] = []  # indices of those that are not too long
 
     @cached_property
     def units(self) -> list[str]:
@@ -65,14 +65,14 @@ class AcousticData(LightningDataModule):
             return
         self.train_set = EnglishSpeech(self.root, "train", self.limit)
         self.validation_set = EnglishSpeech(self.root, self.validation_split, self.validation_rows)
-        self.places = [item for item, frames in enumerate(self.train_set.frames) if frames <= self.max_frames]
-        for item in set(range(len(self.train_set))) - set(self.places):
+        self.train_items = [item for item, frames in enumerate(self.train_set.frames) if frames <= self.max_frames]
+        for item in set(range(len(self.train_set))) - set(self.train_items):
             self.train_set.bad.add(f"longer than {self.max_frames} frames", self.train_set.rows[item][0])
-        if not self.places:
+        if not self.train_items:
             raise InputError(f"`max_frames` must leave a training row, but is {self.max_frames}. Raise it.")
         bad = self.train_set.bad
         rank_zero_info(
-            f"English speech: {len(self.places)} distinct sentences, {bad.count} rows left out {bad.report()}"
+            f"English speech: {len(self.train_items)} distinct sentences, {bad.count} rows left out {bad.report()}"
         )
 
     def train_dataloader(self) -> DataLoader[Step]:
@@ -83,13 +83,13 @@ class AcousticData(LightningDataModule):
         # Where a resumed run stands follows from its steps alone: Lightning's epochs may begin anywhere after resuming.
         epoch, begun = divmod(self.trainer.global_step, self.steps_per_epoch)
         batches = EpochItems(
-            [int(train.frames[item]) for item in self.places],
+            [int(train.frames[item]) for item in self.train_items],
             self.batch_size * world,
             self.steps_per_epoch,
             self.seed,
             epoch,
         ).batches[begun:]
-        mine = [[self.places[place] for place in batch[rank::world]] for batch in batches]
+        mine = [[self.train_items[number] for number in batch[rank::world]] for batch in batches]
         numbers: Any = range(len(train))  # a length and items, which is all that is asked of a data set
         return DataLoader(numbers, batch_sampler=mine, collate_fn=lambda items: train.batch(items, index))
 
@@ -179,8 +179,8 @@ class AcousticModule(LightningModule):
 
     def _log(self, name: str, loss: AcousticLoss, size: int) -> None:
         parts = {"mel": loss.mel, "duration": loss.duration, "pitch": loss.pitch, "energy": loss.energy}
-        found = {f"{name}/{part}": value.detach() for part, value in (parts | {"loss": loss.total}).items()}
-        self.log_dict(found, batch_size=size, sync_dist=name == "dev")  # a loss of training is this process's own
+        values = {f"{name}/{part}": value.detach() for part, value in (parts | {"loss": loss.total}).items()}
+        self.log_dict(values, batch_size=size, sync_dist=name == "dev")  # a loss of training is this process's own
 
     def on_train_end(self) -> None:
         if self.trainer.is_global_zero:

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from mmdec.audio import LOG_FLOOR, MELS, load_audio
+from mmdec.checks.errors import InputError
 from mmdec.corpora.alignment import parse_alignment, phone_names
 from mmdec.corpora.cvss import SPECIALS, BadRows, holds_samples, read_alignments, read_translations
 from mmdec.nn.fastspeech2 import AcousticBatch
 from mmdec.training.daspeech.acoustic_targets import acoustic_targets
-from mmdec.types import InputError
 
 _PAUSE_FRAMES = 12  # between two joined items
 _FORMAT = 2  # of the cache; a change makes the old one void
@@ -36,14 +36,14 @@ class EnglishSpeech:
     def __init__(self, root: Path, split: str, limit: int | None = None) -> None:
         self.root, self.split = root, split
         self.rows, self.bad = _distinct(root, split, limit)  # path, text, alignment
-        folder = self.place(root, split, self.rows)
+        folder = self.folder(root, split, self.rows)
         if not (folder / "index.json").is_file():
             self._build(folder)
         index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
         for reason, names in index["bad"].items():
             for name in names:
                 self.bad.add(reason, name)
-        self.rows = [self.rows[place] for place in index["kept"]]
+        self.rows = [self.rows[number] for number in index["kept"]]
         self.units: list[list[str]] = [line.split() for line in index["units"]]
         if not self.rows:
             raise InputError(f"`split` must hold usable rows, but '{split}' has none.\n{self.bad.report()}")
@@ -55,7 +55,7 @@ class EnglishSpeech:
         self._frame_starts = np.concatenate([[0], np.cumsum(self.frames)])
 
     @staticmethod
-    def place(root: Path, split: str, rows: Sequence[tuple[str, str, str]]) -> Path:
+    def folder(root: Path, split: str, rows: Sequence[tuple[str, str, str]]) -> Path:
         """Where the targets of these rows are kept."""
         digest = hashlib.blake2b(digest_size=8)
         for row in rows:
@@ -65,7 +65,7 @@ class EnglishSpeech:
     @classmethod
     def ready(cls, root: Path, split: str, limit: int | None = None) -> bool:
         """Whether they have been computed."""
-        return (cls.place(root, split, _distinct(root, split, limit)[0]) / "index.json").is_file()
+        return (cls.folder(root, split, _distinct(root, split, limit)[0]) / "index.json").is_file()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -127,7 +127,7 @@ class EnglishSpeech:
         bad, kept, units, frames, firsts = BadRows(), [], [], [], []
         phones: list[np.ndarray] = []
         mels: list[np.ndarray] = []
-        for place, (name, _, alignment) in enumerate(self.rows):
+        for number, (name, _, alignment) in enumerate(self.rows):
             try:
                 targets = acoustic_targets(
                     load_audio(self.root / self.split / f"{name}.wav"), parse_alignment(alignment)
@@ -135,7 +135,7 @@ class EnglishSpeech:
             except InputError as error:
                 bad.add(f"no acoustic targets: {str(error).split(',')[0]}", name)
                 continue
-            kept.append(place)
+            kept.append(number)
             units.append(" ".join(targets.units))
             frames.append(targets.mel.shape[0])
             firsts.append(targets.first_frame)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from mmdec.audio import HOP, SAMPLE_RATE, energy, log_mel, pitch
+from mmdec.checks.errors import InputError
 from mmdec.phonetics.lexicon import spoken
-from mmdec.types import InputError
 
 EOS = "</s>"
 
@@ -67,13 +67,13 @@ def acoustic_targets(samples: Tensor, phones_with_ends: Sequence[tuple[str, floa
 
 def filled(contour: Tensor) -> Tensor:
     """A pitch contour (F,) in Hz with its zeros replaced: linear between voiced frames, constant at both ends."""
-    places = torch.nonzero(contour > 0)[:, 0]
-    if places.numel() == 0:
+    voiced = torch.nonzero(contour > 0)[:, 0]
+    if voiced.numel() == 0:
         return contour
     everywhere = torch.arange(contour.shape[0])
-    right = torch.searchsorted(places, everywhere).clamp(max=places.numel() - 1)
+    right = torch.searchsorted(voiced, everywhere).clamp(max=voiced.numel() - 1)
     left = (right - 1).clamp(min=0)
-    a, b = places[left], places[right]
+    a, b = voiced[left], voiced[right]
     weight = ((everywhere - a).float() / (b - a).clamp(min=1)).clamp(0, 1)
     return contour[a] + weight * (contour[b] - contour[a])
 

@@ -1,7 +1,7 @@
 """Which model is better: errors of both decoders on the development split.
 
 `phone_errors` counts as validation does, against the rendering that training was shown. Runs that were shown different
-renderings are compared on the command line, which counts errors against the nearest licensed rendering:
+renderings are compared on the command line, which counts errors against the nearest accepted English reference:
 
 python -m mmdec.training.daspeech.compare runs/ablation/*/checkpoints
 """
@@ -17,13 +17,11 @@ from typing import Any
 import torch
 
 from mmdec import audio
-from mmdec.corpora.cvss import SpeechPair, read_pairs
+from mmdec.corpora.cvss import SpeechPair, corpus_lexicon, read_pairs
 from mmdec.corpora.tables import evenly_spaced
+from mmdec.hub.daspeech import read_parts
 from mmdec.metrics import text as metrics
 from mmdec.nn.dag_decoder import BOS, EOS, PAD
-from mmdec.ops.dag_decode import decode_lattice
-from mmdec.phonetics.lexicon import PAUSE, lower_case, read_lexicon
-from mmdec.pipelines.translation.load import load
 from mmdec.training.checkpoints import newest
 from mmdec.training.daspeech.corpus import SpeechTranslationData
 from mmdec.training.daspeech.export import load_module
@@ -37,10 +35,10 @@ def phone_errors(model: Path, data: dict[str, Any]) -> float:
     `data` are the options of `SpeechTranslationData`: the rows, and how they are cut, are those of the recipe.
     """
     if model.is_dir():
-        translator = load(model, "cpu")
-        module = DASpeechModule(list(translator.units), size="small")
-        module.network = translator.model
-        module.config = translator.model.config
+        parts = read_parts(model, torch.device("cpu"))
+        module = DASpeechModule(list(parts.units), size="small")
+        module.network = parts.model
+        module.config = parts.model.config
     else:
         module, _ = load_module([model])
     corpus = SpeechTranslationData(**{**data, "acoustic": False})
@@ -52,7 +50,7 @@ def phone_errors(model: Path, data: dict[str, Any]) -> float:
 def nearest_errors(
     module: DASpeechModule, rows: Sequence[SpeechPair], lexicon: metrics.Lexicon
 ) -> dict[str, dict[str, float]]:
-    """For each decoder the phone error rate against the nearest licensed rendering, and the share without an error.
+    """For each decoder the phone error rate against the nearest accepted reference, and the share without an error.
 
     Pauses are left out; `lexicon` is in lower case. The graph is decoded with lookahead.
     """
@@ -63,15 +61,15 @@ def nearest_errors(
         frames = torch.tensor([features.shape[1]])
         states, sizes = network.encode(features, frames)
         lattice = network.lattice(states, sizes, frames)
-        path = decode_lattice(lattice.emissions, lattice.links, lattice.lengths, "lookahead")
-        found = {"dag": path.tokens[0].tolist(), "ar": network.ar.generate(states, sizes, int(lattice.lengths[0]))[0]}
-        for name, tokens in found.items():
-            said = [units[token] for token in tokens if token not in (-1, BOS, PAD, EOS)]
-            errors[name].append(metrics.nearest_phone_errors(said, row.units, row.references, lexicon))
-    total = sum(phone != PAUSE for row in rows for phone in row.units)
+        path = lattice.path("lookahead")
+        counts = {"dag": path.tokens[0].tolist(), "ar": network.ar.generate(states, sizes, int(lattice.lengths[0]))[0]}
+        for name, tokens in counts.items():
+            phones = [units[token] for token in tokens if token not in (-1, BOS, PAD, EOS)]
+            errors[name].append(metrics.nearest_phone_errors(phones, row.units, row.references, lexicon))
+    total = sum(metrics.count_phones(row.units) for row in rows)
     return {
-        name: {"phone_error_rate": sum(found) / total, "exact": sum(not count for count in found) / len(found)}
-        for name, found in errors.items()
+        name: {"phone_error_rate": sum(counts) / total, "exact": sum(not count for count in counts) / len(counts)}
+        for name, counts in errors.items()
     }
 
 
@@ -85,7 +83,9 @@ def main() -> None:
     options = parser.parse_args()
     usable, _ = read_pairs(options.corpus / "cv" / "fr", options.corpus / "cvss_c", options.split, scoring=True)
     rows = evenly_spaced(usable, options.limit)
-    lexicon = lower_case(read_lexicon(options.corpus / "lexicon.tsv"))
+    lexicon = corpus_lexicon(options.corpus)
+    if lexicon is None:
+        parser.error(f"--corpus must hold lexicon.tsv, but {options.corpus} does not")
     for folder in options.folders:
         module, step = load_module(newest(folder, 1))
         scores = nearest_errors(module, rows, lexicon)

@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
+from mmdec.checks.errors import InputError
 from mmdec.corpora.cvss import BadRows, SpeechPair, canonical, normalise, read_pairs, vocabulary
 from mmdec.nn.dag_decoder import BOS, EOS, PAD, UNK
 from mmdec.nn.fastspeech2 import AcousticBatch
 from mmdec.phonetics.lexicon import PAUSE
 from mmdec.training.daspeech.acoustic_data import EnglishSpeech, acoustic_batch
 from mmdec.training.daspeech.features import FeatureStore
-from mmdec.types import InputError
 
 CHARACTERS = " abcdefghijklmnopqrstuvwxyzàâæçèéêëîïôœùûüÿ'-"  # of the CTC head; its index 0 is the blank
 
@@ -72,13 +72,13 @@ class SpeechDataset(Dataset[Item]):
         self,
         rows: Sequence[SpeechPair],
         store: FeatureStore,
-        places: Sequence[int],
+        indices: Sequence[int],
         units: Sequence[str],
         english: EnglishSpeech | None = None,
     ) -> None:
         self.rows = list(rows)
         self.store = store
-        self.places = list(places)
+        self.indices = list(indices)
         index = {unit: number for number, unit in enumerate(units)}
         letters = {letter: number for number, letter in enumerate(CHARACTERS, start=1)}
         self.pause = [index[PAUSE]] if PAUSE in index else []
@@ -86,7 +86,7 @@ class SpeechDataset(Dataset[Item]):
         self.text = [
             [letters[letter] for letter in normalise(row.source_text) if letter in letters] for row in self.rows
         ]
-        self.lengths = [int(store.lengths[place]) for place in self.places]
+        self.lengths = [int(store.lengths[index]) for index in self.indices]
         self.english = english
         if english is not None:
             spoken = english.by_key()
@@ -96,7 +96,7 @@ class SpeechDataset(Dataset[Item]):
         return len(self.rows)
 
     def __getitem__(self, item: tuple[int, ...]) -> Item:
-        features = torch.cat([self.store[self.places[number]] for number in item])
+        features = torch.cat([self.store[self.indices[number]] for number in item])
         units, text = list(self.units[item[0]]), list(self.text[item[0]])
         for number in item[1:]:
             units += self.pause + self.units[number]
@@ -223,14 +223,14 @@ class SpeechTranslationData(LightningDataModule):
         most = self.limit if split == "train" else None
         rows = rows[:most]
         store = FeatureStore(self.cvss.parent / "cache" / split, [row.clip for row in rows], self.jobs)
-        place = {row.name: number for number, row in enumerate(rows)}
+        indices = {row.name: number for number, row in enumerate(rows)}
         if self.rendering == "canonical":
             rows = canonical(rows)
         english = EnglishSpeech(self.cvss, split, most) if self.acoustic else None
         spoken = english.by_key() if english is not None else None
         kept = []
         for row in rows:
-            frames = int(store.lengths[place[row.name]])
+            frames = int(store.lengths[indices[row.name]])
             vertices = max(int(self.upsample * frames), self.min_vertices)
             if frames == 0:
                 bad.add(f"source recording unusable: {store.reasons.get(row.name, '')}", row.name)
@@ -249,7 +249,7 @@ class SpeechTranslationData(LightningDataModule):
             raise InputError(f"`split` must hold usable rows, but '{split}' has none.\n{bad.report()}")
         if limit is not None:
             kept = kept[:limit]
-        return SpeechDataset(kept, store, [place[row.name] for row in kept], self.units, english)
+        return SpeechDataset(kept, store, [indices[row.name] for row in kept], self.units, english)
 
     def setup(self, stage: str) -> None:
         if self.train_set is None:

@@ -50,20 +50,20 @@ class Discriminators(nn.Module):
         return [judge(samples) for judge in self.judges]
 
 
-def discriminator_loss(judges: Discriminators, made: Tensor, truth: Tensor) -> Tensor:
+def discriminator_loss(judges: Discriminators, generated: Tensor, truth: Tensor) -> Tensor:
     """Least squares: recordings to 1, made sound to 0."""
-    total = made.new_zeros(())
-    for (false, _), (true, _) in zip(judges(made), judges(truth), strict=True):
+    total = generated.new_zeros(())
+    for (false, _), (true, _) in zip(judges(generated), judges(truth), strict=True):
         total = total + false.square().mean() + (true - 1).square().mean()
     return total / len(judges.judges)
 
 
-def generator_loss(judges: Discriminators, made: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+def generator_loss(judges: Discriminators, generated: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
     """How far made sound is from being taken for a recording, and the L1 distance of the features."""
     with torch.no_grad():
         wanted = judges(truth)
-    fooled, matched, count = made.new_zeros(()), made.new_zeros(()), 0
-    for (score, features), (_, targets) in zip(judges(made), wanted, strict=True):
+    fooled, matched, count = generated.new_zeros(()), generated.new_zeros(()), 0
+    for (score, features), (_, targets) in zip(judges(generated), wanted, strict=True):
         fooled = fooled + (score - 1).square().mean()
         for feature, target in zip(features, targets, strict=True):
             matched = matched + (feature - target).abs().mean() / target.abs().mean().clamp(min=1e-3)

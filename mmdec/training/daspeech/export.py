@@ -13,6 +13,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from mmdec import hub
+from mmdec.checks.errors import InputError
 from mmdec.checks.weights import checked_file, fill, read_settings, read_weights
 from mmdec.corpora.cvss import read_pairs
 from mmdec.nn.daspeech import DASpeech, SpeechToUnits
@@ -21,7 +22,6 @@ from mmdec.phonetics.decoder import WordDecoder
 from mmdec.phonetics.lexicon import read_lexicon
 from mmdec.training.checkpoints import average, newest, read_checkpoint
 from mmdec.training.daspeech.module import DASpeechModule
-from mmdec.types import InputError
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[DASpeechModule, int]:

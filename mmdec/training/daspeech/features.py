@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from mmdec import audio
+from mmdec.checks.errors import MmdecError
 from mmdec.checks.processes import end_with_parent
-from mmdec.types import MmdecError
 
 _FORMAT = 1  # of the features on disk; a change makes the old ones void
 
@@ -32,7 +32,7 @@ def extract(clip: str) -> np.ndarray | str:
     return features.to(torch.float16).numpy()
 
 
-def _work_for(parent: int) -> None:
+def begin_worker(parent: int) -> None:
     """One thread for each worker, which ends with the process that it works for."""
     end_with_parent(parent)
     torch.set_num_threads(1)
@@ -75,7 +75,7 @@ class FeatureStore:
             file = stack.enter_context(open(part, "wb"))
             names = map(str, clips)
             if jobs > 1:
-                pool = stack.enter_context(ProcessPoolExecutor(jobs, initializer=_work_for, initargs=(os.getpid(),)))
+                pool = stack.enter_context(ProcessPoolExecutor(jobs, initializer=begin_worker, initargs=(os.getpid(),)))
                 extracted = pool.map(extract, names, chunksize=32)
             else:
                 extracted = map(extract, names)

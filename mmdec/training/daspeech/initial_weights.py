@@ -11,9 +11,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from mmdec.checks.errors import InputError
 from mmdec.checks.weights import read_weights
 from mmdec.training.daspeech.module import load_network
-from mmdec.types import InputError
 
 
 class InitialWeights(Callback):
@@ -47,9 +47,9 @@ class InitialWeights(Callback):
 
     def _reorder(self, state: dict[str, Tensor], own: dict[str, Tensor], units: list[str], listed: Path) -> None:
         """Put the phones' embeddings in this model's order; a phone that the voice never met keeps its initial row."""
-        known = json.loads(listed.read_text(encoding="utf-8"))["units"]
+        earlier = json.loads(listed.read_text(encoding="utf-8"))["units"]
         rows = own["tts.units.weight"].clone()
-        for place, unit in enumerate(units):
-            if unit in known:
-                rows[place] = state["tts.units.weight"][known.index(unit)]
+        for index, unit in enumerate(units):
+            if unit in earlier:
+                rows[index] = state["tts.units.weight"][earlier.index(unit)]
         state["tts.units.weight"] = rows

@@ -10,18 +10,17 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
+from mmdec.checks.errors import InputError
 from mmdec.metrics.text import phone_distance
 from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig, Lattice, SpeechToUnits
 from mmdec.nn.fastspeech2 import acoustic_loss
 from mmdec.ops.dag import dag_posterior, expected_states
-from mmdec.ops.dag_decode import decode_lattice
 from mmdec.training.daspeech import losses
 from mmdec.training.daspeech.augment import Augmentation
 from mmdec.training.daspeech.corpus import Batch, SpeechTranslationData
 from mmdec.training.lr_schedule import Schedule
 from mmdec.training.options import keep_options
-from mmdec.types import InputError
 
 SIZES = {"paper": DASpeechConfig.paper, "small": DASpeechConfig.small}
 
@@ -102,18 +101,18 @@ class DASpeechModule(LightningModule):
         data, dag = self.trainer.datamodule, self.config.dag  # type: ignore[attr-defined] # undeclared by Lightning
         if not isinstance(data, SpeechTranslationData):
             return
-        for name, wanted, found in (
+        for name, wanted, value in (
             ("upsample", dag.upsample, data.upsample),
             ("min_vertices", dag.min_vertices, data.min_vertices),
         ):
-            if wanted != found:
+            if wanted != value:
                 raise InputError(
-                    f"`{name}` of the data must be the model's, {wanted}, but is {found}. Set both alike in the recipe."
+                    f"`{name}` of the data must be the model's, {wanted}, but is {value}. Set both alike in the recipe."
                 )
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        place = (self.options.seed * 100_003 + self.current_epoch) * 1_000_003 + batch_idx
-        torch.manual_seed(place * 64 + self.global_rank)
+        seed = (self.options.seed * 100_003 + self.current_epoch) * 1_000_003 + batch_idx
+        torch.manual_seed(seed * 64 + self.global_rank)
 
     def glat_ratio(self) -> float:
         """Linear from start to end."""
@@ -179,16 +178,16 @@ class DASpeechModule(LightningModule):
         net = self.network
         states, state_lengths = net.encode(batch.features, batch.lengths)
         lattice = net.lattice(states, state_lengths, batch.lengths)
-        path = decode_lattice(lattice.emissions, lattice.links, lattice.lengths, "lookahead")
+        path = lattice.path("lookahead")
         limit = int(lattice.lengths.max())
-        found = {
+        outputs = {
             "dag": [[unit for unit in row if unit not in (-1, BOS, PAD, EOS)] for row in path.tokens.tolist()],
             "ar": net.ar.generate(states.float(), state_lengths, limit),
         }
         gold = [[unit for unit in row if unit not in (BOS, PAD, EOS)] for row in batch.units.tolist()]
         size = len(gold)
         length = torch.tensor(float(sum(map(len, gold))))
-        for name, rows in found.items():
+        for name, rows in outputs.items():
             errors = sum(phone_distance(a, b) for a, b in zip(rows, gold, strict=True))
             exact = sum(a == b for a, b in zip(rows, gold, strict=True)) / size
             self.log(f"dev/{name}_per", errors / length, batch_size=int(length), sync_dist=True, on_epoch=True)

@@ -13,10 +13,10 @@ def spectra(samples: Tensor, size: int) -> Tensor:
     return (spectrum.real.square() + spectrum.imag.square() + 1e-7).sqrt()
 
 
-def spectral_loss(made: Tensor, truth: Tensor, sizes: tuple[int, ...] = (128, 256, 512, 1024, 2048)) -> Tensor:
+def spectral_loss(generated: Tensor, truth: Tensor, sizes: tuple[int, ...] = (128, 256, 512, 1024, 2048)) -> Tensor:
     """Spectral convergence plus L1 of log magnitudes (Yamamoto et al., 2020), mean over resolutions."""
-    total = made.new_zeros(())
+    total = generated.new_zeros(())
     for size in sizes:
-        a, b = spectra(made, size), spectra(truth, size)
+        a, b = spectra(generated, size), spectra(truth, size)
         total = total + (a - b).norm() / b.norm().clamp(min=1e-3) + (a.log() - b.log()).abs().mean()
     return total / len(sizes)

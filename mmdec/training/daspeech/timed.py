@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from mmdec.checks.errors import InputError, MmdecError
 from mmdec.corpora.cvss import read_pairs, vocabulary
 from mmdec.training.checkpoints import newest, read_checkpoint
 from mmdec.training.daspeech.affordable import affordable_rows
@@ -38,7 +39,6 @@ from mmdec.training.timed_run import (
     start_model,
     write_outcome,
 )
-from mmdec.types import InputError, MmdecError
 
 NAME, MODEL = "speech translation", "daspeech-phrasebook"
 RECIPES = Path("recipes/daspeech/phrasebook")
@@ -79,15 +79,15 @@ def train(time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
     data = read_recipe(JOINT)["data"]["init_args"]
     if fresh:
         set_aside()
-    known = known_model()
-    start = None if fresh or UNITS.last.is_file() else known
+    earlier = known_model()
+    start = None if fresh or UNITS.last.is_file() else earlier
     stages = [JOINT] if start else unfinished()
     limit = affordable_rows(data, time.part(PREPARED), acoustic=True)
     if limit is not None:
         print(f"features of {limit} training rows are computed first: there is no time for more", flush=True)
     return TimedRun(
         NAME,
-        (lambda: phone_errors(known, data)) if known else None,
+        (lambda: phone_errors(earlier, data)) if earlier else None,
         COMPARISON,
         [timed(stage, start, limit) for stage in stages],
         lambda _, before: export(before, data, stages),
@@ -122,14 +122,14 @@ def units_network() -> Path:
 def known_model() -> Path | None:
     """The model to compare with: a better one of an earlier run, or the shipped one. None if its phones are not those
     of the corpus."""
-    known = start_model(MODEL)
-    if not (known / "model.safetensors").is_file():
+    folder = start_model(MODEL)
+    if not (folder / "model.safetensors").is_file():
         return None
     rows, _ = read_pairs(CORPUS / "cv" / "fr", CORPUS / "cvss_c", "train")
-    if json.loads((known / "units.json").read_text(encoding="utf-8")) != vocabulary(rows):
-        print(f"{known} has other phones than {CORPUS}: training does not start from it.", flush=True)
+    if json.loads((folder / "units.json").read_text(encoding="utf-8")) != vocabulary(rows):
+        print(f"The phones of {folder} differ from those of {CORPUS}: training begins from random weights.", flush=True)
         return None
-    return known
+    return folder
 
 
 def unfinished() -> list[Stage]:
@@ -226,10 +226,10 @@ def export(before: float | None, data: dict[str, Any], stages: list[Stage]) -> O
     better = before is None or after < before
     vocoder = vocoder_folder()
     out = run_folder(MODEL, better)
-    made = assemble(checkpoint, vocoder, CORPUS / "cv" / "fr", CORPUS / "cvss_c", CORPUS / "lexicon.tsv", out)
+    folder = assemble(checkpoint, vocoder, CORPUS / "cv" / "fr", CORPUS / "cvss_c", CORPUS / "lexicon.tsv", out)
     steps = read_checkpoint(checkpoint[0])["global_step"]
     trained = f"{', '.join(stage.name for stage in stages)}; {steps} joint steps"
-    return write_outcome(Outcome(NAME, trained, "phone errors, %", percent(before), percent(after), better, made))
+    return write_outcome(Outcome(NAME, trained, "phone errors, %", percent(before), percent(after), better, folder))
 
 
 def percent(share: float | None) -> float | None:
@@ -240,13 +240,13 @@ def vocoder_folder() -> Path:
     """The vocoder trained here, or the shipped one in the same form."""
     if (VOCODER.folder / VOCODER.result).is_file():
         return VOCODER.folder
-    known = start_model(MODEL)
-    if not (known / "vocoder.safetensors").is_file():
+    shipped = start_model(MODEL)
+    if not (shipped / "vocoder.safetensors").is_file():
         raise InputError(f"`{VOCODER.folder}` must hold a vocoder, but does not. Train with --fresh.")
     folder = RUNS / "shipped"
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(known / "vocoder.safetensors", folder)
-    described = json.loads((known / "config.json").read_text(encoding="utf-8"))["vocoder"]
+    shutil.copy(shipped / "vocoder.safetensors", folder)
+    described = json.loads((shipped / "config.json").read_text(encoding="utf-8"))["vocoder"]
     (folder / "vocoder.json").write_text(json.dumps({"config": described}), encoding="utf-8")
     return folder
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from mmdec.audio import HOP, load_audio, log_mel, pitch
+from mmdec.checks.errors import InputError
 from mmdec.checks.weights import check_counts, checked_file, fill, read_settings, read_weights
 from mmdec.nn.fastspeech2 import FastSpeech2, FastSpeech2Config
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
@@ -25,7 +26,6 @@ from mmdec.training.daspeech.acoustic_targets import filled
 from mmdec.training.daspeech.discriminators import Discriminators, discriminator_loss, generator_loss
 from mmdec.training.daspeech.spectral_loss import spectral_loss
 from mmdec.training.lr_schedule import Schedule
-from mmdec.types import InputError
 
 
 @dataclass(frozen=True)
@@ -264,19 +264,20 @@ class VocoderModule(LightningModule):
         schedule = Schedule("cosine", self.warmup, decay_steps=(self.trainer.max_epochs or 1) * steps - self.warmup)
         rate = self.learning_rate * schedule(step)
         noise = torch.randn_like(batch.samples)
-        made, predicted = self.vocoder.synthesise(batch.mel, pitch=batch.pitch, noise=noise)
-        parts = self._losses(batch, made, predicted)
+        generated, predicted = self.vocoder.synthesise(batch.mel, pitch=batch.pitch, noise=noise)
+        parts = self._losses(batch, generated, predicted)
         loss = parts["spectral"] + self.mel_weight * parts["mel"] + parts["pitch"]
         if self.adversarial_from is not None and step >= self.adversarial_from * steps:
             some = slice(0, self.judged)
-            parts["discriminator"] = discriminator_loss(self.discriminators, made[some].detach(), batch.samples[some])
+            samples = batch.samples[some]
+            parts["discriminator"] = discriminator_loss(self.discriminators, generated[some].detach(), samples)
             self._step(judge, parts["discriminator"], rate)
-            fooled, matched = generator_loss(self.discriminators, made[some], batch.samples[some])
+            fooled, matched = generator_loss(self.discriminators, generated[some], samples)
             parts |= {"fooled": fooled, "matched": matched}
             loss = loss + self.adversarial_weight * fooled + self.feature_weight * matched
         self._step(player, loss, rate)
         parts |= {"loss": loss}
-        self.log_dict({f"train/{name}": value.detach() for name, value in parts.items()}, batch_size=len(made))
+        self.log_dict({f"train/{name}": value.detach() for name, value in parts.items()}, batch_size=len(generated))
 
     def _step(self, optimizer: Any, loss: Tensor, rate: float) -> None:
         for group in optimizer.param_groups:
@@ -286,17 +287,17 @@ class VocoderModule(LightningModule):
         self.clip_gradients(optimizer, 1.0, "norm")
         optimizer.step()
 
-    def _losses(self, batch: Crops, made: Tensor, predicted: Tensor) -> dict[str, Tensor]:
+    def _losses(self, batch: Crops, generated: Tensor, predicted: Tensor) -> dict[str, Tensor]:
         error = (predicted.log() - batch.pitch.log()).square() * batch.voiced
         return {
-            "spectral": spectral_loss(made, batch.samples),
-            "mel": (log_mel(made) - log_mel(batch.samples)).abs().mean(),
+            "spectral": spectral_loss(generated, batch.samples),
+            "mel": (log_mel(generated) - log_mel(batch.samples)).abs().mean(),
             "pitch": 100 * error.sum() / batch.voiced.sum().clamp(min=1),
         }
 
     def validation_step(self, batch: Crops, batch_idx: int) -> None:
-        made, predicted = self.vocoder.synthesise(batch.mel)  # as in use: its own pitch
-        parts = {f"dev/{name}": value for name, value in self._losses(batch, made, predicted).items()}
+        generated, predicted = self.vocoder.synthesise(batch.mel)  # as in use: its own pitch
+        parts = {f"dev/{name}": value for name, value in self._losses(batch, generated, predicted).items()}
         self.log_dict(parts, batch_size=1, sync_dist=True)
 
     def on_train_end(self) -> None:

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import WhisperForConditionalGeneration
 
 from mmdec.audio import SAMPLE_RATE
+from mmdec.checks.errors import InputError
 from mmdec.corpora.librispeech import Utterance, read_splits
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from mmdec.training.whisper.window_data import durations
@@ -32,7 +33,6 @@ from mmdec.training.whisper.windows import (
     log_mel,
     plan_windows,
 )
-from mmdec.types import InputError
 
 DETECT = -1  # in a prompt: the language that the model hears
 SHORT = 4.0  # seconds of speech in a window at least, where utterances are no longer
@@ -64,7 +64,7 @@ class Spelling:
     def __init__(self, tokenizer: Any, config: Any, language: str | None, task: str) -> None:
         """language: None is to be heard. Raises InputError for a language or task that the model has not."""
         self.tokenizer, self.multilingual = tokenizer, bool(getattr(config, "is_multilingual", False))
-        known = dict(tokenizer.get_added_vocab())
+        added = dict(tokenizer.get_added_vocab())
         self.start, self.quiet = int(config.decoder_start_token_id), config.no_timestamps_token_id
         end = config.eos_token_id
         self.eos_token_id = int(end[0] if isinstance(end, list) else end)
@@ -82,7 +82,7 @@ class Spelling:
         elif language not in (None, "en") or task != "transcribe":
             raise InputError(f"`language` must be en for a model of English alone, but is {language!r} to {task}.")
         self.names = {
-            **known,
+            **added,
             "<|startoftranscript|>": self.start,
             "<|notimestamps|>": self.quiet,
             "<|endoftext|>": self.eos_token_id,
@@ -120,10 +120,10 @@ class HeadWindows(Dataset[HeadBatch]):
         how: Composition,
         mels: int,
         batches: Sequence[Sequence[Window]],
-        known: Container[str] = (),
+        stored: Container[str] = (),
     ) -> None:
         self.utterances, self.spelling, self.how, self.mels = utterances, spelling, how, mels
-        self.batches, self.known = batches, known
+        self.batches, self.stored = batches, stored
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -131,14 +131,14 @@ class HeadWindows(Dataset[HeadBatch]):
     def __getitem__(self, number: int) -> HeadBatch:
         windows = self.batches[number]
         names, rows = [self.name(window) for window in windows], [window.rows for window in windows]
-        if all(name in self.known for name in names):
+        if all(name in self.stored for name in names):
             return HeadBatch(None, [], [], [], names, rows)
         spelling: Any = self.spelling  # all that `compose` asks of a tokenizer is names, pieces and EOS
-        made = [compose(window, self.utterances, spelling, self.how) for window in windows]
-        sounds = torch.zeros(len(made), SECONDS * SAMPLE_RATE)
-        for row, one in enumerate(made):
-            sounds[row, : len(one.sound)] = torch.from_numpy(np.ascontiguousarray(one.sound))
-        prompts, truth, timed = zip(*(self.spelling.split(one.tokens) for one in made), strict=True)
+        composed = [compose(window, self.utterances, spelling, self.how) for window in windows]
+        sounds = torch.zeros(len(composed), SECONDS * SAMPLE_RATE)
+        for row, example in enumerate(composed):
+            sounds[row, : len(example.sound)] = torch.from_numpy(np.ascontiguousarray(example.sound))
+        prompts, truth, timed = zip(*(self.spelling.split(example.tokens) for example in composed), strict=True)
         return HeadBatch(log_mel(sounds, self.mels), list(prompts), list(truth), list(timed), names, rows)
 
     def name(self, window: Window) -> str:
@@ -195,20 +195,20 @@ class HeadData(LightningDataModule):
         self.longest, self.repeat_after, self.workers, self.seed = longest, repeat_after, workers, seed
         self.composition = composition or Composition()
         self.language, self.task, self.splits = language, task, {"train": train_split, "dev": dev_split}
-        self.known: Container[str] = ()  # windows whose sound is not needed
+        self.stored: Container[str] = ()  # names of windows whose states are kept: their sound is not needed
         self.plans: dict[str, tuple[list[list[int]], list[float]]] = {}
 
     # What may be missing is looked for late: errors from here reach the user as they are.
     @cached_property
     def whisper(self) -> LoadedWhisper:
-        found = load_whisper(self.base, "cpu")
-        positions = found.model.config.max_source_positions
+        whisper = load_whisper(self.base, "cpu")
+        positions = whisper.model.config.max_source_positions
         if positions != 50 * SECONDS:
             raise InputError(
                 f"`base` must hear windows of {SECONDS} s, but its encoder has {positions} positions, not "
                 f"{50 * SECONDS}. Use another model."
             )
-        return found
+        return whisper
 
     @cached_property
     def spelling(self) -> Spelling:
@@ -283,5 +283,5 @@ class HeadData(LightningDataModule):
     def _loader(self, split: str, how: Composition, batches: list[list[Window]]) -> DataLoader[HeadBatch]:
         mels = self.whisper.model.config.num_mel_bins
         how = how if self.spelling.recalls else replace(how, previous=0.0)
-        dataset = HeadWindows(self.rows[split], self.spelling, how, mels, batches, self.known)
+        dataset = HeadWindows(self.rows[split], self.spelling, how, mels, batches, self.stored)
         return DataLoader(dataset, batch_size=None, num_workers=self.workers)

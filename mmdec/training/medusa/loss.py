@@ -1,6 +1,6 @@
 """The loss of one Medusa head through an output matrix that is not trained.
 
-Logits are made for a few places at a time, their gradient with respect to the head's states at once: K heads' logits
+Logits are made for a few positions at a time, their gradient with respect to the head's states at once: K heads' logits
 over a vocabulary of 51866 never stand side by side, and none is made twice.
 """
 
@@ -29,8 +29,8 @@ class _FrozenOutput(torch.autograd.Function):
             part = slice(begin, begin + rows)
             target = targets[part, None]
             logits = linear(states[part].to(output.dtype), output).to(total.dtype)
-            said = logits.gather(1, target)
-            ranks[part] = (logits > said).sum(1)
+            score = logits.gather(1, target)
+            ranks[part] = (logits > score).sum(1)
             logs = logits.log_softmax(1)
             total -= logs.gather(1, target).sum()
             slope = logs.exp()
@@ -40,7 +40,7 @@ class _FrozenOutput(torch.autograd.Function):
                 total += weight * (likely * (guide - logs)).sum()
                 slope = slope * (1 + weight) - weight * likely
             if gradient is not None:
-                slope.scatter_add_(1, target, -torch.ones_like(said))
+                slope.scatter_add_(1, target, -torch.ones_like(score))
                 gradient[part] = (slope.to(output.dtype) @ output).to(gradient.dtype)
         count = max(len(states), 1)
         if gradient is not None:

@@ -8,7 +8,6 @@ its drafts are verified against; the paper's variant learns from transcripts.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +22,11 @@ from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
+from mmdec.checks.errors import InputError
 from mmdec.drafters.medusa import WIDTH
 from mmdec.hub.medusa import save_heads
-from mmdec.hub.publish import whole_folder
+from mmdec.hub.publish import whole_folder, write_provenance
 from mmdec.nn.medusa import Kind
-from mmdec.provenance import stamp
 from mmdec.training.lr_schedule import Schedule
 from mmdec.training.medusa.data import DETECT, HeadBatch, HeadData
 from mmdec.training.medusa.init import first_heads, head_weights
@@ -36,20 +35,19 @@ from mmdec.training.medusa.self_labels import fingerprint, own_text
 from mmdec.training.medusa.simulate import gather_ranks, measure, spread
 from mmdec.training.options import keep_options
 from mmdec.training.stores import StateStore, TokenStore
-from mmdec.types import InputError
 
 TOP = 5
 
 
 @dataclass(frozen=True)
-class Places:
-    """The texts of a batch, N tokens, and the P of their places from which heads are to tell something."""
+class TextPositions:
+    """The texts of a batch, N tokens, and the P positions among them from which heads predict."""
 
-    hidden: Tensor  # (N, H) of the model: the states that each token was told from
+    hidden: Tensor  # (N, H) of the model: the states that each token was predicted from
     at: Tensor  # (P,) into hidden
-    targets: Tensor  # (P, K) what each head is to say, -1 beyond the text's end
-    lengths: list[int]  # places of each row
-    whole: tuple[Tensor, Tensor, Tensor] | None  # for a block: (B, T, H), the encoder's (B, S, H), hidden's place there
+    targets: Tensor  # (P, K) each head's target, -1 beyond the text's end
+    lengths: list[int]  # positions of each row
+    whole: tuple[Tensor, Tensor, Tensor] | None  # of a block: (B, T, H), the encoder's (B, S, H), hidden's indices
 
 
 @dataclass(frozen=True)
@@ -132,14 +130,14 @@ class MedusaModule(LightningModule):
         if self.options.keep_states:
             folder = data.kept / f"states-{self.hparams['labels']}-{options}"
             self.states = StateStore(folder, model.config.d_model, self.global_rank)
-            data.known = self.states
+            data.stored = self.states
 
-    def read(self, batch: HeadBatch) -> Places:
+    def read(self, batch: HeadBatch) -> TextPositions:
         """A batch's texts with the model's states: kept ones, or those of a pass."""
         whole = None
         if batch.features is None and self.states is not None:
-            found = [self.states.get(name) for name in batch.names]
-            texts, hidden = [text for text, _ in found], torch.cat([states for _, states in found]).to(self.device)
+            kept = [self.states.get(name) for name in batch.names]
+            texts, hidden = [text for text, _ in kept], torch.cat([states for _, states in kept]).to(self.device)
         else:
             texts, hidden, whole = self.run_model(batch)
         at, targets, lengths, begin = [], [], [], 0
@@ -150,7 +148,7 @@ class MedusaModule(LightningModule):
             targets.append(later.unfold(0, self.count, 1)[:count])
             lengths.append(count)
             begin += len(text)
-        return Places(hidden, torch.cat(at).to(self.device), torch.cat(targets).to(self.device), lengths, whole)
+        return TextPositions(hidden, torch.cat(at).to(self.device), torch.cat(targets).to(self.device), lengths, whole)
 
     @torch.no_grad()
     def run_model(self, batch: HeadBatch) -> tuple[list[list[int]], Tensor, tuple[Tensor, Tensor, Tensor]]:
@@ -170,54 +168,54 @@ class MedusaModule(LightningModule):
             ids = ids.to(self.device)
             hidden = model.model.decoder(input_ids=ids, encoder_hidden_states=states, use_cache=False).last_hidden_state
         begins = [row * ids.shape[1] + len(prompt) - 1 for row, prompt in enumerate(prompts)]
-        places = [torch.arange(begin, begin + len(text)) for begin, text in zip(begins, texts, strict=True)]
-        where = torch.cat(places).to(self.device)
-        told = hidden.flatten(0, 1)[where].float()
+        columns = [torch.arange(begin, begin + len(text)) for begin, text in zip(begins, texts, strict=True)]
+        where = torch.cat(columns).to(self.device)
+        features = hidden.flatten(0, 1)[where].float()
         if self.states is not None:
-            told = told.half().float()  # as it is read when the window comes again
-            parts = told.split([len(text) for text in texts])
+            features = features.half().float()  # as it is read when the window comes again
+            parts = features.split([len(text) for text in texts])
             fresh = zip(batch.names, texts, parts, strict=True)
             self.states.add({name: (text, part) for name, text, part in fresh if name not in self.states})
-        return texts, told, (hidden.float(), states.float(), where)
+        return texts, features, (hidden.float(), states.float(), where)
 
-    def losses(self, places: Places) -> tuple[list[Tensor], Tensor]:
+    def losses(self, positions: TextPositions) -> tuple[list[Tensor], Tensor]:
         """Each head's loss, and the ranks (P, K) of its targets, at most WIDTH; beyond the text WIDTH, too."""
-        read, output = places.hidden, self.base.proj_out.weight
+        read, output = positions.hidden, self.base.proj_out.weight
         if self.heads.block is not None:
-            assert places.whole is not None
-            hidden, states, where = places.whole
+            assert positions.whole is not None
+            hidden, states, where = positions.whole
             read = self.heads.through(hidden, states).flatten(0, 1)[where]
-        ranks = torch.full_like(places.targets, WIDTH)
-        found = []
+        ranks = torch.full_like(positions.targets, WIDTH)
+        losses = []
         for index, head in enumerate(self.heads.heads):
-            asked = (places.targets[:, index] >= 0).nonzero()[:, 0]
-            at = places.at[asked]
-            # The model's own distribution of the token that head k + 1 is to tell is k + 1 places on.
-            teacher = places.hidden[at + index + 1] if self.options.kl else None
-            loss, rank = head_loss(head(read[at]), output, places.targets[asked, index], teacher, self.options.kl)
+            asked = (positions.targets[:, index] >= 0).nonzero()[:, 0]
+            at = positions.at[asked]
+            # The model's own distribution of head k + 1's target is k + 1 positions on.
+            teacher = positions.hidden[at + index + 1] if self.options.kl else None
+            loss, rank = head_loss(head(read[at]), output, positions.targets[asked, index], teacher, self.options.kl)
             ranks[asked, index] = rank.clamp(max=WIDTH)
-            found.append(loss)
-        return found, ranks
+            losses.append(loss)
+        return losses, ranks
 
     def weighted(self, losses: Sequence[Tensor]) -> Tensor:
         return sum((w * loss for w, loss in zip(self.weights, losses, strict=True)), losses[0] * 0) / sum(self.weights)
 
     def training_step(self, batch: HeadBatch, batch_idx: int) -> Tensor:
-        places = self.read(batch)
-        losses, ranks = self.losses(places)
+        positions = self.read(batch)
+        losses, ranks = self.losses(positions)
         loss = self.weighted(losses)
-        asked = (places.targets >= 0).sum(0).clamp(min=1)
+        asked = (positions.targets >= 0).sum(0).clamp(min=1)
         right = ((ranks == 0).sum(0) / asked).tolist()
-        self.log("train/loss", loss.detach(), batch_size=len(places.lengths), prog_bar=True)
-        self.log_dict({f"train/head{k}": value for k, value in enumerate(right, 1)}, batch_size=len(places.lengths))
+        self.log("train/loss", loss.detach(), batch_size=len(positions.lengths), prog_bar=True)
+        self.log_dict({f"train/head{k}": value for k, value in enumerate(right, 1)}, batch_size=len(positions.lengths))
         return loss
 
     def validation_step(self, batch: HeadBatch, batch_idx: int) -> None:
-        places = self.read(batch)
-        losses, ranks = self.losses(places)
-        self.ranks += ranks.cpu().split(places.lengths)
-        self.sums["loss"] = self.sums.get("loss", 0.0) + float(self.weighted(losses)) * len(places.lengths)
-        self.sums["rows"] = self.sums.get("rows", 0.0) + len(places.lengths)
+        positions = self.read(batch)
+        losses, ranks = self.losses(positions)
+        self.ranks += ranks.cpu().split(positions.lengths)
+        self.sums["loss"] = self.sums.get("loss", 0.0) + float(self.weighted(losses)) * len(positions.lengths)
+        self.sums["rows"] = self.sums.get("rows", 0.0) + len(positions.lengths)
 
     def on_validation_epoch_end(self) -> None:
         texts, sums = gather_ranks((self.ranks, self.sums))
@@ -244,14 +242,13 @@ class MedusaModule(LightningModule):
 
     def keep(self, chances: list[list[float]] | None, scores: dict[str, float]) -> Path:
         """Write the heads to `heads/` in half precision, in place of those there."""
-        place = Path(self.trainer.default_root_dir) / "heads"
-        with whole_folder(place) as fresh:
+        folder = Path(self.trainer.default_root_dir) / "heads"
+        with whole_folder(folder) as fresh:
             save_heads(fresh, copy.deepcopy(self.heads).half(), ranks=chances)
             options = {name: value for name, value in self.hparams.items() if not name.startswith("_")}
             training = {"step": self.global_step, "hyperparameters": options, "dev": scores}
-            text = json.dumps({"training": training, **stamp()}, indent=2, default=str)
-            (fresh / "provenance.json").write_text(text + "\n", encoding="utf-8")
-        return place
+            write_provenance(fresh, training)
+        return folder
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint |= {"best": self.best, "base": self.mark}

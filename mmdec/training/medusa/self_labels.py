@@ -47,7 +47,7 @@ def own_text(
         drafter = Medusa(
             copy.deepcopy(heads).to(model.dtype), model.proj_out
         )  # they are trained in a precision of their own
-    found: list[list[int]] = [[] for _ in prompts]
+    texts: list[list[int]] = [[] for _ in prompts]
     for under_rules in (False, True):
         rows = [row for row, flag in enumerate(timed) if flag == under_rules]
         if not rows:
@@ -63,8 +63,8 @@ def own_text(
         for _ in decode(WhisperTarget(model), inputs, text, MatchRule(), drafter, budget, shape):
             pass
         for row, tokens in zip(rows, text.tokens, strict=True):
-            found[row] = tokens
-    return found
+            texts[row] = tokens
+    return texts
 
 
 def ends(model: WhisperForConditionalGeneration) -> list[int]:

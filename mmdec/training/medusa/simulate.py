@@ -91,7 +91,7 @@ def gather_ranks(part: tuple[list[Tensor], dict[str, float]]) -> tuple[list[Tens
     parts: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(parts, part)
     sums: dict[str, float] = {}
-    for _, one in parts:
-        for name, value in one.items():
+    for _, ranks in parts:
+        for name, value in ranks.items():
             sums[name] = sums.get(name, 0.0) + value
     return [text for texts, _ in parts for text in texts], sums

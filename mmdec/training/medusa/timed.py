@@ -15,9 +15,8 @@ from typing import Any
 import yaml
 
 from mmdec.hub.medusa import load_heads
-from mmdec.hub.publish import whole_folder
+from mmdec.hub.publish import CARD, whole_folder
 from mmdec.hub.whisper import HEADS, load_whisper
-from mmdec.provenance import CARD
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.medusa.data import HeadData
 from mmdec.training.medusa.module import MedusaModule
@@ -112,9 +111,9 @@ def configuration(time: Allowance, resumed: bool, fresh: bool) -> dict[str, Any]
     else:
         data["steps_per_epoch"] = epoch_steps(seconds, 3.0, 2, data["steps_per_epoch"])
         shipped = base / HEADS
-        known = (shipped / "config.json").is_file() and not fresh
-        model["start"] = str(shipped) if known else None
-        if known:
+        shipped_heads = (shipped / "config.json").is_file() and not fresh
+        model["start"] = str(shipped) if shipped_heads else None
+        if shipped_heads:
             shape = json.loads((shipped / "config.json").read_text(encoding="utf-8"))["heads"]
             model |= {"kind": shape["kind"], "heads": shape["heads"]}
         # The windows are read once in the first half of the time; then only the heads have work.
@@ -129,16 +128,16 @@ def configuration(time: Allowance, resumed: bool, fresh: bool) -> dict[str, Any]
 
 def export(base: Path, recipe: dict[str, Any], before: float | None) -> Outcome:
     """Put better heads beside their model, in runs/."""
-    made = RUN / "heads"
-    after = tokens_per_round(made, recipe)
+    heads = RUN / "heads"
+    after = tokens_per_round(heads, recipe)
     better = before is None or after > before
-    steps = json.loads((made / "provenance.json").read_text(encoding="utf-8"))["training"]["step"]
-    outcome = Outcome(NAME, f"best at step {steps}", "tokens per round", before, after, better, made)
+    steps = json.loads((heads / "provenance.json").read_text(encoding="utf-8"))["training"]["step"]
+    outcome = Outcome(NAME, f"best at step {steps}", "tokens per round", before, after, better, heads)
     if not better:
         return outcome
     with whole_folder(RUNS / MODEL) as fresh:
         shutil.copytree(base, fresh, dirs_exist_ok=True, ignore=shutil.ignore_patterns(CARD, HEADS))
-        shutil.copytree(made, fresh / HEADS)
+        shutil.copytree(heads, fresh / HEADS)
     return write_outcome(replace(outcome, folder=RUNS / MODEL))
 
 

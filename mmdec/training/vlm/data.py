@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import PreTrainedTokenizerFast
 
+from mmdec.checks.errors import InputError
 from mmdec.corpora.image_text import Conversation, read_conversations
 from mmdec.images import read_image
 from mmdec.training.vlm.encoded import Encoded, encode
 from mmdec.training.vlm.packing import Batch, pack
 from mmdec.training.vlm.tokens import asked, kept_tokenizer, prefix
-from mmdec.types import InputError
 
 LEARNED = 40_000  # conversations that the tokenizer is learned from
 
@@ -72,7 +72,7 @@ class Rows(Dataset[tuple[np.ndarray, ...]]):
         number, seed = item
         turns = self.encoded.turns(number)
         order = np.random.default_rng(seed).permutation(len(turns))
-        row = pack(self.lead, [turns[place] for place in order], self.length, self.pad)
+        row = pack(self.lead, [turns[index] for index in order], self.length, self.pad)
         return (picture(Path(self.encoded.images[number]), self.side), *row, np.asarray(self.cells[number]))
 
     def collate(self, items: Sequence[tuple[np.ndarray, ...]]) -> Batch:
@@ -90,9 +90,11 @@ class Questions(Dataset[Question]):
 
     def collate(self, items: Sequence[Question]) -> Asked:
         texts = [self.lead + asked(item.question) for item in items]
-        made = self.tokenizer(texts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt")
+        encoded = self.tokenizer(
+            texts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt"
+        )
         pixels = torch.from_numpy(np.stack([picture(item.image, self.side) for item in items]))
-        return Asked(pixels, made["input_ids"], made["attention_mask"], tuple(items))
+        return Asked(pixels, encoded["input_ids"], encoded["attention_mask"], tuple(items))
 
 
 class SceneData(LightningDataModule):
@@ -166,11 +168,11 @@ class SceneData(LightningDataModule):
         for step in range(self.steps_per_epoch):
             first = begin + (step * world + rank) * self.rows
             batch = []
-            for place in range(first, first + self.rows):
-                lap, at = divmod(place, len(self.encoded))
+            for index in range(first, first + self.rows):
+                lap, at = divmod(index, len(self.encoded))
                 if lap not in orders:
                     orders[lap] = np.random.default_rng([self.seed, lap]).permutation(len(self.encoded))
-                batch.append((int(orders[lap][at]), self.seed * 2**40 + place))
+                batch.append((int(orders[lap][at]), self.seed * 2**40 + index))
             batches.append(batch)
         pad = int(self.tokenizer.pad_token_id)  # type: ignore[arg-type] # a single number
         dataset = Rows(self.encoded, self.cells, self.image, self.lead_tokens, self.length, pad)
@@ -187,7 +189,8 @@ def question_loader(dataset: Questions, rank: int = 0, world: int = 1, size: int
     """Batches of questions whose answers are about equally long."""
     batches = []
     for described in (False, True):
-        mine = [n for n, one in enumerate(dataset.questions) if (one.task == "describe") == described][rank::world]
+        numbers = [n for n, question in enumerate(dataset.questions) if (question.task == "describe") == described]
+        mine = numbers[rank::world]
         batches += [mine[at : at + size] for at in range(0, len(mine), size)]
     return DataLoader(dataset, batch_sampler=Plan(batches), collate_fn=dataset.collate)
 
@@ -202,17 +205,19 @@ def picture(path: Path, side: int) -> np.ndarray:
 
 def texts(conversations: Sequence[Conversation]) -> list[str]:
     """All that is said."""
-    return [part for one in conversations[:LEARNED] for said in one.turns for part in (said[0], f" {said[1]}")]
+    turns = [turn for conversation in conversations[:LEARNED] for turn in conversation.turns]
+    return [part for question, answer in turns for part in (question, f" {answer}")]
 
 
 def choose(conversations: Sequence[Conversation], count: int) -> list[Question]:
     """`count` questions of each task, at most two of a task about one picture."""
     chosen: dict[str, list[Question]] = defaultdict(list)
-    for one in conversations:
+    for conversation in conversations:
         used: dict[str, int] = defaultdict(int)
-        for (question, answer), note in zip(one.turns, one.notes["turns"], strict=True):
+        for (question, answer), note in zip(conversation.turns, conversation.notes["turns"], strict=True):
             task = note["task"]
             if used[task] < 2 and len(chosen[task]) < count:
                 used[task] += 1
-                chosen[task].append(Question(one.images[0], question, answer, task, note["expected"], note["claims"]))
+                image = conversation.images[0]
+                chosen[task].append(Question(image, question, answer, task, note["expected"], note["claims"]))
     return [question for task in sorted(chosen) for question in chosen[task]]

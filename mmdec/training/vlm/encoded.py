@@ -29,12 +29,12 @@ class Encoded:
 
     def turns(self, number: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """(question, answer) tokens of one conversation."""
-        found = []
+        turns = []
         for turn in range(self.first[number], self.first[number + 1]):
             begin = self.bounds[turn - 1, 1] if turn else 0
             middle, end = self.bounds[turn]
-            found.append((self.tokens[begin:middle], self.tokens[middle:end]))
-        return found
+            turns.append((self.tokens[begin:middle], self.tokens[middle:end]))
+        return turns
 
     def save(self, path: Path) -> None:
         """Whole or not at all."""
@@ -54,13 +54,13 @@ def encode(conversations: Sequence[Conversation], tokenizer: PreTrainedTokenizer
     tokens: list[np.ndarray] = []
     bounds: list[tuple[int, int]] = []
     first, end = [0], 0
-    for one in conversations:
-        texts = [text for question, answer in one.turns for text in (asked(question), answered(answer))]
+    for conversation in conversations:
+        texts = [text for question, answer in conversation.turns for text in (asked(question), answered(answer))]
         parts = tokenizer(texts, add_special_tokens=False)["input_ids"]
         for question, answer in zip(parts[::2], parts[1::2], strict=True):
             tokens += [np.asarray(question, np.uint16), np.asarray(answer, np.uint16)]
             bounds.append((end + len(question), end + len(question) + len(answer)))
             end = bounds[-1][1]
         first.append(len(bounds))
-    images = np.array([str(one.images[0]) for one in conversations])
+    images = np.array([str(conversation.images[0]) for conversation in conversations])
     return Encoded(np.concatenate(tokens), np.array(bounds, np.int64), np.array(first, np.int64), images)

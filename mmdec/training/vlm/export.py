@@ -6,17 +6,14 @@ python -m mmdec.training.vlm.export --run runs/vlm --out models/vlm-scenes
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from transformers import GenerationConfig, LlavaProcessor, PreTrainedTokenizerFast, SiglipImageProcessor
 
-from mmdec import provenance
+from mmdec.hub.publish import CARD, whole_folder, write_provenance
 from mmdec.training.daspeech.export import average, newest, read_checkpoint
 from mmdec.training.vlm.module import VlmModule
 from mmdec.training.vlm.network import Shape
@@ -58,36 +55,13 @@ def export(checkpoints: Sequence[Path], tokenizer_folder: Path, out: Path) -> Pa
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    try:
+    with whole_folder(out) as fresh:
         model.save_pretrained(fresh)
         build_processor(tokenizer, module.shape).save_pretrained(fresh)
         parameters = {name: value for name, value in module.hparams.items() if name != "units"}
-        text = {
-            "training": {"checkpoints": len(checkpoints), "step": step, "hyperparameters": parameters},
-            **provenance.stamp(),
-        }
-        (fresh / "provenance.json").write_text(json.dumps(text, indent=2, default=str) + "\n", encoding="utf-8")
-        if (out / "README.md").is_file():
-            shutil.copy(out / "README.md", fresh)
-        fresh.chmod(0o755)
-        for path in fresh.rglob("*"):
-            path.chmod(0o755 if path.is_dir() else 0o644)
-        old = out.with_name(f".{out.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        if out.exists():
-            out.rename(old)
-        try:
-            os.replace(fresh, out)
-        except OSError:
-            if old.exists():
-                old.rename(out)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
+        write_provenance(fresh, {"checkpoints": len(checkpoints), "step": step, "hyperparameters": parameters})
+        if (out / CARD).is_file():
+            shutil.copy(out / CARD, fresh)
     return out
 
 

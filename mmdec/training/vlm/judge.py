@@ -35,27 +35,28 @@ def answers(
     dataset = Questions(questions, tokenizer, config.vision_config.image_size, prefix(config.image_seq_length))
     for batch in question_loader(dataset):
         longest = LONGEST[batch.questions[0].task == "describe"]
-        made: Any = model.generate(  # type: ignore[attr-defined, misc] # pyright does not bind its protocol
+        generated: Any = model.generate(  # type: ignore[attr-defined, misc] # pyright does not bind its protocol
             input_ids=batch.tokens,
             attention_mask=batch.mask,
             pixel_values=batch.pixels.to(model.dtype) / 127.5 - 1,
             do_sample=False,
             max_new_tokens=longest,
         )
-        said = tokenizer.batch_decode(made[:, batch.tokens.shape[1] :], skip_special_tokens=True)
-        yield from zip(batch.questions, (text.strip() for text in said), strict=True)
+        texts = tokenizer.batch_decode(generated[:, batch.tokens.shape[1] :], skip_special_tokens=True)
+        yield from zip(batch.questions, (text.strip() for text in texts), strict=True)
 
 
 def swapped(questions: Sequence[Question]) -> list[Question]:
     """Each question with the picture of the next one of its task that has another."""
     tasks: dict[str, list[Question]] = defaultdict(list)
-    for one in questions:
-        tasks[one.task].append(one)
-    return [
-        replace(one, image=next((o.image for o in [*group[at:], *group] if o.image != one.image), one.image))
-        for group in tasks.values()
-        for at, one in enumerate(group)
-    ]
+    for question in questions:
+        tasks[question.task].append(question)
+    exchanged: list[Question] = []
+    for group in tasks.values():
+        for at, question in enumerate(group):
+            images = (other.image for other in [*group[at:], *group] if other.image != question.image)
+            exchanged.append(replace(question, image=next(images, question.image)))
+    return exchanged
 
 
 def interval(right: int, asked: int) -> tuple[float, float]:
@@ -71,13 +72,13 @@ def judge(
 ) -> dict[str, dict[str, Any]]:
     """Of each task: right, asked (claims of descriptions), share and its interval."""
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for question, said in answers(model, tokenizer, questions):
+    for question, answer in answers(model, tokenizer, questions):
         described = question.task == "describe"
         claims = question.claims
         counts[question.task][0] += (
-            claims_held(said, claims)
+            claims_held(answer, claims)
             if described
-            else right_answer(said, question.reference, question.expected, question.task)
+            else right_answer(answer, question.reference, question.expected, question.task)
         )
         counts[question.task][1] += len(claims) if described else 1
     return {
@@ -101,12 +102,12 @@ def main() -> None:
     model = LlavaForConditionalGeneration.from_pretrained(options.model, dtype=torch.float32).eval()
     tokenizer = PreTrainedTokenizerFast.from_pretrained(options.model)
     questions = choose(read_conversations(options.corpus / f"{options.split}.json"), options.count)
-    found = judge(model, tokenizer, swapped(questions) if options.swap else questions)
-    for task, row in found.items():
+    scores = judge(model, tokenizer, swapped(questions) if options.swap else questions)
+    for task, row in scores.items():
         low, high = row["interval"]
         print(f"{task:12} {100 * row['share']:5.1f} % ({100 * low:.1f} to {100 * high:.1f})  n {row['asked']}")
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

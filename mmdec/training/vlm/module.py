@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GenerationConfig
 
+from mmdec.checks.errors import InputError
 from mmdec.metrics.answer_score import claims_held, right_answer
 from mmdec.training.lr_schedule import Schedule
 from mmdec.training.optim import MuonAdamW
@@ -33,7 +34,6 @@ from mmdec.training.vlm.network import (
 )
 from mmdec.training.vlm.packing import IGNORED, Batch, turn_mask
 from mmdec.training.vlm.tokens import BEGIN, END, IMAGE, PAD
-from mmdec.types import InputError
 
 TASKS = (
     "clock", "colour", "count", "degrees", "describe", "item_of", "kind", "number", "position",
@@ -106,8 +106,8 @@ class VlmModule(LightningModule):
         states = see(self.model, batch.pixels.float() / 127.5 - 1, self._products, self._layers[0])
         parts: dict[str, Tensor] = {}
         total: Tensor = states.sum() * 0
-        for place, (name, scores) in enumerate(zip(("shown", "colours"), self.cells(states), strict=True)):
-            labels = batch.cells[..., place]
+        for index, (name, scores) in enumerate(zip(("shown", "colours"), self.cells(states), strict=True)):
+            labels = batch.cells[..., index]
             total = total + cell_loss(scores, labels, self.hparams["empty"])
             full = labels != 0
             parts[f"{name}_right"] = (scores.argmax(-1) == labels)[full].float().mean()
@@ -138,13 +138,13 @@ class VlmModule(LightningModule):
         """Answers greedily, and counts what is right; nothing in the phase that trains the encoder alone."""
         if self.global_step < self.hparams["vision_steps"] and not self.trainer.sanity_checking:
             return
-        for question, said in zip(batch.questions, self.answer(batch), strict=True):
+        for question, answer in zip(batch.questions, self.answer(batch), strict=True):
             count = self._tally[question.task]
             if question.task == "describe":
-                count[0] += claims_held(said, question.claims)
+                count[0] += claims_held(answer, question.claims)
                 count[1] += len(question.claims)
             else:
-                count[0] += right_answer(said, question.reference, question.expected, question.task)
+                count[0] += right_answer(answer, question.reference, question.expected, question.task)
                 count[1] += 1
 
     def answer(self, batch: Asked) -> list[str]:
@@ -158,14 +158,14 @@ class VlmModule(LightningModule):
             pad_token_id=self.tokens[PAD],
         )
         with torch.no_grad():
-            made: Any = self.model.generate(  # type: ignore[attr-defined, misc] # pyright does not bind its protocol
+            generated: Any = self.model.generate(  # type: ignore[attr-defined, misc] # pyright does not bind its protocol
                 input_ids=batch.tokens,
                 attention_mask=batch.mask,
                 pixel_values=batch.pixels.float() / 127.5 - 1,
                 generation_config=settings,
             )
         units: list[str] = self.hparams["units"]
-        return [spelled(units, row, self.tokens[END]) for row in made[:, batch.tokens.shape[1] :].tolist()]
+        return [spelled(units, row, self.tokens[END]) for row in generated[:, batch.tokens.shape[1] :].tolist()]
 
     def on_validation_epoch_end(self) -> None:
         counts = torch.tensor([self._tally.get(task, [0.0, 0.0]) for task in TASKS], dtype=torch.float64)

@@ -54,7 +54,7 @@ def build_tokenizer(texts: Iterable[str], pieces: int = 1024) -> PreTrainedToken
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator((text for text in texts), trainer)
-    made = PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=BEGIN,
         eos_token=END,
@@ -63,8 +63,8 @@ def build_tokenizer(texts: Iterable[str], pieces: int = 1024) -> PreTrainedToken
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
-    made.chat_template = TEMPLATE
-    return made
+    fast.chat_template = TEMPLATE
+    return fast
 
 
 def kept_tokenizer(folder: Path, texts: Iterable[str], pieces: int) -> PreTrainedTokenizerFast:

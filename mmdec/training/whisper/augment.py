@@ -40,9 +40,9 @@ def perturb_vocal_tract(sound: np.ndarray, draw: np.random.Generator) -> np.ndar
     window = torch.hann_window(FRAME)
     spectrum = torch.stft(torch.from_numpy(sound), FRAME, FRAME // 2, window=window, return_complex=True)  # (F, N)
     level = (spectrum.abs() + 1e-5).log()
-    places = (torch.arange(len(frequency)) * stretch).clamp(max=len(frequency) - 1)
-    below = places.floor().long()
-    part = (places - below)[:, None]
+    sources = (torch.arange(len(frequency)) * stretch).clamp(max=len(frequency) - 1)
+    below = sources.floor().long()
+    part = (sources - below)[:, None]
     smooth = _smoothing()
     stretched = (1 - part) * smooth[below] + part * smooth[(below + 1).clamp(max=len(frequency) - 1)]
     change = (stretched - smooth) @ level + torch.from_numpy(response * np.log(10) / 20).float()[:, None]

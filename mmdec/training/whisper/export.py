@@ -14,9 +14,8 @@ from pathlib import Path
 import torch
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperProcessor, WhisperTokenizer
 
-from mmdec import provenance
 from mmdec.hub.medusa import save_heads
-from mmdec.hub.publish import whole_folder
+from mmdec.hub.publish import keep_card, whole_folder, write_provenance
 from mmdec.training.checkpoints import average, newest, read_checkpoint
 from mmdec.training.whisper.module import Shape, WhisperModule
 from mmdec.training.whisper.tokenizer import generation_config
@@ -57,12 +56,8 @@ def export(
         shutil.copy(tokenizer_folder / "normalizer.json", fresh)
         save_heads(fresh / "medusa", module.heads.half())
         parameters = {name: value for name, value in module.hparams.items() if name != "units"}
-        text = {
-            "training": {"checkpoints": len(checkpoints), "step": step, "hyperparameters": parameters},
-            **provenance.stamp(),
-        }
-        (fresh / "provenance.json").write_text(json.dumps(text, indent=2, default=str) + "\n", encoding="utf-8")
-        provenance.keep_card(out, fresh)
+        write_provenance(fresh, {"checkpoints": len(checkpoints), "step": step, "hyperparameters": parameters})
+        keep_card(out, fresh)
     return out
 
 

@@ -38,10 +38,10 @@ def protect_positions(model: WhisperForConditionalGeneration) -> None:
 
 @torch.no_grad()
 def init_local_attention(model: WhisperForConditionalGeneration) -> None:
-    """Let each head of a fresh encoder look at one place near its own, as a convolution would.
+    """Let each head of a fresh encoder look at one position near its own, as a convolution would.
 
     Positions are sinusoids, so a query and a key that read the same frequencies, one of them turned, meet where their
-    places differ by that turn. Content takes over in training; learning locality from noise would take most of it.
+    positions differ by that turn. Content takes over in training; learning locality from noise would take most of it.
     """
     encoder: Any = model.model.encoder  # torch types a layer's parts as tensors or modules
     width, heads = model.config.d_model, model.config.encoder_attention_heads
@@ -54,12 +54,12 @@ def init_local_attention(model: WhisperForConditionalGeneration) -> None:
         scale = NEAR_LATER if depth else NEAR
         for head in range(heads):
             turn = speeds * (head - heads // 2) * 2 * (depth + 1)
-            for place in range(pairs):
-                sine, cosine = head * size + 2 * place, head * size + 2 * place + 1
-                for weight, angle in ((query, turn[place]), (key, torch.zeros(()))):
+            for pair in range(pairs):
+                sine, cosine = head * size + 2 * pair, head * size + 2 * pair + 1
+                for weight, angle in ((query, turn[pair]), (key, torch.zeros(()))):
                     weight[sine] *= 0.3
                     weight[cosine] *= 0.3
-                    weight[sine, place] += scale * angle.cos()
-                    weight[sine, half + place] += scale * angle.sin()
-                    weight[cosine, place] -= scale * angle.sin()
-                    weight[cosine, half + place] += scale * angle.cos()
+                    weight[sine, pair] += scale * angle.cos()
+                    weight[sine, half + pair] += scale * angle.sin()
+                    weight[cosine, pair] -= scale * angle.sin()
+                    weight[cosine, half + pair] += scale * angle.cos()

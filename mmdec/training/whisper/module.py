@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
+from mmdec.checks.errors import InputError
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import HEADS, read_model
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
@@ -27,10 +28,9 @@ from mmdec.training.options import keep_options
 from mmdec.training.whisper.local_attention import init_local_attention, protect_positions
 from mmdec.training.whisper.tokenizer import END, START
 from mmdec.training.whisper.windows import IGNORED, LETTERS, Batch
-from mmdec.types import InputError
 
 PLACE = 0.02  # seconds between encoder states
-PARTS = (100, 250)  # places
+PARTS = (100, 250)  # positions
 
 
 @dataclass(frozen=True)
@@ -125,16 +125,16 @@ class WhisperModule(LightningModule):
 
     def encode(self, features: Tensor, part: int = 0) -> Tensor:
         """(B, mels, F), F of at most 3000 -> (B, F / 2, H): shorter windows than the model itself takes. With `part`
-        each place sees those of its own part of so many places only."""
+        each position sees those of its own part, of so many positions, only."""
         encoder = self.model.model.encoder
         x = F.gelu(encoder.conv2(F.gelu(encoder.conv1(features)))).transpose(1, 2)
         x = x + encoder.embed_positions.weight[: x.shape[1]]
-        rows, places, width = x.shape
-        if 0 < part < places:
-            x = F.pad(x, (0, 0, 0, -places % part)).reshape(-1, part, width)
+        rows, columns, width = x.shape
+        if 0 < part < columns:
+            x = F.pad(x, (0, 0, 0, -columns % part)).reshape(-1, part, width)
         for layer in encoder.layers:
             x = layer(x, None)
-        return encoder.layer_norm(x).reshape(rows, -1, width)[:, :places]
+        return encoder.layer_norm(x).reshape(rows, -1, width)[:, :columns]
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """All parts of the loss of a batch; `loss` is their weighted sum."""
@@ -163,11 +163,11 @@ class WhisperModule(LightningModule):
 
     def guide_loss(self, inputs: dict[int, Tensor], states: Tensor, times: Tensor) -> Tensor:
         """-log of what a guided head attends to about the time of the token, mean over heads and tokens."""
-        known = times >= 0
-        if not bool(known.any()):
+        timed = times >= 0
+        if not bool(timed.any()):
             return states.sum() * 0
-        places = torch.arange(states.shape[1], device=states.device) * PLACE
-        near = (places - times[..., None]).abs() <= self.options.guide_seconds  # (B, L, S)
+        seconds = torch.arange(states.shape[1], device=states.device) * PLACE
+        near = (seconds - times[..., None]).abs() <= self.options.guide_seconds  # (B, L, S)
         total = states.sum() * 0
         for layer, head in self.options.guided:
             attention: Any = self.model.model.decoder.layers[layer].encoder_attn
@@ -177,20 +177,20 @@ class WhisperModule(LightningModule):
             keys = F.linear(states, attention.k_proj.weight[own])
             scores = (queries @ keys.transpose(1, 2)).float() * size**-0.5  # (B, L, S)
             inside = scores.masked_fill(~near, -1e4).logsumexp(-1) - scores.logsumexp(-1)
-            total = total - inside[known].mean()
+            total = total - inside[timed].mean()
         return total / max(len(self.options.guided), 1)
 
     def letter_loss(self, states: Tensor, batch: Batch) -> Tensor:
         """CTC over the windows whose text is known, per letter."""
-        known = batch.letter_lengths > 0
-        if not bool(known.any()):
+        spelled = batch.letter_lengths > 0
+        if not bool(spelled.any()):
             return states.sum() * 0
-        scores = self.letters(states[known]).float().log_softmax(-1).transpose(0, 1)
-        lengths = torch.full((int(known.sum()),), states.shape[1], device=states.device)
-        return F.ctc_loss(scores, batch.letters[known], lengths, batch.letter_lengths[known], zero_infinity=True)
+        scores = self.letters(states[spelled]).float().log_softmax(-1).transpose(0, 1)
+        lengths = torch.full((int(spelled.sum()),), states.shape[1], device=states.device)
+        return F.ctc_loss(scores, batch.letters[spelled], lengths, batch.letter_lengths[spelled], zero_infinity=True)
 
     def ahead_losses(self, hidden: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Head k (from 1) at place t is to tell the label of place t + k."""
+        """Head k (from 1) at position t predicts the label of position t + k."""
         count = len(self.heads.heads)
         chosen = range(count)
         if self.training:

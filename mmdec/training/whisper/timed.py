@@ -53,12 +53,12 @@ def prepare() -> str:
         return f"{CORPUS} is missing, and {' and '.join(missing)} to build it: no Whisper is trained."
     print(f"building {CORPUS} first; this is done once and not counted", flush=True)
     whole = CORPUS.with_name(f"{CORPUS.name}.part")  # renamed when it is whole
-    made = CORPUS if CORPUS.exists() else whole  # an older one lacks a split: the builder goes on with it
-    code = run_builder(BUILDER, made)
+    folder = CORPUS if CORPUS.exists() else whole  # an older one lacks a split: the builder goes on with it
+    code = run_builder(BUILDER, folder)
     if code:
         return f"{BUILDER} failed with {code}, see above: no Whisper is trained. Run again to go on."
-    if made == whole:
-        made.rename(CORPUS)
+    if folder == whole:
+        folder.rename(CORPUS)
     return ""
 
 
@@ -71,17 +71,17 @@ def train(time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
     if fresh:
         set_run_aside(RUN)
     resumed = begin()
-    known = (base / "model.safetensors").is_file()
+    shipped = (base / "model.safetensors").is_file()
     plain = configuration(time, resumed, fresh)
     stage = TimedStage(
         "whisper",
         1.0,
         RUN,
-        f"from {base}" if known and not fresh else "from random weights",
+        f"from {base}" if shipped and not fresh else "from random weights",
         lambda part: configuration(part, resumed, fresh),
         (RUN / "finished").touch,
     )
-    score = (lambda: next_token_loss(base, plain)) if known else None
+    score = (lambda: next_token_loss(base, plain)) if shipped else None
     return TimedRun(NAME, score, COMPARISON, [stage], lambda recipe, before: export(recipe, before)).train(time, runner)
 
 
@@ -109,9 +109,9 @@ def configuration(time: Allowance, resumed: bool, fresh: bool) -> dict[str, Any]
     else:
         steps = epoch_steps(time.left, 1.0, 2, data["steps_per_epoch"])
         start = start_model(MODEL)
-        known = (start / "model.safetensors").is_file() and not fresh
-        model["start"] = str(start) if known else None
-        if known:
+        shipped = (start / "model.safetensors").is_file() and not fresh
+        model["start"] = str(start) if shipped else None
+        if shipped:
             model["lr"] = model["lr"] / SETTLED
             data |= {"tokenizer": str(start), "lengths": [[0, SECONDS]]}
         else:
@@ -134,11 +134,11 @@ def export(recipe: dict[str, Any], before: float | None) -> Outcome:
     after = next_token_loss(checkpoint[0], recipe)
     better = before is None or after < before
     tokenizer = Path(recipe["data"]["init_args"]["tokenizer"])
-    made = whisper_export.export(checkpoint, tokenizer, run_folder(MODEL, better), alignment)
+    folder = whisper_export.export(checkpoint, tokenizer, run_folder(MODEL, better), alignment)
     if before == float("inf"):  # other tokens: nothing to compare
         before = None
     return write_outcome(
-        Outcome(NAME, f"{kept['global_step']} steps", "loss of the next token", before, after, better, made)
+        Outcome(NAME, f"{kept['global_step']} steps", "loss of the next token", before, after, better, folder)
     )
 
 

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import WhisperTokenizer
 
 from mmdec.audio import sound_seconds
+from mmdec.checks.errors import InputError
 from mmdec.corpora.librispeech import Utterance, read_splits, read_utterances
 from mmdec.training.whisper.tokenizer import END, build_tokenizer
 from mmdec.training.whisper.windows import (
@@ -29,7 +30,6 @@ from mmdec.training.whisper.windows import (
     compose,
     plan_windows,
 )
-from mmdec.types import InputError
 
 SHORTEST = 4.0  # seconds: most sentences fit
 
@@ -138,7 +138,7 @@ class WindowData(LightningDataModule):
         dataset = Windows(self.dev_rows, self.tokenizer, replace(PLAIN, pause=self.composition.pause))
         order = draw.permutation(len(self.dev_rows)).tolist()
         windows = [
-            Window(tuple(order[(8 * number + place) % len(order)] for place in range(8)), number, SECONDS)
+            Window(tuple(order[(8 * number + item) % len(order)] for item in range(8)), number, SECONDS)
             for number in range(self.dev_windows)
         ]
         mine = windows[self.trainer.global_rank :: self.trainer.world_size]
@@ -157,9 +157,9 @@ def data_options(recipe: dict[str, Any]) -> dict[str, Any]:
 def kept_tokenizer(folder: Path, rows: Sequence[Utterance], pieces: int) -> WhisperTokenizer:
     """The one in `folder`, or one learned from `rows` and kept there."""
     if not (folder / "tokenizer.json").is_file():
-        made = build_tokenizer(sorted({row.text for row in rows}), pieces)
+        tokenizer = build_tokenizer(sorted({row.text for row in rows}), pieces)
         folder.mkdir(parents=True, exist_ok=True)
-        made.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
         (folder / "normalizer.json").write_text("{}\n", encoding="utf-8")
     return WhisperTokenizer.from_pretrained(folder)
 
@@ -170,8 +170,8 @@ def durations(rows: Sequence[Utterance], root: Path) -> list[float]:
     kept = (root if root.is_dir() else root.parent) / f".durations-{digest}.json"
     if kept.is_file():
         return json.loads(kept.read_text(encoding="utf-8"))
-    found = [round(sound_seconds(row.path), 3) for row in rows]
+    seconds = [round(sound_seconds(row.path), 3) for row in rows]
     part = kept.with_suffix(".part")
-    part.write_text(json.dumps(found), encoding="utf-8")
+    part.write_text(json.dumps(seconds), encoding="utf-8")
     part.replace(kept)
-    return found
+    return seconds

@@ -192,15 +192,15 @@ def written(
     head = [begin, special["<|en|>"], special["<|transcribe|>"]]
     text: list[int] = []
     when: list[float] = []
-    for index, (start, stop, said) in enumerate(spoken):
+    for index, (start, stop, sentence) in enumerate(spoken):
         if timed:
             text.append(first + round(start / 0.02))
             when.append(start)
         if cut and index == len(spoken) - 1:
             break
-        pieces, places = pieces_of(f" {said}", tokenizer)
+        pieces, shares = pieces_of(f" {sentence}", tokenizer)
         text += pieces
-        when += [start + place * (stop - start) for place in places]
+        when += [start + share * (stop - start) for share in shares]
         if timed:
             text.append(first + min(round(stop / 0.02), 1500))
             when.append(stop)
@@ -221,8 +221,8 @@ def numbers(tokenizer: WhisperTokenizer) -> dict[str, int]:
 @cache
 def pieces_of(text: str, tokenizer: WhisperTokenizer) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """The text's tokens, and the middle of each as a part of the whole."""
-    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    return tuple(found.input_ids), tuple((a + b) / 2 / len(text) for a, b in found.offset_mapping)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    return tuple(encoded.input_ids), tuple((a + b) / 2 / len(text) for a, b in encoded.offset_mapping)
 
 
 def collate(items: Sequence[Composed], end: int) -> Batch:
@@ -246,7 +246,7 @@ def collate(items: Sequence[Composed], end: int) -> Batch:
 
 
 def letters_of(text: str) -> list[int]:
-    return [place + 1 for letter in text.lower() if (place := LETTERS.find(letter)) >= 0]
+    return [index + 1 for letter in text.lower() if (index := LETTERS.find(letter)) >= 0]
 
 
 @cache
@@ -267,7 +267,7 @@ def log_mel(samples: Tensor, mels: int = 80) -> Tensor:
 
 def chapters_of(utterances: Sequence[Utterance]) -> Iterator[list[int]]:
     """Indices of each chapter's utterances."""
-    found: dict[tuple[str, str], list[int]] = {}
+    chapters: dict[tuple[str, str], list[int]] = {}
     for index, utterance in enumerate(utterances):
-        found.setdefault((utterance.speaker, utterance.chapter), []).append(index)
-    yield from found.values()
+        chapters.setdefault((utterance.speaker, utterance.chapter), []).append(index)
+    yield from chapters.values()

@@ -145,14 +145,15 @@ def test_help_imports_no_torch() -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'transformers', 'lightning')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for verb in ("translate", "transcribe", "eval", "bench", "train", "demo"):
+    for verb in ("translate", "transcribe", "describe", "eval", "bench", "train", "demo"):
         assert verb in done.stdout
 
 
 VERBS = [
     "",
-    *("translate", "transcribe", "train", "promote", "demo"),
+    *("translate", "transcribe", "describe", "train", "promote", "demo"),
     *("eval", "eval speech", "eval asr", "bench", "bench speech", "bench paper", "bench core", "bench asr"),
+    *("eval vlm", "bench vlm"),
     *("convert", "convert medusa", "convert hifigan"),
 ]
 

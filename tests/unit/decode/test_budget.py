@@ -330,10 +330,10 @@ def test_what_is_lost_on_fewer_rows_is_counted() -> None:
     Batch(budget, cliff, 4).run(8, 30)
     plans = Batch(budget, cliff, 0).run(1, 6)
     assert all(plan.nodes for plan in plans)
-    spent, gained = budget._ledger[1]
+    spent, gained = budget.ledger[1]
     assert spent == pytest.approx(sum(cliff(1 + plan.nodes) + 0.01 * plan.depth for plan in plans), rel=0.01)
     assert gained == 6
-    assert budget._plain_seconds(1) == pytest.approx(1.0, rel=0.15)
+    assert budget.plain_seconds(1) == pytest.approx(1.0, rel=0.15)
     later = Batch(budget, cliff, 0).run(1, 60)
     assert sum(plan.nodes > 0 for plan in later[40:]) <= 5
 

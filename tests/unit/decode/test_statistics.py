@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -29,7 +30,6 @@ from mmdec.decode.budget import Budget
 from mmdec.decode.statistics import DecodingStatistics, Pair
 from mmdec.drafters.medusa import Medusa
 from mmdec.drafters.recycling import Recycling
-from mmdec.nn import fingerprint
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.targets.text import TextTarget
 from mmdec.types import InputError, Plan, Prior
@@ -257,14 +257,15 @@ def test_a_name_is_the_same_in_another_process() -> None:
 
 def test_a_model_that_is_gone_leaves_its_name_to_nobody() -> None:
     gc.collect()
-    known, names = len(fingerprint._known), set()
+    names, models = set(), list[weakref.ref[LlamaForCausalLM]]()
     for seed in range(20):
         model = llama(seed)  # often at the address of the one before
         names.add(TextTarget(model).name)
+        models.append(weakref.ref(model))
         del model
         gc.collect()
     assert len(names) == 20
-    assert len(fingerprint._known) == known
+    assert all(model() is None for model in models)  # nothing that keeps names keeps a model
 
 
 def run(model: LlamaForCausalLM, learned: DecodingStatistics | None, **options: Any) -> list[Any]:

@@ -87,7 +87,7 @@ def test_a_model_is_right_about_its_own_words(corpus: Path, whisper: LoadedWhisp
         assert spent["features"] + spent["encoder"] + spent["decoder"] <= spent["total"]  # which holds reading, too
         assert cost["decoder_share"] == pytest.approx(spent["decoder"] / spent["total"])
         assert min(seconds for stage, seconds in spent.items() if stage != "drafter") > 0
-        assert 0 <= spent["drafter"] < spent["decoder"]
+    assert theirs["seconds"]["drafter"] == 0.0  # plain decoding asks no drafter
     faster = report["speedup"]["decoder"]
     assert faster["low"] <= faster["value"] <= faster["high"]
     assert faster["value"] == pytest.approx(theirs["seconds"]["decoder"] / ours["seconds"]["decoder"])
@@ -174,12 +174,12 @@ def test_the_assistant_that_spends_least_is_compared_with(
 
     monkeypatch.setattr(TranscriptionHarness, "measure", measure)
     harness = TranscriptionHarness(whisper, "en", 6)
-    assert bench_asr._fastest(harness, helpers, [torch.zeros(RATE)]) is helpers[1]
+    assert bench_asr.fastest(harness, helpers, [torch.zeros(RATE)]) is helpers[1]
     assert sorted(called) == sorted(2 * list(spends))
 
 
 def test_lengths_are_taken_from_the_corpus(corpus: Path, whisper: LoadedWhisper) -> None:
-    found = bench_asr._from_corpus(TranscriptionHarness(whisper), corpus, ("test",), 3)
+    found = bench_asr.from_corpus(TranscriptionHarness(whisper), corpus, ("test",), 3)
     assert [one.bin for one in found] == [bench_asr.SHORT] * 3
     assert [len(one.samples) for one in found] == [round(SECONDS[at] * RATE) for at in (0, 1, 2)]
 

@@ -87,7 +87,7 @@ def test_a_perfect_translator_scores_full_marks(corpus: TinyCorpus) -> None:
     assert (report["hardware"]["target"], report["hardware"]["dtype"]) == (None, None)  # of a translator of the test's
 
 
-def test_another_licensed_rendering_is_right(corpus: TinyCorpus) -> None:
+def test_another_accepted_reference_is_right(corpus: TinyCorpus) -> None:
     def other(clip: Path, strategy: str) -> Answer:
         return Answer("low there", ["l", "ow", "dh", "eh", "r"])
 

@@ -62,7 +62,7 @@ def test_who_waits_to_write_comes_before_later_readers() -> None:
 
     with lock.read(), lock.read():
         first = started(write)
-        while not lock._waiting:
+        while not lock.waiting:
             time.sleep(0.001)
         later = started(read)
         assert not inside.wait(0.05)
@@ -81,7 +81,7 @@ def test_a_thread_does_not_wait_for_itself() -> None:
         pass
     with lock.read():
         waiting = started(lambda: free(model))
-        while not lock._waiting:
+        while not lock.waiting:
             time.sleep(0.001)
         with lock.read():  # although somebody waits to write
             pass
@@ -157,7 +157,7 @@ def test_whoever_goes_on_with_a_stream_is_its_reader() -> None:
     def go_on() -> None:
         next(rounds)
         waiting = started(lambda: free(model))
-        while not model_lock(model)._waiting:
+        while not model_lock(model).waiting:
             time.sleep(0.001)
         mmdec.generate(model, IDS, **OPTIONS)
         for _ in rounds:

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from mmdec.audio import log_mel, pitch
 from mmdec.cli import app
-from mmdec.nn.hifigan import ESPNET, OURS, SPEECHT5, HifiGanVocoder, MelKind, adapt_mel, convert
+from mmdec.hub.hifigan import convert, load_hifigan
+from mmdec.nn.hifigan import ESPNET, OURS, SPEECHT5, MelKind, adapt_mel
 from mmdec.nn.vocoder import BINS, Vocoder, VocoderConfig, pulse_train, standard_noise
 from mmdec.types import InputError
 
@@ -96,14 +97,14 @@ def test_transformers_hifigan_loads(network, config, kind: MelKind, tmp_path: Pa
     torch.manual_seed(0)
     stored = network(config).eval()
     stored.save_pretrained(tmp_path)
-    vocoder = HifiGanVocoder.load(tmp_path)
+    vocoder = load_hifigan(tmp_path)
     assert vocoder.expects == kind
     mel = torch.randn(2, 12, 80) - 5
     samples = vocoder(mel, torch.tensor([12, 7]))
     assert samples.shape == (2, 12 * 256)
     assert torch.isfinite(samples).all()
     assert not samples[1, 7 * 256 :].any()
-    raw = HifiGanVocoder.load(tmp_path, expects=OURS)
+    raw = load_hifigan(tmp_path, expects=OURS)
     if network is SpeechT5HifiGan:
         with torch.no_grad():
             torch.testing.assert_close(raw(mel), stored(mel).view(2, -1))
@@ -133,11 +134,11 @@ def test_the_authors_generator_file_loads(tmp_path: Path):
     described = {"resblock": "1", "num_mels": 80, "sampling_rate": 22050, "hop_size": 256, "fmin": 0, "fmax": 8000}
     (tmp_path / "config.json").write_text(json.dumps(described | sizes), encoding="utf-8")
     with pytest.raises(InputError, match="pickles are not read"):
-        HifiGanVocoder.load(tmp_path / "generator")
+        load_hifigan(tmp_path / "generator")
     done = CliRunner().invoke(app, ["convert", "hifigan", str(tmp_path / "generator"), str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".json", ".safetensors"}
-    vocoder = HifiGanVocoder.load(tmp_path / "out")
+    vocoder = load_hifigan(tmp_path / "out")
     assert vocoder.expects == MelKind(sample_rate=22050, f_min=0.0)
     mel = torch.randn(1, 16, 80)
     with torch.no_grad():
@@ -168,7 +169,7 @@ def test_our_mels_become_the_mels_a_vocoder_expects():
 def test_mels_that_ours_cannot_become_are_refused(change: dict, reason: str, tmp_path: Path):
     SpeechT5HifiGanConfig(**(SMALL_GAN | change)).save_pretrained(tmp_path)
     with pytest.raises(InputError, match=reason):
-        HifiGanVocoder.load(tmp_path)
+        load_hifigan(tmp_path)
 
 
 def test_weights_that_are_missing_or_cut_short_are_named(tmp_path: Path):
@@ -178,15 +179,15 @@ def test_weights_that_are_missing_or_cut_short_are_named(tmp_path: Path):
             (tmp_path / "model.safetensors").write_bytes(content)
         reason = "is damaged" if content else r"lacks 'model\.safetensors'"
         with pytest.raises(InputError, match=f"`vocoder` must hold .*{reason}"):
-            HifiGanVocoder.load(tmp_path)
+            load_hifigan(tmp_path)
 
 
 def test_other_weights_are_refused(tmp_path: Path):
     with pytest.raises(InputError, match=r"config\.json"):
-        HifiGanVocoder.load(tmp_path)
+        load_hifigan(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
     with pytest.raises(InputError, match="'bert'"):
-        HifiGanVocoder.load(tmp_path)
+        load_hifigan(tmp_path)
     (tmp_path / "config.json").write_text('{"resblock": "2"}', encoding="utf-8")
     (tmp_path / "generator").write_bytes(b"")
     with pytest.raises(InputError, match="type 1"):

@@ -296,11 +296,34 @@ def test_the_cache_of_a_batch_is_only_read(model: LlamaForCausalLM) -> None:
     got = run(model, ids, 10, 3, attention_mask=mask, past_key_values=cache)
     assert torch.equal(got, want)
     assert all(layer.keys is keys for layer, keys in zip(cache.layers, before, strict=True))
-    with pytest.raises(InputError, match="hidden states, but holds 6 columns"):
-        TextTarget(model).prefill({"input_ids": ids, "attention_mask": mask, "past_key_values": cache}, Needs((-1,)))
     short = {"input_ids": ids[:, :6], "attention_mask": mask[:, :6], "past_key_values": cache}
     with pytest.raises(InputError, match="6 cached and 0 new"):
         TextTarget(model).prefill(short, Needs())
+
+
+@torch.inference_mode()
+def test_features_over_a_given_cache_are_those_of_the_fresh_columns() -> None:
+    model = llama().double()
+    ids, mask = padded()
+    target, needs = TextTarget(model), Needs((0, -1), embeds=True)
+    _, whole, _, _ = target.prefill({"input_ids": ids, "attention_mask": mask}, needs)
+    assert whole.past == 0
+    for given in (ids, ids[:, 6:]):
+        cache, places = DynamicCache(), whole.positions[0, :, :6]
+        model(ids[:, :6], attention_mask=mask[:, :6], position_ids=places, past_key_values=cache, use_cache=True)
+        inputs = {"input_ids": given, "attention_mask": mask, "past_key_values": cache}
+        _, context, _, scores = target.prefill(inputs, needs)
+        assert context.past == 6
+        assert torch.equal(context.tokens, given)
+        assert context.mask.shape == given.shape
+        assert torch.equal(context.positions, whole.positions[:, :, 6:])
+        assert torch.equal(context.next_position, whole.next_position)
+        assert context.embeds is not None
+        assert whole.embeds is not None
+        assert torch.equal(context.embeds, whole.embeds[:, 6:])
+        for layer, states in whole.features.items():
+            torch.testing.assert_close(context.features[layer], states[:, 6:])
+            torch.testing.assert_close(scores.features[layer], states[:, -1:])
 
 
 def test_a_layer_replaced_from_outside_is_a_stock_layer_again(model: LlamaForCausalLM) -> None:

@@ -195,7 +195,7 @@ def test_weights_that_are_absent_are_not_drawn(tmp_path: Path) -> None:
 def test_a_bad_one_does_not_lose_the_others(whisper: LoadedWhisper, tmp_path: Path) -> None:
     good = tmp_path / "good.wav"
     soundfile.write(good, buzz(0.6), RATE)
-    with pytest.raises(mmdec.BatchError, match="1 of 3 recordings were refused, the first at place 1") as caught:
+    with pytest.raises(mmdec.BatchError, match="1 of 3 recordings were refused, the first at index 1") as caught:
         mmdec.transcribe([good, "missing.wav", good], model=whisper, drafter="lookup", max_new_tokens=4)
     first, none, last = caught.value.results
     assert none is None
@@ -346,7 +346,7 @@ def test_word_timestamps_wait_until_nobody_else_is_in_the_model(whisper: LoadedW
     plain.start()
     assert begun.wait(20)
     timed.start()
-    until(lambda: model_lock(whisper.model)._waiting == 1)  # it has come to the door
+    until(lambda: model_lock(whisper.model).waiting == 1)  # it has come to the door
     assert timed.is_alive()
     assert order == []
     assert whisper.model.config._attn_implementation == "sdpa"

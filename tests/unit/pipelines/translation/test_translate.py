@@ -16,10 +16,10 @@ import torch
 
 import mmdec
 from mmdec import hub
+from mmdec.checks.devices import check_device
 from mmdec.checks.weights import PICKLES
 from mmdec.hub.find import HUB_FILES
 from mmdec.pipelines.translation.translator import STAGES, STRATEGIES
-from mmdec.runtime import check_device
 from tests.conftest import RATE, buzz
 
 
@@ -71,7 +71,7 @@ def test_padded_rows_agree_with_rows_alone(tiny_model: Path) -> None:
     translator = mmdec.load(tiny_model, "cpu")
     sounds = [torch.from_numpy(buzz(seconds, seed)) for seed, seconds in enumerate((2.0, 0.7, 3.1))]
     for strategy in ("lookahead", "autoregressive"):
-        padded = translator._translate_group(sounds, strategy)
+        padded = translator.translate_together(sounds, strategy)
         for row, sound in zip(padded, sounds, strict=True):
             (alone,) = translator.translate([sound], strategy)
             assert row.units == alone.units
@@ -84,7 +84,7 @@ def test_padded_rows_agree_with_rows_alone(tiny_model: Path) -> None:
 def test_one_bad_recording_does_not_lose_the_others(tiny_model: Path) -> None:
     batch = [buzz(1.0), np.zeros(RATE), buzz(1.5)]
     with pytest.raises(
-        mmdec.BatchError, match=r"1 of 3 recordings were refused, the first at place 1: .*silent"
+        mmdec.BatchError, match=r"1 of 3 recordings were refused, the first at index 1: .*silent"
     ) as caught:
         mmdec.translate_speech(batch, sample_rate=RATE, model=tiny_model, device="cpu")
     good = [result for result in caught.value.results if result is not None]

@@ -1,0 +1,182 @@
+"""`mmdec describe`: a question about pictures, answered in text or JSON."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mmdec import InputError, MmdecError
+from mmdec.checks.files import printable
+from mmdec.cli.options import VLM_MODEL, Device, JsonLines, Model, Threads, progress_bar
+from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, unwritten, write_text
+
+if TYPE_CHECKING:
+    from mmdec.pipelines.description.description import Description
+
+Images = Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Pictures: PNG, JPEG, WebP, GIF, BMP or TIFF.")]
+Prompt = Annotated[str, typer.Option("--prompt", "-p", help="The question.")]
+Together = Annotated[bool, typer.Option("--together", help="One question over all pictures.")]
+Stream = Annotated[bool, typer.Option("--stream", help="Print text as it is accepted, picture by picture.")]
+DrafterName = Annotated[
+    str,
+    typer.Option(
+        "--drafter",
+        "-d",
+        help="eagle, msd, ... (where the model has their weights), lookup or recycling; a directory with a drafter's "
+        "weights; a class as package.module:Class; none (no drafts); or auto: the model's own, else lookup.",
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="OUT", help="A directory; for one answer also a .txt or .json file."),
+]
+BatchSize = Annotated[int, typer.Option(min=1, help="Questions in a batch.")]
+NewTokens = Annotated[int | None, typer.Option(min=1, help="Maximum number of new tokens. Default: the model's.")]
+
+
+def describe(
+    images: Images,
+    prompt: Prompt = "Describe this image.",
+    together: Together = False,
+    as_json: JsonLines = False,
+    stream: Stream = False,
+    output: Output = None,
+    model: Model = VLM_MODEL,
+    drafter: DrafterName = "auto",
+    max_new_tokens: NewTokens = None,
+    batch_size: BatchSize = 8,
+    device: Device = None,
+    threads: Threads = None,
+) -> None:
+    """Ask a vision-language model about pictures. A drafter makes it faster; the text stays the model's own.
+
+    If a picture fails, the others are still answered. Failed ones are listed at the end, and the exit code is 1.
+    """
+    if stream and (as_json or output is not None):
+        raise InputError("`--stream` must be left out with `--json` and `--output`, but is given. Drop one of them.")
+    suffix = ".json" if as_json or (output is not None and output.suffix.lower() == ".json") else ".txt"
+    sources = [Path(image) for image in images]
+    asked: list[Any] = [tuple(images)] if together else list(images)
+    targets: list[Path | None] = [None] * len(asked)
+    if output is not None:
+        targets = [*output_paths(sources[: len(asked)], output, (".txt", ".json"), suffix)]
+    options: dict[str, Any] = {
+        "drafter": None if drafter == "none" else drafter,
+        "batch_size": 1 if stream else batch_size,
+        "max_new_tokens": max_new_tokens,
+        "threads": threads,
+    }
+    errors: list[tuple[Path, str]] = []
+    several = len(asked) > 1
+    results = _descriptions(asked, prompt, model, device, options, partial(_speak, several) if stream else None)
+    for one, target, result in zip(asked, targets, results, strict=True):
+        error = result if isinstance(result, str) else _write(result, target, suffix == ".json")
+        if error:
+            errors.append((Path(", ".join(one) if isinstance(one, tuple) else one), error))
+        elif not isinstance(result, str) and not stream:
+            print(_report(one, target, result, as_json, several), flush=True)
+    print_failures(errors, len(asked))
+    if errors:
+        raise typer.Exit(1)
+
+
+def _speak(several: bool, image: Any) -> Callable[[str], None]:
+    """Prints pieces of text, after the picture's name where there are several."""
+    if several:
+        print(f"{printable(str(image))}:", flush=True)
+    return lambda text: print(text, end="", flush=True)
+
+
+def _write(result: Description, target: Path | None, as_json: bool) -> str:
+    """Write a description where it goes; the error message, or "" if it is written."""
+    if target is None:
+        return ""
+    try:
+        write_text(target, (json_text(result.to_dict(), 2) if as_json else result.text) + "\n")
+    except OSError as error:
+        return unwritten(target, error)
+    except InputError as error:  # the output is a pipe, for example
+        return failure(error)
+    return ""
+
+
+def _descriptions(
+    asked: Sequence[Any],
+    prompt: str,
+    model: str,
+    device: str | None,
+    options: dict[str, Any],
+    speaker: Callable[[Any], Callable[[str], None]] | None,
+) -> Iterator[Description | str]:
+    """For each picture, or tuple of them, in order, its description or an error message."""
+    from transformers.utils import logging
+
+    from mmdec import describe
+    from mmdec.hub.vlm import load_vlm
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    vlm = load_vlm(model, device)
+    call = partial(describe, prompt=prompt, model=vlm, **options)
+    if speaker is not None:
+        call([])  # wrong arguments end here: no picture is to blame
+        for one in asked:
+            yield _streamed(one, call, speaker)
+        return
+    size = options["batch_size"]
+    with progress_bar(count=True) as progress:
+        task = progress.add_task("pictures", total=len(asked))
+        for start in range(0, len(asked), size):
+            results = _results(list(asked[start : start + size]), call)
+            progress.update(task, advance=len(results))
+            yield from results
+
+
+def _streamed(one: Any, call: Callable[..., Any], speaker: Callable[[Any], Callable[[str], None]]) -> Description | str:
+    try:
+        result = call(one, on_text=speaker(one))
+    except InputError as error:
+        return str(error)
+    except MmdecError:
+        raise
+    except Exception as error:
+        return failure(error)
+    sys.stdout.write("\n")
+    return result
+
+
+def _results(batch: list[Any], call: Callable[[Any], Any]) -> list[Description | str]:
+    """For each member of a batch, its description or an error message."""
+    from mmdec import BatchError
+
+    try:
+        return [*call(batch)]
+    except BatchError as error:
+        return [result or str(error.errors[index]) for index, result in enumerate(error.results)]
+    except MmdecError:
+        raise  # wrong arguments: no picture is to blame
+    except Exception as error:  # caused by one picture, unknown which: each alone
+        if len(batch) == 1:
+            return [failure(error)]
+        return [result for one in batch for result in _results([one], call)]
+
+
+def _report(image: Any, target: Path | None, result: Description, as_json: bool, several: bool) -> str:
+    """The lines printed for one answer."""
+    names = [str(one) for one in (image if isinstance(image, tuple) else (image,))]
+    if as_json:
+        paths = {"input": names if isinstance(image, tuple) else names[0], "output": target and str(target)}
+        return json_text({**paths, **result.to_dict()})
+    shown = printable(", ".join(names))
+    if target is not None:
+        stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in result.timings.items())
+        return (
+            f"{shown} -> {printable(str(target))}\n  {result.text}\n"
+            f"  {stages} s; {result.tokens_per_round:.2f} tokens a round"
+        )
+    return f"{shown}:\n  {result.text}" if several else result.text

@@ -1,0 +1,188 @@
+"""A draft as it grows, level by level, behind the accepted columns of a run: chains, EAGLE-2's trees, drawn trees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from mmdec.decode.tree import trees_from_lists
+from mmdec.drafters.draft_memory import Memory
+from mmdec.drafters.small_model import Tree, draw_children, drawn_from
+from mmdec.nn.draft_network import DraftNetwork
+from mmdec.ops.topk import top_indices
+from mmdec.types import Draft, Plan
+
+LARGE = 4096  # tokens of a vocabulary from which on the best are looked for in chunks
+
+
+class Grower(Protocol):
+    """What a draft that grows asks of its drafter."""
+
+    width: int
+
+    @property
+    def network(self) -> DraftNetwork: ...
+    @property
+    def embedding(self) -> nn.Module: ...
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+
+class Levels:
+    """One draft as it grows behind the accepted columns of a run. FLASH overrides `expand`."""
+
+    def __init__(self, drafter: Grower, memory: Memory) -> None:
+        self.drafter, self.memory = drafter, memory
+        self.level = 0  # levels expanded
+        self.offset = 0  # their columns
+        self.seen: Tensor | None = None  # (B, n, S + T) additive: the last level's nodes over the columns so far
+
+    def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
+        """One pass over a level: tokens (B, n), features (B, n, H) of their parents, above (B, n) the parents' places
+        in the last level; None below the root. Returns hidden (B, n, H)."""
+        network, cache, memory = self.drafter.network, self.memory.cache, self.memory
+        rows, size = tokens.shape
+        states = network.fuse(self.drafter.embedding(tokens), network.feature(features), memory.carry)
+        places = memory.places
+        positions: Tensor | int = places[0] + self.level
+        if rows > 1:
+            positions = positions_from([place + self.level for place in places], 1, tokens.device).expand(-1, size)
+        queries, keys, values = network.project(states, positions, memory.packed)
+        keys, values = cache.draft(keys, values, self.offset)
+        mask = None
+        if size > 1 or self.seen is not None or cache.uneven:
+            own = torch.full((size, size), -math.inf, dtype=states.dtype, device=states.device).fill_diagonal_(0)
+            before = self.seen
+            if before is None:
+                before = cache.mask(states.new_zeros(rows, 1, self.offset))[:, 0]
+                before = before.expand(-1, size, -1)
+            else:
+                assert above is not None
+                before = before.gather(1, above[..., None].expand(-1, -1, before.shape[2]))
+            self.seen = torch.cat([before, own.expand(rows, -1, -1)], -1)
+            mask = self.seen[:, None]
+        self.level, self.offset = self.level + 1, self.offset + size
+        return network.attend(states, queries, keys, values, mask, memory.packed)
+
+    def chain(self, roots: Tensor, hidden: Tensor, depth: int) -> Draft:
+        """The likeliest token again and again, after hidden (B, 1, H) of the root."""
+        tokens = [self.drafter.logits(hidden).argmax(-1)]
+        above = torch.zeros_like(tokens[0])
+        while len(tokens) < depth:
+            hidden = self.expand(tokens[-1], hidden, above)
+            tokens.append(self.drafter.logits(hidden).argmax(-1))
+        whole = torch.cat([roots[:, None], *tokens], 1)
+        parents = torch.arange(-1, depth, device=roots.device).expand_as(whole)
+        return Draft(whole, parents.contiguous(), torch.full_like(roots, depth + 1))
+
+    def tree(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
+        """EAGLE-2's, after hidden (B, 1, H) of the root. Nodes are numbered from 1 in the order they came about."""
+        rows, _, size = hidden.shape
+        width = min(self.drafter.width, plan.nodes, self.drafter.network.config.vocab_size)
+        values, tokens = _best(self.drafter.logits(hidden), width)
+        scores, tokens = values[:, 0], tokens[:, 0]  # (B, K) of the nodes that are expanded
+        found = [(scores, tokens)]
+        orders: list[Tensor] = []  # of each level but the first: which of its K * K nodes are expanded
+        features, above = hidden.expand(-1, width, -1), None
+        for level in range(1, plan.depth):
+            hidden = self.expand(tokens, features, above)
+            values, tokens = _best(self.drafter.logits(hidden), width)
+            scores, tokens = (scores[..., None] + values).flatten(1), tokens.flatten(1)  # (B, K * K)
+            found.append((scores, tokens))
+            if level + 1 < plan.depth:
+                orders.append(scores.sort(dim=1, descending=True, stable=True).indices[:, :width])
+                scores, tokens, above = scores.gather(1, orders[-1]), tokens.gather(1, orders[-1]), orders[-1] // width
+                features = hidden.gather(1, above[..., None].expand(-1, -1, size))
+        scores, tokens = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+        kept = scores.sort(dim=1, descending=True, stable=True).indices[:, : plan.nodes]
+        expanded = torch.stack(orders, 1).tolist() if orders else [[]] * rows
+        lists = zip(kept.tolist(), tokens.gather(1, kept).tolist(), expanded, strict=True)
+        return trees_from_lists(roots, [in_order(row, ids, _parents(row, who, width)) for row, ids, who in lists])
+
+    def drawn(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
+        """Children drawn without replacement, after hidden (B, 1, H) of the root, with what they were drawn from."""
+        depth, vocab_size = min(plan.depth, plan.nodes), self.drafter.network.config.vocab_size
+        trees = [Tree([root], values=[1.0]) for root in roots.tolist()]
+        frontier = [[0] for _ in trees]
+        above = [{0: 0} for _ in trees]  # node -> its place in the last level
+        seen: list[Tensor] = []  # a level's (B, n, V): what the children of its nodes were drawn from
+        places: list[dict[int, int]] = [{} for _ in trees]  # node -> its place in all of them
+        offset = 0
+        for level in range(depth):
+            if level:
+                size = max(map(len, frontier))
+                rows = list(zip(trees, frontier, above, strict=True))
+                blank = [[0] * (size - len(nodes)) for nodes in frontier]
+                tokens = [
+                    [tree.tokens[n] for n in nodes] + gap for (tree, nodes, _), gap in zip(rows, blank, strict=True)
+                ]
+                parents = [
+                    [known[tree.parents[n]] for n in nodes] + gap
+                    for (tree, nodes, known), gap in zip(rows, blank, strict=True)
+                ]
+                index = torch.tensor(parents, device=roots.device)
+                features = hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[2]))
+                hidden = self.expand(torch.tensor(tokens, device=roots.device), features, index if level > 1 else None)
+                above = [{node: place for place, node in enumerate(nodes)} for nodes in frontier]
+            seen.append((self.drafter.logits(hidden).float() / cast(float, plan.temperature)).softmax(-1))
+            for known, nodes in zip(places, frontier, strict=True):
+                known.update((node, offset + place) for place, node in enumerate(nodes))
+            offset += hidden.shape[1]
+            counts = [-(-(plan.nodes + 1 - len(tree.tokens)) // (depth - level)) for tree in trees]
+            frontier = draw_children(trees, frontier, seen[-1], counts, plan.generator)
+            if not any(frontier):
+                break
+        kept = [tree.best(plan.nodes) for tree in trees]
+        probs = drawn_from(torch.cat(seen, 1), places, kept, vocab_size)
+        return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, kept, strict=True)], probs)
+
+
+def in_order(kept: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[int], list[int]]:
+    """A row's nodes, the likeliest first: kept numbers from 0, tokens, parents' numbers from 1 (0 is the root). Returns
+    tokens and parents so that each node is followed by all that is below it, its likeliest child first: the target's
+    cache then moves least."""
+    below: dict[int, list[int]] = {}
+    for place, parent in enumerate(parents):
+        below.setdefault(parent, []).append(place)
+    places, new_tokens, new_parents = {0: 0}, [], []
+    stack = below.get(0, [])[::-1]
+    while stack:
+        place = stack.pop()
+        number = kept[place] + 1
+        new_tokens.append(tokens[place])
+        new_parents.append(places[parents[place]])
+        places[number] = len(new_tokens)
+        stack += below.get(number, [])[::-1]
+    return new_tokens, new_parents
+
+
+def _parents(kept: Sequence[int], expanded: Sequence[Sequence[int]], width: int) -> list[int]:
+    """The numbers from 1 (0 is the root) of the parents of nodes with these numbers from 0: `width` in the first level,
+    then width * width in each, of which `expanded` tells those that have children."""
+    numbers = [list(range(1, width + 1))]
+    numbers += [[1 + width + level * width * width + node for node in nodes] for level, nodes in enumerate(expanded)]
+    parents = []
+    for node in kept:
+        level, place = divmod(node - width, width * width)
+        parents.append(0 if node < width else numbers[level][place // width])
+    return parents
+
+
+def _best(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """logits (B, n, V) -> log-probabilities and tokens (B, n, width) of the likeliest, the likeliest first."""
+    chances = logits.log_softmax(-1).clamp_(max=0.0)  # rounding must not make a child likelier than its parent
+    if logits.shape[-1] < LARGE:
+        best = chances.topk(width)
+        return best.values, best.indices
+    tokens = top_indices(chances, width)
+    return chances.gather(-1, tokens), tokens
+
+
+def positions_from(places: Sequence[int], size: int, device: torch.device) -> Tensor:
+    """(B, size) from each row's place on."""
+    if len(places) == 1:
+        return torch.arange(places[0], places[0] + size, device=device)[None]
+    return torch.tensor(places, device=device)[:, None] + torch.arange(size, device=device)

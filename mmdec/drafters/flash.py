@@ -1,0 +1,153 @@
+"""FLASH drafts with slots: one pass of its head gives k tokens (arXiv 2505.12728; see `mmdec.nn.flash`).
+
+What runs, and when, is EAGLE-2's (`tree_growing.py`): slot 0 of an accepted column is a column of the cache. A draft is
+one pass over the root's slots; a level of it costs a refiner and the LM head. The paper's draft is a chain; beyond k
+tokens it goes on with another pass over its own predictions. As an option of ours the slots are lifted to a tree, the
+best tokens of each slot below the best paths to it, scored and kept as EAGLE-2 does: at most k deep.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import cast, final
+
+import torch
+from torch import Tensor, nn
+
+from mmdec.decode.tree import single
+from mmdec.drafters.draft_levels import Levels
+from mmdec.drafters.draft_memory import LastColumn, Memory
+from mmdec.drafters.tree_growing import WIDTH, TreeGrowing
+from mmdec.nn.flash import FlashConfig, FlashNetwork
+from mmdec.types import Context, Draft, Plan, Scores, Target, Verdict
+
+
+@final
+class Flash:
+    """Drafts with FLASH's head, the target's embedding and its LM head. Holds weights only."""
+
+    def __init__(
+        self,
+        network: FlashNetwork,
+        embedding: nn.Module,
+        output: nn.Linear,
+        width: int = WIDTH,
+        tree: bool | None = None,
+    ) -> None:
+        """embedding, output, width: as for `TreeGrowing`. tree: whether slots are lifted to a tree; None: as the
+        network's configuration says. Raises InputError as `TreeGrowing` does."""
+        self._columns = TreeGrowing(network, embedding, output, width)
+        self.network: FlashNetwork = network
+        self.embedding, self.width, self.needs = embedding, width, self._columns.needs
+        self.tree = cast(FlashConfig, network.config).tree if tree is None else tree
+
+    @property
+    def name(self) -> str:
+        """System, width, a digest of the network's weights, and how it drafts."""
+        return f"{self._columns.name}-{'tree' if self.tree else 'chain'}"
+
+    def check(self, target: Target) -> None:
+        """Raises InputError for a network of another model or in another place."""
+        self._columns.check(target)
+
+    def start(self, context: Context) -> Memory:
+        """Nothing runs yet; as `TreeGrowing.start`."""
+        return self._columns.start(context)
+
+    def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """The accepted path waits with its features."""
+        self._columns.update(memory, draft, scores, verdict)
+
+    def select(self, memory: Memory, live: Tensor) -> None:
+        """Rows live (K,) int64 go on, in that order."""
+        self._columns.select(memory, live)
+
+    def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
+        """A chain of up to `plan.depth` tokens, or a tree of at most as many levels as there are slots."""
+        depth = min(plan.depth, plan.nodes)
+        if depth < 1:
+            return single(roots)
+        chain = not self.tree or plan.nodes <= plan.depth
+        if chain:
+            plan = replace(plan, nodes=depth, depth=depth)
+        else:
+            plan = replace(plan, depth=min(plan.depth, self.network.slots))
+        slots = Slots(self, memory, self._columns.take_in(memory), plan.depth)
+        if plan.temperature is not None:
+            return slots.drawn(roots, slots.first, plan)
+        return slots.chain(roots, slots.first, depth) if chain else slots.tree(roots, slots.first, plan)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The target's LM head on hidden (..., H)."""
+        return self._columns.logits(hidden)
+
+
+class Slots(Levels):
+    """One draft: a level is a slot, told the tokens of the path to it."""
+
+    def __init__(self, drafter: Flash, memory: Memory, last: LastColumn, depth: int) -> None:
+        """depth: slots beyond it are not run."""
+        super().__init__(drafter, memory)
+        self.head, self.depth, self.device = drafter.network, depth, last.states.device
+        self.told: Tensor | None = None  # (B, n, H) of the last level's nodes
+        self.path: list[tuple[Tensor, Tensor]] = []  # tokens (B, 1) and features (B, 1, H) since the block's root
+        self.done = 0  # slots of the blocks before this one
+        self.slots = self._pass(last.states, last.queries, last.features)  # (B, k', H), not refined
+
+    @property
+    def first(self) -> Tensor:
+        """(B, 1, H), what the first level's tokens are read from."""
+        return self.slots[:, :1]
+
+    def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
+        """The next slot for nodes with tokens (B, n), which were read from features (B, n, H); above as for
+        `Levels.expand`. Returns hidden (B, n, H). Where a chain has used up the slots, those of the next block."""
+        self.level += 1
+        index = self.level - self.done
+        if tokens.shape[1] == 1:
+            self.path.append((tokens, features))
+        if index == self.head.slots:
+            return self._next_block()
+        told = self.drafter.embedding(tokens)
+        if self.told is not None:
+            before = self.told
+            if above is not None:
+                before = before.gather(1, above[..., None].expand(-1, -1, before.shape[2]))
+            told = told + before
+        self.told = told
+        return self.head.refined(self.slots[:, index : index + 1].expand_as(told), told, index)
+
+    def _next_block(self) -> Tensor:
+        """Columns of the block's own predictions, then the slots of the last of them. Returns slot 0 (B, 1, H)."""
+        tokens, features = (torch.cat(parts, 1) for parts in zip(*self.path, strict=True))  # (B, k), (B, k, H)
+        states = self.head.fuse(self.drafter.embedding(tokens), features)
+        queries, keys, values = self.head.project(states, self._positions(states.shape[1]), self.memory.packed)
+        self.memory.cache.draft(keys, values, self.offset)
+        self.offset, self.done = self.offset + states.shape[1], self.level
+        self.told, self.path = None, []
+        self.slots = self._pass(states[:, -1:], queries[:, :, -1:], features[:, -1:])
+        return self.first
+
+    def _pass(self, states: Tensor, queries: Tensor, features: Tensor) -> Tensor:
+        """The slots of a column whose own keys and values are in the cache: states (B, 1, H), queries (B, heads, 1, d),
+        features (B, 1, H) -> (B, k', H), as many as are wanted."""
+        cache, config = self.memory.cache, self.head.config
+        count = min(self.head.slots, self.depth - self.done)
+        spread = self.head.slot_states(states)[:, 0, :count]  # (B, k', H)
+        keys = values = states.new_empty(len(states), config.num_key_value_heads, 0, config.head_dim)
+        if count > 1:
+            more, keys, values = self.head.project(spread[:, 1:], self._positions(count - 1), self.memory.packed)
+            queries = torch.cat([queries, more], 2)
+        keys, values = cache.draft(keys, values, self.offset)
+        # All see the columns, the own one included; slot i also the slots 1 .. i.
+        own = torch.full((count, count - 1), -math.inf, dtype=states.dtype, device=states.device).triu()
+        own = torch.cat([own.new_zeros(count, self.offset), own], 1)
+        mask = cache.mask(own.expand(len(states), -1, -1))
+        hidden = self.head.attend(spread, queries, keys, values, mask, self.memory.packed)
+        return self.head.finish(hidden, features[:, 0])
+
+    def _positions(self, count: int) -> Tensor:
+        """(B, count) after the block's column."""
+        places = torch.tensor(self.memory.places, device=self.device)[:, None]
+        return places + self.done + torch.arange(count, device=self.device)

@@ -1,0 +1,172 @@
+"""Trees grown by a draft network, a level at a pass: EAGLE-2 (Li et al. 2024, arXiv 2406.16858, section 4).
+
+The network continues the target's features (see `mmdec.nn.draft_network`): a column of it is a token beside the
+feature of the token before. In each level the `width` best nodes by cumulative log-probability are expanded; at the end
+the best nodes of all levels are kept. A child is never likelier than its parent and ties go to the elder, so that the
+ancestors of a node that is kept are kept. A plan with no more nodes than depth is for a chain of likeliest tokens. For
+residual and block sampling children are drawn, as `small_model.py` draws them.
+
+The network's own cache holds accepted columns alone, with the target's features. What a round accepted waits until the
+next draft, the prompt too: a run that drafts nothing pays nothing. Of waiting columns only keys and values are made;
+the last one, whose token is the root, is run to its end and gives the first level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby
+from typing import cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from mmdec.decode.tree import single
+from mmdec.drafters.draft_cache import DraftCache
+from mmdec.drafters.draft_levels import Levels, positions_from
+from mmdec.drafters.draft_memory import LastColumn, Memory, PromptInfo, Waiting, WaitingPrompt
+from mmdec.nn.draft_network import DraftNetwork
+from mmdec.nn.fingerprint import fingerprint
+from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+
+WIDTH = 10  # EAGLE-2's
+
+
+@final
+class TreeGrowing:
+    """Drafts with a draft network, the target's embedding and its LM head. Holds weights only."""
+
+    def __init__(self, network: DraftNetwork, embedding: nn.Module, output: nn.Linear, width: int = WIDTH) -> None:
+        """embedding, output: the target's own (`model.get_input_embeddings()`, `model.get_output_embeddings()`). width:
+        nodes of a level that are expanded at most."""
+        config = network.config
+        if tuple(output.weight.shape) != (config.vocab_size, config.hidden_size):
+            raise InputError(
+                f"`output` must be {config.vocab_size} x {config.hidden_size} for this network, but is "
+                f"{' x '.join(map(str, output.weight.shape))}. Use a drafter trained for this model."
+            )
+        if width < 1:
+            raise InputError(f"`width` must be at least 1, but is {width}. 10 is EAGLE-2's.")
+        self.network, self.embedding, self.output, self.width = network.eval(), embedding, output, width
+        self.needs = Needs(layers=config.layers, embeds=True, travels=True)
+
+    @property
+    def name(self) -> str:
+        """System, width, and a digest of the network's weights."""
+        return f"{self.network.system}-{self.width}-{fingerprint(self.network, self.network.config)}"
+
+    def check(self, target: Target) -> None:
+        """Raises InputError for a network of another model or in another place."""
+        config = self.network.config
+        if (config.hidden_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
+            raise InputError(
+                f"`drafter` must fit a model with {target.hidden_size} channels and {target.vocab_size} tokens, but "
+                f"this one is for {config.hidden_size} and {config.vocab_size}. Use a drafter trained for this model."
+            )
+        weight = next(self.network.parameters())
+        if weight.device != target.device or weight.dtype != self.output.weight.dtype:
+            raise InputError(
+                f"`drafter` must be on {target.device} in {self.output.weight.dtype}, but is on {weight.device} in "
+                f"{weight.dtype}. Call `drafter.network.to(model.device, model.dtype)`."
+            )
+
+    def start(self, context: Context) -> Memory:
+        """Nothing runs yet. A memory of the same conversation is gone on with where it ends at the first fresh column;
+        any other start is from the fresh columns alone."""
+        if context.embeds is None or any(layer not in context.features for layer in self.needs.layers):
+            raise InputError(f"`context` must hold the embeddings and the features {self.needs.layers}, but does not.")
+        rows, fresh = context.embeds.shape[:2]
+        memory, mask = context.carried, context.mask[:, -fresh:]
+        if not (isinstance(memory, Memory) and memory.columns == [context.past] == [context.past] * rows):
+            memory = Memory(DraftCache(rows), [context.past] * rows, [context.past] * rows)
+        visual = context.visual if context.visual is not None else torch.zeros_like(mask)
+        memory.queue.append(WaitingPrompt(context.embeds, self._joined(context.features), visual, mask))
+        memory.columns = [old + new - 1 for old, new in zip(memory.columns, mask.sum(1).tolist(), strict=True)]
+        return memory
+
+    def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """The accepted path waits with its features; each node's next token is known."""
+        counts = verdict.lengths.tolist()
+        memory.queue.append(Waiting.of(self._joined(scores.features), verdict, counts))
+        memory.columns = [old + count for old, count in zip(memory.columns, counts, strict=True)]
+
+    def select(self, memory: Memory, live: Tensor) -> None:
+        kept = live.tolist()
+        memory.cache.select(live)
+        memory.columns = [memory.columns[row] for row in kept]
+        memory.places = [memory.places[row] for row in kept]
+        memory.queue = [part.select(live) for part in memory.queue]
+        memory.carry = None if memory.carry is None else memory.carry[live]
+        memory.info = [memory.info[row] for row in kept] if memory.info else []
+
+    def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
+        """A tree below each root; a chain where the plan has no more nodes than depth."""
+        depth = min(plan.depth, plan.nodes)
+        if depth < 1:
+            return single(roots)
+        hidden = self.take_in(memory).hidden(self.network, memory.cache, memory.packed)
+        levels = Levels(self, memory)
+        if plan.temperature is not None:
+            return levels.drawn(roots, hidden, plan)
+        if plan.nodes <= plan.depth:
+            return levels.chain(roots, hidden, depth)
+        return levels.tree(roots, hidden, plan)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The target's LM head on hidden (..., H)."""
+        return linear(hidden, self.output.weight, self.output.bias)
+
+    def _joined(self, features: Mapping[int, Tensor]) -> Tensor:
+        parts = [features[layer] for layer in self.needs.layers]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def take_in(self, memory: Memory) -> LastColumn:
+        """Keys and values of what waits go into the cache. Returns each row's last column, which always comes from a
+        verdict."""
+        network, cache = self.network, memory.cache
+        states = queries = features = torch.empty(0)
+        counts: list[int] = []
+        if memory.packed is None:
+            memory.packed = network.packed()
+        for prompts, parts in groupby(memory.queue, lambda part: isinstance(part, WaitingPrompt)):
+            for part in parts if prompts else [Waiting.joined(cast(list[Waiting], list(parts)))]:
+                if isinstance(part, WaitingPrompt):
+                    states, positions, counts = self._prompt(memory, part)
+                else:
+                    counts = part.counts
+                    features = part.features
+                    states = network.fuse(self.embedding(part.tokens), features, memory.carry)
+                    positions = positions_from(memory.places, states.shape[1], states.device)
+                    memory.places = [place + count for place, count in zip(memory.places, counts, strict=True)]
+                if states.shape[1]:
+                    queries, keys, values = network.project(states, positions, memory.packed)
+                    cache.append(keys, values, counts)
+        memory.queue = []
+        if min(counts) == states.shape[1]:
+            return LastColumn(states[:, -1:], queries[:, :, -1:], features[:, -1:])
+        last = torch.tensor(counts, device=states.device) - 1
+        rows = torch.arange(len(counts), device=states.device)
+        return LastColumn(
+            states[rows, last][:, None], queries[rows, :, last][:, :, None], features[rows, last][:, None]
+        )
+
+    def _prompt(self, memory: Memory, part: WaitingPrompt) -> tuple[Tensor, Tensor, list[int]]:
+        """Each row's prompt as the network wants it: states (B, M, H), positions (B, M), padded on the right, and how
+        many of them are a row's own."""
+        earlier = [None] * len(part.mask) if memory.carry is None else list(memory.carry[:, 0])
+        given = zip(part.embeds, part.features, part.visual, part.mask, earlier, strict=True)
+        rows = [
+            self.network.prompt(embeds[kept], features[kept], visual[kept], carry)
+            for embeds, features, visual, kept, carry in given
+        ]
+        memory.info = [PromptInfo(row.compressor, row.kept) for row in rows]
+        carried = [row.carry for row in rows]
+        if any(carry is not None for carry in carried):
+            zeros = torch.zeros_like(next(carry for carry in carried if carry is not None))
+            memory.carry = torch.stack([zeros if carry is None else carry for carry in carried])[:, None]
+        positions = [row.positions + place for row, place in zip(rows, memory.places, strict=True)]
+        lengths = part.mask.sum(1).tolist()
+        memory.places = [place + length - 1 for place, length in zip(memory.places, lengths, strict=True)]
+        pad = nn.utils.rnn.pad_sequence
+        states = pad([row.states for row in rows], batch_first=True)
+        return states, pad(positions, batch_first=True), [len(row.states) for row in rows]

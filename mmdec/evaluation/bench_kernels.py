@@ -1,0 +1,209 @@
+"""The operators alone: on a GPU their kernels beside what torch offers, on a CPU the torch forms beside the plain ones.
+
+Before a row is timed, both sides are compared; a difference ends the benchmark. Sides are timed in turn. On a GPU bytes
+that must be read (keys, values) over seconds are set against the card's own copy bandwidth, measured here, too.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from mmdec.evaluation.pairing import paired
+from mmdec.ops.dag import dag_marginal
+from mmdec.ops.kernels import KERNELS, runs_on, why_not
+from mmdec.ops.kv_gather import kv_gather
+from mmdec.ops.tree_attention import TreeMask, tree_attention, tree_mask
+from mmdec.provenance import hardware
+from mmdec.runtime import check_device
+from mmdec.types import MmdecError
+
+HEADS = {"Llama-3-8B": (32, 8, 128), "Qwen2.5-VL-7B": (28, 4, 128)}  # query heads, key heads, width
+PLACES = {"cpu": ((16, 1024),), "cuda": ((64, 8192), (64, 32768))}  # nodes, prefix
+GRAPHS = {"cpu": ((1, 60, 480),), "cuda": ((1, 60, 480), (8, 128, 1024))}  # batch, tokens, vertices
+LAYERS = {"cpu": 12, "cuda": 32}
+
+
+def bench_kernels(*, repeats: int = 15, device: str | None = "cpu", threads: int = 1) -> dict[str, Any]:
+    """Time every operator; a JSON-ready report. Raises MmdecError where two sides differ."""
+    place = check_device(device)
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
+    bandwidth = _copy_bandwidth(place) if place.type == "cuda" else None
+    report: dict[str, Any] = {
+        "what": "a = mmdec, b = the other; ratios are b / a",
+        "kernels": {name: runs_on(place) for name in KERNELS},
+        "why_not": None if runs_on(place) else why_not(place.index) or "the CPU was asked for",
+        "copy_gb_s": bandwidth,
+        "tree_attention": [
+            _attention(name, nodes, columns, place, dtype, repeats, bandwidth)
+            for name in HEADS
+            for nodes, columns in PLACES[place.type]
+        ],
+        "kv_gather": _gather(place, dtype, repeats),
+        "dag": [row for shape in GRAPHS[place.type] for row in _graph(shape, place, repeats)],
+        "hardware": hardware(device=place, dtype=dtype, batch=1, threads=threads),
+    }
+    return report
+
+
+def _attention(
+    name: str, nodes: int, columns: int, device: torch.device, dtype: torch.dtype, repeats: int, copy: float | None
+) -> dict[str, Any]:
+    heads, key_heads, width = HEADS[name]
+    q = torch.randn(1, heads, nodes, width, dtype=dtype, device=device)
+    k, v = torch.randn(2, 1, key_heads, columns + nodes, width, dtype=dtype, device=device)
+    parents = [-1, *((node - 1) // 2 for node in range(1, nodes))]
+    above = torch.eye(nodes, dtype=torch.bool)
+    for node in range(1, nodes):
+        above[node] |= above[parents[node]]
+    bounds = torch.tensor([0]), torch.tensor([columns])
+    mask = tree_mask(*(part.to(device) for part in bounds), above[None].to(device), columns, dtype)
+    scale = width**-0.5
+    others: dict[str, Callable[[], Tensor]] = {
+        "SDPA, dense mask, heads repeated": lambda: scaled_dot_product_attention(
+            q, *(part.repeat_interleave(heads // key_heads, 1) for part in (k, v)), mask.additive, scale=scale
+        ),
+        "SDPA, dense mask, FORCE_GQA": lambda: scaled_dot_product_attention(
+            q, k, v, mask.additive, scale=scale, enable_gqa=True
+        ),
+    }
+    if device.type == "cuda":
+        others["FlexAttention"] = _flex(q, k, v, mask, columns, scale)
+    row: dict[str, Any] = {"heads": name, "nodes": nodes, "prefix": columns, "against": {}}
+    for other, run in others.items():
+        _same(f"tree attention and {other}", tree_attention(q, k, v, mask, scale), run())
+        row["against"][other] = asdict(paired(lambda: tree_attention(q, k, v, mask, scale), run, repeats, device))
+    if copy is not None:
+        seconds = _seconds(lambda: tree_attention(q, k, v, mask, scale), repeats)
+        moved = 2 * k.numel() * k.element_size()
+        row |= {"microseconds": 1e6 * seconds, "gb_s": moved / seconds / 1e9, "of_copy": moved / seconds / 1e9 / copy}
+    return row
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, mask: TreeMask, columns: int, scale: float) -> Callable[[], Tensor]:
+    """FlexAttention, compiled, with the same tree."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    above = mask.ancestors[0]
+    nodes = len(above)
+
+    def seen(batch: Tensor, head: Tensor, node: Tensor, column: Tensor) -> Tensor:
+        return (column < columns) | above[node, (column - columns).clamp(0, nodes - 1)]
+
+    block = create_block_mask(seen, None, None, nodes, columns + nodes, device=str(q.device))
+    compiled: Any = torch.compile(flex_attention, dynamic=False)
+    return lambda: compiled(q, k, v, block_mask=block, scale=scale, enable_gqa=True)
+
+
+def _gather(device: torch.device, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
+    """An accepted path of six nodes moved in all layers of a Llama-3-8B's width, against one copy a layer."""
+    layers = LAYERS[device.type]
+    pool = torch.randn(2 * layers, 1, 8, 2048, 128, dtype=dtype, device=device)
+    path = [1000, 1002, 1005, 1009, 1014, 1020]
+    index = torch.tensor(path, device=device)
+
+    def one_by_one() -> None:
+        for layer in pool:
+            layer[:, :, 1001 : 1001 + len(path)] = layer[:, :, index]
+
+    result = paired(lambda: kv_gather(pool, [path], [1001]), one_by_one, repeats, device)
+    row: dict[str, Any] = {"layers": layers, "path": len(path), "against": {"a copy for each layer": asdict(result)}}
+    if device.type == "cuda":
+        row["microseconds"] = 1e6 * _seconds(lambda: kv_gather(pool, [path], [1001]), repeats)
+        row["launches"] = _launches(lambda: kv_gather(pool, [path], [1001]))
+    return row
+
+
+def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> list[dict[str, Any]]:
+    """The loss and its gradient against the dense torch form with autograd: time, and a GPU's peak memory."""
+    batch, tokens, size = shape
+    match = torch.randn(batch, tokens, size, device=device)
+    links = torch.randn(batch, size, size, device=device)
+    links = links.masked_fill(torch.ones(size, size, dtype=torch.bool, device=device).tril(), -torch.inf)
+    links = links.log_softmax(2).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+    lengths = torch.full((batch,), tokens, device=device), torch.full((batch,), size, device=device)
+
+    def gradient(form: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        inputs = match.clone().requires_grad_(), links.clone().requires_grad_()
+        score = form(*inputs)
+        score.sum().backward()
+        return score.detach()
+
+    def ours(match: Tensor, links: Tensor) -> Tensor:
+        return dag_marginal(match, links, *lengths)
+
+    _same("the graph's log P", ours(match, links), dense_marginal(match, links))
+    rows = []
+    for what, a, b in (
+        ("forward", lambda: ours(match, links), lambda: dense_marginal(match, links)),
+        ("forward and backward", lambda: gradient(ours), lambda: gradient(dense_marginal)),
+    ):
+        row = {"shape": shape, "what": what, "against": {"dense torch": asdict(paired(a, b, repeats, device))}}
+        if device.type == "cuda":
+            row["peak_mib"], row["dense_peak_mib"] = (_peak(run) for run in (a, b))
+        rows.append(row)
+    return rows
+
+
+def dense_marginal(match: Tensor, links: Tensor) -> Tensor:
+    """Log P (B,) of whole graphs as the formula has it: (B, L, L) log-sum-exps, one for each token."""
+    alpha = torch.full_like(match[:, 0], -torch.inf)
+    alpha[:, 0] = match[:, 0, 0]
+    for t in range(1, match.shape[1]):
+        scores = alpha[:, :, None] + links
+        top = scores.detach().amax(1).clamp(min=torch.finfo(scores.dtype).min)
+        alpha = (scores - top[:, None]).exp().sum(1).clamp(min=1e-38).log() + top + match[:, t]
+    return alpha[:, -1]
+
+
+def _same(what: str, ours: Tensor, theirs: Tensor) -> None:
+    near = 3e-2 if ours.dtype == torch.bfloat16 else 1e-3
+    if not torch.allclose(ours.float(), theirs.float(), rtol=near, atol=near):
+        worst = float((ours.float() - theirs.float()).abs().max())
+        raise MmdecError(f"{what}: the two sides must agree, but differ by {worst:.3g}. No time was taken.")
+
+
+def _seconds(run: Callable[[], object], repeats: int) -> float:
+    """Median seconds on the GPU of one of 20 calls in a row."""
+    laps = []
+    for _ in range(repeats + 1):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(20):
+            run()
+        end.record()
+        end.synchronize()
+        laps.append(begin.elapsed_time(end) / 20e3)
+    return statistics.median(laps[1:])
+
+
+def _copy_bandwidth(device: torch.device) -> float:
+    """GB/s read and written by a copy of 1 GiB."""
+    source = torch.empty(2**30, dtype=torch.int8, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.numel() / _seconds(lambda: target.copy_(source), 9) / 1e9
+
+
+def _peak(run: Callable[[], object]) -> float:
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def _launches(run: Callable[[], object]) -> int:
+    """Kernels that one call launches, copies of indices left out."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        run()
+        torch.cuda.synchronize()
+    return sum(not event.name.startswith("Mem") for event in seen.events() or [])

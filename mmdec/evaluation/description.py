@@ -1,0 +1,207 @@
+"""Scores a vision-language model on questions about pictures: what is right by task, and what decoding cost.
+
+`mmdec.describe` is scored. Questions are those of drawn scenes, of a person's own list, or of a published benchmark:
+see `corpora/image_text_questions.py`. `tables_description.vlm_table(report)` prints the report.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+from mmdec.checks.arguments import check_threads, check_whole
+from mmdec.corpora.image_text_questions import ImageQuestion, read_questions, swapped
+from mmdec.evaluation.harness import Method
+from mmdec.evaluation.harness_description import DescriptionHarness
+from mmdec.evaluation.log import Log, no_log
+from mmdec.generation.drafter_choice import DraftedBy
+from mmdec.generation.speculation import Nodes
+from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
+from mmdec.metrics import text as metrics
+from mmdec.metrics.answer_score import claims_held, normalise, right_answer
+from mmdec.metrics.mmmu_answers import right_choice, right_open
+from mmdec.metrics.vqa_accuracy import vqa_accuracy
+from mmdec.pipelines.description.description import Description
+from mmdec.pipelines.description.load import AUTO, as_drafter
+from mmdec.pipelines.inputs import BatchError
+from mmdec.provenance import hardware
+from mmdec.runtime import dtype_of
+from mmdec.types import InputError
+
+QUESTIONS = "data/scenes/test.json"
+EVERY = 50  # questions between two lines of progress
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One question with its answer; none where it was refused."""
+
+    question: ImageQuestion
+    answer: Description | None
+    right: float  # of `of`
+    of: int  # 1; the claims of a description; 0 where nothing says what is right
+    error: str = ""
+
+
+def score(question: ImageQuestion, said: str) -> tuple[float, int]:
+    """How much of an answer is right, and of how much: 1, or the claims of a description; (0, 0) without a reference.
+
+    "exact" is right where the answer is one of the listed or the reference, but for case and the full stop; of the
+    scenes' counts the total alone must be right.
+    """
+    kind = question.scoring
+    if kind == "claims":
+        return claims_held(said, question.claims), len(question.claims)
+    if kind == "exact":
+        if question.reference:
+            expected = question.answers[0] if question.answers else ""
+            return float(right_answer(said, question.reference, expected, question.task)), 1
+        return float(normalise(said) in {normalise(answer) for answer in question.answers}), 1
+    if kind == "vqav2" or kind == "textvqa":
+        return vqa_accuracy(said, question.answers, kind), 1
+    if kind == "choice":
+        return float(right_choice(said, question.options, question.answers[0], question.id)), 1
+    if kind == "open":
+        return float(right_open(said, question.answers)), 1
+    return 0.0, 0
+
+
+def evaluate_vlm(
+    questions: str | os.PathLike[str] = QUESTIONS,
+    images: str | os.PathLike[str] | None = None,
+    model: str | os.PathLike[str] | LoadedVlm = DEFAULT_MODEL,
+    *,
+    drafter: DraftedBy = AUTO,
+    plan: Nodes = None,
+    swap: bool = False,
+    limit: int | None = None,
+    max_new_tokens: int | None = None,
+    batch_size: int = 1,
+    device: str | None = None,
+    threads: int = 2,
+    worst: int = 10,
+    log: Log = no_log,
+) -> dict[str, Any]:
+    """Score a model; a JSON-ready report.
+
+    questions: a file or folder, see `read_questions`. images: the folder of its pictures. limit: questions of each
+    task, evenly spaced. swap: ask about another picture of the same task; what is still right then is what the
+    language alone tells. plan: draft size, as `num_speculative_tokens`. worst: wrong answers that are listed.
+
+    Intervals are Wilson's, of 95 %; those of VQA accuracy, whose answers may be right in part, are wider than they had
+    to be. A question that `mmdec.describe` refuses counts as wrong and is named. Raises InputError.
+    """
+    check_threads(threads)
+    check_whole("batch_size", batch_size, 1, 4096, "1 asks one by one.")
+    if limit is not None:
+        check_whole("limit", limit, 1, 2**31, "Leave it out for all questions.")
+    asked = read_questions(os.fspath(questions), None if images is None else os.fspath(images), limit)
+    if not asked:
+        raise InputError(f"`questions` must hold questions, but '{questions}' has none. Check the file.")
+    asked = swapped(asked) if swap else asked
+    torch.set_num_threads(threads)
+    vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, device)
+    chosen = as_drafter(vlm, drafter)
+    method = Method("drafted", "mmdec", {"drafter": chosen, "num_speculative_tokens": plan})
+    answered = _answers(DescriptionHarness(vlm, max_new_tokens), method, asked, batch_size, log)
+    scored = [one for one in answered if one.of]
+    return {
+        "model": vlm.directory.name if vlm.directory else "given",
+        "questions": os.fspath(questions),
+        "swapped": swap,
+        "n": len(answered),
+        "drafter": chosen if isinstance(chosen, str) else getattr(chosen, "name", None) or "none",
+        "batch_size": batch_size,
+        "by_task": _by_task(answered),
+        "right": _rate(scored),
+        "decoding": _cost([one.answer for one in answered if one.answer is not None]),
+        "refused": {one.question.id: one.error for one in answered if one.error},
+        "worst": [
+            {
+                "id": one.question.id,
+                "task": one.question.task,
+                "question": one.question.question,
+                "answer": one.answer.text if one.answer else "",
+                "right": one.right,
+                "of": one.of,
+                "expected": one.question.reference or ", ".join(one.question.answers[:3]),
+            }
+            for one in [one for one in scored if one.right < one.of][:worst]
+        ],
+        "hardware": hardware(
+            device=vlm.model.device,
+            dtype=dtype_of(vlm.model),
+            batch=batch_size,
+            threads=torch.get_num_threads(),
+        ),
+    }
+
+
+def _answers(
+    harness: DescriptionHarness, method: Method, asked: Sequence[ImageQuestion], batch_size: int, log: Log
+) -> list[Answered]:
+    answered: list[Answered] = []
+    for start in range(0, len(asked), batch_size):
+        batch, before = asked[start : start + batch_size], len(answered)
+        errors: dict[int, InputError] = {}
+        try:
+            answers: list[Any] = [*harness.describe(batch, method)]
+        except BatchError as error:
+            answers, errors = error.results, error.errors
+        for place, (question, answer) in enumerate(zip(batch, answers, strict=True)):
+            right, of = score(question, answer.text if answer else "")
+            said = str(errors[place]) if place in errors else ""
+            answered.append(Answered(question, answer, 0.0 if answer is None else right, of, said))
+        if len(answered) // EVERY > before // EVERY or len(answered) == len(asked):
+            log(f"answered {len(answered)} of {len(asked)}")
+    return answered
+
+
+def _by_task(answered: Sequence[Answered]) -> dict[str, dict[str, Any]]:
+    tasks: dict[str, list[Answered]] = defaultdict(list)
+    for one in answered:
+        tasks[one.question.task].append(one)
+    return {
+        task: {
+            "questions": len(group),
+            "scoring": group[0].question.scoring,
+            "right": _rate(group),
+            "decoding": _cost([one.answer for one in group if one.answer is not None]),
+        }
+        for task, group in sorted(tasks.items())
+    }
+
+
+def _rate(answered: Sequence[Answered]) -> dict[str, Any]:
+    """n counts the claims of descriptions."""
+    right: Any = sum(one.right for one in answered)  # a fraction for VQA accuracy, which `Rate` takes as it is
+    return metrics.Rate(right, sum(one.of for one in answered)).summary()
+
+
+def _cost(answers: Sequence[Description]) -> dict[str, Any]:
+    """Rounds after the prompts' passes, and seconds; the drafter's share of decoding and of everything."""
+    if not answers:
+        return {}
+    rounds = sum(answer.rounds - 1 for answer in answers)
+    tokens = sum(len(answer.tokens) for answer in answers)
+    seconds = {stage: sum(answer.timings[stage] for answer in answers) for stage in answers[0].timings}
+    decoding = sum(seconds[stage] for stage in ("decoder", "drafter", "core"))
+    return {
+        "tokens": tokens,
+        "rounds": rounds,
+        "tokens_per_round": (tokens - len(answers)) / rounds if rounds else None,  # bonus included
+        "accepted_per_round": sum(answer.accepted for answer in answers) / rounds if rounds else None,
+        "drafted_per_round": sum(answer.drafted for answer in answers) / rounds if rounds else None,
+        "drafter_share": {
+            "of_decoding": seconds["drafter"] / decoding if decoding else None,
+            "of_all": seconds["drafter"] / seconds["total"] if seconds["total"] else None,
+        },
+        "seconds": seconds,
+        "median_seconds": median(answer.timings["total"] for answer in answers),
+    }

@@ -1,0 +1,149 @@
+"""mmdec against CTranslate2, faster-whisper's engine, with the same weights: transcripts compared, then timed in turn.
+
+The model is converted by CTranslate2's own converter; features are made by the same extractor. Each side runs with one
+and with two threads, CTranslate2 in float32 and int8, mmdec in float32. Calls go A B C D A B C D, from samples in
+memory to text. The ratio is that of each side's best setting: the one with the least sum of medians over recordings.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmdec.audio import SAMPLE_RATE
+from mmdec.evaluation.harness import Method
+from mmdec.evaluation.harness_transcription import TranscriptionHarness
+from mmdec.evaluation.log import Log, no_log
+from mmdec.hub.whisper import LoadedWhisper
+from mmdec.runtime import Stopwatch, with_threads
+from mmdec.types import Drafter, InputError
+
+PEERS = ("ctranslate2",)
+THREADS = (1, 2)
+TYPES = ("float32", "int8")
+Call = Callable[[Tensor], str]
+
+
+def against_peer(
+    whisper: LoadedWhisper,
+    drafter: Drafter,
+    recordings: Sequence[Tensor],
+    peer: str,
+    *,
+    repeats: int,
+    language: str | None = "en",
+    log: Log = no_log,
+) -> dict[str, Any]:
+    """Seconds and transcripts of both sides on recordings (T,) of one window each; a JSON-ready report.
+
+    Raises InputError where the peer is unknown or not installed, or no recording fits one window.
+    """
+    if peer not in PEERS:
+        raise InputError(f"`peer` must be one of {', '.join(PEERS)}, but is {peer!r}. Leave it out for none.")
+    if whisper.directory is None or whisper.model.device.type != "cpu":
+        raise InputError("`peer` must run a model of a folder on the CPU, but this one is elsewhere. Give its folder.")
+    harness = TranscriptionHarness(whisper, language)
+    fitting = [samples for samples in recordings if not harness.is_long(samples)]
+    if not fitting:
+        raise InputError("`recordings` must hold one of at most 30 s for a peer, but holds none. Give a shorter one.")
+    with tempfile.TemporaryDirectory() as folder:
+        sides = {
+            **{f"mmdec float32, {threads} threads": _ours(harness, drafter, threads) for threads in THREADS},
+            **_theirs(whisper, Path(folder), language),
+        }
+        seconds, texts = _in_turn(sides, fitting, repeats, log)
+    reference = texts[f"mmdec float32, {THREADS[0]} threads"]
+    rows = {
+        name: {
+            "seconds": sum(statistics.median(laps) for laps in taken),
+            "equal_transcripts": sum(a == b for a, b in zip(texts[name], reference, strict=True)),
+        }
+        for name, taken in seconds.items()
+    }
+    ours = _best(rows, "mmdec")
+    best = {kind: _best(rows, f"ctranslate2 {kind}") for kind in TYPES}
+    return {
+        "peer": peer,
+        "recordings": len(fitting),
+        "sides": rows,
+        "best": {
+            kind: {"a": ours, "b": name, "ratio": rows[name]["seconds"] / rows[ours]["seconds"]}
+            for kind, name in best.items()
+        },
+    }
+
+
+def _in_turn(
+    sides: dict[str, Call], recordings: Sequence[Tensor], repeats: int, log: Log
+) -> tuple[dict[str, list[list[float]]], dict[str, list[str]]]:
+    """Of each side and recording: the seconds of its repeats, and its text. The first round warms up."""
+    seconds = {name: [[] for _ in recordings] for name in sides}
+    texts = {name: [""] * len(recordings) for name in sides}
+    stopwatch = Stopwatch()
+    for number in range(repeats + 1):
+        for index, samples in enumerate(recordings):
+            for name, call in sides.items():
+                stopwatch.lap()
+                texts[name][index] = call(samples)
+                lap = stopwatch.lap()
+                if number:
+                    seconds[name][index].append(lap)
+        log(f"peer: round {number} of {repeats}")
+    return seconds, texts
+
+
+def _ours(harness: TranscriptionHarness, drafter: Drafter, threads: int) -> Call:
+    method = Method.drafted("medusa", drafter)
+
+    def call(samples: Tensor) -> str:
+        with with_threads(threads):
+            return harness.measure([samples], method).texts[0]
+
+    return call
+
+
+def _theirs(whisper: LoadedWhisper, folder: Path, language: str | None) -> dict[str, Call]:
+    """CTranslate2's models, one for each type and number of threads."""
+    try:
+        import ctranslate2
+        from ctranslate2.converters import TransformersConverter
+    except ImportError as error:
+        raise InputError(
+            "`peer` must be installed, but ctranslate2 is not. Install it: pip install 'mmdec[peer]'."
+        ) from error
+    settings: Any = whisper.model.generation_config
+    prompt = [settings.decoder_start_token_id]
+    if getattr(settings, "is_multilingual", False):
+        prompt += [settings.lang_to_id[f"<|{language or 'en'}|>"], settings.task_to_id["transcribe"]]
+    prompt.append(settings.no_timestamps_token_id)
+    target = os.fspath(folder / "model")
+    TransformersConverter(os.fspath(whisper.directory)).convert(target)
+    return {
+        f"ctranslate2 {kind}, {threads} threads": _peer_call(
+            whisper, ctranslate2.models.Whisper(target, compute_type=kind, intra_threads=threads), prompt, ctranslate2
+        )
+        for kind in TYPES
+        for threads in THREADS
+    }
+
+
+def _peer_call(whisper: LoadedWhisper, model: Any, prompt: list[int], engine: Any) -> Call:
+    def call(samples: Tensor) -> str:
+        with torch.inference_mode():
+            read = whisper.extractor(samples.numpy(), sampling_rate=SAMPLE_RATE, return_tensors="np")
+        features = engine.StorageView.from_array(read.input_features)
+        found = model.generate(features, [prompt], beam_size=1, max_length=whisper.model.config.max_target_positions)
+        return whisper.tokenizer.decode(found[0].sequences_ids[0], skip_special_tokens=True).strip()
+
+    return call
+
+
+def _best(rows: dict[str, dict[str, Any]], prefix: str) -> str:
+    return min((name for name in rows if name.startswith(prefix)), key=lambda name: rows[name]["seconds"])

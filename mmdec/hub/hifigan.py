@@ -1,0 +1,164 @@
+"""Published HiFi-GAN weights on disk: loaded from safetensors, and converted from the authors' generator file.
+
+transformers' `SpeechT5HifiGan` and `FastSpeech2ConformerHifiGan` load from a directory with safetensors. The authors'
+own generator file (`generator_v1`, `g_02500000`, ... with its `config.json` beside it) is a pickle: `convert` reads
+tensors alone from it and writes such a directory.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    FastSpeech2ConformerHifiGan,
+    FastSpeech2ConformerHifiGanConfig,
+    SpeechT5HifiGan,
+    SpeechT5HifiGanConfig,
+)
+
+from mmdec.audio import HOP, MELS, WINDOW
+from mmdec.checks.weights import NOT_FOLLOWED, fill, fill_pretrained, read_settings
+from mmdec.hub.publish import whole_folder
+from mmdec.nn.hifigan import ESPNET, SPEECHT5, HifiGanVocoder, MelKind
+from mmdec.types import InputError
+
+MELS_KEY = "mmdec_mels"  # where a converted generator's config keeps its mels
+
+
+def load_hifigan(vocoder: str | Path, expects: MelKind | None = None) -> HifiGanVocoder:
+    """The vocoder in a directory with safetensors. `expects`: other mels than usual for its kind.
+
+    Raises InputError where there are no such weights, or where they were trained on mels that ours cannot become.
+    """
+    path = Path(vocoder)
+    if path.is_file():
+        raise InputError(
+            f"`vocoder` must be a directory with safetensors, but is the file '{vocoder}', and pickles are not "
+            "read. Convert the authors' generator file with `mmdec convert hifigan IN OUT`."
+        )
+    try:
+        return _read(path, expects)
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # transformers has no one error for damaged settings
+        raise InputError(
+            f"`vocoder` must hold whole HiFi-GAN weights, but '{vocoder}' does not ({type(error).__name__}: "
+            f"{error!s:.200}). Fetch them again."
+        ) from error
+
+
+def _read(folder: Path, expects: MelKind | None) -> HifiGanVocoder:
+    if not (folder / "config.json").is_file():
+        raise InputError(f"`vocoder` must hold a config.json, but '{folder}' does not. Check the path.")
+    described = read_settings(folder / "config.json", "vocoder")
+    kind = str(described.get("model_type", ""))
+    if kind == SpeechT5HifiGanConfig.model_type:
+        network, settings, usual = SpeechT5HifiGan, SpeechT5HifiGanConfig, SPEECHT5
+    elif kind == FastSpeech2ConformerHifiGanConfig.model_type:
+        network, settings, usual = FastSpeech2ConformerHifiGan, FastSpeech2ConformerHifiGanConfig, ESPNET
+    else:
+        raise InputError(
+            f"`vocoder` must be a SpeechT5HifiGan or FastSpeech2ConformerHifiGan, but its model_type is {kind!r}. "
+            "Name the directory or hub id of one of these."
+        )
+    config = settings.from_dict({name: value for name, value in described.items() if name not in NOT_FOLLOWED})
+    if MELS_KEY in described:
+        usual = MelKind(**described[MELS_KEY])
+    rate = described.get("sampling_rate", usual.sample_rate)  # not every kind names it
+    if expects is None and rate != usual.sample_rate:
+        raise InputError(
+            f"`vocoder` of the kind {kind} must speak at {usual.sample_rate} Hz, where its mels are known, "
+            f"but speaks at {rate}. Load it with load_hifigan(..., expects=MelKind(...))."
+        )
+    _check_mels(config.model_in_dim, math.prod(config.upsample_rates), (expects or usual).hop)
+    return HifiGanVocoder(fill_pretrained(network, config, folder, "vocoder").eval(), expects or usual)
+
+
+def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
+    """The authors' generator file, with its config.json beside it -> a directory that `load_hifigan` reads,
+    whole or not at all.
+
+    The file is a pickle; tensors and plain values alone are taken from it, no code is run. Raises InputError for
+    another generator, and for mels that ours cannot become.
+    """
+    path, target = Path(source), Path(directory)
+    if not path.is_file() or not path.with_name("config.json").is_file():
+        raise InputError(
+            f"`source` must be a generator file with its config.json beside it, but '{path}' is not. Fetch both."
+        )
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f"`directory` must be new or empty, but '{target}' is not. Choose another.")
+    described = read_settings(path.with_name("config.json"), "source")
+    try:
+        generator, mels = _official(path, described)
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # a damaged pickle may raise anything
+        raise InputError(
+            f"`source` must hold a whole HiFi-GAN generator, but '{path}' does not ({type(error).__name__}: "
+            f"{error!s:.200}). Fetch it again."
+        ) from error
+    setattr(generator.config, MELS_KEY, asdict(mels))
+    with whole_folder(target) as fresh:
+        generator.save_pretrained(fresh)
+    return target
+
+
+def _official(path: Path, described: dict[str, Any]) -> tuple[FastSpeech2ConformerHifiGan, MelKind]:
+    """The generator that the authors' file holds, and its mels."""
+    if str(described.get("resblock", "1")) != "1":
+        raise InputError("`source` must have residual blocks of type 1 (V1, V2), but has type 2. Use V1 or V2.")
+    windows = (described.get("n_fft", WINDOW), described.get("win_size", WINDOW))
+    if windows != (WINDOW, WINDOW):
+        raise InputError(f"`source` must know mels of windows of {WINDOW} samples, but knows {windows}. Use another.")
+    bands, hop = described.get("num_mels", MELS), described.get("hop_size", HOP)
+    _check_mels(bands, math.prod(described["upsample_rates"]), hop, "source")
+    sizes = ("upsample_rates", "upsample_kernel_sizes", "upsample_initial_channel", "resblock_kernel_sizes")
+    config = FastSpeech2ConformerHifiGanConfig(
+        model_in_dim=bands,
+        resblock_dilation_sizes=described["resblock_dilation_sizes"],
+        normalize_before=False,
+        **{name: described[name] for name in sizes},
+    )
+    stored = torch.load(path, map_location="cpu", weights_only=True)
+    state = official_names(stored.get("generator", stored))
+    state |= {"mean": torch.zeros(bands), "scale": torch.ones(bands)}
+    kind = MelKind(
+        sample_rate=described.get("sampling_rate", 22_050),
+        hop=hop,
+        f_min=float(described.get("fmin", 0)),
+        f_max=float(described.get("fmax") or 8000),
+    )
+    return fill(lambda: FastSpeech2ConformerHifiGan(config), state, "source", path).eval(), kind
+
+
+def official_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The authors' state dict under transformers' names, with weight normalisation multiplied out."""
+    result: dict[str, Tensor] = {}
+    for name, value in state.items():
+        mapped = re.sub(r"^ups\.", "upsampler.", name)
+        if mapped.endswith(".weight_g"):
+            continue
+        if mapped.endswith(".weight_v"):
+            gain = state[name[:-1] + "g"]
+            norm = value.flatten(1).norm(dim=1).view(-1, *[1] * (value.dim() - 1))
+            mapped, value = mapped[: -len("_v")], gain * value / norm
+        result[mapped] = value
+    return result
+
+
+def _check_mels(bands: int, factor: int, hop: int, argument: str = "vocoder") -> None:
+    """Refuse a generator whose frames are not what its mels are made of."""
+    if bands != MELS:
+        raise InputError(f"`{argument}` must take {MELS} mel bands, but takes {bands}. Use another.")
+    if factor != hop:
+        raise InputError(
+            f"`{argument}` must give {hop} samples a frame, as its mels have, but gives {factor}. Use another."
+        )

@@ -1,0 +1,173 @@
+"""Vision-language models on disk: found as every model is, loaded once, with the processor that reads their pictures.
+
+A model's folder is what transformers writes: config.json, generation_config.json, safetensors, tokenizer, processor and
+chat template. Drafters with weights lie in a folder of their name inside it, or beside it as <model>-<name>. No pickle
+is read and no remote code is run.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast, final
+
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    PROCESSOR_MAPPING,
+    AutoProcessor,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    ProcessorMixin,
+)
+
+from mmdec.checks.devices import check_device
+from mmdec.checks.weights import NOT_FOLLOWED, fill_pretrained, read_settings
+from mmdec.hub.find import LoadedModels, find, kind, version
+from mmdec.types import Drafter, InputError
+
+DEFAULT_MODEL = "vlm-scenes"
+SYSTEM = "llava"  # transformers' model_type of the model that comes with mmdec
+GENERATION = "generation_config.json"
+FILES = ("*.json", "*.txt", "*.jinja", "*.md", "model.safetensors", "model-*.safetensors")
+
+
+@final
+@dataclass
+class LoadedVlm:
+    """A model with its processor. Shared by all who load it: its weights are only read."""
+
+    model: PreTrainedModel
+    processor: ProcessorMixin
+    directory: Path | None = None  # where drafters are looked for
+    drafters: dict[tuple[str, int], Drafter] = field(default_factory=dict, repr=False)  # read from folders, by version
+    checked: set[str] = field(default_factory=set, repr=False)  # names of drafters that fit
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a processor of another model, or one without a chat template."""
+        config: Any = self.model.config
+        token = getattr(config, "image_token_id", None)
+        if token is None or not hasattr(self.processor, "image_token"):
+            raise InputError(
+                f"`model` must read images, but {type(self.model).__name__} with {type(self.processor).__name__} names "
+                "no image token. Use a LLaVA or a Qwen-VL."
+            )
+        ours = self.tokenizer.convert_tokens_to_ids(self.image_token)
+        if ours != token:
+            raise InputError(
+                f"`processor` must write an image as token {token} for this model, but {self.image_token!r} is {ours}. "
+                "Load it from where the model is."
+            )
+        tokens = cast(torch.nn.Embedding, self.model.get_input_embeddings()).num_embeddings
+        if len(self.tokenizer) > tokens:
+            raise InputError(
+                f"`processor` must have at most {tokens} tokens for this model, but has {len(self.tokenizer)}. Load it "
+                "from where the model is."
+            )
+        if not getattr(self.processor, "chat_template", None):
+            if not getattr(self.tokenizer, "chat_template", None):
+                raise InputError(
+                    "`processor` must have a chat template, which writes a question as this model reads it, but has "
+                    "none. Use a model that was tuned to answer, or set `processor.chat_template`."
+                )
+            self.processor.chat_template = self.tokenizer.chat_template
+        if self.model.training:
+            raise InputError("`model` must be in evaluation mode, but is being trained. Call `model.eval()`.")
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.processor.tokenizer
+
+    @property
+    def image_token(self) -> str:
+        """What stands for an image in a text."""
+        return cast(Any, self.processor).image_token
+
+
+_models = LoadedModels[LoadedVlm]()
+
+
+def load_vlm(
+    model: str | os.PathLike[str] = DEFAULT_MODEL,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> LoadedVlm:
+    """A vision-language model by shipped name, directory or hub id; loaded once for each model, device and dtype.
+
+    `device` None takes a GPU where there is one. Raises InputError where there is no such model, or its files are
+    damaged, no safetensors, or outside its folder.
+    """
+    directory = find(model, SYSTEM, FILES)
+    place = check_device(device)
+    key = (version(directory), str(place), str(dtype))
+    return _models.get(key, lambda: _read(directory, place, dtype))
+
+
+def read_model(directory: Path) -> PreTrainedModel:
+    """The network in `directory`, in float32 on the CPU. Raises InputError for whatever is damaged or outside of it."""
+    config_type, network = _types(directory)
+    settings = read_settings(directory / "config.json")
+    try:
+        config = config_type.from_dict({name: one for name, one in settings.items() if name not in NOT_FOLLOWED})
+        model = fill_pretrained(network, config, directory)
+        if (directory / GENERATION).is_file():
+            model.generation_config = GenerationConfig.from_dict(read_settings(directory / GENERATION))
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # transformers has no one error for damaged settings
+        raise InputError(
+            f"`model` must be a whole vision-language model, but '{directory}' is damaged or of another version "
+            f"({type(error).__name__}: {error!s:.300}). Fetch it again."
+        ) from error
+    return model.eval()
+
+
+def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedModel]]:
+    """Its classes in transformers; remote ones are not looked for."""
+    found = kind(directory)
+    config_type = CONFIG_MAPPING[found] if found in CONFIG_MAPPING else None  # noqa: SIM401 # its `get` knows no default
+    if config_type is None or config_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        raise InputError(
+            f"`model` must be a vision-language model, but '{directory}' is {found or 'no model'!r}. Name a LLaVA or a "
+            "Qwen-VL."
+        )
+    return config_type, cast(type[PreTrainedModel], MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[config_type])
+
+
+def read_processor(directory: Path) -> ProcessorMixin:
+    """The processor in `directory`. Where it would need torchvision for video, which is not installed, it is made for
+    pictures alone. Raises InputError for a damaged one."""
+    try:
+        try:
+            return AutoProcessor.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        except (ImportError, OSError):
+            kind = cast(type[ProcessorMixin], PROCESSOR_MAPPING[_types(directory)[0]])
+            if "video_processor" not in kind.get_attributes():
+                raise
+            return for_pictures(kind).from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # tokenizers raises plain Exception
+        raise InputError(
+            f"`model` must have a whole tokenizer and image processor, but those in '{directory}' are damaged "
+            f"({type(error).__name__}: {error!s:.300}). Fetch it again."
+        ) from error
+
+
+def for_pictures(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
+    """The same processor without its part for video."""
+
+    class ForPictures(kind):
+        def __init__(self, image_processor: Any, tokenizer: Any, chat_template: Any = None, **options: Any) -> None:
+            super().__init__(image_processor, tokenizer, None, chat_template=chat_template, **options)
+
+    ForPictures.__name__ = kind.__name__
+    return ForPictures
+
+
+def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedVlm:
+    network: Any = read_model(directory)
+    return LoadedVlm(network.to(device, dtype), read_processor(directory), directory)

@@ -1,0 +1,146 @@
+"""Draft networks on disk: config.json, model.safetensors, a card. Neither embedding nor LM head: they are the target's.
+
+config.json holds {"system": "eagle", ...the fields of the network's configuration}; see `mmdec.nn.draft_registry`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from mmdec.checks.arguments import show
+from mmdec.checks.weights import WHOLE, checked_file, fill, read_settings, read_weights
+from mmdec.drafters.flash import Flash
+from mmdec.drafters.tree_growing import TreeGrowing
+from mmdec.hub.publish import whole_folder
+from mmdec.nn.draft_config import DraftConfig
+from mmdec.nn.draft_network import DraftNetwork
+from mmdec.nn.draft_registry import network_class
+from mmdec.nn.flash import FlashNetwork
+from mmdec.types import InputError
+
+CONFIG = "config.json"
+MAX_CONFIG_BYTES = 2**16
+
+
+def save_network(network: DraftNetwork, directory: str | os.PathLike[str], *, card: str | None = None) -> Path:
+    """Write a network whole or not at all. Raises InputError for a directory that is neither new nor empty."""
+    target = Path(directory)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f"`directory` must be new or empty, but '{target}' is not. Choose another.")
+    with whole_folder(target) as fresh:
+        config = {"system": network.system, **asdict(network.config)}
+        (fresh / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        state = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
+        save_file(state, fresh / WHOLE)
+        (fresh / "README.md").write_text(card or _card(network), encoding="utf-8")
+    return target
+
+
+def read_network(directory: str | os.PathLike[str]) -> DraftNetwork:
+    """A network in float32 on the CPU, for whichever model. Raises InputError for a folder that holds none, and for
+    settings or weights that are damaged."""
+    try:
+        place = Path(directory)
+    except TypeError as error:
+        raise InputError(f"`directory` must be a path, but is {show(directory)}. Name a folder.") from error
+    file = place / CONFIG
+    if not file.is_file():
+        raise InputError(
+            f"`directory` must hold a draft network's {CONFIG} and {WHOLE}, but '{place}' has no {CONFIG}. Name the "
+            "drafter's folder."
+        )
+    if file.stat().st_size > MAX_CONFIG_BYTES:
+        raise InputError(
+            f"`directory` must hold a {CONFIG} of at most {MAX_CONFIG_BYTES} bytes, but '{file}' has more."
+        )
+    settings = read_settings(file, "directory")
+    kind = network_class(str(settings.pop("system", "")))
+    config = _config(kind.config_class, settings, place)
+    state = read_weights([checked_file(place, WHOLE, "directory")], "directory")
+    return fill(lambda: kind(config), state, "directory", place)
+
+
+def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> DraftNetwork:
+    """The network for this model, on its device and in its precision.
+
+    Raises InputError also for a network of another model: other channels or tokens, layers that it does not have.
+    """
+    network = read_network(directory)
+    config, shape = network.config, model.config.get_text_config(decoder=True)
+    for what, ours, theirs in (
+        ("channels", config.hidden_size, shape.hidden_size),
+        ("tokens", config.vocab_size, shape.vocab_size),
+    ):
+        if ours != theirs:
+            longer = (
+                f" If the model's first {ours} tokens are the drafter's, convert it again with `--vocab-size {theirs}`."
+            )
+            raise InputError(
+                f"`model` must have {ours} {what} for this drafter, but has {theirs}. It was trained for "
+                f"{config.base or 'another model'}; use a drafter trained for this model."
+                + longer
+                * (what == "tokens" and theirs > ours)
+            )
+    if max(config.layers) > shape.num_hidden_layers - 2 or min(config.layers) < -1:
+        raise InputError(
+            f"`model` must have the layers {config.layers} for this drafter, but has {shape.num_hidden_layers} in all. "
+            "Use a drafter trained for this model."
+        )
+    return network.to(model.device, model.dtype)
+
+
+def load_tree_growing(directory: str | os.PathLike[str], model: PreTrainedModel) -> TreeGrowing:
+    """The drafter for this model: its network grows EAGLE-2's trees with the model's own embedding and LM head."""
+    return TreeGrowing(load_network(directory, model), *_ends(model))
+
+
+def load_flash(directory: str | os.PathLike[str], model: PreTrainedModel) -> Flash:
+    """FLASH's drafter for this model. Raises InputError for a folder that holds another system's network."""
+    network = load_network(directory, model)
+    if not isinstance(network, FlashNetwork):
+        raise InputError(f"`directory` must hold FLASH's network, but holds {network.system}'s. Name another folder.")
+    return Flash(network, *_ends(model))
+
+
+def _ends(model: PreTrainedModel) -> tuple[nn.Module, nn.Linear]:
+    """The model's embedding and LM head."""
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    if not isinstance(output, nn.Linear) or not isinstance(embedding, nn.Module):
+        raise InputError(
+            f"`model` must have an embedding and a linear LM head, but {type(model).__name__} has not. Load a causal "
+            "language model, or one that reads images too."
+        )
+    return embedding, output
+
+
+def _config(kind: type[DraftConfig], settings: dict[str, Any], place: Path) -> DraftConfig:
+    known = {field.name for field in fields(kind)}
+    foreign = sorted(settings.keys() - known)
+    try:
+        if foreign:
+            raise TypeError(f"`{foreign[0]}` is none of its settings")
+        return kind(**settings)
+    except (InputError, TypeError) as error:
+        raise InputError(
+            f"`directory` must hold the settings of a draft network, but {CONFIG} in '{place}' is damaged or of "
+            f"another version ({error!s:.300}). Fetch it again."
+        ) from error
+
+
+def _card(network: DraftNetwork) -> str:
+    config = network.config
+    base = config.base or "the model that it was trained for"
+    count = sum(weight.numel() for weight in network.parameters())
+    return (
+        f"# A drafter: {network.system}\n\n{count:,} parameters, for {base} ({config.hidden_size} channels, "
+        f"{config.vocab_size} tokens). It proposes tokens; the model checks them, and its text stays its own.\n\n"
+        "```python\nimport mmdec\n\ndrafter = mmdec.load_drafter(folder, model)\n```\n"
+    )

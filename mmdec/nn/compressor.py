@@ -1,0 +1,218 @@
+"""What makes the visual tokens that a drafter reads fewer: SpecVLM's primitives (arXiv 2509.11815, section 3.2) and
+FLASH's latent attention (arXiv 2505.12728, section 3.2).
+
+V visual tokens of one image in, M out, H channels. Each image is compressed by itself, whatever its length. Where a
+paper is silent, there is an option, and its docstring says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mmdec.types import InputError
+
+Grid = tuple[int, int]  # rows and columns of an image's visual tokens
+Pruning = Literal["random", "strided"]
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """An image as the drafter is to see it."""
+
+    states: Tensor  # (M, H)
+    places: Tensor  # (M,) int64, which of the V tokens each stands for: where it lies in the text
+    kept: Tensor  # (V,) in [0, 1]: the largest weight of a token in any output
+
+
+@final
+class Prune(nn.Module):
+    """Keep one token of `ratio`, the others are dropped.
+
+    The paper drops at random and does not say what that means in use. "random": tokens drawn anew at each call in
+    training, and in use the same ones for all images of a length, so that an image gives the same draft each time.
+    "strided": every `ratio`-th token, in training too (an option of ours).
+    """
+
+    def __init__(self, ratio: int, how: Pruning = "random", seed: int = 0) -> None:
+        super().__init__()
+        self.ratio, self.how, self.seed = _ratio(ratio), how, seed
+
+    def forward(self, states: Tensor) -> Compressed:
+        """states (V, H) -> ceil(V / ratio) of them, in order."""
+        places = self.places(len(states)).to(states.device)
+        return Compressed(states[places], places, states.new_zeros(len(states)).index_fill(0, places, 1.0))
+
+    def places(self, length: int) -> Tensor:
+        """(M,) the tokens kept, in order."""
+        count = -(-length // self.ratio)
+        if self.how == "strided":
+            return torch.arange(count) * self.ratio
+        # A generator of its own: a draft takes no numbers from those that decide a sampled text.
+        drawn = None if self.training else torch.Generator().manual_seed(self.seed)
+        return torch.randperm(length, generator=drawn)[:count].sort().values
+
+
+@final
+class Pool(nn.Module):
+    """Average neighbours: in windows of the grid where an image has `grid` tokens, else along the sequence."""
+
+    def __init__(self, ratio: int, grid: Grid | None = None) -> None:
+        super().__init__()
+        self.ratio, self.grid = _ratio(ratio), grid
+
+    def forward(self, states: Tensor) -> Compressed:
+        """states (V, H) -> about V / ratio averages; places are the middles of their windows."""
+        weights = self.weights(len(states)).to(states)  # (M, V)
+        middles = (weights * torch.arange(len(states), device=states.device)).sum(1)
+        places = (middles + 0.5).long()  # torch rounds 1.5 and 2.5 alike, and no two may share a place
+        return Compressed(weights @ states, places, weights.amax(0))
+
+    def weights(self, length: int) -> Tensor:
+        """(M, V), each row the shares of one window: `adaptive_avg_pool` written as a product."""
+        if self.grid is None or self.grid[0] * self.grid[1] != length:
+            return _windows(length, -(-length // self.ratio))
+        rows, columns = self.grid
+        down = max(1, round(rows / math.sqrt(self.ratio)))
+        across = max(1, round(length / self.ratio / down))
+        return torch.kron(_windows(rows, down), _windows(columns, min(across, columns)))
+
+
+@final
+class Convolution(nn.Module):
+    """One convolution along the sequence, kernel and stride `ratio`. It begins as the average of its window (ours; the
+    paper says "vanilla"). An image whose length is no multiple is filled up with its last token."""
+
+    def __init__(self, size: int, ratio: int, depthwise: bool = False) -> None:
+        """depthwise: each channel by itself, `size` * ratio weights instead of `size`^2 * ratio."""
+        super().__init__()
+        self.ratio = _ratio(ratio)
+        self.conv = nn.Conv1d(size, size, ratio, stride=ratio, groups=size if depthwise else 1)
+        with torch.no_grad():
+            mean = torch.ones(size, 1) if depthwise else torch.eye(size)
+            self.conv.weight.copy_(mean[..., None].expand_as(self.conv.weight) / ratio)
+            nn.init.zeros_(self.conv.bias) if self.conv.bias is not None else None
+
+    def forward(self, states: Tensor) -> Compressed:
+        """states (V, H) -> (ceil(V / ratio), H)."""
+        length, count = len(states), -(-len(states) // self.ratio)
+        filled = states
+        if count * self.ratio > length:
+            filled = torch.cat([states, states[-1:].expand(count * self.ratio - length, -1)])
+        if self.conv.groups > 1:  # torch's own depthwise convolution takes many times as long
+            assert self.conv.bias is not None
+            out, taps = self.conv.bias.expand(count, -1), self.conv.weight[:, 0].T.contiguous()
+            for tap in range(self.ratio):
+                out = torch.addcmul(out, filled[tap :: self.ratio], taps[tap])
+        else:
+            out = self.conv(filled.T[None])[0].T
+        places = torch.arange(count, device=states.device) * self.ratio + (self.ratio - 1) // 2
+        return Compressed(out, places.clamp(max=length - 1), states.new_full((length,), 1 / self.ratio))
+
+
+@final
+class Resampler(nn.Module):
+    """Learned queries read an image by one cross-attention: SpecVLM's "simplified Q-Former" with 2 object queries, and
+    ViSpec's adaptor. A projection of learned queries is a part of the queries. Outputs stand at the image's end."""
+
+    def __init__(self, size: int, queries: int, heads: int, bias: bool = False) -> None:
+        super().__init__()
+        if size % heads:
+            raise InputError(f"`heads` must divide {size} channels, but is {heads}. Choose a divisor.")
+        self.heads = heads
+        self.q = nn.Parameter(torch.randn(queries, heads, size // heads) * (size // heads) ** -0.5)
+        self.k_proj, self.v_proj = nn.Linear(size, size, bias=bias), nn.Linear(size, size, bias=bias)
+        self.o_proj = nn.Linear(size, size, bias=False)
+
+    def forward(self, states: Tensor, fc: tuple[Tensor, Callable[[Tensor], Tensor]] | None = None) -> Compressed:
+        """states (V, H) -> (Q, H). The weights are moved to the few queries, so that no column is projected.
+
+        fc: the matrix (H, J) of an affine map and the map itself, where the states are J channels that it is still to
+        make H of. Since weights of a mean add up to 1, it too reads no more than a mean for each head."""
+        heads = self.heads
+        reading = torch.einsum("qhd,hdc->hqc", self.q, self.k_proj.weight.unflatten(0, (heads, -1)))
+        if fc is not None:
+            reading = reading @ fc[0]
+        # What biases add to the scores is the same for all tokens, and a softmax does not see it.
+        weights = (reading @ states.T * self.q.shape[-1] ** -0.5).softmax(-1)  # (heads, Q, V)
+        mixed = weights @ states if fc is None else fc[1](weights @ states)  # (heads, Q, H)
+        values = torch.einsum("hqc,hdc->qhd", mixed, self.v_proj.weight.unflatten(0, (heads, -1))).flatten(1)
+        out = self.o_proj(values if self.v_proj.bias is None else values + self.v_proj.bias)
+        return Compressed(out, last_places(len(states), len(out), states.device), weights.detach().mean(0).amax(0))
+
+
+@final
+class LatentAttention(nn.Module):
+    """FLASH's compressor, softmax(C F^T) F: learned latents C, no scale, no projection, no further loss. An image of
+    fewer tokens than latents is read by as many of the first latents as it has tokens (ours)."""
+
+    def __init__(self, size: int, latents: int) -> None:
+        super().__init__()
+        self.latents = nn.Parameter(torch.randn(latents, size) * size**-0.5)
+
+    def forward(self, states: Tensor) -> Compressed:
+        """states (V, H) -> (min(m, V), H), spread evenly over the image's places."""
+        length, count = len(states), min(len(self.latents), len(states))
+        weights = (self.latents[:count] @ states.T).softmax(-1)
+        places = (2 * torch.arange(count, device=states.device) + 1) * length // (2 * count)
+        return Compressed(weights @ states, places, weights.detach().amax(0))
+
+
+@final
+class TextOnly(nn.Module):
+    """Drop the image: the drafter knows of it what the target's features tell."""
+
+    def forward(self, states: Tensor) -> Compressed:
+        """states (V, H) -> (0, H)."""
+        none = torch.zeros(0, dtype=torch.long, device=states.device)
+        return Compressed(states[:0], none, states.new_zeros(len(states)))
+
+
+def spans(visual: Tensor, grid: Grid | None = None) -> list[tuple[int, int]]:
+    """visual (L,) bool -> [begin, end) of each image. Images without a token between them are told apart where `grid`
+    says how many tokens an image has."""
+    edges = torch.diff(F.pad(visual.to(torch.int8), (1, 1))).nonzero()[:, 0].tolist()
+    found = list(zip(edges[::2], edges[1::2], strict=True))
+    size = 0 if grid is None else grid[0] * grid[1]
+    if not size:
+        return found
+    parts: list[tuple[int, int]] = []
+    for begin, end in found:
+        step = size if (end - begin) % size == 0 else end - begin
+        parts += [(first, first + step) for first in range(begin, end, step)]
+    return parts
+
+
+def separate(places: Tensor, length: int) -> Tensor:
+    """places (M,) in order, M <= length -> as near, each its own: a column of a text holds one state."""
+    taken: list[int] = []
+    for index, place in enumerate(places.tolist()):
+        least = taken[-1] + 1 if taken else 0
+        taken.append(min(max(place, least), length - (len(places) - index)))
+    return torch.tensor(taken, dtype=torch.long, device=places.device)
+
+
+def last_places(length: int, count: int, device: torch.device) -> Tensor:
+    """(count,) the last places of an image, the first repeated where it has fewer."""
+    return torch.arange(length - count, length, device=device).clamp(min=0)
+
+
+def _windows(length: int, count: int) -> Tensor:
+    """(count, length): shares of windows that cover a line, as `adaptive_avg_pool1d` cuts them."""
+    index = torch.arange(count)
+    begins, ends = index * length // count, -(-(index + 1) * length // count)
+    line = torch.arange(length)
+    inside = (line >= begins[:, None]) & (line < ends[:, None])
+    return inside / (ends - begins)[:, None]
+
+
+def _ratio(ratio: int) -> int:
+    if ratio < 1:
+        raise InputError(f"`ratio` must be at least 1, but is {ratio}. 1 keeps all tokens.")
+    return ratio

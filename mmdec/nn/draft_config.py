@@ -1,0 +1,84 @@
+"""The shape of a draft network, checked; what its folder's config.json holds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from mmdec.types import InputError
+
+MOST = 2**20  # of any size in a configuration
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """Shape of a draft network, and which model it is for."""
+
+    hidden_size: int
+    vocab_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
+    layers: tuple[int, ...] = (-1,)  # the target's features that are read, joined; -1 is the LM head's input
+    input_norm: bool = False  # before attention: EAGLE and MSD for LLaVA have none, SpecVLM and MSD for Qwen2-VL do
+    fc_norm: bool = False  # of [embedding; feature] before fc: SpecVLM's paper does not say where its norm stands
+    attention_bias: bool = False  # of queries, keys and values
+    fc_bias: bool = True
+    base: str = ""  # name of the target
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(self.layers))  # JSON has lists
+        for name in SIZES:
+            size = getattr(self, name)
+            if type(size) is not int or not 1 <= size <= MOST:
+                raise InputError(
+                    f"`{name}` must be an integer from 1 to {MOST}, but is {size!r:.60}. Take the model's."
+                )
+        if self.num_attention_heads % self.num_key_value_heads or self.head_dim % 2:
+            raise InputError(
+                f"`num_key_value_heads` must divide `num_attention_heads` and `head_dim` be even, but they are "
+                f"{self.num_key_value_heads}, {self.num_attention_heads} and {self.head_dim}. Take the model's."
+            )
+        for name in ("rope_theta", "rms_norm_eps"):
+            number = getattr(self, name)
+            if type(number) not in (int, float) or not 0 < number < math.inf:
+                raise InputError(f"`{name}` must be a positive number, but is {number!r:.60}. Take the model's.")
+        if not 1 <= len(self.layers) <= 8 or any(type(layer) is not int for layer in self.layers):
+            raise InputError(f"`layers` must be 1 to 8 integers, but is {self.layers!r:.60}. (-1,) is EAGLE's.")
+        for name in FLAGS:
+            if type(getattr(self, name)) is not bool:
+                raise InputError(f"`{name}` must be true or false, but is {getattr(self, name)!r:.60}. Choose one.")
+        if type(self.base) is not str:
+            raise InputError(f"`base` must be the target's name, but is {self.base!r:.60}. Leave it out.")
+
+    @classmethod
+    def like(cls, model: Any, **changes: Any) -> Self:
+        """As the layers of a language model, from its (text) configuration of transformers; `changes` come after."""
+        heads = model.num_attention_heads
+        rope = getattr(model, "rope_parameters", None) or {}
+        sizes = {
+            "hidden_size": model.hidden_size,
+            "vocab_size": model.vocab_size,
+            "intermediate_size": model.intermediate_size,
+            "num_attention_heads": heads,
+            "num_key_value_heads": getattr(model, "num_key_value_heads", None) or heads,
+            "head_dim": getattr(model, "head_dim", None) or model.hidden_size // heads,
+            "rope_theta": float(rope.get("rope_theta", 10000.0)),
+            "rms_norm_eps": float(getattr(model, "rms_norm_eps", 1e-6)),
+        }
+        return cls(**{**sizes, **changes})
+
+
+SIZES = (
+    "hidden_size",
+    "vocab_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
+FLAGS = tuple(field.name for field in fields(DraftConfig) if field.type == "bool")

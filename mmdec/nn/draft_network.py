@@ -1,0 +1,247 @@
+"""The network of an EAGLE drafter: one decoder layer that continues the target's own hidden states.
+
+Li et al. 2024 (EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858). Column t reads the embedding of token t + 1 beside
+the target's feature of token t, fc([embedding; feature]), and gives the feature of token t + 1, from which the target's
+LM head reads token t + 2. A Llama-style layer without input norm; after it no final norm. Embedding and LM head are the
+target's and not stored. The parameters' names are the published ones.
+
+What other systems change, they override: `inputs` (what enters the layer, whole rows) or `prompt` (one row, a shorter
+one where an image is compressed), and `fuse`. `layer` is `project`, which makes queries, keys and values, and `attend`,
+so that a drafter with a preallocated cache need not join tensors.
+
+B rows, L columns of a text, n states, S columns of a cache, H hidden size, k layers whose features are read, h
+key-value heads, d channels of a head, V visual tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+
+from mmdec.nn.draft_config import DraftConfig
+
+Pair = tuple[Tensor, Tensor]  # keys and values, each (B, h, S, d)
+SMALL = 2**21  # weights of an MLP up to which a run has its own packed copy
+
+
+@dataclass
+class Prompted:
+    """What enters the layer for one row's prompt."""
+
+    states: Tensor  # (M, H); M <= L - 1: compressors make it shorter
+    positions: Tensor  # (M,) place in the row's own text, padding not counted
+    carry: Any = None  # what `fuse` wants later (ViSpec's global vector)
+    kept: Tensor | None = None  # (V,) float in [0, 1]: how far each visual token of the row is kept
+    compressor: str | None = None  # which one was used
+
+
+class Packed(NamedTuple):
+    """Weights of a layer that are read together: a small network's time goes into the number of its products."""
+
+    attention: Tensor  # queries, keys and values below each other
+    bias: Tensor | None
+    gate_up: Tensor
+
+
+class RMSNorm(nn.Module):
+    """Root mean square norm, as of Llama."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not torch.is_grad_enabled():
+            squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()  # half the time of the fused one
+            return x * squares.div_(x.shape[-1]).add_(self.eps).rsqrt_() * self.weight
+        return rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """The projections of grouped-query attention."""
+
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        size, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
+        self.q_proj = nn.Linear(size, config.num_attention_heads * dim, bias=bias)
+        self.k_proj = nn.Linear(size, config.num_key_value_heads * dim, bias=bias)
+        self.v_proj = nn.Linear(size, config.num_key_value_heads * dim, bias=bias)
+        self.o_proj = nn.Linear(config.num_attention_heads * dim, size, bias=False)
+
+
+class MLP(nn.Module):
+    """The projections of SwiGLU."""
+
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        size, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = nn.Linear(size, inner, bias=False)
+        self.up_proj = nn.Linear(size, inner, bias=False)
+        self.down_proj = nn.Linear(inner, size, bias=False)
+
+
+class DecoderLayer(nn.Module):
+    """Weights of one layer under the names of Llama's."""
+
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = MLP(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        if config.input_norm:
+            self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class DraftNetwork(nn.Module):
+    """EAGLE as it is published; other systems override `inputs`, `prompt` or `fuse`."""
+
+    system: ClassVar[str] = "eagle"
+    config_class: ClassVar[type[DraftConfig]] = DraftConfig
+
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        self.config = config
+        joined = (1 + len(config.layers)) * config.hidden_size
+        self.fc = nn.Linear(joined, config.hidden_size, bias=config.fc_bias)
+        if config.fc_norm:
+            self.fc_norm = RMSNorm(joined, config.rms_norm_eps)
+        self.layers = nn.ModuleList([DecoderLayer(config)])
+        self._rope: Pair | None = None  # cosines and sines (positions, d)
+
+    def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
+        """embeds (..., H) of token t + 1, features (..., k * H) of token t -> (..., H). carry: see `Prompted`."""
+        joined = torch.cat([embeds, features], -1)
+        if self.config.fc_norm:
+            joined = self.fc_norm(joined)
+        return linear(joined, self.fc.weight, self.fc.bias)
+
+    def inputs(self, embeds: Tensor, features: Tensor, visual: Tensor | None = None) -> Tensor:
+        """What enters the layer for whole rows: embeds (B, L, H) of the tokens, features (B, L, k * H), visual (B, L)
+        bool, True at visual tokens -> (B, L - 1, H). Column t reads embeds[t + 1]."""
+        return self.fuse(embeds[:, 1:], features[:, :-1])
+
+    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
+        """One row's prompt without padding: embeds (L, H), features (L, k * H), visual (L,) bool. The last column waits
+        for its token. carry: what an earlier turn of the conversation handed on."""
+        states = self.inputs(embeds[None], features[None], visual[None])[0]
+        return Prompted(states, torch.arange(len(states), device=states.device))
+
+    def layer(
+        self, states: Tensor, positions: Tensor, past: Pair | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Pair]:
+        """states (B, n, H), positions (B, n), past keys and values (B, h, S, d), mask additive (B, 1, n, S + n), None:
+        each sees all of the past and what stands before it. Returns hidden (B, n, H), which the target's LM head reads
+        and which is the feature of the next step, and the keys and values of these n."""
+        queries, keys, values = self.project(states, positions)
+        own = keys, values
+        if past is not None:
+            keys, values = torch.cat([past[0], keys], 2), torch.cat([past[1], values], 2)
+        return self.attend(states, queries, keys, values, mask), own
+
+    def feature(self, hidden: Tensor) -> Tensor:
+        """What stands for the target's features of a drafted token: hidden (..., H) itself, k times -> (..., k * H)."""
+        layers = len(self.config.layers)
+        return hidden if layers == 1 else hidden.repeat(*[1] * (hidden.dim() - 1), layers)
+
+    def packed(self) -> Packed | None:
+        """The layer's weights as a run of a small network wants them; None for a large one, where a copy costs more
+        than it saves. They do not follow later changes of the weights: make them anew for each run."""
+        weights: Any = self._layer.self_attn
+        mlp: Any = self._layer.mlp
+        if 3 * mlp.gate_proj.weight.numel() > SMALL:
+            return None
+        parts = (weights.q_proj, weights.k_proj, weights.v_proj)
+        bias = torch.cat([part.bias for part in parts]) if self.config.attention_bias else None
+        gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+        return Packed(torch.cat([part.weight for part in parts]), bias, gate_up)
+
+    def project(
+        self, states: Tensor, positions: Tensor | int, packed: Packed | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """states (B, n, H), positions (B, n), or one for all of them -> queries, keys and values (B, heads, n, d),
+        rotated. packed: this network's own."""
+        config, layer = self.config, self._layer
+        if config.input_norm:
+            states = layer.input_layernorm(states)
+        if packed is None:
+            weights: Any = layer.self_attn
+            parts = (weights.q_proj, weights.k_proj, weights.v_proj)
+            joint = torch.cat([linear(states, part.weight, part.bias) for part in parts], -1)
+        else:
+            joint = linear(states, packed.attention, packed.bias)
+        heads, groups = config.num_attention_heads, config.num_key_value_heads
+        joint = joint.view(*states.shape[:2], heads + 2 * groups, config.head_dim).transpose(1, 2)
+        cosines, sines = self.rotations(positions, states.dtype, states.device)
+        turned = joint[:, : heads + groups]
+        turned = turned * cosines + turned.roll(config.head_dim // 2, -1) * sines
+        return turned[:, :heads], turned[:, heads:], joint[:, heads + groups :]
+
+    def attend(
+        self,
+        states: Tensor,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        packed: Packed | None = None,
+    ) -> Tensor:
+        """The rest of the layer: states (B, n, H) and their queries over the keys and values of past and own columns.
+        mask as for `layer`, packed as for `project`. Returns hidden (B, n, H)."""
+        layer = self._layer
+        size, width = queries.shape[2], keys.shape[2]
+        if mask is None and 1 < size < width:
+            seen = torch.ones(size, width, dtype=torch.bool, device=states.device).tril(width - size)
+            mask = torch.zeros(size, width, dtype=states.dtype, device=states.device).masked_fill(~seen, -math.inf)
+        mixed = scaled_dot_product_attention(
+            queries,
+            keys,
+            values,
+            attn_mask=mask,
+            is_causal=mask is None and size == width > 1,
+            enable_gqa=self.config.num_key_value_heads != self.config.num_attention_heads,
+        )
+        states = states + linear(mixed.transpose(1, 2).flatten(2), layer.self_attn.o_proj.weight)
+        normed, mlp = layer.post_attention_layernorm(states), layer.mlp
+        if packed is None:
+            gate, up = linear(normed, mlp.gate_proj.weight), linear(normed, mlp.up_proj.weight)
+        else:
+            gate, up = linear(normed, packed.gate_up).chunk(2, -1)
+        return states + linear(silu(gate) * up, mlp.down_proj.weight)
+
+    def rotations(self, positions: Tensor | int, dtype: torch.dtype, device: torch.device) -> Pair:
+        """Cosines and signed sines at positions (B, n): (B, 1, n, d); of one position: (d,). From a table that grows as
+        the texts do."""
+        if isinstance(positions, int):
+            cosines, sines = self._table(positions + 1, dtype, device)
+            return cosines[positions], sines[positions]
+        if device.type != "cpu":  # asking for the largest position would wait for the device
+            cosines, sines = self._waves(positions, dtype)
+            return cosines[:, None], sines[:, None]
+        cosines, sines = self._table(int(positions.max()) + 1, dtype, device)
+        return cosines[positions][:, None], sines[positions][:, None]
+
+    @property
+    def _layer(self) -> Any:
+        return self.layers[0]
+
+    def _table(self, length: int, dtype: torch.dtype, device: torch.device) -> Pair:
+        """Of the positions from 0 on, `length` at least."""
+        table = self._rope
+        if table is None or table[0].dtype != dtype or table[0].device != device or len(table[0]) < length:
+            with torch.inference_mode(False), torch.no_grad():  # training may read what decoding has made
+                table = self._waves(torch.arange(max(1024, 2 * length), device=device), dtype)
+            self._rope = table
+        return table
+
+    def _waves(self, positions: Tensor, dtype: torch.dtype) -> Pair:
+        """Cosines and sines (..., d) as transformers makes them, in float32; the sines of the first half negative, so
+        that a rotation is x * cosines + (x, its halves exchanged) * sines."""
+        half = torch.arange(0, self.config.head_dim, 2, device=positions.device).float() / self.config.head_dim
+        angles = positions[..., None].float() * (1.0 / self.config.rope_theta**half)
+        cosines, sines = angles.cos(), angles.sin()
+        return torch.cat([cosines, cosines], -1).to(dtype), torch.cat([-sines, sines], -1).to(dtype)

@@ -1,0 +1,135 @@
+"""SpecVLM's elastic compressor: several ways to compress an image, and a gate that the question decides (arXiv
+2509.11815, section 3.2).
+
+V visual tokens of one image, M that are left, J channels of what fc reads, H of what it gives, C choices. The paper
+compresses the projector's output and does not say what becomes of the target's features at the tokens that it drops:
+here a column's pair [embedding; feature] is what is compressed. Where it can be, that happens before fc, which then
+reads few columns: dropping, averaging and attention commute with an affine fc, and a depthwise convolution stands
+before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from mmdec.nn.compressor import Compressed, Convolution, Grid, Pool, Prune, Pruning, Resampler, TextOnly, separate
+from mmdec.types import InputError
+
+Fc = Callable[[Tensor], Tensor]
+Variant = Literal["select", "weighted", "concat"]
+CHOICES = ("prune", "pool", "conv", "resampler", "text-only")
+MIXED = ("prune", "pool", "conv")  # of the weighted variant
+JOINED = ("prune", "pool", "conv", "resampler")  # of the concatenated one
+
+
+@final
+class QuestionGate(nn.Module):
+    """Reads the question and what the target made of it, and scores the choices. Two layers; the paper has no sizes."""
+
+    def __init__(self, embeds: int, features: int, inner: int, choices: int) -> None:
+        super().__init__()
+        self.hidden, self.out = nn.Linear(embeds + features, inner), nn.Linear(inner, choices)
+
+    def forward(self, question: Tensor, feature: Tensor) -> Tensor:
+        """Mean embedding of the question (..., E) and the target's feature of its last token (..., F) -> (..., C)."""
+        return self.out(nn.functional.silu(self.hidden(torch.cat([question, feature], -1))))
+
+
+def top_choice(logits: Tensor, temperature: float, training: bool) -> tuple[int, Tensor | None]:
+    """logits (C,) -> the choice, and in training a factor of value 1 that carries the gate's gradient.
+
+    In use the best choice. In training Gumbel's top-1, straight through. The outputs of the choices differ in length
+    and cannot be added, so the gradient is that of the one chosen, times its relaxed probability (ours; the paper gives
+    no formula). Where that one is "text-only", nothing is left to carry it.
+    """
+    if not training:
+        return int(logits.argmax()), None
+    noise = -torch.empty_like(logits).exponential_().log()
+    soft = ((logits + noise) / temperature).softmax(-1)
+    choice = int(soft.argmax())
+    return choice, 1 + soft[choice] - soft[choice].detach()
+
+
+@final
+class ElasticCompressor(nn.Module):
+    """The variant "select": the gate's one choice; "weighted": prune, pool and conv at one shared ratio, mixed by the
+    gate; "concat": prune, pool, conv and resampler, one after another."""
+
+    def __init__(
+        self,
+        sizes: tuple[int, int],
+        heads: int,
+        variant: Variant = "select",
+        choices: Sequence[str] = CHOICES,
+        ratios: tuple[int, int, int] = (20, 20, 3),
+        queries: int = 2,
+        *,
+        grid: Grid | None = None,
+        pruning: Pruning = "random",
+        depthwise: bool = True,
+    ) -> None:
+        """sizes: J and H. ratios: of prune, pool and conv; the defaults are the paper's, "weighted" takes 3 three times
+        there. depthwise: the convolution, which the paper calls "vanilla": each channel by itself and before fc; False:
+        H x H x ratio weights behind an fc that has read all columns, three quarters of what an image costs EAGLE."""
+        super().__init__()
+        self.variant: Variant = variant
+        self.choices = tuple(choices) if variant == "select" else MIXED if variant == "weighted" else JOINED
+        if not self.choices or not set(self.choices) <= set(CHOICES):
+            raise InputError(f"`choices` must be some of {', '.join(CHOICES)}, but is {self.choices!r:.80}.")
+        prune, pool, conv = ratios
+        if variant == "weighted":
+            if len(set(ratios)) > 1:
+                raise InputError(f"`ratios` must be equal to be mixed, but are {ratios}. 3 is the paper's.")
+            grid = None  # windows of a grid may be more or fewer than the other two's
+        makers: dict[str, Callable[[], nn.Module]] = {
+            "prune": lambda: Prune(prune, pruning),
+            "pool": lambda: Pool(pool, grid),
+            "conv": lambda: Convolution(sizes[0] if depthwise else sizes[1], conv, depthwise),
+            "resampler": lambda: Resampler(sizes[1], queries, heads),
+            "text-only": TextOnly,
+        }
+        self.before = {"prune", "pool", "text-only"} | ({"conv"} if depthwise else set())
+        self.parts = nn.ModuleDict({name: makers[name]() for name in self.choices})
+
+    def forward(
+        self, joined: Tensor, fc: Fc, weights: Tensor | None = None, choice: int = 0, matrix: Tensor | None = None
+    ) -> Compressed:
+        """One image. joined (V, J), fc (..., J) -> (..., H), weights (C,) of the weighted variant, choice of "select",
+        matrix (H, J) of an affine fc. Outputs have places of their own, in order; an image with fewer tokens than
+        outputs stays as it is."""
+        if self.variant == "select":
+            found = self._part(self.choices[choice], joined, fc, matrix)
+        elif self.variant == "weighted":
+            assert weights is not None
+            parts = [self._part(name, joined, fc, matrix) for name in self.choices]
+            found = Compressed(
+                torch.stack([weight * part.states for weight, part in zip(weights, parts, strict=True)]).sum(0),
+                parts[1].places,
+                torch.stack([w * part.kept for w, part in zip(weights.detach(), parts, strict=True)]).sum(0),
+            )
+        else:
+            parts = [self._part(name, joined, fc, matrix) for name in self.choices]
+            found = Compressed(
+                torch.cat([part.states for part in parts]),
+                torch.cat([part.places for part in parts]),
+                torch.stack([part.kept for part in parts]).amax(0),
+            )
+        length = len(joined)
+        if len(found.states) > length:
+            places = torch.arange(length, device=joined.device)
+            return Compressed(fc(joined), places, torch.ones(length, device=joined.device, dtype=joined.dtype))
+        order = found.places.argsort(stable=True)
+        return Compressed(found.states[order], separate(found.places[order], length), found.kept)
+
+    def _part(self, name: str, joined: Tensor, fc: Fc, matrix: Tensor | None) -> Compressed:
+        part = self.parts[name]
+        if name in self.before:
+            found = part(joined)
+            return Compressed(fc(found.states), found.places, found.kept)
+        if name == "resampler" and matrix is not None:
+            return part(joined, (matrix, fc))
+        return part(fc(joined))

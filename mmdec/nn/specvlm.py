@@ -1,0 +1,159 @@
+"""SpecVLM: EAGLE-2's network with an input norm, whose image is compressed as the question asks (arXiv 2509.11815).
+
+A column is visual where the token that it reads, t + 1, is visual. Those of one image are compressed together, each
+image by itself, and enter the drafter's cache once, at their own places in the text; text columns are EAGLE's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast, final
+
+import torch
+from torch import Tensor
+
+from mmdec.nn.compressor import Grid, spans
+from mmdec.nn.draft_config import DraftConfig
+from mmdec.nn.draft_network import DraftNetwork, Prompted
+from mmdec.nn.elastic import CHOICES, ElasticCompressor, QuestionGate, Variant, top_choice
+from mmdec.types import InputError
+
+MOST_RATIO = 4096
+
+
+@dataclass(frozen=True)
+class SpecVLMConfig(DraftConfig):
+    """Shape of the network. Ratios and queries are the paper's defaults; it names no size of the gate, no temperature
+    and no grid."""
+
+    input_norm: bool = True  # the paper's one change to EAGLE's layer; see `fc_norm` for the other place it may mean
+    variant: Variant = "select"
+    compressors: tuple[str, ...] = CHOICES  # that "select" selects from; one alone needs no gate
+    prune_ratio: int = 20
+    pool_ratio: int = 20
+    conv_ratio: int = 3
+    mixed_ratio: int = 3  # of all three in the weighted variant; the paper goes up to 5
+    queries: int = 2
+    pruning: str = "random"  # or "strided"; see `mmdec.nn.compressor.Prune`
+    depthwise: bool = True  # see `mmdec.nn.elastic.ElasticCompressor`
+    grid: Grid | None = None  # rows and columns of the tokens of an image, where all have the same
+    gate_size: int = 64
+    gate_temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "compressors", tuple(self.compressors))
+        if self.grid is not None:
+            object.__setattr__(self, "grid", tuple(self.grid))
+        for name in ("prune_ratio", "pool_ratio", "conv_ratio", "mixed_ratio", "queries", "gate_size"):
+            _check_size(name, getattr(self, name))
+        if self.grid is not None:
+            if len(self.grid) != 2:
+                raise InputError(f"`grid` must be rows and columns, but is {self.grid!r:.60}. Leave it out.")
+            for size in self.grid:
+                _check_size("grid", size)
+        if self.variant not in ("select", "weighted", "concat"):
+            raise InputError(f"`variant` must be select, weighted or concat, but is {self.variant!r:.60}. Choose one.")
+        if not self.compressors or not set(self.compressors) <= set(CHOICES):
+            raise InputError(f"`compressors` must be of {', '.join(CHOICES)}, but is {self.compressors!r:.80}.")
+        if self.pruning not in ("random", "strided"):
+            raise InputError(f"`pruning` must be random or strided, but is {self.pruning!r:.60}. Choose one.")
+        if type(self.depthwise) is not bool:
+            raise InputError(f"`depthwise` must be true or false, but is {self.depthwise!r:.60}. Choose one.")
+        if type(self.gate_temperature) not in (int, float) or not 1e-3 <= self.gate_temperature <= 1e3:
+            raise InputError(f"`gate_temperature` must be in 0.001 .. 1000, but is {self.gate_temperature!r:.60}.")
+
+
+@final
+class SpecVLM(DraftNetwork):
+    """EAGLE's layer behind the elastic compressor."""
+
+    system: ClassVar[str] = "specvlm"
+    config_class: ClassVar[type[DraftConfig]] = SpecVLMConfig
+
+    def __init__(self, config: SpecVLMConfig) -> None:
+        super().__init__(config)
+        mixed = config.variant == "weighted"
+        ratios, shared = (config.prune_ratio, config.pool_ratio, config.conv_ratio), config.mixed_ratio
+        self.compressor = ElasticCompressor(
+            (self.fc.in_features, config.hidden_size),
+            config.num_attention_heads if config.hidden_size % config.num_attention_heads == 0 else 1,
+            config.variant,
+            config.compressors,
+            (shared, shared, shared) if mixed else ratios,
+            config.queries,
+            grid=config.grid,
+            pruning=cast(Any, config.pruning),
+            depthwise=config.depthwise,
+        )
+        choices = len(self.compressor.choices)
+        gated = mixed or (config.variant == "select" and choices > 1)
+        features = config.hidden_size * len(config.layers)
+        self.gate = QuestionGate(config.hidden_size, features, config.gate_size, choices) if gated else None
+
+    def gate_logits(self, embeds: Tensor, features: Tensor, asked: Tensor) -> Tensor:
+        """One row's scores (C,) of its choices: embeds (L, H), features (L, k * H), asked (L,) bool. Raises InputError
+        for a network without a gate. The paper has no loss on them: a training may add one of its own."""
+        if self.gate is None:
+            raise InputError("`compressors` must be two or more for a gate, but there is one. Name more of them.")
+        if not bool(asked.any()):
+            asked = torch.ones_like(asked)
+        return self.gate(embeds[asked].mean(0), features[asked][-1])
+
+    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
+        """One row's prompt with its images compressed, see `DraftNetwork.prompt`. The gate reads all text after the
+        first image, which is the question."""
+        config = cast(SpecVLMConfig, self.config)
+        joined = torch.cat([embeds[1:], features[:-1]], -1)  # (L - 1, J)
+        images = spans(visual[1:], config.grid)
+        if not images:
+            return Prompted(self._fc(joined), torch.arange(len(joined), device=joined.device))
+        choice, factor, weights = 0, None, None
+        if self.gate is not None:
+            logits = self.gate_logits(embeds, features, asking(visual))
+            if config.variant == "weighted":
+                weights = logits.softmax(-1)
+            else:
+                choice, factor = top_choice(logits, config.gate_temperature, self.training)
+        text = (~visual[1:]).nonzero()[:, 0]
+        states, columns = [self._fc(joined[text])], [text]
+        kept = [joined.new_zeros(1)] if bool(visual[0]) else []  # no column reads the first token
+        matrix = None if config.fc_norm else self.fc.weight
+        for begin, end in images:
+            found = self.compressor(joined[begin:end], self._fc, weights, choice, matrix)
+            states.append(found.states if factor is None else found.states * factor)
+            columns.append(found.places + begin)
+            kept.append(found.kept)
+        order = torch.cat(columns).argsort()
+        name = self.compressor.choices[choice] if config.variant == "select" else config.variant
+        return Prompted(torch.cat(states)[order], torch.cat(columns)[order], None, torch.cat(kept), name)
+
+    def _fc(self, joined: Tensor) -> Tensor:
+        size = self.config.hidden_size
+        return self.fuse(joined[..., :size], joined[..., size:])
+
+
+def asking(visual: Tensor) -> Tensor:
+    """visual (L,) bool -> (L,) bool: text after the first image; all text where there is none."""
+    after = visual.cumsum(0) > 0
+    return ~visual & after if bool(visual.any()) else ~visual
+
+
+def _check_size(name: str, size: object) -> None:
+    if type(size) is not int or not 1 <= size <= MOST_RATIO:
+        raise InputError(f"`{name}` must be an integer from 1 to {MOST_RATIO}, but is {size!r:.60}. Choose another.")
+
+
+def expected_kept(logits: Tensor, config: SpecVLMConfig, length: int) -> Tensor:
+    """Share of `length` visual tokens that the gate's choices (C,) keep on average: a cost that a training may add to
+    its loss (ours; the paper sets its ratios by hand)."""
+    if config.variant == "weighted":  # all three keep as many
+        return logits.new_tensor(1 / config.mixed_ratio)
+    shares: dict[str, float] = {
+        "prune": 1 / config.prune_ratio,
+        "pool": 1 / config.pool_ratio,
+        "conv": 1 / config.conv_ratio,
+        "resampler": config.queries / length,
+        "text-only": 0.0,
+    }
+    return logits.softmax(-1) @ logits.new_tensor([min(1.0, shares[name]) for name in config.compressors])

@@ -1,0 +1,94 @@
+"""ViSpec: a draft network that reads an image through a few learned queries (Kang et al. 2025, arXiv 2509.15235).
+
+As published. A column is visual where the token that it reads, t + 1, is visual. The queries cross-attend the input
+embeddings of an image; all outputs but the last stand in the image's stead, at its last places. The last output is a
+global vector: `img_fc` mixes that of the last image so far into the feature of every text column that follows, also of
+those drafted later; before the first image it is zero. `img_fc` begins as the identity on the feature.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from mmdec.nn.compressor import Resampler, last_places, spans
+from mmdec.nn.draft_config import DraftConfig
+from mmdec.nn.draft_network import DraftNetwork, Prompted
+from mmdec.types import InputError
+
+MOST_QUERIES = 256
+
+
+@dataclass(frozen=True)
+class ViSpecConfig(DraftConfig):
+    """Shape of the network. `attention_bias` is of the adaptor's keys and values, too."""
+
+    queries: int = 2  # the last is the global vector's
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.queries) is not int or not 1 <= self.queries <= MOST_QUERIES:
+            raise InputError(f"`queries` must be 1 to {MOST_QUERIES}, but is {self.queries!r:.60}. 2 is the paper's.")
+        if self.hidden_size % self.num_attention_heads:
+            raise InputError(
+                f"`num_attention_heads` must divide {self.hidden_size} channels for the adaptor, but is "
+                f"{self.num_attention_heads}. Choose a divisor."
+            )
+        if len(self.layers) != 1:
+            raise InputError(f"`layers` must name one layer, but is {self.layers!r:.60}. (-1,) is the published one.")
+
+
+@final
+class ViSpec(DraftNetwork):
+    """EAGLE's layer, an adaptor for images, and a global vector of the last one."""
+
+    system: ClassVar[str] = "vispec"
+    config_class: ClassVar[type[DraftConfig]] = ViSpecConfig
+
+    def __init__(self, config: ViSpecConfig) -> None:
+        super().__init__(config)
+        size = config.hidden_size
+        self.imadpt = Resampler(size, config.queries, config.num_attention_heads, config.attention_bias)
+        self.img_fc = nn.Linear(2 * size, size, bias=config.fc_bias)
+        with torch.no_grad():
+            self.img_fc.weight.copy_(torch.cat([torch.eye(size), torch.zeros(size, size)], 1))
+            if self.img_fc.bias is not None:
+                self.img_fc.bias.zero_()
+
+    def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
+        """As `DraftNetwork.fuse`. carry: the global vector, (H,) or of a shape that broadcasts to the features'; None
+        where there is no image."""
+        weight, bias, size = self.img_fc.weight, self.img_fc.bias, self.config.hidden_size
+        mixed = linear(features, weight[:, :size], bias)
+        if carry is not None:
+            mixed = mixed + linear(carry, weight[:, size:])
+        return super().fuse(embeds, mixed)
+
+    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
+        """One row's prompt, see `DraftNetwork.prompt`; `carry` is the last image's global vector (H,), at first that of
+        an earlier turn."""
+        following, images = embeds[1:], spans(visual[1:])
+        text = (~visual[1:]).nonzero()[:, 0]
+        if not images:
+            return Prompted(self.fuse(following, features[:-1], carry), text, carry)
+        queries = cast(ViSpecConfig, self.config).queries
+        globals_ = [following.new_zeros(following.shape[1]) if carry is None else carry]
+        states, columns = [], [text]
+        kept = [following.new_zeros(1)] if bool(visual[0]) else []  # no column reads the first token
+        for begin, end in images:
+            found = self.imadpt(following[begin:end])
+            count = min(queries - 1, end - begin)  # as many as there are places
+            states.append(found.states[queries - 1 - count : queries - 1])
+            columns.append(last_places(end - begin, count, text.device) + begin)
+            globals_.append(found.states[-1])
+            kept.append(found.kept)
+        ends = torch.tensor([end for _, end in images], device=text.device)
+        latest = (text[:, None] >= ends).sum(1)  # images before each text column
+        fused = self.fuse(following[text], features[:-1][text], torch.stack(globals_)[latest])
+        order = torch.cat(columns).argsort()
+        everything = torch.cat([fused, *states])[order]
+        return Prompted(everything, torch.cat(columns)[order], globals_[-1], torch.cat(kept), "queries")

@@ -1,0 +1,63 @@
+"""Which operators have a Triton kernel, and whether it runs: on a GPU, where Triton is installed and nobody objects.
+
+A kernel's twin in torch runs everywhere else and gives the same to rounding. `MMDEC_KERNELS=0` in the environment keeps
+every kernel off. With `TRITON_INTERPRET=1`, set before Triton is first imported, kernels run on a CPU too, slowly, when
+called by name: that is how tests see them without a GPU; operators never choose an interpreted kernel.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+KERNELS = {
+    "tree_attention": "attention of a draft's nodes: split prefix, ancestors as bits, grouped heads packed",
+    "kv_gather": "the accepted path of all layers moved in one launch",
+    "dag": "marginal, gradient and best path of a graph",
+    "log_softmax_gather": "log-probabilities of the target's tokens alone",
+}
+OLDEST = (3, 4)  # of Triton, that the kernels are written for
+CAPABILITY = (8, 0)  # bfloat16 products
+
+
+def interpreted() -> bool:
+    """Whether kernels of this process run in Triton's interpreter."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def triton_version() -> str | None:
+    """Of the installed Triton; None: there is none."""
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return None
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether operators take their kernels for tensors on this device."""
+    return device.type == "cuda" and why_not(device.index) is None
+
+
+@cache
+def why_not(index: int | None = None) -> str | None:
+    """The reason that no kernel runs on this GPU, for people to read; None where kernels run."""
+    if os.environ.get("MMDEC_KERNELS") == "0":
+        return "MMDEC_KERNELS=0 keeps them off"
+    installed = triton_version()
+    if installed is None:
+        return "Triton is not installed"
+    if tuple(int(part) for part in installed.split(".")[:2]) < OLDEST:
+        return f"Triton {installed} is older than {'.'.join(map(str, OLDEST))}"
+    if interpreted():
+        return "TRITON_INTERPRET=1 interprets them: for tests only"
+    if not torch.cuda.is_available():
+        return "no GPU"
+    if torch.version.hip is not None:
+        return "they were written for NVIDIA's GPUs"
+    capability = torch.cuda.get_device_capability(index)
+    if capability < CAPABILITY:
+        return f"the GPU has compute capability {capability[0]}.{capability[1]}, below {CAPABILITY[0]}.{CAPABILITY[1]}"
+    return None

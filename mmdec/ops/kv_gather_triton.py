@@ -1,0 +1,88 @@
+"""The accepted path of every layer moved in one launch, in place.
+
+Each program owns one head of one row of one layer's keys or values: nobody else reads or writes what it moves. It reads
+up to `PATH` columns before it writes the first, so that source and target may overlap in any order; of longer moves
+(a prompt whose holes are closed) it takes that many at a time, which is safe where columns ascend and move down.
+
+The layers are one tensor, or one each (a static cache), alike in shape, strides and dtype: the kernel finds a layer by
+its distance from the first. Bits are moved, whatever the dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mmdec.ops.kv_gather import PATH
+
+WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@triton.jit(do_not_specialize=["longest"])
+def _move(
+    first, offsets, begins, counts, sources, longest,
+    row_stride, head_stride, column_stride, width_stride,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, PATH: tl.constexpr,
+):  # fmt: skip
+    """sources (B, longest) columns, of which row b's first counts[b] go to begins[b], begins[b] + 1, ..."""
+    row, head, layer = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS, tl.program_id(1)
+    cells = first + tl.load(offsets + layer) + row.to(tl.int64) * row_stride + head.to(tl.int64) * head_stride
+    begin, count = tl.load(begins + row), tl.load(counts + row)
+    d = tl.arange(0, BLOCK_D)
+    for at in range(0, count, PATH):
+        step = at + tl.arange(0, PATH)
+        wanted = (step < count)[:, None] & (d < WIDTH)[None]
+        source = tl.load(sources + row * longest + step, mask=step < count, other=0).to(tl.int64)
+        target = (begin + step).to(tl.int64)
+        held = tl.load(cells + source[:, None] * column_stride + d[None] * width_stride, mask=wanted, other=0)
+        tl.debug_barrier()  # all of the program's reads come before its first write
+        tl.store(cells + target[:, None] * column_stride + d[None] * width_stride, held, mask=wanted)
+        tl.debug_barrier()
+
+
+def kv_gather_triton(kv: Tensor | Sequence[Tensor], columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
+    """`kv_gather` for kv (..., B, H, S, D), or for one (B, H, S, D) of each layer. Only what `fits` there may be moved.
+
+    What lies in place already is skipped from the front; where that is all, nothing is launched.
+    """
+    paths, targets = [], []
+    for path, begin in zip(columns, begins, strict=True):
+        skipped = next((step for step, column in enumerate(path) if column != begin + step), len(path))
+        paths.append(list(path[skipped:]))
+        targets.append(begin + skipped)
+    longest = max(map(len, paths), default=0)
+    if longest == 0:
+        return
+    device = (kv if isinstance(kv, Tensor) else kv[0]).device
+    numbers = [*targets, *map(len, paths), *(column for path in paths for column in path + [0] * (longest - len(path)))]
+    moves = torch.tensor(numbers, dtype=torch.int32)
+    moves = moves.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else moves
+    rows = len(paths)
+    move_columns(kv, moves[2 * rows :].view(rows, longest), moves[:rows], moves[rows : 2 * rows])
+
+
+def move_columns(kv: Tensor | Sequence[Tensor], sources: Tensor, begins: Tensor, counts: Tensor) -> None:
+    """The launch itself, from indices on the device: sources (B, longest), begins and counts (B,), all int32."""
+    if isinstance(kv, Tensor):
+        layers = kv.flatten(0, -5) if kv.dim() > 5 else kv if kv.dim() == 5 else kv[None]
+        if layers.data_ptr() != kv.data_ptr():
+            raise RuntimeError("kv_gather: the leading dimensions of `kv` cannot be seen as one; make it contiguous.")
+        first, offsets = layers[0], torch.arange(len(layers), device=kv.device) * layers.stride(0)
+    else:
+        first, size = kv[0], kv[0].element_size()
+        alike = all((one.shape, one.stride(), one.dtype) == (first.shape, first.stride(), first.dtype) for one in kv)
+        if not alike:
+            raise RuntimeError("kv_gather: the layers of `kv` differ in shape, strides or dtype; move them in groups.")
+        distances = [(one.data_ptr() - first.data_ptr()) // size for one in kv]
+        offsets = torch.tensor(distances, device=first.device)
+    word = WORDS[first.element_size()]
+    _, heads, _, width = first.shape
+    _move[(len(begins) * heads, len(offsets))](
+        first.view(word), offsets, begins, counts, sources, sources.shape[1],
+        *first.stride(),
+        HEADS=heads, WIDTH=width, BLOCK_D=triton.next_power_of_2(width), PATH=PATH, num_warps=4,
+    )  # fmt: skip

@@ -1,0 +1,238 @@
+"""Tree attention in two launches: the prefix in splits with the tree beside it, then their merge.
+
+The query heads of a key head are packed as further queries, so that each key is read once for all of them. Every
+program takes a block of packed queries and one split of its row's prefix, which needs no mask but its ends (and the
+window, where there is one); one more split is the tree itself, whose mask is the ancestors as bits, 32 to a word. The
+splits' results are merged by their log-sum-exp (as in flash decoding). Lengths, ancestors and positions are read from
+device memory: what a tree holds can change, in a captured graph too, and only its bucket of nodes compiles anew.
+
+    queries  packed r = g * N + n for head h * G + g of key head h and node n
+    words    (B, N, W) int32, bit j % 32 of word j // 32: node j is n or lies above it
+    depths   (B, N) int32, how deep a node lies: a window counts positions, not columns
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mmdec.ops.kernels import interpreted
+
+NODES = 128  # of a tree; larger ones are left to torch
+BLOCK_N = 64  # columns read at a time
+LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class PackedTree:
+    """What the kernel reads of a tree: see above."""
+
+    starts: Tensor  # (B,) int32
+    ends: Tensor  # (B,) int32
+    words: Tensor  # (B, N, W) int32
+    depths: Tensor  # (B, N) int32
+
+    @classmethod
+    def of(cls, starts: Tensor, ends: Tensor, ancestors: Tensor) -> PackedTree:
+        """starts, ends (B,), ancestors (B, N, N) bool."""
+        batch, nodes, _ = ancestors.shape
+        words = -(-nodes // 32)
+        bits = torch.nn.functional.pad(ancestors, (0, words * 32 - nodes)).view(batch, nodes, words, 32)
+        weights = torch.ones(32, dtype=torch.int64, device=ancestors.device) << torch.arange(
+            32, device=ancestors.device
+        )
+        packed = (bits.to(torch.int64) * weights).sum(-1)  # 32 bits; the highest is int32's sign
+        packed = torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
+        depths = ancestors.sum(-1, dtype=torch.int32) - 1
+        return cls(starts.to(torch.int32), ends.to(torch.int32), packed.contiguous(), depths.contiguous())
+
+
+@triton.jit
+def _online(scores, values, top, total, acc, UPCAST: tl.constexpr, PRECISION: tl.constexpr):
+    """One step of the running softmax, in base 2: scores (R, C), values (C, D); top, total (R,), acc (R, D)."""
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+    weights = tl.exp2(scores - shift[:, None])
+    fade = tl.exp2(top - shift)
+    total = total * fade + tl.sum(weights, 1)
+    if UPCAST:
+        added = tl.dot(weights, values.to(tl.float32), input_precision=PRECISION)
+    else:
+        added = tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
+    return new_top, total, acc * fade[:, None] + added
+
+
+@triton.jit(do_not_specialize=["columns", "nodes", "splits", "window"])
+def _attend(
+    q, k, v, starts, ends, words, depths, out, lse,
+    scale, columns, nodes, splits, window,
+    q_b, q_h, q_n, q_d, k_b, k_h, k_s, k_d, v_b, v_h, v_s, v_d,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, WORDS: tl.constexpr,
+    WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOWED: tl.constexpr, UPCAST: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One block of a key head's packed queries over one split; split number `splits` is the tree."""
+    block, split = tl.program_id(0), tl.program_id(1)
+    row, head = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
+    packed = GROUP * nodes
+
+    query = block * BLOCK_R + tl.arange(0, BLOCK_R)
+    real = query < packed
+    node = tl.where(real, query % nodes, 0)
+    member = tl.where(real, query // nodes, 0)
+    d = tl.arange(0, BLOCK_D)
+    e = tl.arange(0, BLOCK_V)
+    at = q + row.to(tl.int64) * q_b + (head * GROUP + member[:, None]).to(tl.int64) * q_h
+    queries = tl.load(at + node[:, None] * q_n + d[None] * q_d, mask=real[:, None] & (d < WIDTH)[None], other=0.0)
+    if UPCAST:
+        queries = queries.to(tl.float32)
+
+    k += row.to(tl.int64) * k_b + head.to(tl.int64) * k_h
+    v += row.to(tl.int64) * v_b + head.to(tl.int64) * v_h
+    top = tl.full([BLOCK_R], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_R], tl.float32)
+    acc = tl.zeros([BLOCK_R, BLOCK_V], tl.float32)
+    depth = tl.load(depths + row * nodes + node)
+
+    if split < splits:
+        first = tl.load(starts + row)
+        end = tl.load(ends + row)
+        if WINDOWED:  # the root sees the furthest back: `window` positions, its own among them
+            first = tl.maximum(first, end - window + 1)
+        share = tl.cdiv(tl.cdiv(tl.maximum(end - first, 0), splits), BLOCK_N) * BLOCK_N
+        begin = first + split * share
+        stop = tl.minimum(begin + share, end)
+        for at_column in range(begin, stop, BLOCK_N):
+            column = at_column + tl.arange(0, BLOCK_N)
+            inside = column < stop
+            offset = column.to(tl.int64)
+            keys = tl.load(
+                k + offset[None] * k_s + d[:, None] * k_d, mask=inside[None] & (d < WIDTH)[:, None], other=0.0
+            )
+            if UPCAST:
+                keys = keys.to(tl.float32)
+            scores = tl.dot(queries, keys, input_precision=PRECISION) * scale
+            seen = real[:, None] & inside[None]
+            if WINDOWED:
+                seen &= (end + depth)[:, None] - column[None] < window
+            scores = tl.where(seen, scores, float("-inf"))
+            values = tl.load(
+                v + offset[:, None] * v_s + e[None] * v_d, mask=inside[:, None] & (e < V_WIDTH)[None], other=0.0
+            )
+            top, total, acc = _online(scores, values, top, total, acc, UPCAST, PRECISION)
+    else:
+        bit = tl.arange(0, 32)
+        for word in range(WORDS):
+            other = word * 32 + bit
+            inside = other < nodes
+            offset = (columns + other).to(tl.int64)
+            keys = tl.load(
+                k + offset[None] * k_s + d[:, None] * k_d, mask=inside[None] & (d < WIDTH)[:, None], other=0.0
+            )
+            if UPCAST:
+                keys = keys.to(tl.float32)
+            scores = tl.dot(queries, keys, input_precision=PRECISION) * scale
+            mine = tl.load(words + (row * nodes + node) * WORDS + word)
+            seen = real[:, None] & inside[None] & (((mine[:, None] >> bit[None]) & 1) == 1)
+            if WINDOWED:
+                theirs = tl.load(depths + row * nodes + other, mask=inside, other=0)
+                seen &= depth[:, None] - theirs[None] < window
+            scores = tl.where(seen, scores, float("-inf"))
+            values = tl.load(
+                v + offset[:, None] * v_s + e[None] * v_d, mask=inside[:, None] & (e < V_WIDTH)[None], other=0.0
+            )
+            top, total, acc = _online(scores, values, top, total, acc, UPCAST, PRECISION)
+
+    # (splits + 1, B * HEADS, packed, V_WIDTH): each split's own mean of the values, and its log-sum-exp in base 2.
+    cell = (split.to(tl.int64) * tl.num_programs(2) + tl.program_id(2)) * packed + query
+    some = tl.where(total == 0.0, 1.0, total)  # a split may hold nothing that a node sees
+    tl.store(out + cell[:, None] * V_WIDTH + e[None], acc / some[:, None], mask=real[:, None] & (e < V_WIDTH)[None])
+    tl.store(lse + cell, tl.where(total == 0.0, float("-inf"), top + tl.log2(some)), mask=real)
+
+
+@triton.jit(do_not_specialize=["nodes", "splits"])
+def _merge(
+    partial, lse, out, nodes, splits, o_b, o_h, o_n,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    """The splits' means, weighted by their exponentiated log-sum-exps. The tree's split always holds something."""
+    block, pair = tl.program_id(0), tl.program_id(1)
+    packed = GROUP * nodes
+    query = block * BLOCK_R + tl.arange(0, BLOCK_R)
+    real = query < packed
+    e = tl.arange(0, BLOCK_V)
+    wanted = real[:, None] & (e < V_WIDTH)[None]
+    top = tl.full([BLOCK_R], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_R], tl.float32)
+    acc = tl.zeros([BLOCK_R, BLOCK_V], tl.float32)
+    for split in range(splits + 1):
+        cell = (split * tl.num_programs(1) + pair).to(tl.int64) * packed + query
+        score = tl.load(lse + cell, mask=real, other=float("-inf"))
+        mean = tl.load(partial + cell[:, None] * V_WIDTH + e[None], mask=wanted, other=0.0)
+        new_top = tl.maximum(top, score)
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weight, fade = tl.exp2(score - shift), tl.exp2(top - shift)
+        total = total * fade + weight
+        acc = acc * fade[:, None] + mean * weight[:, None]
+        top = new_top
+    row, head = pair // HEADS, pair % HEADS
+    at = row.to(tl.int64) * o_b + (head * GROUP + query // nodes).to(tl.int64) * o_h + (query % nodes) * o_n
+    merged = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(out + at[:, None] + e[None], merged.to(out.dtype.element_ty), mask=wanted)
+
+
+def tree_attention_triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tree: PackedTree,
+    scaling: float,
+    *,
+    window: int | None = None,
+    splits: int | None = None,
+) -> Tensor:
+    """(B, Hq, N, E) for q (B, Hq, N, D), k (B, Hkv, S + N, D), v (B, Hkv, S + N, E), N at most `NODES`.
+
+    Any strides. window: how many positions a node sees, its own among them. splits: of the prefix, by default as many
+    as fill the GPU.
+    """
+    batch, heads, nodes, width = q.shape
+    key_heads, columns, v_width = k.shape[1], k.shape[2] - nodes, v.shape[3]
+    group = heads // key_heads
+    packed = group * nodes
+    block = max(16, min(128 if q.element_size() < 4 else 64, triton.next_power_of_2(packed)))
+    blocks = triton.cdiv(packed, block)
+    if splits is None:
+        splits = _splits(batch * key_heads * blocks, columns, q.device)
+    partial = torch.empty(splits + 1, batch * key_heads, packed, v_width, dtype=torch.float32, device=q.device)
+    lse = torch.empty(partial.shape[:3], dtype=torch.float32, device=q.device)
+    out = torch.empty(batch, heads, nodes, v_width, dtype=q.dtype, device=q.device)
+    _attend[(blocks, splits + 1, batch * key_heads)](
+        q, k, v, tree.starts, tree.ends, tree.words, tree.depths, partial, lse,
+        scaling * LOG2_E, columns, nodes, splits, window or 0,
+        *q.stride(), *k.stride(), *v.stride(),
+        HEADS=key_heads, GROUP=group, WORDS=tree.words.shape[2],
+        WIDTH=width, V_WIDTH=v_width,
+        BLOCK_D=max(16, triton.next_power_of_2(width)), BLOCK_V=max(16, triton.next_power_of_2(v_width)),
+        BLOCK_R=block, BLOCK_N=BLOCK_N if width <= 128 else 32,
+        WINDOWED=window is not None, UPCAST=interpreted(),
+        PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",  # three tf32 products: float32 to 1e-6
+        num_warps=8 if block >= 64 else 4, num_stages=2,
+    )  # fmt: skip
+    _merge[(triton.cdiv(packed, 16), batch * key_heads)](
+        partial, lse, out, nodes, splits, *out.stride()[:3],
+        HEADS=key_heads, GROUP=group, V_WIDTH=v_width, BLOCK_V=max(16, triton.next_power_of_2(v_width)),
+        BLOCK_R=16, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def _splits(programs: int, columns: int, device: torch.device) -> int:
+    """About two programs for each multiprocessor, with four blocks of columns each at least, and 32 splits at most."""
+    units = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    return max(1, min(-(-2 * units // programs), columns // (4 * BLOCK_N), 32))

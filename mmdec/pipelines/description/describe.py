@@ -1,0 +1,244 @@
+"""Questions about pictures, answered by a vision-language model that drafts: `mmdec.describe`.
+
+The text is that of `model.generate` on the inputs that the model's own processor and chat template make. Here images
+become inputs and tokens become descriptions.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, overload
+
+import torch
+from transformers import PreTrainedModel, ProcessorMixin
+from typing_extensions import TypedDict, Unpack
+
+from mmdec.checks.arguments import check_callable, check_threads, check_whole, show
+from mmdec.decode.budget import Nodes
+from mmdec.decode.statistics import DecodingStatistics
+from mmdec.decode.verify import RuleName
+from mmdec.generation.drafter_choice import DraftedBy
+from mmdec.generation.speculation import speculate
+from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm
+from mmdec.images import ImageSource, read_image
+from mmdec.pipelines.description.describe_batch import OnText, describe_batch
+from mmdec.pipelines.description.description import Description
+from mmdec.pipelines.description.load import AUTO, Model, as_drafter, as_vlm
+from mmdec.pipelines.description.prompts import Question, check_taken, render, tensors, user_message
+from mmdec.pipelines.description.request import DescriptionRequest
+from mmdec.pipelines.inputs import BatchError
+from mmdec.runtime import Stopwatch, with_threads
+from mmdec.targets.registry import target_of
+from mmdec.types import InputError
+
+__all__ = ["DescribeOptions", "describe"]
+
+PROMPT = "Describe this image."
+MAX_BATCH = 4096  # questions answered together
+MAX_IMAGES = 256  # of one question
+Picture = ImageSource | os.PathLike[str]
+Pictures = Picture | tuple[Picture, ...]  # one question's
+
+
+class DescribeOptions(TypedDict, total=False, extra_items=Any):
+    """What `describe` takes beside images and prompt; all other options go to transformers' `generate`."""
+
+    model: Model
+    processor: ProcessorMixin | None
+    drafter: DraftedBy
+    batch_size: int
+    rule: RuleName | None
+    num_speculative_tokens: Nodes
+    seed: int | None
+    device: str | torch.device | None
+    dtype: torch.dtype | None
+    threads: int | None
+    on_text: OnText | None
+    statistics: DecodingStatistics | None
+
+
+@overload
+def describe(image: Pictures, prompt: str = ..., **options: Unpack[DescribeOptions]) -> Description: ...
+
+
+@overload
+def describe(
+    image: list[Pictures] | list[Picture] | list[tuple[Picture, ...]],
+    prompt: str | list[str] = ...,
+    **options: Unpack[DescribeOptions],
+) -> list[Description]: ...
+
+
+def describe(
+    image: Any,
+    prompt: str | list[str] = PROMPT,
+    *,
+    model: Model = DEFAULT_MODEL,
+    processor: ProcessorMixin | None = None,
+    drafter: DraftedBy = AUTO,
+    batch_size: int = 8,
+    rule: RuleName | None = None,
+    num_speculative_tokens: Nodes = None,
+    seed: int | None = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    threads: int | None = None,
+    on_text: OnText | None = None,
+    statistics: DecodingStatistics | None = None,
+    **options: Any,
+) -> Description | list[Description]:
+    """Ask a model about pictures: exactly what `model.generate` answers, in fewer passes of the model.
+
+    `image` is a path, a file's bytes, a PIL image or a uint8 array (H, W, 3); a tuple is one question over several
+    images, an empty one over none; a list gives a list back, in order, and `batch_size` questions are answered
+    together. `prompt` is the question, or a list with one for each member of the list of images. Where it holds the
+    model's image token ("<image>", "<|image_pad|>"), the images stand there, else before it. `model` is the shipped
+    "vlm-scenes", a directory, a hub id of a LLaVA or a Qwen-VL, in float32 unless `dtype` says otherwise, or a loaded
+    model with its `processor`.
+
+    `drafter` is a system with weights for this model ("eagle", "msd", ...: a folder of that name inside the model's
+    folder, or beside it as <model>-eagle), "lookup", "recycling" or another registered name, a folder with a drafter's
+    weights, a dotted path "package.module:Class", a smaller model, an `mmdec.types.Drafter`, or None for plain
+    decoding; "auto" takes the first of those with weights that there is, else "lookup". `rule`,
+    `num_speculative_tokens`, `seed` and `statistics` are those of `mmdec.generate`, and `options` go to `generate`:
+    max_new_tokens (512 where the model does not say), do_sample, temperature, repetition_penalty and so on.
+
+    `on_text` is called with each piece of the answer as it is accepted, for one question.
+
+    Raises InputError for what cannot be done, and BatchError, with the other results, for members of a list.
+    """
+    batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
+    check_threads(threads)
+    check_callable("on_text", on_text, "a function of a piece of text")
+    single = not isinstance(image, list)
+    if on_text is not None and not single:
+        raise InputError("`on_text` must be None for a list of images, but is given. Call `describe` for each of them.")
+    asked = _questions(image, prompt)
+    vlm = as_vlm(model, processor, device, dtype)
+    request = request_of(vlm, drafter, rule, num_speculative_tokens, seed, statistics, options)
+    with with_threads(threads):
+        errors: dict[int, InputError] = {}
+        read = _read(request, asked, errors)
+        found = _in_batches(request, read, errors, batch_size, on_text)
+    if single:
+        for error in errors.values():
+            raise error
+        return found[0]
+    if errors:
+        raise BatchError([found.get(place) for place in range(len(asked))], dict(sorted(errors.items())), "images")
+    return [found[place] for place in range(len(asked))]
+
+
+def request_of(
+    vlm: LoadedVlm,
+    drafter: DraftedBy,
+    rule: RuleName | None,
+    nodes: Nodes,
+    seed: int | None,
+    statistics: DecodingStatistics | None,
+    options: Mapping[str, Any],
+) -> DescriptionRequest:
+    """Everything checked that can be before an image is read."""
+    chosen = as_drafter(vlm, drafter)
+    found = speculate(chosen, rule, nodes, seed, statistics=statistics).drafter_for(vlm.model)
+    name = "" if found is None else found.name
+    if name not in vlm.checked:  # a run checks again; here it is done once, for it takes a good part of a short answer
+        target = target_of(vlm.model)
+        if found is not None:
+            found.check(target)
+        vlm.checked.add(name)
+    network = chosen if isinstance(chosen, PreTrainedModel) else found  # a smaller model is locked, too, while it runs
+    return DescriptionRequest(vlm, network, rule, nodes, seed, statistics, options)
+
+
+def read_question(images: Any, prompt: object) -> Question:
+    """One question's pictures, read, and its prompt, checked. Raises InputError."""
+    sources = images if isinstance(images, tuple) else (images,)
+    if len(sources) > MAX_IMAGES:
+        raise InputError(f"`image` must have at most {MAX_IMAGES} images, but has {len(sources)}. Ask about fewer.")
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise InputError(f"`prompt` must be text, but is {show(prompt)}. Ask a question.")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise InputError("`prompt` must be text, but holds half a character (a surrogate). Decode it again.") from None
+    return Question(prompt, tuple(read_image(source) for source in sources))
+
+
+def _questions(image: Any, prompt: str | list[str]) -> list[tuple[Any, object]]:
+    """(images, prompt) of each question, nothing read yet."""
+    if not isinstance(image, list):
+        return [(image, prompt)]
+    if not isinstance(prompt, list):
+        return [(one, prompt) for one in image]
+    if len(prompt) != len(image):
+        raise InputError(
+            f"`prompt` must be one, or one for each of {len(image)} images, but has {len(prompt)}. Add or drop some."
+        )
+    return list(zip(image, prompt, strict=True))
+
+
+def _read(
+    request: DescriptionRequest, asked: Sequence[tuple[Any, object]], errors: dict[int, InputError]
+) -> dict[int, Question]:
+    """The questions that can be read, by their place; what is wrong with the others goes to `errors`."""
+    questions: dict[int, Question] = {}
+    for place, (images, prompt) in enumerate(asked):
+        try:
+            question = read_question(images, prompt)
+            text = render(request.vlm, [user_message(request.vlm, question)])
+            questions[place] = replace(question, text=text)
+        except InputError as error:
+            errors[place] = error
+    return questions
+
+
+def _in_batches(
+    request: DescriptionRequest,
+    questions: Mapping[int, Question],
+    errors: dict[int, InputError],
+    batch_size: int,
+    on_text: OnText | None,
+) -> dict[int, Description]:
+    found: dict[int, Description] = {}
+    places = list(questions)
+    for at in range(0, len(places), batch_size):
+        batch = places[at : at + batch_size]
+        stopwatch = Stopwatch(request.vlm.model.device)
+        inputs, batch = _tensors(request, questions, batch, errors)
+        if batch:
+            counts = [len(questions[place].pictures) for place in batch]
+            described = describe_batch(request, inputs, counts, stopwatch.lap(), on_text)
+            found |= zip(batch, described, strict=True)
+    return found
+
+
+def _tensors(
+    request: DescriptionRequest,
+    questions: Mapping[int, Question],
+    batch: Sequence[int],
+    errors: dict[int, InputError],
+) -> tuple[dict[str, Any], Sequence[int]]:
+    """A batch's inputs, and the places of its questions that the processor takes."""
+    vlm, asked = request.vlm, [questions[place] for place in batch]
+    try:
+        return tensors(vlm, [question.text for question in asked], asked), batch
+    except MemoryError:
+        raise
+    except Exception as error:  # of one of them, unknown which
+        refused = dict[int, InputError]()
+        for place in batch:
+            try:
+                check_taken(vlm, questions[place])
+            except InputError as own:
+                refused[place] = own
+        if not refused:
+            raise InputError(
+                f"`image` must be what the model's processor takes, but it refuses these together "
+                f"({type(error).__name__}: {' '.join(str(error).split())[:300]}). Use batch_size=1."
+            ) from error
+        errors |= refused
+        left = [place for place in batch if place not in refused]
+        return _tensors(request, questions, left, errors) if left else ({}, left)

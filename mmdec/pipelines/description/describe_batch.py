@@ -1,0 +1,160 @@
+"""One batch of questions through the model, round by round; tokens become descriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from mmdec.decode.loop import Round
+from mmdec.pipelines.description.description import Description
+from mmdec.pipelines.description.request import DescriptionRequest
+from mmdec.runtime import Stopwatch
+from mmdec.types import Context, Draft, Drafter, Plan, Scores, Target, Verdict
+
+OnText = Callable[[str], None]
+
+
+@dataclass
+class Usage:
+    """One question's rounds, and its share of a batch in seconds."""
+
+    tokens: list[int] = field(default_factory=list)
+    rounds: int = 0  # the prompt's pass included
+    later: int = 0  # tokens of the other rounds
+    drafted: int = 0
+    accepted: int = 0
+    vision: float = 0.0
+    prompt: float = 0.0
+    decoder: float = 0.0
+    drafter: float = 0.0
+    core: float = 0.0
+
+    def count(self, one: Round, place: int, drafts: bool) -> None:
+        """Enter a round. place: of this question among those that took part."""
+        share = len(one.rows)
+        self.rounds += 1
+        self.tokens += one.tokens[place]
+        self.drafted += one.drafted[place]
+        self.accepted += one.accepted[place]
+        if one.index:
+            self.later += len(one.tokens[place])
+            self.decoder += one.target / share
+        else:
+            self.prompt += (one.target - one.vision) / share
+        if drafts:  # without a drafter it is what reading a clock takes
+            self.drafter += one.drafter / share
+        self.core += one.core / share
+
+    def seconds(self) -> dict[str, float]:
+        """By stage."""
+        return {name: getattr(self, name) for name in ("vision", "prompt", "decoder", "drafter", "core")}
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Of the rounds after the prompt's pass; 1 where there are none, as in `Generation`."""
+        return self.later / (self.rounds - 1) if self.rounds > 1 else 1.0
+
+
+@final
+class Observed:
+    """A drafter for one run, which notes what its memory says of each row's picture: `info`, where it has one."""
+
+    def __init__(self, drafter: Drafter, rows: int) -> None:
+        self.drafter, self.needs = drafter, drafter.needs
+        self.compressor: list[str | None] = [None] * rows
+        self.kept: list[Tensor | None] = [None] * rows
+        self._rows = list(range(rows))
+
+    @property
+    def name(self) -> str:
+        return self.drafter.name
+
+    def check(self, target: Target) -> None:
+        """As the drafter has it."""
+        self.drafter.check(target)
+
+    def start(self, context: Context) -> Any:
+        return self.drafter.start(context)
+
+    def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
+        draft = self.drafter.propose(memory, roots, plan)
+        for row, info in zip(self._rows, getattr(memory, "info", ()) or (), strict=False):
+            self.compressor[row], self.kept[row] = info.compressor, info.kept
+        return draft
+
+    def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        self.drafter.update(memory, draft, scores, verdict)
+
+    def select(self, memory: Any, live: Tensor) -> None:
+        self.drafter.select(memory, live)
+        self._rows = [self._rows[place] for place in live.tolist()]
+
+
+def describe_batch(
+    request: DescriptionRequest,
+    inputs: Mapping[str, Any],
+    pictures: Sequence[int],
+    read: float,
+    on_text: OnText | None = None,
+) -> list[Description]:
+    """Answer questions with their tensors. pictures: of each question; read: seconds that the processor took.
+
+    on_text: called with each piece of text as it is accepted, for a batch of one.
+    """
+    vlm = request.vlm
+    device = vlm.model.device
+    usage = [Usage() for _ in pictures]
+    drafter, observed = request.drafter, None
+    if drafter is not None and not isinstance(drafter, PreTrainedModel):
+        drafter = observed = Observed(drafter, len(pictures))
+    stopwatch, speaker = Stopwatch(device), None if on_text is None else _Speaker(on_text)
+    for one in request.rounds(inputs, drafter, speaker is not None):
+        for place, row in enumerate(one.rows):
+            usage[row].count(one, place, request.drafter is not None)
+            usage[row].vision += one.vision * pictures[row] / max(sum(pictures), 1)
+        if speaker is not None:
+            speaker.say(one.text[0])
+    parts = [one.seconds() for one in usage]
+    rest = max(stopwatch.lap() - sum(sum(one.values()) for one in parts), 0.0) / len(usage)
+    return [
+        Description(
+            text=vlm.tokenizer.decode(one.tokens, skip_special_tokens=True).strip(),
+            tokens=one.tokens,
+            rounds=one.rounds,
+            tokens_per_round=one.tokens_per_round,
+            timings={
+                "read": read / len(usage),
+                **seconds,
+                "total": read / len(usage) + sum(seconds.values()) + rest,
+            },
+            drafted=one.drafted,
+            accepted=one.accepted,
+            lossless=request.lossless,
+            compressor=None if observed is None else observed.compressor[row],
+            kept=None if observed is None else _plain(observed.kept[row]),
+        )
+        for row, (one, seconds) in enumerate(zip(usage, parts, strict=True))
+    ]
+
+
+def _plain(kept: Tensor | None) -> list[float] | None:
+    return None if kept is None else [float(value) for value in kept.to(torch.float32).flatten().tolist()]
+
+
+@final
+class _Speaker:
+    """Hands on text as it comes, without the space that it may begin with."""
+
+    def __init__(self, on_text: OnText) -> None:
+        self.on_text, self.begun = on_text, False
+
+    def say(self, text: str) -> None:
+        text = text if self.begun else text.lstrip()
+        if text:
+            self.begun = True
+            self.on_text(text)

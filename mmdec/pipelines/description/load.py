@@ -1,0 +1,116 @@
+"""The model and the drafter that `describe` is given: names and folders are loaded, loaded ones are checked."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import PreTrainedModel, ProcessorMixin
+
+from mmdec.checks.arguments import show
+from mmdec.checks.devices import check_device
+from mmdec.drafters.registry import NAME, drafter_entry, drafter_names
+from mmdec.generation.drafter_choice import DraftedBy, load_drafter
+from mmdec.hub.find import drafter_folder, version
+from mmdec.hub.vlm import LoadedVlm, load_vlm
+from mmdec.targets.model_source import source_folder
+from mmdec.types import Drafter, InputError
+
+Model = str | os.PathLike[str] | PreTrainedModel | LoadedVlm
+
+AUTO = "auto"
+PREFERRED = ("eagle", "msd", "vispec", "specvlm", "flash")  # of drafters with weights, where there are several
+OTHERWISE = "lookup"
+_loading = threading.RLock()
+
+
+def as_vlm(
+    model: Model,
+    processor: ProcessorMixin | None,
+    device: str | torch.device | None,
+    dtype: torch.dtype | None,
+) -> LoadedVlm:
+    """`model` as `describe` takes it -> a model with its processor. Raises InputError where they do not fit."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise InputError(f"`dtype` must be one of torch's floating types, but is {show(dtype)}. Try torch.bfloat16.")
+    if isinstance(model, (str, bytes, os.PathLike)):
+        if processor is not None:
+            raise InputError("`processor` must be left out for a `model` that is named, which has one, but is given.")
+        return load_vlm(cast(Any, model), device, torch.float32 if dtype is None else dtype)
+    if not isinstance(model, LoadedVlm):
+        if not isinstance(model, PreTrainedModel):
+            raise InputError(
+                "`model` must be a name, a directory, a hub id or a loaded model of transformers, but is "
+                f"{show(model)}. Load it with `AutoModelForImageTextToText.from_pretrained`."
+            )
+        if not isinstance(processor, ProcessorMixin):
+            raise InputError(
+                f"`processor` must be a processor of transformers with a loaded `model`, but is {show(processor)}. "
+                "Load it with `AutoProcessor.from_pretrained`."
+            )
+        model = LoadedVlm(model, processor, source_folder(model))
+    if device is not None and check_device(device).type != model.model.device.type:
+        raise InputError(
+            f"`device` must be that of the loaded `model`, {model.model.device}, but is {show(str(device))}. Leave "
+            "it out."
+        )
+    if dtype not in (None, model.model.dtype):
+        raise InputError(
+            f"`dtype` must be that of the loaded `model`, {model.model.dtype}, but is {dtype}. Leave it out."
+        )
+    return model
+
+
+def as_drafter(vlm: LoadedVlm, drafter: DraftedBy) -> DraftedBy:
+    """`drafter` as `describe` takes it -> as `speculate` takes it: "auto" is chosen, folders are read once."""
+    if isinstance(drafter, str) and drafter == AUTO:
+        folders = (_beside(vlm, name) for name in PREFERRED)
+        folder = next((folder for folder in folders if folder is not None), None)
+        return OTHERWISE if folder is None else _loaded(vlm, folder)
+    if isinstance(drafter, (str, os.PathLike)) and _is_folder(drafter):
+        return _loaded(vlm, Path(drafter))
+    if isinstance(drafter, str) and NAME.fullmatch(drafter):
+        entry = drafter_entry(drafter)
+        if entry is not None and entry.factory is not None:
+            return drafter
+        folder = _beside(vlm, drafter)
+        if folder is not None:
+            return _loaded(vlm, folder)
+        if entry is not None:
+            raise _without_weights(vlm, drafter)
+    return drafter
+
+
+def _beside(vlm: LoadedVlm, name: str) -> Path | None:
+    return None if vlm.directory is None else drafter_folder(vlm.directory, name)
+
+
+def _is_folder(path: str | os.PathLike[str]) -> bool:
+    try:
+        return Path(path).is_dir()
+    except (OSError, ValueError):  # a name that no folder can have
+        return False
+
+
+def _loaded(vlm: LoadedVlm, folder: Path) -> Drafter:
+    key = version(folder)
+    with _loading:
+        if key not in vlm.drafters:
+            vlm.drafters[key] = load_drafter(folder, vlm.model)
+        return vlm.drafters[key]
+
+
+def _without_weights(vlm: LoadedVlm, name: str) -> InputError:
+    home = vlm.directory
+    where = (
+        "it was loaded by its user"
+        if home is None
+        else f"neither '{home / name}' nor '{home.with_name(f'{home.name}-{name}')}' is there"
+    )
+    return InputError(
+        f"`drafter` must have weights for this model, but {name!r} has none: {where}. Train it with "
+        f"recipes/vlm_drafters, give its folder, or use one without weights: {', '.join(drafter_names())}."
+    )

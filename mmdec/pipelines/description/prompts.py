@@ -1,0 +1,97 @@
+"""Questions as a model reads them: its chat template writes the text, its processor the tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mmdec.hub.vlm import LoadedVlm
+from mmdec.images import to_pil
+from mmdec.types import InputError
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question over some pictures, each (H, W, 3) uint8, in the order in which the prompt places them."""
+
+    prompt: str
+    pictures: tuple[np.ndarray, ...] = ()
+    text: str = ""  # as the chat template writes it, once it has
+
+
+def user_message(vlm: LoadedVlm, question: Question) -> Message:
+    """What the chat template takes: pictures where the prompt has the model's image token, else all before it.
+
+    Raises InputError for a prompt that has image tokens, but not one for each picture.
+    """
+    token, count = vlm.image_token, len(question.pictures)
+    video = getattr(vlm.processor, "video_token", None)
+    if video is not None and video in question.prompt:
+        raise InputError(
+            f"`prompt` must have no {video!r}, but has one: `describe` takes pictures. Give the frames as a tuple of "
+            "pictures, or call `mmdec.generate` with the processor's own inputs."
+        )
+    parts = question.prompt.split(token)
+    if len(parts) > 1 and len(parts) - 1 != count:
+        raise InputError(
+            f"`prompt` must have one {token!r} for each of the {count} images, or none, but has {len(parts) - 1}. Give "
+            "as many images, or leave the marks out."
+        )
+    content: list[dict[str, str]] = [{"type": "image"}] * count if len(parts) == 1 else []
+    for place, part in enumerate(parts):
+        if place:
+            content.append({"type": "image"})
+        if part.strip() or len(parts) == 1:
+            content.append({"type": "text", "text": part})
+    return {"role": "user", "content": content}
+
+
+def render(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
+    """The dialogue as text, up to where the model goes on. Raises InputError where the template loses a picture."""
+    text: str = vlm.processor.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    given = [part for message in messages for part in message["content"] if part["type"] == "image"]
+    if text.count(vlm.image_token) != len(given):
+        raise InputError(
+            f"`model` must place each of the {len(given)} images in its text, but its chat template writes "
+            f"{text.count(vlm.image_token)} {vlm.image_token!r}. Mend `processor.chat_template`."
+        )
+    return text
+
+
+def tensors(vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question], whole: bool = True) -> dict[str, Any]:
+    """The inputs of `generate` for a batch, padded on the left, on the model's device and in its precision.
+
+    whole: the texts begin a dialogue, and so with the tokenizer's own beginning where the template writes none.
+    Raises whatever the processor raises for pictures that it cannot take.
+    """
+    pictures = [to_pil(pixels) for question in questions for pixels in question.pictures]
+    begin = vlm.tokenizer.bos_token
+    processor: Any = vlm.processor  # whose classes have options of their own
+    inputs = processor(
+        images=pictures or None,
+        text=list(texts),
+        padding=True,
+        padding_side="left",
+        return_tensors="pt",
+        add_special_tokens=whole and not (begin and texts[0].startswith(begin)),
+    )
+    return dict(inputs.to(vlm.model.device, vlm.model.dtype))
+
+
+def check_taken(vlm: LoadedVlm, question: Question) -> None:
+    """Raise InputError for a question that the processor cannot take: sides that are too unequal, for instance."""
+    try:
+        tensors(vlm, [render(vlm, [user_message(vlm, question)])], [question])
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # processors raise what they like
+        sizes = ", ".join(f"{pixels.shape[1]} x {pixels.shape[0]}" for pixels in question.pictures)
+        raise InputError(
+            f"`image` must be one that the model's processor takes, but it refuses {sizes} pixels "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:300].rstrip('.')}). Crop or scale the image."
+        ) from error

@@ -1,0 +1,237 @@
+"""What all decoder-only targets share: a run over a growing cache, from the prompt's pass to the last commit.
+
+A target adds how its prompt is read, and how its model is called. With rotary positions of several axes (M-RoPE) a
+node's position on each axis is its place in the text plus an offset that the prompt's images leave, the same for every
+node of a row. It lives in the session: a model object that keeps one of its own is never asked for it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from mmdec.decode.tree import single
+from mmdec.targets.attention import TREE_ATTENTION
+from mmdec.targets.cache import KVPool, check_cache
+from mmdec.targets.model_source import model_name
+from mmdec.targets.rope_positions import remember
+from mmdec.targets.row_layout import RowLayout
+from mmdec.targets.text_prompt import TextPrompt
+from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
+
+
+@dataclass
+class DecoderSession:
+    """One run: its cache and its rows."""
+
+    store: KVPool
+    rows: RowLayout
+    layers: tuple[int, ...]
+    offsets: Tensor | None = None  # (3, B): a position on each axis minus the place in the text; None: one axis
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt that is ready for its pass over the F fresh columns."""
+
+    text: TextPrompt
+    positions: Tensor  # (1 or 3, B, F)
+    offsets: Tensor | None = None  # (3, B), of what comes after the prompt
+    visual: Tensor | None = None  # (B, F) bool
+    extra: Mapping[str, Any] = field(default_factory=dict)  # what else the model reads
+    vision_seconds: float = 0.0
+    images: Mapping[str, Any] | None = None  # as they were given, for a smaller model
+
+
+class DecoderTarget(ABC):
+    """Scores token trees with a decoder-only model, which is left as it is and may serve many at once.
+
+    Layers are counted from 0; -1 is the last one, final norm included.
+    """
+
+    one_run: ClassVar[bool] = True
+    reads_encoder: ClassVar[bool] = False
+    reads_images: ClassVar[bool] = False
+    refused_outputs: ClassVar[tuple[str, ...]] = ("output_attentions", "output_hidden_states")
+    batch_processors: ClassVar[tuple[type, ...]] = ()
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = self._config = model.config.get_text_config(decoder=True)
+        self.model = model
+        self.vocab_size: int = config.vocab_size
+        self.hidden_size: int = config.hidden_size
+        self.layers: int = config.num_hidden_layers
+        # Rotations have no end, a table of positions has; what else a configuration may mean counts as a table.
+        turned = getattr(config, "rope_parameters", None) is not None
+        self.positions: int | None = None if turned else getattr(config, "max_position_embeddings", None)
+
+    @abstractmethod
+    def _read(self, inputs: Mapping[str, Any]) -> Prompt:
+        """The prompt of these inputs, checked."""
+
+    @abstractmethod
+    def _embeds(self, prompt: Prompt) -> Tensor:
+        """(B, F, H): what the first layer reads of the fresh columns."""
+
+    @abstractmethod
+    def _run(
+        self,
+        ids: Tensor,
+        mask: Tensor | None,
+        positions: Tensor,
+        cache: Any,
+        layers: tuple[int, ...],
+        extra: Mapping[str, Any],
+        last: bool,
+    ) -> Scores:
+        """One pass of the model over ids (B, N) at positions (1 or 3, B, N). last: logits of the last column alone."""
+
+    @property
+    def name(self) -> str:
+        """Where the model is from, and a digest of its weights."""
+        return model_name(self.model)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @torch.no_grad()
+    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[DecoderSession, Context, Draft, Scores]:
+        """inputs: input_ids (B, P); optional attention_mask (B, P), padded on the left; position_ids (B, P);
+        past_key_values, a DynamicCache, empty or with the first columns, which needs a mask that says whether the ids
+        are the whole text or what is new. The very pass that `generate` begins with.
+
+        In a batch of one without holes a given cache is filled as the run goes; any other is only read: see `extend`.
+        """
+        self._check_needs(needs)
+        prompt = self._read(inputs)
+        text, cache = prompt.text, prompt.text.run_cache(self.model.config)
+        scores = self._run(text.fresh, text.mask_given, prompt.positions, cache, needs.layers, prompt.extra, last=True)
+        session = DecoderSession(KVPool(cache), text.rows(), needs.layers, prompt.offsets)
+        if text.holes:
+            columns = [row.nonzero()[:, 0].tolist() for row in text.mask]
+            session.store.commit(columns, session.rows.starts, session.rows.width)
+        if text.cache is not None and prompt.offsets is not None:
+            remember(text.cache, prompt.offsets, text.mask.shape[1])
+        following = text.positions[:, -1] + 1
+        context = Context(
+            tokens=text.ids,
+            mask=text.mask[:, -text.ids.shape[1] :],
+            positions=prompt.positions,
+            next_position=following if prompt.offsets is None else (following + prompt.offsets).amax(0),
+            features=scores.features,
+            embeds=self._embeds(prompt) if needs.embeds else None,
+            visual=prompt.visual,
+            images=prompt.images,
+            room=None if self.positions is None else self.positions - 1 - text.positions[:, -1],
+            past=text.past,
+            vision_seconds=prompt.vision_seconds,
+        )
+        last = {layer: states[:, -1:] for layer, states in scores.features.items()}
+        return session, context, single(text.ids[:, -1]), Scores(scores.logits, last)
+
+    @torch.no_grad()
+    def score(self, session: DecoderSession, draft: Draft) -> Scores:
+        """One pass over the draft's tree; its columns wait in the cache for `commit`."""
+        rows, device = session.rows, draft.tokens.device
+        tree, places = rows.see(draft.parents.tolist(), device, self.model.dtype)
+        positions = torch.tensor(places, device=device)[None]
+        if session.offsets is not None:
+            positions = positions + session.offsets[:, :, None]
+        seen = None if tree is None else tree.additive
+        extra = {"tree": tree} if self._config._attn_implementation == TREE_ATTENTION else {}
+        scores = self._run(draft.tokens, seen, positions, session.store.cache, session.layers, extra, last=False)
+        rows.tree = draft.tokens.shape[1]
+        return scores
+
+    @torch.no_grad()
+    def commit(self, session: DecoderSession, verdict: Verdict) -> None:
+        """Keep the accepted path's columns; after the prompt's pass there is nothing to keep or drop."""
+        if session.rows.tree:
+            columns, begins = session.rows.commit(verdict.path.tolist())
+            session.store.commit(columns, begins, session.rows.width)
+
+    @torch.no_grad()
+    def select(self, session: DecoderSession, live: Tensor) -> None:
+        """Rows live (K,) int64 go on, in that order."""
+        session.rows.select(live.tolist())
+        session.store.select(live, session.rows.width)
+        if session.offsets is not None:
+            session.offsets = session.offsets[:, live]
+
+    @torch.no_grad()
+    def extend(self, inputs: Mapping[str, Any], sequences: Tensor) -> None:
+        """Leave in the given cache what `generate` leaves there: all columns of a finished text (B, L) but the last,
+        padding after a row's end included. One pass over those that the cache lacks; none after a run that filled it.
+        """
+        cache: DynamicCache = inputs["past_key_values"]
+        new = sequences.shape[1] - inputs["input_ids"].shape[1]
+        given = inputs.get("attention_mask")
+        columns = inputs["input_ids"].shape[1] if given is None else given.shape[1]
+        lacking = columns + new - 1 - cache.get_seq_length()
+        if lacking <= 0:
+            return
+        prompt = self._read(inputs)
+        places = prompt.text.positions[:, -1:] + torch.arange(1, new, device=sequences.device)
+        more = places[None] if prompt.offsets is None else places + prompt.offsets[:, :, None]
+        mask = prompt.text.mask_given
+        if mask is not None:
+            mask = torch.cat([mask, mask.new_ones(len(mask), new - 1)], 1)
+        positions = torch.cat([prompt.positions, more], 2)
+        self._run(sequences[:, :-1][:, -lacking:], mask, positions, cache, (), prompt.extra, last=True)
+
+    def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What `generate` is to prepare, and what goes past it into `prefill`."""
+        return dict(inputs), {}
+
+    def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The inputs with the mask that `generate` drops where it is all ones. Beside a cache its length says whether
+        ids (B, P) are the whole text or what is new."""
+        cache = inputs.get("past_key_values")
+        if cache is None or inputs.get("attention_mask") is not None:
+            return inputs
+        check_cache(cache)
+        if not cache.get_seq_length():
+            return inputs
+        # `generate` notes the length; releases that do not have made the positions of that mask.
+        length = getattr(config, "_mask_length", None) or inputs["position_ids"].shape[-1]
+        return {**inputs, "attention_mask": ids.new_ones(len(ids), length)}
+
+    def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
+        """Whether the caller reads the cache after the run: one that was given, or one in an output object."""
+        cache = inputs.get("past_key_values")
+        return cache is not None and bool(config.return_dict_in_generate or getattr(cache, "_is_user_defined", False))
+
+    def output(
+        self,
+        inputs: Mapping[str, Any],
+        sequences: Tensor,
+        lengths: Sequence[int],
+        config: GenerationConfig,
+        scores: tuple[Tensor, ...] | None = None,
+        logits: tuple[Tensor, ...] | None = None,
+    ) -> GenerateDecoderOnlyOutput:
+        """transformers' output object for sequences (B, L) with `lengths` new tokens in each row."""
+        return GenerateDecoderOnlyOutput(
+            sequences=cast(torch.LongTensor, sequences),
+            scores=cast(Any, scores),
+            logits=cast(Any, logits),
+            past_key_values=inputs.get("past_key_values"),
+        )
+
+    def _check_needs(self, needs: Needs) -> None:
+        wrong = [layer for layer in needs.layers if not -1 <= layer < self.layers - 1]
+        if wrong:
+            raise InputError(
+                f"`layers` must lie in 0 .. {self.layers - 2} or be -1 (the last, normed), but holds {wrong[0]}. "
+                "Use a drafter made for this model."
+            )
+        if needs.memory:
+            raise InputError("`memory` must be False for a text model, but is True. It has no encoder to read.")

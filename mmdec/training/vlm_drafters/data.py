@@ -1,0 +1,267 @@
+"""Batches for drafters: a corpus's questions with the answers that the target itself gives."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
+
+from mmdec.checks.errors import InputError
+from mmdec.training.stores import TokenStore
+from mmdec.training.vlm_drafters.batches import Asked, Planned
+from mmdec.training.vlm_drafters.prompting import Prompting
+from mmdec.training.vlm_drafters.ramp import Ramp
+from mmdec.training.vlm_drafters.samples import Choice, Sample, read_samples
+from mmdec.training.vlm_drafters.store import ReadingStore, own_number
+from mmdec.training.vlm_drafters.teacher import Teacher, load_target
+
+TRAIN, MIXED, GROUPED = 5, 6, 7  # what a random stream is for
+GROUP = 16  # batches whose samples are sorted by the length of their answers
+
+
+class DraftData(LightningDataModule):
+    """Questions of a corpus in the layout of llava_v1_5_mix665k, each by itself, answered by the target.
+
+    base: the target's folder, a vision-language or a language model. corpus: a folder with {split}.json and images/; a
+    row may have "video", a folder of frames in images/, of which `frames` are taken. samples: questions to train on,
+    `long_share` of them with long answers; null takes all. max_tokens: of an answer. ramp: MSD's stages; where the
+    corpus has no conversations without pictures, the first reads the same questions and answers without their pictures;
+    null takes the samples as they come. base_dtype: of the target. kept: a folder for answers and features.
+    answer_batch: questions that are answered at once.
+    """
+
+    def __init__(
+        self,
+        base: str,
+        corpus: str,
+        train_split: str = "train",
+        dev_split: str | None = "dev",
+        samples: int | None = None,
+        dev_samples: int = 64,
+        long_share: float | None = None,
+        batch_size: int = 16,
+        steps_per_epoch: int | None = None,
+        max_tokens: int = 256,
+        frames: int = 8,
+        ramp: Ramp | None = None,
+        base_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+        kept: str = "runs/vlm_drafters/kept",
+        answer_batch: int = 32,
+        workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        for name, value in {
+            "batch_size": batch_size,
+            "dev_samples": dev_samples,
+            "max_tokens": max_tokens,
+            "frames": frames,
+            "answer_batch": answer_batch,
+        }.items():
+            if value < 1:
+                raise InputError(f"`{name}` must be at least 1, but is {value}. Raise it.")
+        self.base, self.corpus, self.kept = base, Path(corpus), Path(kept)
+        self.splits = {"train": train_split, "dev": dev_split}
+        self.counts = {"train": samples, "dev": dev_samples}
+        self.long_share, self.batch_size, self.steps_per_epoch = long_share, batch_size, steps_per_epoch
+        self.max_tokens, self.frames, self.ramp = max_tokens, frames, ramp
+        self.base_dtype: torch.dtype = getattr(torch, base_dtype)
+        self.answer_batch, self.workers, self.seed = answer_batch, workers, seed
+        self.known: Container[str] = ()  # samples whose features need no pass of the target
+
+    # What may be missing is looked for late: errors from here reach the user as they are.
+    @cached_property
+    def prompting(self) -> Prompting:
+        return Prompting(self.base)
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        return load_target(self.base, self.base_dtype)
+
+    @cached_property
+    def teacher(self) -> Teacher:
+        return Teacher(self.model)
+
+    @cached_property
+    def samples(self) -> dict[str, list[Sample]]:
+        """The chosen questions of both splits; without a split for development, they are the last of training's."""
+        many, few = self.counts["train"], self.counts["dev"]
+        assert self.splits["train"] is not None
+        assert few is not None
+        if self.splits["dev"] is not None:
+            return {split: self._read(split, self.counts[split]) for split in ("train", "dev")}
+        chosen = self._read("train", None if many is None else many + few)
+        return {"train": chosen[:-few], "dev": chosen[-few:]}
+
+    def _read(self, split: str, count: int | None) -> list[Sample]:
+        choice = Choice(count, self.long_share, self.seed)
+        return read_samples(self.corpus, str(self.splits[split]), self.frames, choice)
+
+    @property
+    def units(self) -> list[str]:
+        """The tokens by their number: what the command line passes to every model."""
+        vocabulary = self.prompting.tokenizer.get_vocab()
+        return sorted(vocabulary, key=vocabulary.__getitem__)
+
+    @property
+    def mark(self) -> str:
+        """What answers follow from beside their questions."""
+        return f"{self.teacher.name}-{str(self.base_dtype).removeprefix('torch.')}-{self.max_tokens}"
+
+    def store(self, held: ExitStack, rank: int = 0) -> TokenStore:
+        """The target's answers by the names of their questions. held: what keeps other runs from the same file."""
+        folder = self.kept / f"answers-{self.mark}"
+        return TokenStore(folder, own_number(folder, rank, held))
+
+    def feature_store(self, layers: Sequence[int], half: bool, rank: int = 0) -> ReadingStore:
+        """The target's readings by the names of their samples."""
+        named = "_".join(str(layer) for layer in layers) + ("-half" if half else "")
+        return ReadingStore(self.kept / f"features-{self.mark}-{named}", self.teacher, layers, half, rank)
+
+    def regenerate(self, part: int = 0, parts: int = 1, device: str | torch.device | None = None) -> int:
+        """Let the target answer what is not answered yet, one of `parts` of it; how many answers are new.
+
+        What is done is kept at once, so that a run that was cut off goes on where it was.
+        """
+        if device is not None:
+            self.model.to(device)  # type: ignore[call-arg] # pyright does not bind a decorated `to`
+        with ExitStack() as held:
+            store = self.store(held, part)
+            asked = {one.name: one for split in ("dev", "train") for one in self.samples[split]}
+            missing = [one for one in asked.values() if store.get(one.name) is None][part::parts]
+            missing.sort(key=lambda one: one.words)
+            for batch in _batches(missing, self.answer_batch, "the target has answered {} of {} questions"):
+                found = self.teacher.answer([self.prompting(one) for one in batch], self.max_tokens)
+                store.add({one.name: tokens for one, tokens in zip(batch, found, strict=True)})
+        return len(missing)
+
+    def keep_features(self, layers: Sequence[int], half: bool, part: int = 0, parts: int = 1) -> int:
+        """Read what is not read yet, one of `parts` of it, and keep the features; how many readings are new.
+
+        A training run does the same as it goes; here every drafter of the same layers profits.
+        """
+        self.setup("fit")
+        store = self.feature_store(layers, half, part)
+        rows = [one for split in ("dev", "train") for one in self.parts[split]]
+        rows += self.text_samples() if self.ramp is not None else []
+        missing = [one for one in rows if one.name not in store][part::parts]
+        missing.sort(key=self._length)
+        for batch in _batches(missing, self.answer_batch, "the target has read {} of {} answers"):
+            names = [one.name for one in batch]
+            store.read(names, [self.prompting(one) for one in batch], [self._answer(one) for one in batch])
+        return len(missing)
+
+    def prepare_data(self) -> None:
+        """The answers, once for all ranks; large targets are better asked before, see `regenerate`."""
+        on_gpu = torch.cuda.is_available() and (
+            self.trainer is None or self.trainer.strategy.root_device.type == "cuda"
+        )
+        self.regenerate(device="cuda" if on_gpu else None)
+
+    def setup(self, stage: str) -> None:
+        with ExitStack() as held:
+            self.tokens = self.store(held).tokens
+        for split, chosen in self.samples.items():
+            rank_zero_info(f"{split}: {len(chosen)} questions")
+            answered = [one for one in chosen if one.name in self.tokens]
+            if len(answered) < len(chosen):
+                raise InputError(
+                    f"`kept` must hold the target's answers, but lacks {len(chosen) - len(answered)} of {len(chosen)}. "
+                    "Run python -m mmdec.training.vlm_drafters.regenerate first."
+                )
+        # A first token is the target's own; an answer of one leaves nothing to draft.
+        self.parts = {
+            split: [one for one in rows if len(self.tokens[one.name]) > 1] for split, rows in self.samples.items()
+        }
+        for split, rows in self.parts.items():
+            if not rows:
+                raise InputError(f"`corpus` must have questions with answers of two tokens, but {split} has none.")
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        assert self.trainer is not None
+        samples, batches = self.plan(self.trainer.current_epoch, self.trainer.global_rank, self.trainer.world_size)
+        return self._loader(samples, batches)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """Every second question for every second process, the longest answers together."""
+        assert self.trainer is not None
+        rows = self.parts["dev"]
+        order = sorted(range(len(rows)), key=lambda number: (len(self.tokens[rows[number].name]), number))
+        mine = order[self.trainer.global_rank :: self.trainer.world_size]
+        return self._loader(rows, [mine[at : at + self.batch_size] for at in range(0, len(mine), self.batch_size)])
+
+    def plan(self, epoch: int, rank: int = 0, world: int = 1) -> tuple[list[Sample], list[list[int]]]:
+        """The samples, and the batches of an epoch (from 0) as places among them.
+
+        Seen samples and text-only ones are each an endless row of shuffled passes, from which epochs take as many as
+        the ramp says. Samples of about equal length make a batch. Every process gets as many batches.
+        """
+        seen = [one for one in self.parts["train"] if one.visual]
+        text = self.text_samples()
+        pool = seen + text
+        size = self.batch_size * world
+        count = size * (self.steps_per_epoch or max(len(self.parts["train"]) // size, 1))
+        share = len(seen) / len(pool) if self.ramp is None else None
+        counts = [round(count * (self.ramp.share(past) if self.ramp else share or 0.0)) for past in range(epoch + 1)]
+        visual = self._row(len(seen), sum(counts[:-1]), counts[-1], 0)
+        before = sum(count - one for one in counts[:-1])
+        rest = [len(seen) + number for number in self._row(len(text), before, count - counts[-1], 1)]
+        draw = np.random.default_rng([MIXED, self.seed, epoch])
+        chosen = np.array(visual + rest)[draw.permutation(count)].tolist()
+        batches: list[list[int]] = []
+        for begin in range(0, count, GROUP * size):
+            group = sorted(
+                chosen[begin : begin + GROUP * size], key=lambda number: (self._length(pool[number]), number)
+            )
+            batches += [group[at : at + self.batch_size] for at in range(0, len(group), self.batch_size)]
+        # Batches that stand beside each other are equally long: a step waits for the slowest process.
+        steps = [batches[at : at + world] for at in range(0, len(batches), world)]
+        order = np.random.default_rng([GROUPED, self.seed, epoch]).permutation(len(steps)).tolist()
+        return pool, [steps[number][rank] for number in order]
+
+    def text_samples(self) -> list[Sample]:
+        """Those without pictures: the corpus's own, or for a ramp the others without theirs."""
+        own = [one for one in self.parts["train"] if not one.visual]
+        return own or ([one.without_pictures() for one in self.parts["train"]] if self.ramp is not None else [])
+
+    def _row(self, length: int, begin: int, count: int, kind: int) -> list[int]:
+        if not count:
+            return []
+        if not length:
+            raise InputError("`ramp` needs samples with pictures, but the corpus has none. Leave it out.")
+        orders: dict[int, list[int]] = {}
+        found = []
+        for place in range(begin, begin + count):
+            lap, at = divmod(place, length)
+            if lap not in orders:
+                orders[lap] = np.random.default_rng([TRAIN, self.seed, kind, lap]).permutation(length).tolist()
+            found.append(orders[lap][at])
+        return found
+
+    def _length(self, sample: Sample) -> int:
+        return len(self._answer(sample)) + 10_000 * sample.visual
+
+    def _answer(self, sample: Sample) -> list[int]:
+        return self.tokens[sample.name.removesuffix("/text")]
+
+    def _loader(self, samples: Sequence[Sample], batches: Sequence[list[int]]) -> DataLoader[Any]:
+        dataset = Asked(samples, self.prompting, self._answer, self.known)
+        return DataLoader(dataset, batch_sampler=Planned(batches), collate_fn=dataset.collate, num_workers=self.workers)
+
+
+def _batches(samples: Sequence[Sample], size: int, line: str) -> Iterator[Sequence[Sample]]:
+    """Of `size` samples; now and then a line says how many are done."""
+    for number, begin in enumerate(range(0, len(samples), size)):
+        yield samples[begin : begin + size]
+        done = min(begin + size, len(samples))
+        if done == len(samples) or number % 10 == 9:
+            rank_zero_info(line.format(done, len(samples)))

@@ -1,0 +1,106 @@
+"""FLASH (arXiv 2505.12728): k slots a pass, each taught the feature of its own token: sum SmoothL1 + 0.1 sum CE.
+
+Refiners are told the text's tokens, and with scheduled sampling some of the slots' own: the share rises from 0 to
+`sampled` over the epochs after `sampled_from`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, cast, final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mmdec.checks.errors import InputError
+from mmdec.nn.flash import FlashNetwork
+from mmdec.training.vlm_drafters.loss import Weights
+from mmdec.training.vlm_drafters.module import DraftModule
+from mmdec.training.vlm_drafters.teacher import Reading
+from mmdec.training.vlm_drafters.unroll import Columns, additive
+
+
+@final
+class FlashModule(DraftModule):
+    """sampled: the share of the refiners' tokens that are the slots' own at the end; sampled_from: epochs without;
+    sampled_over: epochs until the share is reached."""
+
+    system: ClassVar[str] = "flash"
+    weights: ClassVar[Weights] = Weights(features=1.0, tokens=0.1)
+
+    def __init__(
+        self,
+        units: list[str] | None = None,
+        sampled: float = 0.2,
+        sampled_from: int = 4,
+        sampled_over: int = 36,
+        **options: Any,
+    ) -> None:
+        super().__init__(units, **options)
+        if not 0 <= sampled <= 1:
+            raise InputError(f"`sampled` must be from 0 to 1, but is {sampled}. 0.2 is the published one.")
+        self.sampled, self.sampled_from, self.sampled_over = sampled, sampled_from, sampled_over
+        self.hparams.update(sampled=sampled, sampled_from=sampled_from, sampled_over=sampled_over)
+
+    @property
+    def depth(self) -> int:
+        """All slots are trained."""
+        return cast(FlashNetwork, self.network).slots
+
+    @property
+    def chain(self) -> int:
+        """A pass gives one token for each slot."""
+        return min(self.options.chain, self.depth)
+
+    def share(self, epoch: int) -> float:
+        """Of the refiners' tokens that are the slots' own, in an epoch from 0."""
+        return self.sampled * min(1.0, max(0.0, (epoch + 1 - self.sampled_from) / max(self.sampled_over, 1)))
+
+    def steps(self, columns: Columns, texts: list[Reading], count: int) -> list[Tensor]:
+        """Slot s of the columns whose token s is within the answer: (B, N - s, H)."""
+        network = cast(FlashNetwork, self.network)
+        raw = raw_slots(network, columns)
+        fed = told_by_text(columns, network.slots)
+        share = self.share(self.current_epoch) if self.training else 0.0
+        if share:
+            fed = self._sampled(raw, fed, share)
+        told, found = torch.zeros_like(raw[:, :, 0]), [raw[:, :, 0]]
+        for slot in range(1, count):
+            told = told + fed[:, :, slot - 1]
+            found.append(network.refined(raw[:, :, slot], told, slot))
+        length = raw.shape[1]
+        return [states[:, : length - slot] for slot, states in enumerate(found[:length])]
+
+    def _sampled(self, raw: Tensor, fed: Tensor, share: float) -> Tensor:
+        with torch.no_grad():
+            own = self.teacher.embed(self.teacher.logits(raw[:, :, :-1]).argmax(-1)).to(fed.dtype)
+            taken = torch.rand(fed.shape[:-1], device=fed.device) < share
+        return torch.where(taken[..., None], own, fed)
+
+
+def raw_slots(network: FlashNetwork, columns: Columns) -> Tensor:
+    """(B, N, k, H) before the refiners. Slot i of a column sees the prompt, slot 0 of the columns before it, and the
+    slots up to i of its own."""
+    states = network.fuse(columns.embeds, columns.features)
+    rows, length, count = *states.shape[:2], network.slots
+    spread = network.slot_states(states).flatten(1, 2)
+    device = states.device
+    slots = torch.arange(count, device=device)
+    positions = (columns.positions[..., None] + slots).flatten(1)
+    _, keys, values = network.project(columns.states, columns.places)
+    queries, own_keys, own_values = network.project(spread, positions)
+    column = torch.arange(length, device=device).repeat_interleave(count)
+    slot = slots.repeat(length)
+    seen = (slot == 0) & (column < column[:, None]) | (column == column[:, None]) & (slot <= slot[:, None])
+    prompt = columns.prompt_mask[:, None].expand(-1, len(column), -1)
+    mask = additive(torch.cat([prompt, seen.expand(rows, -1, -1)], 2), states.dtype)
+    hidden = network.attend(spread, queries, torch.cat([keys, own_keys], 2), torch.cat([values, own_values], 2), mask)
+    return network.finish(hidden.view(rows, length, count, -1), columns.features)
+
+
+def told_by_text(columns: Columns, slots: int) -> Tensor:
+    """(B, N, k - 1, H): of column c the embeddings of the answer's tokens c + 1 ... c + k - 1, zero beyond its end."""
+    longer = pad(columns.embeds, (0, 0, 0, slots))
+    length, device = columns.embeds.shape[1], longer.device
+    places = torch.arange(length, device=device)[:, None] + torch.arange(1, slots, device=device)
+    return longer[:, places]

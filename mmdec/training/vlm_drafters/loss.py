@@ -1,0 +1,93 @@
+"""How far drafted features are from the target's, and what they say from what it says. All are means over places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import smooth_l1_loss
+from torch.utils.checkpoint import checkpoint
+
+from mmdec.checks.errors import InputError
+
+CELLS = 1 << 26  # logits of one kind that are held at a time
+TOP = 10  # tokens that ListMLE ranks
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of the parts of the loss: EAGLE's, MSD's and SpecVLM's are 1 and 0.1 of the first two.
+
+    features: SmoothL1 of the features, its mean over channels. tokens: cross-entropy with the target's distribution.
+    distribution: L1 between the two distributions, its sum over tokens. ranks: ListMLE of the target's ten best tokens.
+    """
+
+    features: float = 1.0
+    tokens: float = 0.1
+    distribution: float = 0.0
+    ranks: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(vars(self).values()) < 0 or not any(vars(self).values()):
+            raise InputError(f"`weights` must be 0 or more, and one of them above 0, but are {vars(self)}.")
+
+
+def feature_loss(said: Tensor, wanted: Tensor) -> Tensor:
+    """(P, H) each -> (P,)."""
+    return smooth_l1_loss(said, wanted, reduction="none").mean(-1)
+
+
+def token_loss(said: Tensor, wanted: Tensor) -> Tensor:
+    """Logits (P, V) each -> (P,)."""
+    return -(wanted.softmax(-1) * said.log_softmax(-1)).sum(-1)
+
+
+def distribution_loss(said: Tensor, wanted: Tensor) -> Tensor:
+    """Logits (P, V) each -> (P,)."""
+    return (said.softmax(-1) - wanted.softmax(-1)).abs().sum(-1)
+
+
+def rank_loss(said: Tensor, wanted: Tensor) -> Tensor:
+    """Logits (P, V) each -> (P,): minus the log-probability, by Plackett and Luce, of the target's order of its best
+    tokens, drawn one after the other from the drafter's scores of these (ListMLE, Xia et al. 2008)."""
+    order = wanted.topk(min(TOP, wanted.shape[-1]), -1).indices
+    scores = said.gather(-1, order)
+    rest = scores.flip(-1).logcumsumexp(-1).flip(-1)  # of each and those after it
+    return (rest - scores).sum(-1)
+
+
+PARTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "tokens": token_loss,
+    "distribution": distribution_loss,
+    "ranks": rank_loss,
+}
+
+
+def losses(
+    said: Tensor, wanted: Tensor, logits: Callable[[Tensor], Tensor], weights: Weights, cells: int = CELLS
+) -> Mapping[str, Tensor]:
+    """Features (P, H) each -> the weighted sum as "loss", its parts, and "right": how often both choose one token.
+
+    logits: (P, H) -> (P, V). For large vocabularies a part of the places is worked through at a time, and its logits
+    are made again for the gradient.
+    """
+    parts: dict[str, Tensor] = {"features": feature_loss(said, wanted).mean()}
+
+    def said_parts(said: Tensor, wanted: Tensor) -> Tensor:
+        own, theirs = logits(said), logits(wanted)
+        sums = [PARTS[name](own, theirs).sum() if getattr(weights, name) else own.new_zeros(()) for name in PARTS]
+        return torch.stack([*sums, (own.argmax(-1) == theirs.argmax(-1)).to(own.dtype).sum()])
+
+    width = max(1, cells // logits(wanted[:1]).shape[-1])
+    pieces = list(zip(said.split(width), wanted.split(width), strict=True))
+    if len(pieces) == 1:
+        sums = said_parts(said, wanted)
+    else:
+        sums = torch.stack([checkpoint(said_parts, *piece, use_reentrant=False) for piece in pieces]).sum(0)  # type: ignore[arg-type] # undeclared by torch
+    parts |= dict(zip((*PARTS, "right"), sums / len(said), strict=True))
+    parts["right"] = parts["right"].detach()
+    total = sum((getattr(weights, name) * parts[name] for name in ("features", *PARTS)), said.new_zeros(()))
+    shown = {name: value for name, value in parts.items() if name == "right" or getattr(weights, name)}
+    return {"loss": total, **shown}

@@ -1,0 +1,257 @@
+"""Training of a drafter that continues its target's features; what all systems share.
+
+The target is frozen: no gradient passes through it, and it is neither saved nor moved by a strategy. It teaches while
+training runs, from one pass over prompt and answer, which all steps of the unroll share; features of samples that come
+again can be kept on disk. Only columns of answers count in the loss.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+
+from mmdec.checks.errors import InputError
+from mmdec.decode.statistics import DecodingStatistics
+from mmdec.drafters.registry import folder_drafter
+from mmdec.generation.speculation import generate
+from mmdec.hub.publish import whole_folder, write_provenance
+from mmdec.hub.vlm_drafters import load_network, save_network
+from mmdec.nn.draft_network import DraftNetwork
+from mmdec.nn.draft_registry import network_class
+from mmdec.training.lr_schedule import Schedule
+from mmdec.training.medusa.simulate import gather_ranks, measure
+from mmdec.training.optim import MuonAdamW
+from mmdec.training.options import keep_options
+from mmdec.training.vlm_drafters.batches import DraftBatch
+from mmdec.training.vlm_drafters.data import DraftData
+from mmdec.training.vlm_drafters.draft_options import DraftOptions
+from mmdec.training.vlm_drafters.loss import Weights, losses
+from mmdec.training.vlm_drafters.sharding import sharded, whole_weights
+from mmdec.training.vlm_drafters.simulate import rank_texts
+from mmdec.training.vlm_drafters.store import ReadingStore
+from mmdec.training.vlm_drafters.teacher import Reading, Teacher
+from mmdec.training.vlm_drafters.unroll import Columns, read_columns, unrolled
+
+
+class DraftModule(LightningModule):
+    """Abstract: a system says its name and what is special. The target is the data's `base`.
+
+    The best network by tokens per round of a chain is kept in `drafter/` of the trainer's root, as
+    `mmdec.load_drafter` reads it. units: ignored; the command line passes it to every model. options: those of
+    `DraftOptions`.
+    """
+
+    system: ClassVar[str]
+    weights: ClassVar[Weights] = Weights()
+
+    def __init__(self, units: list[str] | None = None, **options: Any) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["units"])
+        self.options = DraftOptions(**options)
+        keep_options(self, self.options)
+        given = {name: value for name in vars(self.weights) if (value := getattr(self.options, name)) is not None}
+        self.loss_weights = Weights(**{**vars(self.weights), **given})
+        options_ = self.options
+        self.rate = Schedule(options_.schedule, options_.warmup, options_.decay_from, options_.decay_steps)
+        self.best = 0.0  # tokens per round of the network kept
+        self.ranks: list[Tensor] = []  # of the texts of this validation
+        self.sums: dict[str, float] = {}
+
+    @property
+    def teacher(self) -> Teacher:
+        return self.held[0]
+
+    def setup(self, stage: str) -> None:
+        data = self.trainer.datamodule  # type: ignore[attr-defined] # undeclared by Lightning
+        if not isinstance(data, DraftData):
+            raise InputError(f"`data` must be DraftData for drafters, but is {type(data).__name__}. Change the recipe.")
+        teacher = data.teacher
+        teacher.model.to(self.trainer.strategy.root_device)  # type: ignore[call-arg] # pyright does not bind it
+        self.held = (teacher,)  # in a tuple it is no submodule
+        self.mark = teacher.name
+        self.network = self.first_network()
+        self.store: ReadingStore | None = None
+        if self.options.keep_features:
+            self.store = data.feature_store(self.network.config.layers, self.options.half_teacher, self.global_rank)
+            data.known = self.store
+
+    def first_network(self) -> DraftNetwork:
+        """New, like a layer of the target, or the saved one that is to be trained on."""
+        kind, target = network_class(self.system), self.teacher.model
+        if self.options.start is not None:
+            found = load_network(Path(self.options.start), target)
+            if type(found) is not kind:
+                raise InputError(f"`start` must hold a drafter of {self.system}, but holds one of {found.system}.")
+            return found.float().train()
+        torch.manual_seed(self.options.seed)
+        config = kind.config_class.like(self.teacher.config, **{"base": self.mark, **self.options.network})
+        return kind(config)
+
+    def read(self, batch: DraftBatch) -> list[Reading]:
+        """The target's readings of a batch: kept ones, or those of a pass."""
+        if self.store is not None:
+            found = self.store.read(batch.rows, batch.prompts, batch.answers)
+        else:
+            assert batch.prompts is not None
+            layers, half = self.network.config.layers, self.options.half_teacher
+            found = self.teacher.read(batch.prompts, batch.answers, layers, half)
+        return [one.to(self.device) for one in found]
+
+    def steps(self, columns: Columns, texts: list[Reading], count: int) -> list[Tensor]:
+        """The network's features `count` tokens deep: (B, N - s, H) at depth s, whose column c tells token s + c."""
+        return unrolled(self.network, columns, count, self.options.through)
+
+    def compare(self, columns: Columns, texts: list[Reading]) -> Mapping[str, Tensor]:
+        """The loss of a batch, and its parts; those of step 0 under their names."""
+        wanted = _wanted(texts, self.teacher.config.hidden_size, self.network.config.layers)
+        total: Tensor = columns.states.new_zeros(())
+        parts: dict[str, Tensor] = {}
+        for step, hidden in enumerate(self.steps(columns, texts, self.depth)):
+            counted = columns.mask[:, step:]
+            found = losses(hidden[counted], wanted[:, step:][counted], self.teacher.logits, self.loss_weights)
+            total = total + self.options.unroll_decay**step * found["loss"]
+            parts |= found if step == 0 else {f"right{step + 1}": found["right"]}
+        return {**parts, "loss": total}
+
+    @property
+    def depth(self) -> int:
+        """Of the steps that are trained."""
+        return 1 if self.training and self.global_step < self.options.unroll_from else self.options.unroll
+
+    @property
+    def chain(self) -> int:
+        """Of the drafts that are scored."""
+        return self.options.chain
+
+    def training_step(self, batch: DraftBatch, batch_idx: int) -> Tensor:
+        # Noise and gates of a step follow from its number: a resumed run draws the same.
+        torch.manual_seed((self.options.seed << 40) + (self.global_rank << 32) + self.global_step)
+        texts = self.read(batch)
+        parts = self.compare(read_columns(self.network, texts, self.options.noise), texts)
+        for name, value in parts.items():
+            self.log(f"train/{name}", value.detach(), batch_size=len(batch.rows), prog_bar=name == "loss")
+        return parts["loss"]
+
+    def validation_step(self, batch: DraftBatch, batch_idx: int) -> None:
+        texts = self.read(batch)
+        columns = read_columns(self.network, texts)
+        self.ranks += rank_texts(columns, self.steps(columns, texts, self.chain), self.teacher.logits, texts)
+        self.sums["loss"] = self.sums.get("loss", 0.0) + float(self.compare(columns, texts)["loss"]) * len(texts)
+        self.sums["rows"] = self.sums.get("rows", 0.0) + len(texts)
+
+    def on_validation_epoch_end(self) -> None:
+        texts, sums = gather_ranks((self.ranks, self.sums))
+        self.ranks, self.sums = [], {}
+        chain, tree, _ = measure(texts, self.chain, self.options.tree_nodes)
+        scores = {"loss": sums["loss"] / sums["rows"], "chain": chain, "tree": tree}
+        if self.trainer.sanity_checking:  # of the network that a run begins with
+            rank_zero_info(f"at the start: {chain:.2f} tokens a round in chains, {tree:.2f} in trees")
+            if self.global_step:  # an unbroken run would not have looked here
+                return
+        else:
+            if self.options.decoded:
+                scores["decoded"] = self.decode()
+            self.log_dict({f"dev/{name}": value for name, value in scores.items()}, sync_dist=True)
+        if chain > self.best and self.trainer.state.fn == TrainerFn.FITTING:
+            self.best = chain
+            self.keep(scores)
+
+    def decode(self) -> float:
+        """Tokens per round of real decoding with trees, over some questions of the development split."""
+        data: DraftData = self.trainer.datamodule  # type: ignore[attr-defined] # undeclared by Lightning
+        model, depth = self.teacher.model, min(self.chain, self.options.tree_nodes)
+        counts = torch.zeros(2, device=self.device)
+        with whole_weights(self.trainer), tempfile.TemporaryDirectory() as folder:
+            save_network(copy.deepcopy(self.network), folder)
+            drafter = folder_drafter(Path(folder), model)
+            for sample in data.parts["dev"][: self.options.decoded][self.global_rank :: self.trainer.world_size]:
+                inputs = self.teacher.place(data.prompting(sample))
+                nodes, options = (self.options.tree_nodes, depth), {"max_new_tokens": data.max_tokens}
+                made = generate(model, inputs, drafter, "greedy", nodes, statistics=DecodingStatistics(), **options)
+                new = made.sequences.shape[1] - inputs["input_ids"].shape[1]
+                counts += torch.tensor([new - 1, len(made.rounds) - 1], device=self.device)  # after the prompt's
+        tokens, rounds = self.all_gather(counts).reshape(-1, 2).sum(0).tolist()  # type: ignore[union-attr] # a tensor
+        return tokens / max(rounds, 1)
+
+    def on_train_end(self) -> None:
+        if self.best == 0.0:
+            self.keep({})
+
+    def keep(self, scores: dict[str, float]) -> Path:
+        """Write the network to `drafter/` in half precision, in place of the one there."""
+        place = Path(self.trainer.default_root_dir) / "drafter"
+        with whole_weights(self.trainer):
+            if self.trainer.is_global_zero:
+                self._write(place, scores)
+        return place
+
+    def _write(self, place: Path, scores: dict[str, float]) -> None:
+        with whole_folder(place) as fresh:
+            save_network(copy.deepcopy(self.network).half(), fresh)
+            options = {name: value for name, value in self.hparams.items() if not name.startswith("_")}
+            training = {"step": self.global_step, "hyperparameters": options, "dev": scores}
+            write_provenance(fresh, training)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """By the norm of all shards, where weights are sharded: Lightning (2.6) refuses there."""
+        wrapped = sharded(self.trainer)
+        if wrapped is None or gradient_clip_val is None:
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        else:
+            wrapped.clip_grad_norm_(gradient_clip_val)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint |= {"best": self.best, "base": self.mark}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if checkpoint["base"] != self.mark:
+            raise InputError(
+                "`ckpt_path` must be of a drafter for the same `base`, but that has been trained or changed since. "
+                "Start anew, with the drafter of before as `start`."
+            )
+        self.best = checkpoint["best"]
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        options = self.options
+        linear = {id(part.weight) for part in self.network.modules() if isinstance(part, nn.Linear)}
+        parameters = [p for p in self.network.parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for p in parameters if p.dim() > 1], "weight_decay": options.weight_decay},
+            {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        optimizer: torch.optim.Optimizer
+        if options.optimizer == "muon":
+            if sharded(self.trainer) is not None:
+                raise InputError("`optimizer` must be adamw where weights are sharded, but is muon. Use ddp, or adamw.")
+            matrices = [p for p in groups[0]["params"] if id(p) in linear]
+            groups[0]["params"] = [p for p in groups[0]["params"] if id(p) not in linear]
+            optimizer = MuonAdamW(matrices, groups, options.lr, options.weight_decay, options.betas)
+        else:
+            optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=options.betas)
+        # A function, not the object: a resumed run may be given another schedule.
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.rate(step))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def _wanted(texts: list[Reading], size: int, layers: tuple[int, ...]) -> Tensor:
+    """(B, N, H) of the LM head's input at the answers' tokens, padded on the right."""
+    if -1 not in layers:
+        raise InputError(f"`layers` must hold -1, the LM head's input, but are {list(layers)}. Add it.")
+    begin = layers.index(-1) * size
+    parts = [text.features[text.prompt :, begin : begin + size] for text in texts]
+    return nn.utils.rnn.pad_sequence(parts, batch_first=True)

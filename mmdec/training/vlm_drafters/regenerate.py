@@ -1,0 +1,58 @@
+"""Lets a target answer a corpus's questions, for drafters to learn from; the same as a training run does at its start.
+
+python -m mmdec.training.vlm_drafters.regenerate --config recipes/vlm_drafters/scenes/eagle.yaml
+    [--base FOLDER] [--corpus FOLDER] [--part 0 --parts 8] [--device cuda:0] [--features]
+
+Answers are greedy and go to the recipe's `kept` folder as they come: a run that was cut off goes on. Eight processes
+with eight parts share the work of eight GPUs. With --features the target then reads its answers, and its features are
+kept, too (2 H bytes a token: for small targets).
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mmdec.checks.errors import InputError
+from mmdec.training.vlm_drafters.data import DraftData
+from mmdec.training.vlm_drafters.ramp import Ramp
+
+
+def draft_data(recipe: dict[str, Any], **changes: Any) -> DraftData:
+    """The data of a recipe, with some options changed."""
+    options = {**recipe["data"]["init_args"], **changes}
+    if options.get("ramp") is not None:
+        options["ramp"] = Ramp(**options["ramp"])
+    return DraftData(**options)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, required=True, help="a drafter's recipe")
+    for name in ("base", "corpus", "kept"):
+        parser.add_argument(f"--{name}", help="in place of the recipe's")
+    parser.add_argument("--part", type=int, default=0, help="which part of the questions, from 0")
+    parser.add_argument("--parts", type=int, default=1)
+    parser.add_argument("--device", help="cpu, or cuda:0")
+    parser.add_argument("--features", action="store_true", help="keep the target's features, too")
+    options = parser.parse_args()
+    if not 0 <= options.part < options.parts:
+        raise InputError(f"`part` must be from 0 to {options.parts - 1}, but is {options.part}.")
+    changes = {name: value for name in ("base", "corpus", "kept") if (value := getattr(options, name)) is not None}
+    recipe = yaml.safe_load(options.config.read_text(encoding="utf-8"))
+    data = draft_data(recipe, **changes)
+    fresh = data.regenerate(options.part, options.parts, options.device)
+    print(f"{fresh} answers are new, in {data.kept}")
+    if options.features:
+        model = recipe["model"]["init_args"]
+        layers = (model.get("network") or {}).get("layers", (-1,))
+        fresh = data.keep_features(layers, model.get("half_teacher", False), options.part, options.parts)
+        print(f"{fresh} readings are new")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""What a drafter is trained on: questions of a corpus, each by itself, with its pictures or the frames of its video."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from mmdec.checks.errors import InputError
+from mmdec.corpora.image_text import Conversation, read_conversations
+
+FORMAT = 1  # of the samples' names; a change makes answers that were kept void
+LONG = 20  # words of the corpus's own answer, from which it counts as a long one
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+SUBSET = 4  # of a random stream: which questions are taken
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One question. words: of the corpus's own answer, a guess at the length of the target's."""
+
+    name: str  # of the question, its pictures and their sizes
+    question: str
+    images: tuple[Path, ...] = ()
+    video: tuple[Path, ...] = ()  # frames, in their order
+    words: int = 0
+
+    @property
+    def visual(self) -> bool:
+        return bool(self.images or self.video)
+
+    def without_pictures(self) -> Sample:
+        """The same question, nothing to be seen."""
+        return replace(self, name=f"{self.name}/text", images=(), video=()) if self.visual else self
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which questions: `count` in a random order, at first one long and one short one of each conversation, and
+    `long_share` of them with long answers; None: all, or as they come."""
+
+    count: int | None = None
+    long_share: float | None = None
+    seed: int = 0
+
+
+def read_samples(corpus: Path, split: str, frames: int, choice: Choice | None = None) -> list[Sample]:
+    """Questions of {corpus}/{split}.json, those of the choice; None: all, as they come. frames: of a video, a folder of
+    pictures, so many are taken."""
+    listed = corpus / f"{split}.json"
+    if not listed.is_file():
+        raise InputError(f"`corpus` must hold {split}.json, but '{corpus}' does not. Build or download it first.")
+    conversations = read_conversations(listed)
+    choice, root = choice or Choice(), corpus / "images"
+    if choice.count is None:
+        questions: Iterable[Sample] = (one for row in conversations for one in _questions(row, root, frames))
+    else:
+        draw = np.random.default_rng([SUBSET, choice.seed])
+        order = draw.permutation(len(conversations)).tolist()
+        laps = (_drawn([conversations[number] for number in order], root, frames, choice.seed, lap) for lap in (0, 1))
+        questions = chain.from_iterable(laps)
+    return [replace(one, name=_name(one)) for one in choose(questions, choice)]
+
+
+def _drawn(rows: Sequence[Conversation], root: Path, frames: int, seed: int, lap: int) -> Iterator[Sample]:
+    """Lap 0: of each conversation one question of each kind; lap 1: the rest."""
+    for number, row in enumerate(rows):
+        asked = list(_questions(row, root, frames))
+        seen: set[bool] = set()
+        for place in np.random.default_rng([SUBSET, seed, number]).permutation(len(asked)).tolist():
+            kind = asked[place].words >= LONG
+            if (kind not in seen) == (lap == 0):
+                yield asked[place]
+            seen.add(kind)
+
+
+def choose(questions: Iterable[Sample], choice: Choice) -> list[Sample]:
+    """The first of the questions of each kind, as many as the choice says; where one kind has too few, the other fills
+    up."""
+    count, share = choice.count, choice.long_share
+    if count is None or share is None:
+        return list(questions if count is None else islice(questions, count))
+    wanted = {True: round(count * share), False: count - round(count * share)}
+    found: dict[bool, list[Sample]] = {True: [], False: []}
+    for one in questions:
+        found[one.words >= LONG].append(one)
+        if all(len(found[kind]) >= wanted[kind] for kind in wanted):
+            break
+    spare = {kind: max(wanted[not kind] - len(found[not kind]), 0) for kind in wanted}
+    return [one for kind in (True, False) for one in found[kind][: wanted[kind] + spare[kind]]]
+
+
+def _questions(conversation: Conversation, root: Path, frames: int) -> Iterator[Sample]:
+    video = _frames(conversation, root, frames)
+    for question, answer in conversation.turns:
+        yield Sample("", question, conversation.images, video, len(answer.split()))
+
+
+def _name(sample: Sample) -> str:
+    digest = hashlib.blake2b(f"{FORMAT} {sample.question}\n".encode(), digest_size=12)
+    for path in (*sample.images, *sample.video):
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise InputError(f"`corpus` must hold its pictures, but '{path}' is not readable: {error}.") from None
+        digest.update(f"{path.parent.name}/{path.name} {size}\n".encode())
+    return digest.hexdigest()
+
+
+def _frames(conversation: Conversation, root: Path, count: int) -> tuple[Path, ...]:
+    named = conversation.notes.get("video")
+    if named is None:
+        return ()
+    if not isinstance(named, str) or PurePosixPath(named).is_absolute() or ".." in PurePosixPath(named).parts:
+        raise InputError(
+            f"`video` of '{conversation.id}' must be a folder of frames beside the images, but is {named!r:.80}. Mend "
+            "the row."
+        )
+    folder = root / named
+    found = sorted(path for path in folder.glob("*") if path.suffix.lower() in PICTURES) if folder.is_dir() else []
+    if not found:
+        raise InputError(
+            f"`video` of '{conversation.id}' must be a folder of frames, but '{folder}' holds none. Extract them, e.g. "
+            "with ffmpeg."
+        )
+    places = np.linspace(0, len(found) - 1, min(count, len(found))).round().astype(int)
+    return tuple(found[place] for place in places)

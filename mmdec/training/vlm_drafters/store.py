@@ -1,0 +1,92 @@
+"""What the target said of samples that come again, on disk: features, and what stands at visual columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from mmdec.checks.errors import InputError
+from mmdec.checks.processes import only_one
+from mmdec.training.stores import StateStore
+from mmdec.training.vlm_drafters.prompting import Inputs, append
+from mmdec.training.vlm_drafters.teacher import Reading, Teacher
+
+WRITERS = 1000  # runs at a time that keep something in one folder
+
+
+class ReadingStore:
+    """By a sample's name: 2 H bytes for each feature of a column, and as many for each visual token."""
+
+    def __init__(self, folder: Path, teacher: Teacher, layers: Sequence[int], half: bool, rank: int = 0) -> None:
+        """layers, half: see `Teacher.read`. Runs that keep at the same time write files of their own."""
+        size = teacher.config.hidden_size
+        self.teacher, self.layers, self.half = teacher, tuple(layers), half
+        self.held = ExitStack()
+        number = own_number(folder, rank, self.held)
+        self.features = StateStore(folder / "features", len(layers) * size, number)  # tokens: the text's
+        self.visual = StateStore(folder / "visual", size, number)  # tokens: the visual columns
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.features and name in self.visual
+
+    def get(self, name: str, answer: Sequence[int]) -> Reading:
+        """Raises KeyError for a name that is not kept."""
+        tokens, features = self.features.get(name)
+        columns, seen = self.visual.get(name)
+        embeds = self.teacher.embed(torch.tensor(tokens, device=self.teacher.device)).float().cpu()
+        visual = torch.zeros(len(tokens), dtype=torch.bool)
+        visual[columns] = True
+        embeds[visual] = seen
+        return Reading(len(tokens) - len(answer) + 1, list(answer), embeds, features, visual)
+
+    def add(self, readings: Mapping[str, tuple[list[int], Reading]]) -> dict[str, Reading]:
+        """Keep (tokens, reading) by name. Returns the readings as `get` will give them: in half precision."""
+        rounded = {}
+        for name, (_, one) in readings.items():
+            embeds = one.embeds.float().clone()
+            embeds[one.visual] = embeds[one.visual].half().float()
+            rounded[name] = replace(one, embeds=embeds, features=one.features.half().float())
+        self.visual.add(
+            {name: (one.visual.nonzero()[:, 0].tolist(), one.embeds[one.visual]) for name, (_, one) in readings.items()}
+        )
+        self.features.add({name: (tokens, one.features) for name, (tokens, one) in readings.items()})
+        return rounded
+
+    def read(
+        self, names: Sequence[str], prompts: Sequence[Inputs] | None, answers: Sequence[Sequence[int]]
+    ) -> list[Reading]:
+        """The readings of a batch on the CPU: kept ones, or those of a pass, which are kept. prompts: None where all
+        are known."""
+        if prompts is not None:
+            found = self.teacher.read(prompts, answers, self.layers, self.half)
+            fresh = {}
+            for name, prompt, answer, one in zip(names, prompts, answers, found, strict=True):
+                if name not in self:
+                    tokens = append(prompt, answer[:-1])["input_ids"][0].tolist()
+                    fresh[name] = (tokens, one.to(torch.device("cpu")))
+            rounded = self.add(fresh)
+        else:
+            rounded = {}
+        return [
+            rounded[name] if name in rounded else self.get(name, answer)
+            for name, answer in zip(names, answers, strict=True)
+        ]
+
+
+def own_number(folder: Path, rank: int, held: ExitStack) -> int:
+    """The number of the files that this run may write in a folder: of `rank`, or one that no other run holds.
+
+    It is held as long as `held` is open, or the process lives.
+    """
+    for other in range(WRITERS):
+        number = rank + WRITERS * other
+        try:
+            held.enter_context(only_one(folder / "writers" / str(number), "training"))
+        except InputError:
+            continue
+        return number
+    raise InputError(f"`kept` must have at most {WRITERS} runs at a time, but '{folder}' has more. Wait for them.")

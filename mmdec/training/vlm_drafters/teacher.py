@@ -1,0 +1,142 @@
+"""The frozen target as teacher: its features, the inputs of its first layer, and its greedy answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
+
+from mmdec.checks.errors import InputError
+from mmdec.nn.fingerprint import fingerprint
+from mmdec.training.vlm_drafters.prompting import Inputs, append, join
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One text as the target read it: the prompt's P columns and those of the answer but its last token, L in all."""
+
+    prompt: int  # P
+    answer: list[int]  # L - P + 1 tokens
+    embeds: Tensor  # (L, H), the first layer's inputs
+    features: Tensor  # (L, k * H) of the layers that the drafter reads
+    visual: Tensor  # (L,) bool
+
+    def to(self, device: torch.device) -> Reading:
+        """The same on another device, in float32."""
+        return Reading(
+            self.prompt,
+            self.answer,
+            self.embeds.to(device).float(),
+            self.features.to(device).float(),
+            self.visual.to(device),
+        )
+
+
+class Teacher:
+    """A target with its weights as they are. It holds no run: many may ask it."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model.requires_grad_(False).eval()
+        self.config: Any = model.config.get_text_config(decoder=True)
+        whole: Any = model.config
+        names = ("image_token_id", "video_token_id", "image_token_index")
+        self.marks = sorted({token for name in names if isinstance(token := getattr(whole, name, None), int)})
+        ends = getattr(model.generation_config, "eos_token_id", None)
+        self.ends = frozenset([ends] if isinstance(ends, int) else ends or [])
+        pad = getattr(model.generation_config, "pad_token_id", None)
+        self.pad = int(pad if pad is not None else min(self.ends, default=0))
+
+    @property
+    def name(self) -> str:
+        """Tells models of other weights apart, wherever they lie."""
+        return fingerprint(self.model)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def head(self) -> tuple[Tensor, Tensor | None]:
+        """Weight (V, H) and bias of the LM head."""
+        output: Any = self.model.get_output_embeddings()
+        return output.weight, getattr(output, "bias", None)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """(..., H) -> (..., V), float32."""
+        weight, bias = self.head
+        return linear(features.to(weight.dtype), weight, bias).float()
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Tokens of text (...) -> (..., H)."""
+        table: Any = self.model.get_input_embeddings()
+        return table(tokens)
+
+    def visual(self, ids: Tensor) -> Tensor:
+        """Whether tokens (...) stand for parts of pictures."""
+        return torch.isin(ids, torch.tensor(self.marks, device=ids.device, dtype=ids.dtype))
+
+    @torch.no_grad()
+    def read(
+        self,
+        prompts: Sequence[Inputs],
+        answers: Sequence[Sequence[int]],
+        layers: Sequence[int],
+        half: bool = False,
+    ) -> list[Reading]:
+        """One pass over a batch of texts, each prompt a batch of one. layers: whose outputs are the features; -1 is
+        the LM head's input. half: matrix products in bfloat16, whatever the weights are."""
+        rows = [append(prompt, answer[:-1]) for prompt, answer in zip(prompts, answers, strict=True)]
+        batch = self.place(join(rows, self.pad, left=False))
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
+            out = self.model(**batch, use_cache=False, output_hidden_states=True, logits_to_keep=1)
+        states = out.hidden_states
+        features = torch.cat([states[layer if layer < 0 else layer + 1] for layer in layers], -1)
+        visual = self.visual(batch["input_ids"])
+        found = []
+        for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+            begin = prompt["input_ids"].shape[1]
+            part = slice(0, begin + len(answer) - 1)
+            found.append(Reading(begin, list(answer), states[0][row, part], features[row, part], visual[row, part]))
+        return found
+
+    @torch.no_grad()
+    def answer(self, prompts: Sequence[Inputs], limit: int) -> list[list[int]]:
+        """Greedy answers, the end's token included where it came within `limit` tokens."""
+        batch = self.place(join(prompts, self.pad, left=True))
+        made: Any = self.model.generate(  # type: ignore[operator] # pyright does not bind its protocol
+            **batch, do_sample=False, num_beams=1, max_new_tokens=limit, pad_token_id=self.pad
+        )
+        return [self._ended(row) for row in made[:, batch["input_ids"].shape[1] :].tolist()]
+
+    def _ended(self, tokens: list[int]) -> list[int]:
+        ends = [place for place, token in enumerate(tokens) if token in self.ends]
+        return tokens[: ends[0] + 1] if ends else tokens
+
+    def place(self, batch: Inputs) -> Inputs:
+        """On the target's device, pictures in its precision."""
+        return {
+            name: value.to(self.device, self.model.dtype if value.is_floating_point() else value.dtype)
+            for name, value in batch.items()
+        }
+
+
+def load_target(base: str | Path, dtype: torch.dtype) -> PreTrainedModel:
+    """A vision-language or language model of transformers, from a folder or the hub's cache."""
+    try:
+        config = AutoConfig.from_pretrained(base)
+    except (OSError, ValueError) as error:
+        raise InputError(f"`base` must be a model of transformers, but '{base}' is not: {error}") from None
+    seeing = getattr(config, "vision_config", None) is not None
+    kind = AutoModelForImageTextToText if seeing else AutoModelForCausalLM
+    return kind.from_pretrained(base, dtype=dtype)

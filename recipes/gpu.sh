@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Everything that wants a GPU, in 25 minutes: kernel tests, all benchmarks with their GPU rows, ten minutes of training.
+#
+#     recipes/gpu.sh [out/gpu.json]
+#
+# Each part has its own time limit, and one that fails or runs out of time leaves its error in the JSON and does not stop
+# the others. The exit code says whether all of them passed. Needs the environment of `make install` and an NVIDIA GPU.
+set -u
+cd "$(dirname "$0")/.."
+output="${1:-out/gpu.json}"
+python="${PYTHON:-.venv/bin/python}"
+parts="$(mktemp -d)"
+trap 'rm -rf "$parts"' EXIT
+failed=0
+
+part() { # name, seconds, command...: its output and its exit code are kept
+  local name="$1" limit="$2" begin=$SECONDS
+  shift 2
+  echo "== $name ($limit s at most)" >&2
+  timeout "$limit" "$@" > "$parts/$name.log" 2>&1
+  local code=$?
+  echo "$code $((SECONDS - begin))" > "$parts/$name.code"
+  if [ "$code" != 0 ]; then
+    failed=1
+    tail -n 20 "$parts/$name.log" >&2
+  fi
+}
+
+"$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' || {
+  echo "gpu.sh needs a GPU that torch can see; \`python -m mmdec info\` says what is there." >&2
+  exit 2
+}
+
+part info 60 "$python" -m mmdec info --json
+part tests 240 "$python" -m pytest tests/kernels
+part kernels 240 "$python" -m mmdec bench kernels --device cuda --output "$parts/kernels.json"
+part core 120 "$python" -m mmdec bench core --device cuda --repeats 3 --output "$parts/core.json"
+part paper 120 "$python" -m mmdec bench paper --device cuda --repeats 3 --output "$parts/paper.json"
+part speech 60 "$python" -m mmdec bench speech --device cuda --repeats 5 --output "$parts/speech.json"
+part asr 120 "$python" -m mmdec bench asr data/samples/english/*.flac --device cuda --repeats 3 \
+  --output "$parts/asr.json"
+part train 720 make train MINUTES=10
+
+mkdir -p "$(dirname "$output")"
+"$python" - "$parts" "$output" <<'PYTHON'
+import json, sys
+from pathlib import Path
+
+folder, output = map(Path, sys.argv[1:])
+report = {}
+for code in sorted(folder.glob("*.code")):
+    name, (status, seconds) = code.stem, map(int, code.read_text().split())
+    result = folder / f"{name}.json"
+    lines = (folder / f"{name}.log").read_text(errors="replace").splitlines()
+    report[name] = {"exit_code": status, "seconds": seconds, "last_lines": lines[-20:]}
+    if result.is_file():
+        report[name]["report"] = json.loads(result.read_text())
+    if name == "info" and status == 0:
+        report[name]["report"] = json.loads("\n".join(lines))
+new = output.with_suffix(".part")
+new.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+new.replace(output)
+print(output)
+PYTHON
+exit "$failed"

@@ -1,0 +1,147 @@
+"""Vision-language models, token for token what stock `generate` gives: fp32, drafts of every kind, images, chats.
+
+A pairwise cover; the whole grid with MMDEC_ALL=1 (`make test-all`). A second turn goes on from the first one's cache,
+with new images; its reference is the whole chat from scratch.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+import mmdec
+from tests.exactness.vision_drafters import DRAFTERS
+from tests.support.pairwise import cover
+from tests.support.tiny_vlm import AXES, EOS, IMAGE, KINDS, PAD, SHIPPED, VIDEO, Row, batch_of, row_of, vision_model
+
+OPTIONS: dict[str, Any] = {
+    "max_new_tokens": 12,
+    "pad_token_id": PAD,
+    "eos_token_id": [EOS, 7, 31],
+    "suppress_tokens": [PAD, IMAGE, VIDEO],  # text that could not be told from padding and placeholders (`options_of`)
+}
+CHOICE: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 20},
+}
+NODES = {"chain": 4, "tree": (7, 3)}
+GRID = {
+    "kind": [*KINDS, *["shipped"] * SHIPPED.is_dir()],
+    "drafter": list(DRAFTERS),
+    "content": ["none", "one", "three", "video"],
+    # The second: over its cache; ids and images of the whole chat, its ids and the new images, or what is new alone.
+    "turn": ["first", "whole", "images", "new"],
+    "door": ["generate", "stream", "custom"],
+    "shape": list(NODES),
+    "choice": list(CHOICE),
+    "batch": [1, 4],
+}
+
+
+def cases() -> list[dict[str, Any]]:
+    """A pairwise cover; or all, with one way of going on and one door for each."""
+    if not os.environ.get("MMDEC_ALL"):
+        return cover(GRID)
+    rng, chosen = random.Random(0), list[dict[str, Any]]()
+    for case in cover({**GRID, "door": [""], "turn": ["first", "second"]}, True):
+        turn = rng.choice(GRID["turn"][1:]) if case["turn"] == "second" else "first"
+        chosen.append({**case, "turn": turn, "door": rng.choice(GRID["door"])})
+    return chosen
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    mmdec.default_statistics().clear()
+
+
+def rows_of(rng: random.Random, content: str, batch: int) -> list[Row]:
+    """The first row has the content, the others have it or something else."""
+    contents = [content, *(rng.choice([content, "none", "one"]) for _ in range(batch - 1))]
+    return [row_of(rng, one) for one in contents]
+
+
+def options_of(model: Any, choice: str) -> dict[str, Any]:
+    """Those of `generate`."""
+    silent = [*OPTIONS["suppress_tokens"], int(model.config.image_token_id)]
+    return {**OPTIONS, **CHOICE[choice], "suppress_tokens": silent}
+
+
+def stock(model: Any, inputs: dict[str, Tensor], choice: str) -> Tensor:
+    """What plain decoding gives. `generate` draws a batch's tokens from one stream; the core draws each row's own."""
+    options = options_of(model, choice)
+    if choice == "sampled" and len(inputs["input_ids"]) > 1:
+        return mmdec.generate(model, inputs, None, seed=5, **options).sequences
+    torch.manual_seed(3)
+    return model.generate(**inputs, **options)
+
+
+def say(case: dict[str, Any], model: Any, inputs: dict[str, Tensor], drafter: Any, held: DynamicCache) -> Tensor:
+    """The sequences, through the case's door."""
+    options: dict[str, Any] = {**options_of(model, case["choice"]), "past_key_values": held}
+    seed = 5 if case["choice"] == "sampled" and case["batch"] > 1 else None
+    nodes: Any = NODES[case["shape"]]
+    torch.manual_seed(3)
+    if case["door"] == "generate":
+        return mmdec.generate(model, inputs, drafter, num_speculative_tokens=nodes, seed=seed, **options).sequences
+    if case["door"] == "custom":
+        plug = mmdec.speculate(drafter, num_speculative_tokens=nodes, seed=seed)
+        return model.generate(**inputs, **options, custom_generate=plug)
+    rows: list[list[int]] = [[] for _ in inputs["input_ids"]]
+    for one in mmdec.stream(model, inputs, drafter, num_speculative_tokens=nodes, seed=seed, **options):
+        for row, tokens in zip(one.rows, one.tokens, strict=True):
+            rows[row] += tokens
+    longest = max(map(len, rows))
+    text = torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
+    return torch.cat([inputs["input_ids"], text], 1)
+
+
+def second_turn(
+    kind: str, rows: list[Row], more: list[Row], said: Tensor, mask: Tensor
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The inputs of a chat's next turn: of the whole chat, and of what is new alone (with the whole chat's mask)."""
+    new = batch_of(kind, more, begin=False)
+    whole = batch_of(kind, [[*row, *part] for row, part in zip(rows, more, strict=True)])
+    after = torch.cat([mask, (said[:, mask.shape[1] :] != PAD).long(), new["attention_mask"]], 1)
+    whole |= {"input_ids": torch.cat([said, new["input_ids"]], 1), "attention_mask": after}
+    if kind in AXES:
+        ids = whole["input_ids"]
+        whole["mm_token_type_ids"] = (ids == IMAGE) * 1 + (ids == VIDEO) * 2
+    return whole, {**new, "attention_mask": after}
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: "-".join(map(str, case.values())))
+def test_texts_are_the_models_own(case: dict[str, Any]) -> None:
+    kind, rng = case["kind"], random.Random(str(case))
+    model, make = vision_model(kind), DRAFTERS[case["drafter"]]
+    rows = rows_of(rng, case["content"], case["batch"])
+    inputs = batch_of(kind, rows)
+    wanted = stock(model, inputs, case["choice"])
+    held = DynamicCache(config=model.config)
+    assert torch.equal(say(case, model, inputs, make(model, wanted.tolist()), held), wanted)
+    if case["turn"] == "first":
+        return
+    more = rows_of(rng, case["content"], case["batch"])
+    whole, new = second_turn(kind, rows, more, wanted, inputs["attention_mask"])
+    wanted = stock(model, whole, case["choice"])
+    shown, past = whole, 0
+    # `generate` itself knows no positions for new images without the text and the images before them.
+    alone = case["door"] != "custom" or kind not in AXES or case["content"] == "none"
+    if case["turn"] == "images" and alone:
+        names = ("input_ids", "attention_mask", "mm_token_type_ids")
+        shown = {name: whole[name] if name in names else value for name, value in new.items()}
+    if case["turn"] == "new" and alone:
+        # What the cache lacks: the last token of the first turn comes before what is new.
+        past = held.get_seq_length()
+        lacking = whole["input_ids"][:, past : -new["input_ids"].shape[1]]
+        shown = {**new, "input_ids": torch.cat([lacking, new["input_ids"]], 1)}
+        if kind in AXES:
+            shown["mm_token_type_ids"] = whole["mm_token_type_ids"][:, past:]
+    wanted = wanted[:, past:]
+    assert torch.equal(say(case, model, shown, make(model, wanted.tolist()), held), wanted)
+    assert held.get_seq_length() == past + wanted.shape[1] - 1

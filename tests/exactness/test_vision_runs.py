@@ -1,0 +1,285 @@
+"""Runs that share a model, a batch or a call: nobody's images, positions or features reach anybody else."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+import mmdec
+from mmdec.targets.vlm import VlmTarget
+from mmdec.types import InputError, Needs
+from tests.exactness.test_threads import Work, at_once
+from tests.exactness.test_vision import OPTIONS, second_turn
+from tests.exactness.vision_drafters import Reader
+from tests.support.tiny_vlm import AXES, IMAGE, KINDS, VIDEO, Picture, Row, batch_of, row_of, vision_model, words
+
+GREEDY: dict[str, Any] = {**OPTIONS, "do_sample": False}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    mmdec.default_statistics().clear()
+
+
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """Threads that take turns after every few operations."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def batches(kind: str) -> list[dict[str, Tensor]]:
+    """Of different sizes and contents: other positions, other offsets, other rows."""
+    rng = random.Random(kind)
+    contents = [["three"], ["none"], ["video", "one", "none"], ["one", "three"]]
+    return [batch_of(kind, [row_of(rng, content) for content in batch]) for batch in contents]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_on_one_model_get_what_each_gets_alone(kind: str, switching: None) -> None:
+    model = vision_model(kind)
+    drafters = ["lookup", Reader(model), "recycling", None]
+
+    def text(inputs: dict[str, Tensor], drafter: Any) -> Work:
+        def work() -> Any:
+            own = mmdec.DecodingStatistics()
+            made = mmdec.generate(model, inputs, drafter, num_speculative_tokens=(5, 3), statistics=own, **GREEDY)
+            return made.sequences.tolist()
+
+        return work
+
+    given = batches(kind)
+    wanted = [model.generate(**inputs, **GREEDY).tolist() for inputs in given]
+    assert at_once([text(inputs, drafter) for inputs, drafter in zip(given, drafters, strict=True)] * 2) == wanted * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_streams_that_take_turns_get_what_each_gets_alone(kind: str) -> None:
+    model = vision_model(kind)
+    given = batches(kind)
+    wanted = [model.generate(**inputs, **GREEDY) for inputs in given]
+    streams = [
+        mmdec.stream(model, inputs, "lookup", num_speculative_tokens=3, statistics=mmdec.DecodingStatistics(), **GREEDY)
+        for inputs in given
+    ]
+    said = [[list[int]() for _ in inputs["input_ids"]] for inputs in given]
+    going = list(range(len(streams)))
+    while going:
+        for index in list(going):
+            one = next(streams[index], None)
+            if one is None:
+                going.remove(index)
+                continue
+            for row, tokens in zip(one.rows, one.tokens, strict=True):
+                said[index][row] += tokens
+    for inputs, rows, sequences in zip(given, said, wanted, strict=True):
+        for row, tokens in enumerate(rows):
+            assert sequences[row, inputs["input_ids"].shape[1] :].tolist()[: len(tokens)] == tokens
+
+
+@pytest.mark.parametrize("kind", AXES)
+def test_nothing_is_left_on_the_model_or_read_from_it(kind: str) -> None:
+    """Whatever somebody else's run left there."""
+    model, rng = vision_model(kind), random.Random(1)
+    rows, more = [row_of(rng, "three")], [row_of(rng, "none")]
+    inputs, held = batch_of(kind, rows), DynamicCache(config=model.config)
+    wanted = model.generate(**inputs, **GREEDY)
+    whole, _ = second_turn(kind, rows, more, wanted, inputs["attention_mask"])
+    text = {name: whole[name] for name in ("input_ids", "attention_mask")}
+    again = model.generate(**whole, **GREEDY)
+    foreign = torch.tensor([[-777]])
+    model.model.rope_deltas = foreign
+    before = {name: value for name, value in vars(model.model).items() if name != "_modules"}
+    found = mmdec.generate(model, inputs, "lookup", past_key_values=held, **GREEDY).sequences
+    assert torch.equal(found, wanted)
+    assert torch.equal(mmdec.generate(model, text, "lookup", past_key_values=held, **GREEDY).sequences, again)
+    assert {name: value for name, value in vars(model.model).items() if name != "_modules"} == before
+    assert model.model.rope_deltas is foreign
+    # `generate` of transformers writes there before it hands over; what it makes of it is not used.
+    held = DynamicCache(config=model.config)
+    plug = mmdec.speculate("lookup")
+    assert torch.equal(model.generate(**inputs, past_key_values=held, custom_generate=plug, **GREEDY), wanted)
+    model.model.rope_deltas = foreign
+    assert torch.equal(model.generate(**text, past_key_values=held, custom_generate=plug, **GREEDY), again)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_byte_of_an_image_reaches_another_row(kind: str) -> None:
+    """One row's image changes, the other rows' texts and logits do not, to the last bit; its own does."""
+    model, rng = vision_model(kind), random.Random(2)
+    rows: list[Row] = [row_of(rng, content) for content in ("one", "three", "none", "video")]
+    picture = lambda seed: [[8, 9], Picture.random(seed, (16, 16)), [10, 11]]  # noqa: E731
+
+    def run(seed: int) -> tuple[list[list[int]], Tensor]:
+        inputs = batch_of(kind, [rows[0], picture(seed), *rows[1:]])
+        options = {**GREEDY, "eos_token_id": None}
+        found = mmdec.generate(model, inputs, "lookup", num_speculative_tokens=(5, 3), **options)
+        _, _, _, scores = VlmTarget(model).prefill(inputs, Needs())
+        return found.sequences.tolist(), scores.logits
+
+    (texts, logits), (others, changed) = run(1), run(2)
+    assert texts[1] != others[1]
+    keep = [0, 2, 3, 4]
+    assert [texts[row] for row in keep] == [others[row] for row in keep]
+    assert torch.equal(logits[keep], changed[keep])
+    assert not torch.equal(logits[1], changed[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_drafters_read_what_the_language_model_gets(kind: str) -> None:
+    """Embeddings with the projected images in them, features, positions, from one run of the vision tower."""
+    model, rng = vision_model(kind), random.Random(3)
+    inputs = batch_of(kind, [row_of(rng, content) for content in ("three", "one", "video")])
+    inner, runs = model.model, list[int]()
+    tower = inner.visual if kind in AXES else inner.vision_tower
+    hook = tower.register_forward_hook(lambda *_: runs.append(1))
+    needs = Needs(layers=(0, 1, -1), embeds=True)
+    _, context, _, scores = VlmTarget(model).prefill(inputs, needs)
+    hook.remove()
+    assert len(runs) == (1 if kind not in AXES else 2)  # images, videos
+    assert context.vision_seconds > 0
+    ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
+    assert context.visual is not None
+    assert torch.equal(context.visual, (ids == IMAGE) | (ids == VIDEO))
+    assert torch.equal(context.mask, mask)
+    assert context.embeds is not None
+    positions = {} if kind in AXES else {"position_ids": context.positions[0]}
+    stock = model(**inputs, **positions, output_hidden_states=True)
+    assert torch.equal(context.embeds[mask], stock.hidden_states[0][mask])
+    for layer, states in ((0, stock.hidden_states[1]), (1, stock.hidden_states[2]), (-1, stock.hidden_states[-1])):
+        assert torch.equal(context.features[layer][mask], states[mask])
+        assert torch.equal(scores.features[layer], states[:, -1:])
+    if kind in AXES:
+        types = inputs["mm_token_type_ids"]
+        grids = {name: value for name, value in inputs.items() if "grid" in name}
+        wanted, deltas = inner.get_rope_index(ids, types, **grids, attention_mask=inputs["attention_mask"])
+        assert torch.equal(context.positions, wanted)
+        assert torch.equal(context.next_position, mask.sum(1) + deltas[:, 0])
+    else:
+        assert context.next_position.tolist() == mask.sum(1).tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_sequences_of_a_prompt_see_its_images(kind: str) -> None:
+    model, rng = vision_model(kind), random.Random(4)
+    inputs = batch_of(kind, [row_of(rng, content) for content in ("three", "none", "one")])
+    wanted = mmdec.generate(model, inputs, None, **GREEDY).sequences
+    options = {**GREEDY, "do_sample": True, "top_k": 1}
+    found = mmdec.generate(model, inputs, "lookup", num_return_sequences=2, **options).sequences
+    assert torch.equal(found, wanted.repeat_interleave(2, 0))
+    plug = mmdec.speculate("lookup")
+    custom = model.generate(**inputs, num_return_sequences=2, **options, custom_generate=plug)
+    assert torch.equal(custom, wanted.repeat_interleave(2, 0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_smaller_model_of_its_kind_sees_the_images(kind: str) -> None:
+    """The model itself, as its own drafter, is always right, and blind where the pixels went another way."""
+    model, rng = vision_model(kind), random.Random(7)
+    inputs = batch_of(kind, [row_of(rng, content) for content in ("three", "none", "video")])
+    options: dict[str, Any] = {"max_new_tokens": 13, "do_sample": False, "eos_token_id": None}
+    wanted = model.generate(**inputs, **options)
+    found = mmdec.generate(model, inputs, model, num_speculative_tokens=3, **options)
+    assert torch.equal(found.sequences, wanted)
+    assert found.tokens_per_round == 4
+    rounds: list[Any] = []
+    plug = mmdec.speculate(model, num_speculative_tokens=3, on_round=rounds.append)
+    assert torch.equal(model.generate(**inputs, **options, custom_generate=plug), wanted)
+    assert not any(sum(one.drafted) for one in rounds)
+
+
+# --- what cannot work ------------------------------------------------------------------------------------------------
+
+
+def wrong_inputs(kind: str) -> dict[str, dict[str, Any]]:
+    rng = random.Random(5)
+    picture = Picture.random(1, (16, 16))
+    two = batch_of(kind, [[words(rng), picture, words(rng), picture]])
+    one = batch_of(kind, [[words(rng), picture, words(rng)]])
+    none = batch_of(kind, [[words(rng)]])
+    seen = [name for name in one if name not in none]
+    text = {name: value for name, value in two.items() if name not in seen}
+    bad = dict(one, pixel_values=one["pixel_values"].clone())
+    bad["pixel_values"].view(-1)[0] = torch.nan
+    return {
+        "fewer images": {**two, **{name: one[name] for name in seen}},
+        "more images": {**one, **{name: two[name] for name in seen}},
+        "no images": text,
+        "no placeholders": {**none, **{name: one[name] for name in seen}},
+        "NaN": bad,
+        "bytes": {**one, "pixel_values": (one["pixel_values"] * 10).to(torch.uint8)},
+        "a list": {**one, "pixel_values": one["pixel_values"].tolist()},
+        "another shape": {**one, "pixel_values": one["pixel_values"][..., :-1]},
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("fewer images", "placeholder .* for each visual token"),
+        ("more images", "placeholder .* for each visual token"),
+        ("no images", "for 0 visual tokens of 0 images. Name as many"),
+        ("no placeholders", "but holds 0 for"),
+        ("NaN", "`pixel_values` must hold finite"),
+        ("bytes", "but holds torch.uint8"),
+        ("a list", "`pixel_values` must be a tensor"),
+        ("another shape", "`pixel_values` must be as"),
+    ],
+)
+def test_wrong_images_are_one_clear_error(kind: str, wrong: str, said: str) -> None:
+    inputs = wrong_inputs(kind)[wrong]
+    with pytest.raises(InputError, match=said):
+        mmdec.generate(vision_model(kind), inputs, "lookup", **GREEDY)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_image_is_not_cut_between_rows(kind: str) -> None:
+    """As many placeholders as visual tokens, but one of them in the wrong row."""
+    model, picture = vision_model(kind), Picture.random(1, (16, 16))
+    inputs = batch_of(kind, [[[8], picture, [9]], [[8], picture, [9]]])
+    first = (inputs["input_ids"][0] == IMAGE).nonzero()[0, 0]
+    inputs["input_ids"][0, first] = 8
+    inputs["input_ids"][1, 0] = IMAGE
+    with pytest.raises(InputError, match=r"in its row, but holds \["):
+        mmdec.generate(model, inputs, "lookup", **GREEDY)
+
+
+@pytest.mark.parametrize("kind", AXES)
+def test_positions_that_nobody_knows_are_refused(kind: str) -> None:
+    """A cache that stock code filled holds images of unknown size; new text alone does not say where it stands."""
+    model, rng = vision_model(kind), random.Random(6)
+    rows, more = [row_of(rng, "one")], [row_of(rng, "none")]
+    inputs, held = batch_of(kind, rows), DynamicCache(config=model.config)
+    said = model.generate(**inputs, past_key_values=held, **GREEDY)
+    whole, _ = second_turn(kind, rows, more, said, inputs["attention_mask"])
+    text = {name: whole[name] for name in ("input_ids", "attention_mask")}
+    with pytest.raises(InputError, match="whose images are not known"):
+        mmdec.generate(model, text, "lookup", past_key_values=held, **GREEDY)
+    wanted = model.generate(**whole, **GREEDY)
+    assert torch.equal(mmdec.generate(model, whole, "lookup", past_key_values=held, **GREEDY).sequences, wanted)
+
+
+@pytest.mark.parametrize("kind", AXES)
+def test_token_types_are_needed_beside_images(kind: str) -> None:
+    inputs = batch_of(kind, [[[8, 9], Picture.random(1), [10]]])
+    del inputs["mm_token_type_ids"]
+    with pytest.raises(InputError, match="`mm_token_type_ids` must be"):
+        mmdec.generate(vision_model(kind), inputs, "lookup", **GREEDY)
+
+
+def test_a_video_for_a_model_of_images_is_refused() -> None:
+    inputs = batch_of("qwen2_vl", [[[8], Picture.random(1, (8, 8), 4), [9]]])
+    inputs = {name: value for name, value in inputs.items() if name not in ("mm_token_type_ids",)}
+    with pytest.raises(InputError, match="Pass a video's frames as images"):
+        mmdec.generate(vision_model("llava"), inputs, "lookup", **GREEDY)

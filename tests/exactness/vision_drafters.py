@@ -1,0 +1,104 @@
+"""The drafters of the vision grid, each made for a model and what plain decoding says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmdec.decode.tree import trees_from_lists
+from mmdec.drafters.flash import Flash
+from mmdec.drafters.tree_growing import TreeGrowing
+from mmdec.nn.draft_registry import network_class
+from mmdec.nn.flash import FlashNetwork
+from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
+from tests.exactness.wild import Wild
+from tests.support.tiny_text import language_model
+from tests.support.tiny_vlm import KINDS, vision_model
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+
+
+class Reader:
+    """Reads all that a target offers of the prompt, and drafts chains from it: right ones now and then."""
+
+    name = "reader"
+    needs = Needs(layers=(0, -1), embeds=True)
+
+    def __init__(self, model: Any) -> None:
+        self.head = model.get_output_embeddings()
+
+    def check(self, target: Target) -> None: ...
+
+    def start(self, context: Context) -> list[Tensor]:
+        rows, fresh = context.positions.shape[1:]
+        assert context.tokens.shape == context.mask.shape
+        assert fresh in (context.tokens.shape[1], context.tokens.shape[1] - context.past)
+        assert context.embeds is not None
+        assert context.visual is not None
+        assert context.visual.shape == (rows, fresh)
+        for states in (context.embeds, *context.features.values()):
+            assert states.shape[:2] == (rows, fresh)
+            assert bool(states.isfinite().all())
+        return [context.features[-1][:, -1]]
+
+    def propose(self, memory: list[Tensor], roots: Tensor, plan: Plan) -> Draft:
+        best = self.head(memory[0]).topk(min(plan.nodes, 3)).indices.tolist()
+        depth = min(plan.depth, 2)
+        return trees_from_lists(roots, [(row[:depth] or [], list(range(len(row[:depth])))) for row in best])
+
+    def update(self, memory: list[Tensor], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        last = verdict.path.ne(-1).sum(1) - 1
+        nodes = verdict.path.gather(1, last[:, None])[:, 0]
+        memory[0] = scores.features[-1][torch.arange(len(nodes)), nodes]
+
+    def select(self, memory: list[Tensor], live: Tensor) -> None:
+        memory[0] = memory[0][live]
+
+
+def network_drafter(system: str, model: Any, **changes: Any) -> Any:
+    """A drafter of a network with random weights."""
+    torch.manual_seed(0)
+    kind = network_class(system)
+    network = kind(kind.config_class.like(model.config.get_text_config(), **changes))
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight, 0.0, 0.3)
+    ends = model.get_input_embeddings(), model.get_output_embeddings()
+    return Flash(network, *ends) if isinstance(network, FlashNetwork) else TreeGrowing(network, *ends)
+
+
+def small(model: Any) -> Any:
+    """A language model with the model's tokens."""
+    return language_model("llama", 2, **{**SMALL, "vocab_size": model.config.get_text_config().vocab_size})
+
+
+def smaller(model: Any) -> Any:
+    """A vision-language model of the model's kind."""
+    kind = next((kind for kind in KINDS if vision_model(kind) is model), "shipped")
+    return model if kind == "shipped" else vision_model(kind, 1)
+
+
+DRAFTERS: dict[str, Callable[[Any, list[list[int]]], Any]] = {
+    "none": lambda model, wanted: None,
+    "lookup": lambda model, wanted: "lookup",
+    "recycling": lambda model, wanted: "recycling",
+    "wild": lambda model, wanted: Wild(len(wanted[0]), wanted),
+    "small": lambda model, wanted: small(model),
+    "small-vlm": lambda model, wanted: smaller(model),
+    "reader": lambda model, wanted: Reader(model),
+    "eagle": lambda model, wanted: network_drafter("eagle", model),
+    "msd": lambda model, wanted: network_drafter("msd", model),
+    "specvlm": lambda model, wanted: network_drafter("specvlm", model, pool_ratio=3, prune_ratio=4),
+    "specvlm-concat": lambda model, wanted: network_drafter("specvlm", model, variant="concat"),
+    "specvlm-weighted": lambda model, wanted: network_drafter("specvlm", model, variant="weighted"),
+    "vispec": lambda model, wanted: network_drafter("vispec", model),
+    "flash": lambda model, wanted: network_drafter("flash", model, slots=3, latents=2),
+    "flash-tree": lambda model, wanted: network_drafter("flash", model, slots=3, latents=2, tree=True),
+}

@@ -1,0 +1,85 @@
+"""The kernel against moving one column after the other into a copy."""
+
+from __future__ import annotations
+
+import random
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.interpreter import DEVICE  # before the kernels
+
+from mmdec.ops import kv_gather_triton  # isort: skip
+from mmdec.ops.kv_gather import fits
+
+
+def moved(kv: Tensor, columns: list[list[int]], begins: list[int]) -> Tensor:
+    """The definition: read from the original, write into a copy."""
+    out = kv.clone()
+    for row, (path, begin) in enumerate(zip(columns, begins, strict=True)):
+        for step, column in enumerate(path):
+            out[..., row, :, begin + step, :] = kv[..., row, :, column, :]
+    return out
+
+
+def random_moves(rows: int, width: int, seed: int, most: int = 9) -> tuple[list[list[int]], list[int]]:
+    rng = random.Random(seed)
+    columns = [sorted(rng.sample(range(width), rng.randint(0, most))) for _ in range(rows)]
+    return columns, [rng.randint(0, path[0]) if path else width for path in columns]
+
+
+def agrees(module: ModuleType, shape: tuple[int, ...], dtype: torch.dtype, seed: int, apart: bool = False) -> bool:
+    """Whether the kernel moves what the definition moves, and nothing else."""
+    torch.manual_seed(seed)
+    pool = torch.rand(*shape[:-2], shape[-2] + 3, shape[-1]).to(DEVICE, dtype)
+    kv = pool[..., : shape[-2], :]  # a view that is not contiguous
+    columns, begins = random_moves(shape[-4], shape[-2], seed)
+    want = moved(kv, columns, begins)
+    layers = [layer.clone() for layer in kv] if apart else kv
+    module.kv_gather_triton(layers, columns, begins)
+    got = torch.stack(layers) if isinstance(layers, list) else layers
+    return torch.equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "apart"),
+    [
+        ((4, 3, 2, 12, 5), torch.float32, False),
+        ((2, 2, 2, 2, 12, 4), torch.bfloat16, False),
+        ((1, 1, 12, 3), torch.float64, False),
+        ((4, 2, 2, 12, 8), torch.float16, True),
+    ],
+)
+@pytest.mark.parametrize("seed", range(2))
+def test_moves_what_the_definition_moves(shape: tuple[int, ...], dtype: torch.dtype, apart: bool, seed: int) -> None:
+    assert agrees(kv_gather_triton, shape, dtype, seed, apart)
+
+
+def test_overlapping_ranges_are_read_before_they_are_written() -> None:
+    kv = torch.arange(8.0).view(1, 1, 8, 1).to(DEVICE)
+    kv_gather_triton.kv_gather_triton(kv, [[2, 1, 3]], [1])  # 1 and 2 change places, 3 stays
+    assert kv[0, 0, :, 0].tolist() == [0, 2, 1, 3, 4, 5, 6, 7]
+
+
+def test_long_moves_go_in_parts() -> None:
+    """Holes of a prompt: more columns than are read at once, ascending and moving down."""
+    path = [column for column in range(3, 230) if column % 3]
+    assert fits([path], [1])
+    kv = torch.rand(2, 1, 1, 230, 2).to(DEVICE)
+    want = moved(kv, [path], [1])
+    kv_gather_triton.kv_gather_triton(kv, [path], [1])
+    assert torch.equal(kv, want)
+
+
+@pytest.mark.parametrize(("path", "begin"), [([*range(70, 0, -1)], 1), ([*range(0, 70)], 5)])
+def test_what_parts_could_spoil_does_not_fit(path: list[int], begin: int) -> None:
+    assert not fits([path], [begin])
+
+
+def test_what_lies_in_place_is_not_written() -> None:
+    kv = torch.rand(2, 3, 2, 9, 4)
+    version = kv._version
+    kv_gather_triton.kv_gather_triton(kv, [[4, 5, 6], [], [0]], [4, 9, 0])
+    assert kv._version == version

@@ -1,0 +1,101 @@
+"""Each of these mistakes in a kernel is seen by the comparisons of this folder: it is put into the source, and the very
+comparison that passes for the kernel must fail."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from triton.runtime.errors import InterpreterError
+
+from tests.support.interpreter import DEVICE  # noqa: F401 # before the kernels
+
+from mmdec.ops import dag_triton, kv_gather_triton, log_softmax_gather_triton, tree_attention_triton  # isort: skip
+from tests.kernels import test_dag, test_kv_gather, test_log_softmax_gather, test_tree_attention
+
+Seen = Callable[[ModuleType], bool]
+
+
+def attention(name: str) -> Seen:
+    case = test_tree_attention.CASES[name]
+    return lambda module: test_tree_attention.difference(module, case) < test_tree_attention.NEAR[case[-1]]
+
+
+def graph(name: str) -> Seen:
+    case = test_dag.CASES[name]
+    return lambda module: test_dag.difference(module, case, seed=1) < test_dag.NEAR[case.dtype]
+
+
+def gather(name: str) -> Seen:
+    case = test_log_softmax_gather.CASES[name]
+    return lambda module: test_log_softmax_gather.difference(module, case) < 2e-5
+
+
+def cache(module: ModuleType) -> bool:
+    return test_kv_gather.agrees(module, (4, 3, 2, 12, 5), torch.float32, seed=0)
+
+
+TREE, GRAPH, CACHE, FUSED = tree_attention_triton, dag_triton, kv_gather_triton, log_softmax_gather_triton
+# what goes wrong, where, what is written there, what it becomes, the comparison
+MUTATIONS = [
+    ("a window one too short", TREE, "end - window + 1)", "end - window + 2)", attention("window")),
+    ("a split reads one column more", TREE, "column < stop", "column <= stop", attention("empty beside full")),
+    ("a split runs past its row", TREE, "tl.minimum(begin + share, end)", "begin + share", attention("float16")),
+    ("the tree is lost", TREE, "range(splits + 1)", "range(splits)", attention("bfloat16")),
+    ("a merge without fading", TREE, "total * fade + weight\n", "total + weight\n", attention("float16")),
+    ("sums that do not fade", TREE, "acc * fade[:, None] + added", "acc + added", attention("65 nodes")),
+    ("ancestors one bit off", TREE, ">> bit[None]", ">> (bit[None] ^ 1)", attention("seven heads a key")),
+    ("a window of one more in the tree", TREE, "theirs[None] < window", "theirs[None] <= window",
+     attention("window in the tree")),
+    ("heads packed the other way", TREE, "real, query // nodes, 0", "real, query % GROUP, 0",
+     attention("seven heads a key")),
+    ("one word of ancestors for all", TREE, "* WORDS + word", "* WORDS", attention("window")),
+    ("a column too far", CACHE, "(begin + step)", "(begin + step + 1)", cache),
+    ("a column too few", CACHE, "wanted = (step < count)", "wanted = (step < count - 1)", cache),
+    ("layers on top of each other", CACHE, "tl.load(offsets + layer)", "tl.load(offsets)", cache),
+    ("a jump to itself", GRAPH, "real = (jump >= 1) & (jump <= reach) & (i >= 0)",
+     "real = (jump >= 0) & (jump <= reach) & (i >= 0)", graph("ragged")),
+    ("no room left for later tokens", GRAPH, "(j <= end - final + t) & (t <= final)", "(t <= final)", graph("ragged")),
+    ("beta's last vertex is lost", GRAPH, "here + b_t + j, mask=open_j", "here + b_t + j, mask=open_j & (j < end)",
+     graph("banded")),
+    ("the last jump is not counted", GRAPH, "for t in range(0, final):", "for t in range(0, final - 1):",
+     graph("ragged")),
+    ("a band one too long", GRAPH, "min(links.shape[2], size)", "min(links.shape[2] + 1, size)", graph("banded")),
+    ("half of the predecessors", GRAPH, "tl.minimum(lowest + NARROW - 1, size - 1), WIDE", "lowest, WIDE",
+     graph("ragged")),
+    ("a token's share counted once", FUSED,
+     "share += tl.sum(tl.where(token[:, None] == theirs[None], grad[None], 0.0), 1)",
+     "share += tl.load(grads + m * g_m, mask=m < tokens, other=0.0).to(tl.float32)", gather("tokens twice")),
+    ("the first block alone", FUSED, "total * tl.exp(top - shift) + tl.sum", "tl.sum", gather("wider than a block")),
+]  # fmt: skip
+
+
+def mutant(module: ModuleType, old: str, new: str, folder: Path) -> ModuleType:
+    """The module with one place of its source changed. A kernel is compiled from a file."""
+    assert module.__file__ is not None
+    source = Path(module.__file__).read_text(encoding="utf-8")
+    assert source.count(old) == 1, f"{old!r} is there {source.count(old)} times"
+    path = folder / "mutant.py"
+    path.write_text(source.replace(old, new), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(f"mutant_{folder.name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, made.__name__, made)  # dataclasses look there
+        spec.loader.exec_module(made)
+    return made
+
+
+@pytest.mark.parametrize(("module", "old", "new", "passes"), [m[1:] for m in MUTATIONS], ids=[m[0] for m in MUTATIONS])
+def test_a_mistake_is_seen(module: ModuleType, old: str, new: str, passes: Seen, tmp_path: Path) -> None:
+    try:
+        seen = not passes(mutant(module, old, new, tmp_path))
+    except InterpreterError:  # NumPy warns of a NaN on its way, and warnings are errors here
+        seen = True
+    assert seen

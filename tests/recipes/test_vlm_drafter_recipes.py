@@ -1,0 +1,185 @@
+"""Drafters of vision-language models train by their recipes, on a tiny target and corpus: each system, a run that was
+killed, two processes; what they write decodes without loss."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import seed_everything
+
+import mmdec
+from mmdec.training.__main__ import main
+from mmdec.training.checkpoints import read_checkpoint
+from mmdec.training.vlm_drafters.prompting import Prompting
+from mmdec.training.vlm_drafters.samples import read_samples
+from mmdec.training.vlm_drafters.teacher import load_target
+from tests.support.quiet import LIGHTNING
+from tests.support.tiny_squares import write_squares, write_target
+
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "recipes" / "vlm_drafters"
+SYSTEMS = ("eagle", "msd", "specvlm", "vispec", "flash")
+SMALL = {
+    "eagle": {"intermediate_size": 16},
+    "msd": {"intermediate_size": 16},
+    "specvlm": {"intermediate_size": 16, "grid": [2, 2], "pool_ratio": 2, "prune_ratio": 2},
+    "vispec": {"intermediate_size": 16},
+    "flash": {"intermediate_size": 16, "slots": 3, "latents": 2},
+}
+pytestmark = [
+    *LIGHTNING,
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before .optimizer.step"),
+    pytest.mark.filterwarnings("ignore:LightningCLI.s args parameter"),  # pytest has arguments of its own
+]
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """LightningCLI seeds every generator and says so in the environment: leave no trace."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.delenv(name, raising=False)
+    yield tmp_path
+    seed_everything(0, verbose=False)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_squares(tmp_path_factory.mktemp("squares"))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_target(tmp_path_factory.mktemp("models") / "base")
+
+
+def options(recipe: str, base: Path, corpus: Path, *more: str) -> list[str]:
+    """A recipe as written, but small and in one process."""
+    system = Path(recipe).name
+    return [
+        "fit",
+        f"--config={RECIPES / recipe}.yaml",
+        "--trainer.accelerator=cpu",
+        "--trainer.devices=1",
+        "--trainer.strategy=auto",
+        "--trainer.precision=32-true",
+        "--trainer.log_every_n_steps=1",
+        "--trainer.check_val_every_n_epoch=1",
+        "--trainer.max_epochs=2",
+        f"--model.init_args.network={json.dumps(SMALL[system])}",
+        "--model.init_args.warmup=1",
+        *(() if system == "flash" else ("--model.init_args.unroll=2", "--model.init_args.unroll_from=3")),
+        "--model.init_args.tree_nodes=6",
+        "--model.init_args.chain=3",
+        "--model.init_args.decoded=2",
+        f"--data.init_args.base={base}",
+        f"--data.init_args.corpus={corpus}",
+        "--data.init_args.samples=12",
+        "--data.init_args.dev_samples=4",
+        "--data.init_args.batch_size=4",
+        "--data.init_args.steps_per_epoch=2",
+        "--data.init_args.max_tokens=12",
+        "--data.init_args.base_dtype=float32",
+        "--data.init_args.workers=0",
+        *more,
+    ]
+
+
+def logged(log: Path) -> dict[tuple[int, str], str]:
+    """What was logged at each step, digit for digit; of all files, for a resumed run keeps the earlier ones."""
+    found = {}
+    for file in sorted(log.glob("metrics*.csv")):
+        with open(file, encoding="utf-8", newline="") as lines:
+            for line in csv.DictReader(lines):
+                found |= {(int(line["step"]), name): value for name, value in line.items() if value and "/" in name}
+    return found
+
+
+def described(base: Path, corpus: Path, drafter: Any) -> list[list[int]]:
+    """Tokens of some answers."""
+    model, prompting = load_target(base, torch.float32), Prompting(base)
+    samples = read_samples(corpus, "dev", 4)[:3]
+    found = []
+    for sample in samples:
+        made = mmdec.generate(model.eval(), prompting(sample), drafter=drafter, max_new_tokens=16)
+        found.append(made.sequences[0].tolist())
+    return found
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_each_system_trains_and_decodes_without_loss(system: str, base: Path, corpus: Path, workplace: Path) -> None:
+    main(options(f"scenes/{system}", base, corpus))
+    run = workplace / "runs" / "vlm_drafters" / system
+    known = logged(run / "log")
+    assert {step for step, name in known if name == "train/loss"} == set(range(4))
+    assert {name for _, name in known} >= {"dev/chain", "dev/tree", "dev/decoded", "dev/loss", "train/right"}
+    assert all(np.isfinite(float(value)) for value in known.values())
+    settings = json.loads((run / "drafter" / "config.json").read_text(encoding="utf-8"))
+    assert settings["system"] == system
+    kept = read_checkpoint(run / "checkpoints" / "last.ckpt")
+    assert all(name.startswith("network.") for name in kept["state_dict"])  # the target is not in it
+    first = described(base, corpus, None)
+    assert described(base, corpus, str(run / "drafter")) == first
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(
+    base: Path, corpus: Path, workplace: Path, monkeypatch: Any
+) -> None:
+    unbroken, broken = workplace / "unbroken", workplace / "broken"
+    unbroken.mkdir()
+    broken.mkdir()
+    common = ("--trainer.max_epochs=4", "--data.init_args.ramp.epochs=4", "--model.init_args.noise=0.1")
+    killed = options("scenes/msd", base, corpus, *common, "--trainer.callbacks+=tests.support.killed.Killed")
+    child = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "mmdec.training", *killed, "--trainer.callbacks.step=5"],
+        cwd=broken,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        timeout=900,
+        check=False,
+    )
+    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
+    monkeypatch.chdir(unbroken)
+    main(options("scenes/msd", base, corpus, *common))
+    monkeypatch.chdir(broken)
+    torch.rand(11)
+    main(options("scenes/msd", base, corpus, *common, "--ckpt_path=last"))
+    wanted, found = (logged(place / "runs/vlm_drafters/msd/log") for place in (unbroken, broken))
+    assert {step for step, name in wanted if name == "train/loss"} == set(range(8))
+    assert found == wanted
+    one, other = (
+        read_checkpoint(place / "runs/vlm_drafters/msd/checkpoints/last.ckpt") for place in (unbroken, broken)
+    )
+    assert one["global_step"] == other["global_step"] == 8
+    for name, value in one["state_dict"].items():
+        assert torch.equal(value, other["state_dict"][name]), name
+
+
+def test_two_processes_train_one_network(base: Path, corpus: Path, workplace: Path) -> None:
+    """Over gloo: both see batches of their own, and answer their part of the development split."""
+    args = options("scenes/eagle", base, corpus, "--trainer.devices=2", "--trainer.strategy=ddp")
+    child = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "mmdec.training", *args],
+        cwd=workplace,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        timeout=900,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr.decode()
+    run = workplace / "runs" / "vlm_drafters" / "eagle"
+    assert read_checkpoint(run / "checkpoints" / "last.ckpt")["global_step"] == 4
+    assert {name for _, name in logged(run / "log")} >= {"dev/chain", "dev/decoded"}
+    features = next((workplace / "runs/vlm_drafters/kept").glob("features-*/features"))
+    assert {path.name for path in features.glob("*.f16")} == {"0.f16", "1.f16"}

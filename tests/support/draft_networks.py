@@ -1,0 +1,198 @@
+"""Tiny draft networks, and what a drafter must propose, recomputed from scratch each time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmdec.drafters.flash import Flash
+from mmdec.drafters.tree_growing import TreeGrowing
+from mmdec.nn.draft_network import DraftNetwork
+from mmdec.nn.draft_registry import network_class
+from mmdec.nn.flash import FlashNetwork
+from mmdec.training.vlm_drafters.teacher import Reading
+from mmdec.training.vlm_drafters.unroll import read_columns, unrolled
+from mmdec.types import Context, Draft, Plan, Scores, Target, Verdict
+
+Path = tuple[int, ...]
+
+
+def draft_network(system: str, model: Any, seed: int = 0, **changes: Any) -> DraftNetwork:
+    """With random weights, for a model of transformers and in its precision."""
+    kind = network_class(system)
+    torch.manual_seed(seed)
+    network = kind(kind.config_class.like(model.config.get_text_config(decoder=True), **changes))
+    for weight in network.parameters():
+        if weight.dim() > 1:
+            nn.init.normal_(weight, std=0.3)  # sharp enough that ranks differ
+    return network.to(model.device, model.dtype).eval()
+
+
+def tree_growing(system: str, model: Any, seed: int = 0, width: int = 10, **changes: Any) -> Any:
+    """A drafter with random weights: TreeGrowing, or FLASH's."""
+    network = draft_network(system, model, seed, **changes)
+    kind: Any = Flash if isinstance(network, FlashNetwork) else TreeGrowing
+    return kind(network, model.get_input_embeddings(), model.get_output_embeddings(), width)
+
+
+def overfitted(system: str, model: Any, text: Tensor, steps: int = 80) -> TreeGrowing:
+    """A drafter that knows one text (1, T) of its model, three steps ahead, and nothing else."""
+    kind = network_class(system)
+    torch.manual_seed(0)
+    network = kind(kind.config_class.like(model.config))
+    drafter = TreeGrowing(network, model.get_input_embeddings(), model.get_output_embeddings())
+    with torch.no_grad():
+        features = model(text, output_hidden_states=True).hidden_states[-1][0]
+        embeds = model.get_input_embeddings()(text)[0]
+        wanted = model.get_output_embeddings()(features).argmax(-1)[2:]
+    visual = torch.zeros(len(features), dtype=torch.bool)
+    reading = Reading(2, [*text[0, 2:].tolist(), int(wanted[-1])], embeds, features, visual)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
+    for _ in range(steps):
+        loss = torch.zeros(())
+        for step, hidden in enumerate(unrolled(network, read_columns(network, [reading]), 3)):
+            loss = loss + nn.functional.cross_entropy(drafter.logits(hidden)[0], wanted[step:])
+            loss = loss + nn.functional.smooth_l1_loss(hidden[0], features[2 + step :])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return drafter
+
+
+def from_scratch(drafter: Any, context: Context, features: Tensor, text: list[int], path: Path) -> Tensor:
+    """Log-probabilities (V,) after `path` below the end of `text`, in one uncached pass over all columns but those that
+    know more than the path. features (T, H): the target's, of every token but the last."""
+    network, embedding = drafter.network, drafter.embedding
+    with torch.inference_mode():
+        embeds = embedding(torch.tensor(text))
+        visual = torch.zeros(len(text), dtype=torch.bool)
+        if context.embeds is not None and context.visual is not None:
+            given = context.mask[0].nonzero()[:, 0]
+            embeds[: len(given)], visual[: len(given)] = context.embeds[0, given], context.visual[0, given]
+        prompt = network.prompt(embeds, torch.cat([features, features[-1:]]), visual)
+        states, positions = prompt.states[None], prompt.positions
+        if isinstance(network, FlashNetwork):
+            return drafter.logits(_slot(network, embedding, states, positions, features[-1], path)).log_softmax(-1)
+        for index, token in enumerate(path):
+            hidden, _ = network.layer(states, positions[None])
+            drafted = network.fuse(embedding(torch.tensor([[token]])), network.feature(hidden[:, -1:]), prompt.carry)
+            states = torch.cat([states, drafted], 1)
+            positions = torch.cat([positions, torch.tensor([len(text) - 1 + index])])
+        hidden, _ = network.layer(states, positions[None])
+        return drafter.logits(hidden[0, -1]).log_softmax(-1)
+
+
+def _slot(
+    network: FlashNetwork, embedding: Any, states: Tensor, positions: Tensor, feature: Tensor, path: Path
+) -> Tensor:
+    """What FLASH reads the token after `path` from: the slot of that number behind the columns' slots 0, states
+    (1, M, H); of a longer path the same behind the columns of its first k tokens."""
+    count = network.slots
+    slots = network.slot_states(states[0, -1])
+    after = torch.cat([positions, positions[-1] + torch.arange(1, count)])
+    hidden, _ = network.layer(torch.cat([states, slots[None, 1:]], 1), after[None])  # in order: each sees what it may
+    slots = network.finish(hidden[0, -count:], feature)
+    told, refined = torch.zeros_like(feature), [slots[0]]
+    for index, token in enumerate(path[:count]):
+        told = told + embedding(torch.tensor(token))
+        if index + 1 < count:
+            refined.append(network.refined(slots[index + 1], told, index + 1))
+    if len(path) < count:
+        return refined[len(path)]
+    own = torch.stack(refined)
+    more = network.fuse(embedding(torch.tensor(path[:count])), own)[None]
+    positions = torch.cat([positions, positions[-1] + 1 + torch.arange(count)])
+    return _slot(network, embedding, torch.cat([states, more], 1), positions, own[-1], path[count:])
+
+
+def eagles_tree(score: Any, width: int, nodes: int, depth: int) -> set[Path]:
+    """Paths of EAGLE-2's tree below the root, by brute force; `score` gives log-probabilities (V,) after a path."""
+    if nodes <= depth:
+        path: Path = ()
+        for _ in range(nodes):
+            path = (*path, int(score(path).argmax()))
+        return {path[: length + 1] for length in range(len(path))}
+    width = min(width, nodes)
+    found: list[tuple[float, Path]] = []
+    frontier: list[tuple[float, Path]] = [(0.0, ())]
+    for _ in range(depth):
+        level = []
+        for value, path in frontier:
+            best = score(path).topk(min(width, len(score(path))))
+            level += [(value + v, (*path, t)) for v, t in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+        found += level
+        frontier = sorted(level, key=lambda item: -item[0])[:width]
+    return {path for _, path in sorted(found, key=lambda item: -item[0])[:nodes]}
+
+
+def paths(draft: Draft, row: int) -> list[Path]:
+    """Tokens from below the root down to each node; checks that the tree is one and holds no node twice."""
+    size, parents, tokens = int(draft.size[row]), draft.parents[row].tolist(), draft.tokens[row].tolist()
+    assert parents[0] == -1
+    found: list[Path] = [()]
+    for node in range(1, size):
+        assert 0 <= parents[node] < node
+        found.append((*found[parents[node]], tokens[node]))
+    assert len(set(found)) == size
+    return found[1:]
+
+
+class Checked:
+    """Runs a tree-growing drafter, and compares each of its drafts with one recomputed from scratch."""
+
+    def __init__(self, drafter: Any, model: Any, images: dict[str, Any] | None = None) -> None:
+        """images: a batch of one's further inputs, such as its pixels."""
+        self.drafter, self.model, self.needs = drafter, model, drafter.needs
+        self.images = images or {}
+        self.compared = 0
+        self.last: Any = None
+
+    @property
+    def name(self) -> str:
+        return self.drafter.name
+
+    def check(self, target: Target) -> None:
+        self.drafter.check(target)
+
+    def start(self, context: Context) -> Any:
+        rows = [row[keep].tolist() for row, keep in zip(context.tokens, context.mask, strict=True)]
+        self.last = self.drafter.start(context)
+        return [context, rows, self.last]
+
+    def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
+        context, rows, inner = memory
+        draft = self.drafter.propose(inner, roots, plan)
+        layers = self.needs.layers
+        for index, text in enumerate(rows):
+            assert text[-1] == int(roots[index])
+            states = self.model(torch.tensor([text]), **self.images, output_hidden_states=True).hidden_states
+            features = torch.cat([states[n if n < 0 else n + 1][0, :-1] for n in layers], -1)
+            known: dict[Path, Tensor] = {}
+
+            def score(
+                path: Path, features: Tensor = features, text: list[int] = text, known: dict[Path, Tensor] = known
+            ) -> Tensor:
+                if path not in known:
+                    known[path] = from_scratch(self.drafter, context, features, text, path)
+                return known[path]
+
+            nodes, depth = plan.nodes, plan.depth
+            if isinstance(self.drafter, Flash) and not self.drafter.tree:
+                nodes = min(nodes, depth)
+            elif isinstance(self.drafter, Flash) and nodes > depth:
+                depth = min(depth, self.drafter.network.slots)
+            wanted = eagles_tree(score, self.drafter.width, nodes, depth)
+            assert set(paths(draft, index)) == wanted
+            self.compared += 1
+        return draft
+
+    def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        for row, tokens in enumerate(verdict.tokens.tolist()):
+            memory[1][row] += tokens[: int(verdict.lengths[row])]
+        self.drafter.update(memory[2], draft, scores, verdict)
+
+    def select(self, memory: Any, live: Tensor) -> None:
+        memory[1] = [memory[1][row] for row in live.tolist()]
+        self.drafter.select(memory[2], live)

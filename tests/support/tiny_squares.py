@@ -1,0 +1,58 @@
+"""A corpus of a few small pictures with questions, and a LLaVA with random weights that answers something."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from transformers import GenerationConfig
+
+from mmdec.training.vlm.export import build_processor
+from mmdec.training.vlm.network import Shape, build_model
+from mmdec.training.vlm.tokens import build_tokenizer
+
+COLOURS = ("red", "green", "blue", "grey")
+ASKED = ("Describe it.", "What colour is it?")
+
+
+def write_squares(root: Path) -> Path:
+    """Squares of noise, two questions about each, one with a long answer."""
+    draw = np.random.default_rng(0)
+    for split, count in (("train", 12), ("dev", 4)):
+        rows = []
+        for number in range(count):
+            path = root / "images" / split / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(draw.integers(0, 255, (32, 32, 3), np.uint8)).save(path)
+            colour = COLOURS[number % 4]
+            said = [f"<image>\n{ASKED[0]}", f"A {colour} square. " * 8, ASKED[1], f"{colour}."]
+            turns = [{"from": ("human", "gpt")[at % 2], "value": value} for at, value in enumerate(said)]
+            rows.append({"id": number, "image": f"{split}/{number}.png", "conversations": turns})
+        (root / f"{split}.json").write_text(json.dumps(rows), encoding="utf-8")
+    return root
+
+
+def write_target(folder: Path, seed: int = 0) -> Path:
+    """Weights are large enough that its texts depend on everything."""
+    tokenizer = build_tokenizer([*ASKED, *["A red green blue grey square."] * 4], 300)
+    vocabulary = tokenizer.get_vocab()
+    units = sorted(vocabulary, key=vocabulary.__getitem__)
+    shape = Shape(
+        image=32, vision_width=16, vision_layers=1, vision_heads=2, vision_ffn=16,
+        width=16, layers=2, heads=2, head_dim=8, ffn=16, positions=512,
+    )  # fmt: skip
+    model = build_model(shape, units, seed)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(0.0, 0.3)
+    model.generation_config = GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    model.save_pretrained(folder)
+    build_processor(tokenizer, shape).save_pretrained(folder)
+    return folder

@@ -1,0 +1,37 @@
+"""`mmdec info` says what is there, and of each kernel whether it runs or why it does not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from mmdec.cli import app
+from mmdec.ops.kernels import KERNELS, why_not
+
+
+def test_each_kernel_is_active_or_says_why_not() -> None:
+    result = CliRunner().invoke(app, ["info", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert [kernel["name"] for kernel in found["kernels"]] == list(KERNELS)
+    assert all(kernel["active"] == (kernel["why_not"] is None) for kernel in found["kernels"])
+    assert found["versions"]["torch"]
+    assert bool(found["gpus"]) == torch.cuda.is_available()
+
+
+def test_the_table_names_every_kernel() -> None:
+    result = CliRunner().invoke(app, ["info"])
+    assert result.exit_code == 0, result.output
+    assert all(name in result.output for name in KERNELS)
+
+
+def test_kernels_can_be_kept_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MMDEC_KERNELS", "0")
+    why_not.cache_clear()
+    try:
+        assert why_not() == "MMDEC_KERNELS=0 keeps them off"
+    finally:
+        why_not.cache_clear()

@@ -1,0 +1,170 @@
+"""`mmdec eval vlm` and `mmdec bench vlm`: scores by task, costs, and a gate that no wrong method passes."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+import mmdec
+from mmdec.corpora.image_text_questions import ImageQuestion
+from mmdec.evaluation.bench_description import bench_vlm
+from mmdec.evaluation.description import evaluate_vlm, score
+from mmdec.evaluation.harness import Method
+from mmdec.evaluation.harness_description import DescriptionHarness
+from mmdec.evaluation.tables_description import bench_table, vlm_table
+from mmdec.hub.vlm import LoadedVlm
+from mmdec.types import InputError, MmdecError
+from tests.support.tiny_vlm_folder import llava, qwen
+from tests.unit.pipelines.description.test_describe import pixels
+
+
+@pytest.fixture(scope="module", params=["llava", "qwen"])
+def vlm(request: pytest.FixtureRequest) -> LoadedVlm:
+    return LoadedVlm(*(llava() if request.param == "llava" else qwen()))
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six questions of two tasks about four pictures."""
+    folder = tmp_path_factory.mktemp("asked")
+    for seed in range(4):
+        Image.fromarray(pixels(seed)).save(folder / f"{seed}.png")
+    rows = [
+        {"image": f"{number % 4}.png", "question": f"What is {number}?", "category": "ab"[number // 3], "answer": "x"}
+        for number in range(6)
+    ]
+    path = folder / "questions.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return path
+
+
+def shown(table: Any) -> str:
+    file = io.StringIO()
+    Console(width=200, file=file).print(table)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said", "right"),
+    [
+        ({"scoring": "exact", "answers": ("A red star",)}, "a red star.", (1, 1)),
+        ({"scoring": "exact", "answers": ("no", "none")}, "None", (1, 1)),
+        ({"scoring": "exact", "answers": ("no",)}, "yes", (0, 1)),
+        ({"scoring": "exact", "answers": ("red",), "reference": "It is red."}, "It is red.", (1, 1)),
+        ({"scoring": "exact", "answers": ("3",), "reference": "1, 2: 3.", "task": "count"}, "2, 1: 3.", (1, 1)),
+        ({"scoring": "claims", "claims": (("red", "star"), ("blue", "bus"))}, "A red star.", (1, 2)),
+        ({"scoring": "vqav2", "answers": ("two",) * 3 + ("4",) * 7}, "2", (0.9, 1)),
+        ({"scoring": "choice", "answers": ("B",), "options": {"A": "x", "B": "y"}}, "(B)", (1, 1)),
+        ({"scoring": "open", "answers": ("6",)}, "It is 6", (1, 1)),
+        ({}, "anything", (0, 0)),
+    ],
+)
+def test_scores(fields: dict[str, Any], said: str, right: tuple[float, int]) -> None:
+    question = ImageQuestion("1", "?", (), **{"task": "t", **fields})
+    assert score(question, said) == pytest.approx(right)
+
+
+def test_a_model_is_scored_by_task(vlm: LoadedVlm, asked: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in asked.read_text(encoding="utf-8").splitlines()]
+    call: dict[str, Any] = {"model": vlm, "num_speculative_tokens": 3, "drafter": "lookup"}
+    answers = [mmdec.describe(asked.parent / row["image"], row["question"], **call) for row in rows]
+    for row, answer in zip(rows[:4], answers, strict=False):
+        row["answer"] = answer.text.upper() + "."  # four are right, three of them of the first task
+    rows.append({"image": "none.png", "question": "Missing?", "category": "b", "answer": "x"})
+    path = tmp_path / "q.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    for size in (1, 4):
+        report = evaluate_vlm(path, asked.parent, vlm, drafter="lookup", plan=3, batch_size=size, threads=1)
+        assert {task: (row["right"]["value"], row["right"]["n"]) for task, row in report["by_task"].items()} == {
+            "a": (1.0, 3),
+            "b": (0.25, 4),
+        }
+        assert report["right"]["n"] == 7
+        assert 0 < report["right"]["low"] < 4 / 7 < report["right"]["high"] < 1
+        assert list(report["refused"]) == ["6"]
+        cost = report["decoding"]
+        assert cost["tokens"] == sum(len(answer.tokens) for answer in answers)
+        assert cost["rounds"] == sum(answer.rounds - 1 for answer in answers)
+        assert cost["accepted_per_round"] == sum(answer.accepted for answer in answers) / cost["rounds"]
+        assert 0 < cost["drafter_share"]["of_all"] < cost["drafter_share"]["of_decoding"] < 1
+        json.dumps(report)
+    text = shown(vlm_table(report))
+    assert "57.1 [" in text
+    assert "refused 6: `image` must be an existing file" in text
+    swapped = evaluate_vlm(path, asked.parent, vlm, drafter=None, swap=True, limit=2, threads=1)
+    assert swapped["n"] == 4
+    assert swapped["decoding"]["drafted_per_round"] == 0
+    assert "pictures swapped" in shown(vlm_table(swapped))
+
+
+def test_methods_are_timed_when_their_tokens_are_equal(vlm: LoadedVlm, asked: Path) -> None:
+    lines: list[str] = []
+    report = bench_vlm(
+        asked, asked.parent, vlm, drafters=["lookup", "recycling"], plan="3", per_task=2, repeats=2, threads=1,
+        max_new_tokens=9, log=lines.append,
+    )  # fmt: skip
+    assert report["questions"] == 4
+    names = {"greedy", "plain", *({"prompt lookup"} - set(report["left_out"]))}
+    for name, other in (("lookup", "recycling"), ("recycling", "lookup")):
+        against = report["drafters"][name]["against"]
+        assert set(against) == {*names, other}
+        row = against["greedy"]
+        assert {"all", "task a", "task b"} <= set(row)
+        assert sum(group["n"] for key, group in row.items() if "tokens" in key) == 4
+        assert row["all"]["identical"] == row["all"]["of"] == row["all"]["n"] == 4
+        assert row["all"]["wall"]["pairs"] == 8
+        assert row["all"]["a_tokens_per_round"] >= 1
+        assert row["all"]["seconds"]["encoder"] > 0
+        assert against["plain"]["all"]["wall"]["ratio"] > 0
+    assert "repeat 2 of 2" in lines
+    assert "task b" in shown(bench_table(report))
+    json.dumps(report)
+
+
+def test_tokens_of_both_loops_are_compared_whole(vlm: LoadedVlm) -> None:
+    """Ends included, padding not; pictures with the model's own marks."""
+    harness = DescriptionHarness(vlm, 24)
+    questions = [ImageQuestion(str(n), "<image>What is this?", (pixels(n),), "t") for n in range(4)]  # type: ignore[arg-type]
+    ours = harness.measure(questions, Method.drafted("lookup", "lookup"))
+    theirs = harness.measure(questions, Method.greedy())
+    assert ours.tokens == theirs.tokens
+    assert ours.texts == theirs.texts
+    assert theirs.passes == max(map(len, theirs.tokens))
+    assert ours.passes <= theirs.passes
+    for one in (ours, theirs):
+        assert min(one.features, one.encoder, one.decoder) > 0
+
+
+def test_a_method_that_says_something_else_is_not_timed(
+    vlm: LoadedVlm, asked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = DescriptionHarness.describe
+
+    def wrong(self: DescriptionHarness, questions: Any, method: Method) -> Any:
+        found = own(self, questions, method)
+        if method.name == "recycling":
+            found[-1].tokens[-1] += 1
+        return found
+
+    monkeypatch.setattr(DescriptionHarness, "describe", wrong)
+    with pytest.raises(MmdecError, match="`recycling` differs from greedy decoding on question 0"):
+        bench_vlm(asked, asked.parent, vlm, drafters=["lookup", "recycling"], per_task=1, repeats=1, threads=1)
+
+
+def test_wrong_arguments(vlm: LoadedVlm, asked: Path, tmp_path: Path) -> None:
+    for options in ({"per_task": 0}, {"repeats": 0}, {"threads": 0}, {"drafters": ()}, {"plan": "many"}):
+        with pytest.raises(InputError, match=next(iter(options))):
+            bench_vlm(asked, asked.parent, vlm, **{"threads": 1, **options})
+    for wrong in ({"batch_size": 0}, {"limit": 0}, {"drafter": "eagel"}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            evaluate_vlm(asked, asked.parent, vlm, **{"threads": 1, **wrong})
+    (tmp_path / "empty.jsonl").touch()
+    for call in (bench_vlm, evaluate_vlm):
+        with pytest.raises(InputError, match="`questions` must hold questions"):
+            call(tmp_path / "empty.jsonl", None, vlm, threads=1)

@@ -1,0 +1,155 @@
+"""A drafter's memory goes on with the conversation, and only with it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+import mmdec
+from mmdec.drafters.draft_memory import Memory
+from mmdec.drafters.tree_growing import TreeGrowing
+from mmdec.types import Context
+from tests.support.draft_networks import overfitted, tree_growing
+from tests.support.tiny_text import language_model
+
+MODEL = language_model()
+OPTIONS: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False, "eos_token_id": 60}
+PROMPT = torch.tensor([[5, 6, 7, 8, 9, 5, 6]])
+MORE = torch.tensor([[11, 12, 13]])
+
+
+class Watched:
+    """A drafter whose contexts and memories a test can see."""
+
+    def __init__(self, drafter: TreeGrowing) -> None:
+        self.drafter, self.needs, self.name = drafter, drafter.needs, drafter.name
+        self.check, self.propose, self.select = drafter.check, drafter.propose, drafter.select
+        self.update: Any = drafter.update
+        self.carried: list[Any] = []
+        self.memories: list[Memory] = []
+
+    def start(self, context: Context) -> Memory:
+        self.carried.append(context.carried)
+        self.memories.append(self.drafter.start(context))
+        return self.memories[-1]
+
+
+def turn(drafter: Any, ids: Tensor, cache: DynamicCache, model: Any = MODEL, **more: Any) -> mmdec.Generation:
+    inputs: Any = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "past_key_values": cache}
+    return mmdec.generate(model, inputs, drafter, num_speculative_tokens=4, **{**OPTIONS, **more})
+
+
+def plain(ids: Tensor, **more: Any) -> Tensor:
+    return MODEL.generate(ids, attention_mask=torch.ones_like(ids), **{**OPTIONS, **more})  # type: ignore[operator]
+
+
+def fresh() -> DynamicCache:
+    return DynamicCache(config=MODEL.config)
+
+
+def accepted(out: mmdec.Generation) -> int:
+    return sum(sum(one.accepted) for one in out.rounds)
+
+
+@pytest.mark.parametrize("system", ["eagle", "msd"])
+def test_a_second_turn_goes_on_with_the_memory_of_the_first(system: str) -> None:
+    first = plain(PROMPT)
+    ids = torch.cat([first, MORE], 1)
+    whole = plain(ids)
+    trained = overfitted(system, MODEL, whole)
+
+    cache = fresh()
+    assert torch.equal(turn(trained, PROMPT, cache).sequences, first)
+    bare = copy.deepcopy(cache)  # the same columns, no memory
+    warm = turn(trained, ids, cache)
+    cold = turn(trained, ids, bare)
+    assert torch.equal(warm.sequences, whole)
+    assert torch.equal(cold.sequences, whole)
+    assert accepted(warm) >= accepted(cold)
+    assert warm.tokens_per_round > 3  # it has seen the whole text, as in its training
+
+
+def test_the_memory_holds_the_whole_text_once() -> None:
+    watched, cache, ids = Watched(tree_growing("eagle", MODEL)), fresh(), PROMPT
+    for index in range(3):
+        ids = turn(watched, ids, cache).sequences
+        memory = watched.memories[-1]
+        assert memory.columns == [cache.get_seq_length()] == [ids.shape[1] - 1]
+        assert memory is watched.memories[0]
+        assert (watched.carried[index] is None) == (index == 0)
+        ids = torch.cat([ids, MORE], 1)
+
+
+def test_drafts_of_a_second_turn_are_those_of_a_run_over_everything() -> None:
+    """The memory that travels is the one that one long run would have."""
+    watched, cache = Watched(tree_growing("eagle", MODEL)), fresh()
+    ids = torch.cat([turn(watched, PROMPT, cache).sequences, MORE], 1)
+    drafted = [one.drafted for one in turn(watched, ids, cache).rounds]
+    keys = watched.memories[-1].cache.accepted()[0]
+    alone = Watched(tree_growing("eagle", MODEL))
+    assert [one.drafted for one in turn(alone, ids, fresh()).rounds] == drafted
+    torch.testing.assert_close(keys, alone.memories[-1].cache.accepted()[0], atol=1e-4, rtol=1e-4)
+
+
+def test_what_does_not_fit_begins_anew() -> None:
+    drafter = tree_growing("eagle", MODEL)
+    other = tree_growing("eagle", MODEL, seed=1)
+
+    def second(change: Any = None, by: TreeGrowing = drafter) -> list[Memory]:
+        """Memories of two turns, with something between them."""
+        cache, watched = fresh(), Watched(drafter)
+        ids = turn(watched, PROMPT, cache).sequences
+        ids = ids if change is None else change(ids, cache)
+        again = Watched(by)
+        ids = torch.cat([ids, MORE], 1)
+        assert torch.equal(turn(again, ids, cache).sequences, plain(ids))
+        return [*watched.memories, *again.memories]
+
+    same = second()
+    assert same[0] is same[1]
+
+    def cropped(ids: Tensor, cache: DynamicCache) -> Tensor:
+        cache.crop(-3)
+        return ids[:, :-3]
+
+    def written(ids: Tensor, cache: DynamicCache) -> Tensor:
+        return turn(None, torch.cat([ids, MORE], 1), cache).sequences
+
+    def written_anew(ids: Tensor, cache: DynamicCache) -> Tensor:
+        """As many columns as before, of another text."""
+        cache.crop(-5)
+        return turn(None, torch.cat([ids[:, :-5], MORE], 1), cache, max_new_tokens=2).sequences
+
+    for change in (cropped, written, written_anew):
+        memories = second(change)
+        assert memories[0] is not memories[1]
+    memories = second(by=other)
+    assert memories[0] is not memories[1]
+
+
+def test_nothing_travels_without_a_cache_or_in_a_batch() -> None:
+    watched = Watched(tree_growing("eagle", MODEL))
+    cache = fresh()
+    ids = turn(watched, PROMPT.expand(2, -1), cache).sequences
+    turn(watched, torch.cat([ids, MORE.expand(2, -1)], 1), cache)
+    turn(watched, PROMPT, fresh())
+    assert watched.carried == [None] * 3
+
+
+def test_a_memory_that_an_error_left_does_not_travel() -> None:
+    watched, cache = Watched(tree_growing("eagle", MODEL)), fresh()
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("out of luck")
+
+    watched.update = fails
+    with pytest.warns(RuntimeWarning, match="out of luck"):
+        ids = turn(watched, PROMPT, cache).sequences
+    again = Watched(watched.drafter)
+    turn(again, torch.cat([ids, MORE], 1), cache)
+    assert again.carried == [None]

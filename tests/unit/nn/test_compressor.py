@@ -1,0 +1,152 @@
+"""Compressors of visual tokens against hand-computed examples and naive loops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from mmdec.nn.compressor import (
+    Convolution,
+    LatentAttention,
+    Pool,
+    Prune,
+    Resampler,
+    TextOnly,
+    last_places,
+    separate,
+    spans,
+)
+from mmdec.types import InputError
+
+
+def states(length: int, size: int = 4, seed: int = 0) -> torch.Tensor:
+    return torch.randn(length, size, generator=torch.Generator().manual_seed(seed))
+
+
+def test_pooling_averages_neighbours() -> None:
+    found = Pool(2)(torch.tensor([[1.0], [3.0], [10.0], [20.0]]))
+    assert found.states.tolist() == [[2.0], [15.0]]
+    assert found.kept.tolist() == [0.5] * 4
+    assert found.places.tolist() == [1, 3]  # the middle, 0.5, counts as the later one
+
+
+def test_pooling_on_a_grid_takes_squares() -> None:
+    grid = torch.arange(16.0)[:, None]  # 4 x 4
+    found = Pool(4, (4, 4))(grid)
+    assert found.states[:, 0].tolist() == [2.5, 4.5, 10.5, 12.5]
+    assert Pool(4, (4, 4))(grid[:15]).states.shape == (4, 1)  # not of that grid: along the sequence
+
+
+@pytest.mark.parametrize(("length", "ratio"), [(64, 20), (7, 3), (1, 20), (5, 1), (576, 3)])
+def test_pooling_is_adaptive_pooling(length: int, ratio: int) -> None:
+    image = states(length)
+    count = -(-length // ratio)
+    torch.testing.assert_close(Pool(ratio)(image).states, nn.functional.adaptive_avg_pool1d(image.T, count).T)
+
+
+@pytest.mark.parametrize(("grid", "ratio"), [((8, 8), 20), ((8, 8), 3), ((24, 24), 20), ((3, 7), 5)])
+def test_grid_pooling_is_adaptive_pooling_in_two_dimensions(grid: tuple[int, int], ratio: int) -> None:
+    rows, columns = grid
+    image, pool = states(rows * columns), Pool(ratio, grid)
+    found = pool(image)
+    down = max(1, round(rows / ratio**0.5))
+    across = len(found.states) // down
+    plain = nn.functional.adaptive_avg_pool2d(image.T.view(-1, rows, columns), (down, across)).flatten(1).T
+    torch.testing.assert_close(found.states, plain)
+    assert abs(len(found.states) - len(image) / ratio) <= 0.3 * len(image) / ratio + 1
+    assert len(set(found.places.tolist())) == len(found.places)  # a column holds one state
+    assert found.places.tolist() == sorted(found.places.tolist())
+
+
+def test_pruning_keeps_the_same_tokens_in_use_and_draws_in_training() -> None:
+    prune, image = Prune(4).eval(), states(40)
+    before = torch.random.get_rng_state()
+    found = prune(image)
+    assert torch.equal(torch.random.get_rng_state(), before)  # a sampled text must not change
+    assert torch.equal(found.places, prune(states(40, seed=1)).places)
+    assert len(found.places) == 10
+    assert torch.equal(found.states, image[found.places])
+    assert found.kept.tolist() == [float(place in found.places.tolist()) for place in range(40)]
+    prune.train()
+    assert len({tuple(prune.places(40).tolist()) for _ in range(10)}) > 1
+    assert Prune(4, "strided")(states(10)).places.tolist() == [0, 4, 8]
+
+
+def test_convolution_by_hand_and_its_beginning_as_an_average() -> None:
+    conv = Convolution(2, 3)
+    image = states(7, 2)
+    found = conv(image)
+    filled = torch.cat([image, image[-1:], image[-1:]]).view(3, 3, 2)
+    torch.testing.assert_close(found.states, filled.mean(1))
+    assert found.places.tolist() == [1, 4, 6]
+    nn.init.normal_(conv.conv.weight)
+    weight = conv.conv.weight  # (out, in, 3)
+    plain = [sum(weight[:, :, k] @ window[k] for k in range(3)) for window in filled]
+    torch.testing.assert_close(conv(image).states, torch.stack(plain))  # type: ignore[arg-type] # sums of tensors
+    depthwise = Convolution(2, 3, depthwise=True)
+    assert depthwise.conv.weight.numel() == 6
+    nn.init.normal_(depthwise.conv.weight)
+    torch.testing.assert_close(depthwise(image).states, depthwise.conv(filled.flatten(0, 1).T[None])[0].T)
+    assert Convolution(1, 3, depthwise=True)(image[:, :1]).states.shape == (3, 1)
+
+
+def test_latent_attention_is_the_papers_formula() -> None:
+    latent, image = LatentAttention(4, 3), states(9)
+    found = latent(image)
+    torch.testing.assert_close(found.states, torch.softmax(latent.latents @ image.T, -1) @ image)
+    assert found.places.tolist() == [1, 4, 7]
+    with torch.no_grad():
+        latent.latents.copy_(torch.tensor([[0.0] * 4, [0.0] * 4, [0.0] * 4]))
+    torch.testing.assert_close(latent(image).states, image.mean(0).expand(3, -1))  # no preference: the mean
+    assert latent(image[:2]).states.shape == (2, 4)
+
+
+def test_latent_attention_by_hand() -> None:
+    latent = LatentAttention(1, 1)
+    with torch.no_grad():
+        latent.latents.fill_(1.0)
+    image = torch.tensor([[0.0], [2.0]]).log1p()  # exponentials 1 and 3: shares 1/4 and 3/4
+    assert float(latent(image).states.detach()) == pytest.approx(0.75 * float(image[1]))
+
+
+def test_resampler_against_a_loop() -> None:
+    resampler, image = Resampler(8, 3, 2, bias=True), states(5, 8)
+    keys, values = resampler.k_proj(image).view(5, 2, 4), resampler.v_proj(image).view(5, 2, 4)
+    rows = []
+    for query in resampler.q:
+        heads = []
+        for head in range(2):
+            weights = torch.softmax(torch.stack([query[head] @ key for key in keys[:, head]]) / 2.0, 0)
+            heads.append(sum(w * value for w, value in zip(weights, values[:, head], strict=True)))
+        rows.append(resampler.o_proj(torch.cat(heads)))  # type: ignore[arg-type] # sums of tensors
+    found = resampler(image)
+    torch.testing.assert_close(found.states, torch.stack(rows))
+    assert found.places.tolist() == [2, 3, 4]
+    with pytest.raises(InputError, match="`heads` must divide 8"):
+        Resampler(8, 2, 3)
+
+
+def test_text_only_keeps_nothing() -> None:
+    found = TextOnly()(states(6))
+    assert found.states.shape == (0, 4)
+    assert found.kept.tolist() == [0.0] * 6
+
+
+def test_images_are_told_apart() -> None:
+    visual = torch.tensor([0, 1, 1, 0, 1, 1, 1, 1], dtype=torch.bool)
+    assert spans(visual) == [(1, 3), (4, 8)]
+    assert spans(visual, (1, 2)) == [(1, 3), (4, 6), (6, 8)]
+    assert spans(visual, (3, 1)) == [(1, 3), (4, 8)]  # lengths that are no whole images stay together
+    assert spans(visual[:1]) == []
+
+
+def test_places_become_separate() -> None:
+    assert separate(torch.tensor([2, 2, 2, 5]), 8).tolist() == [2, 3, 4, 5]
+    assert separate(torch.tensor([7, 7, 7]), 8).tolist() == [5, 6, 7]
+    assert last_places(5, 2, torch.device("cpu")).tolist() == [3, 4]
+
+
+def test_a_ratio_must_be_positive() -> None:
+    with pytest.raises(InputError, match="`ratio` must be at least 1, but is 0"):
+        Pool(0)

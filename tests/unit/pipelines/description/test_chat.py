@@ -1,0 +1,104 @@
+"""`mmdec.Chat`: each turn is stock `generate` on the whole dialogue over the same cache, new images included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from transformers import DynamicCache
+
+import mmdec
+from mmdec.types import InputError
+from tests.support.tiny_vlm_folder import llava, qwen
+from tests.unit.pipelines.description.test_describe import pixels
+
+TURNS = [
+    ("What is this?", (pixels(0),)),
+    ("And (answer) this?", (pixels(1, 60, 20), pixels(2))),
+    ("So?", ()),
+    ("It is 09:30.", (pixels(3),)),
+]
+
+
+@pytest.fixture(scope="module", params=["llava", "qwen"])
+def loaded(request: pytest.FixtureRequest) -> tuple[Any, Any]:
+    return llava(1) if request.param == "llava" else qwen(1)
+
+
+def whole_text(chat: mmdec.Chat, processor: Any) -> str:
+    return processor.tokenizer.decode(chat.tokens)
+
+
+@pytest.mark.parametrize("drafter", ["recycling", "lookup", None])
+@pytest.mark.parametrize("length", [None, 6])
+def test_turns_are_those_of_generate(loaded: tuple[Any, Any], drafter: str | None, length: int | None) -> None:
+    """length: of an answer, at most: answers that end by themselves and those that are cut are both in it."""
+    model, processor = loaded
+    options = {} if length is None else {"max_new_tokens": length}
+    chat = mmdec.Chat(model=model, processor=processor, drafter=drafter, num_speculative_tokens=3, **options)
+    cache, shown = DynamicCache(config=model.config), []
+    for turn, (prompt, pictures) in enumerate(TURNS):
+        before = chat.tokens
+        answer = chat.ask(prompt, pictures)
+        shown += pictures
+        ends = answer.tokens[-1] == processor.tokenizer.eos_token_id
+        kept = answer.tokens[:-1] if ends else answer.tokens
+        assert chat.tokens[len(chat.tokens) - len(kept) :] == kept
+        asked = chat.tokens[: len(chat.tokens) - len(kept)]
+        assert asked[: len(before)] == before
+        ids = torch.tensor([asked])
+
+        def made(images: Any, ids: torch.Tensor = ids) -> dict[str, Any]:
+            found = (
+                processor.image_processor([Image.fromarray(one) for one in images], return_tensors="pt")
+                if images
+                else {}
+            )
+            types = {}
+            if processor.image_token != "<image>":
+                types["mm_token_type_ids"] = (ids == processor.image_token_id).long()
+            return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **types, **found}
+
+        alone = model.generate(**made(shown), **options)[0, ids.shape[1] :].tolist()
+        assert answer.tokens == alone
+        if processor.image_token == "<image>":  # stock Qwen loses the positions of a second turn's images
+            same = model.generate(**made(pictures), past_key_values=cache, **options)[0, ids.shape[1] :].tolist()
+            assert answer.tokens == same
+        assert len(chat.messages) == 2 * (turn + 1)
+        assert chat.messages[-1]["content"][0]["text"] == answer.text
+    text = whole_text(chat, processor)
+    end = processor.tokenizer.eos_token
+    assert text.count(end) == (3 if processor.image_token == "<image>" else 7)  # between turns, never twice
+
+
+def test_a_turn_that_is_broken_off_leaves_the_dialogue_as_it_was(loaded: tuple[Any, Any]) -> None:
+    model, processor = loaded
+    wanted, chat = (mmdec.Chat(model=model, processor=processor, drafter="recycling") for _ in range(2))
+    for one in (wanted, chat):
+        one.ask(*TURNS[0])
+    expected = wanted.ask(*TURNS[1])
+    before = chat.tokens, chat.messages
+
+    class Told(Exception):
+        pass
+
+    def broken(text: str) -> None:
+        raise Told
+
+    with pytest.raises(Told):
+        chat.ask("Never mind.", TURNS[3][1], on_text=broken)
+    for image, prompt in ((b"", "Broken?"), (pixels(0), ""), (pixels(0), f"{processor.image_token * 2}?")):
+        with pytest.raises(InputError):
+            chat.ask(prompt, image)
+    assert (chat.tokens, chat.messages) == before
+    assert chat.ask(*TURNS[1]).tokens == expected.tokens
+    assert chat.tokens == wanted.tokens
+
+
+def test_options_that_mean_nothing_to_a_chat_are_refused(loaded: tuple[Any, Any]) -> None:
+    model, processor = loaded
+    for options in ({"batch_size": 2}, {"on_text": print}, {"drafter": "eagel"}, {"input_ids": 1}):
+        with pytest.raises(InputError, match=next(iter(options))):
+            mmdec.Chat(model=model, processor=processor, **options)

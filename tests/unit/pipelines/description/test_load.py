@@ -1,0 +1,175 @@
+"""Models and drafters as `describe` takes them: folders, loaded ones, names of systems; and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import mmdec
+from mmdec.hub.find import drafter_folder
+from mmdec.hub.vlm import LoadedVlm, load_vlm
+from mmdec.hub.vlm_drafters import save_network
+from mmdec.nn.draft_registry import network_class
+from mmdec.pipelines.description.load import as_drafter
+from mmdec.types import InputError
+from tests.support.tiny_vlm_folder import QWEN_TEMPLATE, llava, qwen, write
+from tests.unit.pipelines.description.test_describe import QUESTION, pixels
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write(tmp_path / "models" / "tiny")
+
+
+def drafter_weights(system: str, model: Any, folder: Path, seed: int = 0) -> Path:
+    """A network of random weights for the model."""
+    torch.manual_seed(seed)
+    kind: Any = network_class(system)
+    network = kind(kind.config_class.like(model.config.get_text_config()))
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight, 0.0, 0.3)
+    return save_network(network, folder)
+
+
+def settings(folder: Path, name: str, **changes: Any) -> None:
+    """Change a JSON file of a folder; None takes a field out."""
+    found = json.loads((folder / name).read_text(encoding="utf-8")) | changes
+    kept = {field: value for field, value in found.items() if value is not None}
+    (folder / name).write_text(json.dumps(kept), encoding="utf-8")
+
+
+def test_a_system_is_found_inside_the_model_s_folder_and_beside_it(folder: Path) -> None:
+    vlm = load_vlm(folder, "cpu")
+    plain = mmdec.describe(pixels(0), QUESTION, model=vlm, drafter=None)
+    assert as_drafter(vlm, "auto") == "lookup"
+    for name in ("eagle", "msd"):
+        with pytest.raises(
+            InputError, match=f"`drafter` must have weights for this model, but '{name}' has none"
+        ) as told:
+            mmdec.describe(pixels(0), QUESTION, model=vlm, drafter=name)
+        assert "lookup, recycling" in str(told.value)
+    drafter_weights("msd", vlm.model, folder.with_name("tiny-msd"))
+    assert drafter_folder(folder, "msd") == folder.with_name("tiny-msd").resolve()
+    automatic: Any = as_drafter(vlm, "auto")
+    assert automatic is as_drafter(vlm, "msd")  # read once
+    drafter_weights("eagle", vlm.model, folder / "eagle")
+    assert as_drafter(vlm, "auto") is not automatic  # the first of those that there are
+    for drafter in ("auto", "eagle", "msd", folder / "eagle", str(folder / "eagle")):
+        out = mmdec.describe(pixels(0), QUESTION, model=folder, device="cpu", drafter=drafter, num_speculative_tokens=4)
+        assert out.tokens == plain.tokens
+        assert out.drafted > 0
+    with pytest.raises(InputError, match="`drafter` must be one of lookup, recycling"):
+        mmdec.describe(pixels(0), QUESTION, model=vlm, drafter="eagel")
+
+
+def test_a_model_without_a_folder_has_no_systems() -> None:
+    model, processor = llava()
+    with pytest.raises(InputError, match="it was loaded by its user"):
+        mmdec.describe(pixels(0), QUESTION, model=model, processor=processor, drafter="eagle")
+
+
+def test_what_a_drafter_s_memory_says_of_the_picture_is_told(folder: Path) -> None:
+    vlm = load_vlm(folder, "cpu")
+    drafter_weights("specvlm", vlm.model, folder / "specvlm")
+    images: list[Any] = [pixels(0), (), (pixels(1), pixels(2))]
+    call: dict[str, Any] = {"model": vlm, "drafter": "specvlm", "num_speculative_tokens": (4, 2)}
+    found = mmdec.describe(images, QUESTION, **call)
+    assert [len(one.kept or ()) for one in found] == [4, 0, 8]  # visual tokens
+    assert found[0].compressor
+    assert all(0 <= share <= 1 for share in found[0].kept or ())
+    assert json.loads(json.dumps(found[0].to_dict()))["kept"] == found[0].kept
+    plain = mmdec.describe(images, QUESTION, model=vlm, drafter=None)
+    assert [one.tokens for one in found] == [one.tokens for one in plain]
+    assert plain[0].kept is None
+
+
+def test_chat_takes_a_drafter_with_weights(folder: Path) -> None:
+    vlm = load_vlm(folder, "cpu")
+    drafter_weights("msd", vlm.model, folder / "msd")
+    drafted = mmdec.Chat(model=vlm, drafter="msd", num_speculative_tokens=3)
+    plain = mmdec.Chat(model=vlm, drafter=None)
+    for turn in (("What is this?", pixels(0)), ("And this?", (pixels(1), pixels(2))), ("So?", ())):
+        answer = drafted.ask(*turn)
+        assert answer.tokens == plain.ask(*turn).tokens
+        assert answer.drafted > 0
+
+
+def test_a_qwen_is_read_without_torchvision(tmp_path: Path) -> None:
+    model, processor = qwen()
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    wanted = mmdec.describe(pixels(0), QUESTION, model=model, processor=processor)
+    assert mmdec.describe(pixels(0), QUESTION, model=tmp_path, device="cpu").tokens == wanted.tokens
+    half = mmdec.describe(pixels(0), QUESTION, model=tmp_path, device="cpu", dtype=torch.bfloat16)
+    assert half.tokens
+    assert load_vlm(tmp_path, "cpu", torch.bfloat16).model.dtype == torch.bfloat16
+    assert load_vlm(tmp_path, "cpu").model.dtype == torch.float32
+
+
+def damages(folder: Path) -> Iterator[tuple[str, str]]:
+    """What is done to a copy of the folder, and what is said of it."""
+    settings(folder, "config.json", model_type="bert")
+    yield "another kind", "must be a vision-language model, but .* is 'bert'"
+    settings(folder, "config.json", model_type="whisper")
+    yield "a Whisper", "is 'whisper'. Name a LLaVA"
+    settings(folder, "config.json", model_type="llava", text_config=7)
+    yield "odd settings", "damaged or of another version"
+    (folder / "config.json").write_text("{", encoding="utf-8")
+    yield "no JSON", "is 'no model'"
+    (folder / "config.json").unlink()
+    yield "no settings", "is 'no model'"
+
+
+def test_damaged_folders_are_one_error(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    for what, said in damages(copy):
+        with pytest.raises(InputError, match=said):
+            mmdec.describe(pixels(0), QUESTION, model=copy, device="cpu")
+        assert what
+    for name in ("model.safetensors", "tokenizer.json", "processor_config.json", "chat_template.jinja"):
+        shutil.rmtree(copy)
+        shutil.copytree(folder, copy)
+        (copy / name).unlink()
+        with pytest.raises(InputError, match=r"`(model|processor)` must"):
+            mmdec.describe(pixels(0), QUESTION, model=copy, device="cpu")
+    shutil.rmtree(copy)
+    shutil.copytree(folder, copy)
+    state = load_file(copy / "model.safetensors")
+    name = next(name for name in state if name.endswith("weight"))
+    state[name] = state[name] * float("nan")
+    save_file(state, copy / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match="finite weights"):
+        mmdec.describe(pixels(0), QUESTION, model=copy, device="cpu")
+
+
+def test_model_and_processor_must_fit() -> None:
+    model, processor = llava()
+    other, foreign = qwen()
+    for given, said in (
+        ((model, None), "`processor` must be a processor"),
+        ((model, foreign), "`processor` must write an image as token"),
+        ((other, processor), "`processor` must write an image as token"),
+        ((torch.nn.Linear(2, 2), processor), "`model` must be a name"),
+    ):
+        with pytest.raises(InputError, match=said):
+            mmdec.describe(pixels(0), QUESTION, model=given[0], processor=given[1])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="`processor` must be left out"):
+        mmdec.describe(pixels(0), QUESTION, model="vlm-scenes", processor=processor)
+    with pytest.raises(InputError, match="evaluation mode"):
+        LoadedVlm(model.train(), processor)
+    model.eval()
+    processor.chat_template = processor.tokenizer.chat_template = None
+    with pytest.raises(InputError, match="chat template"):
+        LoadedVlm(model, processor)
+    processor.chat_template = "{% for message in messages %}hello{% endfor %}"
+    with pytest.raises(InputError, match="must place each of the 1 images"):
+        mmdec.describe(pixels(0), QUESTION, model=model, processor=processor)
+    assert QWEN_TEMPLATE in (foreign.chat_template or "")

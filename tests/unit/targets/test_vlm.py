@@ -1,0 +1,97 @@
+"""VlmTarget: which models it takes, and what it says of the others."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaOnevisionConfig,
+    LlavaOnevisionForConditionalGeneration,
+    PreTrainedModel,
+)
+
+import mmdec
+from mmdec.targets.registry import target_of
+from mmdec.targets.text import TextTarget
+from mmdec.targets.vlm import VlmTarget
+from mmdec.types import InputError, Needs
+from tests.support.tiny_text import language_model
+from tests.support.tiny_vlm import CLIP, IMAGE, KINDS, TEXT, Picture, batch_of, vision_model
+
+SLIDING = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+
+
+def llava(**text: Any) -> LlavaForConditionalGeneration:
+    config = LlavaConfig(text_config={**TEXT, **text}, vision_config=CLIP, image_token_index=IMAGE)
+    return LlavaForConditionalGeneration(config).eval()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_has_its_target(kind: str) -> None:
+    model = vision_model(kind)
+    target = target_of(model)
+    assert isinstance(target, VlmTarget)
+    assert (target.vocab_size, target.hidden_size, target.layers, target.positions) == (64, 32, 3, None)
+    assert target.name.startswith(type(model).__name__)
+    assert target.name != target_of(vision_model(kind, 1)).name
+
+
+def test_a_language_model_is_none() -> None:
+    assert isinstance(target_of(language_model("llama")), TextTarget)
+
+
+@pytest.mark.parametrize("text", ["llama", "mistral", "qwen2", "gemma"])
+def test_llava_has_any_language_model_that_a_text_target_takes(text: str) -> None:
+    own = {"sliding_window": None} if text == "mistral" else {"head_dim": 8} if text == "gemma" else {}
+    torch.manual_seed(0)
+    model = llava(model_type=text, **own)
+    inputs = batch_of("llava", [[[8, 9, 8, 9], Picture.random(1), [8, 9]]])
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    wanted = model.generate(**inputs, **options)  # type: ignore[operator]
+    found = mmdec.generate(model, inputs, "recycling", num_speculative_tokens=(5, 3), **options)
+    assert torch.equal(found.sequences, wanted)
+
+
+def other_attention() -> PreTrainedModel:
+    model = copy.deepcopy(vision_model("qwen2_vl"))
+    model.config.text_config._attn_implementation = "flex_attention"
+    return model
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: llava(model_type="mistral", sliding_window=8), "DynamicSlidingWindowLayer"),
+        (lambda: llava(model_type="qwen2", **SLIDING), "DynamicSlidingWindowLayer"),
+        (lambda: llava(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "dynamic"),
+        (other_attention, "flex_attention, which takes no tree"),
+        (
+            lambda: LlavaOnevisionForConditionalGeneration(LlavaOnevisionConfig(text_config=TEXT, vision_config=CLIP)),
+            "LLaVA-NeXT, Qwen2-VL, Qwen2.5-VL or Qwen3-VL, .* but is LlavaOnevision",
+        ),
+    ],
+)
+def test_models_that_cannot_work_are_refused(made: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        target_of(made())
+
+
+@pytest.mark.parametrize(
+    ("changes", "needs", "said"),
+    [
+        ({"inputs_embeds": torch.zeros(1, 3, 32)}, Needs(), "inputs_embeds"),
+        ({}, Needs(layers=(2,)), r"0 \.\. 1 or be -1"),
+        ({}, Needs(memory=True), "memory"),
+        ({"attention_mask": torch.tensor([[1, 1, 0]])}, Needs(), "Pad on the left"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["llava", "qwen3_vl"])
+def test_inputs_that_cannot_work_are_refused(kind: str, changes: dict[str, Any], needs: Needs, said: str) -> None:
+    inputs = {"input_ids": torch.full((1, 3), 9), **changes}
+    with pytest.raises(InputError, match=said):
+        VlmTarget(vision_model(kind)).prefill(inputs, needs)

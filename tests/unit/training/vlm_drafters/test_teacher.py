@@ -1,0 +1,111 @@
+"""The teacher reads batches of every kind of model as each row alone, and gives what the LM head reads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmdec.drafters.medusa import WIDTH
+from mmdec.drafters.tree_growing import TreeGrowing
+from mmdec.generation.speculation import generate
+from mmdec.training.medusa.simulate import measure
+from mmdec.training.vlm_drafters.simulate import rank_texts
+from mmdec.training.vlm_drafters.store import ReadingStore
+from mmdec.training.vlm_drafters.teacher import Reading, Teacher
+from mmdec.training.vlm_drafters.unroll import read_columns, unrolled
+from tests.support.draft_networks import draft_network
+from tests.support.tiny_vlm import KINDS, SIZES, Picture, batch_of, vision_model
+
+ANSWERS = [[7, 8, 9, 10], [11, 12], [13, 14, 15, 16, 17]]
+
+
+def prompts(kind: str) -> list[dict[str, torch.Tensor]]:
+    """One picture; no picture; two pictures of other sizes, and a video."""
+    first, second, third = (Picture.random(seed, size) for seed, size in enumerate(SIZES))
+    film = Picture.random(9, (16, 16), frames=4)
+    rows = [[[20, 21], first, [22]], [[23, 24, 25]], [second, [26], third, film, [27, 28]]]
+    return [batch_of(kind, [row]) for row in rows]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_is_read_as_its_rows_alone(kind: str) -> None:
+    model = vision_model(kind)
+    teacher = Teacher(model)
+    asked = prompts(kind)
+    batch = teacher.read(asked, ANSWERS, (0, -1))
+    for prompt, answer, found in zip(asked, ANSWERS, batch, strict=True):
+        (alone,) = teacher.read([prompt], [answer], (0, -1))
+        assert found.prompt == prompt["input_ids"].shape[1]
+        assert len(found.features) == found.prompt + len(answer) - 1
+        torch.testing.assert_close(found.features, alone.features, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(found.embeds, alone.embeds, atol=1e-4, rtol=1e-4)
+        assert torch.equal(found.visual, alone.visual)
+        text = torch.cat([prompt["input_ids"][0], torch.tensor(answer[:-1])])
+        plain = teacher.embed(text)[~found.visual]
+        torch.testing.assert_close(found.embeds[~found.visual], plain)
+        with torch.no_grad():
+            logits = model(**prompt).logits[0]
+        torch.testing.assert_close(teacher.logits(alone.features[: found.prompt, 32:]), logits, atol=1e-4, rtol=1e-4)
+    assert [bool(one.visual.any()) for one in batch] == [True, False, True]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_are_those_of_generate(kind: str) -> None:
+    model = vision_model(kind)
+    teacher = Teacher(model)
+    teacher.ends = frozenset(range(30, 40))  # made up: a random model has no end
+    asked = prompts(kind)
+    for prompt, answer in zip(asked, teacher.answer(asked, 8), strict=True):
+        made = model.generate(**prompt, do_sample=False, max_new_tokens=8)[0, prompt["input_ids"].shape[1] :].tolist()
+        end = next((place for place, token in enumerate(made) if token in teacher.ends), len(made) - 1)
+        assert answer == made[: end + 1]
+
+
+def test_kept_readings_are_those_that_were_made(tmp_path) -> None:
+    teacher = Teacher(vision_model("llava"))
+    asked = prompts("llava")
+    store = ReadingStore(tmp_path, teacher, (-1,), False)
+    found = teacher.read(asked, ANSWERS, (-1,))
+    tokens = [
+        torch.cat([prompt["input_ids"][0], torch.tensor(answer[:-1])]).tolist()
+        for prompt, answer in zip(asked, ANSWERS, strict=True)
+    ]
+    rounded = store.add({str(n): (tokens[n], one) for n, one in enumerate(found)})
+    for again in (store, ReadingStore(tmp_path, teacher, (-1,), False)):
+        for number, one in enumerate(found):
+            kept: Reading = again.get(str(number), ANSWERS[number])
+            assert kept.prompt == one.prompt
+            assert kept.answer == ANSWERS[number]
+            assert torch.equal(kept.visual, one.visual)
+            assert torch.equal(kept.features, rounded[str(number)].features)
+            assert torch.equal(kept.embeds, rounded[str(number)].embeds)
+            torch.testing.assert_close(kept.features, one.features, atol=2e-3, rtol=2e-3)
+    assert "3" not in store
+
+
+@pytest.mark.parametrize("system", ["eagle", "msd"])
+def test_simulated_chains_are_decoding(system: str) -> None:
+    """Rounds counted from the ranks are those that decoding takes, text by text."""
+    model = vision_model("llava")
+    teacher, depth = Teacher(model), 3
+    network = draft_network(system, model)
+    with torch.no_grad():  # a drafter that is often right: the feature of this token, moved towards that of the next
+        network.fc.weight.mul_(0.1)
+        network.fc.weight[:, :32] += torch.eye(32)
+    drafter = TreeGrowing(network, model.get_input_embeddings(), model.get_output_embeddings())
+    accepted = 0
+    for prompt in prompts("llava"):
+        begin = prompt["input_ids"].shape[1]
+        decoded = generate(model, prompt, drafter, num_speculative_tokens=depth, max_new_tokens=40)
+        answer = decoded.sequences[0, begin:].tolist()
+        texts = teacher.read([prompt], [answer], (-1,))
+        columns = read_columns(network, texts)
+        ranks = rank_texts(columns, unrolled(network, columns, depth), teacher.logits, texts)
+        assert ranks[0].shape == (len(answer) - 1, depth)
+        assert int(ranks[0].min()) >= 0
+        assert int(ranks[0].max()) <= WIDTH
+        chain, _, _ = measure(ranks, depth, 0)
+        rounds = len(decoded.rounds) - 1  # the first is the prompt's
+        assert chain == pytest.approx((len(answer) - 1) / rounds)
+        accepted += len(answer) - 1 - rounds
+    assert accepted > 0  # else nothing was compared

@@ -1,0 +1,127 @@
+"""The unroll gives what drafting from each root would give, one root at a time; its masks are those of a slow loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmdec.nn.draft_network import DraftNetwork
+from mmdec.nn.flash import FlashNetwork
+from mmdec.training.vlm_drafters.flash import FlashModule, raw_slots, told_by_text
+from mmdec.training.vlm_drafters.teacher import Reading
+from mmdec.training.vlm_drafters.unroll import read_columns, step_mask, unrolled
+from tests.support.draft_networks import draft_network
+from tests.support.tiny_vlm import vision_model
+
+SYSTEMS = ("eagle", "msd", "specvlm", "vispec")
+
+
+def reading(prompt: int, answer: int, seed: int, seen: range = range(0)) -> Reading:
+    """A text of random numbers. seen: its visual columns."""
+    draw = torch.Generator().manual_seed(seed)
+    length = prompt + answer - 1
+    visual = torch.zeros(length, dtype=torch.bool)
+    visual[list(seen)] = True
+    embeds, features = (torch.randn(length, 32, generator=draw).double() for _ in range(2))
+    return Reading(prompt, torch.randint(6, 58, (answer,), generator=draw).tolist(), embeds, features, visual)
+
+
+TEXTS = [reading(9, 6, 1, range(2, 6)), reading(5, 9, 2), reading(12, 2, 3, range(1, 10))]
+
+
+def drafted(network: DraftNetwork, text: Reading, root: int, steps: int) -> list[Tensor]:
+    """Features (H,) that a draft from one root gives, each by a pass over the whole row."""
+    begin = text.prompt
+    prompt = network.prompt(text.embeds[:begin], text.features[:begin], text.visual[:begin])
+    known = network.fuse(text.embeds[begin : begin + root + 1], text.features[begin - 1 : begin + root], prompt.carry)
+    states = torch.cat([prompt.states, known])
+    positions = torch.cat([prompt.positions, torch.arange(begin - 1, begin + root)])
+    found: list[Tensor] = []
+    for step in range(steps):
+        if step:
+            own = network.fuse(text.embeds[begin + root + step], network.feature(found[-1]), prompt.carry)
+            states = torch.cat([states, own[None]])
+            positions = torch.cat([positions, torch.tensor([begin - 1 + root + step])])
+        hidden, _ = network.layer(states[None], positions[None])
+        found.append(hidden[0, -1])
+    return found
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_root_is_drafted_from_as_decoding_would(system: str) -> None:
+    network = draft_network(system, vision_model("llava")).double()
+    outputs = unrolled(network, read_columns(network, TEXTS), 4)
+    assert [out.shape[1] for out in outputs] == [8, 7, 6, 5]
+    for row, text in enumerate(TEXTS):
+        columns = len(text.answer) - 1
+        for root in range(columns):
+            steps = min(4, columns - root)
+            for step, wanted in enumerate(drafted(network, text, root, steps)):
+                torch.testing.assert_close(outputs[step][row, root], wanted)
+
+
+def test_masks_are_those_of_a_slow_loop() -> None:
+    prompts = torch.tensor([[True, True, True], [True, False, False]])
+    length = 5
+    for step in range(4):
+        mask = step_mask(prompts, length, step)
+        for row in range(2):
+            for query in range(step, length):
+                wanted = prompts[row].tolist()
+                for done in range(step + 1):
+                    for column in range(done, length):
+                        if done == 0:
+                            wanted.append(column <= query - step)  # the target's, up to the root
+                        else:
+                            wanted.append(column == query - step + done)  # the draft's own on the way
+                assert mask[row, query - step].tolist() == wanted
+
+
+def test_gradients_stop_between_steps_if_they_are_told_to() -> None:
+    network = draft_network("eagle", vision_model("llava")).double()
+    columns = read_columns(network, TEXTS[:1])
+    gradients = []
+    for through in (True, False):
+        network.zero_grad()
+        unrolled(network, columns, 2, through)[1].square().sum().backward()
+        gradients.append(network.layers[0].mlp.down_proj.weight.grad.clone())  # type: ignore[union-attr, operator]
+        columns = read_columns(network, TEXTS[:1])
+    assert not torch.allclose(*gradients)
+
+
+def test_noise_is_eagles() -> None:
+    network = draft_network("eagle", vision_model("llava")).double()
+    torch.manual_seed(0)
+    plain, noisy = read_columns(network, TEXTS), read_columns(network, TEXTS, 0.1)
+    for row, text in enumerate(TEXTS):
+        moved = (noisy.features - plain.features)[row][noisy.mask[row]].abs()
+        bound = 0.1 * 512 / len(text.features)
+        assert 0.8 * bound < float(moved.max()) <= bound
+
+
+def test_slots_are_the_networks_own() -> None:
+    """FLASH's slots of the answer equal those of its own pass over the whole row."""
+    network = draft_network("flash", vision_model("llava"), slots=3, latents=2).double()
+    assert isinstance(network, FlashNetwork)
+    module: Any = FlashModule()
+    module.network = network
+    for text in TEXTS:
+        columns = read_columns(network, [text])
+        whole = network(text.embeds[None], text.features[None], text.visual[None])[0, text.prompt - 1 :]
+        count = len(text.answer) - 1
+        steps = FlashModule.steps(module.eval(), columns, [text], 3)
+        assert [states.shape[1] for states in steps] == [max(count - slot, 0) for slot in range(3)][: len(steps)]
+        for slot, states in enumerate(steps):
+            torch.testing.assert_close(states[0], whole[: count - slot, slot])
+    batch = read_columns(network, TEXTS)
+    for row, text in enumerate(TEXTS):
+        count = len(text.answer) - 1
+        alone = raw_slots(network, read_columns(network, [text]))
+        torch.testing.assert_close(raw_slots(network, batch)[row, :count], alone[0])
+    told = told_by_text(batch, 3)
+    assert torch.equal(told[0, 1, 0], TEXTS[0].embeds[TEXTS[0].prompt + 2])
+    assert torch.equal(told[0, 1, 1], TEXTS[0].embeds[TEXTS[0].prompt + 3])
+    assert not told[2, 0].any()  # an answer of two tokens: nothing follows
