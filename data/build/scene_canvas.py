@@ -39,12 +39,16 @@ class Canvas:
         self.classes, self.tints = (Image.new("L", (SIDE, SIDE)) for _ in range(2))
         self.class_pen, self.tint_pen = ImageDraw.Draw(self.classes), ImageDraw.Draw(self.tints)
         self.letters: list[tuple[float, float, int]] = []
+        self.lines: list[tuple[str, list[int]]] = []  # each printed text, and which of `letters` its characters are
 
     def text(self, at: Point, text: str, font: str, size: int, ink: Rgb) -> float:
         """Print with the left end of the line's middle `at`; returns the width in pixels."""
         self.pen.text(at, text, font=scene_fonts.font(font, size), fill=ink, anchor="lm")
+        numbers = [-1] * len(text)
+        self.lines.append((text, numbers))
         for index, letter in enumerate(text):
             if letter in CHARACTERS:
+                numbers[index] = len(self.letters)
                 left = scene_fonts.width(font, size, text[:index])
                 right = scene_fonts.width(font, size, text[: index + 1])
                 self.letters.append((at[0] + (left + right) / 2, at[1], CLASSES.index(letter)))
@@ -81,8 +85,9 @@ class Canvas:
             ImageDraw.Draw(stain).ellipse((x - size, y - size, x + size, y + size), self.draw.randint(30, 70))
             self.image.paste(Image.new("RGB", (SIDE, SIDE), grey), mask=stain)
 
-    def finish(self) -> tuple[np.ndarray, np.ndarray]:
-        """The picture, (128, 128, 3) uint8, and its cells' labels, (64, 8, 2) uint8: class and colour."""
+    def finish(self) -> tuple[np.ndarray, np.ndarray, list[tuple[str, list[int]]]]:
+        """The picture, (128, 128, 3) uint8; its cells' labels, (64, 8, 2) uint8: class and colour; and each printed text
+        with the patch of each of its characters, -1 for a space or what lies outside the picture."""
         if self.draw.random() < 0.3:
             self.hide()
         classes, tints, letters = self.classes, self.tints, self.letters
@@ -107,7 +112,17 @@ class Canvas:
             noise = np.random.default_rng(self.draw.getrandbits(32)).standard_normal((SIDE, SIDE, 1), np.float32)
             pixels = pixels + noise * self.draw.uniform(2, 14)
         pixels = np.clip(pixels, 0, 255).astype(np.uint8)
-        return pixels, label_cells(classes, tints, letters)
+        patches = [patch_at(x, y) for x, y, _ in letters]
+        prints = [
+            (text, [patches[number] if number >= 0 else -1 for number in numbers]) for text, numbers in self.lines
+        ]
+        return pixels, label_cells(classes, tints, letters), prints
+
+
+def patch_at(x: float, y: float) -> int:
+    """The patch of a point, counted row by row; -1 outside the picture."""
+    inside = 0 <= x < SIDE and 0 <= y < SIDE
+    return int(y) // PATCH * (SIDE // PATCH) + int(x) // PATCH if inside else -1
 
 
 def label_cells(classes: Image.Image, tints: Image.Image, letters: Sequence[tuple[float, float, int]]) -> np.ndarray:

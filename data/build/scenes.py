@@ -6,7 +6,8 @@ Every picture is drawn from a scene graph, and all text about it is derived from
 checked. A graph's split is its hash's. `test_fonts` prints graphs of the test split in fonts that training never sees,
 `test_templates` asks about them in words that it never reads. The layout is that of llava_v1_5_mix665k: a JSON list of
 {id, image, conversations} beside a folder of images; "turns" adds each answer's task, core and claims, "graph" what the
-picture shows, and {split}.cells.npy, (N, 64, 8, 2) uint8, what its patches do. Fonts: see scene_fonts.
+picture shows, "prints" where each printed character stands, and {split}.cells.npy, (N, 64, 8, 2) uint8, what its patches
+show. Fonts: see scene_fonts.
 """
 
 import argparse
@@ -54,11 +55,13 @@ Graph = dict[str, Any]
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture with what is known and said of it. pixels: (128, 128, 3) uint8; cells: (64, 8, 2) uint8."""
+    """A picture with what is known and said of it. pixels: (128, 128, 3) uint8; cells: (64, 8, 2) uint8; prints: each
+    printed text with the patch of each of its characters."""
 
     graph: Graph
     pixels: np.ndarray
     cells: np.ndarray
+    prints: list[tuple[str, list[int]]]
     turns: tuple[Turn, ...]
 
 
@@ -104,7 +107,8 @@ def record(scene: Scene, name: str, image: str) -> dict[str, Any]:
         mark = "" if number else "<image>\n"
         conversations += [{"from": "human", "value": mark + turn.question}, {"from": "gpt", "value": turn.answer}]
     turns = [turn.record() for turn in scene.turns]
-    return {"id": name, "image": image, "conversations": conversations, "turns": turns, "graph": scene.graph}
+    said = {"conversations": conversations, "turns": turns}
+    return {"id": name, "image": image, **said, "graph": scene.graph, "prints": scene.prints}
 
 
 def write_shard(root: Path, split: str, seed: int, shard: int, count: int) -> None:

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from mmdec.checks.errors import InputError
 from mmdec.corpora.image_text import Conversation, read_conversations
 from mmdec.images import read_image
-from mmdec.training.vlm.encoded import Encoded, encode
+from mmdec.training.vlm.encoded import FIELDS, Encoded, encode
 from mmdec.training.vlm.packing import Batch, pack
 from mmdec.training.vlm.tokens import asked, kept_tokenizer, prefix
 
@@ -143,7 +143,7 @@ class SceneData(LightningDataModule):
         listed = self.corpus / "train.json"
         if not listed.is_file():
             raise InputError(f"`corpus` must hold train.json, but '{self.corpus}' does not. Build it first.")
-        stamp = f"{listed.resolve()} {listed.stat().st_size} {listed.stat().st_mtime_ns}"
+        stamp = f"{FIELDS} {listed.resolve()} {listed.stat().st_size} {listed.stat().st_mtime_ns}"
         kept = self.kept / f"encoded-{hashlib.blake2b(stamp.encode(), digest_size=8).hexdigest()}.npz"
         if not kept.is_file():
             encode(conversations or read_conversations(listed), self.tokenizer).save(kept)

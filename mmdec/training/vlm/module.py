@@ -7,6 +7,7 @@ patches show first (letters, things, colours), alone, and then jointly with the 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,6 +23,7 @@ from mmdec.metrics.answer_score import claims_held, right_answer
 from mmdec.training.lr_schedule import Schedule
 from mmdec.training.optim import MuonAdamW
 from mmdec.training.vlm.data import Asked
+from mmdec.training.vlm.encoded import NOWHERE
 from mmdec.training.vlm.network import (
     CellHeads,
     Shape,
@@ -45,7 +47,11 @@ LONGEST = (48, 200)  # tokens of a short answer and of a description at validati
 
 
 class VlmModule(LightningModule):
-    """L = L_answers + cell_weight L_cells; in the first `vision_steps` steps L_cells alone, with `vision_lr`.
+    """L = L_answers + cell_weight L_cells + guide_weight L_guide; in the first `vision_steps` steps L_cells alone, with
+    `vision_lr`.
+
+    L_guide asks the first head of the language model's layers `guided` to look at the patch whose printed character
+    comes next in the answer: alone, it learns what to say long before it learns to read.
 
     units: the tokens by number. cell_kinds: classes of a cell's labels. empty: the weight of cells that show nothing.
     decay_from, decay_steps: the linear fall to zero at the end. half: matrix products in bfloat16. compiled: fuse what
@@ -66,6 +72,8 @@ class VlmModule(LightningModule):
         cell_weight: float = 0.3,
         cell_kinds: tuple[int, int] = (54, 11),
         empty: float = 0.2,
+        guided: Sequence[int] = (4, 6, 8),
+        guide_weight: float = 0.3,
         half: bool = True,
         compiled: bool = False,
         start: str | None = None,
@@ -118,12 +126,28 @@ class VlmModule(LightningModule):
         seen = self.model.model.multi_modal_projector(states).to(embeddings.dtype)
         embeddings = embeddings.masked_scatter((batch.tokens == self.tokens[IMAGE])[..., None], seen)
         mask = turn_mask(batch.turns)
-        hidden = speak(self.model, embeddings, mask, batch.positions, self._products, self._layers[1])
+        guided = self.hparams["guided"] if self.hparams["guide_weight"] else ()
+        hidden, looks = speak(self.model, embeddings, mask, batch.positions, self._products, self._layers[1], guided)
         asked = batch.labels != IGNORED
         logits = self.model.lm_head(hidden[asked]).float()
         parts["answers"] = F.cross_entropy(logits, batch.labels[asked])
         parts["right"] = (logits.argmax(-1) == batch.labels[asked]).float().mean()
-        return parts | {"loss": parts["answers"] + self.hparams["cell_weight"] * total}
+        loss = parts["answers"] + self.hparams["cell_weight"] * total
+        if guided:
+            parts["guide"] = self.guide_loss(looks, batch)
+            loss = loss + self.hparams["guide_weight"] * parts["guide"]
+        read = batch.patches[asked] != NOWHERE
+        right = logits.argmax(-1) == batch.labels[asked]
+        parts["read_right"] = right[read].float().mean()
+        return parts | {"loss": loss}
+
+    def guide_loss(self, looks: list[Tensor], batch: Batch) -> Tensor:
+        """-log of what the guided heads attend to at the patch that is read, mean over heads and tokens."""
+        row, query = (batch.patches != NOWHERE).nonzero(as_tuple=True)
+        first = (batch.tokens[0] == self.tokens[IMAGE]).long().argmax()
+        at = first + batch.patches[row, query].long()
+        shares = torch.stack([look[row, query, at] for look in looks])
+        return -shares.clamp_min(1e-6).log().mean() if len(row) else shares.sum()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         parts = self.losses(batch, self.global_step < self.hparams["vision_steps"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -126,13 +126,17 @@ def speak(
     positions: Tensor,
     dtype: torch.dtype,
     layer: Layer | None = None,
-) -> Tensor:
-    """Hidden states after the last norm. embeddings: (B, L, H); mask: (B, 1, L, L), added to the scores; positions:
-    (B, L). dtype, layer: as of `see`."""
+    watched: Sequence[int] = (),
+) -> tuple[Tensor, list[Tensor]]:
+    """Hidden states after the last norm, and the attention of the first head of each layer of `watched`, (B, L, L).
+
+    embeddings: (B, L, H); mask: (B, 1, L, L), added to the scores; positions: (B, L). dtype, layer: as of `see`.
+    """
     language = model.model.language_model
     cosine, sine = language.rotary_emb(embeddings, position_ids=positions)
     heads = language.config.num_attention_heads
-    for block in language.layers:
+    seen: list[Tensor] = []
+    for number, block in enumerate(language.layers):
         attention, inner = block.self_attn, block.mlp
         weights = [
             part.weight
@@ -141,8 +145,21 @@ def speak(
                 block.post_attention_layernorm, inner.gate_proj, inner.up_proj, inner.down_proj,
             )
         ]  # fmt: skip
+        if number in watched:
+            norm, queries, keys = weights[:3]
+            seen.append(first_attention(embeddings, mask, cosine, sine, heads, norm, queries, keys))
         embeddings = (layer or language_layer)(embeddings, mask, cosine, sine, heads, dtype, *weights)
-    return language.norm(embeddings)
+    return language.norm(embeddings), seen
+
+
+def first_attention(
+    x: Tensor, mask: Tensor, cosine: Tensor, sine: Tensor, heads: int, norm: Tensor, queries: Tensor, keys: Tensor
+) -> Tensor:
+    """Where the first head of a layer looks, (B, L, L)."""
+    size = queries.shape[0] // heads
+    y = F.rms_norm(x, (x.shape[-1],), norm, 1e-6)
+    q, k = (turned(F.linear(y, w[:size])[:, None], cosine, sine)[:, 0] for w in (queries, keys))
+    return (q @ k.transpose(1, 2) * size**-0.5 + mask[:, 0]).softmax(-1)
 
 
 Layer = Callable[..., Tensor]

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmdec.training.vlm.encoded import NOWHERE
+
 IGNORED = -100
 MASKED = -1e4  # added to a score
 
@@ -16,13 +18,15 @@ MASKED = -1e4  # added to a score
 @dataclass
 class Batch:
     """B rows of L tokens. pixels: (B, 3, H, W) uint8; labels: the next token, or IGNORED; turns: 0 for the picture's
-    prefix, then the number of the question, -1 for padding; cells: (B, P, cells, kinds) uint8."""
+    prefix, then the number of the question, -1 for padding; patches: (B, L) uint8, what the next token reads, see
+    `Encoded`; cells: (B, P, cells, kinds) uint8."""
 
     pixels: Tensor
     tokens: Tensor
     labels: Tensor
     turns: Tensor
     positions: Tensor
+    patches: Tensor
     cells: Tensor
 
     @property
@@ -31,29 +35,30 @@ class Batch:
 
 
 def pack(
-    prefix: np.ndarray, turns: Sequence[tuple[np.ndarray, np.ndarray]], length: int, pad: int
+    prefix: np.ndarray, turns: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], length: int, pad: int
 ) -> tuple[np.ndarray, ...]:
-    """One row of tokens, labels, turns and positions, each (length,). turns: (question, answer) tokens, as many as fit;
+    """One row of tokens, labels, turns, positions and patches, each (length,). turns: as of `Encoded`, as many as fit;
     positions start again after the prefix."""
     tokens = np.full(length, pad, np.int64)
     labels = np.full(length, IGNORED, np.int64)
     owners = np.full(length, -1, np.int64)
     positions = np.zeros(length, np.int64)
+    patches = np.full(length, NOWHERE, np.uint8)
     end = len(prefix)
     tokens[:end], owners[:end], positions[:end] = prefix, 0, np.arange(end)
     number = 0
-    for question, answer in turns:
+    for question, answer, read in turns:
         size = len(question) + len(answer)
         if end + size > length:
             continue
         number += 1
         begin, answer_at, stop = end, end + len(question), end + size
         tokens[begin:answer_at], tokens[answer_at:stop] = question, answer
-        labels[answer_at - 1 : stop - 1] = answer
+        labels[answer_at - 1 : stop - 1], patches[answer_at - 1 : stop - 1] = answer, read
         owners[begin:stop] = number
         positions[begin:stop] = len(prefix) + np.arange(size)
         end = stop
-    return tokens, labels, owners, positions
+    return tokens, labels, owners, positions, patches
 
 
 def turn_mask(turns: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
