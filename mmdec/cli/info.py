@@ -11,14 +11,9 @@ from mmdec.cli.options import AsJson
 
 def info(as_json: AsJson = False) -> None:
     """Print versions, devices, and which kernels are active, or why not."""
-    from mmdec.ops.kernels import KERNELS, why_not
-    from mmdec.provenance import surroundings
+    from mmdec.evaluation.machine import machine
 
-    found = surroundings()
-    reason = why_not(0 if found["gpus"] else None)
-    found["kernels"] = [
-        {"name": name, "what": what, "active": reason is None, "why_not": reason} for name, what in KERNELS.items()
-    ]
+    found = machine()
     if as_json:
         print(json.dumps(found, indent=2))
         return

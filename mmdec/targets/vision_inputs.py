@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mmdec.checks.arguments import show
-from mmdec.runtime import Stopwatch
+from mmdec.decode.watch import Watch
 from mmdec.types import InputError
 
 KINDS = ("image", "video")
@@ -84,13 +84,13 @@ class VisionInputs:
     def encode(self, model: Any) -> dict[str, Encoded]:
         """The features of all images and videos, by kind. model: without its LM head. The tower runs once for a run."""
         if self.encoded is None:
-            watch = Stopwatch(model.device)
+            watch = Watch(model.device)
             held = self.given.get("mm_encoder_outputs") or {}
             self.encoded = {kind: Encoded.of(held[kind]) for kind in KINDS if held.get(kind) is not None}
             for kind in KINDS:
                 if PIXELS[kind] in self.given:
                     self.encoded[kind] = Encoded.of(self._tower(model, kind))
-                    self.seconds += watch.lap()
+                    self.seconds += watch.passed()
         return self.encoded
 
     def _tower(self, model: Any, kind: str) -> Any:

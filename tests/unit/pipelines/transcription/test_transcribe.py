@@ -90,7 +90,7 @@ def test_bad_sound(whisper: LoadedWhisper, audio: Any, message: str) -> None:
         ({"num_return_sequences": 2}, "`num_return_sequences` must be left out"),
         ({"max_new_tokns": 4}, "max_new_tokns"),
         ({"max_new_tokens": 4000}, "`options` must be what `model.generate` takes"),
-        ({"drafter": "eagle"}, "`drafter` must be 'lookup'.*'eagle' has none"),
+        ({"drafter": "eagle"}, "`drafter` must be a folder for eagle, which has weights"),
         ({"rule": "best"}, "`rule` must be one of"),
         ({"device": "tpu"}, "`device` must be"),
         ({"sample_rate": None}, "`sample_rate` must be given"),
