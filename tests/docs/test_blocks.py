@@ -65,6 +65,8 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tupl
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_block_runs_by_itself(name: str, started: dict[str, tuple[Path, Future]]) -> None:
+    if "mmdec.describe(" in BLOCKS[name] and not (ROOT / "models" / "vlm-scenes").is_dir():
+        pytest.skip("models/vlm-scenes is not in this checkout")
     folder, future = started[name]
     done = future.result()
     assert done.returncode == 0, f"{name}\n{done.stderr}"
