@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from mmdec.checks.devices import check_device
 from mmdec.evaluation.pairing import paired
 from mmdec.ops.dag import dag_marginal
 from mmdec.ops.kernels import KERNELS, runs_on, why_not
 from mmdec.ops.kv_gather import kv_gather
 from mmdec.ops.tree_attention import TreeMask, tree_attention, tree_mask
 from mmdec.provenance import hardware
-from mmdec.runtime import check_device
 from mmdec.types import MmdecError
 
 HEADS = {"Llama-3-8B": (32, 8, 128), "Qwen2.5-VL-7B": (28, 4, 128)}  # query heads, key heads, width

@@ -22,7 +22,8 @@ from mmdec.evaluation.harness import Method
 from mmdec.evaluation.harness_transcription import TranscriptionHarness
 from mmdec.evaluation.log import Log, no_log
 from mmdec.hub.whisper import LoadedWhisper
-from mmdec.runtime import Stopwatch, with_threads
+from mmdec.pipelines.threads import with_threads
+from mmdec.runtime import Stopwatch
 from mmdec.types import Drafter, InputError
 
 PEERS = ("ctranslate2",)

@@ -12,9 +12,9 @@ import torch
 from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import check_instance, check_methods, check_path, show
-from mmdec.drafters.registry import drafter_entry, drafter_names, folder_drafter, is_dotted, named_drafter
-from mmdec.drafters.registry import register_drafter as register_drafter  # for `mmdec`
+from mmdec.drafters.registry import drafter_entry, drafter_names, is_dotted
 from mmdec.drafters.small_model import SmallModel
+from mmdec.generation.named_drafters import folder_drafter, named_drafter
 from mmdec.targets.registry import target_of
 from mmdec.types import Drafter, InputError, Needs
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, StopStringCriteria
 
-from mmdec.checks.arguments import check_methods, options_error
+from mmdec.checks.arguments import check_instance, check_methods, options_error
 from mmdec.decode.budget import Nodes
 from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
@@ -24,7 +24,7 @@ from mmdec.generation.drafter_choice import DraftedBy
 from mmdec.generation.model_lock import read_while, reading
 from mmdec.generation.prompt import check_options, prompt_inputs
 from mmdec.generation.run import PreparedRun, Speculation
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import HfTarget, target_of
 from mmdec.types import InputError
 
 
@@ -127,12 +127,13 @@ class _Beginning:
     """Takes what `generate` has prepared, and hands the run out instead of finishing it."""
 
     speculation: Speculation
+    target: HfTarget
     held: Mapping[str, Any]  # goes past `generate`
 
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
     ) -> PreparedRun:
-        return self.speculation.begin(model, input_ids, generation_config, **{**inputs, **self.held})
+        return self.speculation.begin(self.target, model, input_ids, generation_config, **{**inputs, **self.held})
 
 
 def _reading(model: object, speculation: Speculation) -> AbstractContextManager[object]:
@@ -143,6 +144,7 @@ def _reading(model: object, speculation: Speculation) -> AbstractContextManager[
 def _begin(
     model: PreTrainedModel, inputs: Tensor | Mapping[str, Any], speculation: Speculation, options: dict[str, Any]
 ) -> PreparedRun:
+    check_instance("model", model, PreTrainedModel, "a loaded model of transformers", "Load it first.")
     target = target_of(model)
     if not target.one_run:
         raise InputError(
@@ -166,7 +168,7 @@ def _begin(
                 StopStringCriteria(tokenizer, strings),
             ]
         begun = model.generate(  # type: ignore[operator] # torch types what it finds in a module as a tensor
-            **prepared, custom_generate=_Beginning(speculation, held)
+            **prepared, custom_generate=_Beginning(speculation, target, held)
         )
     except (InputError, MemoryError, torch.OutOfMemoryError):
         raise

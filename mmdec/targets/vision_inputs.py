@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdec.checks.arguments import show
 from mmdec.runtime import Stopwatch
 from mmdec.types import InputError
 
@@ -66,7 +65,10 @@ class VisionInputs:
         for name in (*PIXELS.values(), *SIZES, "mm_token_type_ids"):
             value = given.get(name)
             if value is not None and not isinstance(value, Tensor):
-                raise InputError(f"`{name}` must be a tensor, but is {show(value)}. Pass the model's own processor's.")
+                raise InputError(
+                    f"`{name}` must be a tensor, but is of type {type(value).__name__}. Pass the output of the model's "
+                    "own processor."
+                )
         for kind, name in PIXELS.items():
             pixels = given.get(name)
             if pixels is not None and not (pixels.is_floating_point() and bool(pixels.isfinite().all())):

@@ -22,7 +22,8 @@ from mmdec.pipelines.description.describe_batch import OnText, describe_batch
 from mmdec.pipelines.description.description import Description
 from mmdec.pipelines.description.load import AUTO, as_vlm
 from mmdec.pipelines.description.prompts import Message, Question, check_taken, render, tensors, user_message
-from mmdec.runtime import Stopwatch, with_threads
+from mmdec.pipelines.threads import with_threads
+from mmdec.runtime import Stopwatch
 from mmdec.types import InputError
 
 LACKING = ("batch_size", "on_text")  # options of `describe` that mean nothing here

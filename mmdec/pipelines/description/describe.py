@@ -29,7 +29,8 @@ from mmdec.pipelines.description.load import AUTO, Model, as_drafter, as_vlm
 from mmdec.pipelines.description.prompts import Question, check_taken, render, tensors, user_message
 from mmdec.pipelines.description.request import DescriptionRequest
 from mmdec.pipelines.inputs import BatchError
-from mmdec.runtime import Stopwatch, with_threads
+from mmdec.pipelines.threads import with_threads
+from mmdec.runtime import Stopwatch
 from mmdec.targets.registry import target_of
 from mmdec.types import InputError
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from mmdec.checks.errors import InputError
 from mmdec.decode.statistics import DecodingStatistics
-from mmdec.drafters.registry import folder_drafter
+from mmdec.generation.drafter_choice import load_drafter
 from mmdec.generation.speculation import generate
 from mmdec.hub.publish import whole_folder, write_provenance
 from mmdec.hub.vlm_drafters import load_network, save_network
@@ -173,7 +173,7 @@ class DraftModule(LightningModule):
         counts = torch.zeros(2, device=self.device)
         with whole_weights(self.trainer), tempfile.TemporaryDirectory() as folder:
             save_network(copy.deepcopy(self.network), folder)
-            drafter = folder_drafter(Path(folder), model)
+            drafter = load_drafter(folder, model)
             for sample in data.parts["dev"][: self.options.decoded][self.global_rank :: self.trainer.world_size]:
                 inputs = self.teacher.place(data.prompting(sample))
                 nodes, options = (self.options.tree_nodes, depth), {"max_new_tokens": data.max_tokens}
