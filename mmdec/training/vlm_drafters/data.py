@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 
 from mmdec.checks.errors import InputError
 from mmdec.training.stores import TokenStore
-from mmdec.training.vlm_drafters.batches import Asked, Planned
+from mmdec.training.vlm_drafters.batches import PlannedBatches, QuestionDataset
 from mmdec.training.vlm_drafters.prompting import Prompting
 from mmdec.training.vlm_drafters.ramp import Ramp
 from mmdec.training.vlm_drafters.samples import Choice, Sample, read_samples
-from mmdec.training.vlm_drafters.store import ReadingStore, own_number
+from mmdec.training.vlm_drafters.store import ReadingStore, writer_number
 from mmdec.training.vlm_drafters.teacher import Teacher, load_target
 
 TRAIN, MIXED, GROUPED = 5, 6, 7  # what a random stream is for
@@ -35,7 +35,7 @@ class DraftData(LightningDataModule):
     row may have "video", a folder of frames in images/, of which `frames` are taken. samples: questions to train on,
     `long_share` of them with long answers; null takes all. max_tokens: of an answer. ramp: MSD's stages; where the
     corpus has no conversations without pictures, the first reads the same questions and answers without their pictures;
-    null takes the samples as they come. base_dtype: of the target. kept: a folder for answers and features.
+    null takes the samples in their order. base_dtype: of the target. kept: a folder for answers and features.
     answer_batch: questions that are answered at once.
     """
 
@@ -76,7 +76,7 @@ class DraftData(LightningDataModule):
         self.max_tokens, self.frames, self.ramp = max_tokens, frames, ramp
         self.base_dtype: torch.dtype = getattr(torch, base_dtype)
         self.answer_batch, self.workers, self.seed = answer_batch, workers, seed
-        self.known: Container[str] = ()  # samples whose features need no pass of the target
+        self.stored: Container[str] = ()  # samples whose features need no pass of the target
 
     # What may be missing is looked for late: errors from here reach the user as they are.
     @cached_property
@@ -117,10 +117,10 @@ class DraftData(LightningDataModule):
         """What answers follow from beside their questions."""
         return f"{self.teacher.name}-{str(self.base_dtype).removeprefix('torch.')}-{self.max_tokens}"
 
-    def store(self, held: ExitStack, rank: int = 0) -> TokenStore:
-        """The target's answers by the names of their questions. held: what keeps other runs from the same file."""
+    def store(self, locks: ExitStack, rank: int = 0) -> TokenStore:
+        """The target's answers by the names of their questions. locks: keep other runs from the same file."""
         folder = self.kept / f"answers-{self.mark}"
-        return TokenStore(folder, own_number(folder, rank, held))
+        return TokenStore(folder, writer_number(folder, rank, locks))
 
     def feature_store(self, layers: Sequence[int], half: bool, rank: int = 0) -> ReadingStore:
         """The target's readings by the names of their samples."""
@@ -130,18 +130,18 @@ class DraftData(LightningDataModule):
     def regenerate(self, part: int = 0, parts: int = 1, device: str | torch.device | None = None) -> int:
         """Let the target answer what is not answered yet, one of `parts` of it; how many answers are new.
 
-        What is done is kept at once, so that a run that was cut off goes on where it was.
+        What is done is written at once, so that a run that was cut off goes on where it was.
         """
         if device is not None:
             self.model.to(device)  # type: ignore[call-arg] # pyright does not bind a decorated `to`
-        with ExitStack() as held:
-            store = self.store(held, part)
-            asked = {one.name: one for split in ("dev", "train") for one in self.samples[split]}
-            missing = [one for one in asked.values() if store.get(one.name) is None][part::parts]
-            missing.sort(key=lambda one: one.words)
+        with ExitStack() as locks:
+            store = self.store(locks, part)
+            questions = {sample.name: sample for split in ("dev", "train") for sample in self.samples[split]}
+            missing = [sample for sample in questions.values() if store.get(sample.name) is None][part::parts]
+            missing.sort(key=lambda sample: sample.words)
             for batch in _batches(missing, self.answer_batch, "the target has answered {} of {} questions"):
-                found = self.teacher.answer([self.prompting(one) for one in batch], self.max_tokens)
-                store.add({one.name: tokens for one, tokens in zip(batch, found, strict=True)})
+                answers = self.teacher.answer([self.prompting(sample) for sample in batch], self.max_tokens)
+                store.add({sample.name: tokens for sample, tokens in zip(batch, answers, strict=True)})
         return len(missing)
 
     def keep_features(self, layers: Sequence[int], half: bool, part: int = 0, parts: int = 1) -> int:
@@ -151,13 +151,13 @@ class DraftData(LightningDataModule):
         """
         self.setup("fit")
         store = self.feature_store(layers, half, part)
-        rows = [one for split in ("dev", "train") for one in self.parts[split]]
+        rows = [sample for split in ("dev", "train") for sample in self.parts[split]]
         rows += self.text_samples() if self.ramp is not None else []
-        missing = [one for one in rows if one.name not in store][part::parts]
+        missing = [sample for sample in rows if sample.name not in store][part::parts]
         missing.sort(key=self._length)
         for batch in _batches(missing, self.answer_batch, "the target has read {} of {} answers"):
-            names = [one.name for one in batch]
-            store.read(names, [self.prompting(one) for one in batch], [self._answer(one) for one in batch])
+            names = [sample.name for sample in batch]
+            store.read(names, [self.prompting(sample) for sample in batch], [self._answer(sample) for sample in batch])
         return len(missing)
 
     def prepare_data(self) -> None:
@@ -168,11 +168,11 @@ class DraftData(LightningDataModule):
         self.regenerate(device="cuda" if on_gpu else None)
 
     def setup(self, stage: str) -> None:
-        with ExitStack() as held:
-            self.tokens = self.store(held).tokens
+        with ExitStack() as locks:
+            self.tokens = self.store(locks).tokens
         for split, chosen in self.samples.items():
             rank_zero_info(f"{split}: {len(chosen)} questions")
-            answered = [one for one in chosen if one.name in self.tokens]
+            answered = [sample for sample in chosen if sample.name in self.tokens]
             if len(answered) < len(chosen):
                 raise InputError(
                     f"`kept` must hold the target's answers, but lacks {len(chosen) - len(answered)} of {len(chosen)}. "
@@ -180,7 +180,8 @@ class DraftData(LightningDataModule):
                 )
         # A first token is the target's own; an answer of one leaves nothing to draft.
         self.parts = {
-            split: [one for one in rows if len(self.tokens[one.name]) > 1] for split, rows in self.samples.items()
+            split: [sample for sample in rows if len(self.tokens[sample.name]) > 1]
+            for split, rows in self.samples.items()
         }
         for split, rows in self.parts.items():
             if not rows:
@@ -195,57 +196,59 @@ class DraftData(LightningDataModule):
         """Every second question for every second process, the longest answers together."""
         assert self.trainer is not None
         rows = self.parts["dev"]
-        order = sorted(range(len(rows)), key=lambda number: (len(self.tokens[rows[number].name]), number))
-        mine = order[self.trainer.global_rank :: self.trainer.world_size]
-        return self._loader(rows, [mine[at : at + self.batch_size] for at in range(0, len(mine), self.batch_size)])
+        order = sorted(range(len(rows)), key=lambda index: (len(self.tokens[rows[index].name]), index))
+        indices = order[self.trainer.global_rank :: self.trainer.world_size]
+        return self._loader(
+            rows, [indices[start : start + self.batch_size] for start in range(0, len(indices), self.batch_size)]
+        )
 
     def plan(self, epoch: int, rank: int = 0, world: int = 1) -> tuple[list[Sample], list[list[int]]]:
-        """The samples, and the batches of an epoch (from 0) as places among them.
+        """The samples, and the batches of an epoch (from 0) as indices into them.
 
-        Seen samples and text-only ones are each an endless row of shuffled passes, from which epochs take as many as
-        the ramp says. Samples of about equal length make a batch. Every process gets as many batches.
+        Samples with pictures and text-only ones are each an endless sequence of shuffled passes, from which epochs take
+        as many as the ramp says. Samples of about equal length make a batch. Every process gets as many batches.
         """
-        seen = [one for one in self.parts["train"] if one.visual]
+        visual = [sample for sample in self.parts["train"] if sample.visual]
         text = self.text_samples()
-        pool = seen + text
+        pool = visual + text
         size = self.batch_size * world
         count = size * (self.steps_per_epoch or max(len(self.parts["train"]) // size, 1))
-        share = len(seen) / len(pool) if self.ramp is None else None
-        counts = [round(count * (self.ramp.share(past) if self.ramp else share or 0.0)) for past in range(epoch + 1)]
-        visual = self._row(len(seen), sum(counts[:-1]), counts[-1], 0)
-        before = sum(count - one for one in counts[:-1])
-        rest = [len(seen) + number for number in self._row(len(text), before, count - counts[-1], 1)]
+        share = len(visual) / len(pool) if self.ramp is None else None
+        counts = [
+            round(count * (self.ramp.share(earlier) if self.ramp else share or 0.0)) for earlier in range(epoch + 1)
+        ]
+        visual_indices = self._row(len(visual), sum(counts[:-1]), counts[-1], 0)
+        before = sum(count - drawn for drawn in counts[:-1])
+        text_indices = [len(visual) + index for index in self._row(len(text), before, count - counts[-1], 1)]
         draw = np.random.default_rng([MIXED, self.seed, epoch])
-        chosen = np.array(visual + rest)[draw.permutation(count)].tolist()
+        chosen = np.array(visual_indices + text_indices)[draw.permutation(count)].tolist()
         batches: list[list[int]] = []
-        for begin in range(0, count, GROUP * size):
-            group = sorted(
-                chosen[begin : begin + GROUP * size], key=lambda number: (self._length(pool[number]), number)
-            )
-            batches += [group[at : at + self.batch_size] for at in range(0, len(group), self.batch_size)]
+        for first in range(0, count, GROUP * size):
+            group = sorted(chosen[first : first + GROUP * size], key=lambda index: (self._length(pool[index]), index))
+            batches += [group[start : start + self.batch_size] for start in range(0, len(group), self.batch_size)]
         # Batches that stand beside each other are equally long: a step waits for the slowest process.
-        steps = [batches[at : at + world] for at in range(0, len(batches), world)]
+        steps = [batches[start : start + world] for start in range(0, len(batches), world)]
         order = np.random.default_rng([GROUPED, self.seed, epoch]).permutation(len(steps)).tolist()
-        return pool, [steps[number][rank] for number in order]
+        return pool, [steps[index][rank] for index in order]
 
     def text_samples(self) -> list[Sample]:
         """Those without pictures: the corpus's own, or for a ramp the others without theirs."""
-        own = [one for one in self.parts["train"] if not one.visual]
-        return own or ([one.without_pictures() for one in self.parts["train"]] if self.ramp is not None else [])
+        text = [sample for sample in self.parts["train"] if not sample.visual]
+        return text or ([sample.without_pictures() for sample in self.parts["train"]] if self.ramp is not None else [])
 
-    def _row(self, length: int, begin: int, count: int, kind: int) -> list[int]:
+    def _row(self, length: int, first: int, count: int, kind: int) -> list[int]:
         if not count:
             return []
         if not length:
             raise InputError("`ramp` needs samples with pictures, but the corpus has none. Leave it out.")
         orders: dict[int, list[int]] = {}
-        found = []
-        for place in range(begin, begin + count):
-            lap, at = divmod(place, length)
+        indices = []
+        for position in range(first, first + count):
+            lap, index = divmod(position, length)
             if lap not in orders:
                 orders[lap] = np.random.default_rng([TRAIN, self.seed, kind, lap]).permutation(length).tolist()
-            found.append(orders[lap][at])
-        return found
+            indices.append(orders[lap][index])
+        return indices
 
     def _length(self, sample: Sample) -> int:
         return len(self._answer(sample)) + 10_000 * sample.visual
@@ -254,8 +257,10 @@ class DraftData(LightningDataModule):
         return self.tokens[sample.name.removesuffix("/text")]
 
     def _loader(self, samples: Sequence[Sample], batches: Sequence[list[int]]) -> DataLoader[Any]:
-        dataset = Asked(samples, self.prompting, self._answer, self.known)
-        return DataLoader(dataset, batch_sampler=Planned(batches), collate_fn=dataset.collate, num_workers=self.workers)
+        dataset = QuestionDataset(samples, self.prompting, self._answer, self.stored)
+        return DataLoader(
+            dataset, batch_sampler=PlannedBatches(batches), collate_fn=dataset.collate, num_workers=self.workers
+        )
 
 
 def _batches(samples: Sequence[Sample], size: int, line: str) -> Iterator[Sequence[Sample]]:
