@@ -21,7 +21,7 @@ from transformers import GenerationConfig
 from mmdec.checks.errors import InputError
 from mmdec.metrics.answer_score import claims_held, right_answer
 from mmdec.training.lr_schedule import Schedule
-from mmdec.training.optim import MuonAdamW
+from mmdec.training.optim import MuonAdamW, fast_bfloat16
 from mmdec.training.vlm.data import Asked
 from mmdec.training.vlm.encoded import NOWHERE
 from mmdec.training.vlm.network import (
@@ -54,8 +54,9 @@ class VlmModule(LightningModule):
     comes next in the answer: alone, it learns what to say long before it learns to read.
 
     units: the tokens by number. cell_kinds: classes of a cell's labels. empty: the weight of cells that show nothing.
-    decay_from, decay_steps: the linear fall to zero at the end. half: matrix products in bfloat16. compiled: fuse what
-    lies between them (torch.compile). start: a folder with an exported model to begin from.
+    decay_from, decay_steps: the linear fall to zero at the end. half: matrix products in bfloat16; None: where the
+    processor is fast in it. compiled: fuse what lies between them (torch.compile). start: a folder with an exported
+    model to begin from.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class VlmModule(LightningModule):
         empty: float = 0.2,
         guided: Sequence[int] = (4, 6, 8),
         guide_weight: float = 0.3,
-        half: bool = True,
+        half: bool | None = None,
         compiled: bool = False,
         start: str | None = None,
         seed: int = 0,
@@ -90,7 +91,8 @@ class VlmModule(LightningModule):
             self.begin_from(start)
         self.rate = Schedule("trapezoid", 1, decay_from, decay_steps)
         self._layers = (torch.compile(vision_layer), torch.compile(language_layer)) if compiled else (None, None)
-        self._products = torch.bfloat16 if half else torch.float32
+        fast = fast_bfloat16(torch.device("cpu")) if half is None else half
+        self._products = torch.bfloat16 if fast else torch.float32
         self._tally: dict[str, list[float]] = {}
 
     def begin_from(self, folder: str) -> None:
