@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from mmdec.checks.devices import check_device
 from mmdec.evaluation.pairing import paired
 from mmdec.ops.dag import dag_marginal
 from mmdec.ops.kernels import KERNELS, runs_on, why_not
 from mmdec.ops.kv_gather import kv_gather
 from mmdec.ops.tree_attention import TreeMask, tree_attention, tree_mask
 from mmdec.provenance import hardware
-from mmdec.runtime import check_device
 from mmdec.types import MmdecError
 
 HEADS = {"Llama-3-8B": (32, 8, 128), "Qwen2.5-VL-7B": (28, 4, 128)}  # query heads, key heads, width
@@ -64,12 +64,16 @@ def _attention(
     above = torch.eye(nodes, dtype=torch.bool)
     for node in range(1, nodes):
         above[node] |= above[parents[node]]
-    bounds = torch.tensor([0]), torch.tensor([columns])
-    mask = tree_mask(*(part.to(device) for part in bounds), above[None].to(device), columns, dtype)
+    starts, ends = torch.tensor([[0], [columns]], device=device)
+    mask = tree_mask(starts, ends, above[None].to(device), columns, dtype)
     scale = width**-0.5
+
+    def repeated(part: Tensor) -> Tensor:
+        return part.repeat_interleave(heads // key_heads, 1)
+
     others: dict[str, Callable[[], Tensor]] = {
         "SDPA, dense mask, heads repeated": lambda: scaled_dot_product_attention(
-            q, *(part.repeat_interleave(heads // key_heads, 1) for part in (k, v)), mask.additive, scale=scale
+            q, repeated(k), repeated(v), mask.additive, scale=scale
         ),
         "SDPA, dense mask, FORCE_GQA": lambda: scaled_dot_product_attention(
             q, k, v, mask.additive, scale=scale, enable_gqa=True
