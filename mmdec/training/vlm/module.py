@@ -27,6 +27,7 @@ from mmdec.training.vlm.encoded import NOWHERE
 from mmdec.training.vlm.network import (
     CellHeads,
     Shape,
+    Whitening,
     build_model,
     cell_loss,
     language_layer,
@@ -56,7 +57,7 @@ class VlmModule(LightningModule):
     units: the tokens by number. cell_kinds: classes of a cell's labels. empty: the weight of cells that show nothing.
     decay_from, decay_steps: the linear fall to zero at the end. half: matrix products in bfloat16; None: where the
     processor is fast in it. compiled: fuse what lies between them (torch.compile). start: a folder with an exported
-    model to begin from.
+    model to begin from; fresh_projector: but not from its projector.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class VlmModule(LightningModule):
         half: bool | None = None,
         compiled: bool = False,
         start: str | None = None,
+        fresh_projector: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -86,6 +88,8 @@ class VlmModule(LightningModule):
         self.hparams["shape"] = asdict(self.shape)
         self.model = build_model(self.shape, units, seed)
         self.cells = CellHeads(self.shape.vision_width, CELLS, tuple(cell_kinds))
+        self.whitening = Whitening(self.shape.vision_width, self.shape.width)
+        self.model.model.multi_modal_projector.linear_1.requires_grad_(False)  # `whitening` is folded into it
         self.tokens = {name: units.index(name) for name in (BEGIN, END, IMAGE, PAD)}
         if start is not None:
             self.begin_from(start)
@@ -96,10 +100,14 @@ class VlmModule(LightningModule):
         self._tally: dict[str, list[float]] = {}
 
     def begin_from(self, folder: str) -> None:
-        """Take an exported model's weights."""
-        theirs = type(self.model).from_pretrained(folder, dtype=torch.float32)
+        """Take an exported model's weights, but for the projector's where that is to be learned anew."""
+        weights = dict(type(self.model).from_pretrained(folder, dtype=torch.float32).state_dict())
+        if self.hparams["fresh_projector"]:
+            weights |= {
+                name: value for name, value in self.model.state_dict().items() if "multi_modal_projector" in name
+            }
         try:
-            self.model.load_state_dict(theirs.state_dict())
+            self.model.load_state_dict(weights)
         except RuntimeError as error:
             raise InputError(f"`start` must fit, but the model of '{folder}' does not: {error}") from None
 
@@ -125,7 +133,7 @@ class VlmModule(LightningModule):
         if vision_only:
             return parts | {"loss": total}
         embeddings = self.model.get_input_embeddings()(batch.tokens)
-        seen = self.model.model.multi_modal_projector(states).to(embeddings.dtype)
+        seen = self.project(states)
         embeddings = embeddings.masked_scatter((batch.tokens == self.tokens[IMAGE])[..., None], seen)
         mask = turn_mask(batch.turns)
         guided = self.hparams["guided"] if self.hparams["guide_weight"] else ()
@@ -142,6 +150,18 @@ class VlmModule(LightningModule):
         right = logits.argmax(-1) == batch.labels[asked]
         parts["read_right"] = right[read].float().mean()
         return parts | {"loss": loss}
+
+    def project(self, states: Tensor) -> Tensor:
+        """The encoder's states as the language model reads them, (B, P, H)."""
+        projector = self.model.model.multi_modal_projector
+        if not self.whitening.measured:
+            goes_on = self.hparams["start"] is not None and not self.hparams["fresh_projector"]
+            self.whitening.measure(states, projector.linear_1 if goes_on else None)
+        return projector.linear_2(projector.act(self.whitening(states)))
+
+    def on_train_batch_end(self, outputs: object, batch: Batch, batch_idx: int) -> None:
+        if self.whitening.measured:
+            self.whitening.fold(self.model.model.multi_modal_projector.linear_1)
 
     def guide_loss(self, looks: list[Tensor], batch: Batch) -> Tensor:
         """-log of what the guided heads attend to at the patch that is read, mean over heads and tokens."""
@@ -209,11 +229,14 @@ class VlmModule(LightningModule):
         matrices, others = [], []
         inner = {
             id(module.weight)
-            for part in (self.model.model.vision_tower.encoder, self.model.model.language_model.layers)
+            for part in (self.model.model.vision_tower.encoder, self.model.model.language_model.layers, self.whitening)
             for module in part.modules()
             if isinstance(module, nn.Linear)
         }
+        inner.add(id(self.model.model.multi_modal_projector.linear_2.weight))
         for parameter in self.parameters():
+            if not parameter.requires_grad:
+                continue
             (matrices if id(parameter) in inner else others).append(parameter)
         decay = self.hparams["weight_decay"]
         groups = [

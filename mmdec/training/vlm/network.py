@@ -205,6 +205,60 @@ def turned(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return states * cosine[:, None] + swapped * sine[:, None]
 
 
+class Whitening(nn.Module):
+    """What the projector reads while it is trained: the encoder's states, centred, all directions of equal size.
+
+    LLaVA's projector reads the encoder's residual stream as it is. That of a trained encoder is large and lies in few
+    directions, those of letters not among them: the language model saw colours and places, and could not read. The
+    projector learns on whitened states instead; `fold` writes what it learned into the model's own first layer, which
+    then says the same of plain states.
+    """
+
+    def __init__(self, width: int, out: int, shrink: float = 0.01) -> None:
+        super().__init__()
+        self.shrink = shrink
+        self.first = nn.Linear(width, out)
+        nn.init.orthogonal_(self.first.weight)
+        nn.init.zeros_(self.first.bias)
+        self.register_buffer("middle", torch.zeros(width))
+        self.register_buffer("turn", torch.zeros(width, width))
+        self.middle: Tensor
+        self.turn: Tensor
+
+    @property
+    def measured(self) -> bool:
+        return bool(self.turn.any())
+
+    @torch.no_grad()
+    def measure(self, states: Tensor, layer: nn.Linear | None = None) -> None:
+        """Take centre and covariance of states, (B, P, H); of several processes, their mean. layer: a first layer that
+        was trained before, to go on from."""
+        flat = states.flatten(0, 1).double()
+        moments = torch.cat([flat.mean(0, keepdim=True), flat.T @ flat / len(flat)])
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(moments)
+            moments /= torch.distributed.get_world_size()
+        middle, covariance = moments[0], moments[1:] - moments[0][:, None] * moments[0]
+        sizes, directions = torch.linalg.eigh(covariance)
+        sizes = sizes.clamp_min(0) + self.shrink * sizes.mean()
+        self.middle.copy_(middle)
+        self.turn.copy_(directions * sizes.rsqrt() @ directions.T)
+        if layer is not None:
+            self.first.weight.copy_(layer.weight.double() @ (directions * sizes.sqrt() @ directions.T))
+            self.first.bias.copy_(layer.bias + layer.weight @ self.middle)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """The projector's first layer, (B, P, out)."""
+        return self.first((states - self.middle) @ self.turn)
+
+    @torch.no_grad()
+    def fold(self, layer: nn.Linear) -> None:
+        """Write it into a layer that reads plain states."""
+        weight = self.first.weight @ self.turn
+        layer.weight.copy_(weight)
+        layer.bias.copy_(self.first.bias - weight @ self.middle)
+
+
 class CellHeads(nn.Module):
     """Tells of each patch what its cells show: the auxiliary task. cells: of a patch; kinds: classes of each label."""
 
