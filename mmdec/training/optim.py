@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,6 +46,9 @@ class MuonAdamW(Optimizer):
         """Muon's own step, but for all matrices of one shape at once and in a precision that the processor is fast in:
         torch's takes them one by one in bfloat16, which is 16 times slower than float32 where there is no AVX-512."""
         for group in self.muon.param_groups:
+            orthogonalize = partial(
+                orthogonal, coefficients=group["ns_coefficients"], steps=group["ns_steps"], eps=group["eps"]
+            )
             shapes: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for weight in group["params"]:
                 if weight.grad is not None:
@@ -57,7 +61,7 @@ class MuonAdamW(Optimizer):
                         state["momentum_buffer"] = torch.zeros_like(weight)
                     buffer = state["momentum_buffer"].lerp_(weight.grad, 1 - group["momentum"])
                     updates.append(weight.grad.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer)
-                directions = orthogonal(torch.stack(updates), group["ns_coefficients"], group["ns_steps"], group["eps"])
+                directions = shared(torch.stack(updates), orthogonalize)
                 rate = group["lr"] * 0.2 * max(shape) ** 0.5
                 for weight, direction in zip(weights, directions, strict=True):
                     weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-rate)
@@ -69,6 +73,21 @@ class MuonAdamW(Optimizer):
         self.muon.load_state_dict(state_dict["muon"])
         self.adamw.load_state_dict(state_dict["adamw"])
         self.param_groups = [*self.muon.param_groups, *self.adamw.param_groups]
+
+
+def shared(matrices: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """`function` of (N, rows, columns), the same in all processes of a data-parallel run: each does its part."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return function(matrices)
+    world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    size = -(-len(matrices) // world)
+    part = torch.zeros(size, *matrices.shape[1:], dtype=matrices.dtype, device=matrices.device)
+    mine = matrices[rank * size : (rank + 1) * size]
+    if len(mine):
+        part[: len(mine)] = function(mine)
+    parts = [torch.empty_like(part) for _ in range(world)]
+    torch.distributed.all_gather(parts, part)
+    return torch.cat(parts)[: len(matrices)]
 
 
 def orthogonal(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
