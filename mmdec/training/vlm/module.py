@@ -36,7 +36,7 @@ from mmdec.training.vlm.network import (
     vision_layer,
 )
 from mmdec.training.vlm.packing import IGNORED, Batch, turn_mask
-from mmdec.training.vlm.tokens import BEGIN, END, IMAGE, PAD
+from mmdec.training.vlm.tokens import BEGIN, END, IMAGE, PAD, PRINTED
 
 TASKS = (
     "clock", "colour", "count", "degrees", "describe", "item_of", "kind", "number", "position",
@@ -52,7 +52,8 @@ class VlmModule(LightningModule):
     `vision_lr`.
 
     L_guide asks the first head of the language model's layers `guided` to look at the patch whose printed character
-    comes next in the answer: alone, it learns what to say long before it learns to read.
+    comes next in the answer, and the states that leave the middle one of these layers to tell its cell in the patch:
+    alone, the model learns what to say long before it learns to read.
 
     units: the tokens by number. cell_kinds: classes of a cell's labels. empty: the weight of cells that show nothing.
     decay_from, decay_steps: the linear fall to zero at the end. half: matrix products in bfloat16; None: where the
@@ -90,6 +91,10 @@ class VlmModule(LightningModule):
         self.cells = CellHeads(self.shape.vision_width, CELLS, tuple(cell_kinds))
         self.whitening = Whitening(self.shape.vision_width, self.shape.width)
         self.model.model.multi_modal_projector.linear_1.requires_grad_(False)  # `whitening` is folded into it
+        self.pointer = nn.Linear(self.shape.width, CELLS)
+        kinds = [PRINTED.find(unit.strip("Ġ")) + 1 if len(unit.strip("Ġ")) == 1 else 0 for unit in units]
+        self.register_buffer("printed", torch.tensor(kinds), persistent=False)  # of each token, 0 for no character
+        self.printed: Tensor
         self.tokens = {name: units.index(name) for name in (BEGIN, END, IMAGE, PAD)}
         if start is not None:
             self.begin_from(start)
@@ -136,16 +141,21 @@ class VlmModule(LightningModule):
         seen = self.project(states)
         embeddings = embeddings.masked_scatter((batch.tokens == self.tokens[IMAGE])[..., None], seen)
         mask = turn_mask(batch.turns)
-        guided = self.hparams["guided"] if self.hparams["guide_weight"] else ()
-        hidden, looks = speak(self.model, embeddings, mask, batch.positions, self._products, self._layers[1], guided)
+        guided = tuple(self.hparams["guided"]) if self.hparams["guide_weight"] else ()
+        middle = guided[len(guided) // 2] if guided else -1
+        hidden, looks, inside = speak(
+            self.model, embeddings, mask, batch.positions, self._products, self._layers[1], guided, middle
+        )
         asked = batch.labels != IGNORED
         logits = self.model.lm_head(hidden[asked]).float()
         parts["answers"] = F.cross_entropy(logits, batch.labels[asked])
         parts["right"] = (logits.argmax(-1) == batch.labels[asked]).float().mean()
         loss = parts["answers"] + self.hparams["cell_weight"] * total
         if guided:
+            assert inside is not None
             parts["guide"] = self.guide_loss(looks, batch)
-            loss = loss + self.hparams["guide_weight"] * parts["guide"]
+            parts["pointer"], parts["pointed_right"] = self.pointer_loss(inside, batch)
+            loss = loss + self.hparams["guide_weight"] * (parts["guide"] + parts["pointer"])
         read = batch.patches[asked] != NOWHERE
         right = logits.argmax(-1) == batch.labels[asked]
         parts["read_right"] = right[read].float().mean()
@@ -170,6 +180,18 @@ class VlmModule(LightningModule):
         at = first + batch.patches[row, query].long()
         shares = torch.stack([look[row, query, at] for look in looks])
         return -shares.clamp_min(1e-6).log().mean() if len(row) else shares.sum()
+
+    def pointer_loss(self, states: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The cross-entropy of which cell of its patch shows the character that is read, and how often it is right. A
+        patch holds two or three letters: where to look is not yet what to read. states: (B, L, H)."""
+        row, query = (batch.patches != NOWHERE).nonzero(as_tuple=True)
+        kinds = self.printed[batch.labels[row, query]]
+        shown = batch.cells[row, batch.patches[row, query].long(), :, 0].long() == kinds[:, None]  # (N, cells)
+        clear = shown.sum(-1) == 1  # a letter that stands twice in a patch tells nothing
+        scores = self.pointer(F.rms_norm(states[row, query], (states.shape[-1],))).float()
+        right = scores.argmax(-1) == shown.long().argmax(-1)
+        losses = F.cross_entropy(scores, shown.long().argmax(-1), reduction="none") * clear
+        return losses.sum() / clear.sum().clamp_min(1), right[clear].float().mean()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         parts = self.losses(batch, self.global_step < self.hparams["vision_steps"])

@@ -127,8 +127,10 @@ def speak(
     dtype: torch.dtype,
     layer: Layer | None = None,
     watched: Sequence[int] = (),
-) -> tuple[Tensor, list[Tensor]]:
-    """Hidden states after the last norm, and the attention of the first head of each layer of `watched`, (B, L, L).
+    inside: int = -1,
+) -> tuple[Tensor, list[Tensor], Tensor | None]:
+    """Hidden states after the last norm; the attention of the first head of each layer of `watched`, (B, L, L); what
+    leaves layer `inside`, (B, L, H).
 
     embeddings: (B, L, H); mask: (B, 1, L, L), added to the scores; positions: (B, L). dtype, layer: as of `see`.
     """
@@ -136,6 +138,7 @@ def speak(
     cosine, sine = language.rotary_emb(embeddings, position_ids=positions)
     heads = language.config.num_attention_heads
     seen: list[Tensor] = []
+    middle: Tensor | None = None
     for number, block in enumerate(language.layers):
         attention, inner = block.self_attn, block.mlp
         weights = [
@@ -149,7 +152,9 @@ def speak(
             norm, queries, keys = weights[:3]
             seen.append(first_attention(embeddings, mask, cosine, sine, heads, norm, queries, keys))
         embeddings = (layer or language_layer)(embeddings, mask, cosine, sine, heads, dtype, *weights)
-    return language.norm(embeddings), seen
+        if number == inside:
+            middle = embeddings
+    return language.norm(embeddings), seen, middle
 
 
 def first_attention(
