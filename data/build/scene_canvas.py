@@ -86,8 +86,8 @@ class Canvas:
             self.image.paste(Image.new("RGB", (SIDE, SIDE), grey), mask=stain)
 
     def finish(self) -> tuple[np.ndarray, np.ndarray, list[tuple[str, list[int]]]]:
-        """The picture, (128, 128, 3) uint8; its cells' labels, (64, 8, 2) uint8: class and colour; and each printed text
-        with the patch of each of its characters, -1 for a space or what lies outside the picture."""
+        """The picture, (128, 128, 3) uint8; its cells' labels, (64, 8, 2) uint8: class and colour; and each printed
+        text with the patch of each of its characters, -1 for a space or what lies outside the picture."""
         if self.draw.random() < 0.3:
             self.hide()
         classes, tints, letters = self.classes, self.tints, self.letters

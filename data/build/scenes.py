@@ -6,8 +6,8 @@ Every picture is drawn from a scene graph, and all text about it is derived from
 checked. A graph's split is its hash's. `test_fonts` prints graphs of the test split in fonts that training never sees,
 `test_templates` asks about them in words that it never reads. The layout is that of llava_v1_5_mix665k: a JSON list of
 {id, image, conversations} beside a folder of images; "turns" adds each answer's task, core and claims, "graph" what the
-picture shows, "prints" where each printed character stands, and {split}.cells.npy, (N, 64, 8, 2) uint8, what its patches
-show. Fonts: see scene_fonts.
+picture shows, "prints" where each printed character stands, and {split}.cells.npy, (N, 64, 8, 2) uint8, what its
+patches show. Fonts: see scene_fonts.
 """
 
 import argparse

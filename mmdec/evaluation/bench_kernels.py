@@ -64,12 +64,16 @@ def _attention(
     above = torch.eye(nodes, dtype=torch.bool)
     for node in range(1, nodes):
         above[node] |= above[parents[node]]
-    bounds = torch.tensor([0]), torch.tensor([columns])
-    mask = tree_mask(*(part.to(device) for part in bounds), above[None].to(device), columns, dtype)
+    starts, ends = torch.tensor([[0], [columns]], device=device)
+    mask = tree_mask(starts, ends, above[None].to(device), columns, dtype)
     scale = width**-0.5
+
+    def repeated(part: Tensor) -> Tensor:
+        return part.repeat_interleave(heads // key_heads, 1)
+
     others: dict[str, Callable[[], Tensor]] = {
         "SDPA, dense mask, heads repeated": lambda: scaled_dot_product_attention(
-            q, *(part.repeat_interleave(heads // key_heads, 1) for part in (k, v)), mask.additive, scale=scale
+            q, repeated(k), repeated(v), mask.additive, scale=scale
         ),
         "SDPA, dense mask, FORCE_GQA": lambda: scaled_dot_product_attention(
             q, k, v, mask.additive, scale=scale, enable_gqa=True

@@ -11,6 +11,7 @@ import os
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def against_peer(
     """
     if peer not in PEERS:
         raise InputError(f"`peer` must be one of {', '.join(PEERS)}, but is {peer!r}. Leave it out for none.")
-    if whisper.directory is None or whisper.model.device.type != "cpu":
+    directory = whisper.directory
+    if directory is None or whisper.model.device.type != "cpu":
         raise InputError("`peer` must run a model of a folder on the CPU, but this one is elsewhere. Give its folder.")
     harness = TranscriptionHarness(whisper, language)
     fitting = [samples for samples in recordings if not harness.is_long(samples)]
@@ -57,7 +59,7 @@ def against_peer(
     with tempfile.TemporaryDirectory() as folder:
         sides = {
             **{f"mmdec float32, {threads} threads": _ours(harness, drafter, threads) for threads in THREADS},
-            **_theirs(whisper, Path(folder), language),
+            **_theirs(whisper, directory, Path(folder) / "model", language),
         }
         seconds, texts = _in_turn(sides, fitting, repeats, log)
     reference = texts[f"mmdec float32, {THREADS[0]} threads"]
@@ -110,11 +112,11 @@ def _ours(harness: TranscriptionHarness, drafter: Drafter, threads: int) -> Call
     return call
 
 
-def _theirs(whisper: LoadedWhisper, folder: Path, language: str | None) -> dict[str, Call]:
-    """CTranslate2's models, one for each type and number of threads."""
-    try:
-        import ctranslate2
-        from ctranslate2.converters import TransformersConverter
+def _theirs(whisper: LoadedWhisper, directory: Path, converted: Path, language: str | None) -> dict[str, Call]:
+    """CTranslate2's models, one for each type and number of threads. directory: whisper's; converted: theirs, new."""
+    try:  # by name: where the package is not installed, its types cannot be read
+        engine: Any = import_module("ctranslate2")
+        converters: Any = import_module("ctranslate2.converters")
     except ImportError as error:
         raise InputError(
             "`peer` must be installed, but ctranslate2 is not. Install it: pip install 'mmdec[peer]'."
@@ -124,11 +126,11 @@ def _theirs(whisper: LoadedWhisper, folder: Path, language: str | None) -> dict[
     if getattr(settings, "is_multilingual", False):
         prompt += [settings.lang_to_id[f"<|{language or 'en'}|>"], settings.task_to_id["transcribe"]]
     prompt.append(settings.no_timestamps_token_id)
-    target = os.fspath(folder / "model")
-    TransformersConverter(os.fspath(whisper.directory)).convert(target)
+    target = os.fspath(converted)
+    converters.TransformersConverter(os.fspath(directory)).convert(target)
     return {
         f"ctranslate2 {kind}, {threads} threads": _peer_call(
-            whisper, ctranslate2.models.Whisper(target, compute_type=kind, intra_threads=threads), prompt, ctranslate2
+            whisper, engine.models.Whisper(target, compute_type=kind, intra_threads=threads), prompt, engine
         )
         for kind in TYPES
         for threads in THREADS

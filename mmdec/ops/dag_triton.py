@@ -22,6 +22,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mmdec.ops.kernels import launch
+
 NEG_INF = float("-inf")
 NARROW, WIDE = 32, 128  # vertices that a program answers for, and that it reads at a time
 
@@ -186,7 +188,7 @@ def alphas(match: Tensor, jumps: Jumps, last: Tensor, ends: Tensor, *, best: boo
     alpha = torch.empty(batch, steps, size, dtype=torch.float32, device=match.device)
     links, *strides, reach = jumps
     for t in range(steps):
-        _alpha_step[(triton.cdiv(size, NARROW), batch)](
+        launch(_alpha_step, (triton.cdiv(size, NARROW), batch))(
             match, links, alpha, last, ends, t, size, reach, *match.stride(), *strides, *alpha.stride()[:2],
             BEST=best, NARROW=NARROW, WIDE=WIDE, num_warps=8,
         )  # fmt: skip
@@ -199,7 +201,7 @@ def betas(match: Tensor, jumps: Jumps, last: Tensor, ends: Tensor) -> Tensor:
     beta = torch.empty(batch, steps, size, dtype=torch.float32, device=match.device)
     links, *strides, reach = jumps
     for t in range(steps - 1, -1, -1):
-        _beta_step[(triton.cdiv(size, NARROW), batch)](
+        launch(_beta_step, (triton.cdiv(size, NARROW), batch))(
             match, links, beta, last, ends, t, size, reach, *match.stride(), *strides, *beta.stride()[:2],
             NARROW=NARROW, WIDE=WIDE, num_warps=8,
         )  # fmt: skip
@@ -228,7 +230,7 @@ def link_gradient(
     _, *target, _ = Jumps.of(counts, size, banded=strides[3] != 0)
     block = 32
     tiles = triton.cdiv(size, block)
-    _link_counts[(tiles, min(tiles, triton.cdiv(reach, block) + 1), batch)](
+    launch(_link_counts, (tiles, min(tiles, triton.cdiv(reach, block) + 1), batch))(
         match, links, alpha, beta, log_prob, scale, counts, last, ends, size, reach,
         *match.stride(), *strides, *alpha.stride()[:2], *target, BLOCK=block, num_warps=4,
     )  # fmt: skip
@@ -285,7 +287,7 @@ def best_alignment_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tens
     batch, _, size = match.shape
     path = torch.full((batch, size), -1, dtype=torch.long, device=match.device)
     links, *strides, reach = jumps
-    _trace[(batch,)](
+    launch(_trace, (batch,))(
         links, best, path, last, ends, size, reach, *strides, *best.stride()[:2], WIDE=WIDE, num_warps=4
     )  # fmt: skip
     return path

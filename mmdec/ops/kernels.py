@@ -8,8 +8,10 @@ called by name: that is how tests see them without a GPU; operators never choose
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import torch
 
@@ -61,3 +63,8 @@ def why_not(index: int | None = None) -> str | None:
     if capability < CAPABILITY:
         return f"the GPU has compute capability {capability[0]}.{capability[1]}, below {CAPABILITY[0]}.{CAPABILITY[1]}"
     return None
+
+
+def launch(kernel: Any, grid: tuple[Any, ...]) -> Callable[..., None]:
+    """`kernel[grid]`, free to take num_warps and num_stages: Triton's types know the parameters of a kernel alone."""
+    return kernel[grid]

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mmdec.ops.kernels import launch
 from mmdec.ops.kv_gather import PATH
 
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -81,7 +82,7 @@ def move_columns(kv: Tensor | Sequence[Tensor], sources: Tensor, begins: Tensor,
         offsets = torch.tensor(distances, device=first.device)
     word = WORDS[first.element_size()]
     _, heads, _, width = first.shape
-    _move[(len(begins) * heads, len(offsets))](
+    launch(_move, (len(begins) * heads, len(offsets)))(
         first.view(word), offsets, begins, counts, sources, sources.shape[1],
         *first.stride(),
         HEADS=heads, WIDTH=width, BLOCK_D=triton.next_power_of_2(width), PATH=PATH, num_warps=4,

@@ -14,6 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mmdec.ops.kernels import launch
+
 TOKENS = 64  # of the target, at a time
 VOCABULARY = 2048  # logits read at a time
 
@@ -85,7 +87,7 @@ class _Gather(torch.autograd.Function):
         tokens = targets.shape[1]
         out = torch.empty(batch, tokens, vertices, dtype=torch.float32, device=logits.device)
         totals = torch.empty(batch, vertices, dtype=torch.float32, device=logits.device)
-        _gather[(vertices, batch)](
+        launch(_gather, (vertices, batch))(
             logits, targets, out, totals, vertices, vocabulary, tokens, *logits.stride(),
             BLOCK_V=VOCABULARY, BLOCK_M=TOKENS, num_warps=8,
         )  # fmt: skip
@@ -97,7 +99,7 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         logits, targets, totals = ctx.saved_tensors
         out = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-        _gather_gradient[(logits.shape[1], len(logits))](
+        launch(_gather_gradient, (logits.shape[1], len(logits)))(
             logits, targets, totals, grads[0], out, *logits.shape[1:], targets.shape[1],
             *logits.stride(), *grads[0].stride(), BLOCK_V=VOCABULARY, BLOCK_M=TOKENS, num_warps=8,
         )  # fmt: skip

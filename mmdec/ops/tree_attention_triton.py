@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmdec.ops.kernels import interpreted
+from mmdec.ops.kernels import interpreted, launch
 
 NODES = 128  # of a tree; larger ones are left to torch
 BLOCK_N = 64  # columns read at a time
@@ -205,14 +205,14 @@ def tree_attention_triton(
     key_heads, columns, v_width = k.shape[1], k.shape[2] - nodes, v.shape[3]
     group = heads // key_heads
     packed = group * nodes
-    block = max(16, min(128 if q.element_size() < 4 else 64, triton.next_power_of_2(packed)))
-    blocks = triton.cdiv(packed, block)
+    block = max(16, min(128 if q.element_size() < 4 else 64, 1 << (packed - 1).bit_length()))
+    blocks = -(-packed // block)
     if splits is None:
         splits = _splits(batch * key_heads * blocks, columns, q.device)
     partial = torch.empty(splits + 1, batch * key_heads, packed, v_width, dtype=torch.float32, device=q.device)
     lse = torch.empty(partial.shape[:3], dtype=torch.float32, device=q.device)
     out = torch.empty(batch, heads, nodes, v_width, dtype=q.dtype, device=q.device)
-    _attend[(blocks, splits + 1, batch * key_heads)](
+    launch(_attend, (blocks, splits + 1, batch * key_heads))(
         q, k, v, tree.starts, tree.ends, tree.words, tree.depths, partial, lse,
         scaling * LOG2_E, columns, nodes, splits, window or 0,
         *q.stride(), *k.stride(), *v.stride(),
@@ -224,7 +224,7 @@ def tree_attention_triton(
         PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",  # three tf32 products: float32 to 1e-6
         num_warps=8 if block >= 64 else 4, num_stages=2,
     )  # fmt: skip
-    _merge[(triton.cdiv(packed, 16), batch * key_heads)](
+    launch(_merge, (triton.cdiv(packed, 16), batch * key_heads))(
         partial, lse, out, nodes, splits, *out.stride()[:3],
         HEADS=key_heads, GROUP=group, V_WIDTH=v_width, BLOCK_V=max(16, triton.next_power_of_2(v_width)),
         BLOCK_R=16, num_warps=4,

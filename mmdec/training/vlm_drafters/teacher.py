@@ -19,6 +19,7 @@ from transformers import (
 
 from mmdec.checks.errors import InputError
 from mmdec.nn.fingerprint import fingerprint
+from mmdec.training.optim import fast_bfloat16
 from mmdec.training.vlm_drafters.prompting import Inputs, append, join
 
 
@@ -95,9 +96,11 @@ class Teacher:
         half: bool = False,
     ) -> list[Reading]:
         """One pass over a batch of texts, each prompt a batch of one. layers: whose outputs are the features; -1 is
-        the LM head's input. half: matrix products in bfloat16, whatever the weights are."""
+        the LM head's input. half: matrix products in bfloat16 where the device is fast in it.
+        """
         rows = [append(prompt, answer[:-1]) for prompt, answer in zip(prompts, answers, strict=True)]
         batch = self.to_device(join(rows, self.pad, left=False))
+        half = half and fast_bfloat16(self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
             out = self.model(**batch, use_cache=False, output_hidden_states=True, logits_to_keep=1)
         states = out.hidden_states
