@@ -102,10 +102,10 @@ class Speculation:
     ) -> Tensor | Output:
         """The sequences (B, L), or transformers' output object where the configuration asks for one."""
         with reading(model, *self.networks):
-            begun = self.begin(target_of(model), model, input_ids, generation_config, **inputs)
+            run = self.begin(target_of(model), model, input_ids, generation_config, **inputs)
             if self.streamer is not None:
                 self.streamer.put(input_ids.cpu())
-            for round_ in begun.rounds:
+            for round_ in run.rounds:
                 if self.on_round is not None:
                     self.on_round(round_)
                 if self.streamer is not None:
@@ -113,7 +113,7 @@ class Speculation:
                         self.streamer.put(torch.tensor([token]))
             if self.streamer is not None:
                 self.streamer.end()
-            return begun.output(generation_config)
+            return run.output(generation_config)
 
     def begin(
         self,

@@ -132,6 +132,6 @@ class FlashNetwork(DraftNetwork):
         return hidden + self.residual_gate[: hidden.shape[-2], None] * features[..., None, :]
 
     def refined(self, slot: Tensor, preceding: Tensor, index: int) -> Tensor:
-        """Slot `index` (..., H), and preceding (..., H), the sum of the embeddings of the tokens of the slots before it ->
-        (..., H). Slot 0 has none before it."""
+        """Slot `index` (..., H), and preceding (..., H), the sum of the embeddings of the tokens of the slots before
+        it -> (..., H). Slot 0 has none before it."""
         return self.refiners[index - 1](slot, preceding) if index and len(self.refiners) else slot

@@ -92,8 +92,8 @@ class SpecVLM(DraftNetwork):
         self.gate = QuestionGate(config.hidden_size, features, config.gate_size, choices) if gated else None
 
     def gate_logits(self, embeds: Tensor, features: Tensor, question: Tensor) -> Tensor:
-        """One row's scores (C,) of its choices: embeds (L, H), features (L, k * H), question (L,) bool. Raises InputError
-        for a network without a gate. The paper has no loss on them: a training may add one of its own."""
+        """One row's scores (C,) of its choices: embeds (L, H), features (L, k * H), question (L,) bool. Raises
+        InputError for a network without a gate. The paper has no loss on them: a training may add one of its own."""
         if self.gate is None:
             raise InputError("`compressors` must be two or more for a gate, but there is one. Name more of them.")
         if not bool(question.any()):

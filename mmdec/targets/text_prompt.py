@@ -56,7 +56,7 @@ class TextPrompt:
         )
         if cache_rows != len(ids):
             raise InputError(
-                f"`past_key_values` must hold the batch's {len(ids)} rows, but holds {cache_rows}. Give each row its own."
+                f"`past_key_values` must hold the batch's {len(ids)} rows, but has {cache_rows}. Give each row its own."
             )
         # As `generate` has it: ids are the whole text if the mask is as long, else only what is new.
         mask = torch.ones_like(ids) if given_mask is None else given_mask

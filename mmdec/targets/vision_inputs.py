@@ -121,7 +121,8 @@ class VisionInputs:
             ) from error
 
     def deal(self, model: Any, kind: str, ids: Tensor, fresh: int) -> tuple[Encoded | None, Tensor]:
-        """The features of the placeholders in the last `fresh` columns of ids (B, P), and which columns they are, (B, fresh) bool.
+        """The features of the placeholders in the last `fresh` columns of ids (B, P), and where they are: (B, fresh)
+        bool.
 
         Features may be those of all placeholders, or of these alone. Raises InputError where they are neither.
         """
