@@ -38,10 +38,10 @@ def register_drafter(name: str, factory: Factory | str | None = None, *, loader:
         raise InputError(f"`name` must be new, but {name!r} is one of mmdec's own drafters. Choose another name.")
     if factory is None and loader is None:
         raise InputError("`factory` must be given where there is no `loader`, but is None. Pass the drafter's class.")
-    for argument, given in (("factory", factory), ("loader", loader)):
-        if not (given is None or callable(given) or (isinstance(given, str) and DOTTED.fullmatch(given))):
+    for argument, maker in (("factory", factory), ("loader", loader)):
+        if not (maker is None or callable(maker) or (isinstance(maker, str) and DOTTED.fullmatch(maker))):
             raise InputError(
-                f"`{argument}` must be a function or a dotted path, but is {show(given)}. Pass the drafter's class, or "
+                f"`{argument}` must be a function or a dotted path, but is {show(maker)}. Pass the drafter's class, or "
                 '"package.module:Class".'
             )
     add_entry(name, Entry(factory, loader))
