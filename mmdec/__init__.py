@@ -3,13 +3,14 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mmdec.targets.registration import register_when_there
+from mmdec.generation.registration import register_when_there
 from mmdec.types import InputError, MmdecError
 
 if TYPE_CHECKING:
     from mmdec import audio
-    from mmdec.generation.drafter_choice import load_drafter, register_drafter
+    from mmdec.generation.drafter_choice import load_drafter
     from mmdec.generation.model_lock import model_lock
+    from mmdec.generation.named_drafters import register_drafter
     from mmdec.generation.run import DecodingStatistics, default_statistics
     from mmdec.generation.speculation import Generation, generate, speculate, stream
     from mmdec.pipelines.description.chat import Chat
@@ -59,8 +60,9 @@ _LAZY = {
     "describe": "mmdec.pipelines.description.describe",
     "load": "mmdec.pipelines.translation.load",
     **dict.fromkeys(("DecodingStatistics", "default_statistics"), "mmdec.generation.run"),
-    **dict.fromkeys(("load_drafter", "register_drafter"), "mmdec.generation.drafter_choice"),
+    "load_drafter": "mmdec.generation.drafter_choice",
     "model_lock": "mmdec.generation.model_lock",
+    "register_drafter": "mmdec.generation.named_drafters",
     "transcribe": "mmdec.pipelines.transcription.transcribe",
 }
 _MODULES = ("audio",)

@@ -11,26 +11,21 @@ from mmdec.cli.options import AsJson
 
 def info(as_json: AsJson = False) -> None:
     """Print versions, devices, and which kernels are active, or why not."""
-    from mmdec.ops.kernels import KERNELS, why_not
-    from mmdec.provenance import surroundings
+    from mmdec.evaluation.machine import machine
 
-    found = surroundings()
-    reason = why_not(0 if found["gpus"] else None)
-    found["kernels"] = [
-        {"name": name, "what": what, "active": reason is None, "why_not": reason} for name, what in KERNELS.items()
-    ]
+    report = machine()
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(report, indent=2))
         return
-    for name, version in found["versions"].items():
+    for name, version in report["versions"].items():
         typer.echo(f"{name:<14}{version or 'not installed'}")
-    typer.echo(f"{'cpu':<14}{found['cpu']}, {found['cores']} cores, {found['threads']} threads")
-    for device in found["gpus"]:
+    typer.echo(f"{'cpu':<14}{report['cpu']}, {report['cores']} cores, {report['threads']} threads")
+    for device in report["gpus"]:
         typer.echo(
             f"{'gpu':<14}{device['name']}, {device['memory_gib']} GiB, compute capability {device['capability']}"
         )
-    if not found["gpus"]:
+    if not report["gpus"]:
         typer.echo(f"{'gpu':<14}none")
-    for kernel in found["kernels"]:
+    for kernel in report["kernels"]:
         state = "active" if kernel["active"] else f"torch instead: {kernel['why_not']}"
         typer.echo(f"{'kernel':<14}{kernel['name']}, {state}")

@@ -9,7 +9,6 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from mmdec.checks.arguments import check_instance
 from mmdec.targets.families import known_families
 from mmdec.targets.text import TextTarget
 from mmdec.targets.vlm import VlmTarget
@@ -63,13 +62,12 @@ class HfTarget(Target, Protocol):
         ...
 
 
-def target_of(model: object) -> HfTarget:
+def target_of(model: PreTrainedModel) -> HfTarget:
     """The target for this model. Raises InputError for a model that no target takes, or whose drafts could not be
     scored or taken back."""
-    loaded = check_instance("model", model, PreTrainedModel, "a loaded model of transformers", "Load it first.")
     for target in TARGETS:
-        if target.takes(loaded):
-            return target(cast(Any, loaded))  # `takes` has seen its type
+        if target.takes(model):
+            return target(cast(Any, model))  # `takes` has seen its type
     raise InputError(
         "`model` must be a Whisper, a LLaVA, LLaVA-NeXT, Qwen2-VL, Qwen2.5-VL or Qwen3-VL, or a decoder-only language "
         "model with a key-value cache, but is "

@@ -141,7 +141,10 @@ def test_what_is_no_drafter_is_refused(tmp_path: Path, model: LlamaForCausalLM) 
     refused("as a JSON object", mmdec.load_drafter, tmp_path, model)
     (tmp_path / "config.json").write_text('{"system": "daspeech"}')
     refused(
-        "must hold a drafter of medusa, toy-in-folder, but .* holds 'daspeech'", mmdec.load_drafter, tmp_path, model
+        "must hold a drafter of medusa, eagle, .*, toy-in-folder, but .* holds 'daspeech'",
+        mmdec.load_drafter,
+        tmp_path,
+        model,
     )
     refused("`folder` must be a path", mmdec.load_drafter, 3, model)
     refused("`model` must be a loaded model", mmdec.load_drafter, tmp_path, "llama")

@@ -1,0 +1,18 @@
+"""What a machine has: versions, devices, and which kernels run on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmdec.ops.kernels import KERNELS, why_not
+from mmdec.provenance import surroundings
+
+
+def machine() -> dict[str, Any]:
+    """`provenance.surroundings`, and each kernel with `active` and, where it is not, `why_not`; as JSON."""
+    report = surroundings()
+    reason = why_not(0 if report["gpus"] else None)
+    report["kernels"] = [
+        {"name": name, "what": what, "active": reason is None, "why_not": reason} for name, what in KERNELS.items()
+    ]
+    return report
