@@ -11,7 +11,7 @@ from mmdec.provenance import surroundings
 
 
 def machine() -> dict[str, Any]:
-    """`provenance.surroundings`, each kernel, and the fast pass, with `active` and, where it is not, `why_not`; as JSON."""
+    """`provenance.surroundings`, kernels and the fast pass, with `active` and, where not, `why_not`; as JSON."""
     report = surroundings()
     reason = why_not(0 if report["gpus"] else None)
     report["kernels"] = [
