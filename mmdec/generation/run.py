@@ -27,7 +27,8 @@ from mmdec.generation.conversation import ConversationTurn, forget
 from mmdec.generation.drafter_choice import DraftedBy, DrafterChoice
 from mmdec.generation.hf_bridge import Results, check, pad_token, setting, stop
 from mmdec.generation.model_lock import reading
-from mmdec.targets.registry import HfTarget, Output, target_of
+from mmdec.targets.hf_target import HfTarget, Output
+from mmdec.targets.registry import target_of
 from mmdec.types import Drafter, InputError
 
 RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "block", "typical")

@@ -24,7 +24,8 @@ from mmdec.generation.drafter_choice import DraftedBy
 from mmdec.generation.model_lock import read_while, reading
 from mmdec.generation.prompt import check_options, prompt_inputs
 from mmdec.generation.run import PreparedRun, Speculation
-from mmdec.targets.registry import HfTarget, target_of
+from mmdec.targets.hf_target import HfTarget
+from mmdec.targets.registry import target_of
 from mmdec.types import InputError
 
 

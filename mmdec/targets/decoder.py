@@ -23,6 +23,7 @@ from mmdec.ops.tree_attention import LARGEST, TreeMask
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.cache import KVPool, check_cache
 from mmdec.targets.fast_pass import FastRun, fast_pass
+from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.model_source import model_name
 from mmdec.targets.rope_positions import remember
 from mmdec.targets.row_layout import RowLayout
@@ -55,17 +56,13 @@ class Prompt:
     images: Mapping[str, Any] | None = None  # as they were given, for a smaller model
 
 
-class DecoderTarget(ABC):
+class DecoderTarget(HfTarget, ABC):
     """Scores token trees with a decoder-only model, which is left as it is and may serve many at once.
 
     Layers are counted from 0; -1 is the last one, final norm included.
     """
 
-    one_run: ClassVar[bool] = True
-    reads_encoder: ClassVar[bool] = False
-    reads_images: ClassVar[bool] = False
     refused_outputs: ClassVar[tuple[str, ...]] = ("output_attentions", "output_hidden_states")
-    batch_processors: ClassVar[tuple[type, ...]] = ()
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = self._config = model.config.get_text_config(decoder=True)
@@ -75,7 +72,7 @@ class DecoderTarget(ABC):
         self.layers: int = config.num_hidden_layers
         # Rotations have no end, a table of positions has; what else a configuration may mean counts as a table.
         turned = getattr(config, "rope_parameters", None) is not None
-        self.positions: int | None = None if turned else getattr(config, "max_position_embeddings", None)
+        self.positions = None if turned else getattr(config, "max_position_embeddings", None)
 
     @abstractmethod
     def _read(self, inputs: Mapping[str, Any]) -> Prompt:
@@ -200,10 +197,6 @@ class DecoderTarget(ABC):
             mask = torch.cat([mask, mask.new_ones(len(mask), new - 1)], 1)
         positions = torch.cat([prompt.positions, more], 2)
         self._run(sequences[:, :-1][:, -lacking:], mask, positions, cache, (), prompt.extra, last=True)
-
-    def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What `generate` is to prepare, and what goes past it into `prefill`."""
-        return dict(inputs), {}
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The inputs with the mask that `generate` drops where it is all ones. Beside a cache its length says whether

@@ -28,6 +28,7 @@ from mmdec.decode.tree import single
 from mmdec.ops.tree_attention import LARGEST, TreeMask
 from mmdec.targets.cache import KVPool
 from mmdec.targets.fast_pass import FastRun, fast_pass
+from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.model_source import model_name
 from mmdec.targets.row_layout import RowLayout
 from mmdec.targets.whisper_decoder import FastDecoder
@@ -52,7 +53,7 @@ class WhisperSession:
 
 
 @final
-class WhisperTarget:
+class WhisperTarget(HfTarget):
     """Scores token trees with a Whisper model, which is left as it is and may serve many at once.
 
     Layers are counted from 0; -1 is the last one, final norm included. The attention implementation may be "sdpa" or
@@ -61,8 +62,6 @@ class WhisperTarget:
 
     one_run: ClassVar[bool] = False  # a run for each window and temperature
     reads_encoder: ClassVar[bool] = True
-    reads_images: ClassVar[bool] = False
-    refused_outputs: ClassVar[tuple[str, ...]] = ()
     batch_processors: ClassVar[tuple[type, ...]] = (WhisperNoSpeechDetection,)  # encodes the batch's audio again
 
     @staticmethod
@@ -78,7 +77,7 @@ class WhisperTarget:
         self.vocab_size: int = config.vocab_size
         self.hidden_size: int = config.d_model
         self.layers: int = config.decoder_layers
-        self.positions: int = config.max_target_positions
+        self.positions = config.max_target_positions
 
     @property
     def name(self) -> str:
@@ -95,7 +94,7 @@ class WhisperTarget:
         decoder_attention_mask (B, P), padded on the left; past_key_values, if any, empty, and filled as `generate`
         would fill it in a batch of one (in larger ones see `reread`)."""
         self._check_needs(needs)
-        prompt = WhisperPrompt.of(inputs, self.positions)
+        prompt = WhisperPrompt.of(inputs, self.model.config.max_target_positions)
         own = len(prompt.ids) == 1 and not prompt.holes  # else the caller's cache could not say what it holds
         cache = (inputs.get("past_key_values") if own else None) or EncoderDecoderCache(DynamicCache(), DynamicCache())
         out = self._decoder(prompt.ids, prompt.mask_given, prompt.positions, prompt.states, cache, needs.layers)
@@ -177,10 +176,6 @@ class WhisperTarget:
         if cache is None:
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         return self._decoder(text, mask, positions, prompt.states, cache, (), None, **outputs)
-
-    def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What `generate` is to prepare, and what goes past it into `prefill`: nothing."""
-        return dict(inputs), {}
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """As they are: ids (B, P) are always the whole text."""
