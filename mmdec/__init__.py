@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mmdec.pipelines.transcription.transcript import Segment, Transcript, Word
     from mmdec.pipelines.translation.load import load
     from mmdec.pipelines.translation.translate import Translation, translate_speech
+    from mmdec.targets.fast_pass import fast_pass
 
 __version__ = "0.1.0"
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "audio",
     "default_statistics",
     "describe",
+    "fast_pass",
     "generate",
     "load",
     "load_drafter",
@@ -58,6 +60,7 @@ _LAZY = {
     "Chat": "mmdec.pipelines.description.chat",
     "Description": "mmdec.pipelines.description.description",
     "describe": "mmdec.pipelines.description.describe",
+    "fast_pass": "mmdec.targets.fast_pass",
     "load": "mmdec.pipelines.translation.load",
     **dict.fromkeys(("DecodingStatistics", "default_statistics"), "mmdec.generation.run"),
     "load_drafter": "mmdec.generation.drafter_choice",

@@ -1,4 +1,4 @@
-"""`mmdec info`: versions, devices, and which kernels run here."""
+"""`mmdec info`: versions, devices, which kernels run here, and whether drafts' passes are replayed as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mmdec.cli.options import AsJson
 
 
 def info(as_json: AsJson = False) -> None:
-    """Print versions, devices, and which kernels are active, or why not."""
+    """Print versions, devices, which kernels are active, or why not, and whether CUDA graphs are."""
     from mmdec.evaluation.machine import machine
 
     report = machine()
@@ -29,3 +29,6 @@ def info(as_json: AsJson = False) -> None:
     for kernel in report["kernels"]:
         state = "active" if kernel["active"] else f"torch instead: {kernel['why_not']}"
         typer.echo(f"{'kernel':<14}{kernel['name']}, {state}")
+    graphs = report["fast_pass"]
+    state = "active" if graphs["active"] else f"one launch for each operation instead: {graphs['why_not']}"
+    typer.echo(f"{'fast pass':<14}CUDA graphs, {state}")

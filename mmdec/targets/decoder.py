@@ -10,16 +10,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from mmdec.decode.tree import single
+from mmdec.ops.tree_attention import LARGEST, TreeMask
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.cache import KVPool, check_cache
+from mmdec.targets.fast_pass import FastRun, fast_pass
 from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.model_source import model_name
 from mmdec.targets.rope_positions import remember
@@ -32,10 +35,12 @@ from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 class DecoderSession:
     """One run: its cache and its rows."""
 
+    cache: Cache
     store: KVPool
     rows: RowLayout
     layers: tuple[int, ...]
     offsets: Tensor | None = None  # (3, B): a position on each axis minus the place in the text; None: one axis
+    fast: FastRun | None = None  # scores drafts in fixed shapes, where that pays
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,8 @@ class DecoderTarget(HfTarget, ABC):
         prompt = self._read(inputs)
         text, cache = prompt.text, prompt.text.run_cache(self.model.config)
         scores = self._run(text.fresh, text.mask_given, prompt.positions, cache, needs.layers, prompt.extra, last=True)
-        session = DecoderSession(KVPool(cache), text.rows(), needs.layers, prompt.offsets)
+        fast = fast_pass(self.model).begin(cache)
+        session = DecoderSession(cache, KVPool(cache, fast), text.rows(), needs.layers, prompt.offsets, fast)
         if text.holes:
             columns = [row.nonzero()[:, 0].tolist() for row in text.mask]
             session.store.commit(columns, session.rows.starts, session.rows.width)
@@ -138,15 +144,23 @@ class DecoderTarget(HfTarget, ABC):
     def score(self, session: DecoderSession, draft: Draft) -> Scores:
         """One pass over the draft's tree; its columns wait in the cache for `commit`."""
         rows, device = session.rows, draft.tokens.device
+        run = partial(self._draft, session.layers)
+        if session.fast is not None and draft.tokens.shape[1] <= LARGEST:
+            return session.fast.score(draft, session.store, rows, session.layers, session.offsets, run)
         tree, places = rows.see(draft.parents.tolist(), device, self.model.dtype)
         positions = torch.tensor(places, device=device)[None]
         if session.offsets is not None:
             positions = positions + session.offsets[:, :, None]
+        scores = run(draft.tokens, tree, positions, session.cache)
+        rows.wait(draft.tokens.shape[1])
+        return scores
+
+    def _draft(
+        self, layers: tuple[int, ...], tokens: Tensor, tree: TreeMask | None, positions: Tensor, cache: Any
+    ) -> Scores:
         seen = None if tree is None else tree.additive
         extra = {"tree": tree} if self._config._attn_implementation == TREE_ATTENTION else {}
-        scores = self._run(draft.tokens, seen, positions, session.store.cache, session.layers, extra, last=False)
-        rows.tree = draft.tokens.shape[1]
-        return scores
+        return self._run(tokens, seen, positions, cache, layers, extra, last=False)
 
     @torch.no_grad()
     def commit(self, session: DecoderSession, verdict: Verdict) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, cast, final
 
 import torch
 from torch import Tensor
 from transformers import (
+    Cache,
     DynamicCache,
     EncoderDecoderCache,
     GenerationConfig,
@@ -23,7 +25,9 @@ from transformers.generation.logits_process import WhisperNoSpeechDetection
 from transformers.generation.utils import GenerateEncoderDecoderOutput
 
 from mmdec.decode.tree import single
+from mmdec.ops.tree_attention import LARGEST, TreeMask
 from mmdec.targets.cache import KVPool
+from mmdec.targets.fast_pass import FastRun, fast_pass
 from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.model_source import model_name
 from mmdec.targets.row_layout import RowLayout
@@ -39,11 +43,13 @@ ATTENTION = ("sdpa", "eager")
 class WhisperSession:
     """One run: its cache, its rows, and the encoder's states, whose keys and values are in the cache."""
 
+    cache: Cache
     store: KVPool
     rows: RowLayout
     states: Tensor  # (B, S, H)
     layers: tuple[int, ...]
     quick: FastDecoder | None  # for drafts, where the model allows it
+    fast: FastRun | None = None  # scores drafts in fixed shapes, where that pays
 
 
 @final
@@ -94,7 +100,8 @@ class WhisperTarget(HfTarget):
         out = self._decoder(prompt.ids, prompt.mask_given, prompt.positions, prompt.states, cache, needs.layers)
         decoder = self.model.model.decoder
         quick = FastDecoder(decoder) if not set(needs.layers) - {-1} and FastDecoder.fits(decoder) else None
-        session = WhisperSession(KVPool(cache), prompt.rows(), prompt.states, needs.layers, quick)
+        fast = None if quick is None else fast_pass(self.model).begin(cache)
+        session = WhisperSession(cache, KVPool(cache, fast), prompt.rows(), prompt.states, needs.layers, quick, fast)
         if prompt.holes:
             columns = [row.nonzero()[:, 0].tolist() for row in prompt.mask]
             session.store.commit(columns, session.rows.starts, session.rows.width)
@@ -117,18 +124,27 @@ class WhisperTarget(HfTarget):
     def score(self, session: WhisperSession, draft: Draft) -> Scores:
         """One pass over the draft's tree; its columns wait in the cache for `commit`."""
         rows, device = session.rows, draft.tokens.device
+        run = partial(self._draft, session.states, session.layers, session.quick)
+        if session.fast is not None and draft.tokens.shape[1] <= LARGEST:
+            return session.fast.score(draft, session.store, rows, session.layers, None, run)
         tree, positions = rows.see(draft.parents.tolist(), device, self.model.dtype)
-        out = self._decoder(
-            draft.tokens,
-            None if tree is None else tree.additive,
-            torch.tensor(positions, device=device),
-            session.states,
-            session.store.cache,
-            session.layers,
-            session.quick,
-        )
-        rows.tree = draft.tokens.shape[1]
-        return Scores(self.model.proj_out(out.last_hidden_state), self._features(out, session.layers))
+        scores = run(draft.tokens, tree, torch.tensor([positions], device=device), session.cache)
+        rows.wait(draft.tokens.shape[1])
+        return scores
+
+    def _draft(
+        self,
+        states: Tensor,
+        layers: tuple[int, ...],
+        quick: FastDecoder | None,
+        tokens: Tensor,
+        tree: TreeMask | None,
+        positions: Tensor,
+        cache: Any,
+    ) -> Scores:
+        mask = None if tree is None else tree.additive
+        out = self._decoder(tokens, mask, positions[0], states, cache, layers, quick)
+        return Scores(self.model.proj_out(out.last_hidden_state), self._features(out, layers))
 
     @torch.no_grad()
     def commit(self, session: WhisperSession, verdict: Verdict) -> None:

@@ -3,6 +3,7 @@ export answers through transformers' own classes."""
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from mmdec.corpora.image_text import read_conversations
 from mmdec.training.__main__ import main
 from mmdec.training.daspeech.export import read_checkpoint
 from mmdec.training.vlm.data import SceneData, choose, picture
+from mmdec.training.vlm.encoded import NOWHERE
 from mmdec.training.vlm.export import export
 from mmdec.training.vlm.judge import interval, judge, swapped
 from mmdec.types import InputError
@@ -47,7 +49,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
             path = root / "images" / split / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(path)
-            said = ["<image>\nDescribe it.", f"A {colour} square.", "What colour is it?", f"{colour.capitalize()}."]
+            described = f"A {colour} square that says {number}."
+            said = ["<image>\nDescribe it.", described, "What colour is it?", f"{colour.capitalize()}."]
             turns = [
                 {"task": "describe", "expected": "", "claims": [[colour, "square"]]},
                 {"task": "colour", "expected": colour, "claims": []},
@@ -60,6 +63,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
                         {"from": ("human", "gpt")[at % 2], "value": value} for at, value in enumerate(said)
                     ],
                     "turns": turns,
+                    "prints": [[str(number), [number % 4]]],
                 }
             )
         (root / f"{split}.json").write_text(json.dumps(rows), encoding="utf-8")
@@ -81,10 +85,12 @@ def fit(corpus: Path, out: Path, *more: str) -> None:
             "--trainer.callbacks.save_top_k=-1",
             "--trainer.check_val_every_n_epoch=3",
             "--trainer.max_epochs=3",
+            "--trainer.log_every_n_steps=1",
             f"--model.init_args.shape={json.dumps(SHAPE)}",
             "--model.init_args.vision_steps=2",
             "--model.init_args.warmup=1",
             "--model.init_args.compiled=false",
+            "--model.init_args.guided=[0,1]",
             f"--data.init_args.corpus={corpus}",
             f"--data.init_args.tokenizer={corpus / 'tokenizer'}",
             "--data.init_args.pieces=300",
@@ -114,6 +120,18 @@ def test_the_phases_train_what_they_should(whole: Path) -> None:
             assert not torch.equal(states[1][name], states[2][name]), name
     fresh = [name for name in states[0] if "language_model" in name and "norm" in name]
     assert all(bool((states[0][name] == 1).all()) for name in fresh)  # until step 2 none of the language model
+
+
+def test_what_is_read_is_guided(whole: Path, corpus: Path) -> None:
+    with open(next(whole.parent.rglob("metrics.csv")), encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("train/guide")]
+    assert rows
+    assert all(0 < float(row["train/guide"]) < 20 for row in rows)
+    assert all(0 <= float(row["train/read_right"]) <= 1 for row in rows)
+    data = SceneData(str(corpus), str(corpus / "tokenizer"), image=32, patches=4)
+    for number in range(10):
+        read = {patch for *_, patches in data.encoded.turns(number) for patch in patches.tolist()}
+        assert read == {NOWHERE, number % 4}  # the digit of the description
 
 
 def test_a_resumed_run_gives_the_same_weights(whole: Path, corpus: Path, tmp_path: Path) -> None:

@@ -86,6 +86,11 @@ class VlmModule(LightningModule):
         super().__init__()
         self.save_hyperparameters(ignore=["shape"])
         self.shape = shape or Shape()
+        if not all(0 <= number < self.shape.layers for number in guided):
+            raise InputError(
+                f"`guided` must be numbers of layers from 0 to {self.shape.layers - 1}, but is {list(guided)}. Choose "
+                "others, or none: guided=[]."
+            )
         self.hparams["shape"] = asdict(self.shape)
         self.model = build_model(self.shape, units, seed)
         self.cells = CellHeads(self.shape.vision_width, CELLS, tuple(cell_kinds))

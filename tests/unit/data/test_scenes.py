@@ -172,6 +172,90 @@ def test_cells_say_where_letters_and_things_are() -> None:
     assert (grid[..., 1][star] == scene_canvas.TINTS.index("red")).all()
 
 
+class Chances(scenes.random.Random):
+    """Chances that are given: first these, then never."""
+
+    def __init__(self, *chances: float) -> None:
+        super().__init__(0)
+        self.chances = list(chances)
+
+    def random(self) -> float:
+        return self.chances.pop(0) if self.chances else 0.99
+
+
+PLAIN, LEFT, RIGHT = (0.99,), (0.99, 0.0, 1.0), (0.99, 0.0, 0.0)  # as drawn; turned by 5 degrees either way
+CORNERS = (("SOUP 4.50", (3, 9)), ("09:30-X", (66, 12)), ("MEW 17", (4, 117)), ("QUIZ8", (78, 118)))
+
+
+@needs_fonts
+@pytest.mark.parametrize("chances", [PLAIN, LEFT, RIGHT], ids=["plain", "left", "right"])
+@pytest.mark.parametrize("font", [scene_fonts.TRAIN[0], scene_fonts.TRAIN[-1], scene_fonts.HELD_OUT[0]])
+def test_a_character_covers_its_patch(font: str, chances: tuple[float, ...]) -> None:
+    size = 13
+    for text, at in CORNERS:
+
+        def drawn(said: str, at: tuple[int, int] = at) -> scene_canvas.Canvas:
+            canvas = scene_canvas.Canvas((255, 255, 255), Chances(*chances))
+            canvas.text(at, said, font, size, (0, 0, 0))
+            return canvas
+
+        *_, [(printed, patches)] = drawn(text).finish()
+        assert printed == text
+        assert len(patches) == len(text)
+        for index, letter in enumerate(text):
+            if letter == " ":
+                assert patches[index] == -1
+                continue
+            before, after = (drawn(text[: index + more]).finish()[0].astype(float).sum(2) for more in (0, 1))
+            ink = np.abs(before - after)  # of this letter
+            row, column = divmod(patches[index], 8)
+            y, x = ((ink * place).sum() / ink.sum() for place in np.mgrid[:128, :128])
+            near = 1.5 if letter.isalnum() else size / 2  # a full stop stands on the line, below its middle
+            assert 16 * column - 1.5 <= x + 0.5 <= 16 * column + 17.5, (letter, x, column)
+            assert 16 * row - near <= y + 0.5 <= 16 * row + 16 + near, (letter, y, row)
+            if letter.isalnum():
+                assert ink[16 * row : 16 * row + 16, 16 * column : 16 * column + 16].sum() > ink.sum() / 8
+
+
+@needs_fonts
+def test_characters_outside_the_picture_have_no_patch() -> None:
+    for chances in (PLAIN, LEFT):
+        canvas = scene_canvas.Canvas((255, 255, 255), Chances(*chances))
+        canvas.text((100, 64), "OUTSIDE", scene_fonts.TRAIN[0], 14, (0, 0, 0))
+        canvas.text((10, -20), "ABOVE", scene_fonts.TRAIN[0], 14, (0, 0, 0))
+        pixels, _, [(_, outside), (_, above)] = canvas.finish()
+        assert (pixels < 128).any()
+        assert above == [-1] * 5
+        assert outside == [*sorted(outside[:3]), *[-1] * 4]
+        assert all(number % 8 in (6, 7) for number in outside[:3])  # columns of patches that begin at 96
+    assert [scene_canvas.patch_at(*at) for at in ((0, 0), (127.9, 127.9), (16, 15.9), (15.9, 16))] == [0, 63, 1, 8]
+    assert [scene_canvas.patch_at(*at) for at in ((-0.1, 5), (5, -0.1), (128, 5), (5, 128))] == [-1] * 4
+
+
+@needs_fonts
+@pytest.mark.parametrize("kind", scene_prints.GRAPHS)
+def test_what_is_said_of_prints_is_printed(kind: str) -> None:
+    """Every printed word and number of an answer lies in `prints`, with a patch of each of its characters."""
+    found = 0
+    for number in range(8):
+        scene = scenes.draw_scene("train", 5, number, kind)
+        row = json.loads(json.dumps(scenes.record(scene, "name", "file")))
+        assert [tuple(entry) for entry in row["prints"]] == scene.prints
+        for text, patches in scene.prints:
+            assert len(text) == len(patches)
+            assert all(-1 <= patch < 64 for patch in patches)
+            assert all(patch == -1 for letter, patch in zip(text, patches, strict=True) if letter == " ")
+            shown = {letter for letter, patch in zip(text, patches, strict=True) if patch >= 0}
+            inside = scene.cells[..., 0][[patch for patch in patches if patch >= 0]]
+            assert shown & {scene_canvas.CLASSES[label] for label in inside.flatten()} or not shown, text
+        words = " ".join(text for text, _ in scene.prints)
+        said = {word for turn in scene.turns for word in re.findall(r"\b[A-Z]{2,}\b|\d+[.:]\d\d", turn.answer)}
+        if not scene.graph.get("hands"):  # a clock with hands is read from them
+            assert {word for word in said if word not in words} == set(), (words, said)
+            found += len(said)
+    assert found or kind in ("thermometer", "map")
+
+
 @needs_fonts
 def test_shipped_samples_are_what_the_builder_writes(tmp_path: Path) -> None:
     shipped = Path(__file__).parents[3] / "data" / "samples" / "images"

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
+from mmdec.training.vlm.encoded import NOWHERE
 from mmdec.training.vlm.network import CellHeads, Shape, build_model, cell_loss, see, speak
 from mmdec.training.vlm.packing import IGNORED, pack, turn_mask
 from mmdec.training.vlm.tokens import ASSISTANT, BEGIN, END, IMAGE, answered, asked, build_tokenizer, prefix
@@ -33,7 +34,7 @@ def model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGeneration:
     made = build_model(TINY, sorted(vocabulary, key=vocabulary.__getitem__), 1).double().eval()
     with torch.no_grad():
         for parameter in made.parameters():
-            parameter.mul_(3)  # far from uniform
+            parameter.mul_(1.5)  # farther from uniform; with more the float32 of transformers' norms shows
     return made
 
 
@@ -74,7 +75,8 @@ def test_layers_are_those_of_transformers(model: LlavaForConditionalGeneration) 
         embeddings = model.get_input_embeddings()(tokens)
         embeddings = embeddings.masked_scatter((tokens == model.config.image_token_id)[..., None], seen)
         mask = turn_mask(torch.zeros(2, 12, dtype=torch.long), torch.float64)
-        own = model.lm_head(speak(model, embeddings, mask, torch.arange(12).expand(2, -1), torch.float64))
+        states, _ = speak(model, embeddings, mask, torch.arange(12).expand(2, -1), torch.float64)
+        own = model.lm_head(states)
     assert stock.std() > 0.1
     torch.testing.assert_close(own, stock, rtol=1e-6, atol=1e-6)  # transformers' norms compute in float32
 
@@ -82,36 +84,46 @@ def test_layers_are_those_of_transformers(model: LlavaForConditionalGeneration) 
 def test_packed_turns_give_the_logits_of_each_turn_alone(model: LlavaForConditionalGeneration) -> None:
     draw = np.random.default_rng(0)
     lead = np.array([0, 4, *[3] * 4])
-    turns = [(draw.integers(6, 200, 3 + n), draw.integers(6, 200, 2 + n)) for n in range(4)]
-    tokens, labels, owners, positions = (torch.from_numpy(x) for x in pack(lead, turns, 40, 2))
+    turns = [
+        (draw.integers(6, 200, 3 + n), draw.integers(6, 200, 2 + n), np.arange(2 + n, dtype=np.uint8) % 4)
+        for n in range(4)
+    ]
+    tokens, labels, owners, positions, patches = (torch.from_numpy(x) for x in pack(lead, turns, 40, 2))
     pixels = torch.rand(1, 3, 32, 32, dtype=torch.float64) * 2 - 1
 
     def logits(row: torch.Tensor, mask: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         embeddings = model.get_input_embeddings()(row[None])
         seen = model.model.multi_modal_projector(see(model, pixels, torch.float64))
         embeddings = embeddings.masked_scatter((row[None] == 3)[..., None], seen)
-        return model.lm_head(speak(model, embeddings, mask, places[None], torch.float64))[0]
+        return model.lm_head(speak(model, embeddings, mask, places[None], torch.float64)[0])[0]
 
     with torch.no_grad():
         packed = logits(tokens, turn_mask(owners[None], torch.float64), positions)
-        for number, (question, answer) in enumerate(turns, 1):
+        for number, (question, answer, read) in enumerate(turns, 1):
             alone = torch.from_numpy(np.concatenate([lead, question, answer]))
             stock = model(input_ids=alone[None], pixel_values=pixels).logits[0, len(lead) :]
             torch.testing.assert_close(packed[owners == number], stock, rtol=1e-6, atol=1e-6)
             places = (owners == number) & (labels != IGNORED)
             assert labels[places].tolist() == answer.tolist()
+            assert patches[places].tolist() == read.tolist()
             assert tokens[owners == number].tolist() == [*question, *answer]
     assert torch.isfinite(packed).all()  # padding, too
 
 
 def test_rows_take_what_fits() -> None:
     lead = np.arange(4)
-    turns = [(np.full(5, 7), np.full(5, 8)), (np.full(20, 9), np.full(1, 9)), (np.full(2, 5), np.full(1, 6))]
-    tokens, labels, owners, positions = pack(lead, turns, 18, 99)
+    turns = [
+        (np.full(5, 7), np.full(5, 8), np.array([1, 2, NOWHERE, 3, NOWHERE])),
+        (np.full(20, 9), np.full(1, 9), np.full(1, 9)),
+        (np.full(2, 5), np.full(1, 6), np.full(1, 63)),
+    ]
+    tokens, labels, owners, positions, patches = pack(lead, turns, 18, 99)
     assert tokens.tolist() == [0, 1, 2, 3, *[7] * 5, *[8] * 5, 5, 5, 6, 99]
     assert owners.tolist() == [0] * 4 + [1] * 10 + [2] * 3 + [-1]
     assert positions.tolist() == [*range(14), 4, 5, 6, 0]
     assert labels.tolist() == [IGNORED] * 8 + [8] * 5 + [IGNORED] * 2 + [6] + [IGNORED] * 2
+    read = {8: 1, 9: 2, 11: 3, 15: 63}  # beside the labels: what the next token reads
+    assert patches.tolist() == [read.get(place, NOWHERE) for place in range(18)]
 
 
 def test_cell_loss_is_a_weighted_mean() -> None:

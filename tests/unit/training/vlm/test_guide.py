@@ -1,0 +1,113 @@
+"""The guide of the first heads: against transformers' own attention, and where its gradient goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mmdec.training.vlm.encoded import NOWHERE
+from mmdec.training.vlm.module import VlmModule
+from mmdec.training.vlm.network import Shape
+from mmdec.training.vlm.packing import Batch, pack
+from mmdec.training.vlm.tokens import BEGIN, END, IMAGE, PAD
+from mmdec.types import InputError
+
+SHAPE = Shape(32, 16, 16, 2, 2, 24, 24, 3, 2, 12, 32, 256)  # three layers of two heads of 12
+UNITS = [BEGIN, END, PAD, IMAGE, *(f"word{number}" for number in range(40))]
+LEAD = np.array([0, 5, 3, 3, 3, 3, 6])  # the picture's four patches are tokens 2 to 5
+READ = [[0, NOWHERE, 3, 2], [1, 1, NOWHERE, NOWHERE]]  # by the tokens of each row's answer
+
+
+def module(guided: tuple[int, ...], **more: Any) -> VlmModule:
+    made = VlmModule(UNITS, SHAPE, guided=guided, half=False, **more)
+    with torch.no_grad():
+        for parameter in made.model.parameters():
+            parameter.mul_(2)
+    return made
+
+
+def batch(read: list[list[int]]) -> Batch:
+    """Two rows of one question each, without padding: every token sees all before it, as in transformers."""
+    draw = np.random.default_rng(0)
+    rows = [pack(LEAD, [(draw.integers(7, 40, 5), draw.integers(7, 40, 4), np.array(row))], 16, 2) for row in read]
+    columns = [torch.from_numpy(np.stack(column)) for column in zip(*rows, strict=True)]
+    pixels = torch.from_numpy(draw.integers(0, 255, (2, 3, 32, 32)).astype(np.uint8))
+    return Batch(pixels, *columns, cells=torch.ones(2, 4, 8, 2, dtype=torch.uint8))
+
+
+def naive(made: VlmModule, rows: Batch, guided: tuple[int, ...]) -> Tensor:
+    """From the attention that transformers returns, token by token."""
+    stock: Any = made.model
+    seen = stock(input_ids=rows.tokens, pixel_values=rows.pixels.float() / 127.5 - 1, output_attentions=True).attentions
+    losses = [
+        -seen[layer][row, 0, len(LEAD) + 5 - 1 + at, 2 + patch].log()  # looks where the token before it stands
+        for layer in guided
+        for row, answer in enumerate(READ)
+        for at, patch in enumerate(answer)
+        if patch != NOWHERE
+    ]
+    return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("guided", [(0,), (1,), (0, 2)])
+def test_the_loss_is_that_of_transformers_attention(guided: tuple[int, ...]) -> None:
+    made, rows = module(guided), batch(READ)
+    parts = made.losses(rows, False)
+    expected = naive(made, rows, guided)
+    assert abs(expected.item() - np.log(13)) > 1e-3  # no even look
+    torch.testing.assert_close(parts["guide"], expected, rtol=1e-5, atol=1e-5)
+    whole = parts["answers"] + 0.3 * parts["cells"] + 0.3 * parts["guide"]
+    torch.testing.assert_close(parts["loss"], whole)
+
+
+def test_the_gradient_goes_through_the_first_head_alone() -> None:
+    made = module((1,))
+    made.losses(batch(READ), False)["guide"].backward()
+    below, guided, above = made.model.model.language_model.layers
+    for part in (guided.self_attn.q_proj, guided.self_attn.k_proj):
+        assert (part.weight.grad[:12].abs().sum(1) > 0).all()
+        assert (part.weight.grad[12:] == 0).all()
+    assert (guided.input_layernorm.weight.grad != 0).any()
+    for part in (guided.self_attn.v_proj, guided.self_attn.o_proj, guided.mlp.up_proj, *above.modules()):
+        assert getattr(part, "weight", None) is None or part.weight.grad is None
+    for parameter in below.parameters():  # what the guided layer reads was made there, by all of it
+        assert (parameter.grad != 0).any()
+    tower = made.model.model.vision_tower.encoder.layers[0]
+    assert (tower.self_attn.q_proj.weight.grad != 0).any()
+
+
+def test_a_step_against_the_gradient_looks_closer() -> None:
+    made, rows = module((1,)), batch(READ)
+    before = made.losses(rows, False)["guide"]
+    before.backward()
+    with torch.no_grad():
+        for parameter in made.model.model.language_model.layers[1].self_attn.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.01 * parameter.grad / parameter.grad.norm()
+    assert made.losses(rows, False)["guide"] < before
+
+
+def test_rows_that_read_nothing_cost_nothing() -> None:
+    made = module((1,))
+    parts = made.losses(batch([[NOWHERE] * 4] * 2), False)
+    assert parts["guide"].item() == 0
+    parts["loss"].backward()
+    assert all(bool(p.grad.isfinite().all()) for p in made.parameters() if p.grad is not None)
+
+
+def test_without_weight_nothing_is_watched() -> None:
+    plain = module((), guide_weight=0.3).losses(batch(READ), False)
+    off = module((1,), guide_weight=0.0).losses(batch(READ), False)
+    assert "guide" not in plain
+    assert "guide" not in off
+    assert torch.equal(plain["loss"], off["loss"])
+
+
+def test_only_layers_that_are_there_are_guided() -> None:
+    for wrong in ((3,), (-1, 0)):
+        with pytest.raises(InputError, match="`guided` must be numbers of layers from 0 to 2"):
+            module(wrong)
