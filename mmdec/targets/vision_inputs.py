@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdec.runtime import Stopwatch
+from mmdec.decode.watch import Watch
 from mmdec.types import InputError
 
 KINDS = ("image", "video")
@@ -86,13 +86,13 @@ class VisionInputs:
     def encode(self, model: Any) -> dict[str, Encoded]:
         """The features of all images and videos, by kind. model: without its LM head. The tower runs once for a run."""
         if self.encoded is None:
-            stopwatch = Stopwatch(model.device)
+            watch = Watch(model.device)
             outputs = self.inputs.get("mm_encoder_outputs") or {}
             self.encoded = {kind: Encoded.of(outputs[kind]) for kind in KINDS if outputs.get(kind) is not None}
             for kind in KINDS:
                 if PIXELS[kind] in self.inputs:
                     self.encoded[kind] = Encoded.of(self._tower(model, kind))
-                    self.seconds += stopwatch.lap()
+                    self.seconds += watch.passed()
         return self.encoded
 
     def _tower(self, model: Any, kind: str) -> Any:
