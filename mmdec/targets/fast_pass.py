@@ -77,7 +77,7 @@ class Slot:
         self.state: object = None  # of the model, when this slot was made
         self.pools = [kind.pool(rows, columns) for kind in kinds]
         own, count = empty_cache(), 1 + max(index for kind in kinds for index, _ in kind.members)
-        own.layers = [SlotLayer(kinds[0].dtype, kinds[0].device) for _ in range(count)]
+        own.layers += [SlotLayer(kinds[0].dtype, kinds[0].device) for _ in range(count)]
         for kind, pool in zip(kinds, self.pools, strict=True):
             for states, (index, is_keys) in zip(pool.unbind(0), kind.members, strict=True):
                 setattr(own.layers[index], "keys" if is_keys else "values", states)

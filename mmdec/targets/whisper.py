@@ -77,7 +77,7 @@ class WhisperTarget(HfTarget):
         self.vocab_size: int = config.vocab_size
         self.hidden_size: int = config.d_model
         self.layers: int = config.decoder_layers
-        self.positions = config.max_target_positions
+        self.positions: int | None = config.max_target_positions
 
     @property
     def name(self) -> str:
@@ -114,7 +114,7 @@ class WhisperTarget(HfTarget):
             features=features,
             embeds=self.model.get_input_embeddings()(prompt.ids) if needs.embeds else None,
             memory=prompt.states if needs.memory else None,
-            room=self.positions - 1 - prompt.positions[:, -1],
+            room=self.model.config.max_target_positions - 1 - prompt.positions[:, -1],
         )
         last = {layer: states[:, -1:] for layer, states in features.items()}
         logits = self.model.proj_out(out.last_hidden_state[:, -1:])
@@ -165,7 +165,7 @@ class WhisperTarget(HfTarget):
         """One pass over the finished text (B, L), its last token left out: for attentions and hidden states, which
         transformers wants of every step, and for an empty cache that is to hold them all. `outputs` are the decoder's
         own flags. Attends to padding after a row's end, as its loop does."""
-        prompt = WhisperPrompt.of({**inputs, "past_key_values": None}, self.positions)
+        prompt = WhisperPrompt.of({**inputs, "past_key_values": None}, self.model.config.max_target_positions)
         text = sequences[:, :-1]
         more = text.shape[1] - prompt.ids.shape[1]
         mask = prompt.mask_given

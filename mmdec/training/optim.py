@@ -56,11 +56,12 @@ class MuonAdamW(Optimizer):
             for shape, weights in shapes.items():
                 updates = []
                 for weight in weights:
-                    state = self.muon.state[weight]
+                    state, gradient = self.muon.state[weight], weight.grad
+                    assert gradient is not None
                     if "momentum_buffer" not in state:
                         state["momentum_buffer"] = torch.zeros_like(weight)
-                    buffer = state["momentum_buffer"].lerp_(weight.grad, 1 - group["momentum"])
-                    updates.append(weight.grad.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer)
+                    buffer = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+                    updates.append(gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer)
                 directions = shared(torch.stack(updates), orthogonalize)
                 rate = group["lr"] * 0.2 * max(shape) ** 0.5
                 for weight, direction in zip(weights, directions, strict=True):
