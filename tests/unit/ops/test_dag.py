@@ -251,7 +251,7 @@ def test_one_sample_on_a_cpu_equals_the_log_space_pass(tokens: int, size: int, s
 
 def test_states_that_fall_between_two_peaks_are_scanned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Emissions on a path that every other one avoids: a state loses e^-50 at each step."""
-    match, links, targets, graphs = random_graph(1, 12, 12, 3)
+    match, _links, targets, graphs = random_graph(1, 12, 12, 3)
     match = match - 50 * torch.eye(12, dtype=torch.float64)
     match[0, :, 11] = 0.0
     seen, run = list[int](), dag_scan_cpu._run
