@@ -3,13 +3,14 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mmdec.targets.registration import register_when_there
+from mmdec.generation.registration import register_when_there
 from mmdec.types import InputError, MmdecError
 
 if TYPE_CHECKING:
     from mmdec import audio
-    from mmdec.generation.drafter_choice import load_drafter, register_drafter
+    from mmdec.generation.drafter_choice import load_drafter
     from mmdec.generation.model_lock import model_lock
+    from mmdec.generation.named_drafters import register_drafter
     from mmdec.generation.run import DecodingStatistics, default_statistics
     from mmdec.generation.speculation import Generation, generate, speculate, stream
     from mmdec.pipelines.description.chat import Chat
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from mmdec.pipelines.transcription.transcript import Segment, Transcript, Word
     from mmdec.pipelines.translation.load import load
     from mmdec.pipelines.translation.translate import Translation, translate_speech
+    from mmdec.targets.fast_pass import fast_pass
 
 __version__ = "0.1.0"
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "audio",
     "default_statistics",
     "describe",
+    "fast_pass",
     "generate",
     "load",
     "load_drafter",
@@ -57,10 +60,12 @@ _LAZY = {
     "Chat": "mmdec.pipelines.description.chat",
     "Description": "mmdec.pipelines.description.description",
     "describe": "mmdec.pipelines.description.describe",
+    "fast_pass": "mmdec.targets.fast_pass",
     "load": "mmdec.pipelines.translation.load",
     **dict.fromkeys(("DecodingStatistics", "default_statistics"), "mmdec.generation.run"),
-    **dict.fromkeys(("load_drafter", "register_drafter"), "mmdec.generation.drafter_choice"),
+    "load_drafter": "mmdec.generation.drafter_choice",
     "model_lock": "mmdec.generation.model_lock",
+    "register_drafter": "mmdec.generation.named_drafters",
     "transcribe": "mmdec.pipelines.transcription.transcribe",
 }
 _MODULES = ("audio",)

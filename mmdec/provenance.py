@@ -60,9 +60,11 @@ def surroundings() -> dict[str, Any]:
     """Versions and devices, as JSON."""
     gpus = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        found = torch.cuda.get_device_properties(index)
-        capability = f"{found.major}.{found.minor}"
-        gpus.append({"name": found.name, "memory_gib": round(found.total_memory / 2**30), "capability": capability})
+        properties = torch.cuda.get_device_properties(index)
+        capability = f"{properties.major}.{properties.minor}"
+        gpus.append(
+            {"name": properties.name, "memory_gib": round(properties.total_memory / 2**30), "capability": capability}
+        )
     return {
         "versions": {
             "python": ".".join(map(str, sys.version_info[:3])),

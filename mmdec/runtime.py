@@ -1,4 +1,4 @@
-"""Dtypes, threads, and the stopwatch that the whole package uses."""
+"""Dtypes, and the stopwatch that the whole package uses."""
 
 from __future__ import annotations
 
@@ -11,29 +11,12 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from mmdec.checks.arguments import check_threads
-
 CPU = torch.device("cpu")
 
 
 def dtype_of(module: nn.Module) -> torch.dtype:
     """The dtype of a network's first parameter."""
     return next(module.parameters()).dtype
-
-
-@contextmanager
-def with_threads(threads: int | None) -> Iterator[None]:
-    """Set torch's CPU threads within the block; None leaves them unchanged. Raises InputError."""
-    count = check_threads(threads)
-    if count is None:
-        yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @final

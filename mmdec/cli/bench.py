@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -30,7 +29,7 @@ from mmdec.cli.options import (
     WhisperCorpus,
     language_or_none,
     log,
-    write_report,
+    print_report,
 )
 
 app = typer.Typer(help="Time a model and its baseline in turn.", no_args_is_help=True)
@@ -53,7 +52,7 @@ def speech(
     from mmdec.evaluation.bench_translation import bench_speech
 
     paths = recordings or sorted(Path("data/samples").glob("*.wav"))
-    _report(bench_speech(paths, model, repeats=repeats, device=device, threads=threads), output)
+    print_report(bench_speech(paths, model, repeats=repeats, device=device, threads=threads), output)
 
 
 @app.command()
@@ -61,7 +60,7 @@ def paper(output: Report = None, repeats: Pairs = 5, device: BenchDevice = "cpu"
     """Time a DASpeech of the paper's size against an S2UT decoder, both with random weights."""
     from mmdec.evaluation.bench_translation import bench_paper
 
-    _report(bench_paper(repeats=repeats, device=device, threads=threads), output)
+    print_report(bench_paper(repeats=repeats, device=device, threads=threads), output)
 
 
 @app.command()
@@ -75,7 +74,7 @@ def core(
     """Time mmdec's loop against transformers' own, on language models with random weights."""
     from mmdec.evaluation.bench_core import bench_core
 
-    _report(bench_core(sizes.split(","), repeats, device=device, threads=threads), output)
+    print_report(bench_core(sizes.split(","), repeats, device=device, threads=threads), output)
 
 
 @app.command()
@@ -93,8 +92,10 @@ def compressor(
 
     if size not in SIZES:
         raise InputError(f"`size` must be one of {', '.join(SIZES)}, but is {size!r:.60}. Choose one.")
-    counts = [_whole(count) for count in visual.split(",")]
-    _report(bench_compressor(size, counts, accepted=accepted, repeats=repeats, device=device, threads=threads), output)
+    counts = [_visual_count(count) for count in visual.split(",")]
+    print_report(
+        bench_compressor(size, counts, accepted=accepted, repeats=repeats, device=device, threads=threads), output
+    )
 
 
 @app.command()
@@ -102,7 +103,7 @@ def kernels(output: Report = None, repeats: Pairs = 15, device: BenchDevice = "c
     """Time the operators alone: GPU kernels against SDPA, FlexAttention and dense torch; on a CPU the torch forms."""
     from mmdec.evaluation.bench_kernels import bench_kernels
 
-    _report(bench_kernels(repeats=repeats, device=device, threads=threads), output)
+    print_report(bench_kernels(repeats=repeats, device=device, threads=threads), output)
 
 
 @app.command()
@@ -154,7 +155,7 @@ def asr(
         threads=threads,
         log=log,
     )
-    _report(report, output)
+    print_report(report, output)
 
 
 @app.command()
@@ -176,8 +177,6 @@ def vlm(
     threads: BenchThreads = 2,
 ) -> None:
     """Time drafters for pictures against transformers' greedy decoding, its prompt lookup and plain decoding."""
-    from rich.console import Console
-
     from mmdec.evaluation.bench_description import bench_vlm
     from mmdec.evaluation.tables_description import bench_table
 
@@ -194,19 +193,10 @@ def vlm(
         threads=threads,
         log=log,
     )
-    if as_json:
-        _report(report, output)
-    else:
-        write_report(report, output)
-        Console().print(bench_table(report))
+    print_report(report, output, None if as_json else bench_table)
 
 
-def _whole(count: str) -> int:
+def _visual_count(count: str) -> int:
     if not count.strip().isdecimal() or not 1 <= int(count) <= 16384:
         raise InputError(f"`visual` must be whole numbers from 1 to 16384, but one is {count!r:.60}. Correct it.")
     return int(count)
-
-
-def _report(report: dict[str, Any], output: Path | None) -> None:
-    write_report(report, output)
-    print(json.dumps(report, indent=2, ensure_ascii=False))

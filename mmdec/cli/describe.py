@@ -61,10 +61,10 @@ def describe(
         raise InputError("`--stream` must be left out with `--json` and `--output`, but is given. Drop one of them.")
     suffix = ".json" if as_json or (output is not None and output.suffix.lower() == ".json") else ".txt"
     sources = [Path(image) for image in images]
-    asked: list[Any] = [tuple(images)] if together else list(images)
-    targets: list[Path | None] = [None] * len(asked)
+    questions: list[Any] = [tuple(images)] if together else list(images)
+    targets: list[Path | None] = [None] * len(questions)
     if output is not None:
-        targets = [*output_paths(sources[: len(asked)], output, (".txt", ".json"), suffix)]
+        targets = [*output_paths(sources[: len(questions)], output, (".txt", ".json"), suffix)]
     options: dict[str, Any] = {
         "drafter": None if drafter == "none" else drafter,
         "batch_size": 1 if stream else batch_size,
@@ -72,15 +72,15 @@ def describe(
         "threads": threads,
     }
     errors: list[tuple[Path, str]] = []
-    several = len(asked) > 1
-    results = _descriptions(asked, prompt, model, device, options, partial(_speak, several) if stream else None)
-    for one, target, result in zip(asked, targets, results, strict=True):
+    several = len(questions) > 1
+    results = _descriptions(questions, prompt, model, device, options, partial(_speak, several) if stream else None)
+    for source, target, result in zip(questions, targets, results, strict=True):
         error = result if isinstance(result, str) else _write(result, target, suffix == ".json")
         if error:
-            errors.append((Path(", ".join(one) if isinstance(one, tuple) else one), error))
+            errors.append((Path(", ".join(source) if isinstance(source, tuple) else source), error))
         elif not isinstance(result, str) and not stream:
-            print(_report(one, target, result, as_json, several), flush=True)
-    print_failures(errors, len(asked))
+            print(_report(source, target, result, as_json, several), flush=True)
+    print_failures(errors, len(questions))
     if errors:
         raise typer.Exit(1)
 
@@ -106,7 +106,7 @@ def _write(result: Description, target: Path | None, as_json: bool) -> str:
 
 
 def _descriptions(
-    asked: Sequence[Any],
+    questions: Sequence[Any],
     prompt: str,
     model: str,
     device: str | None,
@@ -125,21 +125,23 @@ def _descriptions(
     call = partial(describe, prompt=prompt, model=vlm, **options)
     if speaker is not None:
         call([])  # wrong arguments end here: no picture is to blame
-        for one in asked:
-            yield _streamed(one, call, speaker)
+        for source in questions:
+            yield _streamed(source, call, speaker)
         return
     size = options["batch_size"]
     with progress_bar(count=True) as progress:
-        task = progress.add_task("pictures", total=len(asked))
-        for start in range(0, len(asked), size):
-            results = _results(list(asked[start : start + size]), call)
+        task = progress.add_task("pictures", total=len(questions))
+        for start in range(0, len(questions), size):
+            results = _results(list(questions[start : start + size]), call)
             progress.update(task, advance=len(results))
             yield from results
 
 
-def _streamed(one: Any, call: Callable[..., Any], speaker: Callable[[Any], Callable[[str], None]]) -> Description | str:
+def _streamed(
+    source: Any, call: Callable[..., Any], speaker: Callable[[Any], Callable[[str], None]]
+) -> Description | str:
     try:
-        result = call(one, on_text=speaker(one))
+        result = call(source, on_text=speaker(source))
     except InputError as error:
         return str(error)
     except MmdecError:
@@ -163,20 +165,20 @@ def _results(batch: list[Any], call: Callable[[Any], Any]) -> list[Description |
     except Exception as error:  # caused by one picture, unknown which: each alone
         if len(batch) == 1:
             return [failure(error)]
-        return [result for one in batch for result in _results([one], call)]
+        return [result for source in batch for result in _results([source], call)]
 
 
 def _report(image: Any, target: Path | None, result: Description, as_json: bool, several: bool) -> str:
     """The lines printed for one answer."""
-    names = [str(one) for one in (image if isinstance(image, tuple) else (image,))]
+    names = [str(source) for source in (image if isinstance(image, tuple) else (image,))]
     if as_json:
         paths = {"input": names if isinstance(image, tuple) else names[0], "output": target and str(target)}
         return json_text({**paths, **result.to_dict()})
-    shown = printable(", ".join(names))
+    title = printable(", ".join(names))
     if target is not None:
         stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in result.timings.items())
         return (
-            f"{shown} -> {printable(str(target))}\n  {result.text}\n"
+            f"{title} -> {printable(str(target))}\n  {result.text}\n"
             f"  {stages} s; {result.tokens_per_round:.2f} tokens a round"
         )
-    return f"{shown}:\n  {result.text}" if several else result.text
+    return f"{title}:\n  {result.text}" if several else result.text

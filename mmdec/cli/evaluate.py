@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -32,7 +31,7 @@ from mmdec.cli.options import (
     WhisperCorpus,
     language_or_none,
     log,
-    write_report,
+    print_report,
 )
 
 app = typer.Typer(help="Score a model on a split of a corpus.", no_args_is_help=True)
@@ -59,8 +58,6 @@ def speech(
     threads: BenchThreads = 2,
 ) -> None:
     """Score speech translation: phone error rate, exact sentences, BLEU, numbers, ASR-BLEU and latency."""
-    from rich.console import Console
-
     from mmdec.evaluation.tables import table
     from mmdec.evaluation.translation import COMPARED, evaluate_speech
 
@@ -77,11 +74,7 @@ def speech(
         threads=threads,
         log=log,
     )
-    write_report(report, output)
-    if as_json:
-        print(json.dumps(report, indent=2, ensure_ascii=False))
-    else:
-        Console().print(table(report))
+    print_report(report, output, None if as_json else table)
 
 
 @app.command()
@@ -105,8 +98,6 @@ def asr(
     threads: BenchThreads = 2,
 ) -> None:
     """Score a Whisper: word and character error rate, tokens per round, seconds and speedup."""
-    from rich.console import Console
-
     from mmdec.evaluation.harness import parse_plan
     from mmdec.evaluation.tables import asr_table
     from mmdec.evaluation.transcription import evaluate_asr
@@ -127,11 +118,7 @@ def asr(
         worst=worst,
         log=log,
     )
-    write_report(report, output)
-    if as_json:
-        print(json.dumps(report, indent=2, ensure_ascii=False))
-    else:
-        Console().print(asr_table(report))
+    print_report(report, output, None if as_json else asr_table)
 
 
 @app.command()
@@ -152,8 +139,6 @@ def vlm(
     threads: BenchThreads = 2,
 ) -> None:
     """Score a vision-language model: what is right by task, tokens per round, and the drafter's share of the time."""
-    from rich.console import Console
-
     from mmdec.evaluation.description import evaluate_vlm
     from mmdec.evaluation.harness import parse_plan
     from mmdec.evaluation.tables_description import vlm_table
@@ -173,8 +158,4 @@ def vlm(
         worst=worst,
         log=log,
     )
-    write_report(report, output)
-    if as_json:
-        print(json.dumps(report, indent=2, ensure_ascii=False))
-    else:
-        Console().print(vlm_table(report))
+    print_report(report, output, None if as_json else vlm_table)

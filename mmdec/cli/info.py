@@ -1,4 +1,4 @@
-"""`mmdec info`: versions, devices, and which kernels run here."""
+"""`mmdec info`: versions, devices, which kernels run here, and whether drafts' passes are replayed as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from mmdec.cli.options import AsJson
 
 
 def info(as_json: AsJson = False) -> None:
-    """Print versions, devices, and which kernels are active, or why not."""
+    """Print versions, devices, which kernels are active, or why not, and whether CUDA graphs are."""
     from mmdec.evaluation.machine import machine
 
-    found = machine()
+    report = machine()
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(report, indent=2))
         return
-    for name, version in found["versions"].items():
+    for name, version in report["versions"].items():
         typer.echo(f"{name:<14}{version or 'not installed'}")
-    typer.echo(f"{'cpu':<14}{found['cpu']}, {found['cores']} cores, {found['threads']} threads")
-    for device in found["gpus"]:
+    typer.echo(f"{'cpu':<14}{report['cpu']}, {report['cores']} cores, {report['threads']} threads")
+    for device in report["gpus"]:
         typer.echo(
             f"{'gpu':<14}{device['name']}, {device['memory_gib']} GiB, compute capability {device['capability']}"
         )
-    if not found["gpus"]:
+    if not report["gpus"]:
         typer.echo(f"{'gpu':<14}none")
-    for kernel in found["kernels"]:
+    for kernel in report["kernels"]:
         state = "active" if kernel["active"] else f"torch instead: {kernel['why_not']}"
         typer.echo(f"{'kernel':<14}{kernel['name']}, {state}")
+    graphs = report["fast_pass"]
+    state = "active" if graphs["active"] else f"one launch for each operation instead: {graphs['why_not']}"
+    typer.echo(f"{'fast pass':<14}CUDA graphs, {state}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from mmdec.cli.output_files import write_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+    from rich.table import Table
 
 SPEECH_MODEL, SPEECH_CORPUS = "daspeech-phrasebook", Path("data/corpus")
 WHISPER_MODEL, WHISPER_CORPUS = "whisper-phrasebook", Path("data/english")
@@ -72,10 +73,19 @@ def set_threads(threads: int | None) -> None:
         torch.set_num_threads(count)
 
 
-def write_report(report: Any, output: Path | None) -> None:
-    """Write a report as JSON if `output` names a file."""
+def print_report(
+    report: dict[str, Any], output: Path | None, table: Callable[[dict[str, Any]], Table] | None = None
+) -> None:
+    """Print a report as a table, or as JSON where there is none; write it as JSON, too, if `output` names a file."""
+    text = json.dumps(report, indent=2, ensure_ascii=False)
     if output is not None:
-        write_text(output, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        write_text(output, text + "\n")
+    if table is None:
+        print(text)
+    else:
+        from rich.console import Console
+
+        Console().print(table(report))
 
 
 def log(line: str) -> None:

@@ -37,7 +37,7 @@ def read_mmmu(path: Path, limit: int | None = None) -> list[ImageQuestion]:
         files = sorted(path.rglob("validation*.parquet")) or sorted(path.rglob("*.parquet"))
     if not files:
         raise InputError(f"`questions` must hold parquet files, but '{path}' has none. Fetch MMMU's.")
-    found = []
+    questions = []
     for file in files:
         subject = file.parent.name if path.is_dir() else file.stem
         try:
@@ -45,14 +45,14 @@ def read_mmmu(path: Path, limit: int | None = None) -> list[ImageQuestion]:
                 chosen = set(evenly_spaced(range(opened.metadata.num_rows), limit))
                 start = 0
                 for batch in opened.iter_batches(batch_size=16):
-                    rows = [place for place in range(len(batch)) if start + place in chosen]
-                    found += [_question(row, subject, file) for row in batch.take(rows).to_pylist()]
+                    rows = [row for row in range(len(batch)) if start + row in chosen]
+                    questions += [_question(row, subject, file) for row in batch.take(rows).to_pylist()]
                     start += len(batch)
         except (OSError, ArrowException) as error:
             raise InputError(
                 f"`questions` must be whole parquet, but '{file}' is damaged ({error!s:.200}). Fetch it again."
             ) from None
-    return found
+    return questions
 
 
 def _question(row: Mapping[str, Any], subject: str, file: Path) -> ImageQuestion:
@@ -65,11 +65,11 @@ def _question(row: Mapping[str, Any], subject: str, file: Path) -> ImageQuestion
         raise InputError(f"`questions` must have MMMU's columns, but a row of '{file}' has not ({error!r}).") from None
     options = dict(zip(LETTERS, map(str, listed), strict=False)) if choice else {}
     lines = "".join(f"\n({letter}) {option}" for letter, option in options.items())
-    text, shown = _placed(f"{text}{lines}", tuple(pictures))
+    text, order = _placed(f"{text}{lines}", tuple(pictures))
     return ImageQuestion(
         name,
         text + (CHOOSE if choice else SAY),
-        tuple(pictures[n] for n in shown),
+        tuple(pictures[n] for n in order),
         subject,
         "choice" if choice else "open",
         _answers(answer),
@@ -80,18 +80,18 @@ def _question(row: Mapping[str, Any], subject: str, file: Path) -> ImageQuestion
 def _placed(text: str, pictures: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
     """The text with IMAGE where a picture is first named, and the pictures in that order; one that no text names comes
     last. Named again it is "image 2"."""
-    shown: list[int] = []
+    order: list[int] = []
 
     def mark(match: re.Match[str]) -> str:
         number = int(match[1])
-        if number in shown or number not in pictures:
+        if number in order or number not in pictures:
             return f"image {number}"
-        shown.append(number)
+        order.append(number)
         return IMAGE
 
     text = _MARK.sub(mark, text.replace(IMAGE, "image"))
-    rest = [number for number in pictures if number not in shown]
-    return text + f" {IMAGE}" * len(rest), (*shown, *rest)
+    rest = [number for number in pictures if number not in order]
+    return text + f" {IMAGE}" * len(rest), (*order, *rest)
 
 
 def _answers(answer: object) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ def _answers(answer: object) -> tuple[str, ...]:
     text = str(answer)
     if text.startswith("["):
         try:
-            return tuple(str(one) for one in ast.literal_eval(text))
+            return tuple(str(item) for item in ast.literal_eval(text))
         except (ValueError, SyntaxError):
             return (text,)
     return (text,)

@@ -59,19 +59,19 @@ def read_questions(
     rows = _rows(path)
     folder = None if images is None else Path(images)
     if isinstance(rows, dict) and isinstance(rows.get("data"), list):
-        found = _textvqa(rows["data"], path, folder or path.parent / "train_images")
+        questions = _textvqa(rows["data"], path, folder or path.parent / "train_images")
     elif isinstance(rows, dict) and isinstance(rows.get("questions"), list):
-        found = _vqav2(rows, path, folder)
+        questions = _vqav2(rows, path, folder)
     elif path.suffix == ".jsonl" and isinstance(rows, list):
-        found = _lines(rows, path, folder or path.parent / "images")
+        questions = _lines(rows, path, folder or path.parent / "images")
     elif isinstance(rows, list):
-        found = _conversations(read_conversations(path, folder))
+        questions = _conversations(read_conversations(path, folder))
     else:
         raise InputError(
             f"`questions` must be .jsonl, a JSON list, TextVQA's or VQAv2's JSON, or MMMU's parquet, but '{path}' is "
             "none. Write one JSON object a line with `image` and `question`."
         )
-    return by_task(found, limit)
+    return by_task(questions, limit)
 
 
 def by_task(questions: Iterable[ImageQuestion], limit: int | None) -> list[ImageQuestion]:
@@ -90,9 +90,9 @@ def swapped(questions: Sequence[ImageQuestion]) -> list[ImageQuestion]:
         tasks[question.task].append(question)
     others = {}
     for group in tasks.values():
-        for place, question in enumerate(group):
-            rest = (*group[place + 1 :], *group[:place])
-            fitting = (one.images for one in rest if one.images != question.images)
+        for index, question in enumerate(group):
+            rest = (*group[index + 1 :], *group[:index])
+            fitting = (other.images for other in rest if other.images != question.images)
             others[id(question)] = next(
                 (pictures for pictures in fitting if len(pictures) == len(question.images)), question.images
             )
@@ -117,7 +117,7 @@ def _refuse(number: int, path: Path, rule: str, value: object) -> InputError:
     return InputError(f"Row {number} of '{path}' must have {rule}, but has {str(value)[:80]!r}. Mend the row.")
 
 
-def _place(folder: Path, name: object, number: int, path: Path) -> Path:
+def _picture_path(folder: Path, name: object, number: int, path: Path) -> Path:
     """A picture inside the folder."""
     if not isinstance(name, str) or not name:
         raise _refuse(number, path, "a path, or a list of paths, as `image`", name)
@@ -128,7 +128,7 @@ def _place(folder: Path, name: object, number: int, path: Path) -> Path:
 
 
 def _lines(rows: Sequence[Any], path: Path, folder: Path) -> list[ImageQuestion]:
-    found = []
+    questions = []
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise _refuse(number, path, "fields", row)
@@ -143,26 +143,26 @@ def _lines(rows: Sequence[Any], path: Path, folder: Path) -> list[ImageQuestion]
         answers = [answers] if isinstance(answers, str) else answers
         if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
             raise _refuse(number, path, "a text, or a list of texts, as `answer`", answers)
-        pictures = tuple(_place(folder, name, number, path) for name in named)
+        pictures = tuple(_picture_path(folder, name, number, path) for name in named)
         name = str(row.get("question_id", row.get("id", number)))
         task = str(row.get("category", row.get("task", "all")))
         scoring = "" if not answers else "exact" if len(answers) < 10 else "vqav2"
-        found.append(ImageQuestion(name, text.strip(), pictures, task, scoring, tuple(answers)))
-    return found
+        questions.append(ImageQuestion(name, text.strip(), pictures, task, scoring, tuple(answers)))
+    return questions
 
 
 def _textvqa(rows: Sequence[Any], path: Path, folder: Path) -> list[ImageQuestion]:
-    found = []
+    questions = []
     for number, row in enumerate(rows):
         try:
-            picture = _place(folder, f"{row['image_id']}.jpg", number, path)
+            picture = _picture_path(folder, f"{row['image_id']}.jpg", number, path)
             answers = tuple(str(answer) for answer in row.get("answers", ()))
             text = str(row["question"]).strip() + SHORT
             name = str(row["question_id"])
         except (KeyError, TypeError, AttributeError) as error:
             raise _refuse(number, path, "`image_id`, `question` and `question_id`, as TextVQA's", error) from None
-        found.append(ImageQuestion(name, text, (picture,), "textvqa", "textvqa" if answers else "", answers))
-    return found
+        questions.append(ImageQuestion(name, text, (picture,), "textvqa", "textvqa" if answers else "", answers))
+    return questions
 
 
 def _vqav2(rows: Mapping[str, Any], path: Path, folder: Path | None) -> list[ImageQuestion]:
@@ -172,7 +172,7 @@ def _vqav2(rows: Mapping[str, Any], path: Path, folder: Path | None) -> list[Ima
         raise InputError(f"`questions` must name its `data_subtype` in letters, but '{path}' has {subset[:80]!r}.")
     coco = subset.replace("test-dev", "test")
     notes = _annotations(path)
-    found = []
+    questions = []
     for number, row in enumerate(rows["questions"]):
         try:
             name, picture = int(row["question_id"]), int(row["image_id"])
@@ -182,9 +182,9 @@ def _vqav2(rows: Mapping[str, Any], path: Path, folder: Path | None) -> list[Ima
             task = str(note.get("answer_type", "all"))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _refuse(number, path, "`question_id`, `image_id` and `question`, as VQAv2's", error) from None
-        place = (folder or path.parent / coco) / f"COCO_{coco}_{picture:012d}.jpg"
-        found.append(ImageQuestion(str(name), text, (place,), task, "vqav2" if answers else "", answers))
-    return found
+        file = (folder or path.parent / coco) / f"COCO_{coco}_{picture:012d}.jpg"
+        questions.append(ImageQuestion(str(name), text, (file,), task, "vqav2" if answers else "", answers))
+    return questions
 
 
 def _annotations(path: Path) -> dict[int, Mapping[str, Any]]:
@@ -207,23 +207,23 @@ def _annotations(path: Path) -> dict[int, Mapping[str, Any]]:
 
 def _conversations(conversations: Sequence[Conversation]) -> list[ImageQuestion]:
     """Each question by itself, the pictures before it. Of a task at most two about one picture."""
-    found = []
-    for one in conversations:
-        notes = one.notes.get("turns")
-        asked: dict[str, int] = defaultdict(int)
-        for place, (question, answer) in enumerate(one.turns):
-            note = notes[place] if isinstance(notes, list) and place < len(notes) else {}
+    questions = []
+    for conversation in conversations:
+        notes = conversation.notes.get("turns")
+        counts: dict[str, int] = defaultdict(int)
+        for index, (question, answer) in enumerate(conversation.turns):
+            note = notes[index] if isinstance(notes, list) and index < len(notes) else {}
             task = str(note.get("task", "all"))
-            asked[task] += 1
-            if asked[task] > 2:
+            counts[task] += 1
+            if counts[task] > 2:
                 continue
             claims = tuple(tuple(str(word) for word in claim) for claim in note.get("claims", ()))
             scoring = "claims" if claims else "exact" if note else ""
-            found.append(
+            questions.append(
                 ImageQuestion(
-                    f"{one.id}-{place}",
+                    f"{conversation.id}-{index}",
                     question,
-                    one.images,
+                    conversation.images,
                     task,
                     scoring,
                     (str(note["expected"]),) if note.get("expected") else (),
@@ -231,7 +231,7 @@ def _conversations(conversations: Sequence[Conversation]) -> list[ImageQuestion]
                     reference=answer,
                 )
             )
-    return found
+    return questions
 
 
 __all__ = ["IMAGE", "ImageQuestion", "by_task", "read_questions", "swapped"]

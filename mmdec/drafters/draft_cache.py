@@ -11,13 +11,13 @@ from torch import Tensor
 
 from mmdec.nn.draft_network import Pair
 
-ROOM = 256  # columns that a new cache has left
+ROOM = 256  # free columns of a new cache
 
 
 @final
 class DraftCache:
     """Row r's accepted columns are the first `lengths[r]`; a draft's lie behind those of the longest row, for all rows
-    at the same place. A draft is rolled back by writing over it: nothing else remembers it."""
+    at the same columns. A draft is rolled back by writing over it: nothing else remembers it."""
 
     def __init__(self, rows: int) -> None:
         self.lengths = [0] * rows
@@ -69,7 +69,7 @@ class DraftCache:
         return self._keys[:, :, : self.width], self._values[:, :, : self.width], self._uneven
 
     def mask(self, tree: Tensor) -> Tensor:
-        """(B, n, T) additive, of a draft's T columns -> (B, 1, n, width + T): the accepted ones are seen."""
+        """(B, n, T) additive, of a draft's T columns -> (B, 1, n, width + T): the accepted ones are visible."""
         rows, size, _ = tree.shape
         if self._uneven is None:
             before = tree.new_zeros(rows, size, self.width)
@@ -86,12 +86,12 @@ class DraftCache:
             self._uneven = None if min(self.lengths) == self.width else self._uneven[live, ..., : self.width]
 
     def _reserve(self, like: Tensor, columns: int) -> None:
-        held = self._keys.shape[2] if self._keys.dim() == 4 else 0
-        if columns <= held:
+        capacity = self._keys.shape[2] if self._keys.dim() == 4 else 0
+        if columns <= capacity:
             return
         batch, heads, _, size = like.shape
         # Zeros: what a mask hides counts for nothing only if it is a number.
-        keys, values = (like.new_zeros(batch, heads, max(columns + ROOM, 2 * held), size) for _ in range(2))
-        if held:
-            keys[:, :, :held], values[:, :, :held] = self._keys, self._values
+        keys, values = (like.new_zeros(batch, heads, max(columns + ROOM, 2 * capacity), size) for _ in range(2))
+        if capacity:
+            keys[:, :, :capacity], values[:, :, :capacity] = self._keys, self._values
         self._keys, self._values = keys, values

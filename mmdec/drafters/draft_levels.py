@@ -16,7 +16,7 @@ from mmdec.nn.draft_network import DraftNetwork
 from mmdec.ops.topk import top_indices
 from mmdec.types import Draft, Plan
 
-LARGE = 4096  # tokens of a vocabulary from which on the best are looked for in chunks
+LARGE = 4096  # tokens of a vocabulary from which on the best are searched for in chunks
 
 
 class Grower(Protocol):
@@ -38,32 +38,32 @@ class Levels:
         self.drafter, self.memory = drafter, memory
         self.level = 0  # levels expanded
         self.offset = 0  # their columns
-        self.seen: Tensor | None = None  # (B, n, S + T) additive: the last level's nodes over the columns so far
+        self.visible: Tensor | None = None  # (B, n, S + T) additive: the last level's nodes over the columns so far
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
-        """One pass over a level: tokens (B, n), features (B, n, H) of their parents, above (B, n) the parents' places
+        """One pass over a level: tokens (B, n), features (B, n, H) of their parents, above (B, n) the parents' indices
         in the last level; None below the root. Returns hidden (B, n, H)."""
         network, cache, memory = self.drafter.network, self.memory.cache, self.memory
         rows, size = tokens.shape
         states = network.fuse(self.drafter.embedding(tokens), network.feature(features), memory.carry)
-        places = memory.places
-        positions: Tensor | int = places[0] + self.level
+        starts = memory.positions
+        positions: Tensor | int = starts[0] + self.level
         if rows > 1:
-            positions = positions_from([place + self.level for place in places], 1, tokens.device).expand(-1, size)
+            positions = positions_from([start + self.level for start in starts], 1, tokens.device).expand(-1, size)
         queries, keys, values = network.project(states, positions, memory.packed)
         keys, values = cache.draft(keys, values, self.offset)
         mask = None
-        if size > 1 or self.seen is not None or cache.uneven:
-            own = torch.full((size, size), -math.inf, dtype=states.dtype, device=states.device).fill_diagonal_(0)
-            before = self.seen
+        if size > 1 or self.visible is not None or cache.uneven:
+            diagonal = torch.full((size, size), -math.inf, dtype=states.dtype, device=states.device).fill_diagonal_(0)
+            before = self.visible
             if before is None:
                 before = cache.mask(states.new_zeros(rows, 1, self.offset))[:, 0]
                 before = before.expand(-1, size, -1)
             else:
                 assert above is not None
                 before = before.gather(1, above[..., None].expand(-1, -1, before.shape[2]))
-            self.seen = torch.cat([before, own.expand(rows, -1, -1)], -1)
-            mask = self.seen[:, None]
+            self.visible = torch.cat([before, diagonal.expand(rows, -1, -1)], -1)
+            mask = self.visible[:, None]
         self.level, self.offset = self.level + 1, self.offset + size
         return network.attend(states, queries, keys, values, mask, memory.packed)
 
@@ -74,32 +74,32 @@ class Levels:
         while len(tokens) < depth:
             hidden = self.expand(tokens[-1], hidden, above)
             tokens.append(self.drafter.logits(hidden).argmax(-1))
-        whole = torch.cat([roots[:, None], *tokens], 1)
-        parents = torch.arange(-1, depth, device=roots.device).expand_as(whole)
-        return Draft(whole, parents.contiguous(), torch.full_like(roots, depth + 1))
+        drafted = torch.cat([roots[:, None], *tokens], 1)
+        parents = torch.arange(-1, depth, device=roots.device).expand_as(drafted)
+        return Draft(drafted, parents.contiguous(), torch.full_like(roots, depth + 1))
 
     def tree(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
-        """EAGLE-2's, after hidden (B, 1, H) of the root. Nodes are numbered from 1 in the order they came about."""
+        """EAGLE-2's, after hidden (B, 1, H) of the root. Nodes are numbered from 1 in the order they were made."""
         rows, _, size = hidden.shape
         width = min(self.drafter.width, plan.nodes, self.drafter.network.config.vocab_size)
         values, tokens = _best(self.drafter.logits(hidden), width)
         scores, tokens = values[:, 0], tokens[:, 0]  # (B, K) of the nodes that are expanded
-        found = [(scores, tokens)]
+        candidates = [(scores, tokens)]
         orders: list[Tensor] = []  # of each level but the first: which of its K * K nodes are expanded
         features, above = hidden.expand(-1, width, -1), None
         for level in range(1, plan.depth):
             hidden = self.expand(tokens, features, above)
             values, tokens = _best(self.drafter.logits(hidden), width)
             scores, tokens = (scores[..., None] + values).flatten(1), tokens.flatten(1)  # (B, K * K)
-            found.append((scores, tokens))
+            candidates.append((scores, tokens))
             if level + 1 < plan.depth:
                 orders.append(scores.sort(dim=1, descending=True, stable=True).indices[:, :width])
                 scores, tokens, above = scores.gather(1, orders[-1]), tokens.gather(1, orders[-1]), orders[-1] // width
                 features = hidden.gather(1, above[..., None].expand(-1, -1, size))
-        scores, tokens = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
-        kept = scores.sort(dim=1, descending=True, stable=True).indices[:, : plan.nodes]
+        scores, tokens = (torch.cat(parts, 1) for parts in zip(*candidates, strict=True))
+        best = scores.sort(dim=1, descending=True, stable=True).indices[:, : plan.nodes]
         expanded = torch.stack(orders, 1).tolist() if orders else [[]] * rows
-        lists = zip(kept.tolist(), tokens.gather(1, kept).tolist(), expanded, strict=True)
+        lists = zip(best.tolist(), tokens.gather(1, best).tolist(), expanded, strict=True)
         return trees_from_lists(roots, [in_order(row, ids, _parents(row, who, width)) for row, ids, who in lists])
 
     def drawn(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
@@ -107,9 +107,9 @@ class Levels:
         depth, vocab_size = min(plan.depth, plan.nodes), self.drafter.network.config.vocab_size
         trees = [Tree([root], values=[1.0]) for root in roots.tolist()]
         frontier = [[0] for _ in trees]
-        above = [{0: 0} for _ in trees]  # node -> its place in the last level
-        seen: list[Tensor] = []  # a level's (B, n, V): what the children of its nodes were drawn from
-        places: list[dict[int, int]] = [{} for _ in trees]  # node -> its place in all of them
+        above = [{0: 0} for _ in trees]  # node -> its index in the last level
+        distributions: list[Tensor] = []  # a level's (B, n, V): what the children of its nodes were drawn from
+        indices: list[dict[int, int]] = [{} for _ in trees]  # node -> its index in all of them
         offset = 0
         for level in range(depth):
             if level:
@@ -120,54 +120,54 @@ class Levels:
                     [tree.tokens[n] for n in nodes] + gap for (tree, nodes, _), gap in zip(rows, blank, strict=True)
                 ]
                 parents = [
-                    [known[tree.parents[n]] for n in nodes] + gap
-                    for (tree, nodes, known), gap in zip(rows, blank, strict=True)
+                    [index_of[tree.parents[n]] for n in nodes] + gap
+                    for (tree, nodes, index_of), gap in zip(rows, blank, strict=True)
                 ]
                 index = torch.tensor(parents, device=roots.device)
                 features = hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[2]))
                 hidden = self.expand(torch.tensor(tokens, device=roots.device), features, index if level > 1 else None)
-                above = [{node: place for place, node in enumerate(nodes)} for nodes in frontier]
-            seen.append((self.drafter.logits(hidden).float() / cast(float, plan.temperature)).softmax(-1))
-            for known, nodes in zip(places, frontier, strict=True):
-                known.update((node, offset + place) for place, node in enumerate(nodes))
+                above = [{node: column for column, node in enumerate(nodes)} for nodes in frontier]
+            distributions.append((self.drafter.logits(hidden).float() / cast(float, plan.temperature)).softmax(-1))
+            for index_of, nodes in zip(indices, frontier, strict=True):
+                index_of.update((node, offset + column) for column, node in enumerate(nodes))
             offset += hidden.shape[1]
             counts = [-(-(plan.nodes + 1 - len(tree.tokens)) // (depth - level)) for tree in trees]
-            frontier = draw_children(trees, frontier, seen[-1], counts, plan.generator)
+            frontier = draw_children(trees, frontier, distributions[-1], counts, plan.generator)
             if not any(frontier):
                 break
-        kept = [tree.best(plan.nodes) for tree in trees]
-        probs = drawn_from(torch.cat(seen, 1), places, kept, vocab_size)
-        return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, kept, strict=True)], probs)
+        best = [tree.best(plan.nodes) for tree in trees]
+        probs = drawn_from(torch.cat(distributions, 1), indices, best, vocab_size)
+        return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, best, strict=True)], probs)
 
 
-def in_order(kept: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[int], list[int]]:
-    """A row's nodes, the likeliest first: kept numbers from 0, tokens, parents' numbers from 1 (0 is the root). Returns
+def in_order(numbers: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[int], list[int]]:
+    """A row's nodes, the likeliest first: numbers from 0, tokens, parents' numbers from 1 (0 is the root). Returns
     tokens and parents so that each node is followed by all that is below it, its likeliest child first: the target's
     cache then moves least."""
     below: dict[int, list[int]] = {}
-    for place, parent in enumerate(parents):
-        below.setdefault(parent, []).append(place)
-    places, new_tokens, new_parents = {0: 0}, [], []
+    for index, parent in enumerate(parents):
+        below.setdefault(parent, []).append(index)
+    new_index, new_tokens, new_parents = {0: 0}, [], []
     stack = below.get(0, [])[::-1]
     while stack:
-        place = stack.pop()
-        number = kept[place] + 1
-        new_tokens.append(tokens[place])
-        new_parents.append(places[parents[place]])
-        places[number] = len(new_tokens)
+        index = stack.pop()
+        number = numbers[index] + 1
+        new_tokens.append(tokens[index])
+        new_parents.append(new_index[parents[index]])
+        new_index[number] = len(new_tokens)
         stack += below.get(number, [])[::-1]
     return new_tokens, new_parents
 
 
-def _parents(kept: Sequence[int], expanded: Sequence[Sequence[int]], width: int) -> list[int]:
+def _parents(chosen: Sequence[int], expanded: Sequence[Sequence[int]], width: int) -> list[int]:
     """The numbers from 1 (0 is the root) of the parents of nodes with these numbers from 0: `width` in the first level,
-    then width * width in each, of which `expanded` tells those that have children."""
+    then width * width in each, of which `expanded` lists those that have children."""
     numbers = [list(range(1, width + 1))]
     numbers += [[1 + width + level * width * width + node for node in nodes] for level, nodes in enumerate(expanded)]
     parents = []
-    for node in kept:
-        level, place = divmod(node - width, width * width)
-        parents.append(0 if node < width else numbers[level][place // width])
+    for node in chosen:
+        level, index = divmod(node - width, width * width)
+        parents.append(0 if node < width else numbers[level][index // width])
     return parents
 
 
@@ -181,8 +181,8 @@ def _best(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
     return chances.gather(-1, tokens), tokens
 
 
-def positions_from(places: Sequence[int], size: int, device: torch.device) -> Tensor:
-    """(B, size) from each row's place on."""
-    if len(places) == 1:
-        return torch.arange(places[0], places[0] + size, device=device)[None]
-    return torch.tensor(places, device=device)[:, None] + torch.arange(size, device=device)
+def positions_from(starts: Sequence[int], size: int, device: torch.device) -> Tensor:
+    """(B, size) from each row's start on."""
+    if len(starts) == 1:
+        return torch.arange(starts[0], starts[0] + size, device=device)[None]
+    return torch.tensor(starts, device=device)[:, None] + torch.arange(size, device=device)

@@ -1,4 +1,4 @@
-"""What a tree-growing drafter keeps of a run: columns that wait for the network, its cache, what a prompt became."""
+"""A tree-growing drafter's memory of a run: waiting columns, the network's cache, how prompts were compressed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Waiting:
 
     @classmethod
     def of(cls, features: Tensor, verdict: Verdict, counts: list[int]) -> Waiting:
-        """features (B, N, k * H) of a draft's nodes, of which the path's are kept."""
+        """features (B, N, k * H) of a draft's nodes, of which the path's are taken."""
         path = verdict.path
         if features.shape[1] > 1:
             features = features.gather(1, path.clamp(min=0)[..., None].expand(-1, -1, features.shape[2]))
@@ -64,7 +64,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class PromptInfo:
-    """What became of a row's visual tokens on their way into the drafter."""
+    """How a row's visual tokens were compressed."""
 
     compressor: str | None = None
     kept: Tensor | None = None  # (V,) float in [0, 1]
@@ -76,7 +76,7 @@ class Memory:
 
     cache: DraftCache
     columns: list[int]  # of each row's text, those that wait included
-    places: list[int]  # in each row's text, of its next column that goes through the network
+    positions: list[int]  # in each row's text, of its next column that goes through the network
     queue: list[WaitingPrompt | Waiting] = field(default_factory=list)  # the oldest first
     carry: Tensor | None = None  # (B, 1, C), what `DraftNetwork.fuse` wants
     info: list[PromptInfo] = field(default_factory=list)  # of each row; empty until the prompt's pass
@@ -85,7 +85,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class LastColumn:
-    """Each row's newest column, the root's: its keys and values are in the cache, nobody has asked for its output."""
+    """Each row's newest column, the root's: its keys and values are in the cache, its output is not computed yet."""
 
     states: Tensor  # (B, 1, H)
     queries: Tensor  # (B, heads, 1, d)

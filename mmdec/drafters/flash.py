@@ -3,7 +3,7 @@
 What runs, and when, is EAGLE-2's (`tree_growing.py`): slot 0 of an accepted column is a column of the cache. A draft is
 one pass over the root's slots; a level of it costs a refiner and the LM head. The paper's draft is a chain; beyond k
 tokens it goes on with another pass over its own predictions. As an option of ours the slots are lifted to a tree, the
-best tokens of each slot below the best paths to it, scored and kept as EAGLE-2 does: at most k deep.
+best tokens of each slot below the best paths to it, scored and chosen as EAGLE-2 does: at most k deep.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Flash:
         return f"{self._columns.name}-{'tree' if self.tree else 'chain'}"
 
     def check(self, target: Target) -> None:
-        """Raises InputError for a network of another model or in another place."""
+        """Raises InputError for a network of another model, device or precision."""
         self._columns.check(target)
 
     def start(self, context: Context) -> Memory:
@@ -84,13 +84,13 @@ class Flash:
 
 
 class Slots(Levels):
-    """One draft: a level is a slot, told the tokens of the path to it."""
+    """One draft: a level is a slot, which reads the tokens of the path to it."""
 
     def __init__(self, drafter: Flash, memory: Memory, last: LastColumn, depth: int) -> None:
         """depth: slots beyond it are not run."""
         super().__init__(drafter, memory)
         self.head, self.depth, self.device = drafter.network, depth, last.states.device
-        self.told: Tensor | None = None  # (B, n, H) of the last level's nodes
+        self.preceding: Tensor | None = None  # (B, n, H) of the last level's nodes: sum of the tokens' embeddings
         self.path: list[tuple[Tensor, Tensor]] = []  # tokens (B, 1) and features (B, 1, H) since the block's root
         self.done = 0  # slots of the blocks before this one
         self.slots = self._pass(last.states, last.queries, last.features)  # (B, k', H), not refined
@@ -109,14 +109,14 @@ class Slots(Levels):
             self.path.append((tokens, features))
         if index == self.head.slots:
             return self._next_block()
-        told = self.drafter.embedding(tokens)
-        if self.told is not None:
-            before = self.told
+        preceding = self.drafter.embedding(tokens)
+        if self.preceding is not None:
+            before = self.preceding
             if above is not None:
                 before = before.gather(1, above[..., None].expand(-1, -1, before.shape[2]))
-            told = told + before
-        self.told = told
-        return self.head.refined(self.slots[:, index : index + 1].expand_as(told), told, index)
+            preceding = preceding + before
+        self.preceding = preceding
+        return self.head.refined(self.slots[:, index : index + 1].expand_as(preceding), preceding, index)
 
     def _next_block(self) -> Tensor:
         """Columns of the block's own predictions, then the slots of the last of them. Returns slot 0 (B, 1, H)."""
@@ -125,29 +125,29 @@ class Slots(Levels):
         queries, keys, values = self.head.project(states, self._positions(states.shape[1]), self.memory.packed)
         self.memory.cache.draft(keys, values, self.offset)
         self.offset, self.done = self.offset + states.shape[1], self.level
-        self.told, self.path = None, []
+        self.preceding, self.path = None, []
         self.slots = self._pass(states[:, -1:], queries[:, :, -1:], features[:, -1:])
         return self.first
 
     def _pass(self, states: Tensor, queries: Tensor, features: Tensor) -> Tensor:
         """The slots of a column whose own keys and values are in the cache: states (B, 1, H), queries (B, heads, 1, d),
-        features (B, 1, H) -> (B, k', H), as many as are wanted."""
+        features (B, 1, H) -> (B, k', H), as many as the depth needs."""
         cache, config = self.memory.cache, self.head.config
         count = min(self.head.slots, self.depth - self.done)
         spread = self.head.slot_states(states)[:, 0, :count]  # (B, k', H)
         keys = values = states.new_empty(len(states), config.num_key_value_heads, 0, config.head_dim)
         if count > 1:
-            more, keys, values = self.head.project(spread[:, 1:], self._positions(count - 1), self.memory.packed)
-            queries = torch.cat([queries, more], 2)
+            others, keys, values = self.head.project(spread[:, 1:], self._positions(count - 1), self.memory.packed)
+            queries = torch.cat([queries, others], 2)
         keys, values = cache.draft(keys, values, self.offset)
         # All see the columns, the own one included; slot i also the slots 1 .. i.
-        own = torch.full((count, count - 1), -math.inf, dtype=states.dtype, device=states.device).triu()
-        own = torch.cat([own.new_zeros(count, self.offset), own], 1)
-        mask = cache.mask(own.expand(len(states), -1, -1))
+        slot_mask = torch.full((count, count - 1), -math.inf, dtype=states.dtype, device=states.device).triu()
+        slot_mask = torch.cat([slot_mask.new_zeros(count, self.offset), slot_mask], 1)
+        mask = cache.mask(slot_mask.expand(len(states), -1, -1))
         hidden = self.head.attend(spread, queries, keys, values, mask, self.memory.packed)
         return self.head.finish(hidden, features[:, 0])
 
     def _positions(self, count: int) -> Tensor:
         """(B, count) after the block's column."""
-        places = torch.tensor(self.memory.places, device=self.device)[:, None]
-        return places + self.done + torch.arange(count, device=self.device)
+        starts = torch.tensor(self.memory.positions, device=self.device)[:, None]
+        return starts + self.done + torch.arange(count, device=self.device)

@@ -1,4 +1,4 @@
-"""Drafters by name: one line for each. A drafter's module is imported when its name is first used.
+"""Drafters by name: one line for each. `mmdec.generation.named_drafters` makes and reads them.
 
 A drafter without weights is made by its class: "package.module:Class". A drafter with weights is read from a folder,
 whose config.json has the drafter's name as its "system", by a function (folder, model) -> drafter. The function may
@@ -10,19 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mmdec.checks.arguments import show
-from mmdec.checks.weights import read_settings
-from mmdec.types import Drafter, InputError
+from mmdec.types import Drafter
 
 Factory = Callable[[], Drafter]
 Loader = Callable[[Path, Any], Drafter]  # folder, model of transformers
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 NAME = re.compile(r"[A-Za-z][\w-]*")
-CONFIG = "config.json"
 
 
 @dataclass(frozen=True)
@@ -46,27 +42,9 @@ BUILT_IN = {
 _registered: dict[str, Entry] = {}
 
 
-def register_drafter(name: str, factory: Factory | str | None = None, *, loader: Loader | str | None = None) -> None:
-    """Give a drafter a name that `generate`, `stream`, `speculate` and `transcribe` accept.
-
-    factory: a class or function without arguments that makes the drafter, or its dotted path "package.module:Class".
-    loader: for a drafter with weights: a function of a folder (a Path) and a model that reads the drafter, or its
-    dotted path; the folder's config.json holds {"system": name}. A second call with the same name replaces the first.
-    Raises InputError for a name of mmdec's own, and where neither a factory nor a loader is given.
-    """
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise InputError(f"`name` must be letters, digits, _ and -, but is {show(name)}. Choose a short name.")
-    if name in BUILT_IN:
-        raise InputError(f"`name` must be new, but {name!r} is one of mmdec's own drafters. Choose another name.")
-    if factory is None and loader is None:
-        raise InputError("`factory` must be given where there is no `loader`, but is None. Pass the drafter's class.")
-    for argument, given in (("factory", factory), ("loader", loader)):
-        if not (given is None or callable(given) or (isinstance(given, str) and DOTTED.fullmatch(given))):
-            raise InputError(
-                f"`{argument}` must be a function or a dotted path, but is {show(given)}. Pass the drafter's class, or "
-                '"package.module:Class".'
-            )
-    _registered[name] = Entry(factory, loader)
+def add_entry(name: str, entry: Entry) -> None:
+    """Give a drafter from outside of the package a name; a second call with the same name replaces the first."""
+    _registered[name] = entry
 
 
 def drafter_entry(name: str) -> Entry | None:
@@ -79,66 +57,11 @@ def drafter_names() -> list[str]:
     return [name for name, entry in {**BUILT_IN, **_registered}.items() if entry.factory is not None]
 
 
+def loader_names() -> list[str]:
+    """Names of drafters with weights."""
+    return [name for name, entry in {**BUILT_IN, **_registered}.items() if entry.loader is not None]
+
+
 def is_dotted(text: str) -> bool:
     """Whether the text is written as "package.module:Class"."""
     return DOTTED.fullmatch(text) is not None
-
-
-def import_dotted(path: str, argument: str = "drafter") -> Any:
-    """What "package.module:Class" names. Raises InputError where it cannot be imported."""
-    module, _, attribute = path.partition(":")
-    try:
-        return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise InputError(
-            f"`{argument}` must be importable, but '{path}' is not ({error}). Check the spelling and PYTHONPATH."
-        ) from error
-
-
-def named_drafter(name: str) -> Drafter:
-    """A new drafter, by name or dotted path. Raises InputError where the name needs a folder."""
-    entry = drafter_entry(name)
-    if entry is not None and entry.factory is None:
-        raise InputError(
-            f"`drafter` must be a folder for {name}, which has weights, but is {name!r}. Give the folder, or load it "
-            "with `mmdec.load_drafter(folder, model)`."
-        )
-    factory: Any = name if entry is None else entry.factory
-    if isinstance(factory, str):
-        factory = import_dotted(factory)
-    if not callable(factory):
-        raise InputError(f"`drafter` must name a class, but '{name}' is {show(factory)}. Name the drafter's class.")
-    try:
-        drafter: Any = factory()
-        return drafter
-    except TypeError as error:
-        raise InputError(
-            f"`drafter` must be made without arguments, but '{name}' is not ({error}). Pass the drafter itself."
-        ) from error
-
-
-def folder_drafter(folder: Path, model: Any, argument: str = "drafter") -> Drafter:
-    """The drafter with weights in this folder, for this model of transformers.
-
-    Raises InputError where the folder's config.json names no drafter with weights, and whatever its loader raises.
-    """
-    name = folder_system(folder, argument)
-    entry = drafter_entry(name)
-    if entry is None or entry.loader is None:
-        loaders = [system for system, each in {**BUILT_IN, **_registered}.items() if each.loader is not None]
-        raise InputError(
-            f"`{argument}` must hold a drafter of {', '.join(loaders)}, but '{folder}' holds {name or 'none'!r}. Name "
-            "another folder."
-        )
-    loader = import_dotted(entry.loader, argument) if isinstance(entry.loader, str) else entry.loader
-    return loader(folder, model)
-
-
-def folder_system(folder: Path, argument: str = "drafter") -> str:
-    """What a folder's config.json says that it holds. Raises InputError for a folder without config.json."""
-    if not (folder / CONFIG).is_file():
-        raise InputError(
-            f"`{argument}` must be a folder with a drafter's {CONFIG} and weights, but '{folder}' has no {CONFIG}. "
-            "Name the drafter's folder."
-        )
-    return str(read_settings(folder / CONFIG, argument).get("system") or "")

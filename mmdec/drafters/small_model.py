@@ -42,9 +42,9 @@ class Tree:
     def best(self, count: int) -> list[int]:
         """The `count` nodes of the highest values, root not counted. A child's is never above its parent's; ties go to
         the elder. Each node is followed by all that is below it, its first child first."""
-        kept = set(sorted(range(1, len(self.tokens)), key=lambda node: -self.values[node])[:count])
+        best = set(sorted(range(1, len(self.tokens)), key=lambda node: -self.values[node])[:count])
         below: list[list[int]] = [[] for _ in self.tokens]
-        for node in sorted(kept, reverse=True):
+        for node in sorted(best, reverse=True):
             below[self.parents[node]].append(node)
         order, stack = [], below[0]
         while stack:
@@ -173,7 +173,7 @@ class SmallModel:
         trees = [Tree([root], values=[1.0 if drawn else 0.0]) for root in roots.tolist()]
         frontier = [[0] for _ in trees]
         expanded: list[list[int]] = [[] for _ in trees]
-        seen: list[Tensor] = []  # a layer's (B, L, V): what the children of its frontier were drawn from
+        distributions: list[Tensor] = []  # a layer's (B, L, V): what the children of its frontier were drawn from
         columns: list[dict[int, int]] = [{} for _ in trees]  # node -> its index in all of them
         offset = 0
         logits = self._ingest(memory)
@@ -185,17 +185,17 @@ class SmallModel:
             if plan.temperature is None:
                 frontier = _best(trees, frontier, logits, min(self._width, -(-plan.nodes // depth)))
                 continue
-            seen.append((logits.float() / plan.temperature).softmax(-1))
+            distributions.append((logits.float() / plan.temperature).softmax(-1))
             for indices, nodes in zip(columns, frontier, strict=True):
                 indices.update((node, offset + index) for index, node in enumerate(nodes))
             offset += logits.shape[1]
             counts = [-(-(plan.nodes + 1 - len(tree.tokens)) // (depth - layer)) for tree in trees]
-            frontier = draw_children(trees, frontier, seen[-1], counts, plan.generator)
+            frontier = draw_children(trees, frontier, distributions[-1], counts, plan.generator)
             if not any(frontier):
                 break
-        kept = [tree.best(plan.nodes) for tree in trees]
-        probs = drawn_from(torch.cat(seen, 1), columns, kept, memory.vocab_size) if drawn else None
-        return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, kept, strict=True)], probs)
+        best = [tree.best(plan.nodes) for tree in trees]
+        probs = drawn_from(torch.cat(distributions, 1), columns, best, memory.vocab_size) if drawn else None
+        return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, best, strict=True)], probs)
 
     def _ingest(self, memory: Memory) -> Tensor:
         """One pass over the pending tokens. Returns the logits (B, 1, V) after the roots."""
@@ -272,26 +272,26 @@ def draw_children(
         heap = [(-tree.values[node], index, 0, 1.0) for index, node in enumerate(nodes)]
         heapq.heapify(heap)
         while heap and len(added) < count:
-            reached, index, number, left = heapq.heappop(heap)
+            reached, index, number, remaining = heapq.heappop(heap)
             chance = mass[index][number]
             if chance <= 0:
                 continue
-            share = min(1.0, chance / left) if left > 0 else 1.0
+            share = min(1.0, chance / remaining) if remaining > 0 else 1.0
             added.append(tree.add(nodes[index], ids[index][number], -reached * share))
             if number + 1 < most:
-                heapq.heappush(heap, (reached * (1 - share), index, number + 1, left - chance))
+                heapq.heappush(heap, (reached * (1 - share), index, number + 1, remaining - chance))
         following.append(added)
     return following
 
 
-def drawn_from(probs: Tensor, columns: list[dict[int, int]], kept: list[list[int]], vocab_size: int) -> Tensor:
-    """Distributions (B, M, V) -> (B, N, vocab_size) of the root and the kept nodes; zeros where no child was drawn."""
+def drawn_from(probs: Tensor, columns: list[dict[int, int]], chosen: list[list[int]], vocab_size: int) -> Tensor:
+    """Distributions (B, M, V) -> (B, N, vocab_size) of the root and the chosen nodes; zeros where no child is drawn."""
     batch, count, size = probs.shape
     padded = torch.nn.functional.pad(probs, (0, max(vocab_size - size, 0), 0, 1))
-    width = 1 + max(map(len, kept))
+    width = 1 + max(map(len, chosen))
     index = [
         [indices.get(node, count) for node in (0, *nodes)] + [count] * (width - 1 - len(nodes))
-        for indices, nodes in zip(columns, kept, strict=True)
+        for indices, nodes in zip(columns, chosen, strict=True)
     ]
     rows = torch.arange(batch, device=probs.device)[:, None]
     return padded[rows, torch.tensor(index, device=probs.device)]

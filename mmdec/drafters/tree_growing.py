@@ -2,8 +2,8 @@
 
 The network continues the target's features (see `mmdec.nn.draft_network`): a column of it is a token beside the
 feature of the token before. In each level the `width` best nodes by cumulative log-probability are expanded; at the end
-the best nodes of all levels are kept. A child is never likelier than its parent and ties go to the elder, so that the
-ancestors of a node that is kept are kept. A plan with no more nodes than depth is for a chain of likeliest tokens. For
+the best nodes of all levels are taken. A child is never likelier than its parent and ties go to the elder, so that
+with a node its ancestors are taken, too. A plan with no more nodes than depth is for a chain of likeliest tokens. For
 residual and block sampling children are drawn, as `small_model.py` draws them.
 
 The network's own cache holds accepted columns alone, with the target's features. What a round accepted waits until the
@@ -56,7 +56,7 @@ class TreeGrowing:
         return f"{self.network.system}-{self.width}-{fingerprint(self.network, self.network.config)}"
 
     def check(self, target: Target) -> None:
-        """Raises InputError for a network of another model or in another place."""
+        """Raises InputError for a network of another model, device or precision."""
         config = self.network.config
         if (config.hidden_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
             raise InputError(
@@ -71,7 +71,7 @@ class TreeGrowing:
             )
 
     def start(self, context: Context) -> Memory:
-        """Nothing runs yet. A memory of the same conversation is gone on with where it ends at the first fresh column;
+        """Nothing runs yet. A memory of the same conversation is continued where it ends at the first fresh column;
         any other start is from the fresh columns alone."""
         if context.embeds is None or any(layer not in context.features for layer in self.needs.layers):
             raise InputError(f"`context` must hold the embeddings and the features {self.needs.layers}, but does not.")
@@ -91,13 +91,13 @@ class TreeGrowing:
         memory.columns = [old + count for old, count in zip(memory.columns, counts, strict=True)]
 
     def select(self, memory: Memory, live: Tensor) -> None:
-        kept = live.tolist()
+        rows = live.tolist()
         memory.cache.select(live)
-        memory.columns = [memory.columns[row] for row in kept]
-        memory.places = [memory.places[row] for row in kept]
+        memory.columns = [memory.columns[row] for row in rows]
+        memory.positions = [memory.positions[row] for row in rows]
         memory.queue = [part.select(live) for part in memory.queue]
         memory.carry = None if memory.carry is None else memory.carry[live]
-        memory.info = [memory.info[row] for row in kept] if memory.info else []
+        memory.info = [memory.info[row] for row in rows] if memory.info else []
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
         """A tree below each root; a chain where the plan has no more nodes than depth."""
@@ -121,8 +121,8 @@ class TreeGrowing:
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def take_in(self, memory: Memory) -> LastColumn:
-        """Keys and values of what waits go into the cache. Returns each row's last column, which always comes from a
-        verdict."""
+        """Put keys and values of the waiting columns into the cache. Returns each row's last column, which always comes
+        from a verdict."""
         network, cache = self.network, memory.cache
         states = queries = features = torch.empty(0)
         counts: list[int] = []
@@ -136,8 +136,8 @@ class TreeGrowing:
                     counts = part.counts
                     features = part.features
                     states = network.fuse(self.embedding(part.tokens), features, memory.carry)
-                    positions = positions_from(memory.places, states.shape[1], states.device)
-                    memory.places = [place + count for place, count in zip(memory.places, counts, strict=True)]
+                    positions = positions_from(memory.positions, states.shape[1], states.device)
+                    memory.positions = [start + count for start, count in zip(memory.positions, counts, strict=True)]
                 if states.shape[1]:
                     queries, keys, values = network.project(states, positions, memory.packed)
                     cache.append(keys, values, counts)
@@ -154,19 +154,19 @@ class TreeGrowing:
         """Each row's prompt as the network wants it: states (B, M, H), positions (B, M), padded on the right, and how
         many of them are a row's own."""
         earlier = [None] * len(part.mask) if memory.carry is None else list(memory.carry[:, 0])
-        given = zip(part.embeds, part.features, part.visual, part.mask, earlier, strict=True)
+        prompts = zip(part.embeds, part.features, part.visual, part.mask, earlier, strict=True)
         rows = [
-            self.network.prompt(embeds[kept], features[kept], visual[kept], carry)
-            for embeds, features, visual, kept, carry in given
+            self.network.prompt(embeds[mask], features[mask], visual[mask], carry)
+            for embeds, features, visual, mask, carry in prompts
         ]
         memory.info = [PromptInfo(row.compressor, row.kept) for row in rows]
         carried = [row.carry for row in rows]
         if any(carry is not None for carry in carried):
             zeros = torch.zeros_like(next(carry for carry in carried if carry is not None))
             memory.carry = torch.stack([zeros if carry is None else carry for carry in carried])[:, None]
-        positions = [row.positions + place for row, place in zip(rows, memory.places, strict=True)]
+        positions = [row.positions + start for row, start in zip(rows, memory.positions, strict=True)]
         lengths = part.mask.sum(1).tolist()
-        memory.places = [place + length - 1 for place, length in zip(memory.places, lengths, strict=True)]
+        memory.positions = [start + length - 1 for start, length in zip(memory.positions, lengths, strict=True)]
         pad = nn.utils.rnn.pad_sequence
         states = pad([row.states for row in rows], batch_first=True)
         return states, pad(positions, batch_first=True), [len(row.states) for row in rows]

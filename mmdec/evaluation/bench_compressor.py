@@ -47,12 +47,12 @@ class Run:
         length = BEFORE + visual + AFTER
         drawn = torch.Generator().manual_seed(0)
         states = torch.randn(2, 1, length, weight.shape[1], generator=drawn).to(weight)
-        where = torch.arange(length, device=weight.device)
+        columns = torch.arange(length, device=weight.device)
         mask = torch.ones(1, length, dtype=torch.bool, device=weight.device)
-        seen = ((where >= BEFORE) & (where < BEFORE + visual))[None]
+        visual_mask = ((columns >= BEFORE) & (columns < BEFORE + visual))[None]
         tokens = torch.zeros(1, length, dtype=torch.long, device=weight.device)
         self.context = Context(
-            tokens, mask, where[None, None], where[-1:] + 1, {-1: states[0]}, embeds=states[1], visual=seen
+            tokens, mask, columns[None, None], columns[-1:] + 1, {-1: states[0]}, embeds=states[1], visual=visual_mask
         )
 
     @torch.inference_mode()
@@ -100,19 +100,21 @@ def bench_compressor(
     check_threads(threads)
     check_device(device)
     torch.set_num_threads(threads)
-    place = torch.device(device)
-    dtype = torch.float32 if place.type == "cpu" else torch.bfloat16
-    eagle = random_drafter(size, None, place, dtype)
+    torch_device = torch.device(device)
+    dtype = torch.float32 if torch_device.type == "cpu" else torch.bfloat16
+    eagle = random_drafter(size, None, torch_device, dtype)
     rows = []
     for name in compressors:
-        specvlm = random_drafter(size, name, place, dtype)
+        specvlm = random_drafter(size, name, torch_device, dtype)
         for count in visual:
-            rows.append({"compressor": name, "visual": count} | _row(eagle, specvlm, count, accepted, repeats, place))
+            rows.append(
+                {"compressor": name, "visual": count} | _row(eagle, specvlm, count, accepted, repeats, torch_device)
+            )
     return {
         "what": f"random weights, {size}, {BEFORE} + {AFTER} text tokens, drafts of {PLAN.nodes} nodes, {PLAN.depth} "
         f"deep, {accepted} accepted by an oracle, {ROUNDS} rounds; a = EAGLE-2 with SpecVLM's input norm, b = SpecVLM",
         "rows": rows,
-        "hardware": hardware(device=place, dtype=dtype, batch=1, threads=threads),
+        "hardware": hardware(device=torch_device, dtype=dtype, batch=1, threads=threads),
     }
 
 

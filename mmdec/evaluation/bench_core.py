@@ -139,17 +139,17 @@ def _lookup(size: str, text: str, repeats: int, count: int, device: str) -> dict
     rounds: list[Round] = []
     plug = speculate("lookup", on_round=rounds.append, statistics=DecodingStatistics())
 
-    def ours() -> Tensor:
+    def drafted() -> Tensor:
         rounds.clear()
         return _run(model, ids, count, custom_generate=plug)
 
-    def theirs() -> Tensor:
+    def stock() -> Tensor:
         return _run(model, ids, count, prompt_lookup_num_tokens=COPIED)
 
     plain = _run(model, ids, count)
-    for run in (ours, theirs):
+    for run in (drafted, stock):
         _equal(run, lambda: plain)
-    result = paired(ours, theirs, repeats, model.device)
+    result = paired(drafted, stock, repeats, model.device)
     return {**asdict(result), "rounds": len(rounds) - 1, "tokens_per_round": (count - 1) / max(len(rounds) - 1, 1)}
 
 
@@ -177,12 +177,12 @@ def _wrong(size: str, repeats: int, count: int, device: str) -> dict[str, Any]:
     statistics = DecodingStatistics()
     plug = speculate(Noise(model.config.vocab_size), statistics=statistics)
 
-    def ours() -> Tensor:
+    def drafted() -> Tensor:
         statistics.clear()  # each run learns anew that the drafter is wrong
         return _run(model, ids, count, custom_generate=plug)
 
     def plain() -> Tensor:
         return _run(model, ids, count)
 
-    _equal(ours, plain)
-    return asdict(paired(plain, ours, repeats, model.device))
+    _equal(drafted, plain)
+    return asdict(paired(plain, drafted, repeats, model.device))

@@ -37,7 +37,7 @@ LOOKUP = "prompt lookup"
 
 
 @dataclass(frozen=True)
-class Asked:
+class AnsweredQuestion:
     """A question, and how long its answer is."""
 
     question: ImageQuestion
@@ -76,13 +76,13 @@ def bench_vlm(
     chosen = read_questions(os.fspath(questions), None if images is None else os.fspath(images), per_task)
     if not chosen:
         raise InputError(f"`questions` must hold questions, but '{questions}' has none. Check the file.")
-    ours = [Method.drafted(name, as_drafter(vlm, name), nodes) for name in drafters]
+    drafted = [Method.drafted(name, as_drafter(vlm, name), nodes) for name in drafters]
     harness = DescriptionHarness(vlm, max_new_tokens)
     return {
         "what": "a = mmdec with a drafter, b = the other; ratios are b / a",
         "model": vlm.directory.name if vlm.directory else "given",
         "plan": plan,
-        **_all_methods(harness, ours, chosen, repeats, log),
+        **_all_methods(harness, drafted, chosen, repeats, log),
         "hardware": hardware(
             device=vlm.model.device, dtype=dtype_of(vlm.model), batch=1, threads=torch.get_num_threads()
         ),
@@ -91,34 +91,34 @@ def bench_vlm(
 
 def _all_methods(
     harness: DescriptionHarness,
-    ours: Sequence[Method],
+    drafted: Sequence[Method],
     chosen: Sequence[ImageQuestion],
     repeats: int,
     log: Log,
 ) -> dict[str, Any]:
     greedy, plain = Method.greedy(), Method.drafted(PLAIN, None)
-    theirs, left_out = [Method(LOOKUP, "transformers", {"prompt_lookup_num_tokens": COPIED})], dict[str, str]()
-    for method in list(theirs):
+    baselines, left_out = [Method(LOOKUP, "transformers", {"prompt_lookup_num_tokens": COPIED})], dict[str, str]()
+    for method in list(baselines):
         try:  # not every model of transformers can
             harness.measure(chosen[:1], method)
         except (MmdecError, MemoryError):
             raise
         except Exception as error:
             left_out[method.name] = f"transformers cannot run it here ({type(error).__name__}: {error!s:.200})"
-            theirs.remove(method)
-    methods = [ours[0], greedy, plain, *ours[1:], *theirs]
+            baselines.remove(method)
+    methods = [drafted[0], greedy, plain, *drafted[1:], *baselines]
     log(f"{len(chosen)} questions; methods: {', '.join(method.name for method in methods)}")
     singles = [[question] for question in chosen]
-    equal = harness.gate(methods, singles, log, [plain, *ours[1:]])
+    equal = harness.gate(methods, singles, log, [plain, *drafted[1:]])
     measured = harness.interleave(methods, singles, repeats, log)
-    asked = [
-        Asked(question, len(calls[0].tokens[0]), len(calls[0].texts[0].split()))
+    answered = [
+        AnsweredQuestion(question, len(calls[0].tokens[0]), len(calls[0].texts[0].split()))
         for question, calls in zip(chosen, measured[greedy.name], strict=True)
     ]
-    groups = _groups(asked)
+    groups = _groups(answered)
     return {
-        "questions": len(asked),
-        "tokens": sum(one.tokens for one in asked),
+        "questions": len(answered),
+        "tokens": sum(entry.tokens for entry in answered),
         "repeats": repeats,
         "left_out": left_out,
         "drafters": {
@@ -126,40 +126,42 @@ def _all_methods(
                 "drafter": getattr(method.options["drafter"], "name", method.options["drafter"]),
                 "against": {
                     other.name: _against(measured, method, other, groups, equal[other.name])
-                    for other in (greedy, *theirs, plain, *ours)
+                    for other in (greedy, *baselines, plain, *drafted)
                     if other is not method
                 },
-                "short_answers": _short(measured, method, greedy, asked),
+                "short_answers": _short(measured, method, greedy, answered),
             }
-            for method in ours
+            for method in drafted
         },
     }
 
 
-def _groups(asked: Sequence[Asked]) -> dict[str, list[int]]:
+def _groups(answered: Sequence[AnsweredQuestion]) -> dict[str, list[int]]:
     """Indices of all questions, of each task and of each length."""
-    groups = {"all": list(range(len(asked)))}
-    for task in sorted({one.question.task for one in asked}):
-        groups[f"task {task}"] = [place for place, one in enumerate(asked) if one.question.task == task]
+    groups = {"all": list(range(len(answered)))}
+    for task in sorted({entry.question.task for entry in answered}):
+        groups[f"task {task}"] = [index for index, entry in enumerate(answered) if entry.question.task == task]
     for low, high in LENGTHS:
         name = f"{low}+ tokens" if (low, high) == LENGTHS[-1] else f"{low}-{high} tokens"
-        groups[name] = [place for place, one in enumerate(asked) if low <= one.tokens <= high]
+        groups[name] = [index for index, entry in enumerate(answered) if low <= entry.tokens <= high]
     return groups
 
 
 def _against(
-    measured: Measurements, ours: Method, other: Method, groups: dict[str, list[int]], equal: Sequence[bool]
+    measured: Measurements, method: Method, other: Method, groups: dict[str, list[int]], equal: Sequence[bool]
 ) -> dict[str, Any]:
-    """Each group by itself, without the questions on which the other side says something else."""
+    """Each group by itself, without the questions on which the other side's tokens differ."""
     rows = {}
-    for name, places in groups.items():
-        same = [place for place in places if equal[place]]
-        if places:
-            rows[name] = {"identical": len(same), "of": len(places), **compare(measured, ours, other, same)}
+    for name, indices in groups.items():
+        same = [index for index in indices if equal[index]]
+        if indices:
+            rows[name] = {"identical": len(same), "of": len(indices), **compare(measured, method, other, same)}
     return rows
 
 
-def _short(measured: Measurements, ours: Method, greedy: Method, asked: Sequence[Asked]) -> dict[str, Any]:
+def _short(
+    measured: Measurements, method: Method, greedy: Method, answered: Sequence[AnsweredQuestion]
+) -> dict[str, Any]:
     """Answers of few words: drafting must not make them slower."""
-    places = [place for place, one in enumerate(asked) if one.words <= FEW]
-    return {"words": f"{FEW} and fewer", **compare(measured, ours, greedy, places)}
+    indices = [index for index, entry in enumerate(answered) if entry.words <= FEW]
+    return {"words": f"{FEW} and fewer", **compare(measured, method, greedy, indices)}

@@ -7,6 +7,7 @@ that must be read (keys, values) over seconds are set against the card's own cop
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -32,24 +33,24 @@ LAYERS = {"cpu": 12, "cuda": 32}
 
 def bench_kernels(*, repeats: int = 15, device: str | None = "cpu", threads: int = 1) -> dict[str, Any]:
     """Time every operator; a JSON-ready report. Raises MmdecError where two sides differ."""
-    place = check_device(device)
+    torch_device = check_device(device)
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
-    bandwidth = _copy_bandwidth(place) if place.type == "cuda" else None
+    dtype = torch.bfloat16 if torch_device.type == "cuda" else torch.float32
+    bandwidth = _copy_bandwidth(torch_device) if torch_device.type == "cuda" else None
     report: dict[str, Any] = {
         "what": "a = mmdec, b = the other; ratios are b / a",
-        "kernels": {name: runs_on(place) for name in KERNELS},
-        "why_not": None if runs_on(place) else why_not(place.index) or "the CPU was asked for",
+        "kernels": {name: runs_on(torch_device) for name in KERNELS},
+        "why_not": None if runs_on(torch_device) else why_not(torch_device.index) or "the CPU was asked for",
         "copy_gb_s": bandwidth,
         "tree_attention": [
-            _attention(name, nodes, columns, place, dtype, repeats, bandwidth)
+            _attention(name, nodes, columns, torch_device, dtype, repeats, bandwidth)
             for name in HEADS
-            for nodes, columns in PLACES[place.type]
+            for nodes, columns in PLACES[torch_device.type]
         ],
-        "kv_gather": _gather(place, dtype, repeats),
-        "dag": [row for shape in GRAPHS[place.type] for row in _graph(shape, place, repeats)],
-        "hardware": hardware(device=place, dtype=dtype, batch=1, threads=threads),
+        "kv_gather": _gather(torch_device, dtype, repeats),
+        "dag": [row for shape in GRAPHS[torch_device.type] for row in _graph(shape, torch_device, repeats)],
+        "hardware": hardware(device=torch_device, dtype=dtype, batch=1, threads=threads),
     }
     return report
 
@@ -99,10 +100,10 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: TreeMask, columns: int, scale: 
     above = mask.ancestors[0]
     nodes = len(above)
 
-    def seen(batch: Tensor, head: Tensor, node: Tensor, column: Tensor) -> Tensor:
+    def visible(batch: Tensor, head: Tensor, node: Tensor, column: Tensor) -> Tensor:
         return (column < columns) | above[node, (column - columns).clamp(0, nodes - 1)]
 
-    block = create_block_mask(seen, None, None, nodes, columns + nodes, device=str(q.device))
+    block = create_block_mask(visible, None, None, nodes, columns + nodes, device=str(q.device))
     compiled: Any = torch.compile(flex_attention, dynamic=False)
     return lambda: compiled(q, k, v, block_mask=block, scale=scale, enable_gqa=True)
 
@@ -141,18 +142,20 @@ def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> l
         score.sum().backward()
         return score.detach()
 
-    def ours(match: Tensor, links: Tensor) -> Tensor:
+    def marginal(match: Tensor, links: Tensor) -> Tensor:
         return dag_marginal(match, links, *lengths)
 
-    _same("the graph's log P", ours(match, links), dense_marginal(match, links))
+    _same("the graph's log P", marginal(match, links), dense_marginal(match, links))
     rows = []
     for what, a, b in (
-        ("forward", lambda: ours(match, links), lambda: dense_marginal(match, links)),
-        ("forward and backward", lambda: gradient(ours), lambda: gradient(dense_marginal)),
+        ("forward", lambda: marginal(match, links), lambda: dense_marginal(match, links)),
+        ("forward and backward", lambda: gradient(marginal), lambda: gradient(dense_marginal)),
     ):
         row = {"shape": shape, "what": what, "against": {"dense torch": asdict(paired(a, b, repeats, device))}}
         if device.type == "cuda":
             row["peak_mib"], row["dense_peak_mib"] = (_peak(run) for run in (a, b))
+        else:
+            row["least_cpu_ms"] = 1e3 * _least(a, 4 * repeats)
         rows.append(row)
     return rows
 
@@ -168,11 +171,21 @@ def dense_marginal(match: Tensor, links: Tensor) -> Tensor:
     return alpha[:, -1]
 
 
-def _same(what: str, ours: Tensor, theirs: Tensor) -> None:
-    near = 3e-2 if ours.dtype == torch.bfloat16 else 1e-3
-    if not torch.allclose(ours.float(), theirs.float(), rtol=near, atol=near):
-        worst = float((ours.float() - theirs.float()).abs().max())
+def _same(what: str, result: Tensor, reference: Tensor) -> None:
+    near = 3e-2 if result.dtype == torch.bfloat16 else 1e-3
+    if not torch.allclose(result.float(), reference.float(), rtol=near, atol=near):
+        worst = float((result.float() - reference.float()).abs().max())
         raise MmdecError(f"{what}: the two sides must agree, but differ by {worst:.3g}. No time was taken.")
+
+
+def _least(run: Callable[[], object], repeats: int) -> float:
+    """The fewest seconds of this thread that a call took: of all figures the one that other processes move least."""
+    laps = []
+    for _ in range(repeats):
+        begin = time.thread_time()
+        run()
+        laps.append(time.thread_time() - begin)
+    return min(laps)
 
 
 def _seconds(run: Callable[[], object], repeats: int) -> float:
@@ -207,7 +220,7 @@ def _launches(run: Callable[[], object]) -> int:
     """Kernels that one call launches, copies of indices left out."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         run()
         torch.cuda.synchronize()
-    return sum(not event.name.startswith("Mem") for event in seen.events() or [])
+    return sum(not event.name.startswith("Mem") for event in recorded.events() or [])

@@ -119,13 +119,13 @@ class _Bench:
     batch_size: int
     log: Log
 
-    def all_methods(self, ours: Method, helpers: Sequence[Method], chosen: Sequence[Recording]) -> dict[str, Any]:
+    def all_methods(self, medusa: Method, helpers: Sequence[Method], chosen: Sequence[Recording]) -> dict[str, Any]:
         """Our method against greedy decoding by length, and against prompt lookup and an assistant on long ones."""
         long = _long(chosen)
         longest = [chosen[index] for index in long]
         greedy, lookup = Method.greedy(), Method("prompt lookup", "transformers", {"prompt_lookup_num_tokens": COPIED})
         helper = fastest(self.harness, helpers, [longest[0].samples]) if len(helpers) > 1 else helpers[0]
-        methods = [ours, greedy, lookup, helper]
+        methods = [medusa, greedy, lookup, helper]
         names = ", ".join(method.name for method in methods)
         self.log(f"{len(chosen)} recordings, {len(longest)} of them long; methods: {names}")
         singles = [[recording.samples] for recording in chosen]
@@ -134,25 +134,25 @@ class _Bench:
         of_length = {bin: [index for index, recording in enumerate(chosen) if recording.bin == bin] for bin in BINS}
         return {
             "recordings": len(chosen),
-            "long": {"words": f"{LONG[0]} and more", **compare(measured, ours, greedy, long)},
+            "long": {"words": f"{LONG[0]} and more", **compare(measured, medusa, greedy, long)},
             "curve": [
                 {
                     "words": f"{low}-{high}" if (low, high) != LONG else f"{low}+",
-                    **compare(measured, ours, greedy, indices),
+                    **compare(measured, medusa, greedy, indices),
                 }
                 for (low, high), indices in of_length.items()
                 if indices
             ],
-            "clips": _clips(measured, ours, greedy, of_length[SHORT], chosen),
+            "clips": _clips(measured, medusa, greedy, of_length[SHORT], chosen),
             "against": {
                 method.name: {
                     "identical": sum(equal[method.name][index] for index in long),
                     "of": len(long),
-                    **compare(measured, ours, method, [index for index in long if equal[method.name][index]]),
+                    **compare(measured, medusa, method, [index for index in long if equal[method.name][index]]),
                 }
                 for method in (lookup, helper)
             },
-            "batch": self.batches([ours, greedy], longest),
+            "batch": self.batches([medusa, greedy], longest),
             "seconds_of_audio": sum(len(recording.samples) for recording in chosen) / SAMPLE_RATE,
         }
 
@@ -216,12 +216,12 @@ def _given(harness: TranscriptionHarness, paths: Sequence[Path]) -> list[Recordi
 
 
 def _clips(
-    measured: Measurements, ours: Method, greedy: Method, indices: Sequence[int], chosen: Sequence[Recording]
+    measured: Measurements, medusa: Method, greedy: Method, indices: Sequence[int], chosen: Sequence[Recording]
 ) -> dict[str, Any]:
     """Each short clip by itself: none should be slower than greedy decoding."""
     rows = []
     for index in indices:
-        wall = compare(measured, ours, greedy, [index])["wall"]
+        wall = compare(measured, medusa, greedy, [index])["wall"]
         rows.append({"name": chosen[index].name, "words": chosen[index].words, "wall": wall["median"]})
     rows.sort(key=lambda row: row["wall"])
     return {"words": f"{SHORT[1]} and fewer", "slower": sum(row["wall"] < 1 for row in rows), "each": rows}

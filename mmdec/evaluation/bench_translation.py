@@ -137,16 +137,18 @@ def _against_baseline(path: Path, translator: SpeechTranslator, strategy: str, r
     Raises MmdecError if verified units differ from the baseline's.
     """
 
-    def ours() -> Translation:
+    def verified() -> Translation:
         return translate_speech(path, model=translator, strategy=strategy)
 
     def baseline() -> Translation:
         return translate_speech(path, model=translator, strategy="autoregressive")
 
-    first, plain = ours(), baseline()
+    first, plain = verified(), baseline()
     if strategy == "verified" and first.units != plain.units:
         raise MmdecError("Verified units are not the baseline's: no timing is reported. Report this as a bug.")
-    result = paired(ours, baseline, repeats, translator.device, lambda translation: translation.timings["linguistic"])
+    result = paired(
+        verified, baseline, repeats, translator.device, lambda translation: translation.timings["linguistic"]
+    )
     # The baseline takes one pass for each unit, </s> included.
     return {"seconds": plain.seconds_source, "units": plain.passes, "passes": first.passes, **asdict(result)}
 

@@ -49,7 +49,7 @@ class Answered:
     error: str = ""
 
 
-def score(question: ImageQuestion, said: str) -> tuple[float, int]:
+def score(question: ImageQuestion, text: str) -> tuple[float, int]:
     """How much of an answer is right, and of how much: 1, or the claims of a description; (0, 0) without a reference.
 
     "exact" is right where the answer is one of the listed or the reference, but for case and the full stop; of the
@@ -57,18 +57,18 @@ def score(question: ImageQuestion, said: str) -> tuple[float, int]:
     """
     kind = question.scoring
     if kind == "claims":
-        return claims_held(said, question.claims), len(question.claims)
+        return claims_held(text, question.claims), len(question.claims)
     if kind == "exact":
         if question.reference:
             expected = question.answers[0] if question.answers else ""
-            return float(right_answer(said, question.reference, expected, question.task)), 1
-        return float(normalise(said) in {normalise(answer) for answer in question.answers}), 1
+            return float(right_answer(text, question.reference, expected, question.task)), 1
+        return float(normalise(text) in {normalise(answer) for answer in question.answers}), 1
     if kind == "vqav2" or kind == "textvqa":
-        return vqa_accuracy(said, question.answers, kind), 1
+        return vqa_accuracy(text, question.answers, kind), 1
     if kind == "choice":
-        return float(right_choice(said, question.options, question.answers[0], question.id)), 1
+        return float(right_choice(text, question.options, question.answers[0], question.id)), 1
     if kind == "open":
-        return float(right_open(said, question.answers)), 1
+        return float(right_open(text, question.answers)), 1
     return 0.0, 0
 
 
@@ -101,38 +101,40 @@ def evaluate_vlm(
     check_whole("batch_size", batch_size, 1, 4096, "1 asks one by one.")
     if limit is not None:
         check_whole("limit", limit, 1, 2**31, "Leave it out for all questions.")
-    asked = read_questions(os.fspath(questions), None if images is None else os.fspath(images), limit)
-    if not asked:
+    chosen = read_questions(os.fspath(questions), None if images is None else os.fspath(images), limit)
+    if not chosen:
         raise InputError(f"`questions` must hold questions, but '{questions}' has none. Check the file.")
-    asked = swapped(asked) if swap else asked
+    chosen = swapped(chosen) if swap else chosen
     torch.set_num_threads(threads)
     vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, device)
-    chosen = as_drafter(vlm, drafter)
-    method = Method("drafted", "mmdec", {"drafter": chosen, "num_speculative_tokens": plan})
-    answered = _answers(DescriptionHarness(vlm, max_new_tokens), method, asked, batch_size, log)
-    scored = [one for one in answered if one.of]
+    loaded_drafter = as_drafter(vlm, drafter)
+    method = Method("drafted", "mmdec", {"drafter": loaded_drafter, "num_speculative_tokens": plan})
+    answered = _answers(DescriptionHarness(vlm, max_new_tokens), method, chosen, batch_size, log)
+    scored = [entry for entry in answered if entry.of]
     return {
         "model": vlm.directory.name if vlm.directory else "given",
         "questions": os.fspath(questions),
         "swapped": swap,
         "n": len(answered),
-        "drafter": chosen if isinstance(chosen, str) else getattr(chosen, "name", None) or "none",
+        "drafter": loaded_drafter
+        if isinstance(loaded_drafter, str)
+        else getattr(loaded_drafter, "name", None) or "none",
         "batch_size": batch_size,
         "by_task": _by_task(answered),
         "right": _rate(scored),
-        "decoding": _cost([one.answer for one in answered if one.answer is not None]),
-        "refused": {one.question.id: one.error for one in answered if one.error},
+        "decoding": _cost([entry.answer for entry in answered if entry.answer is not None]),
+        "refused": {entry.question.id: entry.error for entry in answered if entry.error},
         "worst": [
             {
-                "id": one.question.id,
-                "task": one.question.task,
-                "question": one.question.question,
-                "answer": one.answer.text if one.answer else "",
-                "right": one.right,
-                "of": one.of,
-                "expected": one.question.reference or ", ".join(one.question.answers[:3]),
+                "id": entry.question.id,
+                "task": entry.question.task,
+                "question": entry.question.question,
+                "answer": entry.answer.text if entry.answer else "",
+                "right": entry.right,
+                "of": entry.of,
+                "expected": entry.question.reference or ", ".join(entry.question.answers[:3]),
             }
-            for one in [one for one in scored if one.right < one.of][:worst]
+            for entry in [entry for entry in scored if entry.right < entry.of][:worst]
         ],
         "hardware": hardware(
             device=vlm.model.device,
@@ -144,35 +146,35 @@ def evaluate_vlm(
 
 
 def _answers(
-    harness: DescriptionHarness, method: Method, asked: Sequence[ImageQuestion], batch_size: int, log: Log
+    harness: DescriptionHarness, method: Method, questions: Sequence[ImageQuestion], batch_size: int, log: Log
 ) -> list[Answered]:
     answered: list[Answered] = []
-    for start in range(0, len(asked), batch_size):
-        batch, before = asked[start : start + batch_size], len(answered)
+    for start in range(0, len(questions), batch_size):
+        batch, before = questions[start : start + batch_size], len(answered)
         errors: dict[int, InputError] = {}
         try:
             answers: list[Any] = [*harness.describe(batch, method)]
         except BatchError as error:
             answers, errors = error.results, error.errors
-        for place, (question, answer) in enumerate(zip(batch, answers, strict=True)):
+        for index, (question, answer) in enumerate(zip(batch, answers, strict=True)):
             right, of = score(question, answer.text if answer else "")
-            said = str(errors[place]) if place in errors else ""
-            answered.append(Answered(question, answer, 0.0 if answer is None else right, of, said))
-        if len(answered) // EVERY > before // EVERY or len(answered) == len(asked):
-            log(f"answered {len(answered)} of {len(asked)}")
+            reason = str(errors[index]) if index in errors else ""
+            answered.append(Answered(question, answer, 0.0 if answer is None else right, of, reason))
+        if len(answered) // EVERY > before // EVERY or len(answered) == len(questions):
+            log(f"answered {len(answered)} of {len(questions)}")
     return answered
 
 
 def _by_task(answered: Sequence[Answered]) -> dict[str, dict[str, Any]]:
     tasks: dict[str, list[Answered]] = defaultdict(list)
-    for one in answered:
-        tasks[one.question.task].append(one)
+    for entry in answered:
+        tasks[entry.question.task].append(entry)
     return {
         task: {
             "questions": len(group),
             "scoring": group[0].question.scoring,
             "right": _rate(group),
-            "decoding": _cost([one.answer for one in group if one.answer is not None]),
+            "decoding": _cost([entry.answer for entry in group if entry.answer is not None]),
         }
         for task, group in sorted(tasks.items())
     }
@@ -180,8 +182,8 @@ def _by_task(answered: Sequence[Answered]) -> dict[str, dict[str, Any]]:
 
 def _rate(answered: Sequence[Answered]) -> dict[str, Any]:
     """n counts the claims of descriptions."""
-    right: Any = sum(one.right for one in answered)  # a fraction for VQA accuracy, which `Rate` takes as it is
-    return metrics.Rate(right, sum(one.of for one in answered)).summary()
+    right: Any = sum(entry.right for entry in answered)  # a fraction for VQA accuracy, which `Rate` takes as it is
+    return metrics.Rate(right, sum(entry.of for entry in answered)).summary()
 
 
 def _cost(answers: Sequence[Description]) -> dict[str, Any]:

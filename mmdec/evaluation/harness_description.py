@@ -28,8 +28,8 @@ class DescriptionHarness(Harness[ImageQuestion]):
 
     def __init__(self, vlm: LoadedVlm, max_new_tokens: int | None = None) -> None:
         self.vlm, self.model = vlm, vlm.model
-        own: Any = self.model.generation_config
-        longest = max_new_tokens or own.max_new_tokens or MAX_NEW_TOKENS
+        config: Any = self.model.generation_config
+        longest = max_new_tokens or config.max_new_tokens or MAX_NEW_TOKENS
         self.options: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": longest}
 
     def prompt(self, question: ImageQuestion) -> str:
@@ -78,16 +78,16 @@ class DescriptionHarness(Harness[ImageQuestion]):
 
     def _generate(self, questions: Sequence[ImageQuestion], method: Method, passes: list[int]) -> Measurement:
         vlm, device, vision = self.vlm, self.model.device, list[float]()
-        whole, stopwatch = Stopwatch(device), Stopwatch(device)
-        asked = [read_question(question.images, self.prompt(question)) for question in questions]
+        total, stopwatch = Stopwatch(device), Stopwatch(device)
+        read = [read_question(question.images, self.prompt(question)) for question in questions]
         stopwatch.lap()
-        inputs = tensors(vlm, [render(vlm, [user_message(vlm, one)]) for one in asked], asked)
+        inputs = tensors(vlm, [render(vlm, [user_message(vlm, question)]) for question in read], read)
         features = stopwatch.lap()
         with timed_passes(self.model.get_encoder("image"), device, lambda seconds, *_: vision.append(seconds)):
-            made: Any = self.model.generate(  # type: ignore[operator] # torch types what it finds in a module as a tensor
+            generated: Any = self.model.generate(  # type: ignore[operator] # torch types what it finds in a module as a tensor
                 **inputs, **self.options, **method.options
             )
-        rows = [_cut(row, self.model) for row in made[:, inputs["input_ids"].shape[1] :].tolist()]
+        rows = [_cut(row, self.model) for row in generated[:, inputs["input_ids"].shape[1] :].tolist()]
         texts = [vlm.tokenizer.decode(row, skip_special_tokens=True).strip() for row in rows]
         rest = stopwatch.lap()
         return Measurement(
@@ -97,7 +97,7 @@ class DescriptionHarness(Harness[ImageQuestion]):
             encoder=sum(vision),
             decoder=rest - sum(vision),
             drafter=0.0,
-            total=whole.lap(),
+            total=total.lap(),
             passes=len(passes),
             windows=1,
         )
@@ -107,4 +107,4 @@ def _cut(row: list[int], model: Any) -> list[int]:
     """A row without the padding after its end."""
     ends = model.generation_config.eos_token_id
     ends = set(ends) if isinstance(ends, list) else {ends}
-    return next((row[: place + 1] for place, token in enumerate(row) if token in ends), row)
+    return next((row[: index + 1] for index, token in enumerate(row) if token in ends), row)

@@ -1,18 +1,22 @@
-"""What this machine has to measure on: versions, devices, and which kernels run. `mmdec info` prints it."""
+"""What a machine has: versions, devices, and which kernels run on them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from mmdec.ops.kernels import KERNELS, why_not
+import torch
+
+from mmdec.ops.kernels import KERNELS, graphs_why_not, why_not
 from mmdec.provenance import surroundings
 
 
 def machine() -> dict[str, Any]:
-    """`surroundings`, and of each kernel whether it is active, or why not; as JSON."""
-    found = surroundings()
-    reason = why_not(0 if found["gpus"] else None)
-    found["kernels"] = [
+    """`provenance.surroundings`, kernels and the fast pass, with `active` and, where not, `why_not`; as JSON."""
+    report = surroundings()
+    reason = why_not(0 if report["gpus"] else None)
+    report["kernels"] = [
         {"name": name, "what": what, "active": reason is None, "why_not": reason} for name, what in KERNELS.items()
     ]
-    return found
+    reason = graphs_why_not(torch.device("cuda" if report["gpus"] else "cpu"))
+    report["fast_pass"] = {"what": "drafts' passes as CUDA graphs", "active": reason is None, "why_not": reason}
+    return report

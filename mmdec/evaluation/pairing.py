@@ -71,34 +71,34 @@ def compare(measured: Measurements, a: Method, b: Method, groups: Sequence[int])
     """
     if not groups:
         return {"n": 0}
-    ours, theirs = ([measured[method.name][group] for group in groups] for method in (a, b))
-    passes = sum(repeats[0].passes - repeats[0].windows for repeats in theirs)
+    a_runs, b_runs = ([measured[method.name][group] for group in groups] for method in (a, b))
+    passes = sum(repeats[0].passes - repeats[0].windows for repeats in b_runs)
     return {
         "n": len(groups),
-        "decoder": _ratios(ours, theirs, lambda measurement: measurement.decoder),
-        "wall": _ratios(ours, theirs, lambda measurement: measurement.total),
-        "a_tokens_per_round": _tokens(ours) / max(sum(repeats[-1].rounds for repeats in ours), 1),
-        "a_passes": sum(repeats[-1].passes for repeats in ours),
-        "b_passes": sum(repeats[0].passes for repeats in theirs),
-        "b_tokens_per_pass": _tokens(ours) / max(passes, 1) if len(ours[0][0].tokens) == 1 else None,
-        "a_decoder_share": _share(ours),
-        "b_decoder_share": _share(theirs),
+        "decoder": _ratios(a_runs, b_runs, lambda measurement: measurement.decoder),
+        "wall": _ratios(a_runs, b_runs, lambda measurement: measurement.total),
+        "a_tokens_per_round": _tokens(a_runs) / max(sum(repeats[-1].rounds for repeats in a_runs), 1),
+        "a_passes": sum(repeats[-1].passes for repeats in a_runs),
+        "b_passes": sum(repeats[0].passes for repeats in b_runs),
+        "b_tokens_per_pass": _tokens(a_runs) / max(passes, 1) if len(a_runs[0][0].tokens) == 1 else None,
+        "a_decoder_share": _share(a_runs),
+        "b_decoder_share": _share(b_runs),
         "seconds": {
-            "features": _sum(theirs, lambda measurement: measurement.features),
-            "encoder": _sum(theirs, lambda measurement: measurement.encoder),
-            "drafter": _sum(ours, lambda measurement: measurement.drafter),
+            "features": _sum(b_runs, lambda measurement: measurement.features),
+            "encoder": _sum(b_runs, lambda measurement: measurement.encoder),
+            "drafter": _sum(a_runs, lambda measurement: measurement.drafter),
         },
     }
 
 
 def _ratios(
-    ours: Sequence[Sequence[Measurement]],
-    theirs: Sequence[Sequence[Measurement]],
+    a_runs: Sequence[Sequence[Measurement]],
+    b_runs: Sequence[Sequence[Measurement]],
     seconds: Callable[[Measurement], float],
 ) -> dict[str, float | int]:
-    ratios = [seconds(y) / seconds(x) for a, b in zip(ours, theirs, strict=True) for x, y in zip(a, b, strict=True)]
+    ratios = [seconds(y) / seconds(x) for a, b in zip(a_runs, b_runs, strict=True) for x, y in zip(a, b, strict=True)]
     low, middle, high = _quartiles(ratios)
-    a, b = _sum(ours, seconds), _sum(theirs, seconds)
+    a, b = _sum(a_runs, seconds), _sum(b_runs, seconds)
     return {"a_s": a, "b_s": b, "ratio": b / a, "median": middle, "low": low, "high": high, "pairs": len(ratios)}
 
 

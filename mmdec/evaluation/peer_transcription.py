@@ -23,7 +23,8 @@ from mmdec.evaluation.harness import Method
 from mmdec.evaluation.harness_transcription import TranscriptionHarness
 from mmdec.evaluation.log import Log, no_log
 from mmdec.hub.whisper import LoadedWhisper
-from mmdec.runtime import Stopwatch, with_threads
+from mmdec.pipelines.threads import with_threads
+from mmdec.runtime import Stopwatch
 from mmdec.types import Drafter, InputError
 
 PEERS = ("ctranslate2",)
@@ -57,26 +58,26 @@ def against_peer(
         raise InputError("`recordings` must hold one of at most 30 s for a peer, but holds none. Give a shorter one.")
     with tempfile.TemporaryDirectory() as folder:
         sides = {
-            **{f"mmdec float32, {threads} threads": _ours(harness, drafter, threads) for threads in THREADS},
-            **_theirs(whisper, directory, Path(folder) / "model", language),
+            **{f"mmdec float32, {threads} threads": _mmdec_call(harness, drafter, threads) for threads in THREADS},
+            **_peer_calls(whisper, directory, Path(folder) / "model", language),
         }
         seconds, texts = _in_turn(sides, fitting, repeats, log)
     reference = texts[f"mmdec float32, {THREADS[0]} threads"]
     rows = {
         name: {
-            "seconds": sum(statistics.median(laps) for laps in taken),
+            "seconds": sum(statistics.median(laps) for laps in timings),
             "equal_transcripts": sum(a == b for a, b in zip(texts[name], reference, strict=True)),
         }
-        for name, taken in seconds.items()
+        for name, timings in seconds.items()
     }
-    ours = _best(rows, "mmdec")
+    mmdec_best = _best(rows, "mmdec")
     best = {kind: _best(rows, f"ctranslate2 {kind}") for kind in TYPES}
     return {
         "peer": peer,
         "recordings": len(fitting),
         "sides": rows,
         "best": {
-            kind: {"a": ours, "b": name, "ratio": rows[name]["seconds"] / rows[ours]["seconds"]}
+            kind: {"a": mmdec_best, "b": name, "ratio": rows[name]["seconds"] / rows[mmdec_best]["seconds"]}
             for kind, name in best.items()
         },
     }
@@ -101,7 +102,7 @@ def _in_turn(
     return seconds, texts
 
 
-def _ours(harness: TranscriptionHarness, drafter: Drafter, threads: int) -> Call:
+def _mmdec_call(harness: TranscriptionHarness, drafter: Drafter, threads: int) -> Call:
     method = Method.drafted("medusa", drafter)
 
     def call(samples: Tensor) -> str:
@@ -111,8 +112,8 @@ def _ours(harness: TranscriptionHarness, drafter: Drafter, threads: int) -> Call
     return call
 
 
-def _theirs(whisper: LoadedWhisper, directory: Path, converted: Path, language: str | None) -> dict[str, Call]:
-    """CTranslate2's models, one for each type and number of threads. directory: whisper's; converted: theirs, new."""
+def _peer_calls(whisper: LoadedWhisper, directory: Path, converted: Path, language: str | None) -> dict[str, Call]:
+    """CTranslate2's models, one for each type and number of threads. directory: whisper's; converted: a new folder."""
     try:  # by name: where the package is not installed, its types cannot be read
         engine: Any = import_module("ctranslate2")
         converters: Any = import_module("ctranslate2.converters")
@@ -141,8 +142,8 @@ def _peer_call(whisper: LoadedWhisper, model: Any, prompt: list[int], engine: An
         with torch.inference_mode():
             read = whisper.extractor(samples.numpy(), sampling_rate=SAMPLE_RATE, return_tensors="np")
         features = engine.StorageView.from_array(read.input_features)
-        found = model.generate(features, [prompt], beam_size=1, max_length=whisper.model.config.max_target_positions)
-        return whisper.tokenizer.decode(found[0].sequences_ids[0], skip_special_tokens=True).strip()
+        outputs = model.generate(features, [prompt], beam_size=1, max_length=whisper.model.config.max_target_positions)
+        return whisper.tokenizer.decode(outputs[0].sequences_ids[0], skip_special_tokens=True).strip()
 
     return call
 

@@ -52,7 +52,7 @@ def bench_table(report: dict[str, Any]) -> Table:
                 times = f"{wall['median']:.2f} ({wall['low']:.2f} to {wall['high']:.2f})"
                 cells = (drafter, baseline, group)
                 grid.add_row(*map(escape, cells), str(row["n"]), times, _two(row["a_tokens_per_round"]))
-    notes = [f"{name}: {said}" for name, said in report["left_out"].items()]
+    notes = [f"{name}: {reason}" for name, reason in report["left_out"].items()]
     grid.caption, grid.caption_justify = escape("\n".join([*notes, _machine(report)])), "left"
     return grid
 

@@ -128,8 +128,8 @@ def normaliser(tokenizer: Any, language: str | None) -> tuple[Callable[[str], st
 def _methods(whisper: LoadedWhisper, heads: str | os.PathLike[str] | None, plan: Nodes, plain: bool) -> list[Method]:
     if heads is None and not has_heads(whisper):
         return [Method.greedy()]
-    ours = Method.drafted("medusa", whisper.heads(heads), plan)
-    return [ours, Method.greedy()] if plain else [ours]
+    drafted = Method.drafted("medusa", whisper.heads(heads), plan)
+    return [drafted, Method.greedy()] if plain else [drafted]
 
 
 def _decode_all(
@@ -171,21 +171,21 @@ def _decode(
         results = [harness.measure(inputs, method) for method in methods]
         for method, result in zip(methods, results, strict=True):
             measured[method.name].append(result)
-        ours, theirs = results[0], results[-1]
-        for (row, samples), text, a, b in zip(batch, ours.texts, ours.tokens, theirs.tokens, strict=True):
+        drafted, greedy = results[0], results[-1]
+        for (row, samples), text, a, b in zip(batch, drafted.texts, drafted.tokens, greedy.tokens, strict=True):
             transcribed.append(Transcribed(row, text, len(samples) / SAMPLE_RATE, identical=a == b))
 
 
 def _speedup(
-    transcribed: Sequence[Transcribed], ours: Sequence[Measurement], theirs: Sequence[Measurement]
+    transcribed: Sequence[Transcribed], drafted: Sequence[Measurement], greedy: Sequence[Measurement]
 ) -> dict[str, Any]:
     accepted = [result for result in transcribed if not result.error]
     return {
         "identical": {"count": sum(result.identical for result in accepted), "n": len(accepted)},
         "speedup": {
             "what": "transformers' greedy seconds over ours, same batches in turn",
-            "decoder": _ratio(ours, theirs, lambda measurement: measurement.decoder),
-            "wall": _ratio(ours, theirs, lambda measurement: measurement.total),
+            "decoder": _ratio(drafted, greedy, lambda measurement: measurement.decoder),
+            "wall": _ratio(drafted, greedy, lambda measurement: measurement.total),
         },
     }
 
@@ -253,7 +253,7 @@ def _cost(calls: Sequence[Measurement], transcribed: Sequence[Transcribed]) -> d
 
 
 def _ratio(
-    ours: Sequence[Measurement], theirs: Sequence[Measurement], seconds: Callable[[Measurement], float]
+    drafted: Sequence[Measurement], greedy: Sequence[Measurement], seconds: Callable[[Measurement], float]
 ) -> dict[str, float]:
-    value, low, high = ratio([seconds(call) for call in theirs], [seconds(call) for call in ours])
+    value, low, high = ratio([seconds(call) for call in greedy], [seconds(call) for call in drafted])
     return {"value": value, "low": low, "high": high}

@@ -1,9 +1,9 @@
-"""A drafter's memory of a conversation: kept beside the target's cache from one turn to the next.
+"""A drafter's memory of a conversation: stored with the target's cache from one turn to the next.
 
 A drafter that reads hidden states has a state of its own for every column that the target's cache holds. A new turn's
 pass gives the states of the new columns alone; those of the old ones are in the memory that the run before it ended
-with. It is found by the cache object itself and goes with it: a copy of the cache, a cropped one, or one that another
-model or drafter has written to since begins anew. Tokens are the same either way.
+with. It is stored by the cache object itself and is dropped with it: a copy of the cache, a cropped one, or one that
+another model or drafter has written to since begins anew. Tokens are the same either way.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from mmdec.types import Context, Draft, Drafter, Plan, Scores, Target, Verdict
 
 
 @dataclass(frozen=True)
-class _Left:
-    """What a run left beside a cache."""
+class _StoredMemory:
+    """A drafter's memory at the end of a run over a cache."""
 
     target: str
     drafter: str
     memory: Any
 
 
-_left: WeakKeyDictionary[Any, _Left] = WeakKeyDictionary()  # cache -> its conversation
+_memories: WeakKeyDictionary[Any, _StoredMemory] = WeakKeyDictionary()  # cache -> its conversation
 _lock = threading.Lock()
 
 
 def forget(cache: Any) -> None:
-    """What is written to this cache from here on is not the text that an earlier drafter knew."""
+    """Drop the memory: what is written to this cache from here on is not the text that the drafter read."""
     if cache is not None:
         with _lock:
-            _left.pop(cache, None)
+            _memories.pop(cache, None)
 
 
 @final
 class ConversationTurn:
-    """A drafter for one run, which begins with what the turn before left beside the cache and leaves its own there.
+    """A drafter for one run, which begins with the memory of the turn before and stores its own with the cache.
 
     Only the drafter knows whether a memory fits: it compares columns with `Context.past`.
     """
@@ -63,14 +63,14 @@ class ConversationTurn:
 
     def start(self, context: Context) -> Any:
         """The drafter's own, with the memory of the turn before in its context."""
-        left = None
+        stored = None
         if self._cache is not None:
             with _lock:
-                left = _left.pop(self._cache, None)  # two runs at once do not share it
-        if left is not None and (left.target, left.drafter) == (self._target, self._drafter.name):
-            context = replace(context, carried=left.memory)
+                stored = _memories.pop(self._cache, None)  # two runs at once do not share it
+        if stored is not None and (stored.target, stored.drafter) == (self._target, self._drafter.name):
+            context = replace(context, carried=stored.memory)
         self.memory = self._drafter.start(context)
-        self._leave()
+        self._store()
         return self.memory
 
     def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
@@ -83,7 +83,7 @@ class ConversationTurn:
         self._watched(self._drafter.select, memory, live)
 
     def _watched(self, call: Any, *arguments: Any) -> Any:
-        """A memory that an error has left half written does not travel."""
+        """A memory that an error has left half written is dropped."""
         try:
             return call(*arguments)
         except Exception:
@@ -91,7 +91,7 @@ class ConversationTurn:
             forget(self._cache)
             raise
 
-    def _leave(self) -> None:
+    def _store(self) -> None:
         if self._cache is not None:
             with _lock:
-                _left[self._cache] = _Left(self._target, self._drafter.name, self.memory)
+                _memories[self._cache] = _StoredMemory(self._target, self._drafter.name, self.memory)

@@ -12,9 +12,9 @@ import torch
 from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import check_instance, check_methods, check_path, show
-from mmdec.drafters.registry import drafter_entry, drafter_names, folder_drafter, is_dotted, named_drafter
-from mmdec.drafters.registry import register_drafter as register_drafter  # for `mmdec`
+from mmdec.drafters.registry import drafter_entry, drafter_names, is_dotted
 from mmdec.drafters.small_model import SmallModel
+from mmdec.generation.named_drafters import folder_drafter, named_drafter
 from mmdec.targets.registry import target_of
 from mmdec.types import Drafter, InputError, Needs
 
@@ -26,11 +26,11 @@ METHODS = ("check", "start", "propose", "update", "select")  # of `mmdec.types.D
 class DrafterChoice:
     """The caller's choice, checked. A folder is read when a model is there to read it for."""
 
-    def __init__(self, given: DraftedBy) -> None:
+    def __init__(self, choice: DraftedBy) -> None:
         """Raises InputError for what is no drafter."""
-        self.networks = (given,) if isinstance(given, PreTrainedModel) else ()  # which the drafter runs
-        self._folder = _folder(given) if isinstance(given, (str, os.PathLike)) else None
-        self._drafter = None if self._folder is not None else _drafter(given)
+        self.networks = (choice,) if isinstance(choice, PreTrainedModel) else ()  # which the drafter runs
+        self._folder = _folder(choice) if isinstance(choice, (str, os.PathLike)) else None
+        self._drafter = None if self._folder is not None else _drafter(choice)
         self._loaded: WeakKeyDictionary[PreTrainedModel, tuple[torch.device, torch.dtype, Drafter]]
         self._loaded = WeakKeyDictionary()
         self._lock = threading.Lock()
@@ -61,32 +61,32 @@ def load_drafter(folder: str | os.PathLike[str], model: PreTrainedModel) -> Draf
     return drafter
 
 
-def _folder(given: str | os.PathLike[str]) -> Path | None:
+def _folder(choice: str | os.PathLike[str]) -> Path | None:
     """A folder; None for a name or a dotted path. Raises InputError for what is none of them."""
-    if isinstance(given, str) and (drafter_entry(given) is not None or is_dotted(given)):
+    if isinstance(choice, str) and (drafter_entry(choice) is not None or is_dotted(choice)):
         return None
     try:
-        path = Path(given)
+        path = Path(choice)
         if path.is_dir():
             return path
     except (TypeError, ValueError, OSError):  # bytes, a null character, a name that is too long
         pass
     raise InputError(
         f"`drafter` must be one of {', '.join(drafter_names())}, a drafter's folder, a dotted path such as "
-        f"package.module:Class, a model or a Drafter, but is {show(given)}. Choose one."
+        f"package.module:Class, a model or a Drafter, but is {show(choice)}. Choose one."
     )
 
 
-def _drafter(given: DraftedBy) -> Drafter | None:
-    if given is None:
+def _drafter(choice: DraftedBy) -> Drafter | None:
+    if choice is None:
         return None
-    if isinstance(given, PreTrainedModel):
+    if isinstance(choice, PreTrainedModel):
         try:
-            small = target_of(given)
+            small = target_of(choice)
         except InputError as error:
             raise InputError(str(error).replace("`model`", "`drafter`", 1)) from error
         return SmallModel(small, memory=small.reads_encoder, positions=small.positions, images=small.reads_images)
-    drafter = named_drafter(given) if isinstance(given, str) else given
+    drafter = named_drafter(choice) if isinstance(choice, str) else choice
     _check_methods(drafter)
     return drafter  # type: ignore[return-value] # `_check_methods` has seen that it is a Drafter
 

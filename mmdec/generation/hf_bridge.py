@@ -23,7 +23,7 @@ from transformers import (
 from mmdec.decode.listeners import BatchCollector, ScoreRecorder
 from mmdec.decode.sampling import Criterion, ListenerProcessor, Processor, Stop, WholeBatch
 from mmdec.decode.tree import int_list
-from mmdec.targets.registry import HfTarget, Output
+from mmdec.targets.hf_target import HfTarget, Output
 from mmdec.types import InputError
 
 BATCH_BOUND = (  # these hold a value for each row of the batch, or ask for a row's index in it

@@ -27,7 +27,8 @@ from mmdec.generation.conversation import ConversationTurn, forget
 from mmdec.generation.drafter_choice import DraftedBy, DrafterChoice
 from mmdec.generation.hf_bridge import Results, check, pad_token, setting, stop
 from mmdec.generation.model_lock import reading
-from mmdec.targets.registry import HfTarget, Output, target_of
+from mmdec.targets.hf_target import HfTarget, Output
+from mmdec.targets.registry import target_of
 from mmdec.types import Drafter, InputError
 
 RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "block", "typical")
@@ -102,10 +103,10 @@ class Speculation:
     ) -> Tensor | Output:
         """The sequences (B, L), or transformers' output object where the configuration asks for one."""
         with reading(model, *self.networks):
-            begun = self.begin(model, input_ids, generation_config, **inputs)
+            run = self.begin(target_of(model), model, input_ids, generation_config, **inputs)
             if self.streamer is not None:
                 self.streamer.put(input_ids.cpu())
-            for round_ in begun.rounds:
+            for round_ in run.rounds:
                 if self.on_round is not None:
                     self.on_round(round_)
                 if self.streamer is not None:
@@ -113,10 +114,11 @@ class Speculation:
                         self.streamer.put(torch.tensor([token]))
             if self.streamer is not None:
                 self.streamer.end()
-            return begun.output(generation_config)
+            return run.output(generation_config)
 
     def begin(
         self,
+        target: HfTarget,
         model: PreTrainedModel,
         input_ids: Tensor,
         generation_config: GenerationConfig,
@@ -128,7 +130,6 @@ class Speculation:
         """Everything checked and put together, nothing run yet."""
         if self.streamer is not None and len(input_ids) > 1:
             raise InputError(f"`streamer` must serve one row, but the batch has {len(input_ids)}. Use `mmdec.stream`.")
-        target = target_of(model)
         check(target, generation_config, synced_gpus)
         inputs = {"input_ids": input_ids, **target.prepare_inputs(input_ids, generation_config, inputs)}
         drafter = self.drafter_for(model)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, StopStringCriteria
 
-from mmdec.checks.arguments import check_methods, options_error
+from mmdec.checks.arguments import check_instance, check_methods, options_error
 from mmdec.decode.budget import Nodes
 from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
@@ -24,6 +24,7 @@ from mmdec.generation.drafter_choice import DraftedBy
 from mmdec.generation.model_lock import read_while, reading
 from mmdec.generation.prompt import check_options, prompt_inputs
 from mmdec.generation.run import PreparedRun, Speculation
+from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.registry import target_of
 from mmdec.types import InputError
 
@@ -73,9 +74,9 @@ def generate(
     """
     speculation = Speculation(drafter, rule, num_speculative_tokens, seed, statistics)
     with _reading(model, speculation):
-        begun = _begin(model, inputs, speculation, options)
-        rounds = list(begun.rounds)
-    return Generation(begun.text.padded(begun.pad), rounds, rule not in LOSSY)
+        run = _begin(model, inputs, speculation, options)
+        rounds = list(run.rounds)
+    return Generation(run.text.padded(run.pad), rounds, rule not in LOSSY)
 
 
 def stream(
@@ -99,9 +100,9 @@ def stream(
         options = {"tokenizer": tokenizer, **options}
     speculation = Speculation(drafter, rule, num_speculative_tokens, seed, statistics)
     with _reading(model, speculation):
-        begun = _begin(model, inputs, speculation, options)
-    rounds = read_while((model, *speculation.networks), begun.rounds)
-    return rounds if tokenizer is None else _spoken(rounds, tokenizer, len(begun.text.tokens))
+        run = _begin(model, inputs, speculation, options)
+    rounds = read_while((model, *speculation.networks), run.rounds)
+    return rounds if tokenizer is None else _with_text(rounds, tokenizer, len(run.text.tokens))
 
 
 def speculate(
@@ -127,12 +128,13 @@ class _Beginning:
     """Takes what `generate` has prepared, and hands the run out instead of finishing it."""
 
     speculation: Speculation
+    target: HfTarget
     held: Mapping[str, Any]  # goes past `generate`
 
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
     ) -> PreparedRun:
-        return self.speculation.begin(model, input_ids, generation_config, **{**inputs, **self.held})
+        return self.speculation.begin(self.target, model, input_ids, generation_config, **{**inputs, **self.held})
 
 
 def _reading(model: object, speculation: Speculation) -> AbstractContextManager[object]:
@@ -143,6 +145,7 @@ def _reading(model: object, speculation: Speculation) -> AbstractContextManager[
 def _begin(
     model: PreTrainedModel, inputs: Tensor | Mapping[str, Any], speculation: Speculation, options: dict[str, Any]
 ) -> PreparedRun:
+    check_instance("model", model, PreTrainedModel, "a loaded model of transformers", "Load it first.")
     target = target_of(model)
     if not target.one_run:
         raise InputError(
@@ -150,7 +153,7 @@ def _begin(
             "loop several times. Call `model.generate(inputs, custom_generate=mmdec.speculate(drafter))`."
         )
     named = prompt_inputs(model, inputs)
-    given = {*options, *named} - {"input_ids", "tokenizer"}
+    names = {*options, *named} - {"input_ids", "tokenizer"}
     check_options(options, named)
     options = dict(options)
     if speculation.rule is not None and speculation.rule != "typical":
@@ -158,34 +161,34 @@ def _begin(
     tokenizer, strings = options.pop("tokenizer", None), options.pop("stop_strings", None)
     if strings is not None and tokenizer is None:
         raise InputError("`tokenizer` must be given with `stop_strings`, but is None. Pass the model's tokenizer.")
-    prepared, held = target.hold_back({**options, **named})
+    prepared, held_back = target.hold_back({**options, **named})
     try:
         if strings is not None:
             prepared["stopping_criteria"] = [
                 *(prepared.get("stopping_criteria") or ()),
                 StopStringCriteria(tokenizer, strings),
             ]
-        begun = model.generate(  # type: ignore[operator] # torch types what it finds in a module as a tensor
-            **prepared, custom_generate=_Beginning(speculation, held)
+        run = model.generate(  # type: ignore[operator] # torch types what it finds in a module as a tensor
+            **prepared, custom_generate=_Beginning(speculation, target, held_back)
         )
     except (InputError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # nothing has run yet: what transformers prepares fails as it likes
-        raise options_error(given, error) from error
-    return cast(PreparedRun, begun)
+        raise options_error(names, error) from error
+    return cast(PreparedRun, run)
 
 
-def _spoken(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[Round]:
-    """Add text: what the tokens so far say beyond the text before; an unfinished character waits for its next token."""
+def _with_text(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[Round]:
+    """Add text: what a round's tokens add to the text before; an unfinished character waits for its next token."""
     tokens: list[list[int]] = [[] for _ in range(rows)]
     texts = [""] * rows
     for round_ in rounds:
         pieces: list[str] = []
         for row, new, done in zip(round_.rows, round_.tokens, round_.done, strict=True):
             tokens[row] += new
-            whole: str = tokenizer.decode(tokens[row], skip_special_tokens=True)
-            if whole.endswith("\ufffd") and not done:
-                whole = texts[row]
-            pieces.append(whole[len(texts[row]) :])
-            texts[row] = whole
+            text: str = tokenizer.decode(tokens[row], skip_special_tokens=True)
+            if text.endswith("\ufffd") and not done:
+                text = texts[row]
+            pieces.append(text[len(texts[row]) :])
+            texts[row] = text
         yield replace(round_, text=pieces)

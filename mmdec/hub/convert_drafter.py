@@ -1,9 +1,9 @@
 """Draft networks that others have published, brought into the form of `mmdec.hub.vlm_drafters`.
 
-EAGLE-1 and -2 (SafeAILab/EAGLE), MSD (Lyn-Lucy/MSD) and ViSpec (KangJialiang/ViSpec) keep one decoder layer, fc and a
-copy of the target's embedding, which is left behind: ours reads the target's own. Which of them a checkpoint is, and
-its sizes, follow from its tensors; MSD's for LLaVA has EAGLE's very names and shapes, and is told by its config, which
-describes a model that sees.
+EAGLE-1 and -2 (SafeAILab/EAGLE), MSD (Lyn-Lucy/MSD) and ViSpec (KangJialiang/ViSpec) have one decoder layer, fc and a
+copy of the target's embedding, which is dropped: ours reads the target's own. Which of them a checkpoint is, and
+its sizes, follow from its tensors; MSD's for LLaVA has EAGLE's very names and shapes, and is recognised by its config,
+which describes a model that reads images.
 
 | published | its target |
 |---|---|
@@ -44,9 +44,9 @@ System = Literal["eagle", "msd", "vispec"]
 PICKLE = "pytorch_model.bin"
 MAX_BYTES = 16 * 2**30
 LAYER = "layers.0."
-LEFT = re.compile(r"(model\.)?embed_tokens\.weight|lm_head\.weight|.*\.rotary_emb\.inv_freq")  # the target's, or made
+UNUSED = re.compile(r"(model\.)?embed_tokens\.weight|lm_head\.weight|.*\.rotary_emb\.inv_freq")  # the target's, or made
 EAGLE3 = re.compile(r"midlayer\..*|d2t|t2d|layers\.0\.hidden_norm\.weight|norm\.weight")
-SEES = ("vision_config", "mm_vision_tower")  # settings of a model that sees
+VISION = ("vision_config", "mm_vision_tower")  # settings of a model that reads images
 PLAIN_ROPE = ("default", "mrope")  # drafters number their columns 0, 1, 2, ...: M-RoPE's three axes are one
 
 
@@ -60,43 +60,43 @@ def convert(
     """A published checkpoint (a folder with config.json and safetensors or pytorch_model.bin) -> a folder that
     `mmdec.load_drafter` reads, whole or not at all.
 
-    Of a pickle tensors alone are taken, no code is run. system: for an EAGLE of a model that sees, which looks like
-    MSD. vocab_size: the target's, where its embedding was lengthened after training: the network holds no row of it.
+    Of a pickle tensors alone are taken, no code is run. system: for an EAGLE of a model that reads images, which looks
+    like MSD. vocab_size: the target's, where its embedding was lengthened after training: the network has no row of it.
     Raises InputError for EAGLE-3, FLASH and whatever else is none of the layouts above.
     """
-    place, target = Path(source), Path(directory)
-    if not (place / "config.json").is_file():
-        raise InputError(f"`source` must hold config.json, but '{place}' does not. Give the checkpoint's folder.")
+    folder, target = Path(source), Path(directory)
+    if not (folder / "config.json").is_file():
+        raise InputError(f"`source` must hold config.json, but '{folder}' does not. Give the checkpoint's folder.")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"`directory` must be new or empty, but '{target}' is not. Choose another.")
     if system not in (None, "eagle", "msd", "vispec"):
         raise InputError(f"`system` must be eagle, msd or vispec, but is {system!r:.60}. Leave it out.")
     if vocab_size is not None:
         check_whole("vocab_size", vocab_size, 1, MOST, "Give the target's number of tokens.")
-    described = read_settings(place / "config.json", "source")
-    published = _read(place)
-    found = _system(published, described, place)
-    if system is not None and "vispec" in (found, system) and system != found:
-        raise InputError(f"`system` must be {found} for this checkpoint, but is {system!r}. Leave it out.")
-    name = system or found
-    state = {key: value for key, value in published.items() if not LEFT.fullmatch(key)}
-    sizes = _sizes(published, described, place)
+    described = read_settings(folder / "config.json", "source")
+    published = _read(folder)
+    detected = _system(published, described, folder)
+    if system is not None and "vispec" in (detected, system) and system != detected:
+        raise InputError(f"`system` must be {detected} for this checkpoint, but is {system!r}. Leave it out.")
+    name = system or detected
+    state = {key: value for key, value in published.items() if not UNUSED.fullmatch(key)}
+    sizes = _sizes(published, described, folder)
     if vocab_size is not None:
         sizes["vocab_size"] = vocab_size
     if name == "vispec":
         sizes["queries"] = len(state["imadpt.q"])
     kind = network_class(name)
-    network = fill(lambda: kind(kind.config_class(**sizes)), state, "source", place)
+    network = fill(lambda: kind(kind.config_class(**sizes)), state, "source", folder)
     dtype = state["fc.weight"].dtype
-    return save_network(network.to(dtype), target, card=_card(name, sizes, place))
+    return save_network(network.to(dtype), target, card=_card(name, sizes, folder))
 
 
-def _read(place: Path) -> dict[str, Tensor]:
+def _read(folder: Path) -> dict[str, Tensor]:
     """All tensors: of safetensors where there are any, else of the pickle."""
-    if (place / WHOLE).is_file() or (place / INDEX).is_file() or not (place / PICKLE).is_file():
-        return read_weights(shards(place, "source"), "source")
-    file = place / PICKLE
-    if not lies_inside(file, place):
+    if (folder / WHOLE).is_file() or (folder / INDEX).is_file() or not (folder / PICKLE).is_file():
+        return read_weights(shards(folder, "source"), "source")
+    file = folder / PICKLE
+    if not lies_inside(file, folder):
         raise InputError(f"`source` must hold its weights in its own folder, but '{file}' lies outside. Copy it there.")
     if file.stat().st_size > MAX_BYTES:
         raise InputError(
@@ -119,43 +119,43 @@ def _read(place: Path) -> dict[str, Tensor]:
     return dict(state)
 
 
-def _system(state: Mapping[str, Tensor], described: Mapping[str, Any], place: Path) -> System:
+def _system(state: Mapping[str, Tensor], described: Mapping[str, Any], folder: Path) -> System:
     """Raises InputError for a layout that is not known, with the reason."""
     if any(EAGLE3.fullmatch(name) for name in state):
         raise InputError(
-            f"`source` must hold an EAGLE-1 or -2, MSD or ViSpec network, but '{place}' holds EAGLE-3's: it reads "
+            f"`source` must hold an EAGLE-1 or -2, MSD or ViSpec network, but '{folder}' holds EAGLE-3's: it reads "
             "three layers of the target and has its own LM head and vocabulary. Use an EAGLE-1 or -2 checkpoint."
         )
     if "fc_gate.weight" in state or "A" in state:
         raise InputError(
-            f"`source` must hold an EAGLE-1 or -2, MSD or ViSpec network, but '{place}' holds FLASH's, whose published "
-            "decoding does not fit its training. Train one with the recipes."
+            f"`source` must hold an EAGLE-1 or -2, MSD or ViSpec network, but '{folder}' holds FLASH's, whose "
+            "published decoding does not fit its training. Train one with the recipes."
         )
     needed = ("fc.weight", f"{LAYER}self_attn.q_proj.weight", f"{LAYER}self_attn.k_proj.weight")
     needed = (*needed, f"{LAYER}mlp.gate_proj.weight")
     for name in needed:
         if name not in state or state[name].dim() != 2 or not state[name].numel():
-            raise InputError(f"`source` must hold '{name}', but '{place}' does not. Name a draft network's folder.")
-    more = [name for name in state if name.startswith("layers.") and not name.startswith(LAYER)]
-    if more:
+            raise InputError(f"`source` must hold '{name}', but '{folder}' does not. Name a draft network's folder.")
+    others = [name for name in state if name.startswith("layers.") and not name.startswith(LAYER)]
+    if others:
         raise InputError(
-            f"`source` must have one layer, but '{place}' holds '{more[0]}'. Networks of more are unknown."
+            f"`source` must have one layer, but '{folder}' holds '{others[0]}'. Networks of more are unknown."
         )
     if "imadpt.q" in state and state["imadpt.q"].dim() == 3:
         return "vispec"
-    return "msd" if any(described.get(name) for name in SEES) else "eagle"
+    return "msd" if any(described.get(name) for name in VISION) else "eagle"
 
 
-def _sizes(state: Mapping[str, Tensor], described: Mapping[str, Any], place: Path) -> dict[str, Any]:
+def _sizes(state: Mapping[str, Tensor], described: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Fields of the network's configuration, from shapes; from the config what shapes do not show."""
     size, joined = state["fc.weight"].shape
     if joined != 2 * size:
         raise InputError(
-            f"`source` must have an fc of 2 x {size} channels, but '{place}' has one of {joined}. A network that reads "
-            "several layers is EAGLE-3's, which is not converted."
+            f"`source` must have an fc of 2 x {size} channels, but '{folder}' has one of {joined}. A network that "
+            "reads several layers is EAGLE-3's, which is not converted."
         )
-    inner = described.get("text_config") if isinstance(described.get("text_config"), dict) else {}
-    settings = {**described, **(inner or {})}
+    text_config = described.get("text_config") if isinstance(described.get("text_config"), dict) else {}
+    settings = {**described, **(text_config or {})}
     heads = settings.get("num_attention_heads")
     rows = len(state[f"{LAYER}self_attn.q_proj.weight"])
     if type(heads) is not int or heads < 1 or rows % heads:
@@ -163,10 +163,10 @@ def _sizes(state: Mapping[str, Tensor], described: Mapping[str, Any], place: Pat
             f"`source` must say how many heads {rows} rows are, but `num_attention_heads` is {heads!r:.60}."
         )
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-    turned = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
-    if turned not in PLAIN_ROPE:
+    rope_type = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
+    if rope_type not in PLAIN_ROPE:
         raise InputError(
-            f"`source` must have rotations that are not scaled, but `rope_scaling` is {turned!r:.60}. Such networks "
+            f"`source` must have rotations that are not scaled, but `rope_scaling` is {rope_type!r:.60}. Such networks "
             "cannot be converted yet."
         )
     table = state.get("embed_tokens.weight", state.get("model.embed_tokens.weight"))
@@ -186,9 +186,9 @@ def _sizes(state: Mapping[str, Tensor], described: Mapping[str, Any], place: Pat
     }
 
 
-def _card(name: str, sizes: Mapping[str, Any], place: Path) -> str:
+def _card(name: str, sizes: Mapping[str, Any], folder: Path) -> str:
     text = f"# {name.upper() if name != 'vispec' else 'ViSpec'}, converted\n\n"
-    text += f"From the published checkpoint '{place.name}'. Its target has {sizes['hidden_size']} channels and "
+    text += f"From the published checkpoint '{folder.name}'. Its target has {sizes['hidden_size']} channels and "
     text += f"{sizes['vocab_size']} tokens, whose embedding and LM head it reads."
     if name == "msd" and sizes["vocab_size"] == 32000:
         text += (

@@ -63,8 +63,8 @@ def find(model: str | os.PathLike[str], system: str = "daspeech", files: Sequenc
 def drafter_folder(model: Path, name: str) -> Path | None:
     """Where the drafter of this name for a model lies: in the model's folder, or beside it as <model>-<name>."""
     home = model.resolve()
-    places = (home / name, home.with_name(f"{home.name}-{name}"))
-    return next((place for place in places if (place / "config.json").is_file()), None)
+    folders = (home / name, home.with_name(f"{home.name}-{name}"))
+    return next((folder for folder in folders if (folder / "config.json").is_file()), None)
 
 
 def path_text(source: object, argument: str, rule: str) -> str:

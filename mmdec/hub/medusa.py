@@ -59,14 +59,14 @@ def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Med
         )
     config, ranks, state = _read(folder)
     shape: Any = model.config
-    for what, ours, theirs in (
+    for what, expected, actual in (
         ("channels", config.hidden_size, shape.d_model),
         ("tokens", config.vocab_size, shape.vocab_size),
         ("mels", config.mels, shape.num_mel_bins),
     ):
-        if ours != theirs:
+        if expected != actual:
             raise InputError(
-                f"`model` must have {ours} {what} for these heads, but has {theirs}. They were trained for "
+                f"`model` must have {expected} {what} for these heads, but has {actual}. They were trained for "
                 f"{config.base or 'another model'}; use heads trained for this model."
             )
     heads = fill(lambda: MedusaHeads(config), state, "directory", Path(directory))

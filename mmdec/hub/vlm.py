@@ -55,11 +55,11 @@ class LoadedVlm:
                 f"`model` must read images, but {type(self.model).__name__} with {type(self.processor).__name__} names "
                 "no image token. Use a LLaVA or a Qwen-VL."
             )
-        ours = self.tokenizer.convert_tokens_to_ids(self.image_token)
-        if ours != token:
+        written = self.tokenizer.convert_tokens_to_ids(self.image_token)
+        if written != token:
             raise InputError(
-                f"`processor` must write an image as token {token} for this model, but {self.image_token!r} is {ours}. "
-                "Load it from where the model is."
+                f"`processor` must write an image as token {token} for this model, but {self.image_token!r} is "
+                f"{written}. Load it from where the model is."
             )
         tokens = cast(torch.nn.Embedding, self.model.get_input_embeddings()).num_embeddings
         if len(self.tokenizer) > tokens:
@@ -101,9 +101,9 @@ def load_vlm(
     damaged, no safetensors, or outside its folder.
     """
     directory = find(model, SYSTEM, FILES)
-    place = check_device(device)
-    key = (version(directory), str(place), str(dtype))
-    return _models.get(key, lambda: _read(directory, place, dtype))
+    torch_device = check_device(device)
+    key = (version(directory), str(torch_device), str(dtype))
+    return _models.get(key, lambda: _read(directory, torch_device, dtype))
 
 
 def read_model(directory: Path) -> PreTrainedModel:
@@ -111,7 +111,7 @@ def read_model(directory: Path) -> PreTrainedModel:
     config_type, network = _types(directory)
     settings = read_settings(directory / "config.json")
     try:
-        config = config_type.from_dict({name: one for name, one in settings.items() if name not in NOT_FOLLOWED})
+        config = config_type.from_dict({name: value for name, value in settings.items() if name not in NOT_FOLLOWED})
         model = fill_pretrained(network, config, directory)
         if (directory / GENERATION).is_file():
             model.generation_config = GenerationConfig.from_dict(read_settings(directory / GENERATION))
@@ -127,12 +127,13 @@ def read_model(directory: Path) -> PreTrainedModel:
 
 def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedModel]]:
     """Its classes in transformers; remote ones are not looked for."""
-    found = kind(directory)
-    config_type = CONFIG_MAPPING[found] if found in CONFIG_MAPPING else None  # noqa: SIM401 # its `get` knows no default
+    model_type = kind(directory)
+    listed = model_type in CONFIG_MAPPING
+    config_type = CONFIG_MAPPING[model_type] if listed else None
     if config_type is None or config_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         raise InputError(
-            f"`model` must be a vision-language model, but '{directory}' is {found or 'no model'!r}. Name a LLaVA or a "
-            "Qwen-VL."
+            f"`model` must be a vision-language model, but '{directory}' is {model_type or 'no model'!r}. Name a LLaVA "
+            "or a Qwen-VL."
         )
     return config_type, cast(type[PreTrainedModel], MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[config_type])
 

@@ -48,13 +48,13 @@ def read_network(directory: str | os.PathLike[str]) -> DraftNetwork:
     """A network in float32 on the CPU, for whichever model. Raises InputError for a folder that holds none, and for
     settings or weights that are damaged."""
     try:
-        place = Path(directory)
+        folder = Path(directory)
     except TypeError as error:
         raise InputError(f"`directory` must be a path, but is {show(directory)}. Name a folder.") from error
-    file = place / CONFIG
+    file = folder / CONFIG
     if not file.is_file():
         raise InputError(
-            f"`directory` must hold a draft network's {CONFIG} and {WHOLE}, but '{place}' has no {CONFIG}. Name the "
+            f"`directory` must hold a draft network's {CONFIG} and {WHOLE}, but '{folder}' has no {CONFIG}. Name the "
             "drafter's folder."
         )
     if file.stat().st_size > MAX_CONFIG_BYTES:
@@ -63,9 +63,9 @@ def read_network(directory: str | os.PathLike[str]) -> DraftNetwork:
         )
     settings = read_settings(file, "directory")
     kind = network_class(str(settings.pop("system", "")))
-    config = _config(kind.config_class, settings, place)
-    state = read_weights([checked_file(place, WHOLE, "directory")], "directory")
-    return fill(lambda: kind(config), state, "directory", place)
+    config = _config(kind.config_class, settings, folder)
+    state = read_weights([checked_file(folder, WHOLE, "directory")], "directory")
+    return fill(lambda: kind(config), state, "directory", folder)
 
 
 def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> DraftNetwork:
@@ -75,19 +75,20 @@ def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> D
     """
     network = read_network(directory)
     config, shape = network.config, model.config.get_text_config(decoder=True)
-    for what, ours, theirs in (
+    for what, expected, actual in (
         ("channels", config.hidden_size, shape.hidden_size),
         ("tokens", config.vocab_size, shape.vocab_size),
     ):
-        if ours != theirs:
+        if expected != actual:
             longer = (
-                f" If the model's first {ours} tokens are the drafter's, convert it again with `--vocab-size {theirs}`."
+                f" If the model's first {expected} tokens are the drafter's, convert it again with `--vocab-size "
+                f"{actual}`."
             )
             raise InputError(
-                f"`model` must have {ours} {what} for this drafter, but has {theirs}. It was trained for "
+                f"`model` must have {expected} {what} for this drafter, but has {actual}. It was trained for "
                 f"{config.base or 'another model'}; use a drafter trained for this model."
                 + longer
-                * (what == "tokens" and theirs > ours)
+                * (what == "tokens" and actual > expected)
             )
     if max(config.layers) > shape.num_hidden_layers - 2 or min(config.layers) < -1:
         raise InputError(
@@ -121,16 +122,16 @@ def _ends(model: PreTrainedModel) -> tuple[nn.Module, nn.Linear]:
     return embedding, output
 
 
-def _config(kind: type[DraftConfig], settings: dict[str, Any], place: Path) -> DraftConfig:
-    known = {field.name for field in fields(kind)}
-    foreign = sorted(settings.keys() - known)
+def _config(kind: type[DraftConfig], settings: dict[str, Any], folder: Path) -> DraftConfig:
+    names = {field.name for field in fields(kind)}
+    foreign = sorted(settings.keys() - names)
     try:
         if foreign:
             raise TypeError(f"`{foreign[0]}` is none of its settings")
         return kind(**settings)
     except (InputError, TypeError) as error:
         raise InputError(
-            f"`directory` must hold the settings of a draft network, but {CONFIG} in '{place}' is damaged or of "
+            f"`directory` must hold the settings of a draft network, but {CONFIG} in '{folder}' is damaged or of "
             f"another version ({error!s:.300}). Fetch it again."
         ) from error
 

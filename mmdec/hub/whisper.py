@@ -46,15 +46,15 @@ class LoadedWhisper:
         shape, extractor, tokenizer = self.model.config, self.extractor, self.tokenizer
         settings: Any = self.model.generation_config
         frames = 2 * shape.max_source_positions  # the encoder's second convolution has stride 2
-        for what, ours, theirs in (
+        for what, expected, actual in (
             ("mels", shape.num_mel_bins, extractor.feature_size),
             ("frames in a window", frames, extractor.nb_max_frames),
             ("samples a second", SAMPLE_RATE, extractor.sampling_rate),
             ("as the token <|notimestamps|>", *self._marks(settings)),
         ):
-            if ours != theirs:
+            if expected != actual:
                 raise InputError(
-                    f"`processor` must have {ours} {what} for this model, but has {theirs}. Load it from where the "
+                    f"`processor` must have {expected} {what} for this model, but has {actual}. Load it from where the "
                     "model is."
                 )
         if len(tokenizer) > shape.vocab_size:

@@ -70,14 +70,14 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
     for name in names:
         if name.startswith("heads."):
             _, index, *rest = name.split(".")
-            theirs = f"medusa_heads.{int(index) + first}.0.{'.'.join(rest)}"
+            published = f"medusa_heads.{int(index) + first}.0.{'.'.join(rest)}"
         else:
-            theirs = BLOCK + name.removeprefix("block.")
-        state[name] = theirs
-    missing = sorted(theirs for theirs in state.values() if theirs not in tensors)
+            published = BLOCK + name.removeprefix("block.")
+        state[name] = published
+    missing = sorted(published for published in state.values() if published not in tensors)
     if missing:
         raise InputError(f"`source` must hold {missing[0]}, but '{folder}' does not. Fetch all of its shards.")
-    renamed = {name: tensors[theirs] for name, theirs in state.items()}
+    renamed = {name: tensors[published] for name, published in state.items()}
     heads = fill(lambda: MedusaHeads(shape), renamed, "source", folder)
     return save_heads(directory, heads)
 

@@ -15,7 +15,7 @@ def normalise(text: str) -> str:
 
 
 def right_answer(answer: str, reference: str, expected: str, task: str) -> bool:
-    """Whether a short answer says what the reference says. Of a count, the total alone must be right."""
+    """Whether a short answer equals the reference. Of a count, the total alone must be right."""
     if task == "count":
         numbers = _NUMBER.findall(answer)
         return bool(numbers) and numbers[-1] == expected
@@ -25,9 +25,9 @@ def right_answer(answer: str, reference: str, expected: str, task: str) -> bool:
 def claims_held(answer: str, claims: Iterable[Sequence[str]]) -> int:
     """How many claims an answer makes: those whose words stand in one clause of it, in their order."""
     clauses = [clause for clause in _CLAUSE.split(answer.casefold()) if clause]
-    return sum(any(_stands(clause, claim) for clause in clauses) for claim in claims)
+    return sum(any(_has_words(clause, claim) for clause in clauses) for claim in claims)
 
 
-def _stands(clause: str, claim: Sequence[str]) -> bool:
+def _has_words(clause: str, claim: Sequence[str]) -> bool:
     pattern = ".*?".join(rf"(?<![\w-]){re.escape(word.casefold())}(?![\w])" for word in claim)
     return re.search(pattern, clause) is not None

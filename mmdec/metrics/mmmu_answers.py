@@ -1,4 +1,4 @@
-"""What an answer to MMMU's questions says: the option's letter, or numbers and phrases; and whether it is right.
+"""What an answer to MMMU's questions names: the option's letter, or numbers and phrases; and whether it is right.
 
 After the published evaluation (Yue et al. 2024, MMMU's `eval`). An answer in which no option is found counts as a
 guess: published code draws one at random, here the question's own id draws it, so that a score does not change from run
@@ -22,55 +22,55 @@ _NUMBERS = (
 _SENTENCE = re.compile(r"\.\s(?=[A-Z])|\n")
 
 
-def chosen_letter(said: str, options: Mapping[str, str]) -> str | None:
+def chosen_letter(answer: str, options: Mapping[str, str]) -> str | None:
     """The option that an answer chooses; None where it names none. options: letter -> text.
 
     "(B)" counts before a bare " B ", that before a quoted option; of several the last one counts.
     """
     for mark in ENDS:
-        said = said.strip(mark)
-    said = f" {said} "
+        answer = answer.strip(mark)
+    answer = f" {answer} "
     for pattern in ("({})", " {} "):
-        named = {letter: said.rfind(pattern.format(letter)) for letter in options}
+        named = {letter: answer.rfind(pattern.format(letter)) for letter in options}
         if max(named.values(), default=-1) >= 0:
             return max(named, key=lambda letter: named[letter])
-    if len(said.split()) > LONG:
-        quoted = {letter: said.lower().rfind(text.lower()) for letter, text in options.items() if text}
+    if len(answer.split()) > LONG:
+        quoted = {letter: answer.lower().rfind(text.lower()) for letter, text in options.items() if text}
         if max(quoted.values(), default=-1) >= 0:
             return max(quoted, key=lambda letter: quoted[letter])
     return None
 
 
-def right_choice(said: str, options: Mapping[str, str], letter: str, name: str) -> bool:
+def right_choice(answer: str, options: Mapping[str, str], letter: str, name: str) -> bool:
     """Whether the answer chooses `letter`. name: the question's id, which draws a guess where it chooses nothing."""
-    chosen = chosen_letter(said, options)
+    chosen = chosen_letter(answer, options)
     return (random.Random(name).choice(sorted(options)) if chosen is None else chosen) == letter
 
 
-def right_open(said: str, expected: Sequence[str]) -> bool:
+def right_open(answer: str, expected: Sequence[str]) -> bool:
     """Whether one of the numbers or phrases that an open answer ends in is among the expected ones."""
-    wanted = [value for answer in expected for value in _values(answer)]
-    for value in _claims(said):
+    expected_values = [value for reference in expected for value in _values(reference)]
+    for value in _claims(answer):
         if isinstance(value, float):
-            if value in wanted:
+            if value in expected_values:
                 return True
-        elif isinstance(value, str) and any(isinstance(one, str) and one in value for one in wanted):
+        elif isinstance(value, str) and any(isinstance(phrase, str) and phrase in value for phrase in expected_values):
             return True
     return False
 
 
-def _claims(said: str) -> list[float | str]:
-    """What an open answer may mean to say: the shortest end after a key word of each sentence, and its numbers."""
-    sentences = _SENTENCE.split(said.strip().strip(".").lower())
+def _claims(answer: str) -> list[float | str]:
+    """What an open answer may mean: the shortest end after a key word of each sentence, and its numbers."""
+    sentences = _SENTENCE.split(answer.strip().strip(".").lower())
     ends = []
-    for place, sentence in enumerate(sentences):
-        keys = (*KEYS, "=") if place == len(sentences) - 1 else KEYS
+    for index, sentence in enumerate(sentences):
+        keys = (*KEYS, "=") if index == len(sentences) - 1 else KEYS
         after = [sentence.split(key)[-1].strip() for key in keys if key in sentence]
         shortest = min(after, key=len, default="")
         if shortest and shortest not in ENDS:
             ends.append(shortest)
     claims: list[float | str] = []
-    for end in ends or [said.strip().strip(".").lower()]:
+    for end in ends or [answer.strip().strip(".").lower()]:
         for text in (end, *(number for pattern in _NUMBERS for number in pattern.findall(end))):
             claims += _values(text)
     return claims

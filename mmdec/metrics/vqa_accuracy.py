@@ -1,4 +1,4 @@
-"""VQA accuracy: how far an answer agrees with what ten people said, as VQAv2 and TextVQA are scored.
+"""VQA accuracy: how far an answer agrees with those of ten people, as VQAv2 and TextVQA are scored.
 
 An answer that three of nine people gave is right, fewer count in part; the mean is over the ten ways to leave one of
 them out (Antol et al. 2015; visualqa.org/evaluation). Both sides are normalised first. TextVQA's evaluation (Singh et
@@ -26,21 +26,21 @@ FORMS = """
     why's won't would've wouldn't wouldn't've y'all y'all'll y'all'd've you'd you'd've you'll you're you've
 """
 CONTRACTIONS = {  # written without one of their apostrophes
-    form[:place] + form[place + 1 :]: form for form in FORMS.split() for place in range(len(form)) if form[place] == "'"
+    form[:index] + form[index + 1 :]: form for form in FORMS.split() for index in range(len(form)) if form[index] == "'"
 }
 _COMMA = re.compile(r"\d,\d")
 _STOP = re.compile(r"\.(?!\d)")
 REMOVED = 32  # full stops at most: the published code passes a flag where a count belongs
 
 
-def vqa_accuracy(said: str, answers: Sequence[str], kind: Kind = "vqav2") -> float:
+def vqa_accuracy(answer: str, answers: Sequence[str], kind: Kind = "vqav2") -> float:
     """From 0 to 1. answers: of the people, ten as published; where all ten agree they are normalised, too, which
     VQAv2's own script leaves out, as if "Yes." were another answer than "yes"."""
     prepare = _words if kind == "textvqa" else str
-    said, given = normalised(prepare(said)), [normalised(prepare(answer)) for answer in answers]
+    answer, references = normalised(prepare(answer)), [normalised(prepare(reference)) for reference in answers]
     scores = [
-        min(1.0, sum(other == said for place, other in enumerate(given) if place != left_out) / 3)
-        for left_out in range(len(given))
+        min(1.0, sum(other == answer for index, other in enumerate(references) if index != left_out) / 3)
+        for left_out in range(len(references))
     ]
     return sum(scores) / len(scores) if scores else 0.0
 
@@ -52,10 +52,10 @@ def normalised(text: str) -> str:
 
 def without_marks(text: str) -> str:
     """Marks beside a space vanish, those between words become spaces; full stops go but within numbers."""
-    whole = text
-    numbers = _COMMA.search(whole) is not None
+    original = text
+    numbers = _COMMA.search(original) is not None
     for mark in MARKS:
-        beside = f"{mark} " in whole or f" {mark}" in whole
+        beside = f"{mark} " in original or f" {mark}" in original
         text = text.replace(mark, "" if beside or numbers else " ")
     return _STOP.sub("", text, count=REMOVED)
 

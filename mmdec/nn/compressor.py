@@ -24,10 +24,10 @@ Pruning = Literal["random", "strided"]
 
 @dataclass(frozen=True)
 class Compressed:
-    """An image as the drafter is to see it."""
+    """An image as the drafter reads it."""
 
     states: Tensor  # (M, H)
-    places: Tensor  # (M,) int64, which of the V tokens each stands for: where it lies in the text
+    positions: Tensor  # (M,) int64, which of the V tokens each stands for: where it lies in the text
     kept: Tensor  # (V,) in [0, 1]: the largest weight of a token in any output
 
 
@@ -46,11 +46,11 @@ class Prune(nn.Module):
 
     def forward(self, states: Tensor) -> Compressed:
         """states (V, H) -> ceil(V / ratio) of them, in order."""
-        places = self.places(len(states)).to(states.device)
-        return Compressed(states[places], places, states.new_zeros(len(states)).index_fill(0, places, 1.0))
+        indices = self.indices(len(states)).to(states.device)
+        return Compressed(states[indices], indices, states.new_zeros(len(states)).index_fill(0, indices, 1.0))
 
-    def places(self, length: int) -> Tensor:
-        """(M,) the tokens kept, in order."""
+    def indices(self, length: int) -> Tensor:
+        """(M,) the tokens that are kept, in order."""
         count = -(-length // self.ratio)
         if self.how == "strided":
             return torch.arange(count) * self.ratio
@@ -68,11 +68,11 @@ class Pool(nn.Module):
         self.ratio, self.grid = _ratio(ratio), grid
 
     def forward(self, states: Tensor) -> Compressed:
-        """states (V, H) -> about V / ratio averages; places are the middles of their windows."""
+        """states (V, H) -> about V / ratio averages; positions are the middles of their windows."""
         weights = self.weights(len(states)).to(states)  # (M, V)
         middles = (weights * torch.arange(len(states), device=states.device)).sum(1)
-        places = (middles + 0.5).long()  # torch rounds 1.5 and 2.5 alike, and no two may share a place
-        return Compressed(weights @ states, places, weights.amax(0))
+        positions = (middles + 0.5).long()  # torch rounds 1.5 and 2.5 alike, and no two may share a position
+        return Compressed(weights @ states, positions, weights.amax(0))
 
     def weights(self, length: int) -> Tensor:
         """(M, V), each row the shares of one window: `adaptive_avg_pool` written as a product."""
@@ -112,8 +112,8 @@ class Convolution(nn.Module):
                 out = torch.addcmul(out, filled[tap :: self.ratio], taps[tap])
         else:
             out = self.conv(filled.T[None])[0].T
-        places = torch.arange(count, device=states.device) * self.ratio + (self.ratio - 1) // 2
-        return Compressed(out, places.clamp(max=length - 1), states.new_full((length,), 1 / self.ratio))
+        positions = torch.arange(count, device=states.device) * self.ratio + (self.ratio - 1) // 2
+        return Compressed(out, positions.clamp(max=length - 1), states.new_full((length,), 1 / self.ratio))
 
 
 @final
@@ -144,7 +144,7 @@ class Resampler(nn.Module):
         mixed = weights @ states if fc is None else fc[1](weights @ states)  # (heads, Q, H)
         values = torch.einsum("hqc,hdc->qhd", mixed, self.v_proj.weight.unflatten(0, (heads, -1))).flatten(1)
         out = self.o_proj(values if self.v_proj.bias is None else values + self.v_proj.bias)
-        return Compressed(out, last_places(len(states), len(out), states.device), weights.detach().mean(0).amax(0))
+        return Compressed(out, last_positions(len(states), len(out), states.device), weights.detach().mean(0).amax(0))
 
 
 @final
@@ -157,16 +157,16 @@ class LatentAttention(nn.Module):
         self.latents = nn.Parameter(torch.randn(latents, size) * size**-0.5)
 
     def forward(self, states: Tensor) -> Compressed:
-        """states (V, H) -> (min(m, V), H), spread evenly over the image's places."""
+        """states (V, H) -> (min(m, V), H), spread evenly over the image's positions."""
         length, count = len(states), min(len(self.latents), len(states))
         weights = (self.latents[:count] @ states.T).softmax(-1)
-        places = (2 * torch.arange(count, device=states.device) + 1) * length // (2 * count)
-        return Compressed(weights @ states, places, weights.detach().amax(0))
+        positions = (2 * torch.arange(count, device=states.device) + 1) * length // (2 * count)
+        return Compressed(weights @ states, positions, weights.detach().amax(0))
 
 
 @final
 class TextOnly(nn.Module):
-    """Drop the image: the drafter knows of it what the target's features tell."""
+    """Drop the image: the drafter knows of it only what is in the target's features."""
 
     def forward(self, states: Tensor) -> Compressed:
         """states (V, H) -> (0, H)."""
@@ -175,31 +175,31 @@ class TextOnly(nn.Module):
 
 
 def spans(visual: Tensor, grid: Grid | None = None) -> list[tuple[int, int]]:
-    """visual (L,) bool -> [begin, end) of each image. Images without a token between them are told apart where `grid`
-    says how many tokens an image has."""
+    """visual (L,) bool -> [begin, end) of each image. Adjacent images are separated where `grid` says how many tokens
+    an image has."""
     edges = torch.diff(F.pad(visual.to(torch.int8), (1, 1))).nonzero()[:, 0].tolist()
-    found = list(zip(edges[::2], edges[1::2], strict=True))
+    runs = list(zip(edges[::2], edges[1::2], strict=True))
     size = 0 if grid is None else grid[0] * grid[1]
     if not size:
-        return found
+        return runs
     parts: list[tuple[int, int]] = []
-    for begin, end in found:
+    for begin, end in runs:
         step = size if (end - begin) % size == 0 else end - begin
         parts += [(first, first + step) for first in range(begin, end, step)]
     return parts
 
 
-def separate(places: Tensor, length: int) -> Tensor:
-    """places (M,) in order, M <= length -> as near, each its own: a column of a text holds one state."""
-    taken: list[int] = []
-    for index, place in enumerate(places.tolist()):
-        least = taken[-1] + 1 if taken else 0
-        taken.append(min(max(place, least), length - (len(places) - index)))
-    return torch.tensor(taken, dtype=torch.long, device=places.device)
+def separate(positions: Tensor, length: int) -> Tensor:
+    """positions (M,) in order, M <= length -> as near, each its own: a column of a text holds one state."""
+    separated: list[int] = []
+    for index, position in enumerate(positions.tolist()):
+        lowest = separated[-1] + 1 if separated else 0
+        separated.append(min(max(position, lowest), length - (len(positions) - index)))
+    return torch.tensor(separated, dtype=torch.long, device=positions.device)
 
 
-def last_places(length: int, count: int, device: torch.device) -> Tensor:
-    """(count,) the last places of an image, the first repeated where it has fewer."""
+def last_positions(length: int, count: int, device: torch.device) -> Tensor:
+    """(count,) the last positions of an image, the first repeated where it has fewer."""
     return torch.arange(length - count, length, device=device).clamp(min=0)
 
 

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from mmdec.nn.conformer import lengths_to_mask
 from mmdec.nn.dropout import PooledDropout
 from mmdec.nn.transformer import DecoderLayer, sinusoids
+from mmdec.ops.dag import PosteriorVariant, dag_best_alignment, dag_marginal, dag_posterior, expected_states
 from mmdec.ops.dag_decode import LatticePath, LatticeStrategy, decode_lattice
 
 BOS, PAD, EOS, UNK = 0, 1, 2, 3  # the first four units of every vocabulary
@@ -56,6 +57,22 @@ class Lattice:
     def path(self, strategy: str = "lookahead", **options: Any) -> LatticePath:
         """Each row's path and its tokens; options as `ops.dag_decode.decode_lattice` takes them."""
         return decode_lattice(self.emissions, self.links, self.lengths, cast(LatticeStrategy, strategy), **options)
+
+    def marginal(self, match: Tensor, target_lengths: Tensor) -> Tensor:
+        """log P(Y | X) over all paths (B,), for match (B, M, L): log P(y_t | v_j). See `ops.dag.dag_marginal`."""
+        return dag_marginal(match, self.links, target_lengths, self.lengths)
+
+    def best_alignment(self, match: Tensor, target_lengths: Tensor) -> Tensor:
+        """The most probable path: (B, L), the index of the token that each vertex emits, or -1."""
+        return dag_best_alignment(match, self.links, target_lengths, self.lengths)
+
+    def posterior(self, match: Tensor, target_lengths: Tensor, variant: PosteriorVariant = "paper") -> Tensor:
+        """P(y_t is emitted by v_j | X, Y): (B, M, L), without gradient. See `ops.dag.dag_posterior`."""
+        return dag_posterior(match, self.links, target_lengths, self.lengths, variant=variant)
+
+    def expected_states(self, posterior: Tensor) -> Tensor:
+        """Each token's expected hidden state (B, M, D), in the precision of the hidden states."""
+        return expected_states(posterior.to(self.hidden.dtype), self.hidden)
 
 
 def graph_sizes(config: DagConfig, frame_lengths: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class Prompted:
     """What enters the layer for one row's prompt."""
 
     states: Tensor  # (M, H); M <= L - 1: compressors make it shorter
-    positions: Tensor  # (M,) place in the row's own text, padding not counted
+    positions: Tensor  # (M,) position in the row's own text, padding not counted
     carry: Any = None  # what `fuse` wants later (ViSpec's global vector)
     kept: Tensor | None = None  # (V,) float in [0, 1]: how far each visual token of the row is kept
     compressor: str | None = None  # which one was used
@@ -138,10 +138,10 @@ class DraftNetwork(nn.Module):
         each sees all of the past and what stands before it. Returns hidden (B, n, H), which the target's LM head reads
         and which is the feature of the next step, and the keys and values of these n."""
         queries, keys, values = self.project(states, positions)
-        own = keys, values
+        pair = keys, values
         if past is not None:
             keys, values = torch.cat([past[0], keys], 2), torch.cat([past[1], values], 2)
-        return self.attend(states, queries, keys, values, mask), own
+        return self.attend(states, queries, keys, values, mask), pair
 
     def feature(self, hidden: Tensor) -> Tensor:
         """What stands for the target's features of a drafted token: hidden (..., H) itself, k times -> (..., k * H)."""
@@ -195,8 +195,8 @@ class DraftNetwork(nn.Module):
         layer = self._layer
         size, width = queries.shape[2], keys.shape[2]
         if mask is None and 1 < size < width:
-            seen = torch.ones(size, width, dtype=torch.bool, device=states.device).tril(width - size)
-            mask = torch.zeros(size, width, dtype=states.dtype, device=states.device).masked_fill(~seen, -math.inf)
+            causal = torch.ones(size, width, dtype=torch.bool, device=states.device).tril(width - size)
+            mask = torch.zeros(size, width, dtype=states.dtype, device=states.device).masked_fill(~causal, -math.inf)
         mixed = scaled_dot_product_attention(
             queries,
             keys,

@@ -27,5 +27,5 @@ def network_class(system: str) -> type[DraftNetwork]:
     if path is None:
         raise InputError(f"`system` must be one of {', '.join(NETWORKS)}, but is {system!r:.60}. Choose one.")
     module, _, name = path.partition(":")
-    found: type[DraftNetwork] = getattr(import_module(module), name)
-    return found
+    network: type[DraftNetwork] = getattr(import_module(module), name)
+    return network

@@ -1,7 +1,7 @@
 """SpecVLM's elastic compressor: several ways to compress an image, and a gate that the question decides (arXiv
 2509.11815, section 3.2).
 
-V visual tokens of one image, M that are left, J channels of what fc reads, H of what it gives, C choices. The paper
+V visual tokens of one image, M that remain, J channels of what fc reads, H of what it gives, C choices. The paper
 compresses the projector's output and does not say what becomes of the target's features at the tokens that it drops:
 here a column's pair [embedding; feature] is what is compressed. Where it can be, that happens before fc, which then
 reads few columns: dropping, averaging and attention commute with an affine fc, and a depthwise convolution stands
@@ -99,37 +99,37 @@ class ElasticCompressor(nn.Module):
         self, joined: Tensor, fc: Fc, weights: Tensor | None = None, choice: int = 0, matrix: Tensor | None = None
     ) -> Compressed:
         """One image. joined (V, J), fc (..., J) -> (..., H), weights (C,) of the weighted variant, choice of "select",
-        matrix (H, J) of an affine fc. Outputs have places of their own, in order; an image with fewer tokens than
+        matrix (H, J) of an affine fc. Outputs have positions of their own, in order; an image with fewer tokens than
         outputs stays as it is."""
         if self.variant == "select":
-            found = self._part(self.choices[choice], joined, fc, matrix)
+            compressed = self._part(self.choices[choice], joined, fc, matrix)
         elif self.variant == "weighted":
             assert weights is not None
             parts = [self._part(name, joined, fc, matrix) for name in self.choices]
-            found = Compressed(
+            compressed = Compressed(
                 torch.stack([weight * part.states for weight, part in zip(weights, parts, strict=True)]).sum(0),
-                parts[1].places,
+                parts[1].positions,
                 torch.stack([w * part.kept for w, part in zip(weights.detach(), parts, strict=True)]).sum(0),
             )
         else:
             parts = [self._part(name, joined, fc, matrix) for name in self.choices]
-            found = Compressed(
+            compressed = Compressed(
                 torch.cat([part.states for part in parts]),
-                torch.cat([part.places for part in parts]),
+                torch.cat([part.positions for part in parts]),
                 torch.stack([part.kept for part in parts]).amax(0),
             )
         length = len(joined)
-        if len(found.states) > length:
-            places = torch.arange(length, device=joined.device)
-            return Compressed(fc(joined), places, torch.ones(length, device=joined.device, dtype=joined.dtype))
-        order = found.places.argsort(stable=True)
-        return Compressed(found.states[order], separate(found.places[order], length), found.kept)
+        if len(compressed.states) > length:
+            positions = torch.arange(length, device=joined.device)
+            return Compressed(fc(joined), positions, torch.ones(length, device=joined.device, dtype=joined.dtype))
+        order = compressed.positions.argsort(stable=True)
+        return Compressed(compressed.states[order], separate(compressed.positions[order], length), compressed.kept)
 
     def _part(self, name: str, joined: Tensor, fc: Fc, matrix: Tensor | None) -> Compressed:
         part = self.parts[name]
         if name in self.before:
-            found = part(joined)
-            return Compressed(fc(found.states), found.places, found.kept)
+            compressed = part(joined)
+            return Compressed(fc(compressed.states), compressed.positions, compressed.kept)
         if name == "resampler" and matrix is not None:
             return part(joined, (matrix, fc))
         return part(fc(joined))

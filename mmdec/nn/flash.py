@@ -5,9 +5,9 @@ The head is one layer of EAGLE's kind over other inputs. A text column t is SiLU
 latents, stand in the image's stead. Each column is read k times: slot i has its own embedding (that of slot 0 is zero)
 and RoPE position t + i, sees slot 0 of all earlier columns and the slots up to i of its own, and gives the feature of
 token t + 1 + i, from which the LM head reads token t + 2 + i. A residual gate adds the column's own feature to each
-slot. Slots do not know of each other's tokens: refiner i adds to slot i what the tokens of the slots before it tell.
+slot. Slots do not read each other's tokens: refiner i corrects slot i by the tokens of the slots before it.
 
-The published decoding feeds refiner i the token one place later than its training did; here both read the tokens of
+The published decoding feeds refiner i the token one position later than its training did; here both read the tokens of
 slots 0 .. i - 1, t + 2 .. t + 1 + i. And since later columns see slot 0 alone, its keys and values can be kept: the
 published one runs over the whole text each round.
 
@@ -66,9 +66,9 @@ class Refiner(nn.Module):
         nn.init.zeros_(self.up.weight)
         nn.init.zeros_(self.up.bias)
 
-    def forward(self, slot: Tensor, told: Tensor) -> Tensor:
-        """slot (..., H), told (..., H): sum of the embeddings of the tokens before -> (..., H)."""
-        return slot + self.up(silu(self.down(torch.cat([told, slot], -1))))
+    def forward(self, slot: Tensor, preceding: Tensor) -> Tensor:
+        """slot (..., H), preceding (..., H): sum of the embeddings of the tokens before -> (..., H)."""
+        return slot + self.up(silu(self.down(torch.cat([preceding, slot], -1))))
 
 
 @final
@@ -115,10 +115,10 @@ class FlashNetwork(DraftNetwork):
         states, columns = [fused], [text]
         kept = [features.new_zeros(1)] if bool(visual[0]) else []  # no column reads the first token
         for begin, end in images:
-            found = self.compressor(features[1:][begin:end])
-            states.append(found.states)
-            columns.append(separate(found.places, end - begin) + begin)
-            kept.append(found.kept)
+            compressed = self.compressor(features[1:][begin:end])
+            states.append(compressed.states)
+            columns.append(separate(compressed.positions, end - begin) + begin)
+            kept.append(compressed.kept)
         order = torch.cat(columns).argsort()
         return Prompted(torch.cat(states)[order], torch.cat(columns)[order], None, torch.cat(kept), "latents")
 
@@ -131,7 +131,7 @@ class FlashNetwork(DraftNetwork):
         refining."""
         return hidden + self.residual_gate[: hidden.shape[-2], None] * features[..., None, :]
 
-    def refined(self, slot: Tensor, told: Tensor, index: int) -> Tensor:
-        """Slot `index` (..., H), and told (..., H), the sum of the embeddings of the tokens of the slots before it ->
-        (..., H). Slot 0 has nothing to be told."""
-        return self.refiners[index - 1](slot, told) if index and len(self.refiners) else slot
+    def refined(self, slot: Tensor, preceding: Tensor, index: int) -> Tensor:
+        """Slot `index` (..., H), and preceding (..., H), the sum of the embeddings of the tokens of the slots before
+        it -> (..., H). Slot 0 has none before it."""
+        return self.refiners[index - 1](slot, preceding) if index and len(self.refiners) else slot

@@ -81,8 +81,8 @@ def adapt_mel(mel: Tensor, kind: MelKind) -> Tensor:
         share = (bands - low).clamp(0, 1)
         inside = (bands <= WINDOW // 2).to(mel.dtype)
         magnitudes = (magnitudes[..., low] * (1 - share) + magnitudes[..., low + 1] * share) * inside
-    theirs = (magnitudes @ _filters(kind).to(mel.device)).clamp(min=LOG_FLOOR)
-    return theirs.log10() if kind.log10 else theirs.log()
+    adapted = (magnitudes @ _filters(kind).to(mel.device)).clamp(min=LOG_FLOOR)
+    return adapted.log10() if kind.log10 else adapted.log()
 
 
 @lru_cache(maxsize=8)

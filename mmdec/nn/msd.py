@@ -56,6 +56,6 @@ def next_text(visual: Tensor) -> Tensor:
     """visual (B, L) bool -> (B, L) int64: each column's own index, or at a visual one that of the first text column
     after it. Where none follows, its own."""
     length = visual.shape[1]
-    own = torch.arange(length, device=visual.device).expand_as(visual)
-    ahead = torch.where(visual, length, own).flip(1).cummin(1).values.flip(1)
-    return torch.where(ahead == length, own, ahead)
+    columns = torch.arange(length, device=visual.device).expand_as(visual)
+    ahead = torch.where(visual, length, columns).flip(1).cummin(1).values.flip(1)
+    return torch.where(ahead == length, columns, ahead)

@@ -91,14 +91,14 @@ class SpecVLM(DraftNetwork):
         features = config.hidden_size * len(config.layers)
         self.gate = QuestionGate(config.hidden_size, features, config.gate_size, choices) if gated else None
 
-    def gate_logits(self, embeds: Tensor, features: Tensor, asked: Tensor) -> Tensor:
-        """One row's scores (C,) of its choices: embeds (L, H), features (L, k * H), asked (L,) bool. Raises InputError
-        for a network without a gate. The paper has no loss on them: a training may add one of its own."""
+    def gate_logits(self, embeds: Tensor, features: Tensor, question: Tensor) -> Tensor:
+        """One row's scores (C,) of its choices: embeds (L, H), features (L, k * H), question (L,) bool. Raises
+        InputError for a network without a gate. The paper has no loss on them: a training may add one of its own."""
         if self.gate is None:
             raise InputError("`compressors` must be two or more for a gate, but there is one. Name more of them.")
-        if not bool(asked.any()):
-            asked = torch.ones_like(asked)
-        return self.gate(embeds[asked].mean(0), features[asked][-1])
+        if not bool(question.any()):
+            question = torch.ones_like(question)
+        return self.gate(embeds[question].mean(0), features[question][-1])
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
         """One row's prompt with its images compressed, see `DraftNetwork.prompt`. The gate reads all text after the
@@ -120,10 +120,10 @@ class SpecVLM(DraftNetwork):
         kept = [joined.new_zeros(1)] if bool(visual[0]) else []  # no column reads the first token
         matrix = None if config.fc_norm else self.fc.weight
         for begin, end in images:
-            found = self.compressor(joined[begin:end], self._fc, weights, choice, matrix)
-            states.append(found.states if factor is None else found.states * factor)
-            columns.append(found.places + begin)
-            kept.append(found.kept)
+            compressed = self.compressor(joined[begin:end], self._fc, weights, choice, matrix)
+            states.append(compressed.states if factor is None else compressed.states * factor)
+            columns.append(compressed.positions + begin)
+            kept.append(compressed.kept)
         order = torch.cat(columns).argsort()
         name = self.compressor.choices[choice] if config.variant == "select" else config.variant
         return Prompted(torch.cat(states)[order], torch.cat(columns)[order], None, torch.cat(kept), name)

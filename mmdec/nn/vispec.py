@@ -1,7 +1,7 @@
 """ViSpec: a draft network that reads an image through a few learned queries (Kang et al. 2025, arXiv 2509.15235).
 
 As published. A column is visual where the token that it reads, t + 1, is visual. The queries cross-attend the input
-embeddings of an image; all outputs but the last stand in the image's stead, at its last places. The last output is a
+embeddings of an image; all outputs but the last stand in the image's stead, at its last positions. The last output is a
 global vector: `img_fc` mixes that of the last image so far into the feature of every text column that follows, also of
 those drafted later; before the first image it is zero. `img_fc` begins as the identity on the feature.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from mmdec.nn.compressor import Resampler, last_places, spans
+from mmdec.nn.compressor import Resampler, last_positions, spans
 from mmdec.nn.draft_config import DraftConfig
 from mmdec.nn.draft_network import DraftNetwork, Prompted
 from mmdec.types import InputError
@@ -80,15 +80,15 @@ class ViSpec(DraftNetwork):
         states, columns = [], [text]
         kept = [following.new_zeros(1)] if bool(visual[0]) else []  # no column reads the first token
         for begin, end in images:
-            found = self.imadpt(following[begin:end])
-            count = min(queries - 1, end - begin)  # as many as there are places
-            states.append(found.states[queries - 1 - count : queries - 1])
-            columns.append(last_places(end - begin, count, text.device) + begin)
-            globals_.append(found.states[-1])
-            kept.append(found.kept)
+            compressed = self.imadpt(following[begin:end])
+            count = min(queries - 1, end - begin)  # as many as there are positions
+            states.append(compressed.states[queries - 1 - count : queries - 1])
+            columns.append(last_positions(end - begin, count, text.device) + begin)
+            globals_.append(compressed.states[-1])
+            kept.append(compressed.kept)
         ends = torch.tensor([end for _, end in images], device=text.device)
         latest = (text[:, None] >= ends).sum(1)  # images before each text column
         fused = self.fuse(following[text], features[:-1][text], torch.stack(globals_)[latest])
         order = torch.cat(columns).argsort()
-        everything = torch.cat([fused, *states])[order]
-        return Prompted(everything, torch.cat(columns)[order], globals_[-1], torch.cat(kept), "queries")
+        merged = torch.cat([fused, *states])[order]
+        return Prompted(merged, torch.cat(columns)[order], globals_[-1], torch.cat(kept), "queries")

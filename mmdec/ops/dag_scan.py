@@ -59,7 +59,7 @@ def forward_backward(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *
     if len(doubtful) == 0:
         return result
     repaired = exact(match[doubtful], links[doubtful], last[doubtful], ends[doubtful])
-    return Posterior(*(whole.index_copy(0, doubtful, part) for whole, part in zip(result, repaired, strict=True)))
+    return Posterior(*(all_rows.index_copy(0, doubtful, part) for all_rows, part in zip(result, repaired, strict=True)))
 
 
 def log_likelihood(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:

@@ -87,8 +87,8 @@ def _alpha_step(
             before = tl.load(here - a_t + i, mask=(i >= 0) & (i < size), other=float("-inf"))
             jump = j[None] - i[:, None]
             real = (jump >= 1) & (jump <= reach) & (i >= 0)[:, None] & open_j[None]
-            at = links + row * l_b + l_0 + i[:, None].to(tl.int64) * l_i + j[None].to(tl.int64) * l_j
-            scores = before[:, None] + tl.load(at, mask=real, other=float("-inf")).to(tl.float32)
+            jumps = links + row * l_b + l_0 + i[:, None].to(tl.int64) * l_i + j[None].to(tl.int64) * l_j
+            scores = before[:, None] + tl.load(jumps, mask=real, other=float("-inf")).to(tl.float32)
             if BEST:
                 top = tl.maximum(top, tl.max(scores, 0))
             else:
@@ -123,8 +123,10 @@ def _beta_step(
             after = tl.load(here + b_t + j, mask=open_j, other=float("-inf"))
             jump = j[None] - i[:, None]
             real = (jump >= 1) & (jump <= reach) & open_i[:, None] & open_j[None]
-            at = links + row * l_b + l_0 + i[:, None].to(tl.int64) * l_i + j[None].to(tl.int64) * l_j
-            scores = (emitted.to(tl.float32) + after)[None] + tl.load(at, mask=real, other=float("-inf")).to(tl.float32)
+            jumps = links + row * l_b + l_0 + i[:, None].to(tl.int64) * l_i + j[None].to(tl.int64) * l_j
+            scores = (emitted.to(tl.float32) + after)[None] + tl.load(jumps, mask=real, other=float("-inf")).to(
+                tl.float32
+            )
             top, total = _log_add(top, total, scores, 1)
         tl.store(here + i, _log(top, total), mask=i < size)
 
@@ -143,8 +145,8 @@ def _link_counts(
     jump = j[None] - i[:, None]
     inside = (jump >= 1) & (jump <= reach) & (j < size)[None]
     real = inside & (j <= end)[None]
-    place = i[:, None].to(tl.int64) * l_i + j[None].to(tl.int64) * l_j
-    link = tl.load(links + row * l_b + l_0 + place, mask=real, other=float("-inf")).to(tl.float32)
+    offset = i[:, None].to(tl.int64) * l_i + j[None].to(tl.int64) * l_j
+    link = tl.load(links + row * l_b + l_0 + offset, mask=real, other=float("-inf")).to(tl.float32)
     link -= tl.load(log_prob + row)
     total = tl.zeros([BLOCK, BLOCK], tl.float32)
     for t in range(0, final):
@@ -173,8 +175,8 @@ def _trace(links, best, path, last, ends, size, reach, l_b, l_i, l_j, l_0, a_b, 
                 i = begin + tl.arange(0, WIDE)
                 real = (i >= 0) & (i < vertex)
                 before = tl.load(best + row * a_b + (t - 1) * a_t + i, mask=real, other=float("-inf"))
-                at = links + row * l_b + l_0 + i.to(tl.int64) * l_i + vertex.to(tl.int64) * l_j
-                scores = before + tl.load(at, mask=real, other=float("-inf")).to(tl.float32)
+                jumps = links + row * l_b + l_0 + i.to(tl.int64) * l_i + vertex.to(tl.int64) * l_j
+                scores = before + tl.load(jumps, mask=real, other=float("-inf")).to(tl.float32)
                 score = tl.max(scores, 0)
                 if score > top:
                     top, chosen = score, begin + tl.argmax(scores, 0)

@@ -3,6 +3,8 @@
 A kernel's twin in torch runs everywhere else and gives the same to rounding. `MMDEC_KERNELS=0` in the environment keeps
 every kernel off. With `TRITON_INTERPRET=1`, set before Triton is first imported, kernels run on a CPU too, slowly, when
 called by name: that is how tests see them without a GPU; operators never choose an interpreted kernel.
+
+`MMDEC_GRAPHS=0` keeps CUDA graphs off (`replay.py`).
 """
 
 from __future__ import annotations
@@ -41,6 +43,15 @@ def triton_version() -> str | None:
 def runs_on(device: torch.device) -> bool:
     """Whether operators take their kernels for tensors on this device."""
     return device.type == "cuda" and why_not(device.index) is None
+
+
+def graphs_why_not(device: torch.device) -> str | None:
+    """The reason that drafts' passes on this device are not replayed as CUDA graphs; None where they are."""
+    if os.environ.get("MMDEC_GRAPHS") == "0":
+        return "MMDEC_GRAPHS=0 keeps them off"
+    if not torch.cuda.is_available():
+        return "no GPU"
+    return None if device.type == "cuda" else f"the model lies on {device}, which gains nothing by it"
 
 
 @cache

@@ -34,14 +34,14 @@ def _move(
     cells = first + tl.load(offsets + layer) + row.to(tl.int64) * row_stride + head.to(tl.int64) * head_stride
     begin, count = tl.load(begins + row), tl.load(counts + row)
     d = tl.arange(0, BLOCK_D)
-    for at in range(0, count, PATH):
-        step = at + tl.arange(0, PATH)
-        wanted = (step < count)[:, None] & (d < WIDTH)[None]
+    for start in range(0, count, PATH):
+        step = start + tl.arange(0, PATH)
+        mask = (step < count)[:, None] & (d < WIDTH)[None]
         source = tl.load(sources + row * longest + step, mask=step < count, other=0).to(tl.int64)
         target = (begin + step).to(tl.int64)
-        held = tl.load(cells + source[:, None] * column_stride + d[None] * width_stride, mask=wanted, other=0)
+        bits = tl.load(cells + source[:, None] * column_stride + d[None] * width_stride, mask=mask, other=0)
         tl.debug_barrier()  # all of the program's reads come before its first write
-        tl.store(cells + target[:, None] * column_stride + d[None] * width_stride, held, mask=wanted)
+        tl.store(cells + target[:, None] * column_stride + d[None] * width_stride, bits, mask=mask)
         tl.debug_barrier()
 
 
@@ -75,10 +75,12 @@ def move_columns(kv: Tensor | Sequence[Tensor], sources: Tensor, begins: Tensor,
         first, offsets = layers[0], torch.arange(len(layers), device=kv.device) * layers.stride(0)
     else:
         first, size = kv[0], kv[0].element_size()
-        alike = all((one.shape, one.stride(), one.dtype) == (first.shape, first.stride(), first.dtype) for one in kv)
+        alike = all(
+            (layer.shape, layer.stride(), layer.dtype) == (first.shape, first.stride(), first.dtype) for layer in kv
+        )
         if not alike:
             raise RuntimeError("kv_gather: the layers of `kv` differ in shape, strides or dtype; move them in groups.")
-        distances = [(one.data_ptr() - first.data_ptr()) // size for one in kv]
+        distances = [(layer.data_ptr() - first.data_ptr()) // size for layer in kv]
         offsets = torch.tensor(distances, device=first.device)
     word = WORDS[first.element_size()]
     _, heads, _, width = first.shape

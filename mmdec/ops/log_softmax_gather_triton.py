@@ -26,23 +26,23 @@ def _gather(
     BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     row, vertex = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64)
-    here = logits + row * x_b + vertex * x_l
+    row_logits = logits + row * x_b + vertex * x_l
     top = float("-inf")
     total = 0.0
     for begin in range(0, vocabulary, BLOCK_V):
         v = begin + tl.arange(0, BLOCK_V)
-        x = tl.load(here + v * x_v, mask=v < vocabulary, other=float("-inf")).to(tl.float32)
+        x = tl.load(row_logits + v * x_v, mask=v < vocabulary, other=float("-inf")).to(tl.float32)
         new_top = tl.maximum(top, tl.max(x, 0))
         shift = tl.where(new_top == float("-inf"), 0.0, new_top)
         total = total * tl.exp(top - shift) + tl.sum(tl.exp(x - shift), 0)
         top = new_top
-    whole = top + tl.log(total)
-    tl.store(totals + row * vertices + vertex, whole)
+    log_total = top + tl.log(total)
+    tl.store(totals + row * vertices + vertex, log_total)
     for begin in range(0, tokens, BLOCK_M):
         m = begin + tl.arange(0, BLOCK_M)
         token = tl.load(targets + row * tokens + m, mask=m < tokens, other=0)
-        x = tl.load(here + token * x_v, mask=m < tokens, other=0.0).to(tl.float32)
-        tl.store(out + (row * tokens + m) * vertices + vertex, x - whole, mask=m < tokens)
+        x = tl.load(row_logits + token * x_v, mask=m < tokens, other=0.0).to(tl.float32)
+        tl.store(out + (row * tokens + m) * vertices + vertex, x - log_total, mask=m < tokens)
 
 
 @triton.jit
@@ -51,9 +51,9 @@ def _gather_gradient(
     BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     row, vertex = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64)
-    here = logits + row * x_b + vertex * x_l
-    there = out + (row * vertices + vertex) * vocabulary
-    whole = tl.load(totals + row * vertices + vertex)
+    row_logits = logits + row * x_b + vertex * x_l
+    row_out = out + (row * vertices + vertex) * vocabulary
+    log_total = tl.load(totals + row * vertices + vertex)
     grads += row * g_b + vertex * g_l
     targets += row * tokens
     total = 0.0
@@ -62,8 +62,8 @@ def _gather_gradient(
         total += tl.sum(tl.load(grads + m * g_m, mask=m < tokens, other=0.0).to(tl.float32), 0)
     for begin in range(0, vocabulary, BLOCK_V):
         v = begin + tl.arange(0, BLOCK_V)
-        x = tl.load(here + v * x_v, mask=v < vocabulary, other=0.0).to(tl.float32)
-        tl.store(there + v, (-total * tl.exp(x - whole)).to(out.dtype.element_ty), mask=v < vocabulary)
+        x = tl.load(row_logits + v * x_v, mask=v < vocabulary, other=0.0).to(tl.float32)
+        tl.store(row_out + v, (-total * tl.exp(x - log_total)).to(out.dtype.element_ty), mask=v < vocabulary)
     tl.debug_barrier()  # the whole row is written before single tokens are written over
     for begin in range(0, tokens, BLOCK_M):
         m = begin + tl.arange(0, BLOCK_M)
@@ -71,12 +71,12 @@ def _gather_gradient(
         share = tl.zeros([BLOCK_M], tl.float32)
         for other in range(0, tokens, BLOCK_M):
             n = other + tl.arange(0, BLOCK_M)
-            theirs = tl.load(targets + n, mask=n < tokens, other=-2)
+            others = tl.load(targets + n, mask=n < tokens, other=-2)
             grad = tl.load(grads + n * g_m, mask=n < tokens, other=0.0).to(tl.float32)
-            share += tl.sum(tl.where(token[:, None] == theirs[None], grad[None], 0.0), 1)
-        x = tl.load(here + token * x_v, mask=m < tokens, other=0.0).to(tl.float32)
-        value = share - total * tl.exp(x - whole)
-        tl.store(there + token, value.to(out.dtype.element_ty), mask=m < tokens)
+            share += tl.sum(tl.where(token[:, None] == others[None], grad[None], 0.0), 1)
+        x = tl.load(row_logits + token * x_v, mask=m < tokens, other=0.0).to(tl.float32)
+        value = share - total * tl.exp(x - log_total)
+        tl.store(row_out + token, value.to(out.dtype.element_ty), mask=m < tokens)
 
 
 class _Gather(torch.autograd.Function):

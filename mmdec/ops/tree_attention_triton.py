@@ -87,8 +87,8 @@ def _attend(
     member = tl.where(real, query // nodes, 0)
     d = tl.arange(0, BLOCK_D)
     e = tl.arange(0, BLOCK_V)
-    at = q + row.to(tl.int64) * q_b + (head * GROUP + member[:, None]).to(tl.int64) * q_h
-    queries = tl.load(at + node[:, None] * q_n + d[None] * q_d, mask=real[:, None] & (d < WIDTH)[None], other=0.0)
+    base = q + row.to(tl.int64) * q_b + (head * GROUP + member[:, None]).to(tl.int64) * q_h
+    queries = tl.load(base + node[:, None] * q_n + d[None] * q_d, mask=real[:, None] & (d < WIDTH)[None], other=0.0)
     if UPCAST:
         queries = queries.to(tl.float32)
 
@@ -117,10 +117,10 @@ def _attend(
             if UPCAST:
                 keys = keys.to(tl.float32)
             scores = tl.dot(queries, keys, input_precision=PRECISION) * scale
-            seen = real[:, None] & inside[None]
+            visible = real[:, None] & inside[None]
             if WINDOWED:
-                seen &= (end + depth)[:, None] - column[None] < window
-            scores = tl.where(seen, scores, float("-inf"))
+                visible &= (end + depth)[:, None] - column[None] < window
+            scores = tl.where(visible, scores, float("-inf"))
             values = tl.load(
                 v + offset[:, None] * v_s + e[None] * v_d, mask=inside[:, None] & (e < V_WIDTH)[None], other=0.0
             )
@@ -137,12 +137,12 @@ def _attend(
             if UPCAST:
                 keys = keys.to(tl.float32)
             scores = tl.dot(queries, keys, input_precision=PRECISION) * scale
-            mine = tl.load(words + (row * nodes + node) * WORDS + word)
-            seen = real[:, None] & inside[None] & (((mine[:, None] >> bit[None]) & 1) == 1)
+            ancestors = tl.load(words + (row * nodes + node) * WORDS + word)
+            visible = real[:, None] & inside[None] & (((ancestors[:, None] >> bit[None]) & 1) == 1)
             if WINDOWED:
-                theirs = tl.load(depths + row * nodes + other, mask=inside, other=0)
-                seen &= depth[:, None] - theirs[None] < window
-            scores = tl.where(seen, scores, float("-inf"))
+                other_depth = tl.load(depths + row * nodes + other, mask=inside, other=0)
+                visible &= depth[:, None] - other_depth[None] < window
+            scores = tl.where(visible, scores, float("-inf"))
             values = tl.load(
                 v + offset[:, None] * v_s + e[None] * v_d, mask=inside[:, None] & (e < V_WIDTH)[None], other=0.0
             )
@@ -150,9 +150,9 @@ def _attend(
 
     # (splits + 1, B * HEADS, packed, V_WIDTH): each split's own mean of the values, and its log-sum-exp in base 2.
     cell = (split.to(tl.int64) * tl.num_programs(2) + tl.program_id(2)) * packed + query
-    some = tl.where(total == 0.0, 1.0, total)  # a split may hold nothing that a node sees
-    tl.store(out + cell[:, None] * V_WIDTH + e[None], acc / some[:, None], mask=real[:, None] & (e < V_WIDTH)[None])
-    tl.store(lse + cell, tl.where(total == 0.0, float("-inf"), top + tl.log2(some)), mask=real)
+    divisor = tl.where(total == 0.0, 1.0, total)  # a split may hold nothing that a node sees
+    tl.store(out + cell[:, None] * V_WIDTH + e[None], acc / divisor[:, None], mask=real[:, None] & (e < V_WIDTH)[None])
+    tl.store(lse + cell, tl.where(total == 0.0, float("-inf"), top + tl.log2(divisor)), mask=real)
 
 
 @triton.jit(do_not_specialize=["nodes", "splits"])
@@ -166,14 +166,14 @@ def _merge(
     query = block * BLOCK_R + tl.arange(0, BLOCK_R)
     real = query < packed
     e = tl.arange(0, BLOCK_V)
-    wanted = real[:, None] & (e < V_WIDTH)[None]
+    mask = real[:, None] & (e < V_WIDTH)[None]
     top = tl.full([BLOCK_R], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_R], tl.float32)
     acc = tl.zeros([BLOCK_R, BLOCK_V], tl.float32)
     for split in range(splits + 1):
         cell = (split * tl.num_programs(1) + pair).to(tl.int64) * packed + query
         score = tl.load(lse + cell, mask=real, other=float("-inf"))
-        mean = tl.load(partial + cell[:, None] * V_WIDTH + e[None], mask=wanted, other=0.0)
+        mean = tl.load(partial + cell[:, None] * V_WIDTH + e[None], mask=mask, other=0.0)
         new_top = tl.maximum(top, score)
         shift = tl.where(new_top == float("-inf"), 0.0, new_top)
         weight, fade = tl.exp2(score - shift), tl.exp2(top - shift)
@@ -181,9 +181,9 @@ def _merge(
         acc = acc * fade[:, None] + mean * weight[:, None]
         top = new_top
     row, head = pair // HEADS, pair % HEADS
-    at = row.to(tl.int64) * o_b + (head * GROUP + query // nodes).to(tl.int64) * o_h + (query % nodes) * o_n
+    base = row.to(tl.int64) * o_b + (head * GROUP + query // nodes).to(tl.int64) * o_h + (query % nodes) * o_n
     merged = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(out + at[:, None] + e[None], merged.to(out.dtype.element_ty), mask=wanted)
+    tl.store(out + base[:, None] + e[None], merged.to(out.dtype.element_ty), mask=mask)
 
 
 def tree_attention_triton(

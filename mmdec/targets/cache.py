@@ -7,8 +7,10 @@ kind: a cache handed over by somebody goes on working when the run is over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast, final
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast, final
 
 import torch
 from torch import Tensor
@@ -38,6 +40,10 @@ class GrowingLayer(DynamicLayer):
         self.keys = self.shown = self.all_keys[:, :, :length]
         self.values = self.all_values[:, :, :length]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy is a stock layer: pools are a run's own."""
+        return stock_layer, (cast(Tensor, self.keys).contiguous(), cast(Tensor, self.values).contiguous())
+
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if self.shown is None or self.keys is not self.shown:
             self.shown = None
@@ -52,49 +58,82 @@ class GrowingLayer(DynamicLayer):
         return cast(Tensor, self.keys), cast(Tensor, self.values)
 
 
+@dataclass(frozen=True)
+class Kind:
+    """Keys or values that are alike in all but their layer, and so lie in one pool."""
+
+    members: tuple[tuple[int, bool], ...]  # a layer's index, and whether these are its keys
+    heads: int
+    size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def pool(self, rows: int, columns: int) -> Tensor:
+        """(members, rows, heads, columns, size), not written yet."""
+        shape = len(self.members), rows, self.heads, columns, self.size
+        with torch.inference_mode(False):  # else nobody could write to the cache once the run is over
+            return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+
+class Memory(Protocol):
+    """Where a run's pools lie, if not in memory of its own."""
+
+    def pools(self, kinds: Sequence[Kind], rows: int, length: int) -> list[Tensor]:
+        """One of each kind, as `Kind.pool` makes it, with room for `length` columns; those of before, if they will do.
+        What is not written is finite. The pools of before hold until the next draft is scored."""
+        ...
+
+
 @final
 class KVPool:
     """What a run holds of a cache after its prompt: all layers' columns, in pools (2 * layers, B, H, C, D)."""
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: Cache, memory: Memory | None = None) -> None:
         """Moves the cache's keys and values into pooled memory, which the cache reads from then on."""
         check_cache(cache)
         self.encoder = cache.cross_attention_cache if isinstance(cache, EncoderDecoderCache) else None
         given = cast(DynamicCache, cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache)
-        self._pools: list[Tensor] = []
-        self._members: list[list[tuple[GrowingLayer, bool]]] = []  # of each pool: whose, and whether the keys
         layers: list[GrowingLayer] = []
-        held: dict[tuple[Any, ...], list[tuple[GrowingLayer, bool, Tensor]]] = {}
-        for old in cast(list[DynamicLayer], given.layers):
+        held: dict[tuple[Any, ...], list[tuple[int, bool, Tensor]]] = {}
+        for index, old in enumerate(cast(list[DynamicLayer], given.layers)):
             layers.append(GrowingLayer(self))
             layers[-1].dtype, layers[-1].device = old.dtype, old.device
             for is_keys, states in ((True, cast(Tensor, old.keys)), (False, cast(Tensor, old.values))):
-                held.setdefault((states.shape, states.dtype, states.device), []).append((layers[-1], is_keys, states))
-        self.length = given.get_seq_length()
-        for members in held.values():
-            self._members.append([(layer, is_keys) for layer, is_keys, _ in members])
-            self._pools.append(torch.empty(0))
-            pool = self._empty(members[0][2], len(members), -(-(self.length + ROOM) // ROOM) * ROOM)
+                held.setdefault((states.shape, states.dtype, states.device), []).append((index, is_keys, states))
+        self.length, self._memory, self._pools = given.get_seq_length(), memory, list[Tensor]()
+        self._kinds = [
+            Kind(tuple((index, is_keys) for index, is_keys, _ in members), shape[1], shape[3], dtype, device)
+            for (shape, dtype, device), members in held.items()
+        ]
+        # Layers hold their pools, not the other way round: a run's memory is free as soon as nobody has its cache.
+        self._layers = [weakref.ref(layer) for layer in layers]
+        rows = next(iter(held))[0][0]
+        self._pools = self._allocate(rows, self.length + ROOM)
+        for pool, members in zip(self._pools, held.values(), strict=True):
             for member, (_, _, states) in enumerate(members):
                 pool[member, :, :, : self.length] = states
-            self._hand_out(len(self._pools) - 1, pool)
         given.layers[:] = layers
-        self._layers, self.cache = layers, cache
+        self._hand_out()
         self.crop(self.length)
+
+    @property
+    def width(self) -> int:
+        """C, the columns that there is room for."""
+        return self._pools[0].shape[3]
 
     def grow(self, length: int) -> None:
         """Make room for `length` columns at least."""
-        for index, pool in enumerate(self._pools):
-            width = pool.shape[3]
-            if width < length:
-                wider = self._empty(pool[0], len(pool), max(-(-length // ROOM) * ROOM, width + min(width, STEP)))
-                wider[:, :, :, :width] = pool
-                self._hand_out(index, wider)
+        if self.width < length:
+            old = self._pools
+            self._pools = self._allocate(old[0].shape[1], length)
+            for before, pool in zip(old, self._pools, strict=True):
+                pool[:, :, :, : before.shape[3]] = before  # all of it: within a pass some layers hold more than others
+            self._hand_out()
 
     def crop(self, length: int) -> None:
         """Drop the columns from `length` on."""
         self.length = length
-        for layer in self._layers:
+        for _, layer in self._living():
             layer.show(length)
 
     def commit(self, columns: Sequence[Sequence[int]], begins: Sequence[int], length: int) -> None:
@@ -105,39 +144,61 @@ class KVPool:
 
     def select(self, rows: Tensor, length: int) -> None:
         """Keep rows (K,) int64 in that order, and the first `length` columns."""
-        for index, pool in enumerate(self._pools):
-            kept = self._empty(pool[0, : len(rows)], len(pool), pool.shape[3])
-            kept[:, :, :, :length] = pool[:, :, :, :length].index_select(1, rows.to(pool.device))
-            self._hand_out(index, kept)
         if self.encoder is not None:
             cast(DynamicCache, self.encoder).batch_select_indices(rows)
+        old = self._pools
+        self._pools = self._allocate(len(rows), length)
+        for before, pool in zip(old, self._pools, strict=True):
+            pool[:, :, :, :length] = before[:, :, :, :length].index_select(1, rows.to(pool.device))
+        self._hand_out()
         self.crop(length)
 
-    def _empty(self, like: Tensor, count: int, width: int) -> Tensor:
-        """(count, B, H, width, D) for states like (B, H, S, D)."""
-        batch, heads, _, size = like.shape
-        with torch.inference_mode(False):  # else nobody could write to the cache once the run is over
-            return torch.empty(count, batch, heads, width, size, dtype=like.dtype, device=like.device)
+    def _allocate(self, rows: int, length: int) -> list[Tensor]:
+        if self._memory is not None:
+            return self._memory.pools(self._kinds, rows, length)
+        columns = -(-length // ROOM) * ROOM
+        if self._pools:
+            width = self.width
+            columns = width if length <= width else max(columns, width + min(width, STEP))
+        return [kind.pool(rows, columns) for kind in self._kinds]
 
-    def _hand_out(self, index: int, pool: Tensor) -> None:
-        self._pools[index] = pool
-        for member, (layer, is_keys) in enumerate(self._members[index]):
-            if is_keys:
-                layer.all_keys = pool[member]
-            else:
-                layer.all_values = pool[member]
+    def _hand_out(self) -> None:
+        layers = dict(self._living())
+        for kind, pool in zip(self._kinds, self._pools, strict=True):
+            for states, (index, is_keys) in zip(pool.unbind(0), kind.members, strict=True):
+                if index in layers:
+                    setattr(layers[index], "all_keys" if is_keys else "all_values", states)
+
+    def _living(self) -> Iterator[tuple[int, GrowingLayer]]:
+        """The layers that somebody has, with their indices."""
+        for index, reference in enumerate(self._layers):
+            if (layer := reference()) is not None:
+                yield index, layer
+
+
+def stock_layer(keys: Tensor, values: Tensor) -> DynamicLayer:
+    """transformers' own, which holds these."""
+    layer = DynamicLayer()
+    layer.lazy_initialization(keys, values)
+    layer.keys, layer.values = keys, values
+    return layer
+
+
+def empty_cache() -> DynamicCache:
+    """Without layers, which are put into it one by one."""
+    cache = DynamicCache()
+    cache.layer_class_to_replicate = None
+    return cache
 
 
 def shallow_copy(cache: DynamicCache) -> DynamicCache:
     """Another cache with the same contents, which are not copied: the next pass extends the twin alone."""
-    other = DynamicCache()
-    other.layer_class_to_replicate = None
+    other = empty_cache()
     for layer in cast(list[DynamicLayer], cache.layers):
-        same = DynamicLayer()
-        if layer.get_seq_length():
-            same.lazy_initialization(cast(Tensor, layer.keys), cast(Tensor, layer.values))
-            same.keys, same.values = layer.keys, layer.values
-        other.layers.append(same)
+        filled = layer.get_seq_length() > 0
+        other.layers.append(
+            stock_layer(cast(Tensor, layer.keys), cast(Tensor, layer.values)) if filled else DynamicLayer()
+        )
     return other
 
 

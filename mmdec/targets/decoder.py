@@ -10,16 +10,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from mmdec.decode.tree import single
+from mmdec.ops.tree_attention import LARGEST, TreeMask
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.cache import KVPool, check_cache
+from mmdec.targets.fast_pass import FastRun, fast_pass
+from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.model_source import model_name
 from mmdec.targets.rope_positions import remember
 from mmdec.targets.row_layout import RowLayout
@@ -31,10 +35,12 @@ from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 class DecoderSession:
     """One run: its cache and its rows."""
 
+    cache: Cache
     store: KVPool
     rows: RowLayout
     layers: tuple[int, ...]
     offsets: Tensor | None = None  # (3, B): a position on each axis minus the place in the text; None: one axis
+    fast: FastRun | None = None  # scores drafts in fixed shapes, where that pays
 
 
 @dataclass(frozen=True)
@@ -50,17 +56,13 @@ class Prompt:
     images: Mapping[str, Any] | None = None  # as they were given, for a smaller model
 
 
-class DecoderTarget(ABC):
+class DecoderTarget(HfTarget, ABC):
     """Scores token trees with a decoder-only model, which is left as it is and may serve many at once.
 
     Layers are counted from 0; -1 is the last one, final norm included.
     """
 
-    one_run: ClassVar[bool] = True
-    reads_encoder: ClassVar[bool] = False
-    reads_images: ClassVar[bool] = False
     refused_outputs: ClassVar[tuple[str, ...]] = ("output_attentions", "output_hidden_states")
-    batch_processors: ClassVar[tuple[type, ...]] = ()
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = self._config = model.config.get_text_config(decoder=True)
@@ -70,7 +72,7 @@ class DecoderTarget(ABC):
         self.layers: int = config.num_hidden_layers
         # Rotations have no end, a table of positions has; what else a configuration may mean counts as a table.
         turned = getattr(config, "rope_parameters", None) is not None
-        self.positions: int | None = None if turned else getattr(config, "max_position_embeddings", None)
+        self.positions = None if turned else getattr(config, "max_position_embeddings", None)
 
     @abstractmethod
     def _read(self, inputs: Mapping[str, Any]) -> Prompt:
@@ -114,7 +116,8 @@ class DecoderTarget(ABC):
         prompt = self._read(inputs)
         text, cache = prompt.text, prompt.text.run_cache(self.model.config)
         scores = self._run(text.fresh, text.mask_given, prompt.positions, cache, needs.layers, prompt.extra, last=True)
-        session = DecoderSession(KVPool(cache), text.rows(), needs.layers, prompt.offsets)
+        fast = fast_pass(self.model).begin(cache)
+        session = DecoderSession(cache, KVPool(cache, fast), text.rows(), needs.layers, prompt.offsets, fast)
         if text.holes:
             columns = [row.nonzero()[:, 0].tolist() for row in text.mask]
             session.store.commit(columns, session.rows.starts, session.rows.width)
@@ -141,15 +144,23 @@ class DecoderTarget(ABC):
     def score(self, session: DecoderSession, draft: Draft) -> Scores:
         """One pass over the draft's tree; its columns wait in the cache for `commit`."""
         rows, device = session.rows, draft.tokens.device
+        run = partial(self._draft, session.layers)
+        if session.fast is not None and draft.tokens.shape[1] <= LARGEST:
+            return session.fast.score(draft, session.store, rows, session.layers, session.offsets, run)
         tree, places = rows.see(draft.parents.tolist(), device, self.model.dtype)
         positions = torch.tensor(places, device=device)[None]
         if session.offsets is not None:
             positions = positions + session.offsets[:, :, None]
+        scores = run(draft.tokens, tree, positions, session.cache)
+        rows.wait(draft.tokens.shape[1])
+        return scores
+
+    def _draft(
+        self, layers: tuple[int, ...], tokens: Tensor, tree: TreeMask | None, positions: Tensor, cache: Any
+    ) -> Scores:
         seen = None if tree is None else tree.additive
         extra = {"tree": tree} if self._config._attn_implementation == TREE_ATTENTION else {}
-        scores = self._run(draft.tokens, seen, positions, session.store.cache, session.layers, extra, last=False)
-        rows.tree = draft.tokens.shape[1]
-        return scores
+        return self._run(tokens, seen, positions, cache, layers, extra, last=False)
 
     @torch.no_grad()
     def commit(self, session: DecoderSession, verdict: Verdict) -> None:
@@ -186,10 +197,6 @@ class DecoderTarget(ABC):
             mask = torch.cat([mask, mask.new_ones(len(mask), new - 1)], 1)
         positions = torch.cat([prompt.positions, more], 2)
         self._run(sequences[:, :-1][:, -lacking:], mask, positions, cache, (), prompt.extra, last=True)
-
-    def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What `generate` is to prepare, and what goes past it into `prefill`."""
-        return dict(inputs), {}
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The inputs with the mask that `generate` drops where it is all ones. Beside a cache its length says whether

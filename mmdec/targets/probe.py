@@ -86,18 +86,18 @@ def _batch(model: Any, target: Target, lengths: tuple[int, ...]) -> float:
         tokens = draw(len(parents))
         draft = Draft(tokens, torch.tensor([parents] * len(lengths)), torch.full((len(lengths),), len(parents)))
         logits = target.score(session, draft).logits
-        branch, way = plain, [0]
+        branch, path = plain, [0]
         for leaf in leaves:
-            branch, way = plain.branch(), _way(parents, leaf)
-            for node in way:
+            branch, path = plain.branch(), _path(parents, leaf)
+            for node in path:
                 branch.step(tokens[:, node])
                 worst = max(worst, _apart(logits[:, node], branch.logits))
-        plain, text = branch, torch.cat([text, tokens[:, way]], 1)
+        plain, text = branch, torch.cat([text, tokens[:, path]], 1)
         ones = torch.ones(len(lengths), dtype=torch.long)
-        target.commit(session, Verdict(torch.tensor([way] * len(lengths)), ones, ones == 0, ones[:, None], ones))
+        target.commit(session, Verdict(torch.tensor([path] * len(lengths)), ones, ones == 0, ones[:, None], ones))
     # A model that sees the future while it reads scores its own text otherwise than it wrote it.
-    whole = _Plain(model, text, torch.cat([mask, mask.new_ones(len(mask), text.shape[1] - mask.shape[1])], 1))
-    return max(worst, _apart(whole.logits, plain.logits))
+    full = _Plain(model, text, torch.cat([mask, mask.new_ones(len(mask), text.shape[1] - mask.shape[1])], 1))
+    return max(worst, _apart(full.logits, plain.logits))
 
 
 class _Plain:
@@ -122,10 +122,10 @@ class _Plain:
         return other
 
     def _pass(self, ids: Tensor, positions: Tensor) -> Tensor:
-        whole = bool(self.mask.all())  # `generate` drops such a mask
+        unmasked = bool(self.mask.all())  # `generate` drops such a mask
         return self.model(
             input_ids=ids,
-            attention_mask=None if whole else self.mask,
+            attention_mask=None if unmasked else self.mask,
             position_ids=positions,
             past_key_values=self.cache,
             use_cache=True,
@@ -133,7 +133,7 @@ class _Plain:
         ).logits[:, -1]
 
 
-def _way(parents: tuple[int, ...], node: int) -> list[int]:
+def _path(parents: tuple[int, ...], node: int) -> list[int]:
     """From the root down to a node."""
     path = [node]
     while parents[path[0]] >= 0:

@@ -1,8 +1,8 @@
 """Positions on three axes (M-RoPE): time, height and width of visual tokens; text has the same on all three.
 
-The models compute them and keep what follows from them, `rope_deltas`, on themselves, where the next run of anybody
-overwrites it. Here they are computed for each run and kept in its session, and beside the cache that a chat goes on
-from, which is the only thing that knows what the chat has seen when its next turn brings nothing but new text.
+The models compute them and store what follows from them, `rope_deltas`, on themselves, where the next run of anybody
+overwrites it. Here they are computed for each run and stored in its session, and on the cache that a chat goes on from:
+nothing else knows the chat's images when its next turn brings new text alone.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from mmdec.targets.text_prompt import TextPrompt
 from mmdec.targets.vision_inputs import KINDS, VisionInputs
 from mmdec.types import InputError
 
-KEPT = "mmdec_rope"  # the attribute of a cache; a copy of the cache has it too
+ATTRIBUTE = "mmdec_rope"  # of a cache; a copy of the cache has it too
 
 
 @dataclass(frozen=True)
-class Seen:
-    """How far the positions of a chat lie from its places in the text, after its images up to a column."""
+class RopeOffsets:
+    """How far the positions of a chat lie from those in its text alone, after its images up to a column."""
 
     offsets: Tensor  # (3, B)
     columns: int  # of the cache, from which they hold
 
 
-def rope_positions(model: Any, text: TextPrompt, vision: VisionInputs, own: Tensor | None) -> tuple[Tensor, Tensor]:
+def rope_positions(model: Any, text: TextPrompt, vision: VisionInputs, given: Tensor | None) -> tuple[Tensor, Tensor]:
     """Positions (3, B, F) of the fresh columns, and the offsets (3, B) of what follows. model: without its LM head.
-    own: positions that the caller or `generate` has, (B, C) or (3 or 4, B, C); of one axis, `generate`'s are made of
+    given: positions that the caller or `generate` has, (B, C) or (3 or 4, B, C); of one axis, `generate`'s are made of
     what another run may have left on the model, and are not used.
 
     Raises InputError where nothing says how many positions the images of a given cache take.
     """
-    places, width = text.positions, text.fresh.shape[1]
-    known = own is not None and (own.ndim == 2 or own.shape[0] in (3, 4))
-    if known and own is not None:
-        whole = own.expand(3, *own.shape) if own.ndim == 2 else own[-3:]
-        whole = whole.expand(3, len(text.ids), -1)
+    text_positions, width = text.positions, text.fresh.shape[1]
+    usable = given is not None and (given.ndim == 2 or given.shape[0] in (3, 4))
+    if usable and given is not None:
+        positions = given.expand(3, *given.shape) if given.ndim == 2 else given[-3:]
+        positions = positions.expand(3, len(text.ids), -1)
     else:
-        whole = _computed(model, text, vision)
-    if whole is None:
+        positions = _computed(model, text, vision)
+    if positions is None:
         before = _remembered(text)
         after = _fresh(model, text, vision)
         counted = text.mask[:, : text.past].sum(1)
-        whole = after + counted[:, None] + before[:, :, None]
-    offsets = whole[:, :, -1] - places[:, -1]
-    return whole[:, :, -width:], offsets
+        positions = after + counted[:, None] + before[:, :, None]
+    offsets = positions[:, :, -1] - text_positions[:, -1]
+    return positions[:, :, -width:], offsets
 
 
 def remember(cache: DynamicCache, offsets: Tensor, columns: int) -> None:
-    """Leave the offsets (3, B) beside a cache, for the turn after the one whose prompt ends at that column."""
-    setattr(cache, KEPT, Seen(offsets, columns))
+    """Store the offsets (3, B) on a cache, for the turn after the one whose prompt ends at that column."""
+    setattr(cache, ATTRIBUTE, RopeOffsets(offsets, columns))
 
 
 def _computed(model: Any, text: TextPrompt, vision: VisionInputs) -> Tensor | None:
@@ -73,7 +73,7 @@ def _covers(model: Any, ids: Tensor, vision: VisionInputs) -> bool:
     merged = model.config.vision_config.spatial_merge_size**2
     copies = len(ids) // vision.rows
     for kind in KINDS:
-        grids = vision.given.get(f"{kind}_grid_thw")
+        grids = vision.inputs.get(f"{kind}_grid_thw")
         count = 0 if grids is None else int(grids.prod(-1).sum()) // merged
         if count != int((ids[::copies] == getattr(model.config, f"{kind}_token_id")).sum()):
             return False
@@ -84,14 +84,14 @@ def _fresh(model: Any, text: TextPrompt, vision: VisionInputs) -> Tensor:
     """Positions (3, B, F) of the fresh columns, as if they began the text."""
     width = text.fresh.shape[1]
     mask = text.mask[:, -width:]
-    if any(f"{kind}_grid_thw" in vision.given for kind in KINDS):
+    if any(f"{kind}_grid_thw" in vision.inputs for kind in KINDS):
         return _index(model, text.fresh, mask, vision)
     return (mask.long().cumsum(1) - 1).clamp(min=0).expand(3, -1, -1)
 
 
 def _index(model: Any, ids: Tensor, mask: Tensor, vision: VisionInputs) -> Tensor:
-    """The model's own reckoning, for ids (B, P): (3, B, P)."""
-    types = vision.given.get("mm_token_type_ids")
+    """What the model itself computes for ids (B, P): (3, B, P)."""
+    types = vision.inputs.get("mm_token_type_ids")
     copies = len(ids) // vision.rows
     if types is None or types.shape[0] != vision.rows or types.shape[1] < ids.shape[1]:
         shape = None if types is None else tuple(types.shape)
@@ -100,16 +100,16 @@ def _index(model: Any, ids: Tensor, mask: Tensor, vision: VisionInputs) -> Tenso
             "says which tokens are visual. Pass all that the model's processor gives."
         )
     names = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
-    given = {name: vision.given[name] for name in names if name in vision.given}
+    options = {name: vision.inputs[name] for name in names if name in vision.inputs}
     try:
         positions, _ = model.get_rope_index(
             ids[::copies],
             mm_token_type_ids=types[:, -ids.shape[1] :],
             attention_mask=mask[::copies].long(),
-            **given,
+            **options,
         )
     except (IndexError, RuntimeError, StopIteration, TypeError, ValueError) as error:
-        grids = {name: tuple(value.shape) for name, value in given.items() if isinstance(value, Tensor)}
+        grids = {name: tuple(value.shape) for name, value in options.items() if isinstance(value, Tensor)}
         raise InputError(
             f"`image_grid_thw` and `video_grid_thw` must have a row for each image and video of `mm_token_type_ids`, "
             f"but are {grids or None}. Name as many in the text as you pass, and use the model's own processor."
@@ -118,12 +118,12 @@ def _index(model: Any, ids: Tensor, mask: Tensor, vision: VisionInputs) -> Tenso
 
 
 def _remembered(text: TextPrompt) -> Tensor:
-    """The offsets (3, B) that the run before left beside the cache."""
-    seen: Seen | None = getattr(text.cache, KEPT, None)
-    if seen is None or seen.columns > text.past or seen.offsets.shape[1] != len(text.ids):
+    """The offsets (3, B) that the run before stored on the cache."""
+    stored: RopeOffsets | None = getattr(text.cache, ATTRIBUTE, None)
+    if stored is None or stored.columns > text.past or stored.offsets.shape[1] != len(text.ids):
         raise InputError(
             f"`past_key_values` must come from a run of mmdec, or the whole chat with all of its images must be given "
             f"to `mmdec.generate`, but it holds {text.past} columns whose images are not known. Pass `input_ids`, "
             "`mm_token_type_ids`, `pixel_values` and the grids of the whole chat."
         )
-    return seen.offsets
+    return stored.offsets

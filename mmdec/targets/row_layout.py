@@ -26,6 +26,7 @@ class RowLayout:
     ends: list[int]  # the column after its last
     shifts: list[int]  # position of a token minus its column
     tree: int = 0  # columns of a tree that was scored and waits for its verdict
+    first: int = 0  # the column of its root
 
     @classmethod
     def of_prompt(cls, mask: Tensor, positions: Tensor) -> RowLayout:
@@ -44,28 +45,29 @@ class RowLayout:
         self, parents: Sequence[Sequence[int]], device: torch.device, dtype: torch.dtype
     ) -> tuple[TreeMask | None, list[list[int]]]:
         """What the nodes of a draft see, None where that is everything; their positions."""
-        size, width = len(parents[0]), self.width
-        positions, seen = [], []
-        for links, end, shift in zip(parents, self.ends, self.shifts, strict=True):
-            positions.append([end + shift + depth for depth in depths(links)])
-            above = [bytearray(size)]
-            above[0][0] = 1
-            for node in range(1, size):
-                mine = bytearray(above[links[node]])
-                mine[node] = 1
-                above.append(mine)
-            seen += above
+        width = self.width
         ragged = min(self.ends) < width or any(self.starts)
-        if size == 1 and not ragged:
-            return None, positions
-        ancestors = torch.frombuffer(bytearray().join(seen), dtype=torch.bool).view(len(parents), size, size)
+        if len(parents[0]) == 1 and not ragged:
+            return None, self.positions(parents)
         bounds = torch.tensor([self.starts, self.ends], device=device)
-        return tree_mask(bounds[0], bounds[1], ancestors.to(device), width, dtype, ragged=ragged), positions
+        mask = tree_mask(bounds[0], bounds[1], ancestors_of(parents).to(device), width, dtype, ragged=ragged)
+        return mask, self.positions(parents)
+
+    def positions(self, parents: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Of a draft's nodes."""
+        return [
+            [end + shift + depth for depth in depths(links)]
+            for links, end, shift in zip(parents, self.ends, self.shifts, strict=True)
+        ]
+
+    def wait(self, nodes: int, first: int | None = None) -> None:
+        """A tree was scored. first: the column of its root, where it is not the first one behind all rows."""
+        self.tree, self.first = nodes, self.width if first is None else first
 
     def commit(self, paths: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
         """Accepted nodes of each row, -1 padded: the columns to keep, and where they go. Rows then end after them."""
-        width, begins = self.width, self.ends
-        columns = [[width + node for node in path if node >= 0] for path in paths]
+        begins = self.ends
+        columns = [[self.first + node for node in path if node >= 0] for path in paths]
         self.ends = [end + len(kept) for end, kept in zip(begins, columns, strict=True)]
         self.tree = 0
         return columns, begins
@@ -75,3 +77,17 @@ class RowLayout:
         self.starts = [self.starts[row] for row in live]
         self.ends = [self.ends[row] for row in live]
         self.shifts = [self.shifts[row] for row in live]
+
+
+def ancestors_of(parents: Sequence[Sequence[int]]) -> Tensor:
+    """(B, N, N) bool on the CPU: whether node j is node i or lies above it."""
+    size, seen = len(parents[0]), []
+    for links in parents:
+        above = [bytearray(size)]
+        above[0][0] = 1
+        for node in range(1, size):
+            mine = bytearray(above[links[node]])
+            mine[node] = 1
+            above.append(mine)
+        seen += above
+    return torch.frombuffer(bytearray().join(seen), dtype=torch.bool).view(len(parents), size, size)

@@ -45,19 +45,21 @@ class TextPrompt:
         if cache is not None:
             check_cache(cache)
         past = 0 if cache is None else cache.get_seq_length()
-        given = inputs.get("attention_mask")
-        if past and given is None:
+        given_mask = inputs.get("attention_mask")
+        if past and given_mask is None:
             raise InputError(
                 f"`attention_mask` must be given with `past_key_values`, which holds {past} columns, but is None: it "
                 "says whether the ids are the whole text or what is new. Pass the mask of the whole text."
             )
-        held = len(cast(Tensor, cast(DynamicLayer, cache.layers[0]).keys)) if cache is not None and past else len(ids)
-        if held != len(ids):
+        cache_rows = (
+            len(cast(Tensor, cast(DynamicLayer, cache.layers[0]).keys)) if cache is not None and past else len(ids)
+        )
+        if cache_rows != len(ids):
             raise InputError(
-                f"`past_key_values` must hold the batch's {len(ids)} rows, but holds {held}. Give each row its own."
+                f"`past_key_values` must hold the batch's {len(ids)} rows, but has {cache_rows}. Give each row its own."
             )
         # As `generate` has it: ids are the whole text if the mask is as long, else only what is new.
-        mask = torch.ones_like(ids) if given is None else given
+        mask = torch.ones_like(ids) if given_mask is None else given_mask
         if mask.ndim != 2 or len(mask) != len(ids):
             shape = tuple(mask.shape)
             raise InputError(f"`attention_mask` must be (B, P), but is {shape}. Pass the tokenizer's own.")
@@ -72,15 +74,17 @@ class TextPrompt:
             raise InputError("`attention_mask` must be 1 at the end of every row, but is 0. Pad on the left.")
         counted = mask.long().cumsum(-1)
         positions = (counted - 1).masked_fill(~mask, 0)
-        own = inputs.get("position_ids")
-        if own is not None:
-            if own.ndim != 2 or own.shape[1] not in (fresh.shape[1], mask.shape[1]):
-                shape = tuple(own.shape)
+        given_positions = inputs.get("position_ids")
+        if given_positions is not None:
+            if given_positions.ndim != 2 or given_positions.shape[1] not in (fresh.shape[1], mask.shape[1]):
+                shape = tuple(given_positions.shape)
                 raise InputError(f"`position_ids` must be (B, {mask.shape[1]}), but is {shape}. Leave it out.")
-            positions = torch.cat([positions[:, : mask.shape[1] - own.shape[1]], own.expand(len(ids), -1)], 1)
+            positions = torch.cat(
+                [positions[:, : mask.shape[1] - given_positions.shape[1]], given_positions.expand(len(ids), -1)], 1
+            )
         starts = mask.long().argmax(1)
         holes = bool((counted[:, -1] + starts != mask.shape[1]).any())
-        return cls(ids, fresh, mask, None if bool(mask.all()) else given, positions, cache, past, holes)
+        return cls(ids, fresh, mask, None if bool(mask.all()) else given_mask, positions, cache, past, holes)
 
     def run_cache(self, config: PreTrainedConfig) -> DynamicCache:
         """The cache of a run: the given one in a batch of one without holes, else one that leaves it as it is."""

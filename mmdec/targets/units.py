@@ -57,7 +57,7 @@ class UnitTarget:
         rows, device = session.rows, draft.tokens.device
         tree, positions = rows.see(draft.parents.tolist(), device, session.cache.table.dtype)
         mask = None if tree is None else tree.additive
-        rows.tree = draft.tokens.shape[1]
+        rows.wait(draft.tokens.shape[1])
         return Scores(self.decoder.extend(draft.tokens, torch.tensor(positions, device=device), session.cache, mask))
 
     def commit(self, session: UnitSession, verdict: Verdict) -> None:

@@ -1,7 +1,7 @@
 """The images and videos of a prompt: encoded once for a run, and dealt out to the placeholders in its token ids.
 
 `generate` of transformers runs the vision tower before it hands over; where it is not asked to, the tower runs here.
-Either way a run holds the outputs itself, and what reads them next does not run the tower again.
+Either way a run holds the outputs itself, and later passes do not run the tower again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdec.checks.arguments import show
 from mmdec.decode.watch import Watch
 from mmdec.types import InputError
 
@@ -50,10 +49,10 @@ class Encoded:
 
 @dataclass
 class VisionInputs:
-    """What a run was given to see. `encoded` is filled by the first pass that needs it."""
+    """The images and videos of a run. `encoded` is filled by the first pass that needs it."""
 
-    given: Mapping[str, Any]  # of NAMES, those that are not None
-    rows: int  # that were given: with several sequences of each prompt the batch has more
+    inputs: Mapping[str, Any]  # of NAMES, those that are not None
+    rows: int  # prompts: with several sequences of each the batch has more rows
     encoded: dict[str, Encoded] | None = None
     positions: tuple[Tensor, Tensor] | None = None  # of the prompt, once known: (3, B, F), and offsets (3, B)
     seconds: float = 0.0  # in the vision tower; 0 where `generate` ran it
@@ -62,39 +61,42 @@ class VisionInputs:
     def of(cls, inputs: Mapping[str, Any], rows: int) -> VisionInputs:
         """Of a processor's output, or of what `generate` hands over; `rows` of token ids. Raises InputError for pixels
         that are none."""
-        given = {name: inputs[name] for name in NAMES if inputs.get(name) is not None}
+        tensors = {name: inputs[name] for name in NAMES if inputs.get(name) is not None}
         for name in (*PIXELS.values(), *SIZES, "mm_token_type_ids"):
-            value = given.get(name)
+            value = tensors.get(name)
             if value is not None and not isinstance(value, Tensor):
-                raise InputError(f"`{name}` must be a tensor, but is {show(value)}. Pass the model's own processor's.")
+                raise InputError(
+                    f"`{name}` must be a tensor, but is of type {type(value).__name__}. Pass the output of the model's "
+                    "own processor."
+                )
         for kind, name in PIXELS.items():
-            pixels = given.get(name)
+            pixels = tensors.get(name)
             if pixels is not None and not (pixels.is_floating_point() and bool(pixels.isfinite().all())):
                 raise InputError(
                     f"`{name}` must hold finite floating-point numbers, but holds {_bad(pixels)}. Pass {kind}s through "
                     "the model's own processor."
                 )
-        return cls(given, rows)
+        return cls(tensors, rows)
 
     @property
     def raw(self) -> Mapping[str, Any] | None:
         """As another model would read it; None where `generate` has kept the pixels."""
-        return None if "mm_encoder_outputs" in self.given else self.given
+        return None if "mm_encoder_outputs" in self.inputs else self.inputs
 
     def encode(self, model: Any) -> dict[str, Encoded]:
         """The features of all images and videos, by kind. model: without its LM head. The tower runs once for a run."""
         if self.encoded is None:
             watch = Watch(model.device)
-            held = self.given.get("mm_encoder_outputs") or {}
-            self.encoded = {kind: Encoded.of(held[kind]) for kind in KINDS if held.get(kind) is not None}
+            outputs = self.inputs.get("mm_encoder_outputs") or {}
+            self.encoded = {kind: Encoded.of(outputs[kind]) for kind in KINDS if outputs.get(kind) is not None}
             for kind in KINDS:
-                if PIXELS[kind] in self.given:
+                if PIXELS[kind] in self.inputs:
                     self.encoded[kind] = Encoded.of(self._tower(model, kind))
                     self.seconds += watch.passed()
         return self.encoded
 
     def _tower(self, model: Any, kind: str) -> Any:
-        sizes = {name: value for name, value in self.given.items() if name in SIZES}
+        sizes = {name: value for name, value in self.inputs.items() if name in SIZES}
         call = model.get_image_features
         if kind == "video":
             if "video" not in model.input_modalities:
@@ -104,40 +106,43 @@ class VisionInputs:
                 )
             call = model.get_video_features
         names = ("video_grid_thw",) if kind == "video" else ("image_sizes", "image_grid_thw")
-        own = {name: value for name, value in sizes.items() if name in names}
+        kind_sizes = {name: value for name, value in sizes.items() if name in names}
         try:
-            return call(self.given[PIXELS[kind]], **own, return_dict=True)
+            return call(self.inputs[PIXELS[kind]], **kind_sizes, return_dict=True)
         except (InputError, MemoryError, torch.OutOfMemoryError):
             raise
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            shapes = {name: tuple(value.shape) for name, value in (("pixels", self.given[PIXELS[kind]]), *own.items())}
+            shapes = {
+                name: tuple(value.shape) for name, value in (("pixels", self.inputs[PIXELS[kind]]), *kind_sizes.items())
+            }
             raise InputError(
                 f"`{PIXELS[kind]}` must be as {type(model).__name__} reads it, but is {shapes}: "
                 f"{str(error)[:200] or type(error).__name__}. Pass the output of the model's own processor."
             ) from error
 
     def deal(self, model: Any, kind: str, ids: Tensor, fresh: int) -> tuple[Encoded | None, Tensor]:
-        """The features of the placeholders in the last `fresh` columns of ids (B, P), and where they lie (B, fresh).
+        """The features of the placeholders in the last `fresh` columns of ids (B, P), and where they are: (B, fresh)
+        bool.
 
         Features may be those of all placeholders, or of these alone. Raises InputError where they are neither.
         """
         token = int(getattr(model.config, f"{kind}_token_id", -1))
         holders = ids == token
-        where = holders[:, -fresh:]
+        fresh_holders = holders[:, -fresh:]
         encoded = self.encode(model).get(kind)
         copies = len(ids) // self.rows
         count = 0 if encoded is None else len(encoded.features)
-        for part in (holders[::copies], where[::copies]):
-            if encoded is not None and count == int(part.sum()) and _whole(part, encoded.lengths):
-                places = part.flatten().cumsum(0).view(part.shape) - 1
-                tokens = places.repeat_interleave(copies, 0)[:, -fresh:][where]
+        for holder_mask in (holders[::copies], fresh_holders[::copies]):
+            if encoded is not None and count == int(holder_mask.sum()) and _uncut(holder_mask, encoded.lengths):
+                indices = holder_mask.flatten().cumsum(0).view(holder_mask.shape) - 1
+                tokens = indices.repeat_interleave(copies, 0)[:, -fresh:][fresh_holders]
                 if not len(tokens):
-                    return None, where
-                return encoded if len(tokens) == count and copies == 1 else encoded.pick(tokens), where
-        if encoded is None and not bool(where.any()):
-            return None, where
+                    return None, fresh_holders
+                return encoded if len(tokens) == count and copies == 1 else encoded.pick(tokens), fresh_holders
+        if encoded is None and not bool(fresh_holders.any()):
+            return None, fresh_holders
         images = 0 if encoded is None else len(encoded.lengths)
-        rows = where[::copies].sum(1).tolist()
+        rows = fresh_holders[::copies].sum(1).tolist()
         raise InputError(
             f"`input_ids` must hold one placeholder (token {token}) for each visual token of the {kind}s in its row, "
             f"but holds {rows[0] if len(rows) == 1 else rows} for {count} visual tokens of {images} {kind}"
@@ -145,7 +150,7 @@ class VisionInputs:
         )
 
 
-def _whole(holders: Tensor, lengths: list[int]) -> bool:
+def _uncut(holders: Tensor, lengths: list[int]) -> bool:
     """Whether no image is cut between two rows of placeholders (B, P)."""
     return set(accumulate(holders.sum(1).tolist())) <= {0, *accumulate(lengths)}
 

@@ -75,31 +75,31 @@ class VlmTarget(DecoderTarget):
     def _read(self, inputs: Mapping[str, Any]) -> Prompt:
         ids = inputs.get("input_ids")
         vision = inputs.get(HELD) or VisionInputs.of(inputs, len(ids) if isinstance(ids, Tensor) else 1)
-        own = inputs.get("position_ids") if self._axes else None
-        known = {*NAMES, HELD, *(("position_ids",) if self._axes else ())}
-        text = TextPrompt.of({name: value for name, value in inputs.items() if name not in known})
+        given_positions = inputs.get("position_ids") if self._axes else None
+        own_names = {*NAMES, HELD, *(("position_ids",) if self._axes else ())}
+        text = TextPrompt.of({name: value for name, value in inputs.items() if name not in own_names})
         extra, visual = dict[str, Any](), torch.zeros_like(text.fresh, dtype=torch.bool)
         for kind in KINDS:
-            dealt, where = vision.deal(self._base, kind, text.ids, text.fresh.shape[1])
-            visual |= where
-            if dealt is not None:
-                extra[kind] = dealt.output()
+            encoded, kind_mask = vision.deal(self._base, kind, text.ids, text.fresh.shape[1])
+            visual |= kind_mask
+            if encoded is not None:
+                extra[kind] = encoded.output()
         positions, offsets = text.positions[None, :, -text.fresh.shape[1] :], None
         if self._axes:
             if vision.positions is None:
-                vision.positions = rope_positions(self._base, text, vision, own)
+                vision.positions = rope_positions(self._base, text, vision, given_positions)
             positions, offsets = vision.positions
-        encoded = {"mm_encoder_outputs": extra or None}
-        return Prompt(text, positions, offsets, visual, encoded, vision.seconds, vision.raw)
+        extra_inputs = {"mm_encoder_outputs": extra or None}
+        return Prompt(text, positions, offsets, visual, extra_inputs, vision.seconds, vision.raw)
 
     def _embeds(self, prompt: Prompt) -> Tensor:
         """At visual tokens the projected visual embedding, as the model itself puts it there."""
         text = prompt.text
         embeds = self.model.get_input_embeddings()(text.fresh)
         for kind, output in (prompt.extra["mm_encoder_outputs"] or {}).items():
-            where = text.fresh == getattr(self.model.config, f"{kind}_token_id")
+            visual = text.fresh == getattr(self.model.config, f"{kind}_token_id")
             features = output.pooler_output[0].to(embeds.device, embeds.dtype)
-            embeds = embeds.masked_scatter(where[..., None], features)
+            embeds = embeds.masked_scatter(visual[..., None], features)
         return embeds
 
     def _run(

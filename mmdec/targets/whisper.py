@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, cast, final
 
 import torch
 from torch import Tensor
 from transformers import (
+    Cache,
     DynamicCache,
     EncoderDecoderCache,
     GenerationConfig,
@@ -23,7 +25,10 @@ from transformers.generation.logits_process import WhisperNoSpeechDetection
 from transformers.generation.utils import GenerateEncoderDecoderOutput
 
 from mmdec.decode.tree import single
+from mmdec.ops.tree_attention import LARGEST, TreeMask
 from mmdec.targets.cache import KVPool
+from mmdec.targets.fast_pass import FastRun, fast_pass
+from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.model_source import model_name
 from mmdec.targets.row_layout import RowLayout
 from mmdec.targets.whisper_decoder import FastDecoder
@@ -38,15 +43,17 @@ ATTENTION = ("sdpa", "eager")
 class WhisperSession:
     """One run: its cache, its rows, and the encoder's states, whose keys and values are in the cache."""
 
+    cache: Cache
     store: KVPool
     rows: RowLayout
     states: Tensor  # (B, S, H)
     layers: tuple[int, ...]
     quick: FastDecoder | None  # for drafts, where the model allows it
+    fast: FastRun | None = None  # scores drafts in fixed shapes, where that pays
 
 
 @final
-class WhisperTarget:
+class WhisperTarget(HfTarget):
     """Scores token trees with a Whisper model, which is left as it is and may serve many at once.
 
     Layers are counted from 0; -1 is the last one, final norm included. The attention implementation may be "sdpa" or
@@ -55,8 +62,6 @@ class WhisperTarget:
 
     one_run: ClassVar[bool] = False  # a run for each window and temperature
     reads_encoder: ClassVar[bool] = True
-    reads_images: ClassVar[bool] = False
-    refused_outputs: ClassVar[tuple[str, ...]] = ()
     batch_processors: ClassVar[tuple[type, ...]] = (WhisperNoSpeechDetection,)  # encodes the batch's audio again
 
     @staticmethod
@@ -72,7 +77,7 @@ class WhisperTarget:
         self.vocab_size: int = config.vocab_size
         self.hidden_size: int = config.d_model
         self.layers: int = config.decoder_layers
-        self.positions: int = config.max_target_positions
+        self.positions: int | None = config.max_target_positions
 
     @property
     def name(self) -> str:
@@ -89,13 +94,14 @@ class WhisperTarget:
         decoder_attention_mask (B, P), padded on the left; past_key_values, if any, empty, and filled as `generate`
         would fill it in a batch of one (in larger ones see `reread`)."""
         self._check_needs(needs)
-        prompt = WhisperPrompt.of(inputs, self.positions)
+        prompt = WhisperPrompt.of(inputs, self.model.config.max_target_positions)
         own = len(prompt.ids) == 1 and not prompt.holes  # else the caller's cache could not say what it holds
         cache = (inputs.get("past_key_values") if own else None) or EncoderDecoderCache(DynamicCache(), DynamicCache())
         out = self._decoder(prompt.ids, prompt.mask_given, prompt.positions, prompt.states, cache, needs.layers)
         decoder = self.model.model.decoder
         quick = FastDecoder(decoder) if not set(needs.layers) - {-1} and FastDecoder.fits(decoder) else None
-        session = WhisperSession(KVPool(cache), prompt.rows(), prompt.states, needs.layers, quick)
+        fast = None if quick is None else fast_pass(self.model).begin(cache)
+        session = WhisperSession(cache, KVPool(cache, fast), prompt.rows(), prompt.states, needs.layers, quick, fast)
         if prompt.holes:
             columns = [row.nonzero()[:, 0].tolist() for row in prompt.mask]
             session.store.commit(columns, session.rows.starts, session.rows.width)
@@ -108,7 +114,7 @@ class WhisperTarget:
             features=features,
             embeds=self.model.get_input_embeddings()(prompt.ids) if needs.embeds else None,
             memory=prompt.states if needs.memory else None,
-            room=self.positions - 1 - prompt.positions[:, -1],
+            room=self.model.config.max_target_positions - 1 - prompt.positions[:, -1],
         )
         last = {layer: states[:, -1:] for layer, states in features.items()}
         logits = self.model.proj_out(out.last_hidden_state[:, -1:])
@@ -118,18 +124,27 @@ class WhisperTarget:
     def score(self, session: WhisperSession, draft: Draft) -> Scores:
         """One pass over the draft's tree; its columns wait in the cache for `commit`."""
         rows, device = session.rows, draft.tokens.device
+        run = partial(self._draft, session.states, session.layers, session.quick)
+        if session.fast is not None and draft.tokens.shape[1] <= LARGEST:
+            return session.fast.score(draft, session.store, rows, session.layers, None, run)
         tree, positions = rows.see(draft.parents.tolist(), device, self.model.dtype)
-        out = self._decoder(
-            draft.tokens,
-            None if tree is None else tree.additive,
-            torch.tensor(positions, device=device),
-            session.states,
-            session.store.cache,
-            session.layers,
-            session.quick,
-        )
-        rows.tree = draft.tokens.shape[1]
-        return Scores(self.model.proj_out(out.last_hidden_state), self._features(out, session.layers))
+        scores = run(draft.tokens, tree, torch.tensor([positions], device=device), session.cache)
+        rows.wait(draft.tokens.shape[1])
+        return scores
+
+    def _draft(
+        self,
+        states: Tensor,
+        layers: tuple[int, ...],
+        quick: FastDecoder | None,
+        tokens: Tensor,
+        tree: TreeMask | None,
+        positions: Tensor,
+        cache: Any,
+    ) -> Scores:
+        mask = None if tree is None else tree.additive
+        out = self._decoder(tokens, mask, positions[0], states, cache, layers, quick)
+        return Scores(self.model.proj_out(out.last_hidden_state), self._features(out, layers))
 
     @torch.no_grad()
     def commit(self, session: WhisperSession, verdict: Verdict) -> None:
@@ -150,7 +165,7 @@ class WhisperTarget:
         """One pass over the finished text (B, L), its last token left out: for attentions and hidden states, which
         transformers wants of every step, and for an empty cache that is to hold them all. `outputs` are the decoder's
         own flags. Attends to padding after a row's end, as its loop does."""
-        prompt = WhisperPrompt.of({**inputs, "past_key_values": None}, self.positions)
+        prompt = WhisperPrompt.of({**inputs, "past_key_values": None}, self.model.config.max_target_positions)
         text = sequences[:, :-1]
         more = text.shape[1] - prompt.ids.shape[1]
         mask = prompt.mask_given
@@ -161,10 +176,6 @@ class WhisperTarget:
         if cache is None:
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         return self._decoder(text, mask, positions, prompt.states, cache, (), None, **outputs)
-
-    def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What `generate` is to prepare, and what goes past it into `prefill`: nothing."""
-        return dict(inputs), {}
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """As they are: ids (B, P) are always the whole text."""

@@ -18,6 +18,8 @@ from transformers import EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.models.whisper.modeling_whisper import WhisperAttention, WhisperDecoder, WhisperDecoderLayer
 
+from mmdec.targets.hooks import hooked
+
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 Map = Callable[[Tensor], Tensor]
 Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, S, D)
@@ -123,6 +125,5 @@ def _direct(module: Any) -> Map:
 
 
 def _bare(module: nn.Module) -> bool:
-    """No hooks (the decoder's own are told), no other `forward` put in its place."""
-    hooked = type(module) is not WhisperDecoder and (module._forward_hooks or module._forward_pre_hooks)
-    return not hooked and "forward" not in vars(module)
+    """Nothing hangs on it; the decoder's own hooks are told."""
+    return "forward" not in vars(module) if type(module) is WhisperDecoder else not hooked(module)

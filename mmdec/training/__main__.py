@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 import mmdec.training.lightning_leaves  # noqa: F401 # imported for its effect
 from mmdec.checks.processes import end_as_told
 from mmdec.training.callbacks import WholeEpochs
 from mmdec.training.class_paths import RecipeParser
+from mmdec.training.optim import fast_bfloat16
 
 
 def _units(data: LightningDataModule) -> list[str]:
@@ -42,6 +44,14 @@ class TrainingCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("data", "model.init_args.units", compute_fn=_units, apply_on="instantiate")
+
+    def before_instantiate_classes(self) -> None:
+        """A recipe's bfloat16 on a CPU that is slow in it becomes float32, with a word."""
+        trainer = self.config[self.subcommand].get("trainer", {}) if self.subcommand else self.config.get("trainer", {})
+        cpu = trainer.get("accelerator") == "cpu" or not torch.cuda.is_available()
+        if cpu and trainer.get("precision") == "bf16-mixed" and not fast_bfloat16(torch.device("cpu")):
+            rank_zero_info("trainer.precision: 32-true, for this processor is slow in bfloat16 (no AVX-512).")
+            trainer["precision"] = "32-true"
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         # What Lightning says as it makes one is about products of its own; what recipes report comes later.

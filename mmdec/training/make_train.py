@@ -92,19 +92,19 @@ def main(
 def affordable(wishes: Sequence[tuple[str, float, float]], seconds: float) -> list[str]:
     """Names of those whose share of the time is at least what they need, from (name, share, least): the last ones give
     way. The first is always there."""
-    kept = list(wishes)
-    while len(kept) > 1:
-        whole = sum(share for _, share, _ in kept)
-        if all(seconds * share / whole >= least for _, share, least in kept):
+    fitting = list(wishes)
+    while len(fitting) > 1:
+        total = sum(share for _, share, _ in fitting)
+        if all(seconds * share / total >= least for _, share, least in fitting):
             break
-        kept.pop()
-    return [name for name, _, _ in kept]
+        fitting.pop()
+    return [name for name, _, _ in fitting]
 
 
 def table(outcomes: Sequence[Outcome], seconds: float) -> Table:
     """What was trained, before and after."""
-    whole = round(seconds)
-    title = f"trained in {whole // 60}:{whole % 60:02d} minutes; measured on the development splits"
+    total = round(seconds)
+    title = f"trained in {total // 60}:{total % 60:02d} minutes; measured on the development splits"
     grid = Table("system", "trained", "measure", "before", "after", "", title=title, title_justify="left")
     for outcome in outcomes:
         numbers = ("-" if value is None else f"{value:.3f}" for value in (outcome.before, outcome.after))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,9 +37,35 @@ class MuonAdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.muon.step()
+        self._step_matrices()
         self.adamw.step()
         return loss
+
+    @torch.no_grad()
+    def _step_matrices(self) -> None:
+        """Muon's own step, but for all matrices of one shape at once and in a precision that the processor is fast in:
+        torch's takes them one by one in bfloat16, which is 16 times slower than float32 where there is no AVX-512."""
+        for group in self.muon.param_groups:
+            orthogonalize = partial(
+                orthogonal, coefficients=group["ns_coefficients"], steps=group["ns_steps"], eps=group["eps"]
+            )
+            shapes: dict[torch.Size, list[Tensor]] = defaultdict(list)
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    shapes[weight.shape].append(weight)
+            for shape, weights in shapes.items():
+                updates = []
+                for weight in weights:
+                    state, gradient = self.muon.state[weight], weight.grad
+                    assert gradient is not None
+                    if "momentum_buffer" not in state:
+                        state["momentum_buffer"] = torch.zeros_like(weight)
+                    buffer = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+                    updates.append(gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer)
+                directions = shared(torch.stack(updates), orthogonalize)
+                rate = group["lr"] * 0.2 * max(shape) ** 0.5
+                for weight, direction in zip(weights, directions, strict=True):
+                    weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-rate)
 
     def state_dict(self) -> dict[str, Any]:
         return {"muon": self.muon.state_dict(), "adamw": self.adamw.state_dict()}
@@ -46,3 +74,37 @@ class MuonAdamW(Optimizer):
         self.muon.load_state_dict(state_dict["muon"])
         self.adamw.load_state_dict(state_dict["adamw"])
         self.param_groups = [*self.muon.param_groups, *self.adamw.param_groups]
+
+
+def shared(matrices: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """`function` of (N, rows, columns), the same in all processes of a data-parallel run: each does its part."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return function(matrices)
+    world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    size = -(-len(matrices) // world)
+    part = torch.zeros(size, *matrices.shape[1:], dtype=matrices.dtype, device=matrices.device)
+    mine = matrices[rank * size : (rank + 1) * size]
+    if len(mine):
+        part[: len(mine)] = function(mine)
+    parts = [torch.empty_like(part) for _ in range(world)]
+    torch.distributed.all_gather(parts, part)
+    return torch.cat(parts)[: len(matrices)]
+
+
+def orthogonal(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """(N, rows, columns) -> the same, the singular values of each matrix near 1: Newton-Schulz steps of fifth degree,
+    X <- a X + (b A + c A^2) X with A = X X^T (Jordan et al. 2024)."""
+    a, b, c = coefficients
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.transpose(1, 2) if tall else matrices
+    x = x.to(torch.bfloat16 if fast_bfloat16(matrices.device) else torch.float32)
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(eps)
+    for _ in range(steps):
+        gram = x @ x.transpose(1, 2)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.transpose(1, 2) if tall else x).to(matrices.dtype)
+
+
+def fast_bfloat16(device: torch.device) -> bool:
+    """Whether products in bfloat16 are faster than in float32 there: on a CPU they are not before AVX-512."""
+    return device.type != "cpu" or torch.backends.cpu.get_cpu_capability().startswith("AVX512")

@@ -1,6 +1,7 @@
-"""Options of a LightningModule as a frozen dataclass, and as the flat hyperparameters of recipes and checkpoints.
+"""Options of a LightningModule or of its data as a frozen dataclass, and as the flat hyperparameters of recipes and
+checkpoints.
 
-A module takes `**options` and makes its dataclass of them: the command line finds the dataclass's fields there, so that
+A class takes `**options` and makes its dataclass of them: the command line finds the dataclass's fields there, so that
 recipes and checkpoints name each option directly.
 """
 
@@ -9,10 +10,10 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule
 
 
-def keep_options(module: LightningModule, options: Any) -> None:
+def keep_options(module: LightningModule | LightningDataModule, options: Any) -> None:
     """Add the options that were left at their defaults to the hyperparameters, which a checkpoint keeps."""
     for field in fields(options):
         module.hparams.setdefault(field.name, getattr(options, field.name))

@@ -1,4 +1,4 @@
-"""The one stopwatch, threads and devices."""
+"""The one stopwatch, and dtypes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmdec.runtime import Stopwatch, dtype_of, timed_passes, with_threads
-from mmdec.types import InputError
+from mmdec.runtime import Stopwatch, dtype_of, timed_passes
 
 PACKAGE = Path(__file__).parents[2] / "mmdec"
 
@@ -48,15 +47,6 @@ def test_passes_of_this_thread_are_timed(clock: list[float]) -> None:
         network(2.0)
     network(1.0)
     assert passes == [(5.0, 5.0), (2.0, 2.0)]
-
-
-def test_threads_come_back() -> None:
-    before = torch.get_num_threads()
-    with with_threads(before + 1):
-        assert torch.get_num_threads() == before + 1
-    assert torch.get_num_threads() == before
-    with pytest.raises(InputError, match="`threads` must be a whole number from 1"), with_threads(0):
-        pass
 
 
 def test_a_networks_dtype() -> None:

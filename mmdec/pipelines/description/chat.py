@@ -1,6 +1,6 @@
 """A conversation about pictures, turn by turn over one cache: `mmdec.Chat`.
 
-Each answer is that of `model.generate` on the whole dialogue so far over the same cache. What was said before is not
+Each answer is that of `model.generate` on the whole dialogue so far over the same cache. Earlier turns are not
 read again, and a drafter's memory goes on with it.
 """
 
@@ -21,8 +21,9 @@ from mmdec.pipelines.description.describe import DescribeOptions, Pictures, read
 from mmdec.pipelines.description.describe_batch import OnText, describe_batch
 from mmdec.pipelines.description.description import Description
 from mmdec.pipelines.description.load import AUTO, as_vlm
-from mmdec.pipelines.description.prompts import Message, Question, check_taken, render, tensors, user_message
-from mmdec.runtime import Stopwatch, with_threads
+from mmdec.pipelines.description.prompts import Message, Question, check_accepted, render, tensors, user_message
+from mmdec.pipelines.threads import with_threads
+from mmdec.runtime import Stopwatch
 from mmdec.types import InputError
 
 LACKING = ("batch_size", "on_text")  # options of `describe` that mean nothing here
@@ -37,16 +38,16 @@ class Chat:
 
     def __init__(self, **options: Unpack[DescribeOptions]) -> None:
         """Raises InputError for what cannot work."""
-        given: dict[str, Any] = {**options}
+        remaining: dict[str, Any] = {**options}
         for name in LACKING:
-            if name in given:
+            if name in remaining:
                 raise InputError(f"`{name}` must be left out, but is given: a chat asks one question at a time.")
-        self._threads = check_threads(given.pop("threads", None))
-        named = (given.pop("model", DEFAULT_MODEL), given.pop("processor", None))
-        vlm = as_vlm(*named, given.pop("device", None), given.pop("dtype", None))
+        self._threads = check_threads(remaining.pop("threads", None))
+        named = (remaining.pop("model", DEFAULT_MODEL), remaining.pop("processor", None))
+        vlm = as_vlm(*named, remaining.pop("device", None), remaining.pop("dtype", None))
         names = ("rule", "num_speculative_tokens", "seed", "statistics")
-        rule, nodes, seed, statistics = (given.pop(name, None) for name in names)
-        self._request = request_of(vlm, given.pop("drafter", AUTO), rule, nodes, seed, statistics, given)
+        rule, nodes, seed, statistics = (remaining.pop(name, None) for name in names)
+        self._request = request_of(vlm, remaining.pop("drafter", AUTO), rule, nodes, seed, statistics, remaining)
         self._messages: list[Message] = []  # the model's answers among them
         self._pictures: list[Any] = []  # of the whole dialogue, (H, W, 3) uint8
         self._ids = torch.empty(1, 0, dtype=torch.long, device=vlm.model.device)  # without the last answer's end
@@ -80,8 +81,8 @@ class Chat:
             (answer,) = describe_batch(self._request, inputs, [len(question.pictures)], stopwatch.lap(), on_text)
             self._cache = cache
             self._ids = self._so_far(inputs["input_ids"], answer.tokens)
-            said = {"role": "assistant", "content": [{"type": "text", "text": answer.text}]}
-            self._messages += [message, said]
+            reply = {"role": "assistant", "content": [{"type": "text", "text": answer.text}]}
+            self._messages += [message, reply]
             self._pictures += question.pictures
             return answer
 
@@ -90,9 +91,9 @@ class Chat:
         vlm = self._request.vlm
         text = render(vlm, [message]) if not self._messages else self._turn(message)
         try:
-            inputs = tensors(vlm, [text], [question], whole=not self._messages)
+            inputs = tensors(vlm, [text], [question], begins=not self._messages)
         except Exception:
-            check_taken(vlm, question)  # says what is wrong with the pictures
+            check_accepted(vlm, question)  # says what is wrong with the pictures
             raise
         ids: Tensor = torch.cat([self._ids, inputs["input_ids"]], 1)
         inputs |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -118,5 +119,5 @@ class Chat:
         """The dialogue's ids (1, L) with an answer, whose end the template writes."""
         config: Any = self._request.vlm.model.generation_config
         ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-        kept = answer[:-1] if answer[-1] in ends else answer
-        return torch.cat([ids, ids.new_tensor([kept])], 1)
+        continued = answer[:-1] if answer[-1] in ends else answer
+        return torch.cat([ids, ids.new_tensor([continued])], 1)

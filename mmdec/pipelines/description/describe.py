@@ -26,10 +26,11 @@ from mmdec.images import ImageSource, read_image
 from mmdec.pipelines.description.describe_batch import OnText, describe_batch
 from mmdec.pipelines.description.description import Description
 from mmdec.pipelines.description.load import AUTO, Model, as_drafter, as_vlm
-from mmdec.pipelines.description.prompts import Question, check_taken, render, tensors, user_message
+from mmdec.pipelines.description.prompts import Question, check_accepted, render, tensors, user_message
 from mmdec.pipelines.description.request import DescriptionRequest
 from mmdec.pipelines.inputs import BatchError
-from mmdec.runtime import Stopwatch, with_threads
+from mmdec.pipelines.threads import with_threads
+from mmdec.runtime import Stopwatch
 from mmdec.targets.registry import target_of
 from mmdec.types import InputError
 
@@ -115,20 +116,22 @@ def describe(
     single = not isinstance(image, list)
     if on_text is not None and not single:
         raise InputError("`on_text` must be None for a list of images, but is given. Call `describe` for each of them.")
-    asked = _questions(image, prompt)
+    questions = _questions(image, prompt)
     vlm = as_vlm(model, processor, device, dtype)
     request = request_of(vlm, drafter, rule, num_speculative_tokens, seed, statistics, options)
     with with_threads(threads):
         errors: dict[int, InputError] = {}
-        read = _read(request, asked, errors)
-        found = _in_batches(request, read, errors, batch_size, on_text)
+        read = _read(request, questions, errors)
+        descriptions = _in_batches(request, read, errors, batch_size, on_text)
     if single:
         for error in errors.values():
             raise error
-        return found[0]
+        return descriptions[0]
     if errors:
-        raise BatchError([found.get(place) for place in range(len(asked))], dict(sorted(errors.items())), "images")
-    return [found[place] for place in range(len(asked))]
+        raise BatchError(
+            [descriptions.get(index) for index in range(len(questions))], dict(sorted(errors.items())), "images"
+        )
+    return [descriptions[index] for index in range(len(questions))]
 
 
 def request_of(
@@ -142,14 +145,14 @@ def request_of(
 ) -> DescriptionRequest:
     """Everything checked that can be before an image is read."""
     chosen = as_drafter(vlm, drafter)
-    found = speculate(chosen, rule, nodes, seed, statistics=statistics).drafter_for(vlm.model)
-    name = "" if found is None else found.name
+    loaded = speculate(chosen, rule, nodes, seed, statistics=statistics).drafter_for(vlm.model)
+    name = "" if loaded is None else loaded.name
     if name not in vlm.checked:  # a run checks again; here it is done once, for it takes a good part of a short answer
         target = target_of(vlm.model)
-        if found is not None:
-            found.check(target)
+        if loaded is not None:
+            loaded.check(target)
         vlm.checked.add(name)
-    network = chosen if isinstance(chosen, PreTrainedModel) else found  # a smaller model is locked, too, while it runs
+    network = chosen if isinstance(chosen, PreTrainedModel) else loaded  # a smaller model is locked, too, while it runs
     return DescriptionRequest(vlm, network, rule, nodes, seed, statistics, options)
 
 
@@ -172,7 +175,7 @@ def _questions(image: Any, prompt: str | list[str]) -> list[tuple[Any, object]]:
     if not isinstance(image, list):
         return [(image, prompt)]
     if not isinstance(prompt, list):
-        return [(one, prompt) for one in image]
+        return [(picture, prompt) for picture in image]
     if len(prompt) != len(image):
         raise InputError(
             f"`prompt` must be one, or one for each of {len(image)} images, but has {len(prompt)}. Add or drop some."
@@ -181,17 +184,17 @@ def _questions(image: Any, prompt: str | list[str]) -> list[tuple[Any, object]]:
 
 
 def _read(
-    request: DescriptionRequest, asked: Sequence[tuple[Any, object]], errors: dict[int, InputError]
+    request: DescriptionRequest, sources: Sequence[tuple[Any, object]], errors: dict[int, InputError]
 ) -> dict[int, Question]:
-    """The questions that can be read, by their place; what is wrong with the others goes to `errors`."""
+    """The questions that can be read, by their index; what is wrong with the others goes to `errors`."""
     questions: dict[int, Question] = {}
-    for place, (images, prompt) in enumerate(asked):
+    for index, (images, prompt) in enumerate(sources):
         try:
             question = read_question(images, prompt)
             text = render(request.vlm, [user_message(request.vlm, question)])
-            questions[place] = replace(question, text=text)
+            questions[index] = replace(question, text=text)
         except InputError as error:
-            errors[place] = error
+            errors[index] = error
     return questions
 
 
@@ -202,17 +205,17 @@ def _in_batches(
     batch_size: int,
     on_text: OnText | None,
 ) -> dict[int, Description]:
-    found: dict[int, Description] = {}
-    places = list(questions)
-    for at in range(0, len(places), batch_size):
-        batch = places[at : at + batch_size]
+    descriptions: dict[int, Description] = {}
+    indices = list(questions)
+    for start in range(0, len(indices), batch_size):
+        batch = indices[start : start + batch_size]
         stopwatch = Stopwatch(request.vlm.model.device)
         inputs, batch = _tensors(request, questions, batch, errors)
         if batch:
-            counts = [len(questions[place].pictures) for place in batch]
+            counts = [len(questions[index].pictures) for index in batch]
             described = describe_batch(request, inputs, counts, stopwatch.lap(), on_text)
-            found |= zip(batch, described, strict=True)
-    return found
+            descriptions |= zip(batch, described, strict=True)
+    return descriptions
 
 
 def _tensors(
@@ -221,24 +224,24 @@ def _tensors(
     batch: Sequence[int],
     errors: dict[int, InputError],
 ) -> tuple[dict[str, Any], Sequence[int]]:
-    """A batch's inputs, and the places of its questions that the processor takes."""
-    vlm, asked = request.vlm, [questions[place] for place in batch]
+    """A batch's inputs, and the indices of its questions that the processor takes."""
+    vlm, chosen = request.vlm, [questions[index] for index in batch]
     try:
-        return tensors(vlm, [question.text for question in asked], asked), batch
+        return tensors(vlm, [question.text for question in chosen], chosen), batch
     except MemoryError:
         raise
     except Exception as error:  # of one of them, unknown which
         refused = dict[int, InputError]()
-        for place in batch:
+        for index in batch:
             try:
-                check_taken(vlm, questions[place])
-            except InputError as own:
-                refused[place] = own
+                check_accepted(vlm, questions[index])
+            except InputError as reason:
+                refused[index] = reason
         if not refused:
             raise InputError(
                 f"`image` must be what the model's processor takes, but it refuses these together "
                 f"({type(error).__name__}: {' '.join(str(error).split())[:300]}). Use batch_size=1."
             ) from error
         errors |= refused
-        left = [place for place in batch if place not in refused]
-        return _tensors(request, questions, left, errors) if left else ({}, left)
+        remaining = [index for index in batch if index not in refused]
+        return _tensors(request, questions, remaining, errors) if remaining else ({}, remaining)

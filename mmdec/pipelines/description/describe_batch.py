@@ -34,21 +34,21 @@ class Usage:
     drafter: float = 0.0
     core: float = 0.0
 
-    def count(self, one: Round, place: int, drafts: bool) -> None:
-        """Enter a round. place: of this question among those that took part."""
-        share = len(one.rows)
+    def count(self, round_: Round, index: int, drafts: bool) -> None:
+        """Add a round. index: of this question among those that took part."""
+        share = len(round_.rows)
         self.rounds += 1
-        self.tokens += one.tokens[place]
-        self.drafted += one.drafted[place]
-        self.accepted += one.accepted[place]
-        if one.index:
-            self.later += len(one.tokens[place])
-            self.decoder += one.target / share
+        self.tokens += round_.tokens[index]
+        self.drafted += round_.drafted[index]
+        self.accepted += round_.accepted[index]
+        if round_.index:
+            self.later += len(round_.tokens[index])
+            self.decoder += round_.target / share
         else:
-            self.prompt += (one.target - one.vision) / share
+            self.prompt += (round_.target - round_.vision) / share
         if drafts:  # without a drafter it is what reading a clock takes
-            self.drafter += one.drafter / share
-        self.core += one.core / share
+            self.drafter += round_.drafter / share
+        self.core += round_.core / share
 
     def seconds(self) -> dict[str, float]:
         """By stage."""
@@ -62,7 +62,7 @@ class Usage:
 
 @final
 class Observed:
-    """A drafter for one run, which notes what its memory says of each row's picture: `info`, where it has one."""
+    """A drafter for one run, which records what its memory tells of each row's picture: `info`, where it has one."""
 
     def __init__(self, drafter: Drafter, rows: int) -> None:
         self.drafter, self.needs = drafter, drafter.needs
@@ -92,7 +92,7 @@ class Observed:
 
     def select(self, memory: Any, live: Tensor) -> None:
         self.drafter.select(memory, live)
-        self._rows = [self._rows[place] for place in live.tolist()]
+        self._rows = [self._rows[index] for index in live.tolist()]
 
 
 def describe_batch(
@@ -112,48 +112,48 @@ def describe_batch(
     drafter, observed = request.drafter, None
     if drafter is not None and not isinstance(drafter, PreTrainedModel):
         drafter = observed = Observed(drafter, len(pictures))
-    stopwatch, speaker = Stopwatch(device), None if on_text is None else _Speaker(on_text)
-    for one in request.rounds(inputs, drafter, speaker is not None):
-        for place, row in enumerate(one.rows):
-            usage[row].count(one, place, request.drafter is not None)
-            usage[row].vision += one.vision * pictures[row] / max(sum(pictures), 1)
-        if speaker is not None:
-            speaker.say(one.text[0])
-    parts = [one.seconds() for one in usage]
-    rest = max(stopwatch.lap() - sum(sum(one.values()) for one in parts), 0.0) / len(usage)
+    stopwatch, writer = Stopwatch(device), None if on_text is None else _TextWriter(on_text)
+    for round_ in request.rounds(inputs, drafter, writer is not None):
+        for index, row in enumerate(round_.rows):
+            usage[row].count(round_, index, request.drafter is not None)
+            usage[row].vision += round_.vision * pictures[row] / max(sum(pictures), 1)
+        if writer is not None:
+            writer.add(round_.text[0])
+    parts = [entry.seconds() for entry in usage]
+    rest = max(stopwatch.lap() - sum(sum(part.values()) for part in parts), 0.0) / len(usage)
     return [
         Description(
-            text=vlm.tokenizer.decode(one.tokens, skip_special_tokens=True).strip(),
-            tokens=one.tokens,
-            rounds=one.rounds,
-            tokens_per_round=one.tokens_per_round,
+            text=vlm.tokenizer.decode(entry.tokens, skip_special_tokens=True).strip(),
+            tokens=entry.tokens,
+            rounds=entry.rounds,
+            tokens_per_round=entry.tokens_per_round,
             timings={
                 "read": read / len(usage),
                 **seconds,
                 "total": read / len(usage) + sum(seconds.values()) + rest,
             },
-            drafted=one.drafted,
-            accepted=one.accepted,
+            drafted=entry.drafted,
+            accepted=entry.accepted,
             lossless=request.lossless,
             compressor=None if observed is None else observed.compressor[row],
             kept=None if observed is None else _plain(observed.kept[row]),
         )
-        for row, (one, seconds) in enumerate(zip(usage, parts, strict=True))
+        for row, (entry, seconds) in enumerate(zip(usage, parts, strict=True))
     ]
 
 
-def _plain(kept: Tensor | None) -> list[float] | None:
-    return None if kept is None else [float(value) for value in kept.to(torch.float32).flatten().tolist()]
+def _plain(weights: Tensor | None) -> list[float] | None:
+    return None if weights is None else [float(value) for value in weights.to(torch.float32).flatten().tolist()]
 
 
 @final
-class _Speaker:
-    """Hands on text as it comes, without the space that it may begin with."""
+class _TextWriter:
+    """Passes text on as it comes, without the space that it may begin with."""
 
     def __init__(self, on_text: OnText) -> None:
         self.on_text, self.begun = on_text, False
 
-    def say(self, text: str) -> None:
+    def add(self, text: str) -> None:
         text = text if self.begun else text.lstrip()
         if text:
             self.begun = True

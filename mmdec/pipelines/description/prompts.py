@@ -43,8 +43,8 @@ def user_message(vlm: LoadedVlm, question: Question) -> Message:
             "as many images, or leave the marks out."
         )
     content: list[dict[str, str]] = [{"type": "image"}] * count if len(parts) == 1 else []
-    for place, part in enumerate(parts):
-        if place:
+    for index, part in enumerate(parts):
+        if index:
             content.append({"type": "image"})
         if part.strip() or len(parts) == 1:
             content.append({"type": "text", "text": part})
@@ -54,19 +54,19 @@ def user_message(vlm: LoadedVlm, question: Question) -> Message:
 def render(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
     """The dialogue as text, up to where the model goes on. Raises InputError where the template loses a picture."""
     text: str = vlm.processor.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-    given = [part for message in messages for part in message["content"] if part["type"] == "image"]
-    if text.count(vlm.image_token) != len(given):
+    images = [part for message in messages for part in message["content"] if part["type"] == "image"]
+    if text.count(vlm.image_token) != len(images):
         raise InputError(
-            f"`model` must place each of the {len(given)} images in its text, but its chat template writes "
+            f"`model` must place each of the {len(images)} images in its text, but its chat template writes "
             f"{text.count(vlm.image_token)} {vlm.image_token!r}. Mend `processor.chat_template`."
         )
     return text
 
 
-def tensors(vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question], whole: bool = True) -> dict[str, Any]:
+def tensors(vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question], begins: bool = True) -> dict[str, Any]:
     """The inputs of `generate` for a batch, padded on the left, on the model's device and in its precision.
 
-    whole: the texts begin a dialogue, and so with the tokenizer's own beginning where the template writes none.
+    begins: the texts begin a dialogue, and so with the tokenizer's own beginning where the template writes none.
     Raises whatever the processor raises for pictures that it cannot take.
     """
     pictures = [to_pil(pixels) for question in questions for pixels in question.pictures]
@@ -78,12 +78,12 @@ def tensors(vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question],
         padding=True,
         padding_side="left",
         return_tensors="pt",
-        add_special_tokens=whole and not (begin and texts[0].startswith(begin)),
+        add_special_tokens=begins and not (begin and texts[0].startswith(begin)),
     )
     return dict(inputs.to(vlm.model.device, vlm.model.dtype))
 
 
-def check_taken(vlm: LoadedVlm, question: Question) -> None:
+def check_accepted(vlm: LoadedVlm, question: Question) -> None:
     """Raise InputError for a question that the processor cannot take: sides that are too unequal, for instance."""
     try:
         tensors(vlm, [render(vlm, [user_message(vlm, question)])], [question])

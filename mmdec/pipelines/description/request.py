@@ -66,14 +66,15 @@ class DescriptionRequest:
         return self.rule not in LOSSY
 
     def rounds(
-        self, inputs: Mapping[str, Any], drafter: Drafter | PreTrainedModel | None, said: bool
+        self, inputs: Mapping[str, Any], drafter: Drafter | PreTrainedModel | None, with_text: bool
     ) -> Iterator[Round]:
-        """The rounds of one batch. drafter: this request's, or one that observes it. said: with each round's text."""
+        """The rounds of one batch. drafter: this request's, or one that observes it. with_text: rounds have their
+        text."""
         options = {name: value for name, value in self.options.items() if value is not None}
         config: Any = self.vlm.model.generation_config
         if not {"max_new_tokens", "max_length"} & options.keys() and config.max_new_tokens is None:
             options["max_new_tokens"] = MAX_NEW_TOKENS
-        if said or "stop_strings" in options:
+        if with_text or "stop_strings" in options:
             options["tokenizer"] = self.vlm.tokenizer
         return stream(
             self.vlm.model,

@@ -21,11 +21,11 @@ from mmdec.decode.verify import LOSSY, RuleName
 from mmdec.generation.speculation import Nodes, Speculation, speculate
 from mmdec.hub.whisper import DEFAULT_MODEL, HEADS
 from mmdec.pipelines.inputs import Audio, AudioList, Batch
+from mmdec.pipelines.threads import with_threads
 from mmdec.pipelines.transcription.load import DraftedBy, Model, as_drafter, as_whisper
 from mmdec.pipelines.transcription.request import Timestamps, TranscriptionRequest
 from mmdec.pipelines.transcription.transcribe_batch import Progress, transcribe_batch, window_progress
 from mmdec.pipelines.transcription.transcript import Transcript
-from mmdec.runtime import with_threads
 from mmdec.targets.registry import target_of
 
 __all__ = ["TranscribeOptions", "transcribe"]

@@ -21,6 +21,7 @@ from transformers import GenerationConfig, WhisperForConditionalGeneration
 from mmdec.decode.loop import Round
 from mmdec.generation.speculation import Speculation
 from mmdec.runtime import Stopwatch, timed_passes
+from mmdec.targets.registry import target_of
 
 
 @dataclass
@@ -91,7 +92,7 @@ class UsageMeter:
         self._share()
         self._rounds = {}
         self._stopwatch.lap()
-        run = self._speculation.begin(model, input_ids, generation_config, **inputs)
+        run = self._speculation.begin(target_of(model), model, input_ids, generation_config, **inputs)
         drafter = sum(self._count(round_) for round_ in run.rounds)
         output = run.output(generation_config)
         # The check for silence encodes a window a second time, within the rounds.

@@ -17,9 +17,9 @@ from mmdec import audio as sound
 from mmdec.checks.arguments import check_switch, check_threads, show
 from mmdec.hub.daspeech import DEFAULT_MODEL
 from mmdec.pipelines.inputs import SILENCE, Audio, AudioList, Batch, peak
+from mmdec.pipelines.threads import with_threads
 from mmdec.pipelines.translation.load import as_translator
 from mmdec.pipelines.translation.translator import SpeechTranslator, check_strategy, total_timings
-from mmdec.runtime import with_threads
 from mmdec.types import InputError
 
 __all__ = ["TranslateOptions", "Translation", "translate_speech"]

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmdec.nn.dag_decoder import PAD, DagDecoder, Lattice
-from mmdec.ops.dag import dag_best_alignment, dag_marginal
 
 
 def matches(lattice: Lattice, units: Tensor) -> Tensor:
@@ -38,7 +37,7 @@ def graph_loss(lattice: Lattice, units: Tensor, unit_lengths: Tensor, forced: Te
         steps = torch.arange(units.shape[1], device=units.device)[None, :, None]
         shown = forced[:, None, :]  # (B, 1, L)
         match = torch.where(shown < 0, match, torch.where(shown == steps, 0.0, -torch.inf))
-    score = dag_marginal(match, lattice.links, unit_lengths, lattice.lengths)
+    score = lattice.marginal(match, unit_lengths)
     valid = score.isfinite()
     value = -(torch.where(valid, score, 0.0) / unit_lengths).mean()
     return GraphLoss(value, (~valid).sum(), match)
@@ -63,7 +62,7 @@ def glance(
     with torch.random.fork_rng(devices):  # nothing drawn here is missing from the second pass's dropout
         lattice = decoder(states, state_lengths, frame_lengths)
         noise = torch.rand(lattice.emissions.shape[:2], device=states.device)
-    path = dag_best_alignment(matches(lattice, units), lattice.links, unit_lengths, lattice.lengths)  # (B, L)
+    path = lattice.best_alignment(matches(lattice, units), unit_lengths)  # (B, L)
     aligned = path >= 0
     gold = torch.where(aligned, units.gather(1, path.clamp(min=0)), -1)
     right = ((lattice.emissions.argmax(-1) == gold) & aligned).sum(1)

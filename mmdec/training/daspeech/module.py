@@ -15,7 +15,6 @@ from mmdec.metrics.text import phone_distance
 from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig, Lattice, SpeechToUnits
 from mmdec.nn.fastspeech2 import acoustic_loss
-from mmdec.ops.dag import dag_posterior, expected_states
 from mmdec.training.daspeech import losses
 from mmdec.training.daspeech.augment import Augmentation
 from mmdec.training.daspeech.corpus import Batch, SpeechTranslationData
@@ -102,8 +101,8 @@ class DASpeechModule(LightningModule):
         if not isinstance(data, SpeechTranslationData):
             return
         for name, wanted, value in (
-            ("upsample", dag.upsample, data.upsample),
-            ("min_vertices", dag.min_vertices, data.min_vertices),
+            ("upsample", dag.upsample, data.options.upsample),
+            ("min_vertices", dag.min_vertices, data.options.min_vertices),
         ):
             if wanted != value:
                 raise InputError(
@@ -153,11 +152,9 @@ class DASpeechModule(LightningModule):
             raise InputError(
                 "`acoustic` of the data must be true in the joint stage, but is false. Set it in the recipe."
             )
-        posterior = dag_posterior(
-            match, lattice.links, batch.unit_lengths, lattice.lengths, variant=self.options.posterior
-        )
+        posterior = lattice.posterior(match, batch.unit_lengths, self.options.posterior)
         # <s> is dropped, </s> kept with no frames.
-        expected = expected_states(posterior.to(lattice.hidden.dtype), lattice.hidden)[:, 1:]
+        expected = lattice.expected_states(posterior)[:, 1:]
         inputs = net.acoustic_input(expected)
         # A row whose graph cannot hold its target has no path, and so no hidden states to speak from.
         plain = (posterior.flatten(1).sum(1) == 0)[:, None, None]

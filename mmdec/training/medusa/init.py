@@ -47,9 +47,9 @@ def first_heads(
         if heads.block is not None:  # Whisper's names are the layer's own
             heads.block.load_state_dict(model.model.decoder.layers[-1].state_dict())
         return heads.float()
-    given = load_heads(start, model).heads
-    if given.config.kind != kind:
-        raise InputError(f"`start` must hold {kind} heads, but '{start}' holds {given.config.kind} ones. Set `kind`.")
-    kept = {name: value for name, value in given.state_dict().items() if name in heads.state_dict()}
-    heads.load_state_dict(kept, strict=False)
+    earlier = load_heads(start, model).heads
+    if earlier.config.kind != kind:
+        raise InputError(f"`start` must hold {kind} heads, but '{start}' holds {earlier.config.kind} ones. Set `kind`.")
+    matching = {name: value for name, value in earlier.state_dict().items() if name in heads.state_dict()}
+    heads.load_state_dict(matching, strict=False)
     return heads.float()

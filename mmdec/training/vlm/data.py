@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from mmdec.checks.errors import InputError
 from mmdec.corpora.image_text import Conversation, read_conversations
 from mmdec.images import read_image
-from mmdec.training.vlm.encoded import FIELDS, Encoded, encode
+from mmdec.training.vlm.encoded import FIELDS, NOWHERE, Encoded, encode
 from mmdec.training.vlm.packing import Batch, pack
 from mmdec.training.vlm.tokens import asked, kept_tokenizer, prefix
 
@@ -64,14 +64,28 @@ class Plan(Sampler[list[Any]]):
 class Rows(Dataset[tuple[np.ndarray, ...]]):
     """Packed rows. An item is (conversation, seed): the seed decides which questions are asked, in what order."""
 
-    def __init__(self, encoded: Encoded, cells: np.ndarray, side: int, lead: np.ndarray, length: int, pad: int) -> None:
+    def __init__(
+        self,
+        encoded: Encoded,
+        cells: np.ndarray,
+        side: int,
+        lead: np.ndarray,
+        length: int,
+        pad: int,
+        prefer_reading: float = 0.0,
+    ) -> None:
         self.encoded, self.cells, self.side = encoded, cells, side
         self.lead, self.length, self.pad = lead, length, pad
+        self.prefer_reading = prefer_reading
 
     def __getitem__(self, item: tuple[int, int]) -> tuple[np.ndarray, ...]:
         number, seed = item
         turns = self.encoded.turns(number)
-        order = np.random.default_rng(seed).permutation(len(turns))
+        draw = np.random.default_rng(seed)
+        ranks = draw.random(len(turns))
+        if self.prefer_reading:  # what is asked first fits into the row
+            ranks *= [1 - self.prefer_reading * bool((read != NOWHERE).any()) for _, _, read in turns]
+        order = np.argsort(ranks)
         row = pack(self.lead, [turns[index] for index in order], self.length, self.pad)
         return (picture(Path(self.encoded.images[number]), self.side), *row, np.asarray(self.cells[number]))
 
@@ -102,7 +116,9 @@ class SceneData(LightningDataModule):
 
     corpus: the folder with {split}.json, {split}.cells.npy and images/. tokenizer: a folder; where it is empty, one of
     `pieces` is learned from the training text and kept there, and beside it the encoded text. rows: pictures in a batch
-    of one process; length: tokens of a row. dev_questions: of each task, answered at each validation.
+    of one process; length: tokens of a row. dev_questions: of each task, answered at each validation. printed_share: of
+    the pictures, those with letters or digits; None: as they come. prefer_reading: 0 to 1, how far questions that are
+    answered by reading go before others where a row does not hold all.
     """
 
     def __init__(
@@ -119,8 +135,11 @@ class SceneData(LightningDataModule):
         patches: int = 64,
         workers: int = 0,
         seed: int = 0,
+        printed_share: float | None = None,
+        prefer_reading: float = 0.0,
     ) -> None:
         super().__init__()
+        self.printed_share, self.prefer_reading = printed_share, prefer_reading
         self.corpus, self.rows, self.length, self.steps_per_epoch = Path(corpus), rows, length, steps_per_epoch
         self.dev_questions, self.image, self.workers, self.seed = dev_questions, image, workers, seed
         self.dev_split, self.kept = dev_split, Path(tokenizer)
@@ -132,6 +151,9 @@ class SceneData(LightningDataModule):
         lead = self.tokenizer(self.lead, add_special_tokens=False)["input_ids"]
         self.lead_tokens = np.asarray(lead, np.int64)
         self.encoded = self._encoded(conversations)
+        reads = np.concatenate([[0], np.cumsum(self.encoded.patches != NOWHERE)])
+        ends = np.concatenate([[0], self.encoded.bounds[:, 1]])[self.encoded.first]
+        self.printed = reads[ends[1:]] > reads[ends[:-1]]  # by conversation
 
     @property
     def units(self) -> list[str]:
@@ -163,20 +185,41 @@ class SceneData(LightningDataModule):
         assert self.trainer is not None
         world, rank = self.trainer.world_size, self.trainer.global_rank
         begin = self.trainer.current_epoch * self.steps_per_epoch * self.rows * world
+        length = self.lap_length()
         orders: dict[int, np.ndarray] = {}
         batches = []
         for step in range(self.steps_per_epoch):
             first = begin + (step * world + rank) * self.rows
             batch = []
             for index in range(first, first + self.rows):
-                lap, at = divmod(index, len(self.encoded))
+                lap, at = divmod(index, length)
                 if lap not in orders:
-                    orders[lap] = np.random.default_rng([self.seed, lap]).permutation(len(self.encoded))
+                    orders[lap] = self.order(lap, length)
                 batch.append((int(orders[lap][at]), self.seed * 2**40 + index))
             batches.append(batch)
         pad = int(self.tokenizer.pad_token_id)  # type: ignore[arg-type] # a single number
-        dataset = Rows(self.encoded, self.cells, self.image, self.lead_tokens, self.length, pad)
+        rows = (self.image, self.lead_tokens, self.length, pad, self.prefer_reading)
+        dataset = Rows(self.encoded, self.cells, *rows)
         return DataLoader(dataset, batch_sampler=Plan(batches), collate_fn=dataset.collate, num_workers=self.workers)
+
+    def lap_length(self) -> int:
+        """Pictures of one pass over the corpus."""
+        printed = int(self.printed.sum())
+        rest = len(self.printed) - printed
+        return len(self.printed) if self.printed_share is None else printed + min(rest, self.others(printed))
+
+    def others(self, printed: int) -> int:
+        """How many pictures without print go with those that have some."""
+        assert self.printed_share
+        return round(printed * (1 - self.printed_share) / self.printed_share)
+
+    def order(self, lap: int, length: int) -> np.ndarray:
+        """A pass: all pictures, or those with print and as many of the others as belong to them."""
+        draw = np.random.default_rng([self.seed, lap])
+        if self.printed_share is None:
+            return draw.permutation(length)
+        printed, rest = np.flatnonzero(self.printed), np.flatnonzero(~self.printed)
+        return draw.permutation(np.concatenate([printed, draw.permutation(rest)[: length - len(printed)]]))
 
     def val_dataloader(self) -> DataLoader:
         """Every second question for every second process; descriptions with each other, for they are longer."""

@@ -22,8 +22,8 @@ READ = re.compile(r"(?<![A-Za-z0-9])(?:[A-Z0-9][A-Z0-9.:-]*[A-Z0-9]|[0-9])(?![A-
 @dataclass(frozen=True)
 class Encoded:
     """tokens: of all turns, one after the other; patches: where the character that a token of an answer reads is
-    printed, NOWHERE for others; bounds: where question and answer of each turn end, (T, 2); first: the first turn
-    of each conversation, (N + 1,); images: a path of each conversation."""
+    printed, NOWHERE for others; bounds: where question and answer of each turn end, (T, 2); first: the first turn of
+    each conversation, (N + 1,); images: a path of each conversation."""
 
     tokens: np.ndarray
     patches: np.ndarray

@@ -53,17 +53,17 @@ def swapped(questions: Sequence[Question]) -> list[Question]:
         tasks[question.task].append(question)
     exchanged: list[Question] = []
     for group in tasks.values():
-        for at, question in enumerate(group):
-            images = (other.image for other in [*group[at:], *group] if other.image != question.image)
+        for index, question in enumerate(group):
+            images = (other.image for other in [*group[index:], *group] if other.image != question.image)
             exchanged.append(replace(question, image=next(images, question.image)))
     return exchanged
 
 
-def interval(right: int, asked: int) -> tuple[float, float]:
+def interval(right: int, count: int) -> tuple[float, float]:
     """Wilson's, of 95 %."""
-    z, share = 1.96, right / asked
-    middle = (share + z * z / (2 * asked)) / (1 + z * z / asked)
-    half = z / (1 + z * z / asked) * math.sqrt(share * (1 - share) / asked + z * z / (4 * asked * asked))
+    z, share = 1.96, right / count
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
@@ -82,9 +82,9 @@ def judge(
         )
         counts[question.task][1] += len(claims) if described else 1
     return {
-        task: {"right": right, "asked": asked, "share": right / asked, "interval": interval(right, asked)}
-        for task, (right, asked) in sorted(counts.items())
-        if asked
+        task: {"right": right, "asked": count, "share": right / count, "interval": interval(right, count)}
+        for task, (right, count) in sorted(counts.items())
+        if count
     }
 
 

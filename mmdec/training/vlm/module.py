@@ -21,12 +21,13 @@ from transformers import GenerationConfig
 from mmdec.checks.errors import InputError
 from mmdec.metrics.answer_score import claims_held, right_answer
 from mmdec.training.lr_schedule import Schedule
-from mmdec.training.optim import MuonAdamW
+from mmdec.training.optim import MuonAdamW, fast_bfloat16
 from mmdec.training.vlm.data import Asked
 from mmdec.training.vlm.encoded import NOWHERE
 from mmdec.training.vlm.network import (
     CellHeads,
     Shape,
+    Whitening,
     build_model,
     cell_loss,
     language_layer,
@@ -35,7 +36,7 @@ from mmdec.training.vlm.network import (
     vision_layer,
 )
 from mmdec.training.vlm.packing import IGNORED, Batch, turn_mask
-from mmdec.training.vlm.tokens import BEGIN, END, IMAGE, PAD
+from mmdec.training.vlm.tokens import BEGIN, END, IMAGE, PAD, PRINTED
 
 TASKS = (
     "clock", "colour", "count", "degrees", "describe", "item_of", "kind", "number", "position",
@@ -51,11 +52,13 @@ class VlmModule(LightningModule):
     `vision_lr`.
 
     L_guide asks the first head of the language model's layers `guided` to look at the patch whose printed character
-    comes next in the answer: alone, it learns what to say long before it learns to read.
+    comes next in the answer, and the states that leave the middle one of these layers to tell its cell in the patch:
+    alone, the model learns what to say long before it learns to read.
 
     units: the tokens by number. cell_kinds: classes of a cell's labels. empty: the weight of cells that show nothing.
-    decay_from, decay_steps: the linear fall to zero at the end. half: matrix products in bfloat16. compiled: fuse what
-    lies between them (torch.compile). start: a folder with an exported model to begin from.
+    decay_from, decay_steps: the linear fall to zero at the end. half: matrix products in bfloat16; None: where the
+    processor is fast in it. compiled: fuse what lies between them (torch.compile). start: a folder with an exported
+    model to begin from; fresh_projector: but not from its projector.
     """
 
     def __init__(
@@ -74,9 +77,10 @@ class VlmModule(LightningModule):
         empty: float = 0.2,
         guided: Sequence[int] = (4, 6, 8),
         guide_weight: float = 0.3,
-        half: bool = True,
+        half: bool | None = None,
         compiled: bool = False,
         start: str | None = None,
+        fresh_projector: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -90,19 +94,30 @@ class VlmModule(LightningModule):
         self.hparams["shape"] = asdict(self.shape)
         self.model = build_model(self.shape, units, seed)
         self.cells = CellHeads(self.shape.vision_width, CELLS, tuple(cell_kinds))
+        self.whitening = Whitening(self.shape.vision_width, self.shape.width)
+        self.model.model.multi_modal_projector.linear_1.requires_grad_(False)  # `whitening` is folded into it
+        self.pointer = nn.Linear(self.shape.width, CELLS)
+        kinds = [PRINTED.find(unit.strip("Ġ")) + 1 if len(unit.strip("Ġ")) == 1 else 0 for unit in units]
+        self.register_buffer("printed", torch.tensor(kinds), persistent=False)  # of each token, 0 for no character
+        self.printed: Tensor
         self.tokens = {name: units.index(name) for name in (BEGIN, END, IMAGE, PAD)}
         if start is not None:
             self.begin_from(start)
         self.rate = Schedule("trapezoid", 1, decay_from, decay_steps)
         self._layers = (torch.compile(vision_layer), torch.compile(language_layer)) if compiled else (None, None)
-        self._products = torch.bfloat16 if half else torch.float32
+        fast = fast_bfloat16(torch.device("cpu")) if half is None else half
+        self._products = torch.bfloat16 if fast else torch.float32
         self._tally: dict[str, list[float]] = {}
 
     def begin_from(self, folder: str) -> None:
-        """Take an exported model's weights."""
-        theirs = type(self.model).from_pretrained(folder, dtype=torch.float32)
+        """Take an exported model's weights, but for the projector's where that is to be learned anew."""
+        weights = dict(type(self.model).from_pretrained(folder, dtype=torch.float32).state_dict())
+        if self.hparams["fresh_projector"]:
+            weights |= {
+                name: value for name, value in self.model.state_dict().items() if "multi_modal_projector" in name
+            }
         try:
-            self.model.load_state_dict(theirs.state_dict())
+            self.model.load_state_dict(weights)
         except RuntimeError as error:
             raise InputError(f"`start` must fit, but the model of '{folder}' does not: {error}") from None
 
@@ -128,23 +143,40 @@ class VlmModule(LightningModule):
         if vision_only:
             return parts | {"loss": total}
         embeddings = self.model.get_input_embeddings()(batch.tokens)
-        seen = self.model.model.multi_modal_projector(states).to(embeddings.dtype)
+        seen = self.project(states)
         embeddings = embeddings.masked_scatter((batch.tokens == self.tokens[IMAGE])[..., None], seen)
         mask = turn_mask(batch.turns)
-        guided = self.hparams["guided"] if self.hparams["guide_weight"] else ()
-        hidden, looks = speak(self.model, embeddings, mask, batch.positions, self._products, self._layers[1], guided)
+        guided = tuple(self.hparams["guided"]) if self.hparams["guide_weight"] else ()
+        middle = guided[len(guided) // 2] if guided else -1
+        hidden, looks, inside = speak(
+            self.model, embeddings, mask, batch.positions, self._products, self._layers[1], guided, middle
+        )
         asked = batch.labels != IGNORED
         logits = self.model.lm_head(hidden[asked]).float()
         parts["answers"] = F.cross_entropy(logits, batch.labels[asked])
         parts["right"] = (logits.argmax(-1) == batch.labels[asked]).float().mean()
         loss = parts["answers"] + self.hparams["cell_weight"] * total
         if guided:
+            assert inside is not None
             parts["guide"] = self.guide_loss(looks, batch)
-            loss = loss + self.hparams["guide_weight"] * parts["guide"]
+            parts["pointer"], parts["pointed_right"] = self.pointer_loss(inside, batch)
+            loss = loss + self.hparams["guide_weight"] * (parts["guide"] + parts["pointer"])
         read = batch.patches[asked] != NOWHERE
         right = logits.argmax(-1) == batch.labels[asked]
         parts["read_right"] = right[read].float().mean()
         return parts | {"loss": loss}
+
+    def project(self, states: Tensor) -> Tensor:
+        """The encoder's states as the language model reads them, (B, P, H)."""
+        projector = self.model.model.multi_modal_projector
+        if not self.whitening.measured:
+            goes_on = self.hparams["start"] is not None and not self.hparams["fresh_projector"]
+            self.whitening.measure(states, projector.linear_1 if goes_on else None)
+        return projector.linear_2(projector.act(self.whitening(states)))
+
+    def on_train_batch_end(self, outputs: object, batch: Batch, batch_idx: int) -> None:
+        if self.whitening.measured:
+            self.whitening.fold(self.model.model.multi_modal_projector.linear_1)
 
     def guide_loss(self, looks: list[Tensor], batch: Batch) -> Tensor:
         """-log of what the guided heads attend to at the patch that is read, mean over heads and tokens."""
@@ -153,6 +185,18 @@ class VlmModule(LightningModule):
         at = first + batch.patches[row, query].long()
         shares = torch.stack([look[row, query, at] for look in looks])
         return -shares.clamp_min(1e-6).log().mean() if len(row) else shares.sum()
+
+    def pointer_loss(self, states: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The cross-entropy of which cell of its patch shows the character that is read, and how often it is right. A
+        patch holds two or three letters: where to look is not yet what to read. states: (B, L, H)."""
+        row, query = (batch.patches != NOWHERE).nonzero(as_tuple=True)
+        kinds = self.printed[batch.labels[row, query]]
+        shown = batch.cells[row, batch.patches[row, query].long(), :, 0].long() == kinds[:, None]  # (N, cells)
+        clear = shown.sum(-1) == 1  # a letter that stands twice in a patch tells nothing
+        scores = self.pointer(F.rms_norm(states[row, query], (states.shape[-1],))).float()
+        right = scores.argmax(-1) == shown.long().argmax(-1)
+        losses = F.cross_entropy(scores, shown.long().argmax(-1), reduction="none") * clear
+        return losses.sum() / clear.sum().clamp_min(1), right[clear].float().mean()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         parts = self.losses(batch, self.global_step < self.hparams["vision_steps"])
@@ -212,11 +256,14 @@ class VlmModule(LightningModule):
         matrices, others = [], []
         inner = {
             id(module.weight)
-            for part in (self.model.model.vision_tower.encoder, self.model.model.language_model.layers)
+            for part in (self.model.model.vision_tower.encoder, self.model.model.language_model.layers, self.whitening)
             for module in part.modules()
             if isinstance(module, nn.Linear)
         }
+        inner.add(id(self.model.model.multi_modal_projector.linear_2.weight))
         for parameter in self.parameters():
+            if not parameter.requires_grad:
+                continue
             (matrices if id(parameter) in inner else others).append(parameter)
         decay = self.hparams["weight_decay"]
         groups = [

@@ -127,8 +127,10 @@ def speak(
     dtype: torch.dtype,
     layer: Layer | None = None,
     watched: Sequence[int] = (),
-) -> tuple[Tensor, list[Tensor]]:
-    """Hidden states after the last norm, and the attention of the first head of each layer of `watched`, (B, L, L).
+    inside: int = -1,
+) -> tuple[Tensor, list[Tensor], Tensor | None]:
+    """Hidden states after the last norm; the attention of the first head of each layer of `watched`, (B, L, L); what
+    leaves layer `inside`, (B, L, H).
 
     embeddings: (B, L, H); mask: (B, 1, L, L), added to the scores; positions: (B, L). dtype, layer: as of `see`.
     """
@@ -136,6 +138,7 @@ def speak(
     cosine, sine = language.rotary_emb(embeddings, position_ids=positions)
     heads = language.config.num_attention_heads
     seen: list[Tensor] = []
+    middle: Tensor | None = None
     for number, block in enumerate(language.layers):
         attention, inner = block.self_attn, block.mlp
         weights = [
@@ -149,7 +152,9 @@ def speak(
             norm, queries, keys = weights[:3]
             seen.append(first_attention(embeddings, mask, cosine, sine, heads, norm, queries, keys))
         embeddings = (layer or language_layer)(embeddings, mask, cosine, sine, heads, dtype, *weights)
-    return language.norm(embeddings), seen
+        if number == inside:
+            middle = embeddings
+    return language.norm(embeddings), seen, middle
 
 
 def first_attention(
@@ -203,6 +208,60 @@ def turned(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     half = states.shape[-1] // 2
     swapped = torch.cat([-states[..., half:], states[..., :half]], -1)
     return states * cosine[:, None] + swapped * sine[:, None]
+
+
+class Whitening(nn.Module):
+    """What the projector reads while it is trained: the encoder's states, centred, all directions of equal size.
+
+    LLaVA's projector reads the encoder's residual stream as it is. That of a trained encoder is large and lies in few
+    directions, those of letters not among them: the language model saw colours and places, and could not read. The
+    projector learns on whitened states instead; `fold` writes what it learned into the model's own first layer, which
+    then says the same of plain states.
+    """
+
+    def __init__(self, width: int, out: int, shrink: float = 0.01) -> None:
+        super().__init__()
+        self.shrink = shrink
+        self.first = nn.Linear(width, out)
+        nn.init.orthogonal_(self.first.weight)
+        nn.init.zeros_(self.first.bias)
+        self.register_buffer("middle", torch.zeros(width))
+        self.register_buffer("turn", torch.zeros(width, width))
+        self.middle: Tensor
+        self.turn: Tensor
+
+    @property
+    def measured(self) -> bool:
+        return bool(self.turn.any())
+
+    @torch.no_grad()
+    def measure(self, states: Tensor, layer: nn.Linear | None = None) -> None:
+        """Take centre and covariance of states, (B, P, H); of several processes, their mean. layer: a first layer that
+        was trained before, to go on from."""
+        flat = states.flatten(0, 1).double()
+        moments = torch.cat([flat.mean(0, keepdim=True), flat.T @ flat / len(flat)])
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(moments)
+            moments /= torch.distributed.get_world_size()
+        middle, covariance = moments[0], moments[1:] - moments[0][:, None] * moments[0]
+        sizes, directions = torch.linalg.eigh(covariance)
+        sizes = sizes.clamp_min(0) + self.shrink * sizes.mean()
+        self.middle.copy_(middle)
+        self.turn.copy_(directions * sizes.rsqrt() @ directions.T)
+        if layer is not None:
+            self.first.weight.copy_(layer.weight.double() @ (directions * sizes.sqrt() @ directions.T))
+            self.first.bias.copy_(layer.bias + layer.weight @ self.middle)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """The projector's first layer, (B, P, out)."""
+        return self.first((states - self.middle) @ self.turn)
+
+    @torch.no_grad()
+    def fold(self, layer: nn.Linear) -> None:
+        """Write it into a layer that reads plain states."""
+        weight = self.first.weight @ self.turn
+        layer.weight.copy_(weight)
+        layer.bias.copy_(self.first.bias - weight @ self.middle)
 
 
 class CellHeads(nn.Module):

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 BEGIN, END, PAD, IMAGE = "<s>", "</s>", "<pad>", "<image>"
 USER, ASSISTANT = "USER:", "ASSISTANT:"
+PRINTED = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.:-"  # the first kinds of what a cell may show, from 1 on
 LETTERS = r" ?[A-Z](?=[A-Z])|(?<=[A-Z])[A-Z]"
 DIGITS = r" ?[0-9]"
 TEMPLATE = (

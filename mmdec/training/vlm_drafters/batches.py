@@ -14,7 +14,7 @@ from mmdec.training.vlm_drafters.samples import Sample
 
 @dataclass(frozen=True)
 class DraftBatch:
-    """B questions with their answers. rows: their names. prompts: None where the target's features are kept."""
+    """B questions with their answers. rows: their names. prompts: None where the target's features are stored."""
 
     rows: list[str]
     answers: list[list[int]]
@@ -25,27 +25,27 @@ class DraftBatch:
         return self
 
 
-class Asked(Dataset[tuple[Sample, Inputs | None]]):
-    """Samples with what the target reads of them; without it, if their features are `known` by name."""
+class QuestionDataset(Dataset[tuple[Sample, Inputs | None]]):
+    """Samples with what the target reads of them; without it, if their features are in `stored` by name."""
 
     def __init__(
         self,
         samples: Sequence[Sample],
         prompting: Prompting,
         answers: Callable[[Sample], list[int]],
-        known: Container[str],
+        stored: Container[str],
     ) -> None:
-        self.samples, self.prompting, self.answers, self.known = samples, prompting, answers, known
+        self.samples, self.prompting, self.answers, self.stored = samples, prompting, answers, stored
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, number: int) -> tuple[Sample, Inputs | None]:
         sample = self.samples[number]
-        return sample, None if sample.name in self.known else self.prompting(sample)
+        return sample, None if sample.name in self.stored else self.prompting(sample)
 
     def collate(self, items: Sequence[tuple[Sample, Inputs | None]]) -> DraftBatch:
-        """A batch is read again as a whole where features of one are missing."""
+        """A whole batch is read again where features of one sample are missing."""
         if all(inputs is None for _, inputs in items):
             prompts = None
         else:
@@ -53,8 +53,8 @@ class Asked(Dataset[tuple[Sample, Inputs | None]]):
         return DraftBatch([sample.name for sample, _ in items], [self.answers(sample) for sample, _ in items], prompts)
 
 
-class Planned(Sampler[list[int]]):
-    """The batches of an epoch."""
+class PlannedBatches(Sampler[list[int]]):
+    """Yields the planned batches of an epoch."""
 
     def __init__(self, batches: Sequence[list[int]]) -> None:
         self.batches = batches

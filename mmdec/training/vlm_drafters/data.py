@@ -6,7 +6,7 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 
 from mmdec.checks.errors import InputError
 from mmdec.training.stores import TokenStore
-from mmdec.training.vlm_drafters.batches import Asked, Planned
+from mmdec.training.vlm_drafters.batches import PlannedBatches, QuestionDataset
+from mmdec.training.vlm_drafters.draft_options import DraftDataOptions
 from mmdec.training.vlm_drafters.prompting import Prompting
-from mmdec.training.vlm_drafters.ramp import Ramp
 from mmdec.training.vlm_drafters.samples import Choice, Sample, read_samples
-from mmdec.training.vlm_drafters.store import ReadingStore, own_number
+from mmdec.training.vlm_drafters.store import ReadingStore, writer_number
 from mmdec.training.vlm_drafters.teacher import Teacher, load_target
 
 TRAIN, MIXED, GROUPED = 5, 6, 7  # what a random stream is for
@@ -32,51 +32,16 @@ class DraftData(LightningDataModule):
     """Questions of a corpus in the layout of llava_v1_5_mix665k, each by itself, answered by the target.
 
     base: the target's folder, a vision-language or a language model. corpus: a folder with {split}.json and images/; a
-    row may have "video", a folder of frames in images/, of which `frames` are taken. samples: questions to train on,
-    `long_share` of them with long answers; null takes all. max_tokens: of an answer. ramp: MSD's stages; where the
-    corpus has no conversations without pictures, the first reads the same questions and answers without their pictures;
-    null takes the samples as they come. base_dtype: of the target. kept: a folder for answers and features.
-    answer_batch: questions that are answered at once.
+    row may have "video", a folder of frames in images/. options: those of `DraftDataOptions`.
     """
 
-    def __init__(
-        self,
-        base: str,
-        corpus: str,
-        train_split: str = "train",
-        dev_split: str | None = "dev",
-        samples: int | None = None,
-        dev_samples: int = 64,
-        long_share: float | None = None,
-        batch_size: int = 16,
-        steps_per_epoch: int | None = None,
-        max_tokens: int = 256,
-        frames: int = 8,
-        ramp: Ramp | None = None,
-        base_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
-        kept: str = "runs/vlm_drafters/kept",
-        answer_batch: int = 32,
-        workers: int = 0,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, base: str, corpus: str, **options: Any) -> None:
         super().__init__()
-        for name, value in {
-            "batch_size": batch_size,
-            "dev_samples": dev_samples,
-            "max_tokens": max_tokens,
-            "frames": frames,
-            "answer_batch": answer_batch,
-        }.items():
-            if value < 1:
-                raise InputError(f"`{name}` must be at least 1, but is {value}. Raise it.")
-        self.base, self.corpus, self.kept = base, Path(corpus), Path(kept)
-        self.splits = {"train": train_split, "dev": dev_split}
-        self.counts = {"train": samples, "dev": dev_samples}
-        self.long_share, self.batch_size, self.steps_per_epoch = long_share, batch_size, steps_per_epoch
-        self.max_tokens, self.frames, self.ramp = max_tokens, frames, ramp
-        self.base_dtype: torch.dtype = getattr(torch, base_dtype)
-        self.answer_batch, self.workers, self.seed = answer_batch, workers, seed
-        self.known: Container[str] = ()  # samples whose features need no pass of the target
+        self.options = DraftDataOptions(**options)
+        self.base, self.corpus, self.kept = base, Path(corpus), Path(self.options.kept)
+        self.splits = {"train": self.options.train_split, "dev": self.options.dev_split}
+        self.base_dtype: torch.dtype = getattr(torch, self.options.base_dtype)
+        self.stored: Container[str] = ()  # samples whose features need no pass of the target
 
     # What may be missing is looked for late: errors from here reach the user as they are.
     @cached_property
@@ -94,17 +59,15 @@ class DraftData(LightningDataModule):
     @cached_property
     def samples(self) -> dict[str, list[Sample]]:
         """The chosen questions of both splits; without a split for development, they are the last of training's."""
-        many, few = self.counts["train"], self.counts["dev"]
-        assert self.splits["train"] is not None
-        assert few is not None
+        many, few = self.options.samples, self.options.dev_samples
         if self.splits["dev"] is not None:
-            return {split: self._read(split, self.counts[split]) for split in ("train", "dev")}
+            return {"train": self._read("train", many), "dev": self._read("dev", few)}
         chosen = self._read("train", None if many is None else many + few)
         return {"train": chosen[:-few], "dev": chosen[-few:]}
 
     def _read(self, split: str, count: int | None) -> list[Sample]:
-        choice = Choice(count, self.long_share, self.seed)
-        return read_samples(self.corpus, str(self.splits[split]), self.frames, choice)
+        choice = Choice(count, self.options.long_share, self.options.seed)
+        return read_samples(self.corpus, str(self.splits[split]), self.options.frames, choice)
 
     @property
     def units(self) -> list[str]:
@@ -115,12 +78,12 @@ class DraftData(LightningDataModule):
     @property
     def mark(self) -> str:
         """What answers follow from beside their questions."""
-        return f"{self.teacher.name}-{str(self.base_dtype).removeprefix('torch.')}-{self.max_tokens}"
+        return f"{self.teacher.name}-{str(self.base_dtype).removeprefix('torch.')}-{self.options.max_tokens}"
 
-    def store(self, held: ExitStack, rank: int = 0) -> TokenStore:
-        """The target's answers by the names of their questions. held: what keeps other runs from the same file."""
+    def store(self, locks: ExitStack, rank: int = 0) -> TokenStore:
+        """The target's answers by the names of their questions. locks: keep other runs from the same file."""
         folder = self.kept / f"answers-{self.mark}"
-        return TokenStore(folder, own_number(folder, rank, held))
+        return TokenStore(folder, writer_number(folder, rank, locks))
 
     def feature_store(self, layers: Sequence[int], half: bool, rank: int = 0) -> ReadingStore:
         """The target's readings by the names of their samples."""
@@ -130,18 +93,18 @@ class DraftData(LightningDataModule):
     def regenerate(self, part: int = 0, parts: int = 1, device: str | torch.device | None = None) -> int:
         """Let the target answer what is not answered yet, one of `parts` of it; how many answers are new.
 
-        What is done is kept at once, so that a run that was cut off goes on where it was.
+        What is done is written at once, so that a run that was cut off goes on where it was.
         """
         if device is not None:
             self.model.to(device)  # type: ignore[call-arg] # pyright does not bind a decorated `to`
-        with ExitStack() as held:
-            store = self.store(held, part)
-            asked = {one.name: one for split in ("dev", "train") for one in self.samples[split]}
-            missing = [one for one in asked.values() if store.get(one.name) is None][part::parts]
-            missing.sort(key=lambda one: one.words)
-            for batch in _batches(missing, self.answer_batch, "the target has answered {} of {} questions"):
-                found = self.teacher.answer([self.prompting(one) for one in batch], self.max_tokens)
-                store.add({one.name: tokens for one, tokens in zip(batch, found, strict=True)})
+        with ExitStack() as locks:
+            store = self.store(locks, part)
+            questions = {sample.name: sample for split in ("dev", "train") for sample in self.samples[split]}
+            missing = [sample for sample in questions.values() if store.get(sample.name) is None][part::parts]
+            missing.sort(key=lambda sample: sample.words)
+            for batch in _batches(missing, self.options.answer_batch, "the target has answered {} of {} questions"):
+                answers = self.teacher.answer([self.prompting(sample) for sample in batch], self.options.max_tokens)
+                store.add({sample.name: tokens for sample, tokens in zip(batch, answers, strict=True)})
         return len(missing)
 
     def keep_features(self, layers: Sequence[int], half: bool, part: int = 0, parts: int = 1) -> int:
@@ -151,13 +114,13 @@ class DraftData(LightningDataModule):
         """
         self.setup("fit")
         store = self.feature_store(layers, half, part)
-        rows = [one for split in ("dev", "train") for one in self.parts[split]]
-        rows += self.text_samples() if self.ramp is not None else []
-        missing = [one for one in rows if one.name not in store][part::parts]
+        rows = [sample for split in ("dev", "train") for sample in self.parts[split]]
+        rows += self.text_samples() if self.options.ramp is not None else []
+        missing = [sample for sample in rows if sample.name not in store][part::parts]
         missing.sort(key=self._length)
-        for batch in _batches(missing, self.answer_batch, "the target has read {} of {} answers"):
-            names = [one.name for one in batch]
-            store.read(names, [self.prompting(one) for one in batch], [self._answer(one) for one in batch])
+        for batch in _batches(missing, self.options.answer_batch, "the target has read {} of {} answers"):
+            names = [sample.name for sample in batch]
+            store.read(names, [self.prompting(sample) for sample in batch], [self._answer(sample) for sample in batch])
         return len(missing)
 
     def prepare_data(self) -> None:
@@ -168,11 +131,11 @@ class DraftData(LightningDataModule):
         self.regenerate(device="cuda" if on_gpu else None)
 
     def setup(self, stage: str) -> None:
-        with ExitStack() as held:
-            self.tokens = self.store(held).tokens
+        with ExitStack() as locks:
+            self.tokens = self.store(locks).tokens
         for split, chosen in self.samples.items():
             rank_zero_info(f"{split}: {len(chosen)} questions")
-            answered = [one for one in chosen if one.name in self.tokens]
+            answered = [sample for sample in chosen if sample.name in self.tokens]
             if len(answered) < len(chosen):
                 raise InputError(
                     f"`kept` must hold the target's answers, but lacks {len(chosen) - len(answered)} of {len(chosen)}. "
@@ -180,7 +143,8 @@ class DraftData(LightningDataModule):
                 )
         # A first token is the target's own; an answer of one leaves nothing to draft.
         self.parts = {
-            split: [one for one in rows if len(self.tokens[one.name]) > 1] for split, rows in self.samples.items()
+            split: [sample for sample in rows if len(self.tokens[sample.name]) > 1]
+            for split, rows in self.samples.items()
         }
         for split, rows in self.parts.items():
             if not rows:
@@ -195,57 +159,69 @@ class DraftData(LightningDataModule):
         """Every second question for every second process, the longest answers together."""
         assert self.trainer is not None
         rows = self.parts["dev"]
-        order = sorted(range(len(rows)), key=lambda number: (len(self.tokens[rows[number].name]), number))
-        mine = order[self.trainer.global_rank :: self.trainer.world_size]
-        return self._loader(rows, [mine[at : at + self.batch_size] for at in range(0, len(mine), self.batch_size)])
+        order = sorted(range(len(rows)), key=lambda index: (len(self.tokens[rows[index].name]), index))
+        indices = order[self.trainer.global_rank :: self.trainer.world_size]
+        return self._loader(
+            rows,
+            [
+                indices[start : start + self.options.batch_size]
+                for start in range(0, len(indices), self.options.batch_size)
+            ],
+        )
 
     def plan(self, epoch: int, rank: int = 0, world: int = 1) -> tuple[list[Sample], list[list[int]]]:
-        """The samples, and the batches of an epoch (from 0) as places among them.
+        """The samples, and the batches of an epoch (from 0) as indices into them.
 
-        Seen samples and text-only ones are each an endless row of shuffled passes, from which epochs take as many as
-        the ramp says. Samples of about equal length make a batch. Every process gets as many batches.
+        Samples with pictures and text-only ones are each an endless sequence of shuffled passes, from which epochs take
+        as many as the ramp says. Samples of about equal length make a batch. Every process gets as many batches.
         """
-        seen = [one for one in self.parts["train"] if one.visual]
+        visual = [sample for sample in self.parts["train"] if sample.visual]
         text = self.text_samples()
-        pool = seen + text
-        size = self.batch_size * world
-        count = size * (self.steps_per_epoch or max(len(self.parts["train"]) // size, 1))
-        share = len(seen) / len(pool) if self.ramp is None else None
-        counts = [round(count * (self.ramp.share(past) if self.ramp else share or 0.0)) for past in range(epoch + 1)]
-        visual = self._row(len(seen), sum(counts[:-1]), counts[-1], 0)
-        before = sum(count - one for one in counts[:-1])
-        rest = [len(seen) + number for number in self._row(len(text), before, count - counts[-1], 1)]
-        draw = np.random.default_rng([MIXED, self.seed, epoch])
-        chosen = np.array(visual + rest)[draw.permutation(count)].tolist()
+        pool = visual + text
+        size = self.options.batch_size * world
+        count = size * (self.options.steps_per_epoch or max(len(self.parts["train"]) // size, 1))
+        share = len(visual) / len(pool) if self.options.ramp is None else None
+        counts = [
+            round(count * (self.options.ramp.share(earlier) if self.options.ramp else share or 0.0))
+            for earlier in range(epoch + 1)
+        ]
+        visual_indices = self._row(len(visual), sum(counts[:-1]), counts[-1], 0)
+        before = sum(count - drawn for drawn in counts[:-1])
+        text_indices = [len(visual) + index for index in self._row(len(text), before, count - counts[-1], 1)]
+        draw = np.random.default_rng([MIXED, self.options.seed, epoch])
+        chosen = np.array(visual_indices + text_indices)[draw.permutation(count)].tolist()
         batches: list[list[int]] = []
-        for begin in range(0, count, GROUP * size):
-            group = sorted(
-                chosen[begin : begin + GROUP * size], key=lambda number: (self._length(pool[number]), number)
-            )
-            batches += [group[at : at + self.batch_size] for at in range(0, len(group), self.batch_size)]
+        for first in range(0, count, GROUP * size):
+            group = sorted(chosen[first : first + GROUP * size], key=lambda index: (self._length(pool[index]), index))
+            batches += [
+                group[start : start + self.options.batch_size]
+                for start in range(0, len(group), self.options.batch_size)
+            ]
         # Batches that stand beside each other are equally long: a step waits for the slowest process.
-        steps = [batches[at : at + world] for at in range(0, len(batches), world)]
-        order = np.random.default_rng([GROUPED, self.seed, epoch]).permutation(len(steps)).tolist()
-        return pool, [steps[number][rank] for number in order]
+        steps = [batches[start : start + world] for start in range(0, len(batches), world)]
+        order = np.random.default_rng([GROUPED, self.options.seed, epoch]).permutation(len(steps)).tolist()
+        return pool, [steps[index][rank] for index in order]
 
     def text_samples(self) -> list[Sample]:
         """Those without pictures: the corpus's own, or for a ramp the others without theirs."""
-        own = [one for one in self.parts["train"] if not one.visual]
-        return own or ([one.without_pictures() for one in self.parts["train"]] if self.ramp is not None else [])
+        text = [sample for sample in self.parts["train"] if not sample.visual]
+        return text or (
+            [sample.without_pictures() for sample in self.parts["train"]] if self.options.ramp is not None else []
+        )
 
-    def _row(self, length: int, begin: int, count: int, kind: int) -> list[int]:
+    def _row(self, length: int, first: int, count: int, kind: int) -> list[int]:
         if not count:
             return []
         if not length:
             raise InputError("`ramp` needs samples with pictures, but the corpus has none. Leave it out.")
         orders: dict[int, list[int]] = {}
-        found = []
-        for place in range(begin, begin + count):
-            lap, at = divmod(place, length)
+        indices = []
+        for position in range(first, first + count):
+            lap, index = divmod(position, length)
             if lap not in orders:
-                orders[lap] = np.random.default_rng([TRAIN, self.seed, kind, lap]).permutation(length).tolist()
-            found.append(orders[lap][at])
-        return found
+                orders[lap] = np.random.default_rng([TRAIN, self.options.seed, kind, lap]).permutation(length).tolist()
+            indices.append(orders[lap][index])
+        return indices
 
     def _length(self, sample: Sample) -> int:
         return len(self._answer(sample)) + 10_000 * sample.visual
@@ -254,8 +230,10 @@ class DraftData(LightningDataModule):
         return self.tokens[sample.name.removesuffix("/text")]
 
     def _loader(self, samples: Sequence[Sample], batches: Sequence[list[int]]) -> DataLoader[Any]:
-        dataset = Asked(samples, self.prompting, self._answer, self.known)
-        return DataLoader(dataset, batch_sampler=Planned(batches), collate_fn=dataset.collate, num_workers=self.workers)
+        dataset = QuestionDataset(samples, self.prompting, self._answer, self.stored)
+        return DataLoader(
+            dataset, batch_sampler=PlannedBatches(batches), collate_fn=dataset.collate, num_workers=self.options.workers
+        )
 
 
 def _batches(samples: Sequence[Sample], size: int, line: str) -> Iterator[Sequence[Sample]]:

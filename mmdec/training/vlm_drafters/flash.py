@@ -1,6 +1,6 @@
 """FLASH (arXiv 2505.12728): k slots a pass, each taught the feature of its own token: sum SmoothL1 + 0.1 sum CE.
 
-Refiners are told the text's tokens, and with scheduled sampling some of the slots' own: the share rises from 0 to
+Refiners read the text's tokens, and with scheduled sampling some of the slots' own: the share rises from 0 to
 `sampled` over the epochs after `sampled_from`.
 """
 
@@ -59,23 +59,23 @@ class FlashModule(DraftModule):
     def steps(self, columns: Columns, texts: list[Reading], count: int) -> list[Tensor]:
         """Slot s of the columns whose token s is within the answer: (B, N - s, H)."""
         network = cast(FlashNetwork, self.network)
-        raw = raw_slots(network, columns)
-        fed = told_by_text(columns, network.slots)
+        slots = raw_slots(network, columns)
+        embeds = text_embeds(columns, network.slots)
         share = self.share(self.current_epoch) if self.training else 0.0
         if share:
-            fed = self._sampled(raw, fed, share)
-        told, found = torch.zeros_like(raw[:, :, 0]), [raw[:, :, 0]]
+            embeds = self._sampled(slots, embeds, share)
+        preceding, hidden = torch.zeros_like(slots[:, :, 0]), [slots[:, :, 0]]
         for slot in range(1, count):
-            told = told + fed[:, :, slot - 1]
-            found.append(network.refined(raw[:, :, slot], told, slot))
-        length = raw.shape[1]
-        return [states[:, : length - slot] for slot, states in enumerate(found[:length])]
+            preceding = preceding + embeds[:, :, slot - 1]
+            hidden.append(network.refined(slots[:, :, slot], preceding, slot))
+        length = slots.shape[1]
+        return [states[:, : length - slot] for slot, states in enumerate(hidden[:length])]
 
-    def _sampled(self, raw: Tensor, fed: Tensor, share: float) -> Tensor:
+    def _sampled(self, slots: Tensor, embeds: Tensor, share: float) -> Tensor:
         with torch.no_grad():
-            own = self.teacher.embed(self.teacher.logits(raw[:, :, :-1]).argmax(-1)).to(fed.dtype)
-            taken = torch.rand(fed.shape[:-1], device=fed.device) < share
-        return torch.where(taken[..., None], own, fed)
+            slot_embeds = self.teacher.embed(self.teacher.logits(slots[:, :, :-1]).argmax(-1)).to(embeds.dtype)
+            drawn = torch.rand(embeds.shape[:-1], device=embeds.device) < share
+        return torch.where(drawn[..., None], slot_embeds, embeds)
 
 
 def raw_slots(network: FlashNetwork, columns: Columns) -> Tensor:
@@ -87,20 +87,20 @@ def raw_slots(network: FlashNetwork, columns: Columns) -> Tensor:
     device = states.device
     slots = torch.arange(count, device=device)
     positions = (columns.positions[..., None] + slots).flatten(1)
-    _, keys, values = network.project(columns.states, columns.places)
+    _, keys, values = network.project(columns.states, columns.prompt_positions)
     queries, own_keys, own_values = network.project(spread, positions)
     column = torch.arange(length, device=device).repeat_interleave(count)
     slot = slots.repeat(length)
-    seen = (slot == 0) & (column < column[:, None]) | (column == column[:, None]) & (slot <= slot[:, None])
+    visible = (slot == 0) & (column < column[:, None]) | (column == column[:, None]) & (slot <= slot[:, None])
     prompt = columns.prompt_mask[:, None].expand(-1, len(column), -1)
-    mask = additive(torch.cat([prompt, seen.expand(rows, -1, -1)], 2), states.dtype)
+    mask = additive(torch.cat([prompt, visible.expand(rows, -1, -1)], 2), states.dtype)
     hidden = network.attend(spread, queries, torch.cat([keys, own_keys], 2), torch.cat([values, own_values], 2), mask)
     return network.finish(hidden.view(rows, length, count, -1), columns.features)
 
 
-def told_by_text(columns: Columns, slots: int) -> Tensor:
+def text_embeds(columns: Columns, slots: int) -> Tensor:
     """(B, N, k - 1, H): of column c the embeddings of the answer's tokens c + 1 ... c + k - 1, zero beyond its end."""
-    longer = pad(columns.embeds, (0, 0, 0, slots))
-    length, device = columns.embeds.shape[1], longer.device
-    places = torch.arange(length, device=device)[:, None] + torch.arange(1, slots, device=device)
-    return longer[:, places]
+    padded = pad(columns.embeds, (0, 0, 0, slots))
+    length, device = columns.embeds.shape[1], padded.device
+    positions = torch.arange(length, device=device)[:, None] + torch.arange(1, slots, device=device)
+    return padded[:, positions]

@@ -1,4 +1,5 @@
-"""How far drafted features are from the target's, and what they say from what it says. All are means over places."""
+"""How far drafted features are from the target's, and the drafter's distribution from the target's. All are means over
+columns."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mmdec.checks.errors import InputError
 
-CELLS = 1 << 26  # logits of one kind that are held at a time
+CELLS = 1 << 26  # logits of either side in memory at a time
 TOP = 10  # tokens that ListMLE ranks
 
 
@@ -34,26 +35,26 @@ class Weights:
             raise InputError(f"`weights` must be 0 or more, and one of them above 0, but are {vars(self)}.")
 
 
-def feature_loss(said: Tensor, wanted: Tensor) -> Tensor:
+def feature_loss(predicted: Tensor, expected: Tensor) -> Tensor:
     """(P, H) each -> (P,)."""
-    return smooth_l1_loss(said, wanted, reduction="none").mean(-1)
+    return smooth_l1_loss(predicted, expected, reduction="none").mean(-1)
 
 
-def token_loss(said: Tensor, wanted: Tensor) -> Tensor:
+def token_loss(predicted: Tensor, expected: Tensor) -> Tensor:
     """Logits (P, V) each -> (P,)."""
-    return -(wanted.softmax(-1) * said.log_softmax(-1)).sum(-1)
+    return -(expected.softmax(-1) * predicted.log_softmax(-1)).sum(-1)
 
 
-def distribution_loss(said: Tensor, wanted: Tensor) -> Tensor:
+def distribution_loss(predicted: Tensor, expected: Tensor) -> Tensor:
     """Logits (P, V) each -> (P,)."""
-    return (said.softmax(-1) - wanted.softmax(-1)).abs().sum(-1)
+    return (predicted.softmax(-1) - expected.softmax(-1)).abs().sum(-1)
 
 
-def rank_loss(said: Tensor, wanted: Tensor) -> Tensor:
+def rank_loss(predicted: Tensor, expected: Tensor) -> Tensor:
     """Logits (P, V) each -> (P,): minus the log-probability, by Plackett and Luce, of the target's order of its best
     tokens, drawn one after the other from the drafter's scores of these (ListMLE, Xia et al. 2008)."""
-    order = wanted.topk(min(TOP, wanted.shape[-1]), -1).indices
-    scores = said.gather(-1, order)
+    order = expected.topk(min(TOP, expected.shape[-1]), -1).indices
+    scores = predicted.gather(-1, order)
     rest = scores.flip(-1).logcumsumexp(-1).flip(-1)  # of each and those after it
     return (rest - scores).sum(-1)
 
@@ -66,28 +67,30 @@ PARTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def losses(
-    said: Tensor, wanted: Tensor, logits: Callable[[Tensor], Tensor], weights: Weights, cells: int = CELLS
+    predicted: Tensor, expected: Tensor, logits: Callable[[Tensor], Tensor], weights: Weights, cells: int = CELLS
 ) -> Mapping[str, Tensor]:
     """Features (P, H) each -> the weighted sum as "loss", its parts, and "right": how often both choose one token.
 
-    logits: (P, H) -> (P, V). For large vocabularies a part of the places is worked through at a time, and its logits
+    logits: (P, H) -> (P, V). For large vocabularies a part of the columns is worked through at a time, and its logits
     are made again for the gradient.
     """
-    parts: dict[str, Tensor] = {"features": feature_loss(said, wanted).mean()}
+    parts: dict[str, Tensor] = {"features": feature_loss(predicted, expected).mean()}
 
-    def said_parts(said: Tensor, wanted: Tensor) -> Tensor:
-        own, theirs = logits(said), logits(wanted)
-        sums = [PARTS[name](own, theirs).sum() if getattr(weights, name) else own.new_zeros(()) for name in PARTS]
-        return torch.stack([*sums, (own.argmax(-1) == theirs.argmax(-1)).to(own.dtype).sum()])
+    def logit_losses(predicted: Tensor, expected: Tensor) -> Tensor:
+        drafted, teacher = logits(predicted), logits(expected)
+        sums = [
+            PARTS[name](drafted, teacher).sum() if getattr(weights, name) else drafted.new_zeros(()) for name in PARTS
+        ]
+        return torch.stack([*sums, (drafted.argmax(-1) == teacher.argmax(-1)).to(drafted.dtype).sum()])
 
-    width = max(1, cells // logits(wanted[:1]).shape[-1])
-    pieces = list(zip(said.split(width), wanted.split(width), strict=True))
+    width = max(1, cells // logits(expected[:1]).shape[-1])
+    pieces = list(zip(predicted.split(width), expected.split(width), strict=True))
     if len(pieces) == 1:
-        sums = said_parts(said, wanted)
+        sums = logit_losses(predicted, expected)
     else:
-        sums = torch.stack([checkpoint(said_parts, *piece, use_reentrant=False) for piece in pieces]).sum(0)  # type: ignore[arg-type] # undeclared by torch
-    parts |= dict(zip((*PARTS, "right"), sums / len(said), strict=True))
+        sums = torch.stack([checkpoint(logit_losses, *piece, use_reentrant=False) for piece in pieces]).sum(0)  # type: ignore[arg-type] # undeclared by torch
+    parts |= dict(zip((*PARTS, "right"), sums / len(predicted), strict=True))
     parts["right"] = parts["right"].detach()
-    total = sum((getattr(weights, name) * parts[name] for name in ("features", *PARTS)), said.new_zeros(()))
-    shown = {name: value for name, value in parts.items() if name == "right" or getattr(weights, name)}
-    return {"loss": total, **shown}
+    total = sum((getattr(weights, name) * parts[name] for name in ("features", *PARTS)), predicted.new_zeros(()))
+    logged = {name: value for name, value in parts.items() if name == "right" or getattr(weights, name)}
+    return {"loss": total, **logged}

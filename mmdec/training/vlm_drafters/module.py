@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from mmdec.checks.errors import InputError
 from mmdec.decode.statistics import DecodingStatistics
-from mmdec.drafters.registry import folder_drafter
+from mmdec.generation.drafter_choice import load_drafter
 from mmdec.generation.speculation import generate
 from mmdec.hub.publish import whole_folder, write_provenance
 from mmdec.hub.vlm_drafters import load_network, save_network
@@ -59,10 +59,10 @@ class DraftModule(LightningModule):
         self.save_hyperparameters(ignore=["units"])
         self.options = DraftOptions(**options)
         keep_options(self, self.options)
-        given = {name: value for name in vars(self.weights) if (value := getattr(self.options, name)) is not None}
-        self.loss_weights = Weights(**{**vars(self.weights), **given})
-        options_ = self.options
-        self.rate = Schedule(options_.schedule, options_.warmup, options_.decay_from, options_.decay_steps)
+        overrides = {name: value for name in vars(self.weights) if (value := getattr(self.options, name)) is not None}
+        self.loss_weights = Weights(**{**vars(self.weights), **overrides})
+        settings = self.options
+        self.rate = Schedule(settings.schedule, settings.warmup, settings.decay_from, settings.decay_steps)
         self.best = 0.0  # tokens per round of the network kept
         self.ranks: list[Tensor] = []  # of the texts of this validation
         self.sums: dict[str, float] = {}
@@ -83,29 +83,29 @@ class DraftModule(LightningModule):
         self.store: ReadingStore | None = None
         if self.options.keep_features:
             self.store = data.feature_store(self.network.config.layers, self.options.half_teacher, self.global_rank)
-            data.known = self.store
+            data.stored = self.store
 
     def first_network(self) -> DraftNetwork:
         """New, like a layer of the target, or the saved one that is to be trained on."""
         kind, target = network_class(self.system), self.teacher.model
         if self.options.start is not None:
-            found = load_network(Path(self.options.start), target)
-            if type(found) is not kind:
-                raise InputError(f"`start` must hold a drafter of {self.system}, but holds one of {found.system}.")
-            return found.float().train()
+            network = load_network(Path(self.options.start), target)
+            if type(network) is not kind:
+                raise InputError(f"`start` must hold a drafter of {self.system}, but holds one of {network.system}.")
+            return network.float().train()
         torch.manual_seed(self.options.seed)
         config = kind.config_class.like(self.teacher.config, **{"base": self.mark, **self.options.network})
         return kind(config)
 
     def read(self, batch: DraftBatch) -> list[Reading]:
-        """The target's readings of a batch: kept ones, or those of a pass."""
+        """The target's readings of a batch: stored ones, or those of a pass."""
         if self.store is not None:
-            found = self.store.read(batch.rows, batch.prompts, batch.answers)
+            readings = self.store.read(batch.rows, batch.prompts, batch.answers)
         else:
             assert batch.prompts is not None
             layers, half = self.network.config.layers, self.options.half_teacher
-            found = self.teacher.read(batch.prompts, batch.answers, layers, half)
-        return [one.to(self.device) for one in found]
+            readings = self.teacher.read(batch.prompts, batch.answers, layers, half)
+        return [reading.to(self.device) for reading in readings]
 
     def steps(self, columns: Columns, texts: list[Reading], count: int) -> list[Tensor]:
         """The network's features `count` tokens deep: (B, N - s, H) at depth s, whose column c tells token s + c."""
@@ -113,14 +113,14 @@ class DraftModule(LightningModule):
 
     def compare(self, columns: Columns, texts: list[Reading]) -> Mapping[str, Tensor]:
         """The loss of a batch, and its parts; those of step 0 under their names."""
-        wanted = _wanted(texts, self.teacher.config.hidden_size, self.network.config.layers)
+        expected = _expected(texts, self.teacher.config.hidden_size, self.network.config.layers)
         total: Tensor = columns.states.new_zeros(())
         parts: dict[str, Tensor] = {}
         for step, hidden in enumerate(self.steps(columns, texts, self.depth)):
             counted = columns.mask[:, step:]
-            found = losses(hidden[counted], wanted[:, step:][counted], self.teacher.logits, self.loss_weights)
-            total = total + self.options.unroll_decay**step * found["loss"]
-            parts |= found if step == 0 else {f"right{step + 1}": found["right"]}
+            step_losses = losses(hidden[counted], expected[:, step:][counted], self.teacher.logits, self.loss_weights)
+            total = total + self.options.unroll_decay**step * step_losses["loss"]
+            parts |= step_losses if step == 0 else {f"right{step + 1}": step_losses["right"]}
         return {**parts, "loss": total}
 
     @property
@@ -173,13 +173,17 @@ class DraftModule(LightningModule):
         counts = torch.zeros(2, device=self.device)
         with whole_weights(self.trainer), tempfile.TemporaryDirectory() as folder:
             save_network(copy.deepcopy(self.network), folder)
-            drafter = folder_drafter(Path(folder), model)
+            drafter = load_drafter(folder, model)
             for sample in data.parts["dev"][: self.options.decoded][self.global_rank :: self.trainer.world_size]:
-                inputs = self.teacher.place(data.prompting(sample))
-                nodes, options = (self.options.tree_nodes, depth), {"max_new_tokens": data.max_tokens}
-                made = generate(model, inputs, drafter, "greedy", nodes, statistics=DecodingStatistics(), **options)
-                new = made.sequences.shape[1] - inputs["input_ids"].shape[1]
-                counts += torch.tensor([new - 1, len(made.rounds) - 1], device=self.device)  # after the prompt's
+                inputs = self.teacher.to_device(data.prompting(sample))
+                nodes, options = (self.options.tree_nodes, depth), {"max_new_tokens": data.options.max_tokens}
+                generation = generate(
+                    model, inputs, drafter, "greedy", nodes, statistics=DecodingStatistics(), **options
+                )
+                new_tokens = generation.sequences.shape[1] - inputs["input_ids"].shape[1]
+                counts += torch.tensor(
+                    [new_tokens - 1, len(generation.rounds) - 1], device=self.device
+                )  # after the prompt's
         tokens, rounds = self.all_gather(counts).reshape(-1, 2).sum(0).tolist()  # type: ignore[union-attr] # a tensor
         return tokens / max(rounds, 1)
 
@@ -189,14 +193,14 @@ class DraftModule(LightningModule):
 
     def keep(self, scores: dict[str, float]) -> Path:
         """Write the network to `drafter/` in half precision, in place of the one there."""
-        place = Path(self.trainer.default_root_dir) / "drafter"
+        folder = Path(self.trainer.default_root_dir) / "drafter"
         with whole_weights(self.trainer):
             if self.trainer.is_global_zero:
-                self._write(place, scores)
-        return place
+                self._write(folder, scores)
+        return folder
 
-    def _write(self, place: Path, scores: dict[str, float]) -> None:
-        with whole_folder(place) as fresh:
+    def _write(self, folder: Path, scores: dict[str, float]) -> None:
+        with whole_folder(folder) as fresh:
             save_network(copy.deepcopy(self.network).half(), fresh)
             options = {name: value for name, value in self.hparams.items() if not name.startswith("_")}
             training = {"step": self.global_step, "hyperparameters": options, "dev": scores}
@@ -248,7 +252,7 @@ class DraftModule(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-def _wanted(texts: list[Reading], size: int, layers: tuple[int, ...]) -> Tensor:
+def _expected(texts: list[Reading], size: int, layers: tuple[int, ...]) -> Tensor:
     """(B, N, H) of the LM head's input at the answers' tokens, padded on the right."""
     if -1 not in layers:
         raise InputError(f"`layers` must hold -1, the LM head's input, but are {list(layers)}. Add it.")

@@ -49,19 +49,21 @@ class Prompting:
     def _text(self, question: str) -> Inputs:
         if not self.tokenizer.chat_template:
             return dict(self.tokenizer(question, return_tensors="pt"))
-        said = [{"role": "user", "content": question}]
+        messages = [{"role": "user", "content": question}]
         return dict(
-            self.tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+            self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+            )
         )
 
 
 def append(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
     """A batch of one, with text tokens after it."""
     ids = inputs["input_ids"]
-    more = torch.tensor([list(tokens)], dtype=ids.dtype, device=ids.device)
-    fills = {"input_ids": more, "attention_mask": torch.ones_like(more)}
+    added = torch.tensor([list(tokens)], dtype=ids.dtype, device=ids.device)
+    fills = {"input_ids": added, "attention_mask": torch.ones_like(added)}
     return {
-        name: torch.cat([value, fills.get(name, torch.zeros_like(more)).to(value.dtype)], 1)
+        name: torch.cat([value, fills.get(name, torch.zeros_like(added)).to(value.dtype)], 1)
         if value.shape == ids.shape
         else value
         for name, value in inputs.items()
@@ -91,7 +93,7 @@ def join(rows: Sequence[Inputs], pad: int, left: bool) -> Inputs:
             parts.append(value)
         shapes = {part.shape[1:] for part in parts}
         if len(shapes) > 1:
-            most = max(part.shape[1] for part in parts)
-            parts = [torch.cat([p, p.new_zeros(p.shape[0], most - p.shape[1], *p.shape[2:])], 1) for p in parts]
+            longest = max(part.shape[1] for part in parts)
+            parts = [torch.cat([p, p.new_zeros(p.shape[0], longest - p.shape[1], *p.shape[2:])], 1) for p in parts]
         joined[name] = torch.cat(parts)
     return joined

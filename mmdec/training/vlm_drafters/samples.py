@@ -13,7 +13,7 @@ import numpy as np
 from mmdec.checks.errors import InputError
 from mmdec.corpora.image_text import Conversation, read_conversations
 
-FORMAT = 1  # of the samples' names; a change makes answers that were kept void
+FORMAT = 1  # of the samples' names; a change makes stored answers void
 LONG = 20  # words of the corpus's own answer, from which it counts as a long one
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 SUBSET = 4  # of a random stream: which questions are taken
@@ -34,14 +34,14 @@ class Sample:
         return bool(self.images or self.video)
 
     def without_pictures(self) -> Sample:
-        """The same question, nothing to be seen."""
+        """The same question, without its pictures."""
         return replace(self, name=f"{self.name}/text", images=(), video=()) if self.visual else self
 
 
 @dataclass(frozen=True)
 class Choice:
     """Which questions: `count` in a random order, at first one long and one short one of each conversation, and
-    `long_share` of them with long answers; None: all, or as they come."""
+    `long_share` of them with long answers; None: all, in their order."""
 
     count: int | None = None
     long_share: float | None = None
@@ -49,33 +49,33 @@ class Choice:
 
 
 def read_samples(corpus: Path, split: str, frames: int, choice: Choice | None = None) -> list[Sample]:
-    """Questions of {corpus}/{split}.json, those of the choice; None: all, as they come. frames: of a video, a folder of
-    pictures, so many are taken."""
+    """Questions of {corpus}/{split}.json, those of the choice; None: all, in their order. frames: of a video, a
+    folder of pictures, so many are taken."""
     listed = corpus / f"{split}.json"
     if not listed.is_file():
         raise InputError(f"`corpus` must hold {split}.json, but '{corpus}' does not. Build or download it first.")
     conversations = read_conversations(listed)
     choice, root = choice or Choice(), corpus / "images"
     if choice.count is None:
-        questions: Iterable[Sample] = (one for row in conversations for one in _questions(row, root, frames))
+        questions: Iterable[Sample] = (question for row in conversations for question in _questions(row, root, frames))
     else:
         draw = np.random.default_rng([SUBSET, choice.seed])
         order = draw.permutation(len(conversations)).tolist()
         laps = (_drawn([conversations[number] for number in order], root, frames, choice.seed, lap) for lap in (0, 1))
         questions = chain.from_iterable(laps)
-    return [replace(one, name=_name(one)) for one in choose(questions, choice)]
+    return [replace(question, name=_name(question)) for question in choose(questions, choice)]
 
 
 def _drawn(rows: Sequence[Conversation], root: Path, frames: int, seed: int, lap: int) -> Iterator[Sample]:
     """Lap 0: of each conversation one question of each kind; lap 1: the rest."""
     for number, row in enumerate(rows):
-        asked = list(_questions(row, root, frames))
-        seen: set[bool] = set()
-        for place in np.random.default_rng([SUBSET, seed, number]).permutation(len(asked)).tolist():
-            kind = asked[place].words >= LONG
-            if (kind not in seen) == (lap == 0):
-                yield asked[place]
-            seen.add(kind)
+        questions = list(_questions(row, root, frames))
+        kinds: set[bool] = set()
+        for index in np.random.default_rng([SUBSET, seed, number]).permutation(len(questions)).tolist():
+            kind = questions[index].words >= LONG
+            if (kind not in kinds) == (lap == 0):
+                yield questions[index]
+            kinds.add(kind)
 
 
 def choose(questions: Iterable[Sample], choice: Choice) -> list[Sample]:
@@ -84,14 +84,14 @@ def choose(questions: Iterable[Sample], choice: Choice) -> list[Sample]:
     count, share = choice.count, choice.long_share
     if count is None or share is None:
         return list(questions if count is None else islice(questions, count))
-    wanted = {True: round(count * share), False: count - round(count * share)}
-    found: dict[bool, list[Sample]] = {True: [], False: []}
-    for one in questions:
-        found[one.words >= LONG].append(one)
-        if all(len(found[kind]) >= wanted[kind] for kind in wanted):
+    counts = {True: round(count * share), False: count - round(count * share)}
+    chosen: dict[bool, list[Sample]] = {True: [], False: []}
+    for question in questions:
+        chosen[question.words >= LONG].append(question)
+        if all(len(chosen[kind]) >= counts[kind] for kind in counts):
             break
-    spare = {kind: max(wanted[not kind] - len(found[not kind]), 0) for kind in wanted}
-    return [one for kind in (True, False) for one in found[kind][: wanted[kind] + spare[kind]]]
+    spare = {kind: max(counts[not kind] - len(chosen[not kind]), 0) for kind in counts}
+    return [question for kind in (True, False) for question in chosen[kind][: counts[kind] + spare[kind]]]
 
 
 def _questions(conversation: Conversation, root: Path, frames: int) -> Iterator[Sample]:
@@ -121,11 +121,11 @@ def _frames(conversation: Conversation, root: Path, count: int) -> tuple[Path, .
             "the row."
         )
     folder = root / named
-    found = sorted(path for path in folder.glob("*") if path.suffix.lower() in PICTURES) if folder.is_dir() else []
-    if not found:
+    files = sorted(path for path in folder.glob("*") if path.suffix.lower() in PICTURES) if folder.is_dir() else []
+    if not files:
         raise InputError(
             f"`video` of '{conversation.id}' must be a folder of frames, but '{folder}' holds none. Extract them, e.g. "
             "with ffmpeg."
         )
-    places = np.linspace(0, len(found) - 1, min(count, len(found))).round().astype(int)
-    return tuple(found[place] for place in places)
+    indices = np.linspace(0, len(files) - 1, min(count, len(files))).round().astype(int)
+    return tuple(files[index] for index in indices)

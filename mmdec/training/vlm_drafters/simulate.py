@@ -34,7 +34,7 @@ def rank_texts(
     ranks = torch.full((rows, width, len(steps)), WIDTH)
     for depth, hidden in enumerate(steps):
         scores = logits(hidden)
-        said = scores.gather(-1, tokens[:, depth:, None])
-        found = (scores > said).sum(-1).clamp(max=WIDTH)  # (B, N - depth): of the roots 0 ... N - depth - 1
-        ranks[:, : width - depth, depth] = found.masked_fill(~columns.mask[:, depth:], WIDTH).cpu()
+        own_scores = scores.gather(-1, tokens[:, depth:, None])
+        step_ranks = (scores > own_scores).sum(-1).clamp(max=WIDTH)  # (B, N - depth): of the roots 0 ... N - depth - 1
+        ranks[:, : width - depth, depth] = step_ranks.masked_fill(~columns.mask[:, depth:], WIDTH).cpu()
     return [ranks[row, :length] for row, length in enumerate(lengths)]

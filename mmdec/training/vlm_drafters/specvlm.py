@@ -37,14 +37,14 @@ class SpecVlmModule(DraftModule):
         network = cast(SpecVLM, self.network)
         if not self.cost or network.gate is None:
             return parts
-        kept = []
+        costs = []
         for text in texts:
-            seen = text.visual[: text.prompt]
-            if bool(seen.any()):
-                asked = ~seen & (seen.cumsum(0) > 0)
-                logits = network.gate_logits(text.embeds[: text.prompt], text.features[: text.prompt], asked)
-                kept.append(expected_kept(logits, cast(Any, network.config), int(seen.sum())))
-        if kept:
-            parts["kept"] = torch.stack(kept).mean()
+            visual = text.visual[: text.prompt]
+            if bool(visual.any()):
+                question = ~visual & (visual.cumsum(0) > 0)
+                logits = network.gate_logits(text.embeds[: text.prompt], text.features[: text.prompt], question)
+                costs.append(expected_kept(logits, cast(Any, network.config), int(visual.sum())))
+        if costs:
+            parts["kept"] = torch.stack(costs).mean()
             parts["loss"] = parts["loss"] + self.cost * parts["kept"]
         return parts

@@ -1,4 +1,4 @@
-"""What the target said of samples that come again, on disk: features, and what stands at visual columns."""
+"""The target's readings of samples that come again, on disk: features, and the inputs at visual columns."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from mmdec.training.stores import StateStore
 from mmdec.training.vlm_drafters.prompting import Inputs, append
 from mmdec.training.vlm_drafters.teacher import Reading, Teacher
 
-WRITERS = 1000  # runs at a time that keep something in one folder
+WRITERS = 1000  # runs at a time that write to one folder
 
 
 class ReadingStore:
     """By a sample's name: 2 H bytes for each feature of a column, and as many for each visual token."""
 
     def __init__(self, folder: Path, teacher: Teacher, layers: Sequence[int], half: bool, rank: int = 0) -> None:
-        """layers, half: see `Teacher.read`. Runs that keep at the same time write files of their own."""
+        """layers, half: see `Teacher.read`. Runs that write at the same time have files of their own."""
         size = teacher.config.hidden_size
         self.teacher, self.layers, self.half = teacher, tuple(layers), half
-        self.held = ExitStack()
-        number = own_number(folder, rank, self.held)
+        self.locks = ExitStack()
+        number = writer_number(folder, rank, self.locks)
         self.features = StateStore(folder / "features", len(layers) * size, number)  # tokens: the text's
         self.visual = StateStore(folder / "visual", size, number)  # tokens: the visual columns
 
@@ -34,26 +34,29 @@ class ReadingStore:
         return name in self.features and name in self.visual
 
     def get(self, name: str, answer: Sequence[int]) -> Reading:
-        """Raises KeyError for a name that is not kept."""
+        """Raises KeyError for a name that is not stored."""
         tokens, features = self.features.get(name)
-        columns, seen = self.visual.get(name)
+        columns, pixel_embeds = self.visual.get(name)
         embeds = self.teacher.embed(torch.tensor(tokens, device=self.teacher.device)).float().cpu()
         visual = torch.zeros(len(tokens), dtype=torch.bool)
         visual[columns] = True
-        embeds[visual] = seen
+        embeds[visual] = pixel_embeds
         return Reading(len(tokens) - len(answer) + 1, list(answer), embeds, features, visual)
 
     def add(self, readings: Mapping[str, tuple[list[int], Reading]]) -> dict[str, Reading]:
-        """Keep (tokens, reading) by name. Returns the readings as `get` will give them: in half precision."""
+        """Store (tokens, reading) by name. Returns the readings as `get` will give them: in half precision."""
         rounded = {}
-        for name, (_, one) in readings.items():
-            embeds = one.embeds.float().clone()
-            embeds[one.visual] = embeds[one.visual].half().float()
-            rounded[name] = replace(one, embeds=embeds, features=one.features.half().float())
+        for name, (_, reading) in readings.items():
+            embeds = reading.embeds.float().clone()
+            embeds[reading.visual] = embeds[reading.visual].half().float()
+            rounded[name] = replace(reading, embeds=embeds, features=reading.features.half().float())
         self.visual.add(
-            {name: (one.visual.nonzero()[:, 0].tolist(), one.embeds[one.visual]) for name, (_, one) in readings.items()}
+            {
+                name: (reading.visual.nonzero()[:, 0].tolist(), reading.embeds[reading.visual])
+                for name, (_, reading) in readings.items()
+            }
         )
-        self.features.add({name: (tokens, one.features) for name, (tokens, one) in readings.items()})
+        self.features.add({name: (tokens, reading.features) for name, (tokens, reading) in readings.items()})
         return rounded
 
     def read(
@@ -62,12 +65,12 @@ class ReadingStore:
         """The readings of a batch on the CPU: kept ones, or those of a pass, which are kept. prompts: None where all
         are known."""
         if prompts is not None:
-            found = self.teacher.read(prompts, answers, self.layers, self.half)
+            readings = self.teacher.read(prompts, answers, self.layers, self.half)
             fresh = {}
-            for name, prompt, answer, one in zip(names, prompts, answers, found, strict=True):
+            for name, prompt, answer, reading in zip(names, prompts, answers, readings, strict=True):
                 if name not in self:
                     tokens = append(prompt, answer[:-1])["input_ids"][0].tolist()
-                    fresh[name] = (tokens, one.to(torch.device("cpu")))
+                    fresh[name] = (tokens, reading.to(torch.device("cpu")))
             rounded = self.add(fresh)
         else:
             rounded = {}
@@ -77,15 +80,15 @@ class ReadingStore:
         ]
 
 
-def own_number(folder: Path, rank: int, held: ExitStack) -> int:
-    """The number of the files that this run may write in a folder: of `rank`, or one that no other run holds.
+def writer_number(folder: Path, rank: int, locks: ExitStack) -> int:
+    """The number of the files that this run may write in a folder: of `rank`, or one that no other run has.
 
-    It is held as long as `held` is open, or the process lives.
+    It is reserved as long as `locks` is open, or the process lives.
     """
-    for other in range(WRITERS):
-        number = rank + WRITERS * other
+    for attempt in range(WRITERS):
+        number = rank + WRITERS * attempt
         try:
-            held.enter_context(only_one(folder / "writers" / str(number), "training"))
+            locks.enter_context(only_one(folder / "writers" / str(number), "training"))
         except InputError:
             continue
         return number

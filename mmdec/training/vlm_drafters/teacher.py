@@ -19,6 +19,7 @@ from transformers import (
 
 from mmdec.checks.errors import InputError
 from mmdec.nn.fingerprint import fingerprint
+from mmdec.training.optim import fast_bfloat16
 from mmdec.training.vlm_drafters.prompting import Inputs, append, join
 
 
@@ -44,14 +45,14 @@ class Reading:
 
 
 class Teacher:
-    """A target with its weights as they are. It holds no run: many may ask it."""
+    """A target with its weights as they are. It holds no run: many may use it."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model.requires_grad_(False).eval()
         self.config: Any = model.config.get_text_config(decoder=True)
-        whole: Any = model.config
+        settings: Any = model.config
         names = ("image_token_id", "video_token_id", "image_token_index")
-        self.marks = sorted({token for name in names if isinstance(token := getattr(whole, name, None), int)})
+        self.marks = sorted({token for name in names if isinstance(token := getattr(settings, name, None), int)})
         ends = getattr(model.generation_config, "eos_token_id", None)
         self.ends = frozenset([ends] if isinstance(ends, int) else ends or [])
         pad = getattr(model.generation_config, "pad_token_id", None)
@@ -95,35 +96,37 @@ class Teacher:
         half: bool = False,
     ) -> list[Reading]:
         """One pass over a batch of texts, each prompt a batch of one. layers: whose outputs are the features; -1 is
-        the LM head's input. half: matrix products in bfloat16, whatever the weights are."""
+        the LM head's input. half: matrix products in bfloat16 where the device is fast in it.
+        """
         rows = [append(prompt, answer[:-1]) for prompt, answer in zip(prompts, answers, strict=True)]
-        batch = self.place(join(rows, self.pad, left=False))
+        batch = self.to_device(join(rows, self.pad, left=False))
+        half = half and fast_bfloat16(self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
             out = self.model(**batch, use_cache=False, output_hidden_states=True, logits_to_keep=1)
         states = out.hidden_states
         features = torch.cat([states[layer if layer < 0 else layer + 1] for layer in layers], -1)
         visual = self.visual(batch["input_ids"])
-        found = []
+        readings = []
         for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
             begin = prompt["input_ids"].shape[1]
             part = slice(0, begin + len(answer) - 1)
-            found.append(Reading(begin, list(answer), states[0][row, part], features[row, part], visual[row, part]))
-        return found
+            readings.append(Reading(begin, list(answer), states[0][row, part], features[row, part], visual[row, part]))
+        return readings
 
     @torch.no_grad()
     def answer(self, prompts: Sequence[Inputs], limit: int) -> list[list[int]]:
         """Greedy answers, the end's token included where it came within `limit` tokens."""
-        batch = self.place(join(prompts, self.pad, left=True))
-        made: Any = self.model.generate(  # type: ignore[operator] # pyright does not bind its protocol
+        batch = self.to_device(join(prompts, self.pad, left=True))
+        generated: Any = self.model.generate(  # type: ignore[operator] # pyright does not bind its protocol
             **batch, do_sample=False, num_beams=1, max_new_tokens=limit, pad_token_id=self.pad
         )
-        return [self._ended(row) for row in made[:, batch["input_ids"].shape[1] :].tolist()]
+        return [self._ended(row) for row in generated[:, batch["input_ids"].shape[1] :].tolist()]
 
     def _ended(self, tokens: list[int]) -> list[int]:
-        ends = [place for place, token in enumerate(tokens) if token in self.ends]
+        ends = [index for index, token in enumerate(tokens) if token in self.ends]
         return tokens[: ends[0] + 1] if ends else tokens
 
-    def place(self, batch: Inputs) -> Inputs:
+    def to_device(self, batch: Inputs) -> Inputs:
         """On the target's device, pictures in its precision."""
         return {
             name: value.to(self.device, self.model.dtype if value.is_floating_point() else value.dtype)
@@ -137,6 +140,6 @@ def load_target(base: str | Path, dtype: torch.dtype) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(base)
     except (OSError, ValueError) as error:
         raise InputError(f"`base` must be a model of transformers, but '{base}' is not: {error}") from None
-    seeing = getattr(config, "vision_config", None) is not None
-    kind = AutoModelForImageTextToText if seeing else AutoModelForCausalLM
+    reads_images = getattr(config, "vision_config", None) is not None
+    kind = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
     return kind.from_pretrained(base, dtype=dtype)

@@ -62,17 +62,17 @@ def train(time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
         set_run_aside(RUN)
     base, resumed = start_model(MODEL), begin()
     shipped = base / SYSTEM
-    known = (shipped / "config.json").is_file()
+    has_drafter = (shipped / "config.json").is_file()
     plain = configuration(time, resumed, fresh)
     stage = TimedStage(
         "drafter",
         1.0,
         RUN,
-        f"from {shipped}" if known and not fresh else "from a new network",
+        f"from {shipped}" if has_drafter and not fresh else "from a new network",
         lambda part: configuration(part, resumed, fresh),
         (RUN / "finished").touch,
     )
-    score = (lambda: tokens_per_round(shipped, plain)) if known else None
+    score = (lambda: tokens_per_round(shipped, plain)) if has_drafter else None
     return TimedRun(NAME, score, COMPARISON, [stage], lambda recipe, before: export(base, recipe, before)).train(
         time, runner
     )
@@ -86,8 +86,8 @@ def begin() -> bool:
         if read_checkpoint(last)["base"] == base.teacher.name and not (RUN / "finished").is_file():
             return True
         shutil.rmtree(RUN / "checkpoints")
-    for left in ("drafter", "drafter.part", "drafter.old"):
-        shutil.rmtree(RUN / left, ignore_errors=True)
+    for name in ("drafter", "drafter.part", "drafter.old"):
+        shutil.rmtree(RUN / name, ignore_errors=True)
     (RUN / "finished").unlink(missing_ok=True)
     return False
 
@@ -118,16 +118,16 @@ def configuration(time: Allowance, resumed: bool, fresh: bool) -> dict[str, Any]
 
 def export(base: Path, recipe: dict[str, Any], before: float | None) -> Outcome:
     """Put a better drafter beside its model, in runs/."""
-    made = RUN / "drafter"
-    after = tokens_per_round(made, recipe)
+    drafter = RUN / "drafter"
+    after = tokens_per_round(drafter, recipe)
     better = before is None or after > before
-    steps = json.loads((made / "provenance.json").read_text(encoding="utf-8"))["training"]["step"]
-    outcome = Outcome(NAME, f"best at step {steps}", "tokens per round", before, after, better, made)
+    steps = json.loads((drafter / "provenance.json").read_text(encoding="utf-8"))["training"]["step"]
+    outcome = Outcome(NAME, f"best at step {steps}", "tokens per round", before, after, better, drafter)
     if not better:
         return outcome
     with whole_folder(RUNS / MODEL) as fresh:
         shutil.copytree(base, fresh, dirs_exist_ok=True, ignore=shutil.ignore_patterns(CARD, SYSTEM))
-        shutil.copytree(made, fresh / SYSTEM)
+        shutil.copytree(drafter, fresh / SYSTEM)
     return write_outcome(replace(outcome, folder=RUNS / MODEL))
 
 

@@ -28,7 +28,7 @@ class Columns:
     """What the network reads of a batch, padded on the right. prompt_mask (B, M) and mask (B, N): False at padding."""
 
     states: Tensor  # (B, M, H) of the prompts, as they enter the layer
-    places: Tensor  # (B, M) their positions
+    prompt_positions: Tensor  # (B, M)
     prompt_mask: Tensor
     carry: Tensor | None  # (B, 1, H), see `Prompted`
     embeds: Tensor  # (B, N, H) of the answers' tokens
@@ -53,7 +53,7 @@ def read_columns(network: DraftNetwork, texts: Sequence[Reading], noise: float =
         positions.append(torch.arange(begin - 1, len(states) - 1, device=states.device))
     return Columns(
         states=pad_sequence([prompt.states for prompt in prompts], batch_first=True),
-        places=pad_sequence([prompt.positions for prompt in prompts], batch_first=True),
+        prompt_positions=pad_sequence([prompt.positions for prompt in prompts], batch_first=True),
         prompt_mask=_filled([len(prompt.states) for prompt in prompts], embeds[0].device),
         carry=_carried([prompt.carry for prompt in prompts]),
         embeds=pad_sequence(embeds, batch_first=True),
@@ -68,17 +68,17 @@ def unrolled(network: DraftNetwork, columns: Columns, steps: int, through: bool 
 
     through: gradients flow from a step into those before it.
     """
-    _, keys, values = network.project(columns.states, columns.places)
-    past, features, found = (keys, values), columns.features, []
+    _, keys, values = network.project(columns.states, columns.prompt_positions)
+    cached, features, outputs = (keys, values), columns.features, []
     length = columns.embeds.shape[1]
     for step in range(min(steps, length)):
         states = network.fuse(columns.embeds[:, step:], features, columns.carry)
         mask = step_mask(columns.prompt_mask, length, step)
-        hidden, pair = network.layer(states, columns.positions[:, step:], past, additive(mask, states.dtype))
-        past = torch.cat([past[0], pair[0]], 2), torch.cat([past[1], pair[1]], 2)
-        found.append(hidden)
+        hidden, pair = network.layer(states, columns.positions[:, step:], cached, additive(mask, states.dtype))
+        cached = torch.cat([cached[0], pair[0]], 2), torch.cat([cached[1], pair[1]], 2)
+        outputs.append(hidden)
         features = network.feature(hidden[:, :-1] if through else hidden[:, :-1].detach())
-    return found
+    return outputs
 
 
 def step_mask(prompt_mask: Tensor, length: int, step: int) -> Tensor:
@@ -89,22 +89,24 @@ def step_mask(prompt_mask: Tensor, length: int, step: int) -> Tensor:
     rows, device = len(prompt_mask), prompt_mask.device
     queries = torch.arange(step, length, device=device)[:, None]
     parts = [torch.arange(length, device=device) <= queries - step]
-    parts += [torch.arange(done, length, device=device) == queries - step + done for done in range(1, step + 1)]
-    own = torch.cat(parts, 1).expand(rows, -1, -1)
-    return torch.cat([prompt_mask[:, None].expand(-1, length - step, -1), own], 2)
+    parts += [
+        torch.arange(earlier, length, device=device) == queries - step + earlier for earlier in range(1, step + 1)
+    ]
+    columns = torch.cat(parts, 1).expand(rows, -1, -1)
+    return torch.cat([prompt_mask[:, None].expand(-1, length - step, -1), columns], 2)
 
 
-def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, n, S) bool -> (B, 1, n, S): 0 where seen, else minus infinity."""
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, -math.inf)[:, None]
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B, n, S) bool -> (B, 1, n, S): 0 where visible, else minus infinity."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, -math.inf)[:, None]
 
 
 def _carried(carries: Sequence[Tensor | None]) -> Tensor | None:
     """(B, 1, ...) of what each prompt hands on; rows without it get zeros."""
-    some = next((carry for carry in carries if carry is not None), None)
-    if some is None:
+    first = next((carry for carry in carries if carry is not None), None)
+    if first is None:
         return None
-    return torch.stack([torch.zeros_like(some) if carry is None else carry for carry in carries])[:, None]
+    return torch.stack([torch.zeros_like(first) if carry is None else carry for carry in carries])[:, None]
 
 
 def _filled(lengths: Sequence[int], device: torch.device) -> Tensor:

@@ -13,7 +13,7 @@ from mmdec.nn.compressor import (
     Prune,
     Resampler,
     TextOnly,
-    last_places,
+    last_positions,
     separate,
     spans,
 )
@@ -28,7 +28,7 @@ def test_pooling_averages_neighbours() -> None:
     found = Pool(2)(torch.tensor([[1.0], [3.0], [10.0], [20.0]]))
     assert found.states.tolist() == [[2.0], [15.0]]
     assert found.kept.tolist() == [0.5] * 4
-    assert found.places.tolist() == [1, 3]  # the middle, 0.5, counts as the later one
+    assert found.positions.tolist() == [1, 3]  # the middle, 0.5, counts as the later one
 
 
 def test_pooling_on_a_grid_takes_squares() -> None:
@@ -55,8 +55,8 @@ def test_grid_pooling_is_adaptive_pooling_in_two_dimensions(grid: tuple[int, int
     plain = nn.functional.adaptive_avg_pool2d(image.T.view(-1, rows, columns), (down, across)).flatten(1).T
     torch.testing.assert_close(found.states, plain)
     assert abs(len(found.states) - len(image) / ratio) <= 0.3 * len(image) / ratio + 1
-    assert len(set(found.places.tolist())) == len(found.places)  # a column holds one state
-    assert found.places.tolist() == sorted(found.places.tolist())
+    assert len(set(found.positions.tolist())) == len(found.positions)  # a column holds one state
+    assert found.positions.tolist() == sorted(found.positions.tolist())
 
 
 def test_pruning_keeps_the_same_tokens_in_use_and_draws_in_training() -> None:
@@ -64,13 +64,13 @@ def test_pruning_keeps_the_same_tokens_in_use_and_draws_in_training() -> None:
     before = torch.random.get_rng_state()
     found = prune(image)
     assert torch.equal(torch.random.get_rng_state(), before)  # a sampled text must not change
-    assert torch.equal(found.places, prune(states(40, seed=1)).places)
-    assert len(found.places) == 10
-    assert torch.equal(found.states, image[found.places])
-    assert found.kept.tolist() == [float(place in found.places.tolist()) for place in range(40)]
+    assert torch.equal(found.positions, prune(states(40, seed=1)).positions)
+    assert len(found.positions) == 10
+    assert torch.equal(found.states, image[found.positions])
+    assert found.kept.tolist() == [float(place in found.positions.tolist()) for place in range(40)]
     prune.train()
-    assert len({tuple(prune.places(40).tolist()) for _ in range(10)}) > 1
-    assert Prune(4, "strided")(states(10)).places.tolist() == [0, 4, 8]
+    assert len({tuple(prune.indices(40).tolist()) for _ in range(10)}) > 1
+    assert Prune(4, "strided")(states(10)).positions.tolist() == [0, 4, 8]
 
 
 def test_convolution_by_hand_and_its_beginning_as_an_average() -> None:
@@ -79,7 +79,7 @@ def test_convolution_by_hand_and_its_beginning_as_an_average() -> None:
     found = conv(image)
     filled = torch.cat([image, image[-1:], image[-1:]]).view(3, 3, 2)
     torch.testing.assert_close(found.states, filled.mean(1))
-    assert found.places.tolist() == [1, 4, 6]
+    assert found.positions.tolist() == [1, 4, 6]
     nn.init.normal_(conv.conv.weight)
     weight = conv.conv.weight  # (out, in, 3)
     plain = [sum(weight[:, :, k] @ window[k] for k in range(3)) for window in filled]
@@ -95,7 +95,7 @@ def test_latent_attention_is_the_papers_formula() -> None:
     latent, image = LatentAttention(4, 3), states(9)
     found = latent(image)
     torch.testing.assert_close(found.states, torch.softmax(latent.latents @ image.T, -1) @ image)
-    assert found.places.tolist() == [1, 4, 7]
+    assert found.positions.tolist() == [1, 4, 7]
     with torch.no_grad():
         latent.latents.copy_(torch.tensor([[0.0] * 4, [0.0] * 4, [0.0] * 4]))
     torch.testing.assert_close(latent(image).states, image.mean(0).expand(3, -1))  # no preference: the mean
@@ -122,7 +122,7 @@ def test_resampler_against_a_loop() -> None:
         rows.append(resampler.o_proj(torch.cat(heads)))  # type: ignore[arg-type] # sums of tensors
     found = resampler(image)
     torch.testing.assert_close(found.states, torch.stack(rows))
-    assert found.places.tolist() == [2, 3, 4]
+    assert found.positions.tolist() == [2, 3, 4]
     with pytest.raises(InputError, match="`heads` must divide 8"):
         Resampler(8, 2, 3)
 
@@ -144,7 +144,7 @@ def test_images_are_told_apart() -> None:
 def test_places_become_separate() -> None:
     assert separate(torch.tensor([2, 2, 2, 5]), 8).tolist() == [2, 3, 4, 5]
     assert separate(torch.tensor([7, 7, 7]), 8).tolist() == [5, 6, 7]
-    assert last_places(5, 2, torch.device("cpu")).tolist() == [3, 4]
+    assert last_positions(5, 2, torch.device("cpu")).tolist() == [3, 4]
 
 
 def test_a_ratio_must_be_positive() -> None:

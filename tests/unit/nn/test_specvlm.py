@@ -94,7 +94,7 @@ def test_one_compressor_against_a_naive_prompt(name: str, fc_norm: bool) -> None
         else:
             one = model.compressor.parts[name](joined[begin:end])
             parts.append(model.fuse(one.states[:, :16], one.states[:, 16:]))
-        columns += [begin + place for place in one.places.tolist()]
+        columns += [begin + place for place in one.positions.tolist()]
         at = end
     parts.append(fused[at:])
     columns += range(at, LENGTH - 1)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmdec.ops import dag_scan
+from mmdec.ops import dag_scan, dag_scan_cpu
 from mmdec.ops.dag import dag_best_alignment, dag_marginal, dag_posterior, expected_states
 from mmdec.ops.dag_links import banded_to_dense, dense_to_banded
 from mmdec.types import InputError
@@ -226,6 +226,50 @@ def test_trusted_samples_equal_the_log_space_pass(seed: int, scale: float) -> No
     torch.testing.assert_close(fast.log_prob[trusted], slow.log_prob[trusted], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(fast.vertices[trusted], slow.vertices[trusted], rtol=0, atol=1e-10)
     torch.testing.assert_close(fast.links[trusted], slow.links[trusted], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("vertices", [True, False])
+@pytest.mark.parametrize(("tokens", "size"), [(1, 1), (1, 5), (2, 2), (4, 4), (5, 20), (9, 300), (30, 140)])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 8.0, 40.0])
+def test_one_sample_on_a_cpu_equals_the_log_space_pass(tokens: int, size: int, scale: float, vertices: bool) -> None:
+    """Whatever lies below the diagonal; states that fall fast, and those that no scaling holds."""
+    match, links, targets, graphs = random_graph(1, tokens, size, tokens + size, scale=scale)
+    last, ends = targets - 1, graphs - 1
+    slow = dag_scan.exact(*dag_scan.masked_inputs(match, links, last, ends), last, ends)
+    rubbish = torch.where(torch.ones(size, size, dtype=torch.bool).tril(), INF * torch.randn(size, size), links[0])
+    fast = dag_scan_cpu.scan(match[0], rubbish, vertices=vertices, counted=vertices)
+    if fast is None:
+        assert scale > 1 or slow.log_prob.isinf()
+        return
+    assert fast.log_prob == pytest.approx(float(slow.log_prob), rel=1e-12, abs=1e-12)
+    if vertices:
+        assert fast.vertices is not None
+        assert fast.links is not None
+        torch.testing.assert_close(fast.vertices, slow.vertices[0], rtol=0, atol=1e-10)
+        torch.testing.assert_close(fast.links, slow.links[0], rtol=0, atol=1e-10)
+
+
+def test_states_that_fall_between_two_peaks_are_scanned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emissions on a path that every other one avoids: a state loses e^-50 at each step."""
+    match, _links, targets, graphs = random_graph(1, 12, 12, 3)
+    match = match - 50 * torch.eye(12, dtype=torch.float64)
+    match[0, :, 11] = 0.0
+    seen, run = list[int](), dag_scan_cpu._run
+
+    def listen(windows: Tensor, emission: Tensor, arrivals: Tensor | None, every: int = dag_scan_cpu.EVERY) -> object:
+        seen.append(every)
+        return run(windows, emission, arrivals, every)
+
+    monkeypatch.setattr(dag_scan_cpu, "_run", listen)
+    wide = torch.cat([match, match.new_full((1, 12, 4), 0.0)], 2)
+    wide_links = torch.full((1, 16, 16), -40.0, dtype=torch.float64)
+    last, ends = targets - 1, graphs + 3
+    slow = dag_scan.exact(*dag_scan.masked_inputs(wide, wide_links, last, ends), last, ends)
+    fast = dag_scan_cpu.scan(wide[0], wide_links[0], vertices=True, counted=True)
+    assert seen.count(1) == 2
+    assert fast is not None
+    assert fast.log_prob == pytest.approx(float(slow.log_prob), rel=1e-12)
+    torch.testing.assert_close(fast.vertices, slow.vertices[0], rtol=0, atol=1e-10)
 
 
 def test_best_alignment_is_a_path_and_no_sampled_path_beats_it() -> None:

@@ -228,7 +228,7 @@ def test_plain_rounds_need_no_mask_where_nothing_is_foreign(
 def test_the_cache_grows_in_place_and_takes_columns_back(model: LlamaForCausalLM) -> None:
     target = TextTarget(model)
     session, _, _, _ = target.prefill({"input_ids": torch.full((1, 5), 3)}, Needs())
-    layer = session.store.cache.layers[0]
+    layer = session.cache.layers[0]
     assert isinstance(layer, GrowingLayer)
     before, pool, room = layer.keys.clone(), layer.all_keys.data_ptr(), layer.all_keys.shape[2]
     draft = chains(torch.tensor([7]), [[1, 2, 3, 4]])
@@ -236,12 +236,12 @@ def test_the_cache_grows_in_place_and_takes_columns_back(model: LlamaForCausalLM
     assert layer.get_seq_length() == 10
     assert layer.keys.data_ptr() == pool  # nothing was copied
     target.commit(session, verdict([[0, 1, -1]]))
-    assert session.store.cache.get_seq_length() == 7
+    assert session.cache.get_seq_length() == 7
     assert torch.equal(layer.keys[:, :, :5], before)
     for _ in range(60):
         target.score(session, draft)
         target.commit(session, verdict([[0, 1, 2]]))
-    assert session.store.cache.get_seq_length() == 187
+    assert session.cache.get_seq_length() == 187
     assert layer.all_keys.shape[2] == 2 * room
     assert torch.equal(layer.keys[:, :, :5], before)
 

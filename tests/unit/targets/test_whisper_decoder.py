@@ -113,3 +113,16 @@ def test_it_stands_back_where_it_does_not_know_the_way() -> None:
     assert not FastDecoder.fits(other.model.decoder)
     assert not FastDecoder.fits(whisper().train().model.decoder)
     assert not FastDecoder.fits(nn.Identity())
+
+
+def test_recorders_of_hidden_states_do_not_stand_in_its_way() -> None:
+    """transformers leaves them on a model for ever, once somebody has asked for hidden states."""
+    network: Any = whisper()
+    wanted, _ = both(network, 1, 3)
+    states = torch.zeros(1, FRAMES // 2, 32)
+    network.model.decoder(torch.tensor([[5]]), encoder_hidden_states=states, output_hidden_states=True)
+    assert any(layer._forward_hooks for layer in network.model.decoder.layers)
+    assert FastDecoder.fits(network.model.decoder)
+    again, found = both(network, 1, 3)
+    assert torch.equal(again, wanted)
+    assert torch.equal(found, wanted)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from mmdec.training import timed_run
 from mmdec.training.make_train import SYSTEMS, System, affordable, main
 from mmdec.training.timed_run import Allowance, Outcome
-from mmdec.types import InputError
+from mmdec.types import InputError, MmdecError
 
 
 @pytest.fixture(autouse=True)
@@ -95,3 +96,20 @@ def test_there_is_one_at_a_time() -> None:
     assert not clock.given
     main(5, systems=[clock.system("b", 1.0)], now=clock)  # the file of the lock is still there; the lock is not
     assert clock.given
+
+
+@pytest.mark.parametrize("minutes", [0.0, -1.0, float("nan")])
+def test_minutes_must_be_positive(minutes: float):
+    with pytest.raises(InputError, match="`minutes` must be positive"):
+        main(minutes)
+
+
+def test_outside_a_checkout_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path / "recipes")
+    with pytest.raises(InputError, match="`make train` needs a checkout"):
+        main(1)
+
+
+def test_a_stage_that_fails_stops_everything():
+    with pytest.raises(MmdecError, match=r"`python -m mmdec.no_such_module fit` failed with 1"):
+        timed_run.run("mmdec.no_such_module", "fit")

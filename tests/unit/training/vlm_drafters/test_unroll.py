@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmdec.nn.draft_network import DraftNetwork
 from mmdec.nn.flash import FlashNetwork
-from mmdec.training.vlm_drafters.flash import FlashModule, raw_slots, told_by_text
+from mmdec.training.vlm_drafters.flash import FlashModule, raw_slots, text_embeds
 from mmdec.training.vlm_drafters.teacher import Reading
 from mmdec.training.vlm_drafters.unroll import read_columns, step_mask, unrolled
 from tests.support.draft_networks import draft_network
@@ -142,7 +142,7 @@ def test_slots_are_the_networks_own() -> None:
         count = len(text.answer) - 1
         alone = raw_slots(network, read_columns(network, [text]))
         torch.testing.assert_close(raw_slots(network, batch)[row, :count], alone[0])
-    told = told_by_text(batch, 3)
-    assert torch.equal(told[0, 1, 0], TEXTS[0].embeds[TEXTS[0].prompt + 2])
-    assert torch.equal(told[0, 1, 1], TEXTS[0].embeds[TEXTS[0].prompt + 3])
-    assert not told[2, 0].any()  # an answer of two tokens: nothing follows
+    embeds = text_embeds(batch, 3)
+    assert torch.equal(embeds[0, 1, 0], TEXTS[0].embeds[TEXTS[0].prompt + 2])
+    assert torch.equal(embeds[0, 1, 1], TEXTS[0].embeds[TEXTS[0].prompt + 3])
+    assert not embeds[2, 0].any()  # an answer of two tokens: nothing follows

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -29,7 +30,7 @@ def register_when_there() -> None:
 
 def _register() -> None:
     with suppress(ImportError):  # of another release; whatever needs the operator says so itself
-        import mmdec.targets.attention  # noqa: F401 # it registers the operator
+        import_module("mmdec.targets.attention")  # it registers the operator
 
 
 @final

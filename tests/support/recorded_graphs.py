@@ -1,0 +1,90 @@
+"""What a CUDA graph does, on a CPU: a call's operations are written down, with the very tensors that they read and
+wrote, and a replay does them again.
+
+So whatever a call decided in Python, or brought along, stays as it was; what waits for a device is refused; and what a
+replay gave is overwritten by the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mmdec.ops import replay
+from mmdec.ops.replay import Graph, Run
+from mmdec.targets import fast_pass
+
+WAITS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2", "unique_dim")
+
+
+class Tape(TorchDispatchMode):
+    """Writes down what happens within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, list[Tensor]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, given = func.overloadpacket.__name__, kwargs or {}
+        masked = name.startswith("index") and any(
+            isinstance(part, Tensor) and part.dtype == torch.bool for part in tree_leaves(args[1:2])
+        )
+        if name in WAITS or masked:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {name}\nand more")
+        out = func(*args, **given)
+        self.calls.append((func, args, given, [part for part in tree_leaves(out) if isinstance(part, Tensor)]))
+        return out
+
+    def replay(self) -> None:
+        for func, args, kwargs, held in self.calls:
+            again = [part for part in tree_leaves(func(*args, **kwargs)) if isinstance(part, Tensor)]
+            for old, new in zip(held, again, strict=True):
+                if old.data_ptr() != new.data_ptr():  # neither a view nor written in place
+                    old.copy_(new)
+
+
+def _refuse(tensor: Tensor) -> None:
+    raise RuntimeError("operation not permitted when stream is capturing: tolist")
+
+
+class Count:
+    """Graphs that were made, and how often one was replayed."""
+
+    made = replayed = 0
+
+
+@contextmanager
+def recorded_graphs(step: int = 16, room: int = 4) -> Iterator[Count]:
+    """Within the block the CPU has graphs, and slots are `step` columns wide or a little more."""
+    count = Count()
+
+    def record(run: Run, inputs: Sequence[Tensor]) -> Graph:
+        with torch.inference_mode(False), torch.no_grad():
+            held, tape = tuple(given.clone() for given in inputs), Tape()
+            with tape, pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Tensor, "tolist", _refuse)  # torch reads a CPU's memory without an operation
+                outputs = run(*held)
+        for part in outputs:  # nothing has run, as far as a graph is concerned
+            part.fill_(torch.nan)
+        count.made += 1
+
+        def replayed() -> None:
+            count.replayed += 1
+            tape.replay()
+
+        return Graph(replayed, held, outputs, 1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replay, "captures", lambda device: True)
+        patch.setattr(replay, "capture", record)
+        patch.setattr(replay, "WARM_UPS", 1)
+        patch.setattr(fast_pass, "STEP", step)
+        patch.setattr(fast_pass, "ROOM", room)
+        yield count

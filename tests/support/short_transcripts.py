@@ -1,0 +1,13 @@
+"""`mmdec.transcribe` of half a second of buzzing, four tokens at most."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mmdec
+from tests.conftest import RATE, buzz
+
+
+def transcribe(audio: Any = None, **options: Any) -> Any:
+    given = {"sample_rate": RATE, "max_new_tokens": 4, "drafter": None, **options}
+    return mmdec.transcribe(buzz(0.5) if audio is None else audio, **given)

@@ -1,0 +1,59 @@
+"""What a call sets up, it sets up once: the target's checks are a good part of a short answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mmdec
+from mmdec.hub.vlm import load_vlm
+from mmdec.targets.vlm import VlmTarget
+from mmdec.types import InputError
+from tests.support.tiny_vlm import KINDS, Picture, batch_of, vision_model
+from tests.support.tiny_vlm_folder import write
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[VlmTarget]:
+    """The targets that were made."""
+    targets: list[VlmTarget] = []
+    make = VlmTarget.__init__
+
+    def counted(self: VlmTarget, model: Any) -> None:
+        targets.append(self)
+        make(self, model)
+
+    monkeypatch.setattr(VlmTarget, "__init__", counted)
+    return targets
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_makes_its_target_once(kind: str, made: list[VlmTarget]) -> None:
+    model = vision_model(kind)
+    inputs = batch_of(kind, [[[8, 9, 8, 9], Picture.random(1), [8, 9]]])
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
+    plain = model.generate(**inputs, **options)  # type: ignore[operator] # mixed in
+    assert made == []
+    assert torch.equal(mmdec.generate(model, inputs, **options).sequences, plain)
+    assert len(made) == 1
+    assert list(mmdec.stream(model, inputs, **options))
+    assert len(made) == 2
+    assert torch.equal(model.generate(**inputs, **options, custom_generate=mmdec.speculate()), plain)  # type: ignore[operator] # mixed in
+    assert len(made) == 3
+
+
+def test_a_description_makes_its_target_once_when_its_drafter_is_known(tmp_path: Path, made: list[VlmTarget]) -> None:
+    vlm = load_vlm(write(tmp_path / "tiny"), "cpu")
+    picture = torch.zeros(24, 40, 3, dtype=torch.uint8).numpy()
+    first = mmdec.describe(picture, model=vlm, max_new_tokens=3)
+    del made[:]
+    assert mmdec.describe(picture, model=vlm, max_new_tokens=3).tokens == first.tokens
+    assert len(made) == 1
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(InputError, match="`model` must be a loaded model of transformers, but is 'llama'"):
+        mmdec.generate("llama", torch.tensor([[1, 2]]))  # type: ignore[arg-type]
