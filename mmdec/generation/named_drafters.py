@@ -32,8 +32,7 @@ def register_drafter(name: str, factory: Factory | str | None = None, *, loader:
     dotted path; the folder's config.json holds {"system": name}. A second call with the same name replaces the first.
     Raises InputError for a name of mmdec's own, and where neither a factory nor a loader is given.
     """
-    given: object = name  # whatever the caller passed
-    if not isinstance(given, str) or not NAME.fullmatch(name):
+    if not _is_text(name) or not NAME.fullmatch(name):
         raise InputError(f"`name` must be letters, digits, _ and -, but is {show(name)}. Choose a short name.")
     if name in BUILT_IN:
         raise InputError(f"`name` must be new, but {name!r} is one of mmdec's own drafters. Choose another name.")
@@ -41,12 +40,17 @@ def register_drafter(name: str, factory: Factory | str | None = None, *, loader:
         raise InputError("`factory` must be given where there is no `loader`, but is None. Pass the drafter's class.")
     makers: tuple[tuple[str, object], ...] = (("factory", factory), ("loader", loader))
     for argument, maker in makers:
-        if not (maker is None or callable(maker) or (isinstance(maker, str) and DOTTED.fullmatch(maker))):
+        if not (maker is None or callable(maker) or (_is_text(maker) and DOTTED.fullmatch(str(maker)))):
             raise InputError(
                 f"`{argument}` must be a function or a dotted path, but is {show(maker)}. Pass the drafter's class, or "
                 '"package.module:Class".'
             )
     add_entry(name, Entry(factory, loader))
+
+
+def _is_text(value: object) -> bool:
+    """Whether a caller passed text, whatever the annotation says."""
+    return isinstance(value, str)
 
 
 def import_dotted(path: str, argument: str = "drafter") -> Any:

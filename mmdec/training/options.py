@@ -1,7 +1,6 @@
-"""Options of a LightningModule or of its data as a frozen dataclass, and as the flat hyperparameters of recipes and
-checkpoints.
+"""Options of a LightningModule as a frozen dataclass, and as the flat hyperparameters of recipes and checkpoints.
 
-A class takes `**options` and makes its dataclass of them: the command line finds the dataclass's fields there, so that
+A module takes `**options` and makes its dataclass of them: the command line finds the dataclass's fields there, so that
 recipes and checkpoints name each option directly.
 """
 
@@ -10,10 +9,10 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import LightningModule
 
 
-def keep_options(module: LightningModule | LightningDataModule, options: Any) -> None:
+def keep_options(module: LightningModule, options: Any) -> None:
     """Add the options that were left at their defaults to the hyperparameters, which a checkpoint keeps."""
     for field in fields(options):
         module.hparams.setdefault(field.name, getattr(options, field.name))

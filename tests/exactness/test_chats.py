@@ -151,7 +151,7 @@ def test_a_refused_call_leaves_the_cache_as_it_was() -> None:
     refused: list[tuple[Tensor, dict[str, Any], str]] = [
         (text, {"num_beams": 2}, "num_beams"),
         (text[:, :3], {}, "attention_mask"),  # neither the whole text nor a mask for it
-        (torch.cat([text, text]), {}, "batch's 2 rows, but holds 1"),
+        (torch.cat([text, text]), {}, "batch's 2 rows, but has 1"),
     ]
     for given, options, match in refused:
         with pytest.raises(InputError, match=match):

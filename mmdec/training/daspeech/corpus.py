@@ -26,7 +26,6 @@ from mmdec.nn.fastspeech2 import AcousticBatch
 from mmdec.phonetics.lexicon import PAUSE
 from mmdec.training.daspeech.acoustic_data import EnglishSpeech, acoustic_batch
 from mmdec.training.daspeech.features import FeatureStore
-from mmdec.training.options import keep_options
 
 CHARACTERS = " abcdefghijklmnopqrstuvwxyzàâæçèéêëîïôœùûüÿ'-"  # of the CTC head; its index 0 is the blank
 
@@ -164,44 +163,43 @@ class EpochBatches:
         return len(self.batches)
 
 
-@dataclass(frozen=True)
-class SpeechDataOptions:
-    """What a recipe sets.
+class SpeechTranslationData(LightningDataModule):
+    """CVSS with Common Voice, or the phrasebook, which has the same layout.
 
-    `rendering`: "all" takes each row's own translation, "canonical" one for each source sentence; `concatenate`: share
-    of items made of two utterances; `steps_per_epoch`: an epoch is a number of steps, after which a checkpoint may be
-    written; `upsample`, `min_vertices`: the model's graph size, to leave out rows whose units do not fit; `acoustic`:
-    what the joint stage needs besides; `limit`: so many training rows, the first ones: features of more need not be
-    there.
+    Args: the two corpora's folders; `rendering`: "all" takes each row's own translation, "canonical" one for each
+    source sentence; `concatenate`: share of items made of two utterances; `steps_per_epoch`: an epoch is a number of
+    steps, after which a checkpoint may be written; `upsample`, `min_vertices`: the model's graph size, to leave out
+    rows whose units do not fit; `acoustic`: what the joint stage needs besides; `limit`: so many training rows, the
+    first ones: features of more need not be there.
     """
 
-    batch_size: int = 32
-    steps_per_epoch: int = 100
-    rendering: str = "all"
-    concatenate: float = 0.0
-    upsample: float = 0.5
-    min_vertices: int = 2
-    max_frames: int = 2048
-    acoustic: bool = False
-    seed: int = 0
-    jobs: int = 2
-    validation_rows: int = 200
-    validation_split: str = "dev"
-    limit: int | None = None
-
-
-class SpeechTranslationData(LightningDataModule):
-    """CVSS with Common Voice, or the phrasebook, which has the same layout: the two corpora's folders, and the options
-    of `SpeechDataOptions`."""
-
     def __init__(
-        self, common_voice: str = "data/corpus/cv/fr", cvss: str = "data/corpus/cvss_c", **options: Any
+        self,
+        common_voice: str = "data/corpus/cv/fr",
+        cvss: str = "data/corpus/cvss_c",
+        batch_size: int = 32,
+        steps_per_epoch: int = 100,
+        rendering: str = "all",
+        concatenate: float = 0.0,
+        upsample: float = 0.5,
+        min_vertices: int = 2,
+        max_frames: int = 2048,
+        acoustic: bool = False,
+        seed: int = 0,
+        jobs: int = 2,
+        validation_rows: int = 200,
+        validation_split: str = "dev",
+        limit: int | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.options = SpeechDataOptions(**options)
-        keep_options(self, self.options)
+        self.limit = limit
         self.common_voice, self.cvss = Path(common_voice), Path(cvss)
+        self.batch_size, self.steps_per_epoch = batch_size, steps_per_epoch
+        self.rendering, self.concatenate, self.seed, self.jobs = rendering, concatenate, seed, jobs
+        self.upsample, self.min_vertices, self.max_frames = upsample, min_vertices, max_frames
+        self.acoustic = acoustic
+        self.validation_rows, self.validation_split = validation_rows, validation_split
         self.bad = BadRows()
         self._units: list[str] | None = None
         self.train_set: SpeechDataset | None = None
@@ -217,27 +215,27 @@ class SpeechTranslationData(LightningDataModule):
 
     def prepare_data(self) -> None:
         """Features, once for all ranks."""
-        for split in ("train", self.options.validation_split):
+        for split in ("train", self.validation_split):
             self._dataset(split, BadRows())
 
     def _dataset(self, split: str, bad: BadRows, limit: int | None = None) -> SpeechDataset:
         rows, missing = read_pairs(self.common_voice, self.cvss, split)
-        most = self.options.limit if split == "train" else None
+        most = self.limit if split == "train" else None
         rows = rows[:most]
-        store = FeatureStore(self.cvss.parent / "cache" / split, [row.clip for row in rows], self.options.jobs)
+        store = FeatureStore(self.cvss.parent / "cache" / split, [row.clip for row in rows], self.jobs)
         indices = {row.name: number for number, row in enumerate(rows)}
-        if self.options.rendering == "canonical":
+        if self.rendering == "canonical":
             rows = canonical(rows)
-        english = EnglishSpeech(self.cvss, split, most) if self.options.acoustic else None
+        english = EnglishSpeech(self.cvss, split, most) if self.acoustic else None
         spoken = english.by_key() if english is not None else None
         kept = []
         for row in rows:
             frames = int(store.lengths[indices[row.name]])
-            vertices = max(int(self.options.upsample * frames), self.options.min_vertices)
+            vertices = max(int(self.upsample * frames), self.min_vertices)
             if frames == 0:
                 bad.add(f"source recording unusable: {store.reasons.get(row.name, '')}", row.name)
-            elif frames > self.options.max_frames:
-                bad.add(f"longer than {self.options.max_frames} frames", row.name)
+            elif frames > self.max_frames:
+                bad.add(f"longer than {self.max_frames} frames", row.name)
             elif len(row.units) + 2 > vertices:
                 bad.add("text does not fit the graph", row.name)
             elif spoken is not None and (row.translation, tuple(row.units)) not in spoken:
@@ -256,7 +254,7 @@ class SpeechTranslationData(LightningDataModule):
     def setup(self, stage: str) -> None:
         if self.train_set is None:
             self.train_set = self._dataset("train", self.bad)
-            self.validation_set = self._dataset(self.options.validation_split, self.bad, self.options.validation_rows)
+            self.validation_set = self._dataset(self.validation_split, self.bad, self.validation_rows)
             rank_zero_info(f"corpus: {len(self.train_set)} training rows, {self.bad.count} left out")
             if self.bad.count:
                 rank_zero_info(self.bad.report())
@@ -266,11 +264,11 @@ class SpeechTranslationData(LightningDataModule):
         assert self.trainer is not None
         batches = EpochBatches(
             self.train_set.lengths,
-            self.options.batch_size,
-            self.options.steps_per_epoch,
-            self.options.seed,
+            self.batch_size,
+            self.steps_per_epoch,
+            self.seed,
             self.trainer.current_epoch,
-            self.options.concatenate,
+            self.concatenate,
             self.trainer.global_rank,
             self.trainer.world_size,
         )

@@ -101,8 +101,8 @@ class DASpeechModule(LightningModule):
         if not isinstance(data, SpeechTranslationData):
             return
         for name, wanted, value in (
-            ("upsample", dag.upsample, data.options.upsample),
-            ("min_vertices", dag.min_vertices, data.options.min_vertices),
+            ("upsample", dag.upsample, data.upsample),
+            ("min_vertices", dag.min_vertices, data.min_vertices),
         ):
             if wanted != value:
                 raise InputError(

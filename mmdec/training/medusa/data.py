@@ -152,51 +152,49 @@ class HeadWindows(Dataset[HeadBatch]):
         return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class HeadDataOptions:
-    """What a recipe sets.
-
-    Splits are folders in the corpus, or values of a manifest's column (null: all of it), several at a time too.
-    longest: windows hold up to about so many seconds of speech. repeat_after: epochs after which the same windows come
-    again, in another order, and need not be decoded again; 0: never. composition: noise, times, previous text; of its
-    `timestamps` a share of windows is labelled with times. language: null has the model detect it. kept: a folder for
-    labels and durations.
-    """
-
-    train_split: str | list[str] | None = "train"
-    dev_split: str | list[str] | None = "dev"
-    batch_size: int = 8
-    steps_per_epoch: int = 50
-    longest: float = 30.0
-    repeat_after: int = 0
-    composition: Composition | None = None
-    language: str | None = "en"
-    task: str = "transcribe"
-    dev_batches: int = 6
-    kept: str = "runs/medusa/kept"
-    workers: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "steps_per_epoch", "dev_batches"):
-            if getattr(self, name) < 1:
-                raise InputError(f"`{name}` must be at least 1, but is {getattr(self, name)}. Raise it.")
-        if not 0 < self.longest <= SECONDS:
-            raise InputError(f"`longest` must be above 0 and up to {SECONDS} s, but is {self.longest}. Set 30.")
-
-
 class HeadData(LightningDataModule):
     """Windows of 30 s for the heads of a Whisper, joined from the utterances of one chapter.
 
-    base: a Whisper's folder, hub id or shipped name. corpus: as `read_utterances` takes it. options: those of
-    `HeadDataOptions`.
+    base: a Whisper's folder, hub id or shipped name. corpus: as `read_utterances` takes it; splits are folders in it,
+    or values of a manifest's column (null: all of it), several at a time too. longest: windows hold up to about so many
+    seconds of speech. repeat_after: epochs after which the same windows come again, in another order, and need not be
+    decoded again; 0: never. composition: noise, times, previous text; of its `timestamps` a share of windows is
+    labelled with times. language: null is the one that the model hears. kept: a folder for labels and durations.
     """
 
-    def __init__(self, base: str, corpus: str, **options: Any) -> None:
+    def __init__(
+        self,
+        base: str,
+        corpus: str,
+        train_split: str | list[str] | None = "train",
+        dev_split: str | list[str] | None = "dev",
+        batch_size: int = 8,
+        steps_per_epoch: int = 50,
+        longest: float = 30.0,
+        repeat_after: int = 0,
+        composition: Composition | None = None,
+        language: str | None = "en",
+        task: str = "transcribe",
+        dev_batches: int = 6,
+        kept: str = "runs/medusa/kept",
+        workers: int = 0,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
-        self.options = HeadDataOptions(**options)
-        self.base, self.corpus, self.kept = base, corpus, Path(self.options.kept)
-        self.composition = self.options.composition or Composition()
+        for name, value in {
+            "batch_size": batch_size,
+            "steps_per_epoch": steps_per_epoch,
+            "dev_batches": dev_batches,
+        }.items():
+            if value < 1:
+                raise InputError(f"`{name}` must be at least 1, but is {value}. Raise it.")
+        if not 0 < longest <= SECONDS:
+            raise InputError(f"`longest` must be above 0 and up to {SECONDS} s, but is {longest}. Set 30.")
+        self.base, self.corpus, self.kept = base, corpus, Path(kept)
+        self.batch_size, self.steps_per_epoch, self.dev_batches = batch_size, steps_per_epoch, dev_batches
+        self.longest, self.repeat_after, self.workers, self.seed = longest, repeat_after, workers, seed
+        self.composition = composition or Composition()
+        self.language, self.task, self.splits = language, task, {"train": train_split, "dev": dev_split}
         self.stored: Container[str] = ()  # names of windows whose states are kept: their sound is not needed
         self.plans: dict[str, tuple[list[list[int]], list[float]]] = {}
 
@@ -214,15 +212,12 @@ class HeadData(LightningDataModule):
 
     @cached_property
     def spelling(self) -> Spelling:
-        return Spelling(
-            self.whisper.tokenizer, self.whisper.model.generation_config, self.options.language, self.options.task
-        )
+        return Spelling(self.whisper.tokenizer, self.whisper.model.generation_config, self.language, self.task)
 
     @cached_property
     def rows(self) -> dict[str, list[Utterance]]:
         """The utterances of both splits."""
-        splits = {"train": self.options.train_split, "dev": self.options.dev_split}
-        return {part: read_splits(self.corpus, names) for part, names in splits.items()}
+        return {part: read_splits(self.corpus, splits) for part, splits in self.splits.items()}
 
     @property
     def units(self) -> list[str]:
@@ -259,13 +254,11 @@ class HeadData(LightningDataModule):
     def train_dataloader(self) -> DataLoader[HeadBatch]:
         assert self.trainer is not None
         epoch, rank = self.trainer.current_epoch, self.trainer.global_rank
-        plan = epoch % self.options.repeat_after if self.options.repeat_after else epoch
-        batches = self._batches(
-            "train", np.random.default_rng([*TRAIN, self.options.seed, plan, rank]), self.options.steps_per_epoch
-        )
+        plan = epoch % self.repeat_after if self.repeat_after else epoch
+        batches = self._batches("train", np.random.default_rng([*TRAIN, self.seed, plan, rank]), self.steps_per_epoch)
         order = (
-            np.random.default_rng([*ORDER, self.options.seed, epoch]).permutation(len(batches))
-            if self.options.repeat_after
+            np.random.default_rng([*ORDER, self.seed, epoch]).permutation(len(batches))
+            if self.repeat_after
             else range(len(batches))
         )
         return self._loader("train", self.composition, [batches[number] for number in order])
@@ -273,17 +266,17 @@ class HeadData(LightningDataModule):
     def val_dataloader(self) -> DataLoader[HeadBatch]:
         """The same windows each time, in no noise of ours; times and previous text as often as in training."""
         assert self.trainer is not None
-        batches = self._batches("dev", np.random.default_rng([*DEV, self.options.seed]), self.options.dev_batches)
+        batches = self._batches("dev", np.random.default_rng([*DEV, self.seed]), self.dev_batches)
         mine = batches[self.trainer.global_rank :: self.trainer.world_size]
         kinds = ("timestamps", "cut", "previous", "pause")
         return self._loader("dev", replace(PLAIN, **{name: getattr(self.composition, name) for name in kinds}), mine)
 
     def _batches(self, split: str, draw: np.random.Generator, count: int) -> list[list[Window]]:
         chapters, seconds = self.plans[split]
-        size, pause = self.options.batch_size * SECONDS, self.composition.pause
-        shortest = min(SHORT, self.options.longest)
+        size, pause = self.batch_size * SECONDS, self.composition.pause
+        shortest = min(SHORT, self.longest)
         return [
-            plan_windows(chapters, seconds, draw, size, draw.uniform(shortest, self.options.longest), SECONDS, pause)
+            plan_windows(chapters, seconds, draw, size, draw.uniform(shortest, self.longest), SECONDS, pause)
             for _ in range(count)
         ]
 
@@ -291,4 +284,4 @@ class HeadData(LightningDataModule):
         mels = self.whisper.model.config.num_mel_bins
         how = how if self.spelling.recalls else replace(how, previous=0.0)
         dataset = HeadWindows(self.rows[split], self.spelling, how, mels, batches, self.stored)
-        return DataLoader(dataset, batch_size=None, num_workers=self.options.workers)
+        return DataLoader(dataset, batch_size=None, num_workers=self.workers)

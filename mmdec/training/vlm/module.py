@@ -55,10 +55,10 @@ class VlmModule(LightningModule):
     comes next in the answer, and the states that leave the middle one of these layers to tell its cell in the patch:
     alone, the model learns what to say long before it learns to read.
 
-    units: the tokens by number. cell_kinds: classes of a cell's labels. empty: the weight of cells that show nothing.
-    decay_from, decay_steps: the linear fall to zero at the end. half: matrix products in bfloat16; None: where the
-    processor is fast in it. compiled: fuse what lies between them (torch.compile). start: a folder with an exported
-    model to begin from; fresh_projector: but not from its projector.
+    guided: None takes three in the middle. units: the tokens by number. cell_kinds: classes of a cell's labels. empty:
+    the weight of cells that show nothing. decay_from, decay_steps: the linear fall to zero at the end. half: matrix
+    products in bfloat16; None: where the processor is fast in it. compiled: fuse what lies between them
+    (torch.compile). start: a folder with an exported model to begin from; fresh_projector: but not from its projector.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class VlmModule(LightningModule):
         cell_weight: float = 0.3,
         cell_kinds: tuple[int, int] = (54, 11),
         empty: float = 0.2,
-        guided: Sequence[int] = (4, 6, 8),
+        guided: Sequence[int] | None = None,
         guide_weight: float = 0.3,
         half: bool | None = None,
         compiled: bool = False,
@@ -86,6 +86,9 @@ class VlmModule(LightningModule):
         super().__init__()
         self.save_hyperparameters(ignore=["shape"])
         self.shape = shape or Shape()
+        if guided is None:
+            guided = sorted({self.shape.layers * third // 6 for third in (2, 3, 4)})
+            self.hparams["guided"] = guided
         if not all(0 <= number < self.shape.layers for number in guided):
             raise InputError(
                 f"`guided` must be numbers of layers from 0 to {self.shape.layers - 1}, but is {list(guided)}. Choose "

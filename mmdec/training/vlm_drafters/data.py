@@ -6,7 +6,7 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from mmdec.checks.errors import InputError
 from mmdec.training.stores import TokenStore
 from mmdec.training.vlm_drafters.batches import PlannedBatches, QuestionDataset
-from mmdec.training.vlm_drafters.draft_options import DraftDataOptions
 from mmdec.training.vlm_drafters.prompting import Prompting
+from mmdec.training.vlm_drafters.ramp import Ramp
 from mmdec.training.vlm_drafters.samples import Choice, Sample, read_samples
 from mmdec.training.vlm_drafters.store import ReadingStore, writer_number
 from mmdec.training.vlm_drafters.teacher import Teacher, load_target
@@ -32,15 +32,50 @@ class DraftData(LightningDataModule):
     """Questions of a corpus in the layout of llava_v1_5_mix665k, each by itself, answered by the target.
 
     base: the target's folder, a vision-language or a language model. corpus: a folder with {split}.json and images/; a
-    row may have "video", a folder of frames in images/. options: those of `DraftDataOptions`.
+    row may have "video", a folder of frames in images/, of which `frames` are taken. samples: questions to train on,
+    `long_share` of them with long answers; null takes all. max_tokens: of an answer. ramp: MSD's stages; where the
+    corpus has no conversations without pictures, the first reads the same questions and answers without their pictures;
+    null takes the samples in their order. base_dtype: of the target. kept: a folder for answers and features.
+    answer_batch: questions that are answered at once.
     """
 
-    def __init__(self, base: str, corpus: str, **options: Any) -> None:
+    def __init__(
+        self,
+        base: str,
+        corpus: str,
+        train_split: str = "train",
+        dev_split: str | None = "dev",
+        samples: int | None = None,
+        dev_samples: int = 64,
+        long_share: float | None = None,
+        batch_size: int = 16,
+        steps_per_epoch: int | None = None,
+        max_tokens: int = 256,
+        frames: int = 8,
+        ramp: Ramp | None = None,
+        base_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+        kept: str = "runs/vlm_drafters/kept",
+        answer_batch: int = 32,
+        workers: int = 0,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
-        self.options = DraftDataOptions(**options)
-        self.base, self.corpus, self.kept = base, Path(corpus), Path(self.options.kept)
-        self.splits = {"train": self.options.train_split, "dev": self.options.dev_split}
-        self.base_dtype: torch.dtype = getattr(torch, self.options.base_dtype)
+        for name, value in {
+            "batch_size": batch_size,
+            "dev_samples": dev_samples,
+            "max_tokens": max_tokens,
+            "frames": frames,
+            "answer_batch": answer_batch,
+        }.items():
+            if value < 1:
+                raise InputError(f"`{name}` must be at least 1, but is {value}. Raise it.")
+        self.base, self.corpus, self.kept = base, Path(corpus), Path(kept)
+        self.splits = {"train": train_split, "dev": dev_split}
+        self.counts = {"train": samples, "dev": dev_samples}
+        self.long_share, self.batch_size, self.steps_per_epoch = long_share, batch_size, steps_per_epoch
+        self.max_tokens, self.frames, self.ramp = max_tokens, frames, ramp
+        self.base_dtype: torch.dtype = getattr(torch, base_dtype)
+        self.answer_batch, self.workers, self.seed = answer_batch, workers, seed
         self.stored: Container[str] = ()  # samples whose features need no pass of the target
 
     # What may be missing is looked for late: errors from here reach the user as they are.
@@ -59,15 +94,17 @@ class DraftData(LightningDataModule):
     @cached_property
     def samples(self) -> dict[str, list[Sample]]:
         """The chosen questions of both splits; without a split for development, they are the last of training's."""
-        many, few = self.options.samples, self.options.dev_samples
+        many, few = self.counts["train"], self.counts["dev"]
+        assert self.splits["train"] is not None
+        assert few is not None
         if self.splits["dev"] is not None:
-            return {"train": self._read("train", many), "dev": self._read("dev", few)}
+            return {split: self._read(split, self.counts[split]) for split in ("train", "dev")}
         chosen = self._read("train", None if many is None else many + few)
         return {"train": chosen[:-few], "dev": chosen[-few:]}
 
     def _read(self, split: str, count: int | None) -> list[Sample]:
-        choice = Choice(count, self.options.long_share, self.options.seed)
-        return read_samples(self.corpus, str(self.splits[split]), self.options.frames, choice)
+        choice = Choice(count, self.long_share, self.seed)
+        return read_samples(self.corpus, str(self.splits[split]), self.frames, choice)
 
     @property
     def units(self) -> list[str]:
@@ -78,7 +115,7 @@ class DraftData(LightningDataModule):
     @property
     def mark(self) -> str:
         """What answers follow from beside their questions."""
-        return f"{self.teacher.name}-{str(self.base_dtype).removeprefix('torch.')}-{self.options.max_tokens}"
+        return f"{self.teacher.name}-{str(self.base_dtype).removeprefix('torch.')}-{self.max_tokens}"
 
     def store(self, locks: ExitStack, rank: int = 0) -> TokenStore:
         """The target's answers by the names of their questions. locks: keep other runs from the same file."""
@@ -102,8 +139,8 @@ class DraftData(LightningDataModule):
             questions = {sample.name: sample for split in ("dev", "train") for sample in self.samples[split]}
             missing = [sample for sample in questions.values() if store.get(sample.name) is None][part::parts]
             missing.sort(key=lambda sample: sample.words)
-            for batch in _batches(missing, self.options.answer_batch, "the target has answered {} of {} questions"):
-                answers = self.teacher.answer([self.prompting(sample) for sample in batch], self.options.max_tokens)
+            for batch in _batches(missing, self.answer_batch, "the target has answered {} of {} questions"):
+                answers = self.teacher.answer([self.prompting(sample) for sample in batch], self.max_tokens)
                 store.add({sample.name: tokens for sample, tokens in zip(batch, answers, strict=True)})
         return len(missing)
 
@@ -115,10 +152,10 @@ class DraftData(LightningDataModule):
         self.setup("fit")
         store = self.feature_store(layers, half, part)
         rows = [sample for split in ("dev", "train") for sample in self.parts[split]]
-        rows += self.text_samples() if self.options.ramp is not None else []
+        rows += self.text_samples() if self.ramp is not None else []
         missing = [sample for sample in rows if sample.name not in store][part::parts]
         missing.sort(key=self._length)
-        for batch in _batches(missing, self.options.answer_batch, "the target has read {} of {} answers"):
+        for batch in _batches(missing, self.answer_batch, "the target has read {} of {} answers"):
             names = [sample.name for sample in batch]
             store.read(names, [self.prompting(sample) for sample in batch], [self._answer(sample) for sample in batch])
         return len(missing)
@@ -162,11 +199,7 @@ class DraftData(LightningDataModule):
         order = sorted(range(len(rows)), key=lambda index: (len(self.tokens[rows[index].name]), index))
         indices = order[self.trainer.global_rank :: self.trainer.world_size]
         return self._loader(
-            rows,
-            [
-                indices[start : start + self.options.batch_size]
-                for start in range(0, len(indices), self.options.batch_size)
-            ],
+            rows, [indices[start : start + self.batch_size] for start in range(0, len(indices), self.batch_size)]
         )
 
     def plan(self, epoch: int, rank: int = 0, world: int = 1) -> tuple[list[Sample], list[list[int]]]:
@@ -178,36 +211,30 @@ class DraftData(LightningDataModule):
         visual = [sample for sample in self.parts["train"] if sample.visual]
         text = self.text_samples()
         pool = visual + text
-        size = self.options.batch_size * world
-        count = size * (self.options.steps_per_epoch or max(len(self.parts["train"]) // size, 1))
-        share = len(visual) / len(pool) if self.options.ramp is None else None
+        size = self.batch_size * world
+        count = size * (self.steps_per_epoch or max(len(self.parts["train"]) // size, 1))
+        share = len(visual) / len(pool) if self.ramp is None else None
         counts = [
-            round(count * (self.options.ramp.share(earlier) if self.options.ramp else share or 0.0))
-            for earlier in range(epoch + 1)
+            round(count * (self.ramp.share(earlier) if self.ramp else share or 0.0)) for earlier in range(epoch + 1)
         ]
         visual_indices = self._row(len(visual), sum(counts[:-1]), counts[-1], 0)
         before = sum(count - drawn for drawn in counts[:-1])
         text_indices = [len(visual) + index for index in self._row(len(text), before, count - counts[-1], 1)]
-        draw = np.random.default_rng([MIXED, self.options.seed, epoch])
+        draw = np.random.default_rng([MIXED, self.seed, epoch])
         chosen = np.array(visual_indices + text_indices)[draw.permutation(count)].tolist()
         batches: list[list[int]] = []
         for first in range(0, count, GROUP * size):
             group = sorted(chosen[first : first + GROUP * size], key=lambda index: (self._length(pool[index]), index))
-            batches += [
-                group[start : start + self.options.batch_size]
-                for start in range(0, len(group), self.options.batch_size)
-            ]
+            batches += [group[start : start + self.batch_size] for start in range(0, len(group), self.batch_size)]
         # Batches that stand beside each other are equally long: a step waits for the slowest process.
         steps = [batches[start : start + world] for start in range(0, len(batches), world)]
-        order = np.random.default_rng([GROUPED, self.options.seed, epoch]).permutation(len(steps)).tolist()
+        order = np.random.default_rng([GROUPED, self.seed, epoch]).permutation(len(steps)).tolist()
         return pool, [steps[index][rank] for index in order]
 
     def text_samples(self) -> list[Sample]:
         """Those without pictures: the corpus's own, or for a ramp the others without theirs."""
         text = [sample for sample in self.parts["train"] if not sample.visual]
-        return text or (
-            [sample.without_pictures() for sample in self.parts["train"]] if self.options.ramp is not None else []
-        )
+        return text or ([sample.without_pictures() for sample in self.parts["train"]] if self.ramp is not None else [])
 
     def _row(self, length: int, first: int, count: int, kind: int) -> list[int]:
         if not count:
@@ -219,7 +246,7 @@ class DraftData(LightningDataModule):
         for position in range(first, first + count):
             lap, index = divmod(position, length)
             if lap not in orders:
-                orders[lap] = np.random.default_rng([TRAIN, self.options.seed, kind, lap]).permutation(length).tolist()
+                orders[lap] = np.random.default_rng([TRAIN, self.seed, kind, lap]).permutation(length).tolist()
             indices.append(orders[lap][index])
         return indices
 
@@ -232,7 +259,7 @@ class DraftData(LightningDataModule):
     def _loader(self, samples: Sequence[Sample], batches: Sequence[list[int]]) -> DataLoader[Any]:
         dataset = QuestionDataset(samples, self.prompting, self._answer, self.stored)
         return DataLoader(
-            dataset, batch_sampler=PlannedBatches(batches), collate_fn=dataset.collate, num_workers=self.options.workers
+            dataset, batch_sampler=PlannedBatches(batches), collate_fn=dataset.collate, num_workers=self.workers
         )
 
 

@@ -1,4 +1,4 @@
-"""What a drafter's recipe sets of its training and of its data, for all systems."""
+"""What a drafter's recipe sets of its training, for all systems."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mmdec.checks.errors import InputError
-from mmdec.training.vlm_drafters.ramp import Ramp
 
 
 @dataclass(frozen=True)
@@ -55,36 +54,3 @@ class DraftOptions:
                 raise InputError(f"`{name}` must be at least 1, but is {getattr(self, name)}. Raise it.")
         if self.noise < 0:
             raise InputError(f"`noise` must be 0 or more, but is {self.noise}. 0.1 is EAGLE's.")
-
-
-@dataclass(frozen=True)
-class DraftDataOptions:
-    """What a recipe sets of the data.
-
-    samples: questions to train on, `long_share` of them with long answers; null takes all. dev_split: null takes the
-    last of training's questions. max_tokens: of an answer. frames: of a video. ramp: MSD's stages; where the corpus has
-    no conversations without pictures, the first reads the same questions and answers without their pictures; null takes
-    the samples in their order. base_dtype: of the target. kept: a folder for answers and features. answer_batch:
-    questions that are answered at once.
-    """
-
-    train_split: str = "train"
-    dev_split: str | None = "dev"
-    samples: int | None = None
-    dev_samples: int = 64
-    long_share: float | None = None
-    batch_size: int = 16
-    steps_per_epoch: int | None = None
-    max_tokens: int = 256
-    frames: int = 8
-    ramp: Ramp | None = None
-    base_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    kept: str = "runs/vlm_drafters/kept"
-    answer_batch: int = 32
-    workers: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "dev_samples", "max_tokens", "frames", "answer_batch"):
-            if getattr(self, name) < 1:
-                raise InputError(f"`{name}` must be at least 1, but is {getattr(self, name)}. Raise it.")

@@ -57,10 +57,11 @@ def naive(made: VlmModule, rows: Batch, guided: tuple[int, ...]) -> Tensor:
 def test_the_loss_is_that_of_transformers_attention(guided: tuple[int, ...]) -> None:
     made, rows = module(guided), batch(READ)
     parts = made.losses(rows, False)
+    made.whitening.fold(made.model.model.multi_modal_projector.linear_1)  # as after each step
     expected = naive(made, rows, guided)
     assert abs(expected.item() - np.log(13)) > 1e-3  # no even look
     torch.testing.assert_close(parts["guide"], expected, rtol=1e-5, atol=1e-5)
-    whole = parts["answers"] + 0.3 * parts["cells"] + 0.3 * parts["guide"]
+    whole = parts["answers"] + 0.3 * parts["cells"] + 0.3 * (parts["guide"] + parts["pointer"])
     torch.testing.assert_close(parts["loss"], whole)
 
 
