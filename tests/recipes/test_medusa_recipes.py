@@ -185,7 +185,7 @@ def test_decoding_does_what_the_log_promises(base: Path, corpus: Path, kind: str
     module, data = cli.model, cli.datamodule
     assert isinstance(module, MedusaModule)
     assert isinstance(data, HeadData)
-    data.known = ()
+    data.stored = ()
     batch = next(iter(data.val_dataloader()))
     assert batch.features is not None
     assert set(batch.timed) == {False, True}

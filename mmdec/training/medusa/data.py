@@ -111,7 +111,7 @@ class Spelling:
 
 
 class HeadWindows(Dataset[HeadBatch]):
-    """Batches, composed where they are asked for; not if the states of all their windows are `known` by name."""
+    """Batches, composed where they are asked for; not if the states of all their windows are `stored` by name."""
 
     def __init__(
         self,
