@@ -21,6 +21,7 @@ from mmdec.training.vlm.data import SceneData, choose, picture
 from mmdec.training.vlm.encoded import NOWHERE
 from mmdec.training.vlm.export import export
 from mmdec.training.vlm.judge import interval, judge, swapped
+from mmdec.training.vlm.tokens import PRINTED
 from mmdec.types import InputError
 from tests.support.quiet import LIGHTNING
 
@@ -67,7 +68,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 }
             )
         (root / f"{split}.json").write_text(json.dumps(rows), encoding="utf-8")
-        np.save(root / f"{split}.cells.npy", np.ones((10, 4, 8, 2), np.uint8))
+        cells = np.ones((10, 4, 8, 2), np.uint8)
+        for number in range(10):  # the digit stands in one cell of its patch
+            cells[number, number % 4, :, 0] = 0
+            cells[number, number % 4, number % 8, 0] = PRINTED.index(str(number)) + 1
+        np.save(root / f"{split}.cells.npy", cells)
     return root
 
 

@@ -206,17 +206,13 @@ class SceneData(LightningDataModule):
         """Pictures of one pass over the corpus."""
         printed = int(self.printed.sum())
         rest = len(self.printed) - printed
-        return len(self.printed) if self.printed_share is None else printed + min(rest, self.others(printed))
-
-    def others(self, printed: int) -> int:
-        """How many pictures without print go with those that have some."""
-        assert self.printed_share
-        return round(printed * (1 - self.printed_share) / self.printed_share)
+        share = self.printed_share if printed else None
+        return len(self.printed) if share is None else printed + min(rest, round(printed * (1 - share) / share))
 
     def order(self, lap: int, length: int) -> np.ndarray:
         """A pass: all pictures, or those with print and as many of the others as belong to them."""
         draw = np.random.default_rng([self.seed, lap])
-        if self.printed_share is None:
+        if length == len(self.printed):
             return draw.permutation(length)
         printed, rest = np.flatnonzero(self.printed), np.flatnonzero(~self.printed)
         return draw.permutation(np.concatenate([printed, draw.permutation(rest)[: length - len(printed)]]))
