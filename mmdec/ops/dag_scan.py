@@ -117,8 +117,7 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
 
     # Backwards is forwards in a mirror: tokens reversed for each sample, links transposed. Both run in one batch of 2B.
     mirror = last[:, None] - step  # (B, M), step k of the mirror is token last - k
-    outside = mirror < 0
-    mirror = mirror.clamp(min=0)
+    outside, mirror = mirror < 0, mirror.clamp(min=0)
     mirrored = emission.gather(1, mirror[:, :, None].expand_as(emission)).masked_fill(outside[:, :, None], 0.0)
     factors = torch.cat([emission, mirrored]).transpose(0, 1).contiguous()  # (M, 2B, L)
     tops = torch.cat([match_top, match_top.gather(1, mirror)]) + link_top.repeat(2)[:, None]  # (2B, M)
@@ -164,8 +163,8 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
     beta_top = tokens(arrivals.amax(2, keepdim=True)).squeeze(2).log() + beta_scale  # (B, M)
     gap = (leaving + match_top[:, 1:] + beta_top[:, 1:]).masked_fill(outside[:, 1:], NEG_INF)
     fall = log_peaks[:, 1:].masked_fill(outside.repeat(2, 1)[:, 1:], 0.0)
-    smooth = (fall >= -TRUSTED).all(1)
-    trusted = (gap <= TRUSTED).all(1) & smooth[:batch] & smooth[batch:] & log_prob.isfinite()
+    smooth = (fall >= -TRUSTED).all(1).view(2, batch).all(0)  # there and back
+    trusted = (gap <= TRUSTED).all(1) & smooth & log_prob.isfinite()
     return Posterior(log_prob, vertices, counts), trusted
 
 
