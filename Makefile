@@ -1,5 +1,6 @@
 # Each command works in a fresh checkout, with Python 3.11 or newer and make alone. No root, no GPU.
 
+.DEFAULT_GOAL := translate
 PYTHON ?= python3
 MINUTES ?= 25
 TORCH = torch==2.11.0 torchaudio==2.11.0
@@ -7,7 +8,10 @@ BIN = .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONUNBUFFERED = 1
 
-.PHONY: translate test test-all check corpus train demo wheel clean
+.PHONY: help translate test test-all check bench corpus train demo site wheel clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1|/' | awk -F'|' '{printf "make %-10s %s\n", $$1, $$2}'
 
 translate: .venv/ready  ## translate the sample recordings into out/
 	$(BIN)/python -m mmdec translate data/samples/*.wav --output out
@@ -24,6 +28,9 @@ check: .venv/ready  ## style, types, layers
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
+bench: .venv/ready  ## every benchmark, ten minutes at most each, into out/bench.json
+	$(BIN)/python -m mmdec bench all --json out/bench.json
+
 corpus: .venv/ready  ## the French-English phrasebook corpus: needs espeak-ng and flite
 	$(BIN)/python data/build/phrasebook.py --out data/corpus
 
@@ -33,15 +40,23 @@ train: .venv/ready  ## train or resume the shipped models in runs/ for MINUTES=2
 demo: .venv/ready  ## the page that records and translates
 	$(BIN)/python -m mmdec demo
 
+site: .venv/docs  ## the documentation as web pages: open site/index.html
+	$(BIN)/python -m sphinx -W --keep-going -q -b html -d .doctrees docs site
+
 wheel: .venv/ready  ## dist/mmdec-*.whl, with the models in it
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:  ## what the commands above wrote, but not .venv
-	rm -rf dist out .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf dist out site .doctrees .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 .venv/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("mmdec needs Python 3.11 or newer, but $(PYTHON) is %d.%d. Name another: make PYTHON=python3.12" % v[:2])'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing into .venv: about 5.5 GB, a few minutes"
 	$(BIN)/python -m pip install --quiet $(TORCH) --editable '.[test]'
+	@$(BIN)/python -m pip install --quiet kenlm 2> /dev/null || echo "kenlm cannot be built here: the tests that it judges are skipped"
+	@touch $@
+
+.venv/docs: .venv/ready
+	$(BIN)/python -m pip install --quiet $(TORCH) --editable '.[docs]'
 	@touch $@

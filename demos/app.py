@@ -1,6 +1,10 @@
-"""Starts the demo page: `python demos/app.py`, the same as `mmdec demo`."""
+"""Starts the demo page: `python demos/app.py`, the same as `mmdec demo`. A Space names its own address and port."""
+
+import os
 
 from mmdec.demo.page import serve
 
 if __name__ == "__main__":
-    serve()
+    serve(
+        host=os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"), port=int(os.environ.get("GRADIO_SERVER_PORT", "7860"))
+    )

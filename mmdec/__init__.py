@@ -1,5 +1,6 @@
 """Parallel decoding for speech and vision-language models. The public names load on first use, torch with them."""
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +9,6 @@ from mmdec.types import InputError, MmdecError
 
 if TYPE_CHECKING:
     from mmdec import audio
-    from mmdec.generation.drafter_choice import load_drafter
     from mmdec.generation.model_lock import model_lock
     from mmdec.generation.named_drafters import register_drafter
     from mmdec.generation.run import DecodingStatistics, default_statistics
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from mmdec.pipelines.description.describe import describe
     from mmdec.pipelines.description.description import Description
     from mmdec.pipelines.inputs import BatchError
+    from mmdec.pipelines.load import load, load_drafter
     from mmdec.pipelines.transcription.transcribe import transcribe
     from mmdec.pipelines.transcription.transcript import Segment, Transcript, Word
-    from mmdec.pipelines.translation.load import load
     from mmdec.pipelines.translation.translate import Translation, translate_speech
     from mmdec.targets.fast_pass import fast_pass
 
@@ -61,16 +61,21 @@ _LAZY = {
     "Description": "mmdec.pipelines.description.description",
     "describe": "mmdec.pipelines.description.describe",
     "fast_pass": "mmdec.targets.fast_pass",
-    "load": "mmdec.pipelines.translation.load",
+    **dict.fromkeys(("load", "load_drafter"), "mmdec.pipelines.load"),
     **dict.fromkeys(("DecodingStatistics", "default_statistics"), "mmdec.generation.run"),
-    "load_drafter": "mmdec.generation.drafter_choice",
     "model_lock": "mmdec.generation.model_lock",
     "register_drafter": "mmdec.generation.named_drafters",
     "transcribe": "mmdec.pipelines.transcription.transcribe",
 }
 _MODULES = ("audio",)
+_REGISTERED = {  # after this module of transformers, that of mmdec
+    "transformers.modeling_utils": "mmdec.targets.attention",
+    "transformers.models.auto.configuration_auto": "mmdec.hub.auto_config",
+    "transformers.models.auto.modeling_auto": "mmdec.hub.auto_model",
+}
 
-register_when_there()
+register_when_there(_REGISTERED)
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # who uses mmdec decides what is shown, and where
 
 
 def __getattr__(name: str) -> Any:

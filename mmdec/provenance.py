@@ -23,10 +23,14 @@ OPTIONAL = ("triton", "ctranslate2")
 
 
 def stamp() -> dict[str, Any]:
-    """Command, versions, commit, date and device, as JSON. Paths are relative to the checkout."""
+    """Command, versions, commit (and whether files differ from it), date and device, as JSON.
+
+    Paths are relative to the checkout.
+    """
     return {
         "argv": [_portable(argument) for argument in sys.argv],
         "commit": _commit(),
+        "uncommitted": _uncommitted(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "python": ".".join(map(str, sys.version_info[:3])),
         "versions": {package: _version(package) for package in PACKAGES},
@@ -99,11 +103,22 @@ def _cpu() -> str:
 
 def _commit() -> str | None:
     """The checkout's commit; None for an installed wheel, even inside another repository."""
+    return (_git("rev-parse", "HEAD") or "").strip() or None
+
+
+def _uncommitted() -> bool | None:
+    """Whether the package's files differ from the commit's: then its name does not say what ran. None without one."""
+    changes = _git("status", "--porcelain", "--untracked-files=no", "--", "mmdec")
+    return None if changes is None else bool(changes.strip())
+
+
+def _git(*words: str) -> str | None:
+    """What git says of this checkout; None where there is no git, no checkout, or an error."""
     git = shutil.which("git")
     if git is None or not (CHECKOUT / ".git").exists():
         return None
-    command = [git, "-C", str(CHECKOUT), "rev-parse", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
+    done = subprocess.run([git, "-C", str(CHECKOUT), *words], capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode == 0 else None
 
 
 def _portable(argument: str) -> str:

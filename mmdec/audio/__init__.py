@@ -28,6 +28,7 @@ from mmdec.audio.samples import (
     split_at_pauses,
     trim_silence,
 )
+from mmdec.audio.voices import check_detector
 
 __all__ = [
     "HOP",
@@ -41,6 +42,7 @@ __all__ = [
     "WINDOW",
     "WRITABLE",
     "AudioSource",
+    "check_detector",
     "check_peak",
     "check_rate",
     "check_samples",

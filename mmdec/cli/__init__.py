@@ -1,11 +1,13 @@
 """The command line, `mmdec`: one file for each verb.
 
-Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 some inputs failed, 2 wrong arguments. Each
-verb imports torch only when it runs, so that `mmdec --help` is fast.
+Results go to stdout, progress, warnings of the library's loggers and errors to stderr. Exit codes: see `EPILOG`. Each
+verb imports torch only when it runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 from typing import Annotated
 
@@ -14,13 +16,19 @@ import typer
 from mmdec import MmdecError, __version__
 from mmdec.cli import bench, convert, demo, describe, evaluate, info, promote, train, transcribe, translate
 
+EPILOG = (
+    "Exit codes: 0 done; 1 some inputs failed, or a benchmark was left out; 2 wrong arguments, a missing or damaged "
+    "model, or an output that differs where it must not; 130 interrupted. Results are on stdout, progress and errors "
+    "on stderr. MMDEC_LOG=info (debug, warning, error) says more or less."
+)
+INTERRUPTED = 130
 app = typer.Typer(
     name="mmdec",
     help="Parallel decoding for speech and pictures: translate French speech into English speech, transcribe speech, "
     "describe pictures.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    epilog=EPILOG,
 )
 app.command()(translate.translate)
 app.command()(transcribe.transcribe)
@@ -43,8 +51,22 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 def main() -> None:
     """Entry point of the `mmdec` script. Errors of mmdec's own print one line on stderr."""
+    show_logs()
     try:
         app()
     except MmdecError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def show_logs() -> None:
+    """The library's loggers on stderr; only here, where mmdec is the program and not a part of one."""
+    level = logging.getLevelNamesMapping().get(os.environ.get("MMDEC_LOG", "warning").upper(), logging.WARNING)
+    ours = logging.getLogger("mmdec")
+    ours.setLevel(level)
+    if not ours.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        ours.addHandler(handler)

@@ -1,91 +1,141 @@
-"""`mmdec bench`: time a model and its baseline in turn."""
+"""`mmdec bench`: time a model and its baseline in turn, once their outputs are equal."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mmdec import InputError
+from mmdec.cli import bench_runs
 from mmdec.cli.options import (
+    OWN_PROMPT,
     SPEECH_MODEL,
-    VLM_CORPUS,
     VLM_MODEL,
     WHISPER_CORPUS,
     WHISPER_MODEL,
     AnswerTokens,
-    AsJson,
+    AudioFiles,
     BenchDevice,
     BenchThreads,
     Heads,
     Language,
     MaxNewTokens,
     Model,
+    OwnPrompt,
     Pictures,
     Plan,
     Questions,
-    Report,
     WhisperCorpus,
     language_or_none,
     log,
-    print_report,
 )
+from mmdec.cli.reports import Against, Destinations, JsonTo, MarkdownTo, PlotsTo, Report, ReportCommand
 
-app = typer.Typer(help="Time a model and its baseline in turn.", no_args_is_help=True)
+app = typer.Typer(
+    help="Time a model and its baseline in turn. Outputs are compared first: without equality there are no figures.",
+    no_args_is_help=True,
+)
+app.command(name="all", cls=ReportCommand)(bench_runs.everything)
+app.command(name="show", cls=ReportCommand)(bench_runs.show_saved)
 
 Pairs = Annotated[int, typer.Option("--repeats", min=1, help="Pairs of runs timed for each row of the report.")]
 
 
-@app.command()
+def _deliver(bench: str, raw: Mapping[str, Any], to: Destinations) -> None:
+    from mmdec.evaluation.bench_report import BenchRun
+    from mmdec.evaluation.bench_rows import report_of
+
+    to.deliver(BenchRun((report_of(bench, raw),)))
+
+
+@app.command(cls=ReportCommand)
 def speech(
     recordings: Annotated[
-        list[Path] | None, typer.Argument(metavar="IN...", help="French recordings. Default: data/samples/*.wav.")
+        list[Path] | None, typer.Argument(metavar="[IN]...", help="French recordings. Default: data/samples/*.wav.")
     ] = None,
-    output: Report = None,
+    audio: AudioFiles = None,
     repeats: Pairs = 15,
     model: Model = SPEECH_MODEL,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
+    output: Report = None,
+    json_to: JsonTo = None,
+    markdown: MarkdownTo = None,
+    plots: PlotsTo = None,
+    against: Against = None,
 ) -> None:
     """Time speech translation: the DAG against autoregressive decoding by source length, and file to samples."""
     from mmdec.evaluation.bench_translation import bench_speech
 
-    paths = recordings or sorted(Path("data/samples").glob("*.wav"))
-    print_report(bench_speech(paths, model, repeats=repeats, device=device, threads=threads), output)
+    to = Destinations(output, json_to, markdown, plots, against)
+    paths = [*(recordings or ()), *(audio or ())] or sorted(Path("data/samples").glob("*.wav"))
+    _deliver("speech", bench_speech(paths, model, repeats=repeats, device=device, threads=threads, log=log), to)
 
 
-@app.command()
-def paper(output: Report = None, repeats: Pairs = 5, device: BenchDevice = "cpu", threads: BenchThreads = 2) -> None:
-    """Time a DASpeech of the paper's size against an S2UT decoder, both with random weights."""
+@app.command(cls=ReportCommand)
+def paper(
+    beside: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="Saved JSON of other benchmarks, for our figures.")
+    ] = None,
+    repeats: Pairs = 5,
+    device: BenchDevice = "cpu",
+    threads: BenchThreads = 2,
+    output: Report = None,
+    json_to: JsonTo = None,
+    markdown: MarkdownTo = None,
+    plots: PlotsTo = None,
+    against: Against = None,
+) -> None:
+    """Published figures beside ours; DASpeech of the paper's size, random weights, is timed against an S2UT decoder."""
+    from mmdec.evaluation.bench_published import with_published
+    from mmdec.evaluation.bench_report import BenchRun, load_run
+    from mmdec.evaluation.bench_rows import report_of
     from mmdec.evaluation.bench_translation import bench_paper
 
-    print_report(bench_paper(repeats=repeats, device=device, threads=threads), output)
+    to = Destinations(output, json_to, markdown, plots, against)
+    saved = [report for path in beside or () for report in load_run(path).reports]
+    report = report_of("paper", bench_paper(repeats=repeats, device=device, threads=threads, log=log))
+    to.deliver(BenchRun((with_published(report, saved),)))
 
 
-@app.command()
+@app.command(cls=ReportCommand)
 def core(
-    output: Report = None,
     repeats: Pairs = 5,
     sizes: Annotated[str, typer.Option(help="Parameters of the models, comma-separated.")] = "2M,30M,130M",
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
+    output: Report = None,
+    json_to: JsonTo = None,
+    markdown: MarkdownTo = None,
+    plots: PlotsTo = None,
+    against: Against = None,
 ) -> None:
     """Time mmdec's loop against transformers' own, on language models with random weights."""
-    from mmdec.evaluation.bench_core import bench_core
+    from mmdec.evaluation.bench_core import SIZES, bench_core
 
-    print_report(bench_core(sizes.split(","), repeats, device=device, threads=threads), output)
+    names = [size.strip() for size in sizes.split(",")]
+    if not set(names) <= set(SIZES):
+        raise InputError(f"`sizes` must be some of {', '.join(SIZES)}, but is {sizes!r:.60}. Choose from these.")
+    to = Destinations(output, json_to, markdown, plots, against)
+    _deliver("core", bench_core(names, repeats, device=device, threads=threads, log=log), to)
 
 
-@app.command()
+@app.command(cls=ReportCommand)
 def compressor(
-    output: Report = None,
     size: Annotated[str, typer.Option(help="small, medium or 7B.")] = "medium",
     visual: Annotated[str, typer.Option(help="Visual tokens, comma-separated.")] = "64,256,1024",
     accepted: Annotated[int, typer.Option(min=0, help="Drafted tokens that the oracle accepts in a round.")] = 3,
     repeats: Pairs = 5,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
+    output: Report = None,
+    json_to: JsonTo = None,
+    markdown: MarkdownTo = None,
+    plots: PlotsTo = None,
+    against: Against = None,
 ) -> None:
     """Time SpecVLM's drafter against EAGLE-2's by the number of visual tokens, with random weights."""
     from mmdec.evaluation.bench_compressor import SIZES, bench_compressor
@@ -93,25 +143,36 @@ def compressor(
     if size not in SIZES:
         raise InputError(f"`size` must be one of {', '.join(SIZES)}, but is {size!r:.60}. Choose one.")
     counts = [_visual_count(count) for count in visual.split(",")]
-    print_report(
-        bench_compressor(size, counts, accepted=accepted, repeats=repeats, device=device, threads=threads), output
-    )
+    to = Destinations(output, json_to, markdown, plots, against)
+    raw = bench_compressor(size, counts, accepted=accepted, repeats=repeats, device=device, threads=threads, log=log)
+    _deliver("compressor", raw, to)
 
 
-@app.command()
-def kernels(output: Report = None, repeats: Pairs = 15, device: BenchDevice = "cpu", threads: BenchThreads = 1) -> None:
+@app.command(cls=ReportCommand)
+def kernels(
+    repeats: Pairs = 15,
+    device: BenchDevice = "cpu",
+    threads: BenchThreads = 1,
+    output: Report = None,
+    json_to: JsonTo = None,
+    markdown: MarkdownTo = None,
+    plots: PlotsTo = None,
+    against: Against = None,
+) -> None:
     """Time the operators alone: GPU kernels against SDPA, FlexAttention and dense torch; on a CPU the torch forms."""
     from mmdec.evaluation.bench_kernels import bench_kernels
 
-    print_report(bench_kernels(repeats=repeats, device=device, threads=threads), output)
+    to = Destinations(output, json_to, markdown, plots, against)
+    _deliver("kernels", bench_kernels(repeats=repeats, device=device, threads=threads, log=log), to)
 
 
-@app.command()
+@app.command(cls=ReportCommand)
 def asr(
     recordings: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="IN...", help="Audio files. Default: some of each length from the corpus."),
+        typer.Argument(metavar="[IN]...", help="Audio files. Default: some of each length from the corpus."),
     ] = None,
+    audio: AudioFiles = None,
     corpus: WhisperCorpus = WHISPER_CORPUS,
     splits: Annotated[str, typer.Option(help="Splits to choose recordings from, comma-separated.")] = "test,paragraphs",
     model: Model = WHISPER_MODEL,
@@ -129,15 +190,20 @@ def asr(
     peer: Annotated[str | None, typer.Option(help="Another engine with the same weights: ctranslate2.")] = None,
     language: Language = "en",
     max_new_tokens: MaxNewTokens = None,
-    output: Report = None,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
+    output: Report = None,
+    json_to: JsonTo = None,
+    markdown: MarkdownTo = None,
+    plots: PlotsTo = None,
+    against: Against = None,
 ) -> None:
     """Time Medusa heads against transformers' greedy decoding, prompt lookup and an assistant, tokens equal."""
     from mmdec.evaluation.bench_transcription import PLANS, bench_asr
 
-    report = bench_asr(
-        recordings or (),
+    to = Destinations(output, json_to, markdown, plots, against)
+    raw = bench_asr(
+        [*(recordings or ()), *(audio or ())],
         corpus,
         splits.split(","),
         model,
@@ -155,13 +221,14 @@ def asr(
         threads=threads,
         log=log,
     )
-    print_report(report, output)
+    _deliver("asr", raw, to)
 
 
-@app.command()
+@app.command(cls=ReportCommand)
 def vlm(
-    questions: Questions = VLM_CORPUS / "test.json",
+    questions: Questions = None,
     images: Pictures = None,
+    prompt: OwnPrompt = OWN_PROMPT,
     model: Model = VLM_MODEL,
     drafter: Annotated[
         list[str] | None,
@@ -171,19 +238,23 @@ def vlm(
     per_task: Annotated[int, typer.Option(min=1, help="Questions of each task.")] = 6,
     repeats: Annotated[int, typer.Option(min=1, help="Times that each method answers each question.")] = 5,
     max_new_tokens: AnswerTokens = None,
-    output: Report = None,
-    as_json: AsJson = False,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
+    output: Report = None,
+    json_to: JsonTo = None,
+    markdown: MarkdownTo = None,
+    plots: PlotsTo = None,
+    against: Against = None,
 ) -> None:
     """Time drafters for pictures against transformers' greedy decoding, its prompt lookup and plain decoding."""
     from mmdec.evaluation.bench_description import bench_vlm
-    from mmdec.evaluation.tables_description import bench_table
 
-    report = bench_vlm(
+    to = Destinations(output, json_to, markdown, plots, against)
+    raw = bench_vlm(
         questions,
         images,
         model,
+        prompt=prompt,
         drafters=drafter or ["auto"],
         plan=plan,
         per_task=per_task,
@@ -193,7 +264,7 @@ def vlm(
         threads=threads,
         log=log,
     )
-    print_report(report, output, None if as_json else bench_table)
+    _deliver("vlm", raw, to)
 
 
 def _visual_count(count: str) -> int:

@@ -7,6 +7,9 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from mmdec.cli.options import AsJson
+from mmdec.cli.reports import print_result
+
 app = typer.Typer(help="Convert published weights to mmdec's format.", no_args_is_help=True)
 
 
@@ -14,11 +17,12 @@ app = typer.Typer(help="Convert published weights to mmdec's format.", no_args_i
 def medusa(
     source: Annotated[Path, typer.Argument(metavar="IN", help="Directory with the published checkpoint.")],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="New directory for the heads.")],
+    as_json: AsJson = False,
 ) -> None:
     """Convert aiola's Medusa heads for Whisper. Only safetensors files are read."""
     from mmdec.hub.whisper_medusa import convert
 
-    print(convert(source, output))
+    _told(convert(source, output), as_json)
 
 
 @app.command()
@@ -27,11 +31,12 @@ def hifigan(
         Path, typer.Argument(metavar="IN", help="The generator's checkpoint; config.json must lie beside it.")
     ],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="New directory; pass it to --vocoder.")],
+    as_json: AsJson = False,
 ) -> None:
     """Convert a published HiFi-GAN generator. Of the pickle, only tensors are read."""
     from mmdec.hub.hifigan import convert
 
-    print(convert(source, output))
+    _told(convert(source, output), as_json)
 
 
 @app.command()
@@ -46,8 +51,13 @@ def drafter(
     vocab_size: Annotated[
         int | None, typer.Option(help="Tokens of the target, where it has more than the network was trained with.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Convert a published draft network. Of a pickle, only tensors are read."""
     from mmdec.hub.convert_drafter import convert
 
-    print(convert(source, output, system=cast(Any, system), vocab_size=vocab_size))
+    _told(convert(source, output, system=cast(Any, system), vocab_size=vocab_size), as_json)
+
+
+def _told(folder: Path, as_json: bool) -> None:
+    print_result({"output": str(folder)}, as_json, str(folder))

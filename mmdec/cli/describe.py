@@ -12,8 +12,9 @@ import typer
 
 from mmdec import InputError, MmdecError
 from mmdec.checks.files import printable
-from mmdec.cli.options import VLM_MODEL, Device, JsonLines, Model, Threads, progress_bar
+from mmdec.cli.options import VLM_MODEL, Device, JsonLines, MinConfidence, Model, Threads
 from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, unwritten, write_text
+from mmdec.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from mmdec.pipelines.description.description import Description
@@ -52,6 +53,7 @@ def describe(
     batch_size: BatchSize = 8,
     device: Device = None,
     threads: Threads = None,
+    min_confidence: MinConfidence = None,
 ) -> None:
     """Ask a vision-language model about pictures. A drafter makes it faster; the text stays the model's own.
 
@@ -70,6 +72,7 @@ def describe(
         "batch_size": 1 if stream else batch_size,
         "max_new_tokens": max_new_tokens,
         "threads": threads,
+        "min_confidence": min_confidence,
     }
     errors: list[tuple[Path, str]] = []
     several = len(questions) > 1
@@ -179,6 +182,6 @@ def _report(image: Any, target: Path | None, result: Description, as_json: bool,
         stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in result.timings.items())
         return (
             f"{title} -> {printable(str(target))}\n  {result.text}\n"
-            f"  {stages} s; {result.tokens_per_round:.2f} tokens a round"
+            f"  {stages} s; {result.tokens_per_round:.2f} tokens a round; confidence {result.confidence:.2f}"
         )
     return f"{title}:\n  {result.text}" if several else result.text

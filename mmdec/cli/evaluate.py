@@ -8,14 +8,13 @@ from typing import Annotated
 import typer
 
 from mmdec.cli.options import (
+    OWN_PROMPT,
     SPEECH_CORPUS,
     SPEECH_MODEL,
-    VLM_CORPUS,
     VLM_MODEL,
     WHISPER_CORPUS,
     WHISPER_MODEL,
     AnswerTokens,
-    AsJson,
     BenchDevice,
     BenchThreads,
     Device,
@@ -24,20 +23,20 @@ from mmdec.cli.options import (
     Limit,
     MaxNewTokens,
     Model,
+    OwnPrompt,
     Pictures,
     Plan,
     Questions,
-    Report,
     WhisperCorpus,
     language_or_none,
     log,
-    print_report,
 )
+from mmdec.cli.reports import JsonTo, Report, ReportCommand, deliver_report
 
 app = typer.Typer(help="Score a model on a split of a corpus.", no_args_is_help=True)
 
 
-@app.command()
+@app.command(cls=ReportCommand)
 def speech(
     split: Annotated[str, typer.Option(help="Split of the corpus: test, test_voices or dev.")] = "test",
     corpus: Annotated[Path, typer.Option(help="Folder of the corpus.")] = SPEECH_CORPUS,
@@ -53,7 +52,7 @@ def speech(
     limit: Limit = None,
     asr: Annotated[bool, typer.Option(help="Compute ASR-BLEU, too, with pocketsphinx as the recogniser.")] = True,
     output: Report = None,
-    as_json: AsJson = False,
+    json_to: JsonTo = None,
     device: Device = None,
     threads: BenchThreads = 2,
 ) -> None:
@@ -74,15 +73,21 @@ def speech(
         threads=threads,
         log=log,
     )
-    print_report(report, output, None if as_json else table)
+    deliver_report(report, output, json_to, table)
 
 
-@app.command()
+@app.command(cls=ReportCommand)
 def asr(
     split: Annotated[
         str | None, typer.Option(help="Split of the corpus: test, test_voices, paragraphs or dev; '' for all.")
     ] = "test",
     corpus: WhisperCorpus = WHISPER_CORPUS,
+    audio: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--audio", metavar="FILE", help="A recording of your own, its transcript beside it (.txt). Repeat."
+        ),
+    ] = None,
     model: Model = WHISPER_MODEL,
     heads: Heads = None,
     plan: Plan = "learned",
@@ -93,7 +98,7 @@ def asr(
     max_new_tokens: MaxNewTokens = None,
     worst: Annotated[int, typer.Option(min=0, help="List this many transcripts with most errors.")] = 10,
     output: Report = None,
-    as_json: AsJson = False,
+    json_to: JsonTo = None,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
 ) -> None:
@@ -106,6 +111,7 @@ def asr(
         split or None,
         corpus,
         model,
+        recordings=audio or (),
         heads=heads,
         plan=parse_plan(plan),
         plain=plain,
@@ -118,13 +124,14 @@ def asr(
         worst=worst,
         log=log,
     )
-    print_report(report, output, None if as_json else asr_table)
+    deliver_report(report, output, json_to, asr_table)
 
 
-@app.command()
+@app.command(cls=ReportCommand)
 def vlm(
-    questions: Questions = VLM_CORPUS / "test.json",
+    questions: Questions = None,
     images: Pictures = None,
+    prompt: OwnPrompt = OWN_PROMPT,
     model: Model = VLM_MODEL,
     drafter: Annotated[str, typer.Option("--drafter", "-d", help="As for `mmdec describe`.")] = "auto",
     plan: Plan = "learned",
@@ -134,7 +141,7 @@ def vlm(
     batch_size: Annotated[int, typer.Option(min=1, help="Questions in a batch.")] = 1,
     worst: Annotated[int, typer.Option(min=0, help="List this many wrong answers.")] = 10,
     output: Report = None,
-    as_json: AsJson = False,
+    json_to: JsonTo = None,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
 ) -> None:
@@ -147,6 +154,7 @@ def vlm(
         questions,
         images,
         model,
+        prompt=prompt,
         drafter=None if drafter == "none" else drafter,
         plan=parse_plan(plan),
         swap=swap,
@@ -158,4 +166,4 @@ def vlm(
         worst=worst,
         log=log,
     )
-    print_report(report, output, None if as_json else vlm_table)
+    deliver_report(report, output, json_to, vlm_table)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mmdec.cli.options import BenchThreads, log
+from mmdec.cli.options import AsJson, BenchThreads, log
+from mmdec.cli.reports import print_result
 
 
 def promote(
@@ -22,9 +23,11 @@ def promote(
         int | None, typer.Option(min=1, help="Use only this many utterances of each split, evenly spaced.")
     ] = None,
     threads: BenchThreads = 2,
+    as_json: AsJson = False,
 ) -> None:
     """Replace a model in models/ by a better one from runs/, and write its model card from new measurements."""
     from mmdec.evaluation import promotion
 
     directory = promotion.promote(run, force=force, corpus=corpus, limit=limit, threads=threads, log=log)
-    print(f"{directory}: weights, card and provenance are new. README.md still has the old tables.")
+    text = f"{directory}: weights, card and provenance are new. README.md still has the old tables."
+    print_result({"run": str(run), "output": str(directory)}, as_json, text)

@@ -12,8 +12,9 @@ import typer
 
 from mmdec import InputError, MmdecError
 from mmdec.checks.files import printable
-from mmdec.cli.options import WHISPER_MODEL, Device, Inputs, JsonLines, Model, Threads, progress_bar
+from mmdec.cli.options import WHISPER_MODEL, Device, Inputs, JsonLines, MinConfidence, Model, Threads
 from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, unwritten, write_text
+from mmdec.cli.progress import progress_bar
 from mmdec.pipelines.transcription.transcript import FORMATS, SUBTITLES, clock
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def transcribe(
     condition_on_prev_tokens: Condition = False,
     device: Device = None,
     threads: Threads = None,
+    min_confidence: MinConfidence = None,
 ) -> None:
     """Transcribe speech with a Whisper. A drafter makes it faster; the text stays the model's own.
 
@@ -105,6 +107,7 @@ def transcribe(
         "prompt": prompt,
         "batch_size": batch_size,
         "threads": threads,
+        "min_confidence": min_confidence,
         "temperature": tuple(temperature) if temperature and len(temperature) > 1 else temperature and temperature[0],
         "logprob_threshold": logprob_threshold,
         "compression_ratio_threshold": compression_ratio_threshold,
@@ -201,7 +204,8 @@ def _report(source: Path, target: Path | None, result: Transcript, kind: str, as
         return (
             f"{printable(str(source))} -> {printable(str(target))}\n  {result.text}\n"
             f"  {result.seconds:.2f} s of audio in "
-            f"{result.timings['total']:.3f} s: {stages}; {result.tokens_per_round:.2f} tokens a round"
+            f"{result.timings['total']:.3f} s: {stages}; {result.tokens_per_round:.2f} tokens a round; "
+            f"confidence {result.confidence:.2f}"
         )
     if kind != "text":
         return result.format(kind).rstrip("\n")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mmdec.checks.files import printable
-from mmdec.cli.options import SPEECH_MODEL, Device, Inputs, JsonLines, Model, Threads, progress_bar, set_threads
+from mmdec.cli.options import SPEECH_MODEL, Device, Inputs, JsonLines, MinConfidence, Model, Threads, set_threads
 from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, unwritten
+from mmdec.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from mmdec import Translation
@@ -47,43 +51,58 @@ def translate(
             help="griffin-lim, or HiFi-GAN weights: a directory or a Hugging Face id. Default: the model's own."
         ),
     ] = None,
+    min_confidence: MinConfidence = None,
+    pauses: Annotated[
+        str, typer.Option(help="Where long recordings are cut: energy, or webrtc (needs mmdec[vad]).")
+    ] = "energy",
 ) -> None:
     """Translate French speech into English speech.
 
     If a file fails, the others are still translated. Failed files are listed at the end, and the exit code is 1.
     """
-    from mmdec import load, translate_speech
-    from mmdec.pipelines.translation.translator import check_strategy
-    from mmdec.runtime import Stopwatch
+    from mmdec import translate_speech
+    from mmdec.pipelines.translation.load import load
+    from mmdec.pipelines.translation.translator import check_pauses, check_strategy
 
     if verify:
         strategy = "verified"
     check_strategy(strategy)
+    check_pauses(pauses)
     targets = output_paths(inputs, output, AUDIO_SUFFIXES, ".wav")
     set_threads(threads)
     translator = load(model, device, vocoder=vocoder)
-    report = _json_line if as_json else _plain_lines
+    options: dict[str, Any] = {"strategy": strategy, "min_confidence": min_confidence, "pauses": pauses}
+    call = partial(translate_speech, model=translator, **options)
     errors: list[tuple[Path, str]] = []
     with progress_bar(count=True) as progress:
         task = progress.add_task("translating", total=len(inputs))
         for source, target in zip(inputs, targets, strict=True):
             progress.update(task, description=source.name)
-            stopwatch = Stopwatch()
-            try:
-                result = translate_speech(source, model=translator, strategy=strategy)
-                result.save(target)
-            except OSError as error:  # from writing: reading raises InputError
-                errors.append((source, unwritten(target, error)))
-            except Exception as error:  # one file must not stop the others
-                errors.append((source, failure(error)))
-            else:
-                seconds = stopwatch.lap()
-                progress.console.file.flush()
-                print(report(source, target, result, seconds), flush=True)
+            error = _translated(source, target, call, _json_line if as_json else _plain_lines)
+            if error:
+                errors.append((source, error))
             progress.advance(task)
     print_failures(errors, len(inputs))
     if errors:
         raise typer.Exit(1)
+
+
+def _translated(source: Path, target: Path, call: Callable[[Path], Translation], report: Callable[..., str]) -> str:
+    """Translate one file and print what came of it; the error message, or "" if it is written."""
+    from mmdec.runtime import Stopwatch
+
+    stopwatch = Stopwatch()
+    try:
+        result = call(source)
+        result.save(target)
+    except OSError as error:  # from writing: reading raises InputError
+        return unwritten(target, error)
+    except Exception as error:  # one file must not stop the others
+        return failure(error)
+    seconds = stopwatch.lap()
+    sys.stderr.flush()
+    print(report(source, target, result, seconds), flush=True)
+    return ""
 
 
 def _json_line(source: Path, target: Path, result: Translation, seconds: float) -> str:
@@ -96,6 +115,7 @@ def _json_line(source: Path, target: Path, result: Translation, seconds: float) 
             "seconds_audio": round(result.seconds_source, 3),
             "seconds_taken": round(seconds, 4),
             "passes": result.passes,
+            "confidence": round(result.confidence, 4),
             "timings": {stage: round(value, 5) for stage, value in result.timings.items()},
         }
     )
@@ -104,4 +124,7 @@ def _json_line(source: Path, target: Path, result: Translation, seconds: float) 
 def _plain_lines(source: Path, target: Path, result: Translation, seconds: float) -> str:
     stages = ", ".join(f"{stage} {value:.3f}" for stage, value in result.timings.items())
     names = f"{printable(str(source))} -> {printable(str(target))}"
-    return f"{names}\n  {result.text}\n  {result.seconds_source:.2f} s of audio in {seconds:.3f} s: {stages}"
+    return (
+        f"{names}\n  {result.text}\n  {result.seconds_source:.2f} s of audio in {seconds:.3f} s: {stages}\n"
+        f"  confidence {result.confidence:.2f}"
+    )

@@ -25,6 +25,7 @@ from mmdec.types import InputError
 
 MAX_BYTES = 2_000_000_000  # of a list of questions
 MAX_IMAGES = 64  # of one question
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 SHORT = "\nAnswer the question using a single word or phrase."  # what LLaVA's evaluation asks of VQAv2 and TextVQA
 
 
@@ -72,6 +73,26 @@ def read_questions(
             "none. Write one JSON object a line with `image` and `question`."
         )
     return by_task(questions, limit)
+
+
+def asked_of(pictures: str | Path, question: str) -> list[ImageQuestion]:
+    """One question about a picture, or about each picture of a folder, by name; nothing says what is right.
+
+    Raises InputError for a path that is neither, and for a folder without pictures.
+    """
+    path = Path(pictures)
+    if not question.strip():
+        raise InputError("`question` must be a text, but is empty. Ask something.")
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix.lower() in PICTURES and file.is_file())
+    else:
+        files = [path] if path.is_file() else []
+    if not files:
+        raise InputError(
+            f"`images` must be a picture or a folder of pictures ({', '.join(PICTURES)}), but '{path}' is none. Check "
+            "the path."
+        )
+    return [ImageQuestion(file.name, question, (file,), "own pictures") for file in files]
 
 
 def by_task(questions: Iterable[ImageQuestion], limit: int | None) -> list[ImageQuestion]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +44,24 @@ def read_utterances(root: str | Path, split: str | None = None) -> list[Utteranc
             f"`root` must hold transcripts (*.trans.txt, or a manifest's rows), but '{path}' has none for split "
             f"{split!r}. LibriSpeech's layout or a .tsv or .jsonl of `path` and `text` is read."
         )
+    return utterances
+
+
+def read_recordings(paths: Sequence[str | Path]) -> list[Utterance]:
+    """Recordings of one's own; the transcript of each lies beside it, under its name with .txt. Raises InputError."""
+    utterances = []
+    for number, path in enumerate(map(Path, paths)):
+        beside = path.with_suffix(".txt")
+        try:
+            text = beside.read_text(encoding="utf-8").strip()
+        except (OSError, ValueError):
+            raise InputError(
+                f"`recordings` must have their transcripts beside them, but '{beside}' cannot be read. Write what is "
+                "said there, as UTF-8; `mmdec bench asr` needs none."
+            ) from None
+        if not path.is_file():
+            raise InputError(f"`recordings` must be sound files, but '{path}' is none. Check the path.")
+        utterances.append(Utterance(path, " ".join(text.split()), str(number), str(number)))
     return utterances
 
 

@@ -28,11 +28,11 @@ class Acceptance:
         self.chains_only = 0  # tree plans that brought a chain; -1 once a tree was seen
         self.gap = 1  # rounds between attempts while drafting does not pay
 
-    def chain(self) -> list[float]:
-        """p_i for i = 1, 2, ...; of a depth never reached the prior's, or without a prior that of the depth above."""
+    def chain(self, deepest: int = DEEPEST) -> list[float]:
+        """p_i for i = 1, 2, ... `deepest`; of a depth never reached the prior's, or else that of the depth above."""
         chances: list[float] = []
         before = UNKNOWN
-        for i in range(1, len(self.hits)):
+        for i in range(1, deepest + 1):
             if self.prior:
                 before = self.prior[i - 1] if i <= len(self.prior) else 0.0
             chance = (self.hits[i] + PRIOR_WEIGHT * before) / (self.trials[i] + PRIOR_WEIGHT)
@@ -61,7 +61,7 @@ class Acceptance:
             mean = sum(accepted) / rows
             self.trees[plan.nodes, plan.depth] = (FADE * weight + 1, FADE * total + mean)
             accepted_in_all, expected_in_all = self.of_trees
-            expected = expected_in_tree(plan.nodes, plan.depth, self.chain())
+            expected = expected_in_tree(plan.nodes, plan.depth, self.chain(min(plan.depth, DEEPEST)))
             self.of_trees = (FADE * accepted_in_all + mean, FADE * expected_in_all + expected)
         if is_chain:
             for i in range(1, min(plan.depth, len(self.hits) - 1) + 1):

@@ -27,8 +27,9 @@ from mmdec.types import Drafter, InputError, Plan, Target, TreeShape
 
 Nodes = int | tuple[int, int] | None  # of a draft: a chain's, or a tree's with its depth; None: learned
 
-CHAINS = (1, 2, 3, 5, 7, 11, 15, 23, DEEPEST)  # nodes; with the root these are 2, 3, 4, 6, 8, ... columns
-TREES = ((7, 3), (11, 5), (15, 4), (15, 7), (31, 5), (63, 6))  # nodes, depth
+# Nodes; with the root these are 2, 3, 4, 6, 8, ... columns.
+CHAINS = tuple(Plan(nodes, nodes) for nodes in (1, 2, 3, 5, 7, 11, 15, 23, DEEPEST))
+TREES = (Plan(7, 3), Plan(11, 5), Plan(15, 4), Plan(15, 7), Plan(31, 5), Plan(63, 6))
 FIRST = 3  # nodes of the first chain
 FIRST_WITH_PRIOR = 7  # nodes of the first draft where the drafter's chances are known beforehand
 RELIABLE = 0.5  # below this acceptance of the first node, a single slow timing counts too
@@ -169,37 +170,47 @@ class Budget:
         chances = acceptance.chain()
         first = FIRST_WITH_PRIOR if has_prior else FIRST
         reach = max(first + 1, 2 * target.reach) if chain.reach else 2  # one node shows what the drafter costs
-        able: list[tuple[float, float, Plan]] = []
-        attempt, attempt_rate = no_draft, 0.0  # the best of the plans that an attempt may take
         gains = list(accumulate(accumulate(chances, _product)))
-        plans = [(nodes, nodes, gains[nodes - 1], chain) for nodes in CHAINS]
+        plans = [(plan, gains[plan.nodes - 1], chain) for plan in CHAINS if plan.nodes < reach]
         if acceptance.chains_only < 2:
             plans += [
-                (nodes, depth, acceptance.tree(nodes, depth, chances), tree if tree.reach else chain)
-                for nodes, depth in TREES
+                (plan, acceptance.tree(plan.nodes, plan.depth, chances), tree if tree.reach else chain)
+                for plan in TREES
+                if plan.nodes < reach
             ]
-        for nodes, depth, gain, draft in plans:
-            if nodes + 1 > reach:
-                continue
-            seconds, drafting = target.at(nodes + 1), draft.at(depth)
-            expected = acceptance.offered * seconds + (1 - acceptance.offered) * plain + drafting
-            rate = (1 + gain) / max(expected, INSTANT)
-            # Nothing accepted is the worst that can happen: a run that cannot bear it must not try.
-            risk = target.capped(nodes + 1, plain) + draft.pessimistic(depth) - plain
-            timed = target.samples(nodes + 1)
-            if chances[0] > RELIABLE and timed and min(timed, draft.samples(depth)) < ENOUGH:
+        rated: list[tuple[float, float, Plan, CostCurve]] = []
+        for plan, gain, draft in plans:
+            drafting = draft.at(plan.depth)
+            expected = acceptance.offered * target.at(plan.nodes + 1) + (1 - acceptance.offered) * plain + drafting
+            rated.append(((1 + gain) / max(expected, INSTANT), gain, plan, draft))
+        rated.sort(key=_rate, reverse=True)
+
+        def bearable(plan: Plan, draft: CostCurve) -> bool:
+            """Nothing accepted is the worst that can happen: a run that cannot bear it must not try."""
+            columns = plan.nodes + 1
+            risk = target.capped(columns, plain) + draft.pessimistic(plan.depth) - plain
+            timed = target.samples(columns)
+            if chances[0] > RELIABLE and timed and min(timed, draft.samples(plan.depth)) < ENOUGH:
                 risk = min(risk, LOSS_AT_FIRST * plain)  # one slow pass does not bar a drafter that is right
-            if risk > affordable:
-                continue
-            able.append((rate, gain, Plan(nodes, depth)))
-            if rate > attempt_rate and nodes <= ATTEMPT:
-                attempt, attempt_rate = Plan(nodes, depth), rate
-        best = max((rate for rate, _, _ in able), default=0.0)
+            return risk <= affordable
+
+        able = ((rate, gain, plan) for rate, gain, plan, draft in rated if bearable(plan, draft))  # the best one first
+        best, most, chosen = next(able, (0.0, 0.0, no_draft))
         if best * plain >= MARGIN:
             # Seconds are noisier than counts: of plans that promise nearly as much, the one with the most tokens.
-            near = [(gain, plan) for rate, gain, plan in able if rate >= max(NEARLY_BEST * best, MARGIN / plain)]
-            return max(near, key=lambda pair: pair[0])[1], False
-        return (attempt, True) if self._waited >= acceptance.gap else (no_draft, False)
+            for rate, gain, plan in able:
+                if rate < max(NEARLY_BEST * best, MARGIN / plain):
+                    break
+                if gain > most:
+                    most, chosen = gain, plan
+            return chosen, False
+        if self._waited < acceptance.gap or not best:
+            return no_draft, False
+        return next((plan for _, _, plan in ((best, most, chosen), *able) if plan.nodes <= ATTEMPT), no_draft), True
+
+
+def _rate(rated: tuple[float, float, Plan, CostCurve]) -> float:
+    return rated[0]
 
 
 def _product(left: float, right: float) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from mmdec.decode.guard import Guard
 from mmdec.decode.sampling import Sequences
@@ -45,6 +46,7 @@ class Round:
     core: float = 0.0  # everything else
     vision: float = 0.0  # of the target's seconds, those of the vision tower
     text: list[str] = field(default_factory=lambda: [])  # of the tokens, where somebody has decoded them
+    logprobs: Tensor | None = field(default=None, repr=False, compare=False)  # (rows, T) of the tokens, by the model
 
 
 @torch.inference_mode()
@@ -61,7 +63,8 @@ def decode(
 
     A row's tokens are those of plain decoding with the same rule, whatever the drafter, the budget and the batch.
     """
-    watch, guard = Watch(target.device), Guard(drafter, target.vocab_size)
+    device = target.device  # looked up once: a large model searches its parts for it
+    watch, guard = Watch(device), Guard(drafter, target.vocab_size)
     session, context, draft, scores = target.prefill(inputs, drafter.needs if drafter else Needs())
     watch.target += watch.passed()
     text.holds = None if context.room is None else int_list(context.room)
@@ -82,7 +85,7 @@ def decode(
             if text.live:
                 target.select(session, live)
                 guard.select(live)
-        report = _round(index, rows, verdict, sizes, done)
+        report = replace(_round(index, rows, verdict, sizes, done), logprobs=chosen_logprobs(scores.logits, verdict))
         watch.core += watch.passed()
         if index:
             budget.observe(len(rows), sizes, height(draft), report.accepted, watch.target, watch.drafter)
@@ -91,13 +94,25 @@ def decode(
         if not text.live:
             return
         watch.start()
-        plan = rule.drawn(budget.plan(len(text.live)), target.device)
+        plan = rule.drawn(budget.plan(len(text.live)), device)
         watch.core += watch.passed()
         draft = guard.propose(roots, plan, [text.reach(row) for row in text.live])
         watch.drafter += watch.passed()
         scores = target.score(session, draft)
         watch.target += watch.passed()
         index += 1
+
+
+def chosen_logprobs(logits: Tensor, verdict: Verdict) -> Tensor:
+    """(B, N, V) -> (B, T) float32: log-probabilities of a verdict's tokens by the raw logits; what lies beyond a row's
+    own is arbitrary. It stays on the device: whoever wants it waits for it."""
+    tokens = verdict.tokens.clamp_min(0)
+    nodes = verdict.path[:, : tokens.shape[1]].clamp_min(0)
+    if len(tokens) == 1:
+        rows = logits[0, nodes[0]][None]
+    else:
+        rows = logits[torch.arange(len(tokens), device=logits.device)[:, None], nodes]
+    return (rows.gather(2, tokens[..., None])[..., 0] - rows.logsumexp(2)).float()
 
 
 def _round(index: int, rows: list[int], verdict: Verdict, sizes: list[int], done: list[bool]) -> Round:

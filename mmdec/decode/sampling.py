@@ -10,11 +10,12 @@ import copy
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor, nn
 
+from mmdec.decode.tree import int_rows
 from mmdec.types import InputError
 
 Processor = Callable[[Tensor, Tensor], Tensor]  # ids (1, L), logits (1, V) -> logits (1, V)
@@ -42,6 +43,22 @@ class WholeBatch:
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
         out = self.processor(ids.expand(self.batch, -1), scores.repeat(self.batch, 1))
         return out[self.row : self.row + 1]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Suppression:
+    """A processor that makes tokens (K,) int64 impossible: at every position, or only where the text, prompt included,
+    has `only_at` columns. It reads nothing else, so that it can be applied to all nodes of a draft at once.
+    """
+
+    tokens: Tensor
+    only_at: int | None = None
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        if self.only_at is not None and ids.shape[1] != self.only_at:
+            return scores
+        return scores.index_fill(-1, self.tokens, -torch.inf)
 
 
 class Listener(Protocol):
@@ -93,13 +110,38 @@ class Sequences:
             for processor in own:
                 if isinstance(processor, (WholeBatch, ListenerProcessor)):
                     processor.row = row
+        suppressions = [processor for processor in given if isinstance(processor, Suppression)]
+        # None: at least one processor must be asked at each position.
+        self._suppressions = suppressions if len(suppressions) == len(given) else None
         # Only those who read the text need it as a tensor.
-        self._read = bool(given or stop.criteria)
-        self._ids = torch.cat([prompt, prompt.new_zeros(batch, 64)], 1) if self._read else prompt
+        self._ids = torch.cat([prompt, prompt.new_zeros(batch, 64)], 1) if given or stop.criteria else prompt
+        self._written = [0] * batch  # how many of a row's tokens the ids hold
 
     def row(self, row: int) -> Tensor:
         """(1, L): prompt, padding included, and what was generated."""
-        return self._ids[row : row + 1, : self.start + len(self.tokens[row])]
+        tokens, begin = self.tokens[row], self._written[row]
+        end = self.start + len(tokens)
+        while end > self._ids.shape[1]:
+            self._ids = torch.cat([self._ids, torch.zeros_like(self._ids)], 1)
+        if begin < len(tokens):
+            self._ids[row, self.start + begin : end] = torch.tensor(tokens[begin:], device=self._ids.device)
+            self._written[row] = len(tokens)
+        return self._ids[row : row + 1, :end]
+
+    def alike(self, row: int) -> bool:
+        """Whether at all positions still to come the row's processors do what `suppressed` does."""
+        if self._suppressions is None:
+            return False
+        columns = self.start + len(self.tokens[row])
+        return all(each.only_at is None or each.only_at < columns for each in self._suppressions)
+
+    def suppressed(self, logits: Tensor) -> Tensor:
+        """Raw logits (..., V) in float32, without the tokens that are impossible at every position."""
+        logits = logits.to(torch.float32)  # as `warped` rounds them: what is equal then counts as equal here
+        for each in self._suppressions or ():
+            if each.only_at is None:
+                logits = logits.index_fill(-1, each.tokens, -torch.inf)
+        return logits
 
     def room(self, row: int) -> int:
         """How many tokens may still come."""
@@ -121,16 +163,12 @@ class Sequences:
 
     def push(self, row: int, token: int) -> None:
         """One more token, as yet without asking whether it ends the row."""
-        if self._read:
-            column = self.start + len(self.tokens[row])
-            if column == self._ids.shape[1]:
-                self._ids = torch.cat([self._ids, torch.zeros_like(self._ids)], 1)
-            self._ids[row, column] = token
         self.tokens[row].append(token)
 
     def pop(self, row: int, count: int) -> None:
         """Take the last `count` tokens back."""
         del self.tokens[row][len(self.tokens[row]) - count :]
+        self._written[row] = min(self._written[row], len(self.tokens[row]))
 
     def state(self, row: int) -> list[Processor] | None:
         """The row's processors as they are now."""
@@ -182,6 +220,13 @@ class Choice(Protocol):
 def most_probable(scores: Tensor, text: Sequences, row: int) -> int:
     """Greedy decoding."""
     return int(scores.argmax(-1))
+
+
+def most_probable_each(scores: Tensor) -> list[list[int]]:
+    """Greedy decoding at each node, scores (B, N, V) in float32."""
+    if scores.device.type == "cpu":
+        return scores.detach().numpy().argmax(-1).tolist()  # a tenth of torch's time; both take the first of equals
+    return int_rows(scores.argmax(-1))
 
 
 def stock_sample(scores: Tensor, text: Sequences, row: int) -> int:

@@ -69,18 +69,15 @@ def trees_from_lists(
     roots: Tensor, trees: Sequence[tuple[Sequence[int], Sequence[int]]], probs: Tensor | None = None
 ) -> Draft:
     """Below each root the nodes 1, 2, ...: their tokens and their parents' indices (0 is the root)."""
-    size = 1 + max((len(tokens) for tokens, _ in trees), default=0)
+    size, count = 1 + max((len(tokens) for tokens, _ in trees), default=0), len(trees)
     rows: list[list[int]] = []
     links: list[list[int]] = []
     for tokens, parents in trees:
-        gap = size - 1 - len(tokens)
-        rows.append([*tokens, *[0] * gap])
-        links.append([-1, *parents, *[0] * gap])
-    device = roots.device
-    below = torch.tensor(rows, dtype=torch.long, device=device).view(len(roots), size - 1)
-    return Draft(
-        torch.cat([roots[:, None], below], 1),
-        torch.tensor(links, dtype=torch.long, device=device),
-        torch.tensor([1 + len(tokens) for tokens, _ in trees], dtype=torch.long, device=device),
-        probs,
-    )
+        gap = [0] * (size - 1 - len(tokens))
+        rows.append([0, *tokens, *gap])
+        links.append([-1, *parents, *gap])
+    # One table, so that a device is written to once.
+    table = torch.tensor([*rows, *links], dtype=torch.long, device=roots.device).view(2, count, size)
+    table[0, :, 0] = roots
+    sizes = torch.tensor([1 + len(tokens) for tokens, _ in trees], dtype=torch.long, device=roots.device)
+    return Draft(table[0], table[1], sizes, probs)

@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol, cast
 import torch
 from torch import Tensor
 
-from mmdec.decode.sampling import Choice, Dice, Sequences, keyed, keyed_dice, most_probable
+from mmdec.decode.sampling import Choice, Dice, Sequences, keyed, keyed_dice, most_probable, most_probable_each
 from mmdec.decode.tree import int_list, int_rows
 from mmdec.types import Draft, Plan, Scores, Verdict
 
@@ -40,7 +40,7 @@ class RowTree:
     children: list[list[int]]
     logits: Tensor  # (N, V)
     probs: Tensor | None  # (N, V)
-    likeliest: Callable[[], list[int]]  # the most probable token of each node by `logits`
+    likeliest: Callable[[], list[int]]  # the most probable token of each node, if processors are alike at all of them
 
     def drawn(self, node: int) -> Tensor | None:
         """What a node's children were drawn from, (V,) float64, summing to one; zeros where nothing was drawn."""
@@ -86,7 +86,8 @@ def verify(draft: Draft, scores: Scores, rule: Rule, text: Sequences) -> Verdict
     Nothing else is kept between rounds: the same draft, scores, rule and text give the same verdict.
     """
     tokens, parents, sizes = int_rows(draft.tokens), int_rows(draft.parents), int_list(draft.size)
-    likeliest = cache(lambda: int_rows(scores.logits.argmax(-1)))  # one reduction for all nodes beats one for each
+    # One reduction for all nodes beats one for each.
+    likeliest = cache(lambda: most_probable_each(text.suppressed(scores.logits)))
     paths: list[list[int]] = []
     ended: list[bool] = []
     emitted: list[list[int]] = []
@@ -109,16 +110,18 @@ def _row(rows: Callable[[], list[list[int]]], index: int) -> list[int]:
 
 
 def _verdict(paths: list[list[int]], ended: list[bool], emitted: list[list[int]], device: torch.device) -> Verdict:
-    def rows(lists: list[list[int]]) -> Tensor:
-        width = max(map(len, lists))
-        return torch.tensor([items + [-1] * (width - len(items)) for items in lists], device=device)
-
+    path, text = max(map(len, paths)), max(map(len, emitted))
+    numbers = [
+        [*nodes, *[-1] * (path - len(nodes)), *tokens, *[-1] * (text - len(tokens)), tokens[-1], len(tokens), done]
+        for nodes, tokens, done in zip(paths, emitted, ended, strict=True)
+    ]
+    table = torch.tensor(numbers, dtype=torch.long, device=device)  # one, so that a device is written to once
     return Verdict(
-        path=rows(paths),
-        next=torch.tensor([items[-1] for items in emitted], device=device),
-        done=torch.tensor(ended, device=device),
-        tokens=rows(emitted),
-        lengths=torch.tensor([len(items) for items in emitted], device=device),
+        path=table[:, :path],
+        next=table[:, -3],
+        done=table[:, -1].bool(),
+        tokens=table[:, path : path + text],
+        lengths=table[:, -2],
     )
 
 
@@ -150,7 +153,7 @@ class MatchRule:
         return plan
 
     def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
-        if self.choice is most_probable and text.processors is None:
+        if self.choice is most_probable and text.alike(branch.row):
             best = branch.likeliest()
             return _descend(branch, text, lambda node: branch.match(node, best[node]))
 

@@ -1,61 +1,199 @@
-"""The tab that translates: record or upload French speech, hear its English translation."""
+"""The tab that translates: French speech in, English speech out, the graph drawn, and the race of three decodings."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 import gradio as gr
-import numpy as np
+from torch import Tensor
 
+from mmdec.demo import samples as shipped
+from mmdec.demo.background import Tell
+from mmdec.demo.graph_svg import graph_html
+from mmdec.demo.layout import (
+    MAX_SECONDS,
+    RATE,
+    bind_stop,
+    connect,
+    playable,
+    recording,
+    results_into_view,
+    stop_button,
+)
+from mmdec.demo.race import Lane, Step, milliseconds, race_html
+from mmdec.demo.sentences import confidence, said, status
 from mmdec.pipelines.translation.load import load
-from mmdec.pipelines.translation.translate import translate_speech
-from mmdec.pipelines.translation.translator import STRATEGIES
-from mmdec.runtime import Stopwatch
-from mmdec.types import MmdecError
+from mmdec.pipelines.translation.passes import Pass
+from mmdec.pipelines.translation.translate import Translation, translate_speech
 
-DEFAULT_MODEL = "daspeech-phrasebook"
+WAYS = {
+    "link and phone together (lookahead, the default)": "lookahead",
+    "link by link (greedy)": "greedy",
+    "the most probable path (Viterbi)": "viterbi",
+    "the most probable path and phones (Joint-Viterbi)": "joint-viterbi",
+}
 NOTE = (
     "Say a phrase that a traveller would say: greetings, directions, times, prices, tickets, hotel, restaurant. "
-    "The model was trained on synthetic voices and on this one domain."
+    "The model learned from synthetic voices and knows this one domain; anything else comes out as the nearest thing "
+    "it knows."
 )
+GRAPH = (
+    "In one pass the network fills all these vertices at once. Each can say a sound of English (a phone: ‘iy’ is the "
+    "vowel of ‘beach’), and links say which vertex may follow. A path from left to right is a sentence: the bright one "
+    "was chosen; the thicker an arc, the likelier its link. Point at a vertex to see what else it might have said."
+)
+START = "The clock starts when the French sound has been encoded, which all three share."
+ID = "mm-translate"
 
-Result = tuple[tuple[int, np.ndarray], str, list[list[Any]]]  # (rate, int16 samples (T,)), text, rows of the table
+
+def decode(tell: Tell, samples: Tensor, strategy: str) -> tuple[Translation, list[Pass]]:
+    """One run with its passes. Between two passes it looks whether it was stopped."""
+    passes: list[Pass] = []
+
+    def on_pass(one: Pass) -> None:
+        passes.append(one)
+        tell()
+
+    return translate_speech(samples, sample_rate=RATE, strategy=strategy, on_pass=on_pass), passes
 
 
-def translate(path: str | None, strategy: str, model: str = DEFAULT_MODEL) -> Result:
-    """Translate an audio file. The rows of the table are stages and their milliseconds. Raises gr.Error."""
-    if path is None:
-        raise gr.Error("Record something or choose a file first.", print_exception=False)
-    stopwatch = Stopwatch()
-    try:
-        result = translate_speech(path, model=load(model), strategy=strategy)
-    except MmdecError as error:
-        raise gr.Error(str(error), print_exception=False) from error
-    seconds = stopwatch.lap()
-    rows = [[stage, round(value * 1000, 1)] for stage, value in result.timings.items()]
-    rows += [
-        ["all, with reading", round(seconds * 1000, 1)],
-        ["the recording itself", round(result.seconds_source * 1000)],
+def steps(passes: Sequence[Pass]) -> list[Step]:
+    """Passes on one clock: the pieces of a long recording follow one another."""
+    found: list[Step] = []
+    before, last = 0.0, 0.0
+    piece = 0
+    for one in passes:
+        if one.piece != piece:
+            piece, before = one.piece, before + last
+        last = one.seconds
+        silent = 0 if one.graph is not None else one.tokens - len(one.units)  # the end
+        found.append(Step(before + one.seconds, one.units, silent))
+    return found
+
+
+def lanes(graph: list[Pass], verified: list[Pass], autoregressive: list[Pass]) -> list[Lane]:
+    """The three ways, compared with the last."""
+    baseline = [unit for one in autoregressive for unit in one.units]
+    drawn = [unit for one in graph for unit in one.units]
+    checked = [unit for one in verified for unit in one.units]
+    same = drawn == baseline
+    return [
+        Lane(
+            "Graph",
+            "All phones in one pass, along the brightest path.",
+            steps(graph),
+            "here the same phones as one by one" if same else "other phones than one by one, which may be as good",
+        ),
+        Lane(
+            "Verified",
+            "The graph drafts, the one-by-one decoder checks many phones in a pass. The first pass drafts.",
+            steps(verified),
+            "equal to one by one, phone for phone" if checked == baseline else "not equal to one by one",
+            checked == baseline,
+        ),
+        Lane("One by one", "Autoregressive: every phone waits for the one before it.", steps(autoregressive)),
     ]
-    samples = (result.audio * 32767).astype(np.int16)
-    return (result.sample_rate, samples), result.text, rows
 
 
-def tab(model: str = DEFAULT_MODEL) -> None:
+def text_html(result: Translation, french: str = "") -> str:
+    """What was said, in both languages, and where the time went."""
+    heard = f'<p class="mm-from" lang="fr">{escape(french)}</p>' if french else ""
+    rows = "".join(
+        f"<tr><td>{stage}</td><td>{milliseconds(value)}</td></tr>" for stage, value in result.timings.items()
+    )
+    spent = sum(result.timings.values())
+    return (
+        f'<div class="mm-said">{heard}{said(result.text)}'
+        f"{confidence(result.confidence, 'words', bool(load().calibrations))}"
+        f'<p class="mm-note">{result.seconds_source:.1f} s of French, translated and spoken in '
+        f"{milliseconds(spent)}.</p>"
+        f"<details><summary>Time of each stage</summary><table><tbody>{rows}</tbody></table></details></div>"
+    )
+
+
+def work(tell: Tell, path: str | None, way: str) -> None:
+    """Translate an upload."""
+    tell(status=status("Reading the recording …", "busy"), text="", speech=None, race="", graph="")
+    translated(tell, recording(path), way)
+
+
+def sample_work(tell: Tell, number: int, way: str) -> None:
+    """Translate a shipped sample."""
+    sample = shipped.french()[number]
+    samples = recording(sample.path)
+    tell(status=status("Translating …", "busy"), text="", speech=None, race="", graph="")
+    translated(tell, samples, way, sample.text)
+    tell(source=(RATE, playable(samples)))
+
+
+def translated(tell: Tell, samples: Tensor, way: str, french: str = "") -> None:
+    """Sound and text first; then the other two decodings, for the race."""
+    result, passes = decode(tell, samples, WAYS[way])
+    tell(
+        status=status("Translated. Now the other two ways, for the race …", "busy"),
+        speech=(result.sample_rate, playable(result.audio)),
+        text=text_html(result, french),
+    )
+    _, checked = decode(tell, samples, "verified")
+    _, slow = decode(tell, samples, "autoregressive")
+    drawn = next(one.graph for one in passes if one.graph is not None)
+    several = " The first piece of this long recording is drawn." if passes[-1].piece else ""
+    tell(
+        status=status(f"Done. {result.text}", "done"),
+        race=race_html(lanes(passes, checked, slow), "phones", " ", START),
+        graph=graph_html(drawn, GRAPH + several),
+    )
+
+
+def warm() -> None:
+    """Load the model and run it once in each way."""
+    for sample in shipped.french()[:1]:
+        for strategy in ("lookahead", "verified", "autoregressive"):
+            translate_speech(sample.path, strategy=strategy)
+
+
+def tab() -> None:
     """Add the tab to the page that is being built."""
-    with gr.Tab("Translate speech"):
-        gr.Markdown(NOTE)
-        with gr.Row():
-            with gr.Column():
-                source = gr.Audio(sources=["microphone", "upload"], type="filepath", label="French")
-                strategy = gr.Dropdown(list(STRATEGIES), value=STRATEGIES[0], label="Decoding strategy")
-                button = gr.Button("Translate", variant="primary")
-            with gr.Column():
-                speech = gr.Audio(label="English", type="numpy", autoplay=True, interactive=False)
-                text = gr.Textbox(label="Text", interactive=False)
-                timings = gr.Dataframe(headers=["stage", "milliseconds"], label="Time taken", interactive=False)
+    with gr.Tab("Translate", id="translate"):
+        with gr.Row(equal_height=False):
+            with gr.Column(scale=2, min_width=300):
+                gr.HTML(
+                    f'<h2>French speech to English speech</h2><p class="mm-note">{NOTE}</p><h3>Press one to try</h3>'
+                )
+                with gr.Row(elem_classes="mm-samples"):
+                    buttons = [gr.Button(sample.text, size="sm", min_width=120) for sample in shipped.french()]
+                source = gr.Audio(
+                    sources=["upload", "microphone"],
+                    type="filepath",
+                    elem_id=f"{ID}-source",
+                    label=f"Your own French, up to {MAX_SECONDS:g} s",
+                )
+                with gr.Row():
+                    button = gr.Button("Translate", variant="primary", elem_id=f"{ID}-go")
+                    stop = stop_button()
+                with gr.Accordion("How English is read off the graph", open=False):
+                    way = gr.Radio(list(WAYS), value=next(iter(WAYS)), label="From vertex to vertex by")
+            with gr.Column(scale=3, min_width=300, elem_id=f"{ID}-results"):
+                line = gr.HTML(status("Press a sample, or record a phrase and press Translate."))
+                text = gr.HTML()
+                speech = gr.Audio(
+                    label="English", type="numpy", autoplay=True, interactive=False, elem_id=f"{ID}-speech"
+                )
+                race = gr.HTML()
+        graph = gr.HTML()
+        outputs: dict[str, Any] = {
+            "status": line, "text": text, "speech": speech, "race": race, "graph": graph, "source": source,
+        }  # fmt: skip
+        events = [connect(button.click, work, [source, way], outputs)]
+        for number, one in enumerate(buttons):
+            events.append(connect(one.click, numbered(number), [way], outputs))
+        for one in (*buttons, button):
+            results_into_view(one, f"{ID}-results")
+        bind_stop(stop, line, events)
 
-        def run(path: str | None, chosen: str) -> Result:
-            return translate(path, chosen, model)
 
-        button.click(run, [source, strategy], [speech, text, timings], api_name="translate")
+def numbered(number: int) -> Any:
+    """`sample_work` for one sample."""
+    return lambda tell, way: sample_work(tell, number, way)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-from mmdec.decode.tree import trees_from_lists
+from mmdec.decode.tree import int_rows, trees_from_lists
 from mmdec.decode.tree_shape import HeadAccuracy
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.nn.medusa import DecoderLayer, MedusaHeads, Pair
@@ -127,14 +127,16 @@ class Medusa:
 
     def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Keep the last verified node's state; learn which ranks were right."""
-        features, path = scores.features[-1], verdict.path
-        counts = (path >= 0).sum(1)
-        last = path.gather(1, counts[:, None] - 1)[:, 0]
-        rows = torch.arange(len(last), device=last.device)
-        memory.hidden = features[rows, last]
+        features = scores.features[-1]
+        paths = [[node for node in row if node >= 0] for row in int_rows(verdict.path)]
+        if len(paths) == 1:
+            memory.hidden = features[:, paths[0][-1]]
+        else:
+            last = torch.tensor([path[-1] for path in paths], device=features.device)
+            memory.hidden = features[torch.arange(len(paths), device=features.device), last]
         if memory.block is not None and memory.begun:  # the prompt's last position is among its states already
-            for row, (nodes, count) in enumerate(zip(path, counts.tolist(), strict=True)):
-                memory.block.pending[row].append(features[row, nodes[:count]])
+            for row, path in enumerate(paths):
+                memory.block.pending[row].append(features[row, path])
         memory.begun = True
         if memory.ranked is not None:
             _learn(memory.shape, memory.ranked, verdict)

@@ -19,6 +19,7 @@ from mmdec.checks.devices import check_device
 from mmdec.decode.tree import single
 from mmdec.drafters.draft_memory import Memory
 from mmdec.drafters.tree_growing import TreeGrowing
+from mmdec.evaluation.log import Log, no_log
 from mmdec.evaluation.pairing import paired
 from mmdec.nn.draft_config import DraftConfig
 from mmdec.nn.draft_network import DraftNetwork
@@ -94,6 +95,7 @@ def bench_compressor(
     repeats: int = 5,
     device: str = "cpu",
     threads: int = 2,
+    log: Log = no_log,
 ) -> dict[str, Any]:
     """For each compressor alone and each number of visual tokens: columns of both caches and their share, and pairs of
     prompt passes and of rounds, a = EAGLE-2, b = SpecVLM, in milliseconds and as the ratio b / a."""
@@ -105,6 +107,7 @@ def bench_compressor(
     eagle = random_drafter(size, None, torch_device, dtype)
     rows = []
     for name in compressors:
+        log(f"compressor {name}, visual tokens: {', '.join(map(str, visual))}")
         specvlm = random_drafter(size, name, torch_device, dtype)
         for count in visual:
             rows.append(

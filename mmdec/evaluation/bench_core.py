@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -20,6 +21,7 @@ from mmdec.checks.devices import check_device
 from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.tree import trees_from_lists
+from mmdec.evaluation.log import Log, no_log
 from mmdec.evaluation.pairing import paired
 from mmdec.generation.speculation import generate, speculate
 from mmdec.provenance import hardware
@@ -75,14 +77,23 @@ def random_model(size: str, text: str = "repeating", device: str = "cpu") -> Pre
 
 
 def bench_core(
-    sizes: Sequence[str] = tuple(SIZES), repeats: int = 5, new_tokens: int = 128, device: str = "cpu", threads: int = 2
+    sizes: Sequence[str] = tuple(SIZES),
+    repeats: int = 5,
+    new_tokens: int = 128,
+    device: str = "cpu",
+    threads: int = 2,
+    log: Log = no_log,
 ) -> dict[str, Any]:
     """The core's share of a round, prompt lookup against transformers', batch 8 against 1, a drafter that is wrong."""
     check_threads(threads)
     check_device(device)
     torch.set_num_threads(threads)
     largest = sizes[-1]
-    lookup = {size: {text: _lookup(size, text, repeats, new_tokens, device) for text in TEXTS} for size in sizes}
+    lookup: dict[str, dict[str, Any]] = {}
+    for size in sizes:
+        log(f"lookup against prompt lookup: {size}")
+        lookup[size] = {text: _lookup(size, text, repeats, new_tokens, device) for text in TEXTS}
+    log(f"batches, the core's share and a drafter that is always wrong: {', '.join(sizes)}")
     return {
         "what": f"random weights, greedy, {PROMPT} + {new_tokens} tokens, wall clock of whole calls",
         "core_share": _core_share(largest, new_tokens, device),
@@ -120,7 +131,7 @@ def _core_share(size: str, count: int, device: str) -> dict[str, Any]:
     )
     rounds = generation.rounds[4:]  # the first rounds allocate memory
     shares = [r.core / r.target for r in rounds]
-    low, middle, high = statistics.quantiles(shares, n=4)
+    low, middle, high = np.quantile(shares, (0.25, 0.5, 0.75)).tolist()
     return {
         "size": size,
         "nodes": 16,

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 
 from mmdec.checks.arguments import check_threads, check_whole
-from mmdec.corpora.image_text_questions import ImageQuestion, read_questions
-from mmdec.evaluation.description import QUESTIONS
+from mmdec.corpora.image_text_questions import ImageQuestion
+from mmdec.evaluation.depths import recorded
+from mmdec.evaluation.description import PROMPT, questions_of
 from mmdec.evaluation.harness import Measurements, Method, parse_plan
 from mmdec.evaluation.harness_description import DescriptionHarness
 from mmdec.evaluation.log import Log, no_log
-from mmdec.evaluation.pairing import compare
+from mmdec.evaluation.pairing import compare, stages
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.pipelines.description.load import AUTO, as_drafter
 from mmdec.provenance import hardware
@@ -46,10 +47,11 @@ class AnsweredQuestion:
 
 
 def bench_vlm(
-    questions: str | os.PathLike[str] = QUESTIONS,
+    questions: str | os.PathLike[str] | None = None,
     images: str | os.PathLike[str] | None = None,
     model: str | os.PathLike[str] | LoadedVlm = DEFAULT_MODEL,
     *,
+    prompt: str = PROMPT,
     drafters: Sequence[str] = (AUTO,),
     plan: str = "learned",
     per_task: int = 6,
@@ -61,8 +63,9 @@ def bench_vlm(
 ) -> dict[str, Any]:
     """Time drafters against greedy `generate`, its prompt lookup, and mmdec's plain decoding; a JSON-ready report.
 
-    questions, images: as for `evaluate_vlm`; per_task of each task are taken, evenly spaced. drafters: as `describe`
-    takes them; the first is compared with the others, too. plan: draft size, see `parse_plan`. Raises InputError, and
+    questions, images, prompt: as for `evaluate_vlm`; per_task of each task are taken, evenly spaced. drafters: as
+    `describe` takes them; the first is compared with the others, too. plan: draft size, see `parse_plan`. Raises
+    InputError, and
     MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
     check_whole("per_task", per_task, 1, 2**31, "6 of each task give a first impression.")
@@ -73,9 +76,7 @@ def bench_vlm(
     nodes = parse_plan(plan)
     torch.set_num_threads(threads)
     vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, device)
-    chosen = read_questions(os.fspath(questions), None if images is None else os.fspath(images), per_task)
-    if not chosen:
-        raise InputError(f"`questions` must hold questions, but '{questions}' has none. Check the file.")
+    chosen = questions_of(questions, images, prompt, per_task)
     drafted = [Method.drafted(name, as_drafter(vlm, name), nodes) for name in drafters]
     harness = DescriptionHarness(vlm, max_new_tokens)
     return {
@@ -109,7 +110,8 @@ def _all_methods(
     methods = [drafted[0], greedy, plain, *drafted[1:], *baselines]
     log(f"{len(chosen)} questions; methods: {', '.join(method.name for method in methods)}")
     singles = [[question] for question in chosen]
-    equal = harness.gate(methods, singles, log, [plain, *drafted[1:]])
+    watched, recorders = recorded(methods)
+    equal = harness.gate(watched, singles, log, [method for method in watched[2:] if method.loop == "mmdec"])
     measured = harness.interleave(methods, singles, repeats, log)
     answered = [
         AnsweredQuestion(question, len(calls[0].tokens[0]), len(calls[0].texts[0].split()))
@@ -120,6 +122,8 @@ def _all_methods(
         "questions": len(answered),
         "tokens": sum(entry.tokens for entry in answered),
         "repeats": repeats,
+        "stages": stages(measured, range(len(answered))),
+        "depths": {name: recorder.shares() for name, recorder in recorders.items()},
         "left_out": left_out,
         "drafters": {
             method.name: {

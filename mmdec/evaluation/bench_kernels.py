@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from mmdec.checks.devices import check_device
+from mmdec.evaluation.log import Log, no_log
 from mmdec.evaluation.pairing import paired
 from mmdec.ops.dag import dag_marginal
 from mmdec.ops.kernels import KERNELS, runs_on, why_not
@@ -31,13 +32,16 @@ GRAPHS = {"cpu": ((1, 60, 480),), "cuda": ((1, 60, 480), (8, 128, 1024))}  # bat
 LAYERS = {"cpu": 12, "cuda": 32}
 
 
-def bench_kernels(*, repeats: int = 15, device: str | None = "cpu", threads: int = 1) -> dict[str, Any]:
+def bench_kernels(
+    *, repeats: int = 15, device: str | None = "cpu", threads: int = 1, log: Log = no_log
+) -> dict[str, Any]:
     """Time every operator; a JSON-ready report. Raises MmdecError where two sides differ."""
     torch_device = check_device(device)
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     dtype = torch.bfloat16 if torch_device.type == "cuda" else torch.float32
     bandwidth = _copy_bandwidth(torch_device) if torch_device.type == "cuda" else None
+    log("tree attention, moves of keys and values, the graph's operators: no line until they are done")
     report: dict[str, Any] = {
         "what": "a = mmdec, b = the other; ratios are b / a",
         "kernels": {name: runs_on(torch_device) for name in KERNELS},

@@ -23,10 +23,11 @@ from mmdec.checks.arguments import check_threads
 from mmdec.corpora.librispeech import read_splits
 from mmdec.corpora.tables import evenly_spaced
 from mmdec.evaluation.assistants_transcription import assistants
+from mmdec.evaluation.depths import recorded
 from mmdec.evaluation.harness import Measurements, Method, parse_plan
 from mmdec.evaluation.harness_transcription import TranscriptionHarness
 from mmdec.evaluation.log import Log, no_log
-from mmdec.evaluation.pairing import compare
+from mmdec.evaluation.pairing import compare, stages
 from mmdec.evaluation.peer_transcription import against_peer
 from mmdec.generation.speculation import Nodes
 from mmdec.hub.whisper import DEFAULT_MODEL, LoadedWhisper, load_whisper
@@ -129,11 +130,14 @@ class _Bench:
         names = ", ".join(method.name for method in methods)
         self.log(f"{len(chosen)} recordings, {len(longest)} of them long; methods: {names}")
         singles = [[recording.samples] for recording in chosen]
-        equal = self.harness.gate(methods, singles, self.log)
+        watched, recorders = recorded(methods)
+        equal = self.harness.gate(watched, singles, self.log)
         measured = self.harness.interleave(methods, singles, self.repeats, self.log)
         of_length = {bin: [index for index, recording in enumerate(chosen) if recording.bin == bin] for bin in BINS}
         return {
             "recordings": len(chosen),
+            "stages": stages(measured, range(len(chosen))),
+            "depths": {name: recorder.shares() for name, recorder in recorders.items()},
             "long": {"words": f"{LONG[0]} and more", **compare(measured, medusa, greedy, long)},
             "curve": [
                 {

@@ -12,7 +12,7 @@ full pass, and its beam search with one beam gives the greedy units.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from torch import Tensor
 from mmdec import audio
 from mmdec.checks.arguments import check_threads
 from mmdec.checks.devices import check_device
+from mmdec.evaluation.log import Log, no_log
 from mmdec.evaluation.pairing import paired
 from mmdec.hub import DEFAULT_MODEL
 from mmdec.nn.ar_decoder import ArConfig, ArDecoder
@@ -50,6 +51,7 @@ def bench_speech(
     repeats: int = 15,
     device: str = "cpu",
     threads: int = 2,
+    log: Log = no_log,
 ) -> dict[str, Any]:
     """The shipped model: linguistic decoding by source length, and `mmdec.translate_speech` on `recordings`.
 
@@ -65,11 +67,14 @@ def bench_speech(
     torch.set_num_threads(threads)
     translator = load(model, device)
     network = translator.model
+    log(f"decoders by length of the source: {', '.join(f'{length:g}' for length in seconds)} s")
     with torch.inference_mode():
         curve = _curve(translator, recordings, seconds, repeats)
+    log(f"{len(recordings)} recordings: verified and lookahead against the baseline, then file to samples")
     verified = [_against_baseline(path, translator, "verified", repeats) for path in recordings]
     lookahead = [_against_baseline(path, translator, "lookahead", repeats) for path in recordings]
-    rates = [rate for path in recordings for rate in _rates(path, translator)]
+    calls = [call for path in recordings for call in _calls(path, translator)]
+    rates = [rate for rate, _ in calls]
     return {
         "what": "shipped model; a = graph, lookahead; b = autoregressive baseline, greedy; after the encoder",
         "curve": curve,
@@ -89,6 +94,11 @@ def bench_speech(
             "median": statistics.median(rates),
             "worst": max(rates),
             "n": len(rates),
+        },
+        "stages": {
+            "lookahead": {
+                stage: 1e3 * statistics.median(timings[stage] for _, timings in calls) for stage in calls[0][1]
+            }
         },
         "hardware": hardware(device=translator.device, dtype=dtype_of(network), batch=1, threads=threads),
     }
@@ -120,15 +130,15 @@ def _curve(
     return curve
 
 
-def _rates(path: Path, translator: SpeechTranslator) -> list[float]:
-    """Seconds from a file to samples, for a second of source; three calls after a warm-up."""
+def _calls(path: Path, translator: SpeechTranslator) -> list[tuple[float, Mapping[str, float]]]:
+    """Seconds from a file to samples, for a second of source, and those of each stage; three calls after a warm-up."""
     translate_speech(path, model=translator)
-    rates = []
+    calls = []
     for _ in range(3):
         stopwatch = Stopwatch(translator.device)
-        length = translate_speech(path, model=translator).seconds_source
-        rates.append(stopwatch.lap() / length)
-    return rates
+        translation = translate_speech(path, model=translator)
+        calls.append((stopwatch.lap() / translation.seconds_source, translation.timings))
+    return calls
 
 
 def _against_baseline(path: Path, translator: SpeechTranslator, strategy: str, repeats: int) -> dict[str, Any]:
@@ -154,7 +164,12 @@ def _against_baseline(path: Path, translator: SpeechTranslator, strategy: str, r
 
 
 def bench_paper(
-    seconds: Sequence[float] = (3, 6, 12, 20), repeats: int = 5, device: str = "cpu", threads: int = 2, beams: int = 10
+    seconds: Sequence[float] = (3, 6, 12, 20),
+    repeats: int = 5,
+    device: str = "cpu",
+    threads: int = 2,
+    beams: int = 10,
+    log: Log = no_log,
 ) -> dict[str, Any]:
     """A DASpeech of the paper's size against a decoder of S2UT's shape, both with random weights: timing only.
 
@@ -175,43 +190,42 @@ def bench_paper(
         memory = torch.randn(1, 75, config.encoder.d_model, device=target)  # of 3 seconds
         gate(s2ut, memory, torch.tensor([75], device=target), GATE_UNITS)
         for length in seconds:
-            frames = torch.tensor([round(100 * length)], device=target)
-            sizes = (frames + 3) // 4
-            states = torch.randn(1, int(sizes[0]), config.encoder.d_model, device=target)
-            phones, units = round(length * UNITS_A_SECOND), round(length * S2UT_UNITS_A_SECOND)
-            mel_frames = round(length * audio.SAMPLE_RATE / audio.HOP)
-            durations = torch.full((1, phones), mel_frames // phones, device=target)
-
-            def parallel(
-                states: Tensor = states,
-                sizes: Tensor = sizes,
-                frames: Tensor = frames,
-                phones: int = phones,
-                durations: Tensor = durations,
-            ) -> Tensor:
-                lattice = network.lattice(states, sizes, frames)
-                lattice.path("lookahead")
-                hidden = lattice.hidden[:, :phones]
-                count = torch.tensor([phones], device=states.device)
-                return network.tts(network.acoustic_input(hidden), count, durations).mel
-
-            def greedy(states: Tensor = states, sizes: Tensor = sizes, units: int = units) -> list[list[int]]:
-                return s2ut.generate(states, sizes, units, min_length=units)
-
-            def beam(states: Tensor = states, sizes: Tensor = sizes, units: int = units) -> list[int]:
-                return s2ut.beam_search(states, sizes, beams, units, min_length=units)
-
-            rows.append(
-                {
-                    "seconds": length,
-                    "greedy": asdict(paired(parallel, greedy, repeats, target)),
-                    f"beam {beams}": asdict(paired(parallel, beam, repeats, target)),
-                }
-            )
+            log(f"{length:g} s of source")
+            rows.append(_paper_row(network, s2ut, length, beams, repeats))
     return {
         "what": "paper-sized, random weights, timing only; a = DAG and acoustic decoding; b = S2UT-shaped decoder",
         "curve": rows,
         "hardware": hardware(device=target, dtype=dtype_of(network), batch=1, threads=threads),
+    }
+
+
+def _paper_row(network: DASpeech, s2ut: ArDecoder, length: float, beams: int, repeats: int) -> dict[str, Any]:
+    """Both sides for `length` seconds of source, in random encoder states of the paper's shape."""
+    target = next(network.parameters()).device
+    frames = torch.tensor([round(100 * length)], device=target)
+    sizes = (frames + 3) // 4
+    states = torch.randn(1, int(sizes[0]), network.config.encoder.d_model, device=target)
+    phones, units = round(length * UNITS_A_SECOND), round(length * S2UT_UNITS_A_SECOND)
+    mel_frames = round(length * audio.SAMPLE_RATE / audio.HOP)
+    durations = torch.full((1, phones), mel_frames // phones, device=target)
+
+    def parallel() -> Tensor:
+        lattice = network.lattice(states, sizes, frames)
+        lattice.path("lookahead")
+        hidden = lattice.hidden[:, :phones]
+        count = torch.tensor([phones], device=target)
+        return network.tts(network.acoustic_input(hidden), count, durations).mel
+
+    def greedy() -> list[list[int]]:
+        return s2ut.generate(states, sizes, units, min_length=units)
+
+    def beam() -> list[int]:
+        return s2ut.beam_search(states, sizes, beams, units, min_length=units)
+
+    return {
+        "seconds": length,
+        "greedy": asdict(paired(parallel, greedy, repeats, target)),
+        f"beam {beams}": asdict(paired(parallel, beam, repeats, target)),
     }
 
 

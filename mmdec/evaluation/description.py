@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from mmdec.checks.arguments import check_threads, check_whole
-from mmdec.corpora.image_text_questions import ImageQuestion, read_questions, swapped
+from mmdec.corpora.image_text_questions import ImageQuestion, asked_of, by_task, read_questions, swapped
 from mmdec.evaluation.harness import Method
 from mmdec.evaluation.harness_description import DescriptionHarness
 from mmdec.evaluation.log import Log, no_log
@@ -35,6 +35,7 @@ from mmdec.runtime import dtype_of
 from mmdec.types import InputError
 
 QUESTIONS = "data/scenes/test.json"
+PROMPT = "Describe this image."  # about a person's own pictures
 EVERY = 50  # questions between two lines of progress
 
 
@@ -73,10 +74,11 @@ def score(question: ImageQuestion, text: str) -> tuple[float, int]:
 
 
 def evaluate_vlm(
-    questions: str | os.PathLike[str] = QUESTIONS,
+    questions: str | os.PathLike[str] | None = None,
     images: str | os.PathLike[str] | None = None,
     model: str | os.PathLike[str] | LoadedVlm = DEFAULT_MODEL,
     *,
+    prompt: str = PROMPT,
     drafter: DraftedBy = AUTO,
     plan: Nodes = None,
     swap: bool = False,
@@ -90,7 +92,8 @@ def evaluate_vlm(
 ) -> dict[str, Any]:
     """Score a model; a JSON-ready report.
 
-    questions: a file or folder, see `read_questions`. images: the folder of its pictures. limit: questions of each
+    questions: a file or folder, see `read_questions`; None: the drawn scenes, or where images are given, `prompt` about
+    each of them. images: the folder of the pictures, or one picture. limit: questions of each
     task, evenly spaced. swap: ask about another picture of the same task; what is still right then is what the
     language alone tells. plan: draft size, as `num_speculative_tokens`. worst: wrong answers that are listed.
 
@@ -101,9 +104,7 @@ def evaluate_vlm(
     check_whole("batch_size", batch_size, 1, 4096, "1 asks one by one.")
     if limit is not None:
         check_whole("limit", limit, 1, 2**31, "Leave it out for all questions.")
-    chosen = read_questions(os.fspath(questions), None if images is None else os.fspath(images), limit)
-    if not chosen:
-        raise InputError(f"`questions` must hold questions, but '{questions}' has none. Check the file.")
+    chosen = questions_of(questions, images, prompt, limit)
     chosen = swapped(chosen) if swap else chosen
     torch.set_num_threads(threads)
     vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, device)
@@ -113,7 +114,7 @@ def evaluate_vlm(
     scored = [entry for entry in answered if entry.of]
     return {
         "model": vlm.directory.name if vlm.directory else "given",
-        "questions": os.fspath(questions),
+        "questions": os.fspath(questions if questions is not None else images or QUESTIONS),
         "swapped": swap,
         "n": len(answered),
         "drafter": loaded_drafter
@@ -124,18 +125,7 @@ def evaluate_vlm(
         "right": _rate(scored),
         "decoding": _cost([entry.answer for entry in answered if entry.answer is not None]),
         "refused": {entry.question.id: entry.error for entry in answered if entry.error},
-        "worst": [
-            {
-                "id": entry.question.id,
-                "task": entry.question.task,
-                "question": entry.question.question,
-                "answer": entry.answer.text if entry.answer else "",
-                "right": entry.right,
-                "of": entry.of,
-                "expected": entry.question.reference or ", ".join(entry.question.answers[:3]),
-            }
-            for entry in [entry for entry in scored if entry.right < entry.of][:worst]
-        ],
+        "worst": _wrong(scored)[:worst],
         "hardware": hardware(
             device=vlm.model.device,
             dtype=dtype_of(vlm.model),
@@ -143,6 +133,36 @@ def evaluate_vlm(
             threads=torch.get_num_threads(),
         ),
     }
+
+
+def questions_of(
+    questions: str | os.PathLike[str] | None, images: str | os.PathLike[str] | None, prompt: str, limit: int | None
+) -> list[ImageQuestion]:
+    """Those of a file, or one about each of a person's own pictures. Raises InputError where there are none."""
+    if questions is None and images is not None:
+        return by_task(asked_of(os.fspath(images), prompt), limit)
+    listed = os.fspath(QUESTIONS if questions is None else questions)
+    chosen = read_questions(listed, None if images is None else os.fspath(images), limit)
+    if not chosen:
+        raise InputError(f"`questions` must hold questions, but '{listed}' has none. Check the file.")
+    return chosen
+
+
+def _wrong(scored: Sequence[Answered]) -> list[dict[str, Any]]:
+    """Answers that are not right, or not in all points, with what they should be."""
+    return [
+        {
+            "id": entry.question.id,
+            "task": entry.question.task,
+            "question": entry.question.question,
+            "answer": entry.answer.text if entry.answer else "",
+            "right": entry.right,
+            "of": entry.of,
+            "expected": entry.question.reference or ", ".join(entry.question.answers[:3]),
+        }
+        for entry in scored
+        if entry.right < entry.of
+    ]
 
 
 def _answers(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 
 from mmdec.runtime import Stopwatch
@@ -91,6 +92,22 @@ def compare(measured: Measurements, a: Method, b: Method, groups: Sequence[int])
     }
 
 
+def stages(measured: Measurements, groups: Sequence[int]) -> dict[str, dict[str, float]]:
+    """For each method the milliseconds that a group's stages took: the mean over the groups of the median of the
+    repeats. The drafter's are not part of the decoder's here; transformers' loops do not report them."""
+    spent: dict[str, dict[str, float]] = {}
+    for name, runs in measured.items():
+        chosen = [runs[group] for group in groups]
+        parts = {
+            "features": _sum(chosen, lambda measurement: measurement.features),
+            "encoder": _sum(chosen, lambda measurement: measurement.encoder),
+            "decoder": _sum(chosen, lambda measurement: measurement.decoder - measurement.drafter),
+            "drafter": _sum(chosen, lambda measurement: measurement.drafter),
+        }
+        spent[name] = {stage: 1e3 * seconds / max(len(chosen), 1) for stage, seconds in parts.items()}
+    return spent
+
+
 def _ratios(
     a_runs: Sequence[Sequence[Measurement]],
     b_runs: Sequence[Sequence[Measurement]],
@@ -103,7 +120,7 @@ def _ratios(
 
 
 def _quartiles(ratios: Sequence[float]) -> tuple[float, float, float]:
-    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [*ratios] * 3
+    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
     return low, middle, high
 
 

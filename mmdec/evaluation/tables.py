@@ -1,25 +1,48 @@
-"""Reports of `mmdec eval` as tables for a terminal. Nothing is computed here."""
+"""Reports of `mmdec eval` as tables for a terminal of 80 columns. Nothing is computed here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from rich.markup import escape
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
+
+from mmdec.evaluation.bench_tables import machine
+
+TOGETHER = 2  # strategies side by side: more do not fit
+LABEL = 30  # columns of a label, which may be folded; figures are not
 
 
-def table(report: dict[str, Any]) -> Table:
-    """A report of `evaluate_speech`: a column for each strategy."""
+def grid_of(*names: str) -> Table:
+    """An empty table: a column of labels, and one of figures for each name."""
+    grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    grid.add_column("", max_width=LABEL)
+    for name in names:
+        grid.add_column(name, justify="right", no_wrap=True)
+    return grid
+
+
+def table(report: dict[str, Any]) -> RenderableType:
+    """A report of `evaluate_speech`: a column for each strategy, two of them side by side."""
+    names = [*report["strategies"]]
+    shown = [label for label, show in _LINES if any(show(scores) != "-" for scores in report["strategies"].values())]
+    grids = []
+    for start in range(0, len(names), TOGETHER):
+        some = names[start : start + TOGETHER]
+        grid = grid_of(*some)
+        for label, show in _LINES:
+            if label in shown:
+                grid.add_row(label, *(show(report["strategies"][name]) for name in some))
+        grids.append(grid)
+    title = f"{report['model']} on {report['split']}, n = {report['n']}"
+    return Group(Text(title), *grids, Text("\n".join(_speech_notes(report))))
+
+
+def _speech_notes(report: dict[str, Any]) -> list[str]:
     strategies = report["strategies"]
-    grid = Table(title=f"{report['model']} on {report['split']}, n = {report['n']}", title_justify="left")
-    grid.add_column("")
-    for name in strategies:
-        grid.add_column(name, justify="right")
-    for label, show in _LINES:
-        cells = [show(scores) for scores in strategies.values()]
-        if any(cell != "-" for cell in cells):
-            grid.add_row(label, *cells)
     notes = [f"BLEU {next(iter(strategies.values()))['bleu']['signature']}"]
     if "recordings" in report:
         recordings = report["recordings"]
@@ -28,21 +51,14 @@ def table(report: dict[str, Any]) -> Table:
             f"word errors of the recogniser {100 * recordings['judge_word_error_rate']:.1f} %; "
             f"noise {report['asr_bleu_noise']:.1f}"
         )
-    machine = report["hardware"]
-    notes.append(f"{machine['cpu']}, {machine['threads']} threads, torch {machine['versions']['torch']}")
-    grid.caption = "\n".join(notes)
-    grid.caption_justify = "left"
-    return grid
+    return [*notes, machine(report["hardware"])]
 
 
-def asr_table(report: dict[str, Any]) -> Table:
+def asr_table(report: dict[str, Any]) -> RenderableType:
     """A report of `evaluate_asr`: a column for each method of decoding."""
     methods: dict[str, Any] = report["decoding"]
     title = f"{report['model']} on {report['split'] or 'the whole corpus'}, n = {report['n']}"
-    grid = Table(title=title, title_justify="left")
-    grid.add_column("")
-    for name in methods:
-        grid.add_column(name, justify="right")
+    grid = grid_of(*methods)
     for label, key in _ASR_RATES:
         entry = report[key]
         edits = (
@@ -65,10 +81,8 @@ def asr_table(report: dict[str, Any]) -> Table:
         for row in report["worst"]
     ]
     notes += [f"refused {name}: {error}" for name, error in report["refused"].items()]
-    machine = report["hardware"]
-    notes.append(f"{machine['cpu']}, {machine['threads']} threads, torch {machine['versions']['torch']}")
-    grid.caption, grid.caption_justify = escape("\n".join(notes)), "left"
-    return grid
+    notes.append(machine(report["hardware"]))
+    return Group(Text(title), grid, Text("\n".join(notes)))
 
 
 def _percent(key: str) -> Callable[[dict[str, Any]], str]:

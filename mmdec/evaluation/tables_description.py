@@ -1,21 +1,26 @@
-"""Reports of `mmdec eval vlm` and `mmdec bench vlm` as tables for a terminal. Nothing is computed here."""
+"""A report of `mmdec eval vlm` as a table for a terminal of 80 columns. Nothing is computed here."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
+
+from mmdec.evaluation.bench_tables import FIRST, machine
 
 
-def vlm_table(report: dict[str, Any]) -> Table:
+def vlm_table(report: dict[str, Any]) -> RenderableType:
     """A report of `evaluate_vlm`: a row for each task."""
     other = ", pictures swapped" if report["swapped"] else ""
     title = f"{report['model']} on {report['questions']}{other}, n = {report['n']}, drafter {report['drafter']}"
-    grid = Table(title=escape(title), title_justify="left")
-    grid.add_column("")
-    for name in ("right, % [95 %]", "of", "tokens a round", "accepted a round", "drafter's share, %", "s, median"):
-        grid.add_column(name, justify="right")
+    grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    grid.add_column("", max_width=FIRST, overflow="fold")
+    for name in ("right, % [95 %]", "of", "tokens\na round", "accepted\na round", "drafter's\nshare, %", "s,\nmedian"):
+        grid.add_column(name, justify="right", no_wrap=True)
     rows = [*report["by_task"].items(), ("all", {"right": report["right"], "decoding": report["decoding"]})]
     for task, row in rows:
         cost = row["decoding"]
@@ -34,32 +39,7 @@ def vlm_table(report: dict[str, Any]) -> Table:
         for row in report["worst"]
     ]
     notes += [f"refused {name}: {error}" for name, error in report["refused"].items()]
-    grid.caption, grid.caption_justify = escape("\n".join([*notes, _machine(report)])), "left"
-    return grid
-
-
-def bench_table(report: dict[str, Any]) -> Table:
-    """A report of `bench_vlm`: a row for each of our drafters, baseline and group of questions."""
-    grid = Table(title=escape(f"{report['model']}, {report['questions']} questions"), title_justify="left")
-    for name in ("drafter", "against", "questions", "n", "times faster (quartiles)", "tokens a round"):
-        grid.add_column(name, justify="left" if name in ("drafter", "against", "questions") else "right")
-    for drafter, entry in report["drafters"].items():
-        for baseline, groups in entry["against"].items():
-            for group, row in groups.items():
-                if not row["n"]:
-                    continue
-                wall = row["wall"]
-                times = f"{wall['median']:.2f} ({wall['low']:.2f} to {wall['high']:.2f})"
-                cells = (drafter, baseline, group)
-                grid.add_row(*map(escape, cells), str(row["n"]), times, _two(row["a_tokens_per_round"]))
-    notes = [f"{name}: {reason}" for name, reason in report["left_out"].items()]
-    grid.caption, grid.caption_justify = escape("\n".join([*notes, _machine(report)])), "left"
-    return grid
-
-
-def _machine(report: dict[str, Any]) -> str:
-    machine = report["hardware"]
-    return f"{machine['cpu']}, {machine['threads']} threads, torch {machine['versions']['torch']}"
+    return Group(Text(title), grid, Text("\n".join([*notes, machine(report["hardware"])])))
 
 
 def _rate(entry: dict[str, Any]) -> str:

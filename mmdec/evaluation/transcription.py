@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import check_threads
-from mmdec.corpora.librispeech import Utterance, read_utterances
+from mmdec.corpora.librispeech import Utterance, read_recordings, read_utterances
 from mmdec.corpora.tables import evenly_spaced
 from mmdec.evaluation.harness import Measurement, Method
 from mmdec.evaluation.harness_transcription import TranscriptionHarness, has_heads
@@ -53,6 +53,7 @@ def evaluate_asr(
     corpus: str | os.PathLike[str] = "data/english",
     model: str | os.PathLike[str] | LoadedWhisper = DEFAULT_MODEL,
     *,
+    recordings: Sequence[str | os.PathLike[str]] = (),
     heads: str | os.PathLike[str] | None = None,
     plan: Nodes = None,
     plain: bool = True,
@@ -67,20 +68,22 @@ def evaluate_asr(
 ) -> dict[str, Any]:
     """Score a Whisper; a JSON-ready report.
 
-    heads: a directory; None takes the model's own. Without heads, transformers decodes, and there is no speedup. plan:
-    draft size, as `num_speculative_tokens` of `mmdec.speculate`. plain: also decode each batch with transformers' own
-    loop, right after mmdec's, for the speedup and to compare tokens. language: None detects it. limit: use this many
-    utterances, evenly spaced. worst: how many transcripts with most errors are listed.
+    recordings: sound files with their transcripts beside them (.txt), instead of the corpus. heads: a directory; None
+    takes the model's own. Without heads, transformers decodes, and there is no speedup. plan: draft size, as
+    `num_speculative_tokens` of `mmdec.speculate`. plain: also decode each batch with transformers' own loop, right
+    after mmdec's, for the speedup and to compare tokens. language: None detects it. limit: use this many utterances,
+    evenly spaced. worst: how many transcripts with most errors are listed.
 
     A recording that `mmdec.transcribe` refuses counts as an empty transcript and is named. A recording of more than a
     window (30 s) is decoded alone, by transformers' long-form code. Raises InputError.
     """
-    check_threads(threads)
-    if limit is not None and limit < 1:
-        raise InputError(f"`limit` must be at least 1, but is {limit}. Leave it out for the whole split.")
-    if batch_size < 1:
-        raise InputError(f"`batch_size` must be at least 1, but is {batch_size}. 1 decodes one by one.")
-    rows = evenly_spaced(read_utterances(os.fspath(corpus), split), limit)
+    _check(limit, batch_size, threads)
+    found = (
+        read_recordings([os.fspath(path) for path in recordings])
+        if recordings
+        else read_utterances(os.fspath(corpus), split)
+    )
+    rows = evenly_spaced(found, limit)
     torch.set_num_threads(threads)
     whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, device)
     methods = _methods(whisper, heads, plan, plain)
@@ -89,7 +92,7 @@ def evaluate_asr(
     normalise, name = normaliser(whisper.tokenizer, language)
     report: dict[str, Any] = {
         "model": whisper.directory.name if whisper.directory else "given",
-        "split": split,
+        "split": "own recordings" if recordings else split,
         "n": len(rows),
         "source_seconds": sum(result.seconds for result in transcribed),
         "batch_size": batch_size,
@@ -108,6 +111,14 @@ def evaluate_asr(
         device=network.device, dtype=dtype_of(network), batch=batch_size, threads=torch.get_num_threads()
     )
     return report
+
+
+def _check(limit: int | None, batch_size: int, threads: int) -> None:
+    check_threads(threads)
+    if limit is not None and limit < 1:
+        raise InputError(f"`limit` must be at least 1, but is {limit}. Leave it out for the whole split.")
+    if batch_size < 1:
+        raise InputError(f"`batch_size` must be at least 1, but is {batch_size}. 1 decodes one by one.")
 
 
 def normaliser(tokenizer: Any, language: str | None) -> tuple[Callable[[str], str], str]:

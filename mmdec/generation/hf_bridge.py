@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, cast, final
 
+import torch
 from torch import Tensor
 from transformers import (
     EncoderNoRepeatNGramLogitsProcessor,
@@ -17,11 +18,13 @@ from transformers import (
     MaxLengthCriteria,
     PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
 from mmdec.decode.listeners import BatchCollector, ScoreRecorder
-from mmdec.decode.sampling import Criterion, ListenerProcessor, Processor, Stop, WholeBatch
+from mmdec.decode.sampling import Criterion, ListenerProcessor, Processor, Stop, Suppression, WholeBatch
 from mmdec.decode.tree import int_list
 from mmdec.targets.hf_target import HfTarget, Output
 from mmdec.types import InputError
@@ -100,7 +103,7 @@ class Results:
             elif batch > 1 and isinstance(cast(object, processor), BATCH_BOUND):
                 self.processors.append(WholeBatch(processor, batch))
             else:
-                self.processors.append(processor)
+                self.processors.append(_suppression(processor, target.vocab_size, prompt.device) or processor)
         if self.scores is not None:
             self.processors.append(ListenerProcessor(self.scores))
 
@@ -119,3 +122,18 @@ class Results:
         scores = None if self.scores is None else self.scores.steps(lengths)
         logits = None if self.logits is None else self.logits.steps(lengths)
         return target.output(inputs, sequences, lengths, config, scores, logits)
+
+
+def _suppression(processor: Any, vocab_size: int, device: torch.device) -> Suppression | None:
+    """transformers' processor as one that is applied to all nodes of a draft at once; None for those of other kinds."""
+    kind = type(cast(object, processor))  # a subclass may do something else
+    if kind is SuppressTokensLogitsProcessor:
+        tokens, only_at = processor.suppress_tokens, None
+    elif kind is SuppressTokensAtBeginLogitsProcessor:
+        tokens, only_at = processor.begin_suppress_tokens, int(processor.begin_index)
+    else:
+        return None
+    if (tokens.is_floating_point() and len(tokens)) or bool((tokens >= vocab_size).any()):
+        return None  # odd ones: its own code says what becomes of them
+    tokens = tokens.to(device, torch.long)
+    return Suppression(tokens[tokens >= 0], only_at)  # negative ones name no token

@@ -1,15 +1,17 @@
-"""Makes "mmdec_tree" known to transformers as soon as both are imported, in whatever order.
+"""Makes what mmdec adds known to transformers as soon as both are imported, in whatever order.
 
     import mmdec
     model.set_attn_implementation("mmdec_tree")
+    AutoModel.from_pretrained("owner/eagle-for-mine")
 
-`import mmdec` alone loads neither torch nor transformers: where transformers is not there yet, its import is awaited.
+`import mmdec` alone loads neither torch nor transformers: where a module of transformers is not there yet, its import
+is awaited. Which module of mmdec registers itself after which of transformers, `mmdec/__init__.py` says.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
@@ -17,35 +19,39 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import final
 
-MODULE = "transformers.modeling_utils"  # where attention implementations are registered
+
+def register_when_there(modules: Mapping[str, str]) -> None:
+    """For each module of transformers the one of mmdec that registers itself when it is imported: at once where
+    transformers' is loaded, else right after it is."""
+    waiting = {finder.module for finder in sys.meta_path if isinstance(finder, _Awaited)}
+    for module, ours in modules.items():
+        if module in sys.modules:
+            _register(ours)
+        elif module not in waiting:
+            sys.meta_path.insert(0, _Awaited(module, ours))
 
 
-def register_when_there() -> None:
-    """At once where transformers' models are loaded, else right after they are."""
-    if MODULE in sys.modules:
-        _register()
-    elif not any(isinstance(finder, _Awaited) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Awaited())
-
-
-def _register() -> None:
-    with suppress(ImportError):  # of another release; whatever needs the operator says so itself
-        import_module("mmdec.targets.attention")  # it registers the operator
+def _register(ours: str) -> None:
+    with suppress(ImportError):  # of another release; whatever needs it says so itself
+        import_module(ours)
 
 
 @final
 class _Awaited(MetaPathFinder):
     """Finds one module as everybody would, once."""
 
+    def __init__(self, module: str, ours: str) -> None:
+        self.module, self.ours = module, ours
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != MODULE:
+        if fullname != self.module:
             return None
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Registering(spec.loader)
+            spec.loader = _Registering(spec.loader, self.ours)
         return spec
 
 
@@ -53,8 +59,8 @@ class _Awaited(MetaPathFinder):
 class _Registering(Loader):
     """Loads a module as its own loader does, and registers then."""
 
-    def __init__(self, loader: Loader) -> None:
-        self.loader = loader
+    def __init__(self, loader: Loader, ours: str) -> None:
+        self.loader, self.ours = loader, ours
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)
@@ -65,4 +71,4 @@ class _Registering(Loader):
             spec.loader = self.loader  # who asks for sources later asks the module's own
         module.__loader__ = self.loader
         self.loader.exec_module(module)
-        _register()
+        _register(self.ours)

@@ -1,6 +1,18 @@
 """Models on disk: found by name, path or hub id; read into parts; written whole or not at all. Safetensors only."""
 
-from mmdec.hub.daspeech import DEFAULT_MODEL, resolve, save_model
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from mmdec.hub.find import demo_file, find, kind, names
 
+if TYPE_CHECKING:
+    from mmdec.hub.daspeech import DEFAULT_MODEL, resolve, save_model
+
 __all__ = ["DEFAULT_MODEL", "demo_file", "find", "kind", "names", "resolve", "save_model"]
+
+
+def __getattr__(name: str) -> Any:
+    """What is DASpeech's own, read when it is asked for: whoever reads another model's folder needs no networks."""
+    if name in ("DEFAULT_MODEL", "resolve", "save_model"):
+        return getattr(import_module("mmdec.hub.daspeech"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mmdec.checks.weights import PICKLES, check_counts, checked_file, fill, read_settings, read_weights
 from mmdec.hub.find import HUB_FILES, HUB_ID, download, find, kind, path_text
-from mmdec.hub.publish import CARD, keep_card, whole_folder
+from mmdec.hub.publish import CARD, keep_card, read_text, whole_folder
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
 from mmdec.nn.griffin_lim import GriffinLimVocoder
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
@@ -32,6 +32,7 @@ DEFAULT_MODEL = "daspeech-phrasebook"
 GRIFFIN_LIM = "griffin-lim"
 VOCODER_RULE = f"{GRIFFIN_LIM}, a directory"
 WEIGHTS = ("encoder.safetensors", "model.safetensors", "vocoder.safetensors")  # apart: hosts of code refuse large files
+CONFIDENCE = "confidence.json"
 NEEDED = ("config.json", *WEIGHTS, "units.json")
 
 
@@ -59,11 +60,13 @@ class DASpeechParts:
     units: tuple[str, ...]  # the phones, in the order of their numbers
     decoding: Decoding
     name: str  # of the folder
+    card: str | None = None  # its README.md
+    confidence: str | None = None  # its confidence.json, for `pipelines/confidence.py`
 
 
 def resolve(model: str | os.PathLike[str]) -> Path:
     """The directory of a complete translator: see `find`."""
-    return _complete(find(model), os.fspath(model))
+    return complete(find(model), os.fspath(model))
 
 
 def save_model(
@@ -75,17 +78,20 @@ def save_model(
     *,
     decoding: Decoding = Decoding(),
     card: str | None = None,
+    confidence: str | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a model's directory whole or not at all. Weights become half precision.
 
     Without `card` the one that is there stays, if the weights do: else InputError, for its numbers would be of others.
-    `provenance` adds to what is always written: command, versions, commit and date.
+    confidence: the text of confidence.json, fitted to these weights. `provenance` adds to what is always written:
+    command, versions, commit and date.
     """
     target = Path(directory)
     with whole_folder(target) as fresh:
         config = {
             "system": "daspeech",
+            "model_type": "mmdec-daspeech",  # for transformers' AutoConfig
             "architecture": model.config.to_dict(),
             "vocoder": asdict(vocoder.config),
             "decoding": asdict(decoding),
@@ -99,11 +105,25 @@ def save_model(
         save_file(state, fresh / "model.safetensors")
         save_file(_half(vocoder.state_dict()), fresh / "vocoder.safetensors")
         words.save(fresh)
+        if confidence is not None:
+            (fresh / CONFIDENCE).write_text(confidence, encoding="utf-8")
         if card is not None:
             (fresh / CARD).write_text(card, encoding="utf-8")
         else:
             keep_card(target, fresh)
     return target
+
+
+def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts) -> Path:
+    """Write what `read_parts` gave, the card with it. Raises InputError for a vocoder that is not the model's own."""
+    if not isinstance(parts.vocoder, Vocoder):
+        raise InputError(
+            f"`vocoder` must be the model's own to be saved, but is a {type(parts.vocoder).__name__}. Load the model "
+            "without `vocoder`."
+        )
+    words, decoding = parts.words, parts.decoding
+    more: dict[str, Any] = {"card": parts.card, "confidence": parts.confidence}
+    return save_model(directory, parts.model, parts.vocoder, parts.units, words, decoding=decoding, **more)
 
 
 def read_parts(directory: Path, device: torch.device, vocoder: str | os.PathLike[str] | None = None) -> DASpeechParts:
@@ -136,7 +156,9 @@ def read_parts(directory: Path, device: torch.device, vocoder: str | os.PathLike
             f"({type(error).__name__}: {error!s:.300}). Fetch it again."
         ) from error
     speaking = own if vocoder is None else _vocoder(vocoder)
-    return DASpeechParts(model.to(device), speaking.to(device), words, tuple(units), decoding, directory.name)
+    model, speaking = model.to(device), speaking.to(device)
+    kept = {"card": read_text(directory / CARD), "confidence": read_text(directory / CONFIDENCE)}
+    return DASpeechParts(model, speaking, words, tuple(units), decoding, directory.name, **kept)
 
 
 def _units(file: Path) -> list[str]:
@@ -168,7 +190,8 @@ def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
     return load_hifigan(Path(text) if Path(text).exists() else download(text, HUB_FILES, "vocoder"))
 
 
-def _complete(directory: Path, name: str) -> Path:
+def complete(directory: Path, name: str) -> Path:
+    """The directory, if it holds a whole translator. name: what the caller gave. Raises InputError."""
     system = kind(directory)
     if system not in ("", "daspeech"):
         raise InputError(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar, final
+from typing import Any, Generic, TypeVar, final
 
 from mmdec.checks.arguments import show
 from mmdec.checks.weights import PICKLES
@@ -20,6 +21,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.tsv", "*.arpa", "*.md"]
 
 Model = TypeVar("Model")
+log = logging.getLogger(__name__)
 
 
 def names(system: str = "daspeech") -> list[str]:
@@ -37,11 +39,16 @@ def kind(directory: Path) -> str:
         return ""
 
 
-def find(model: str | os.PathLike[str], system: str = "daspeech", files: Sequence[str] = HUB_FILES) -> Path:
+def find(
+    model: str | os.PathLike[str],
+    system: str = "daspeech",
+    files: Sequence[str] = HUB_FILES,
+    fetching: Mapping[str, Any] | None = None,
+) -> Path:
     """A shipped model's name, a directory, or a Hugging Face id ("owner/name", "owner/name@revision") -> directory.
 
-    system: whose names an error lists. files: patterns of what is fetched from the hub. What lies in the directory is
-    for the caller to check.
+    system: whose names an error lists. files: patterns of what is fetched from the hub. fetching: options of
+    `snapshot_download`. What lies in the directory is for the caller to check.
     """
     text = path_text(model, "model", f"a shipped name ({', '.join(names(system)) or 'none is installed'}), a directory")
     path = Path(text)
@@ -53,10 +60,33 @@ def find(model: str | os.PathLike[str], system: str = "daspeech", files: Sequenc
         if re.fullmatch(r"[\w.-]+", text) and (folder / text).is_dir():
             return folder / text
     if HUB_ID.fullmatch(text) and not text.startswith("models/"):
-        return download(text, files)
+        return download(text, files, fetching=fetching)
     raise InputError(
         f"`model` must be a shipped name ({', '.join(names(system)) or 'none is installed'}), a directory or a hub id, "
-        f"but is '{text}'. Check the spelling."
+        f"but is '{text}'. Check the spelling; mmdec's own models lie in models/ of a checkout, and in its "
+        "wheel."
+    )
+
+
+def drafter_path(source: str | os.PathLike[str], fetching: Mapping[str, Any] | None = None) -> Path:
+    """The folder of a drafter: a directory, a hub id, or a shipped model's name and the drafter's, "vlm-scenes/eagle".
+
+    Raises InputError where there is none.
+    """
+    text = path_text(source, "folder", "a drafter's folder")
+    if Path(text).is_dir():
+        return Path(text)
+    home, _, name = text.partition("/")
+    if re.fullmatch(r"[\w-]+", name):
+        for folder in PLACES:
+            found = drafter_folder(folder / home, name) if re.fullmatch(r"[\w-][\w.-]*", home) else None
+            if found is not None:
+                return found
+    if HUB_ID.fullmatch(text):
+        return download(text, HUB_FILES, "folder", fetching)
+    raise InputError(
+        f"`folder` must be a drafter's folder, a hub id, or a shipped model's name and the drafter's "
+        f"(vlm-scenes/eagle), but is '{text}'. Check the spelling."
     )
 
 
@@ -103,14 +133,33 @@ def demo_file() -> Path:
     raise MmdecError("The demo page is missing from this installation. Install mmdec again.")
 
 
-def download(name: str, files: Sequence[str], argument: str = "model") -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+def download(
+    name: str, files: Sequence[str], argument: str = "model", fetching: Mapping[str, Any] | None = None
+) -> Path:
+    """A repository of the hub, "owner/name" or "owner/name@revision", in this machine's cache.
 
+    fetching: further options of `snapshot_download`. Raises InputError, which says how to get it, offline too.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError
+
+    log.info("fetching %s from the hub, or from this machine's cache", name)
     repository, _, revision = name.partition("@")
+    options: dict[str, Any] = {"revision": revision or None, **(fetching or {})}
     try:
-        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(files)))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        return Path(snapshot_download(repository, allow_patterns=list(files), **options))
+    except GatedRepoError as error:
+        raise InputError(
+            f"`{argument}` must be open to you, but '{name}' asks for its terms to be accepted. Accept them on "
+            f"https://huggingface.co/{repository}, and log in: `hf auth login`."
+        ) from error
+    except (LocalEntryNotFoundError, ConnectionError) as error:  # no network, and not in the cache
+        raise InputError(
+            f"`{argument}` must be on this machine where the hub cannot be reached, but '{name}' is not "
+            f"({type(error).__name__}). Where there is a network, run `hf download {repository} --local-dir DIR`; "
+            "bring DIR here, and give it as a directory."
+        ) from error
+    except (HfHubHTTPError, OSError, ValueError) as error:
         raise InputError(
             f"`{argument}` must be found on the hub, but '{name}' was not ({type(error).__name__}). "
             "Check the name and the network, or give a directory."

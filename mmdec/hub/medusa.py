@@ -36,7 +36,7 @@ def save_heads(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"`directory` must be new or empty, but '{target}' is not. Choose another.")
     with whole_folder(target) as fresh:
-        config = {"system": SYSTEM, "heads": asdict(heads.config), "ranks": ranks}
+        config = {"system": SYSTEM, "model_type": "mmdec-drafter", "heads": asdict(heads.config), "ranks": ranks}
         (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         save_file({name: value.contiguous() for name, value in heads.state_dict().items()}, fresh / WEIGHTS)
         (fresh / "README.md").write_text(card or _card(heads.config), encoding="utf-8")
@@ -72,6 +72,12 @@ def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Med
     heads = fill(lambda: MedusaHeads(config), state, "directory", Path(directory))
     output: Any = model.proj_out
     return Medusa(heads.to(model.device, model.dtype), output, ranks)
+
+
+def read_heads(directory: str | os.PathLike[str]) -> tuple[MedusaHeads, list[list[float]] | None]:
+    """Heads in float32 on the CPU, for whichever model, and the chances of their ranks. Raises InputError."""
+    config, ranks, state = _read(Path(directory))
+    return fill(lambda: MedusaHeads(config), state, "directory", Path(directory)), ranks
 
 
 def _takes_heads(model: PreTrainedModel) -> bool:

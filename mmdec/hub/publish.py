@@ -22,6 +22,7 @@ from mmdec.provenance import CARD as CARD  # what a published folder keeps
 from mmdec.provenance import stamp, weights
 from mmdec.types import InputError
 
+MOST_OF_A_CARD = 2**20  # characters
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
 
@@ -62,6 +63,42 @@ def keep_card(old: Path, fresh: Path) -> None:
             "there with `mmdec promote`, which measures it."
         )
     shutil.copy(old / CARD, fresh)
+
+
+def read_text(path: Path) -> str | None:
+    """What goes with a model's weights from folder to folder, as its card does; None where there is none."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(MOST_OF_A_CARD)
+    except (OSError, ValueError):
+        return None
+
+
+def push_folder(
+    folder: Path,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    token: str | bool | None = None,
+    revision: str | None = None,
+    commit_message: str = "Upload a model of mmdec",
+) -> str:
+    """Upload a folder to the hub, whole, in one commit; the repository is made where there is none. Returns the
+    commit's address. Raises InputError where the hub refuses or cannot be reached."""
+    from huggingface_hub import create_repo, upload_folder
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        repository = create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
+        commit = upload_folder(
+            repo_id=repository, folder_path=folder, token=token, revision=revision, commit_message=commit_message
+        )
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise InputError(
+            f"`repo_id` must be a repository that you may write to, but '{repo_id}' could not be written "
+            f"({type(error).__name__}: {error!s:.200}). Log in with `hf auth login`, and check name and network."
+        ) from error
+    return str(commit.commit_url)
 
 
 def readable(folder: Path) -> None:

@@ -27,6 +27,7 @@ from mmdec.nn.flash import FlashNetwork
 from mmdec.types import InputError
 
 CONFIG = "config.json"
+MODEL_TYPE = "mmdec-drafter"  # for transformers' AutoConfig
 MAX_CONFIG_BYTES = 2**16
 
 
@@ -36,7 +37,7 @@ def save_network(network: DraftNetwork, directory: str | os.PathLike[str], *, ca
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"`directory` must be new or empty, but '{target}' is not. Choose another.")
     with whole_folder(target) as fresh:
-        config = {"system": network.system, **asdict(network.config)}
+        config = {"system": network.system, "model_type": MODEL_TYPE, **asdict(network.config)}
         (fresh / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         state = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
         save_file(state, fresh / WHOLE)
@@ -62,6 +63,7 @@ def read_network(directory: str | os.PathLike[str]) -> DraftNetwork:
             f"`directory` must hold a {CONFIG} of at most {MAX_CONFIG_BYTES} bytes, but '{file}' has more."
         )
     settings = read_settings(file, "directory")
+    settings.pop("model_type", None)
     kind = network_class(str(settings.pop("system", "")))
     config = _config(kind.config_class, settings, folder)
     state = read_weights([checked_file(folder, WHOLE, "directory")], "directory")

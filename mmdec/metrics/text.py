@@ -1,6 +1,7 @@
 """Scores of translations: error rates, exact sentences, numbers, BLEU. Texts and phones in, figures out.
 
-A sentence may have several references. jiwer and sacrebleu belong to the extra `mmdec[eval]` and load on first use.
+A sentence may have several references. jiwer, rapidfuzz and sacrebleu belong to the extra `mmdec[eval]` and load on
+first use.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
+
+import numpy as np
 
 from mmdec.phonetics.lexicon import PAUSE
 from mmdec.types import InputError
@@ -101,7 +104,7 @@ def phone_error_rate(hypotheses: Sequence[Sequence[str]], references: Sequence[S
 
 def phone_distance(phones: Sequence[object], reference: Sequence[object]) -> int:
     """Edits between two phone sequences, as names or as unit numbers."""
-    return _advance(list(range(len(phones) + 1)), phones, reference)[-1]
+    return int(extra("rapidfuzz.distance").Levenshtein.distance(phones, reference))
 
 
 def closest_phone_errors(phones: Sequence[str], references: Sequence[str], lexicon: Lexicon) -> int | None:
@@ -209,13 +212,7 @@ def real_time_factor(seconds_taken: Sequence[float], seconds_audio: Sequence[flo
 
 def percentile(values: Sequence[float], share: float) -> float:
     """The value below which the `share` (0 to 1) of the values lie, linearly interpolated; NaN for no values."""
-    ordered = sorted(values)
-    if not ordered:
-        return math.nan
-    position = share * (len(ordered) - 1)
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
+    return float(np.quantile(values, share)) if len(values) else math.nan
 
 
 def _confusion_network_distance(phones: Sequence[str], words: Sequence[str], lexicon: Lexicon) -> int | None:
@@ -277,6 +274,7 @@ def extra(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
+        package = name.partition(".")[0]
         raise InputError(
-            f"Scoring needs the package {name}, which is not installed. pip install mmdec[eval]"
+            f"Scoring needs the package {package}, which is not installed. pip install mmdec[eval]"
         ) from error

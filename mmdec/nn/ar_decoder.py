@@ -7,6 +7,7 @@ preallocated key-value cache and a loop that waits for the device only once in 1
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -134,11 +135,18 @@ class ArDecoder(nn.Module):
         return F.linear(x, self.embed_tokens.weight)
 
     @torch.inference_mode()
-    def generate(self, states: Tensor, state_lengths: Tensor, max_length: int, min_length: int = 0) -> list[list[int]]:
+    def generate(
+        self,
+        states: Tensor,
+        state_lengths: Tensor,
+        max_length: int,
+        min_length: int = 0,
+        on_step: Callable[[Tensor], None] | None = None,
+    ) -> list[list[int]]:
         """Greedy decoding: states (B, S, d_memory) -> for each row the units, without <s> and </s>.
 
         `max_length` bounds the units of a row; a row that reaches it is returned as it is. Before `min_length` units
-        </s> is never chosen: for timing at a known length.
+        </s> is never chosen: for timing at a known length. `on_step` is called with each step's units (B,).
         """
         cache = self.start(states, state_lengths, max_length + 1)
         tokens = torch.full((states.shape[0], max_length + 2), PAD, device=states.device)
@@ -151,6 +159,8 @@ class ArDecoder(nn.Module):
                 logits[:, EOS] = -torch.inf
             best = logits.argmax(-1)
             tokens[:, index + 1] = torch.where(done, PAD, best)
+            if on_step is not None:
+                on_step(tokens[:, index + 1])
             done |= best == EOS
             if index % every == every - 1 and bool(done.all()):
                 break

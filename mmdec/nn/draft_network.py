@@ -59,7 +59,7 @@ class RMSNorm(nn.Module):
         if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not torch.is_grad_enabled():
             squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()  # half the time of the fused one
             return x * squares.div_(x.shape[-1]).add_(self.eps).rsqrt_() * self.weight
-        return rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)  # autocast gives halves
 
 
 class Attention(nn.Module):

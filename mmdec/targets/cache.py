@@ -35,10 +35,12 @@ class GrowingLayer(DynamicLayer):
         self.shown: Tensor | None = None
         self.is_initialized = True
 
-    def show(self, length: int) -> None:
-        """Hold the first `length` columns."""
-        self.keys = self.shown = self.all_keys[:, :, :length]
-        self.values = self.all_values[:, :, :length]
+    def hold(self, states: Tensor, is_keys: bool) -> None:
+        """Show these keys, or values: the first columns of the pool."""
+        if is_keys:
+            self.keys = self.shown = states
+        else:
+            self.values = states
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy is a stock layer: pools are a run's own."""
@@ -54,7 +56,8 @@ class GrowingLayer(DynamicLayer):
             self.store.grow(end)
         self.all_keys[:, :, start:end] = key_states
         self.all_values[:, :, start:end] = value_states
-        self.show(end)
+        self.hold(self.all_keys[:, :, :end], True)
+        self.hold(self.all_values[:, :, :end], False)
         return cast(Tensor, self.keys), cast(Tensor, self.values)
 
 
@@ -133,8 +136,11 @@ class KVPool:
     def crop(self, length: int) -> None:
         """Drop the columns from `length` on."""
         self.length = length
-        for _, layer in self._living():
-            layer.show(length)
+        layers = dict(self._living())
+        for kind, pool in zip(self._kinds, self._pools, strict=True):
+            for states, (index, is_keys) in zip(pool[:, :, :, :length].unbind(0), kind.members, strict=True):
+                if index in layers:
+                    layers[index].hold(states, is_keys)
 
     def commit(self, columns: Sequence[Sequence[int]], begins: Sequence[int], length: int) -> None:
         """Row r's `columns[r]` go to `begins[r]`, ...; what lies beyond `length` is dropped."""

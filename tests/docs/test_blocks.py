@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import soundfile
 
 from tests.conftest import RATE
 from tests.docs.hub_stand_in import write_cache
+from tests.docs.sample_files import put_samples
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "models").glob("*/README.md")))
@@ -31,13 +31,7 @@ PROCESSES, SECONDS = 2, 300
 def run(code: str, folder: Path, cache: Path) -> subprocess.CompletedProcess[str]:
     """A block in a fresh interpreter, in a folder that holds recordings and pictures of the names that it reads."""
     folder.mkdir()
-    french = sorted((ROOT / "data" / "samples").glob("*.wav"))
-    english = ROOT / "data" / "samples" / "english" / "sentence.flac"
-    for number, name in enumerate(sorted(set(re.findall(r"\"(\w+\.(?:wav|flac))\"", code)))):
-        if f'.save("{name}")' not in code:
-            shutil.copy(french[number % len(french)] if name.endswith(".wav") else english, folder / name)
-    for name in set(re.findall(r"\"(\w+\.png)\"", code)):
-        shutil.copy(ROOT / "data" / "samples" / "images" / name, folder / name)
+    put_samples(folder, code)
     (folder / "models").symlink_to(ROOT / "models")
     own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     return subprocess.run(
@@ -65,8 +59,6 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tupl
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_block_runs_by_itself(name: str, started: dict[str, tuple[Path, Future]]) -> None:
-    if "mmdec.describe(" in BLOCKS[name] and not (ROOT / "models" / "vlm-scenes").is_dir():
-        pytest.skip("models/vlm-scenes is not in this checkout")
     folder, future = started[name]
     done = future.result()
     assert done.returncode == 0, f"{name}\n{done.stderr}"

@@ -27,11 +27,6 @@ COMMANDS = [
 ]
 
 
-needs_pictures_model = pytest.mark.skipif(
-    not (ROOT / "models" / "vlm-scenes").is_dir(), reason="models/vlm-scenes is not in this checkout"
-)
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with recordings of the README's names."""
@@ -77,7 +72,6 @@ def test_transcriptions_run(command: str, folder: Path) -> None:
     assert ((folder / "out" / "one.srt").is_file()) == ("srt" in words)
 
 
-@needs_pictures_model
 @pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("python -m mmdec describe")])
 def test_descriptions_run(command: str, folder: Path) -> None:
     run(command)

@@ -229,9 +229,8 @@ def test_the_joint_stage_says_what_it_lacks(corpus: TinyCorpus, workplace: Path)
 
 def test_two_ranks_share_the_epoch_that_one_would_see(corpus: TinyCorpus):
     def rows(rank: int, world: int, batch_size: int, epoch: int) -> list[list[tuple[int, ...]]]:
-        data = SpeechTranslationData(
-            str(corpus.common_voice), str(corpus.cvss), batch_size, 3, concatenate=0.3, jobs=1, seed=5
-        )
+        options = {"batch_size": batch_size, "steps_per_epoch": 3, "concatenate": 0.3, "jobs": 1, "seed": 5}
+        data = SpeechTranslationData(str(corpus.common_voice), str(corpus.cvss), **options)
         data.setup("fit")
         data.trainer = SimpleNamespace(current_epoch=epoch, global_rank=rank, world_size=world)  # type: ignore[assignment]
         return [batch.rows for batch in data.train_dataloader()]

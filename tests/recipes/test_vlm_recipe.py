@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import LlavaForConditionalGeneration, LlavaProcessor, PreTrainedTokenizerFast
+from transformers import LlavaForConditionalGeneration, LlavaProcessor
 
-from mmdec.corpora.image_text import read_conversations
+from mmdec.evaluation.description import evaluate_vlm
 from mmdec.training.__main__ import main
 from mmdec.training.daspeech.export import read_checkpoint
-from mmdec.training.vlm.data import SceneData, choose, picture
+from mmdec.training.vlm.data import SceneData, picture
 from mmdec.training.vlm.encoded import NOWHERE
 from mmdec.training.vlm.export import export
-from mmdec.training.vlm.judge import interval, judge, swapped
 from mmdec.training.vlm.tokens import PRINTED
 from mmdec.types import InputError
 from tests.support.quiet import LIGHTNING
@@ -163,22 +162,8 @@ def test_the_export_answers_through_transformers(whole: Path, corpus: Path, tmp_
     assert int((inputs["input_ids"] == model.config.image_token_id).sum()) == 4
     assert float(inputs["pixel_values"].min()) == -1.0
     assert model.generate(**inputs, max_new_tokens=3).shape[1] <= inputs["input_ids"].shape[1] + 3  # type: ignore[operator, union-attr]
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    questions = choose(read_conversations(corpus / "dev.json"), 8)
-    with torch.no_grad():
-        found = judge(model, tokenizer, questions)
-    assert {task: row["asked"] for task, row in found.items()} == {"colour": 8, "describe": 8}
-    for one, other in zip(questions, swapped(questions), strict=True):
-        assert one.image != other.image
-        assert one.question == other.question
-
-
-def test_intervals() -> None:
-    low, high = interval(90, 100)
-    assert low == pytest.approx(0.826, abs=2e-3)
-    assert high == pytest.approx(0.945, abs=2e-3)
-    assert interval(0, 10)[0] == 0.0
-    assert interval(10, 10)[1] == 1.0
+    report = evaluate_vlm(corpus / "dev.json", model=folder, drafter=None, limit=8, batch_size=8, max_new_tokens=8)
+    assert {task: row["questions"] for task, row in report["by_task"].items()} == {"colour": 8, "describe": 8}
 
 
 def test_what_does_not_fit_is_named(corpus: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import os
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -150,6 +151,31 @@ def test_griffin_lim_returns_a_sound_of_like_spectrum() -> None:
     sound = audio.griffin_lim(mel)
     assert sound.shape == (len(mel) * audio.HOP,)
     assert (audio.log_mel(sound)[: len(mel)] - mel).abs().mean() < 1.0
+
+
+def test_noise_in_a_pause_is_no_voice_to_webrtc() -> None:
+    """Energy hears the noise between two sentences; the detector of voices does not."""
+    pytest.importorskip("webrtcvad", reason="the extra mmdec[vad] is not installed")
+    generator = torch.Generator().manual_seed(0)
+    noise = 0.004 * torch.randn(3 * RATE, generator=generator)
+    loud = torch.from_numpy(np.asarray(buzz(1.0), dtype=np.float32))
+    sound = noise.clone()
+    sound[:RATE] += loud
+    sound[2 * RATE :] += loud
+    pieces = audio.split_at_pauses(sound, detector="webrtc")
+    assert len(pieces) == 2
+    assert 1.0 <= pieces[0][1] / RATE <= 2.0
+    assert [pieces[0][0], pieces[-1][1]] == [0, len(sound)]
+    assert pieces[0][1] == pieces[1][0]
+
+
+def test_detectors_of_pauses_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in ("silero", None, 3):
+        with pytest.raises(InputError, match="`pauses` must be energy or webrtc"):
+            audio.split_at_pauses(torch.zeros(RATE), detector=wrong)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "webrtcvad", None)
+    with pytest.raises(InputError, match=r"pip install mmdec\[vad\]"):
+        audio.split_at_pauses(torch.zeros(RATE), detector="webrtc")
 
 
 def sentence_pattern(lengths: list[float], pause: float) -> torch.Tensor:

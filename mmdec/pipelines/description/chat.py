@@ -17,8 +17,9 @@ from typing_extensions import Unpack
 from mmdec.checks.arguments import check_callable, check_threads
 from mmdec.hub.vlm import DEFAULT_MODEL
 from mmdec.images import to_pil
+from mmdec.pipelines.confidence import too_unsure
 from mmdec.pipelines.description.describe import DescribeOptions, Pictures, read_question, request_of
-from mmdec.pipelines.description.describe_batch import OnText, describe_batch
+from mmdec.pipelines.description.describe_batch import Listeners, OnText, describe_batch
 from mmdec.pipelines.description.description import Description
 from mmdec.pipelines.description.load import AUTO, as_vlm
 from mmdec.pipelines.description.prompts import Message, Question, check_accepted, render, tensors, user_message
@@ -26,7 +27,7 @@ from mmdec.pipelines.threads import with_threads
 from mmdec.runtime import Stopwatch
 from mmdec.types import InputError
 
-LACKING = ("batch_size", "on_text")  # options of `describe` that mean nothing here
+LACKING = ("batch_size", "on_text", "on_round")  # options of `describe` that mean nothing here
 
 
 @final
@@ -45,9 +46,10 @@ class Chat:
         self._threads = check_threads(remaining.pop("threads", None))
         named = (remaining.pop("model", DEFAULT_MODEL), remaining.pop("processor", None))
         vlm = as_vlm(*named, remaining.pop("device", None), remaining.pop("dtype", None))
-        names = ("rule", "num_speculative_tokens", "seed", "statistics")
-        rule, nodes, seed, statistics = (remaining.pop(name, None) for name in names)
-        self._request = request_of(vlm, remaining.pop("drafter", AUTO), rule, nodes, seed, statistics, remaining)
+        names = ("rule", "num_speculative_tokens", "seed", "statistics", "min_confidence")
+        rule, nodes, seed, statistics, least = (remaining.pop(name, None) for name in names)
+        drafter = remaining.pop("drafter", AUTO)
+        self._request = request_of(vlm, drafter, rule, nodes, seed, statistics, remaining, least)
         self._messages: list[Message] = []  # the model's answers among them
         self._pictures: list[Any] = []  # of the whole dialogue, (H, W, 3) uint8
         self._ids = torch.empty(1, 0, dtype=torch.long, device=vlm.model.device)  # without the last answer's end
@@ -78,7 +80,11 @@ class Chat:
             cache = DynamicCache(config=self._request.vlm.model.config) if self._cache is None else self._cache
             self._cache = None  # until the answer is whole
             inputs["past_key_values"] = cache
-            (answer,) = describe_batch(self._request, inputs, [len(question.pictures)], stopwatch.lap(), on_text)
+            listeners = Listeners(on_text)
+            (answer,) = describe_batch(self._request, inputs, [len(question.pictures)], stopwatch.lap(), listeners)
+            refusal = too_unsure(answer.confidence, self._request.min_confidence, "image")
+            if refusal is not None:
+                raise refusal
             self._cache = cache
             self._ids = self._so_far(inputs["input_ids"], answer.tokens)
             reply = {"role": "assistant", "content": [{"type": "text", "text": answer.text}]}

@@ -23,7 +23,8 @@ from mmdec.generation.drafter_choice import DraftedBy
 from mmdec.generation.speculation import speculate
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm
 from mmdec.images import ImageSource, read_image
-from mmdec.pipelines.description.describe_batch import OnText, describe_batch
+from mmdec.pipelines.confidence import check_min_confidence, read_calibrations, refuse_unsure
+from mmdec.pipelines.description.describe_batch import Listeners, OnRound, OnText, describe_batch
 from mmdec.pipelines.description.description import Description
 from mmdec.pipelines.description.load import AUTO, Model, as_drafter, as_vlm
 from mmdec.pipelines.description.prompts import Question, check_accepted, render, tensors, user_message
@@ -57,7 +58,9 @@ class DescribeOptions(TypedDict, total=False, extra_items=Any):
     dtype: torch.dtype | None
     threads: int | None
     on_text: OnText | None
+    on_round: OnRound | None
     statistics: DecodingStatistics | None
+    min_confidence: float | None
 
 
 @overload
@@ -87,7 +90,9 @@ def describe(
     dtype: torch.dtype | None = None,
     threads: int | None = None,
     on_text: OnText | None = None,
+    on_round: OnRound | None = None,
     statistics: DecodingStatistics | None = None,
+    min_confidence: float | None = None,
     **options: Any,
 ) -> Description | list[Description]:
     """Ask a model about pictures: exactly what `model.generate` answers, in fewer passes of the model.
@@ -106,32 +111,48 @@ def describe(
     `num_speculative_tokens`, `seed` and `statistics` are those of `mmdec.generate`, and `options` go to `generate`:
     max_new_tokens (512 where the model does not say), do_sample, temperature, repetition_penalty and so on.
 
-    `on_text` is called with each piece of the answer as it is accepted, for one question.
+    `on_text` is called with each piece of the answer as it is accepted, `on_round` with every round and its text, for
+    one question; what they raise ends the call. `min_confidence`, 0 to 1, refuses answers that are less likely to be
+    right (`out.confidence`).
 
     Raises InputError for what cannot be done, and BatchError, with the other results, for members of a list.
     """
     batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
     check_threads(threads)
-    check_callable("on_text", on_text, "a function of a piece of text")
     single = not isinstance(image, list)
-    if on_text is not None and not single:
-        raise InputError("`on_text` must be None for a list of images, but is given. Call `describe` for each of them.")
+    listeners = _listeners(on_text, on_round, single)
     questions = _questions(image, prompt)
     vlm = as_vlm(model, processor, device, dtype)
-    request = request_of(vlm, drafter, rule, num_speculative_tokens, seed, statistics, options)
+    request = request_of(vlm, drafter, rule, num_speculative_tokens, seed, statistics, options, min_confidence)
     with with_threads(threads):
         errors: dict[int, InputError] = {}
         read = _read(request, questions, errors)
-        descriptions = _in_batches(request, read, errors, batch_size, on_text)
-    if single:
-        for error in errors.values():
-            raise error
-        return descriptions[0]
+        descriptions = _in_batches(request, read, errors, batch_size, listeners)
+    refuse_unsure(descriptions, errors, request.min_confidence, "image")
+    if not single:
+        return _listed(descriptions, errors, len(questions))
+    for error in errors.values():
+        raise error
+    return descriptions[0]
+
+
+def _listed(descriptions: Mapping[int, Description], errors: dict[int, InputError], count: int) -> list[Description]:
+    """All in order. Raises BatchError where some were refused."""
     if errors:
-        raise BatchError(
-            [descriptions.get(index) for index in range(len(questions))], dict(sorted(errors.items())), "images"
-        )
-    return [descriptions[index] for index in range(len(questions))]
+        raise BatchError([descriptions.get(index) for index in range(count)], dict(sorted(errors.items())), "images")
+    return [descriptions[index] for index in range(count)]
+
+
+def _listeners(on_text: OnText | None, on_round: OnRound | None, single: bool) -> Listeners:
+    """Both, checked. Raises InputError where there are several questions."""
+    check_callable("on_text", on_text, "a function of a piece of text")
+    check_callable("on_round", on_round, "a function of a round")
+    for name, function in (("on_text", on_text), ("on_round", on_round)):
+        if function is not None and not single:
+            raise InputError(
+                f"`{name}` must be None for a list of images, but is given. Call `describe` for each of them."
+            )
+    return Listeners(on_text, on_round)
 
 
 def request_of(
@@ -142,6 +163,7 @@ def request_of(
     seed: int | None,
     statistics: DecodingStatistics | None,
     options: Mapping[str, Any],
+    min_confidence: float | None = None,
 ) -> DescriptionRequest:
     """Everything checked that can be before an image is read."""
     chosen = as_drafter(vlm, drafter)
@@ -153,7 +175,8 @@ def request_of(
             loaded.check(target)
         vlm.checked.add(name)
     network = chosen if isinstance(chosen, PreTrainedModel) else loaded  # a smaller model is locked, too, while it runs
-    return DescriptionRequest(vlm, network, rule, nodes, seed, statistics, options)
+    least, calibrations = check_min_confidence(min_confidence), read_calibrations(vlm.directory)
+    return DescriptionRequest(vlm, network, rule, nodes, seed, statistics, options, least, calibrations)
 
 
 def read_question(images: Any, prompt: object) -> Question:
@@ -203,7 +226,7 @@ def _in_batches(
     questions: Mapping[int, Question],
     errors: dict[int, InputError],
     batch_size: int,
-    on_text: OnText | None,
+    listeners: Listeners,
 ) -> dict[int, Description]:
     descriptions: dict[int, Description] = {}
     indices = list(questions)
@@ -213,7 +236,7 @@ def _in_batches(
         inputs, batch = _tensors(request, questions, batch, errors)
         if batch:
             counts = [len(questions[index].pictures) for index in batch]
-            described = describe_batch(request, inputs, counts, stopwatch.lap(), on_text)
+            described = describe_batch(request, inputs, counts, stopwatch.lap(), listeners)
             descriptions |= zip(batch, described, strict=True)
     return descriptions
 

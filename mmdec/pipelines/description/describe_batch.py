@@ -10,13 +10,25 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from mmdec.decode.forwarding import ForwardingDrafter
 from mmdec.decode.loop import Round
+from mmdec.pipelines.confidence import confidence, evidence
 from mmdec.pipelines.description.description import Description
 from mmdec.pipelines.description.request import DescriptionRequest
 from mmdec.runtime import Stopwatch
-from mmdec.types import Context, Draft, Drafter, Plan, Scores, Target, Verdict
+from mmdec.types import Draft, Drafter, Plan
 
 OnText = Callable[[str], None]
+OnRound = Callable[[Round], None]
+ANSWER = "answer"  # the kind of decoding in confidence.json
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """What a caller of one question hears as it is answered."""
+
+    on_text: OnText | None = None  # called with each piece of text as it is accepted
+    on_round: OnRound | None = None  # called with every round, which has its text
 
 
 @dataclass
@@ -24,6 +36,7 @@ class Usage:
     """One question's rounds, and its share of a batch in seconds."""
 
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)  # of the tokens
     rounds: int = 0  # the prompt's pass included
     later: int = 0  # tokens of the other rounds
     drafted: int = 0
@@ -39,6 +52,8 @@ class Usage:
         share = len(round_.rows)
         self.rounds += 1
         self.tokens += round_.tokens[index]
+        if round_.logprobs is not None:
+            self.logprobs += round_.logprobs[index, : len(round_.tokens[index])].tolist()
         self.drafted += round_.drafted[index]
         self.accepted += round_.accepted[index]
         if round_.index:
@@ -61,37 +76,23 @@ class Usage:
 
 
 @final
-class Observed:
+class Observed(ForwardingDrafter):
     """A drafter for one run, which records what its memory tells of each row's picture: `info`, where it has one."""
 
     def __init__(self, drafter: Drafter, rows: int) -> None:
-        self.drafter, self.needs = drafter, drafter.needs
+        super().__init__(drafter)
         self.compressor: list[str | None] = [None] * rows
         self.kept: list[Tensor | None] = [None] * rows
         self._rows = list(range(rows))
 
-    @property
-    def name(self) -> str:
-        return self.drafter.name
-
-    def check(self, target: Target) -> None:
-        """As the drafter has it."""
-        self.drafter.check(target)
-
-    def start(self, context: Context) -> Any:
-        return self.drafter.start(context)
-
     def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
-        draft = self.drafter.propose(memory, roots, plan)
+        draft = super().propose(memory, roots, plan)
         for row, info in zip(self._rows, getattr(memory, "info", ()) or (), strict=False):
             self.compressor[row], self.kept[row] = info.compressor, info.kept
         return draft
 
-    def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        self.drafter.update(memory, draft, scores, verdict)
-
     def select(self, memory: Any, live: Tensor) -> None:
-        self.drafter.select(memory, live)
+        super().select(memory, live)
         self._rows = [self._rows[index] for index in live.tolist()]
 
 
@@ -100,11 +101,11 @@ def describe_batch(
     inputs: Mapping[str, Any],
     pictures: Sequence[int],
     read: float,
-    on_text: OnText | None = None,
+    listeners: Listeners = Listeners(),
 ) -> list[Description]:
     """Answer questions with their tensors. pictures: of each question; read: seconds that the processor took.
 
-    on_text: called with each piece of text as it is accepted, for a batch of one.
+    listeners: of a batch of one.
     """
     vlm = request.vlm
     device = vlm.model.device
@@ -112,13 +113,15 @@ def describe_batch(
     drafter, observed = request.drafter, None
     if drafter is not None and not isinstance(drafter, PreTrainedModel):
         drafter = observed = Observed(drafter, len(pictures))
-    stopwatch, writer = Stopwatch(device), None if on_text is None else _TextWriter(on_text)
-    for round_ in request.rounds(inputs, drafter, writer is not None):
+    stopwatch, writer = Stopwatch(device), None if listeners.on_text is None else _TextWriter(listeners.on_text)
+    for round_ in request.rounds(inputs, drafter, writer is not None or listeners.on_round is not None):
         for index, row in enumerate(round_.rows):
             usage[row].count(round_, index, request.drafter is not None)
             usage[row].vision += round_.vision * pictures[row] / max(sum(pictures), 1)
         if writer is not None:
             writer.add(round_.text[0])
+        if listeners.on_round is not None:
+            listeners.on_round(round_)
     parts = [entry.seconds() for entry in usage]
     rest = max(stopwatch.lap() - sum(sum(part.values()) for part in parts), 0.0) / len(usage)
     return [
@@ -135,10 +138,13 @@ def describe_batch(
             drafted=entry.drafted,
             accepted=entry.accepted,
             lossless=request.lossless,
+            confidence=confidence(seen, request.calibrations, ANSWER),
+            evidence=seen,
             compressor=None if observed is None else observed.compressor[row],
             kept=None if observed is None else _plain(observed.kept[row]),
         )
         for row, (entry, seconds) in enumerate(zip(usage, parts, strict=True))
+        for seen in [evidence(entry.logprobs)]
     ]
 
 

@@ -27,8 +27,12 @@ class Description:
     accepted: int = 0  # of these
     lossless: bool = True  # False for typical acceptance
     compressor: str | None = None  # how the drafter shortened the image, where it did
+    confidence: float = 0.0  # 0 to 1: how likely the answer is right, see `mmdec.pipelines.confidence`
+    evidence: Mapping[str, float] = field(default_factory=lambda: {}, repr=False)  # what that was told from
     kept: list[float] | None = field(default=None, repr=False)  # of each visual token: how far it is kept, 0 to 1
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and texts."""
-        return asdict(self) | {"timings": dict(self.timings)}
+        content = asdict(self) | {"timings": dict(self.timings)}
+        del content["evidence"]
+        return content

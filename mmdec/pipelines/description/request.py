@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from transformers import PreTrainedModel
@@ -15,6 +15,7 @@ from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import LOSSY, RuleName
 from mmdec.generation.speculation import stream
 from mmdec.hub.vlm import LoadedVlm
+from mmdec.pipelines.confidence import Calibration
 from mmdec.types import Drafter, InputError
 
 MAX_NEW_TOKENS = 512  # where neither the caller nor the model's generation config says it
@@ -53,6 +54,8 @@ class DescriptionRequest:
     seed: int | None
     statistics: DecodingStatistics | None
     options: Mapping[str, Any]  # for `generate`
+    min_confidence: float | None = None
+    calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
 
     def __post_init__(self) -> None:
         """Raises InputError for options of `generate` that have another name here, or none."""

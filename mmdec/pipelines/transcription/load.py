@@ -13,10 +13,13 @@ from mmdec.checks.devices import check_device
 from mmdec.drafters.registry import drafter_entry, is_dotted
 from mmdec.generation.drafter_choice import DraftedBy
 from mmdec.hub.find import kind
-from mmdec.hub.whisper import HEADS, LoadedWhisper, load_whisper
+from mmdec.hub.whisper import HEADS, KIND, LoadedWhisper, load_whisper
 from mmdec.targets.model_source import source_folder
 from mmdec.types import InputError
 
+__all__ = ["KIND", "LoadedTranscriber", "as_drafter", "as_whisper", "load_transcriber"]
+LoadedTranscriber = LoadedWhisper  # as `mmdec.load` names them
+load_transcriber = load_whisper
 Model = str | os.PathLike[str] | WhisperForConditionalGeneration | LoadedWhisper
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import show
 from mmdec.hub.whisper import LoadedWhisper
+from mmdec.pipelines.confidence import Calibration, read_calibrations
 from mmdec.targets.whisper_generate import LANGUAGE_CODES
 from mmdec.types import InputError
 
@@ -59,6 +60,7 @@ class TranscriptionRequest:
     options: Mapping[str, Any]  # for `generate`
     has_timestamps: bool  # whether the model has timestamps: without them it knows one window only
     given: tuple[str, ...] = ()  # the options that the caller named
+    calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
 
     @classmethod
     def of(
@@ -94,7 +96,8 @@ class TranscriptionRequest:
         if prompt is not None and prompt.strip():
             chosen["prompt_ids"] = _prompt(whisper, prompt)
         languages = _languages(settings, language, recordings)
-        return cls(whisper, timestamps, languages, chosen, has_timestamps, tuple(options))
+        calibrations = read_calibrations(whisper.directory)
+        return cls(whisper, timestamps, languages, chosen, has_timestamps, tuple(options), calibrations)
 
     def is_long(self, samples: int) -> bool:
         """Whether so many samples fill more than one window."""

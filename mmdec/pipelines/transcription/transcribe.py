@@ -6,7 +6,7 @@ of `model.generate` with the same arguments. Here recordings become features and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 import torch
@@ -16,10 +16,12 @@ from typing_extensions import TypedDict, Unpack
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import check_callable, check_threads, check_whole
+from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import LOSSY, RuleName
 from mmdec.generation.speculation import Nodes, Speculation, speculate
 from mmdec.hub.whisper import DEFAULT_MODEL, HEADS
+from mmdec.pipelines.confidence import check_min_confidence, refuse_unsure
 from mmdec.pipelines.inputs import Audio, AudioList, Batch
 from mmdec.pipelines.threads import with_threads
 from mmdec.pipelines.transcription.load import DraftedBy, Model, as_drafter, as_whisper
@@ -27,6 +29,7 @@ from mmdec.pipelines.transcription.request import Timestamps, TranscriptionReque
 from mmdec.pipelines.transcription.transcribe_batch import Progress, transcribe_batch, window_progress
 from mmdec.pipelines.transcription.transcript import Transcript
 from mmdec.targets.registry import target_of
+from mmdec.types import InputError
 
 __all__ = ["TranscribeOptions", "transcribe"]
 
@@ -51,6 +54,8 @@ class TranscribeOptions(TypedDict, total=False, extra_items=Any):
     threads: int | None
     progress: Progress | None
     statistics: DecodingStatistics | None
+    min_confidence: float | None
+    on_round: Callable[[Round], None] | None
 
 
 @overload
@@ -79,6 +84,8 @@ def transcribe(
     threads: int | None = None,
     progress: Progress | None = None,
     statistics: DecodingStatistics | None = None,
+    min_confidence: float | None = None,
+    on_round: Callable[[Round], None] | None = None,
     **options: Any,
 ) -> Transcript | list[Transcript]:
     """Speech to text: exactly what `model.generate` gives for the same arguments, in fewer passes of the decoder.
@@ -89,8 +96,7 @@ def transcribe(
 
     `drafter` is "medusa" (the heads in the model's folder `medusa`), "lookup", "recycling" or another registered name,
     a folder with a drafter's weights, a dotted path "package.module:Class", a smaller Whisper of the same vocabulary,
-    an `mmdec.types.Drafter`, or None for plain decoding; `rule`, `num_speculative_tokens` and `statistics` are those of
-    `mmdec.speculate`.
+    an `mmdec.types.Drafter`, or None. `rule`, `num_speculative_tokens` and `statistics` are those of `mmdec.speculate`.
 
     `timestamps` "segment" or "word" fills the segments: "segment" with the model's own times, "word" with words, where
     a segment begins with its first word and ends, with its last, where the model says. `language` is a name or a code,
@@ -98,25 +104,40 @@ def transcribe(
     `prompt` is text that might have come before. `options` go to `generate`: temperature (a tuple is the fallback
     ladder), logprob_threshold, compression_ratio_threshold, no_speech_threshold, condition_on_prev_tokens,
     prompt_condition_type, max_new_tokens, repetition_penalty and so on. With a ladder and word timestamps recordings
-    are decoded one by one. `progress` is called with the seconds of sound that are done and those that there are.
+    are decoded one by one. `progress` is called with the seconds of sound done and all seconds; `on_round`, for one
+    recording, with every round of the decoder. What either raises ends the call.
 
     Raises InputError for what cannot be done, and BatchError, with the other results, for recordings of a list.
     """
     batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
     check_threads(threads)
-    check_callable("progress", progress, "a function of the seconds done and all seconds")
+    least = check_min_confidence(min_confidence)
     batch = Batch(audio, sample_rate)
+    _check_listeners(progress, on_round, batch.single)
     whisper = as_whisper(model, processor, device)
     request = TranscriptionRequest.of(whisper, timestamps, language, task, prompt, options, len(batch))
-    target = target_of(whisper.model)
-    speculation = speculate(as_drafter(whisper, drafter), rule, num_speculative_tokens, statistics=statistics)
-    chosen = speculation.drafter_for(whisper.model)
-    if chosen is not None:  # before any recording is read
-        chosen.check(target)
+    chosen = as_drafter(whisper, drafter)
+    speculation = speculate(chosen, rule, num_speculative_tokens, None, on_round, None, statistics)
+    loaded = speculation.drafter_for(whisper.model)
+    if loaded is not None:  # before any recording is read
+        loaded.check(target_of(whisper.model))
     with with_threads(threads):
         recordings = batch.read(request.check)
         transcripts = _in_batches(request, recordings, batch_size, speculation, rule not in LOSSY, progress)
+    _refuse(transcripts, least, batch)
     return batch.results(transcripts)
+
+
+def _refuse(transcripts: dict[int, Transcript], least: float | None, batch: Batch) -> None:
+    """Move transcripts that are less sure than `least` to the batch's errors."""
+    refuse_unsure(transcripts, batch.errors, least, "audio")
+
+
+def _check_listeners(progress: object, on_round: object, single: bool) -> None:
+    check_callable("progress", progress, "a function of the seconds done and all seconds")
+    check_callable("on_round", on_round, "a function of a round")
+    if on_round is not None and not single:
+        raise InputError("`on_round` must be None for a list of recordings, but is given. Transcribe them one by one.")
 
 
 def _in_batches(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,9 +14,11 @@ from transformers import PreTrainedModel, WhisperForConditionalGeneration
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import options_error
+from mmdec.decode.loop import Round
 from mmdec.generation.model_lock import reading
 from mmdec.generation.speculation import Speculation
 from mmdec.hub.whisper import LoadedWhisper
+from mmdec.pipelines.confidence import confidence
 from mmdec.pipelines.transcription.request import TranscriptionRequest
 from mmdec.pipelines.transcription.transcript import Segment, Transcript
 from mmdec.pipelines.transcription.usage import Usage, UsageMeter
@@ -25,6 +28,7 @@ from mmdec.targets.whisper_generate import attention_restored
 from mmdec.targets.whisper_settings import settings_in_config
 from mmdec.types import InputError
 
+TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
 Progress = Callable[[float, float], None]  # seconds of sound that are done, and all seconds
 
 
@@ -45,7 +49,7 @@ def transcribe_batch(
     stopwatch = Stopwatch(model.device)
     inputs = request.features(recordings)
     features = stopwatch.lap()
-    meter = UsageMeter(model, speculation, len(recordings), on_window)
+    meter = UsageMeter(model, speculation, len(recordings), on_window, _as_own(speculation.on_round))
     arguments = request.arguments(indices, request.is_long(len(recordings[0])))
     with (
         _attention(model, request.timestamps == "word", meter.networks),
@@ -57,7 +61,7 @@ def transcribe_batch(
             output: Any = model.generate(**inputs, **arguments, custom_generate=meter, monitor_progress=meter.window)
         except (InputError, MemoryError, torch.OutOfMemoryError):
             raise
-        except _ProgressError as error:
+        except _CallerError as error:
             raise error.own from None
         except Exception as error:
             # transformers refuses arguments by ValueError; odd types fail anywhere before the first window.
@@ -80,10 +84,13 @@ def transcribe_batch(
             timings=_timings(usage, features * len(samples) / samples_read, rest),
             seconds=len(samples) / SAMPLE_RATE,
             lossless=lossless,
+            confidence=confidence(seen, request.calibrations, TRANSCRIPT),
+            evidence=seen,
             windows=usage.windows,
         )
         for segments, code, usage, samples in zip(texts, codes, meter.usage, recordings, strict=True)
         for tokens in [[token for segment in segments for token in segment.tokens]]
+        for seen in [usage.evidence | {"rate": math.log((len(tokens) + 1) * SAMPLE_RATE / len(samples))}]
     ]
 
 
@@ -125,8 +132,8 @@ def _languages(whisper: LoadedWhisper, prompts: Sequence[Sequence[int]]) -> list
     return [codes.get([*ids, -1][ids.index(start) + 1]) for ids in map(list, prompts)]
 
 
-class _ProgressError(Exception):
-    """What the caller's `progress` raised: no option of `generate` is to blame."""
+class _CallerError(Exception):
+    """What the caller's `progress` or `on_round` raised: no option of `generate` is to blame."""
 
     def __init__(self, own: Exception) -> None:
         super().__init__(str(own))
@@ -141,9 +148,23 @@ def window_progress(progress: Progress, done: float, total: float, whisper: Load
         try:
             progress(min(done + float(frames.amin(1).sum()) * seconds, total), total)
         except Exception as error:
-            raise _ProgressError(error) from error
+            raise _CallerError(error) from error
 
     return on_window
+
+
+def _as_own(on_round: Callable[[Round], None] | None) -> Callable[[Round], None] | None:
+    """`on_round`, whose errors are known as the caller's."""
+    if on_round is None:
+        return None
+
+    def called(round_: Round) -> None:
+        try:
+            on_round(round_)
+        except Exception as error:
+            raise _CallerError(error) from error
+
+    return called
 
 
 @contextmanager

@@ -61,11 +61,15 @@ class Transcript:
     timings: Mapping[str, float] = field(repr=False)
     seconds: float = 0.0  # the recording's length
     lossless: bool = True  # False for typical acceptance
+    confidence: float = 0.0  # 0 to 1: the share of words that are likely right, see `mmdec.pipelines.confidence`
+    evidence: Mapping[str, float] = field(default_factory=lambda: {}, repr=False)  # what that was told from
     windows: int = 1  # prompts' passes among the rounds: one for each window, and for each time it was decoded again
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and texts."""
-        return asdict(self) | {"timings": dict(self.timings)}
+        content = asdict(self) | {"timings": dict(self.timings)}
+        del content["evidence"]
+        return content
 
     def format(self, kind: str = "text") -> str:
         """The transcript as a file's content: "text", "json", "srt" or "vtt".

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
@@ -20,6 +20,7 @@ from transformers import GenerationConfig, WhisperForConditionalGeneration
 
 from mmdec.decode.loop import Round
 from mmdec.generation.speculation import Speculation
+from mmdec.pipelines.confidence import evidence
 from mmdec.runtime import Stopwatch, timed_passes
 from mmdec.targets.registry import target_of
 
@@ -34,6 +35,13 @@ class Usage:
     encoder: float = 0.0
     decoder: float = 0.0
     drafter: float = 0.0
+    logprobs: list[float] = field(default_factory=list)  # of the tokens of earlier windows
+    window: list[float] = field(default_factory=list)  # of this one, decoded last
+
+    @property
+    def evidence(self) -> dict[str, float]:
+        """Of confidence."""
+        return evidence(self.logprobs + self.window)
 
     @property
     def tokens_per_round(self) -> float:
@@ -52,11 +60,14 @@ class UsageMeter:
         speculation: Speculation,
         recordings: int,
         on_window: Callable[[Tensor], None] | None = None,
+        on_round: Callable[[Round], None] | None = None,
     ) -> None:
-        """recordings: how many are in the batch. on_window: called with what `window` is called with."""
+        """recordings: how many are in the batch. on_window: called with what `window` is called with. on_round: called
+        with every round."""
         self.usage = [Usage() for _ in range(recordings)]
         self.prompts: list[list[int]] = []  # (B, P) of the first window
         self._model, self._speculation, self._on_window = model, speculation, on_window
+        self._on_round = on_round
         self.networks = speculation.networks  # the drafter's own
         self._stopwatch = Stopwatch(model.device)
         self._recordings: Sequence[int] = range(recordings)  # indices in the batch of the rows that are decoded now
@@ -86,14 +97,23 @@ class UsageMeter:
         self, model: Any, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
     ) -> Any:  # what Speculation gives
         """Decode one window at one temperature; input_ids (b, P) of the rows that take part."""
+        begins = self._begins
         self._recordings = self._taking_part()
+        for index in self._recordings:
+            if begins:  # what was decoded again at another temperature counts as it came last
+                self.usage[index].logprobs += self.usage[index].window
+            self.usage[index].window = []
         if not self.prompts:
             self.prompts = input_ids.tolist()
         self._share()
         self._rounds = {}
         self._stopwatch.lap()
         run = self._speculation.begin(target_of(model), model, input_ids, generation_config, **inputs)
-        drafter = sum(self._count(round_) for round_ in run.rounds)
+        drafter = 0.0
+        for round_ in run.rounds:
+            drafter += self._count(round_)
+            if self._on_round is not None:
+                self._on_round(round_)
         output = run.output(generation_config)
         # The check for silence encodes a window a second time, within the rounds.
         self._share(decoder=self._stopwatch.lap() - self._encoder - drafter)
@@ -112,8 +132,12 @@ class UsageMeter:
         """Enter a round for the rows that took part. Returns the drafter's seconds."""
         drafts = self._speculation.drafter_for(self._model) is not None
         seconds = round_.drafter if drafts else 0.0  # without a drafter it is what reading a clock takes
-        for row, tokens in zip(round_.rows, round_.tokens, strict=True):
+        logprobs = (
+            [[0.0] * len(tokens) for tokens in round_.tokens] if round_.logprobs is None else round_.logprobs.tolist()
+        )
+        for row, tokens, chosen in zip(round_.rows, round_.tokens, logprobs, strict=True):
             usage = self.usage[self._recordings[row]]
+            usage.window += chosen[: len(tokens)]
             usage.rounds += 1
             usage.drafter += seconds / len(round_.rows)
             self._rounds[self._recordings[row]] = self._rounds.get(self._recordings[row], 0.0) + 1 / len(round_.rows)

@@ -10,6 +10,7 @@ from mmdec.checks.arguments import show
 from mmdec.checks.devices import check_device
 from mmdec.hub.daspeech import DEFAULT_MODEL, VOCODER_RULE, read_parts, resolve
 from mmdec.hub.find import LoadedModels, path_text, version
+from mmdec.pipelines.confidence import read_calibrations
 from mmdec.pipelines.translation.translator import SpeechTranslator
 from mmdec.types import InputError
 
@@ -33,7 +34,9 @@ def load(
     if vocoder is not None:
         path_text(vocoder, "vocoder", VOCODER_RULE)
     key = (version(directory), str(checked), None if vocoder is None else version(vocoder))
-    return _translators.get(key, lambda: SpeechTranslator(read_parts(directory, checked, vocoder)))
+    return _translators.get(
+        key, lambda: SpeechTranslator(read_parts(directory, checked, vocoder), read_calibrations(directory))
+    )
 
 
 def as_translator(

@@ -14,12 +14,14 @@ from torch import Tensor
 from typing_extensions import TypedDict, Unpack
 
 from mmdec import audio as sound
-from mmdec.checks.arguments import check_switch, check_threads, show
+from mmdec.checks.arguments import check_callable, check_switch, check_threads, show
 from mmdec.hub.daspeech import DEFAULT_MODEL
+from mmdec.pipelines.confidence import check_min_confidence, refuse_unsure
 from mmdec.pipelines.inputs import SILENCE, Audio, AudioList, Batch, peak
 from mmdec.pipelines.threads import with_threads
 from mmdec.pipelines.translation.load import as_translator
-from mmdec.pipelines.translation.translator import SpeechTranslator, check_strategy, total_timings
+from mmdec.pipelines.translation.passes import OnPass
+from mmdec.pipelines.translation.translator import SpeechTranslator, SpokenTranslation, check_strategy, total_timings
 from mmdec.types import InputError
 
 __all__ = ["TranslateOptions", "Translation", "translate_speech"]
@@ -38,6 +40,7 @@ class Translation:
     timings: dict[str, float] = field(repr=False)  # own seconds of each stage; of a padded batch (GPU) an equal share
     seconds_source: float = 0.0  # length of the French recording
     passes: int = 1  # of the linguistic decoder, over all pieces
+    confidence: float = 0.0  # 0 to 1: the share of words that are likely right, see `mmdec.pipelines.confidence`
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the speech as 16-bit audio, whole or not at all; the suffix names the format."""
@@ -54,6 +57,9 @@ class TranslateOptions(TypedDict, total=False):
     device: str | torch.device | None
     threads: int | None
     vocoder: str | os.PathLike[str] | None
+    min_confidence: float | None
+    pauses: str
+    on_pass: OnPass | None
 
 
 @overload
@@ -74,6 +80,9 @@ def translate_speech(
     device: str | torch.device | None = None,
     threads: int | None = None,
     vocoder: str | os.PathLike[str] | None = None,
+    min_confidence: float | None = None,
+    pauses: str = "energy",
+    on_pass: OnPass | None = None,
 ) -> Translation | list[Translation]:
     """French speech to English speech and text.
 
@@ -83,18 +92,28 @@ def translate_speech(
     greedy, viterbi, joint-viterbi, autoregressive or verified. `verify` asks for the last: exactly the autoregressive
     decoder's units, in a few passes over drafts from the graph. `threads` sets torch's threads for this call. `vocoder`
     None is the model's own, "griffin-lim" needs no weights; else it names published HiFi-GAN weights: a directory or a
-    hub id.
+    hub id. `min_confidence`, 0 to 1, refuses translations that are less likely to be right (`out.confidence`). `pauses`
+    says where a long recording is cut: at quiet places ("energy"), or where WebRTC's detector hears no voice ("webrtc",
+    extra `mmdec[vad]`). `on_pass` is called after each pass of the linguistic decoder with the units that it settled,
+    its time and the graph, for one recording; what it raises ends the call.
 
     Raises InputError for what cannot be translated, sound in which the model finds no unit too, and BatchError, with
     the other results, in a list.
     """
     check_threads(threads)
+    least = check_min_confidence(min_confidence)
+    sound.check_detector(pauses)
     strategy = _strategy(strategy, verify)
+    check_callable("on_pass", on_pass, "a function of a pass")
     batch = Batch(audio, sample_rate)
+    if on_pass is not None and not batch.single:
+        raise InputError("`on_pass` must be None for a list of recordings, but is given. Translate them one by one.")
     translator = as_translator(model, device, vocoder)
     with with_threads(threads):
         recordings = batch.read()
-        translations = dict(zip(recordings, _translate(translator, list(recordings.values()), strategy), strict=True))
+        translations = dict(
+            zip(recordings, _translate(translator, list(recordings.values()), strategy, pauses, on_pass), strict=True)
+        )
     for index, translation in list(translations.items()):
         if not translation.units:
             batch.errors[index] = InputError(
@@ -102,6 +121,7 @@ def translate_speech(
                 f"{translation.seconds_source:.2f} seconds. Check the recording: its language, its level, its noise."
             )
             del translations[index]
+    refuse_unsure(translations, batch.errors, least, "audio")
     return batch.results(translations)
 
 
@@ -116,16 +136,20 @@ def _strategy(strategy: str | None, verify: bool) -> str:
     return strategy
 
 
-def _translate(translator: SpeechTranslator, recordings: list[Tensor], strategy: str) -> list[Translation]:
+def _translate(
+    translator: SpeechTranslator, recordings: list[Tensor], strategy: str, pauses: str, on_pass: OnPass | None
+) -> list[Translation]:
     """16 kHz recordings of any length to one translation each: cut at pauses, translated, joined."""
     pieces: list[Tensor] = []
     owners: list[int] = []
     for owner, samples in enumerate(recordings):
-        parts = [sound.trim_silence(samples[start:end]) for start, end in sound.split_at_pauses(samples)]
+        parts = [
+            sound.trim_silence(samples[start:end]) for start, end in sound.split_at_pauses(samples, detector=pauses)
+        ]
         spoken = [part for part in parts if peak(part) >= SILENCE]  # a piece of mere silence says nothing
         pieces += spoken
         owners += [owner] * len(spoken)
-    results = translator.translate(pieces, strategy)
+    results = translator.translate(pieces, strategy, on_pass)
     translations = []
     for owner in range(len(recordings)):
         mine = [result for result, source in zip(results, owners, strict=True) if source == owner]
@@ -141,6 +165,13 @@ def _translate(translator: SpeechTranslator, recordings: list[Tensor], strategy:
                 timings=total_timings([result.timings for result in mine]),
                 seconds_source=len(recordings[owner]) / sound.SAMPLE_RATE,
                 passes=sum(result.passes for result in mine),
+                confidence=_together(mine),
             )
         )
     return translations
+
+
+def _together(pieces: Sequence[SpokenTranslation]) -> float:
+    """The confidence of pieces that follow one another: each counts by its units."""
+    units = sum(len(piece.units) for piece in pieces)
+    return sum(piece.confidence * len(piece.units) for piece in pieces) / units if units else 0.0

@@ -6,8 +6,12 @@ vocoder, words. It knows nothing of files or of long recordings: see `load.py` a
 
 from __future__ import annotations
 
+import math
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,16 +23,21 @@ from mmdec.decode.loop import decode
 from mmdec.decode.sampling import Sequences, Stop
 from mmdec.decode.verify import MatchRule
 from mmdec.drafters.dag import DagDrafter
-from mmdec.hub.daspeech import DASpeechParts
+from mmdec.hub.daspeech import DASpeechParts, save_parts
+from mmdec.hub.publish import push_folder
+from mmdec.pipelines.confidence import FLOOR, Calibration, confidence, evidence
+from mmdec.pipelines.translation.passes import SPECIALS, OnPass, PassListener
 from mmdec.runtime import Stopwatch
 from mmdec.targets.units import BOS, EOS, PAD, UnitTarget
 from mmdec.types import InputError
 
 STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi", "autoregressive", "verified")
-STAGES = ("features", "encoder", "linguistic", "acoustic", "vocoder", "words")
-SPECIALS = 4  # <s> <pad> </s> <unk> are the first four units of every vocabulary
+STAGES = ("features", "encoder", "linguistic", "confidence", "acoustic", "vocoder", "words")
 GPU_ROWS = 16  # rows of a padded batch on a GPU
 DRAFT_NODES = 192  # of a graph's continuation: an utterance's units, and what they might be instead
+
+GRAPH, AUTOREGRESSIVE = "graph", "autoregressive"  # kinds of decoding in confidence.json
+check_pauses = audio.check_detector  # as `translate_speech` takes `pauses`
 
 _Decoded = tuple[list[list[int]], list[Tensor], list[int]]  # units, acoustic inputs [(K + 1, d_tts), ...], passes
 
@@ -42,6 +51,8 @@ class SpokenTranslation:
     samples: Tensor  # (T,) float32 on the CPU, 16 kHz
     timings: dict[str, float]  # seconds of each stage; of those translated together an equal share
     passes: int = 1  # of the linguistic decoder: of the graph's, or of the autoregressive one's
+    confidence: float = 0.0  # 0 to 1: the share of words that are likely right
+    evidence: Mapping[str, float] = field(default_factory=lambda: {})  # what that was told from
 
 
 class SpeechTranslator:
@@ -50,7 +61,9 @@ class SpeechTranslator:
     `vocoder` is called as `Vocoder` is: mel (B, F, 80), lengths (B,) -> samples (B, F * 256).
     """
 
-    def __init__(self, parts: DASpeechParts) -> None:
+    def __init__(self, parts: DASpeechParts, calibrations: Mapping[str, Calibration] | None = None) -> None:
+        """calibrations: of confidence, by kind of decoding; None: as the tokens' probabilities have it."""
+        self.parts, self.calibrations = parts, calibrations or {}
         self.model, self.vocoder = parts.model.eval(), parts.vocoder.eval()
         self.words, self.units = parts.words, parts.units
         self.decoding, self.name = parts.decoding, parts.name
@@ -59,34 +72,65 @@ class SpeechTranslator:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def translate(self, samples: Sequence[Tensor], strategy: str = "lookahead") -> list[SpokenTranslation]:
+    def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
+        """Write the model's folder, whole or not at all; its card goes with it. Raises InputError where a card of
+        other weights is there, and for a vocoder that is not the model's own."""
+        return save_parts(directory, self.parts)
+
+    def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
+        """Upload the model's folder to the hub; returns the commit's address. Raises InputError where it cannot."""
+        with tempfile.TemporaryDirectory(prefix="mmdec-push-") as folder:
+            return push_folder(self.save_pretrained(Path(folder) / self.name), repo_id, private=private, token=token)
+
+    def translate(
+        self, samples: Sequence[Tensor], strategy: str = "lookahead", on_pass: OnPass | None = None
+    ) -> list[SpokenTranslation]:
         """16 kHz utterances [(T,), ...] to one translation each, in order.
 
         "verified" is the autoregressive decoder's greedy output in fewer passes: the graph drafts and it verifies.
 
         On a CPU the utterances go one by one, so that a batch equals its parts exactly. On a GPU they go padded, in
-        groups; a group's time is then shared equally between its rows.
+        groups; a group's time is then shared equally between its rows. With `on_pass`, which is called after each pass
+        of the linguistic decoder, they go one by one there, too.
         """
         check_strategy(strategy)
-        rows = 1 if self.device.type == "cpu" else GPU_ROWS
+        rows = 1 if self.device.type == "cpu" or on_pass is not None else GPU_ROWS
         groups = [samples[start : start + rows] for start in range(0, len(samples), rows)]
-        return [result for group in groups for result in self.translate_together(group, strategy)]
+        return [
+            result
+            for index, group in enumerate(groups)
+            for result in self.translate_together(group, strategy, on_pass, index)
+        ]
 
     @torch.inference_mode()
-    def translate_together(self, samples: Sequence[Tensor], strategy: str) -> list[SpokenTranslation]:
-        """One padded batch, as a GPU takes several: units are those of each row alone, samples but for rounding."""
+    def translate_together(
+        self, samples: Sequence[Tensor], strategy: str, on_pass: OnPass | None = None, piece: int = 0
+    ) -> list[SpokenTranslation]:
+        """One padded batch, as a GPU takes several: units are those of each row alone, samples but for rounding.
+
+        on_pass: for a batch of one, which is the recording's `piece`.
+        """
         clock = Stopwatch(self.device)
         with clock.stage("features"):
             features, frames = pad([audio.fbank(row) for row in samples], self.device)  # (B, N, 80), (B,)
         with clock.stage("encoder"):
             states, state_lengths = self.model.encode(features, frames)
         with clock.stage("linguistic"):
+            listener = PassListener(on_pass, piece, self.units, self.device)
             if strategy in ("autoregressive", "verified"):
                 decoder = self._autoregressive if strategy == "autoregressive" else self._verified
-                tokens, hidden, passes = decoder(states, state_lengths, frames)
+                tokens, hidden, passes = decoder(states, state_lengths, frames, listener)
+                seen: list[dict[str, float]] = [{} for _ in tokens]
             else:
-                tokens, hidden = self._graph(states, state_lengths, frames, strategy)
+                tokens, hidden, seen = self._graph(states, state_lengths, frames, strategy, listener)
                 passes = [1] * len(tokens)
+        with clock.stage("confidence"):
+            kind = GRAPH if seen[0] else AUTOREGRESSIVE
+            seen = [
+                graph | own
+                for graph, own in zip(seen, self._second_opinion(tokens, states, state_lengths), strict=True)
+            ]
+            sure = [confidence(row, self.calibrations, kind) for row in seen]
         with clock.stage("acoustic"):
             mels = self._acoustic(tokens, hidden)
         with clock.stage("vocoder"):
@@ -96,20 +140,38 @@ class SpeechTranslator:
             texts = [self.words.decode(row) if row else "" for row in units]
         timings = {stage: clock.seconds[stage] / len(samples) for stage in STAGES}
         return [
-            SpokenTranslation(text, row, voice, dict(timings), count)
-            for text, row, voice, count in zip(texts, units, voices, passes, strict=True)
+            SpokenTranslation(text, row, voice, dict(timings), *told)
+            for text, row, voice, *told in zip(texts, units, voices, passes, sure, seen, strict=True)
         ]
 
-    def _autoregressive(self, states: Tensor, state_lengths: Tensor, frames: Tensor) -> _Decoded:
+    def _second_opinion(self, tokens: list[list[int]], states: Tensor, state_lengths: Tensor) -> list[dict[str, float]]:
+        """How likely the autoregressive decoder finds these units, and how many it would have chosen: one pass."""
+        rows = [torch.tensor([BOS, *row, EOS], device=self.device) for row in tokens]
+        said = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+        chances = self.model.ar(said[:, :-1], states, state_lengths).float().log_softmax(-1)
+        chosen = chances.gather(2, said[:, 1:, None])[..., 0].tolist()
+        same = (chances.argmax(-1) == said[:, 1:]).tolist()
+        seen = []
+        for row, logprobs, agrees in zip(tokens, chosen, same, strict=True):
+            size = len(row) + 1
+            differ = 1 - sum(agrees[:size]) / size
+            seen.append(evidence(logprobs[:size]) | {"differs": math.log(differ + FLOOR)})
+        return seen
+
+    def _autoregressive(
+        self, states: Tensor, state_lengths: Tensor, frames: Tensor, listener: PassListener
+    ) -> _Decoded:
         """As `_graph`, and the passes that each row took."""
         limits = _limits(frames)
-        rows = self.model.ar.generate(states, state_lengths, max(limits))
+        listener.limit = limits[0]
+        rows = self.model.ar.generate(states, state_lengths, max(limits), on_step=listener.step)
         return self._decoded(rows, limits, [len(row) + 1 for row in rows])
 
-    def _verified(self, states: Tensor, state_lengths: Tensor, frames: Tensor) -> _Decoded:
+    def _verified(self, states: Tensor, state_lengths: Tensor, frames: Tensor, listener: PassListener) -> _Decoded:
         """As `_autoregressive`: the same units, in fewer passes."""
         limits = _limits(frames)
-        rows, passes = self.verified(states, state_lengths, frames, max(limits))
+        listener.limit = limits[0]
+        rows, passes = self.verified(states, state_lengths, frames, max(limits), listener)
         return self._decoded(rows, limits, passes)
 
     def _decoded(self, rows: list[list[int]], limits: list[int], passes: list[int]) -> _Decoded:
@@ -122,10 +184,20 @@ class SpeechTranslator:
 
     @torch.inference_mode()
     def verified(
-        self, states: Tensor, state_lengths: Tensor, frames: Tensor, max_length: int
+        self,
+        states: Tensor,
+        state_lengths: Tensor,
+        frames: Tensor,
+        max_length: int,
+        listener: PassListener | None = None,
     ) -> tuple[list[list[int]], list[int]]:
-        """`ArDecoder.generate`'s units of each row, and the passes of the autoregressive decoder that they took."""
+        """`ArDecoder.generate`'s units of each row, and the passes of the autoregressive decoder that they took.
+
+        listener: of a batch of one.
+        """
         lattice = self.model.lattice(states, state_lengths, frames)
+        if listener is not None:
+            listener.graph(lattice.emissions[0], lattice.links[0])
         proposing = DagDrafter(lattice.emissions, lattice.links, lattice.lengths, EOS)
         target = UnitTarget(self.model.ar)
         proposing.check(target)
@@ -136,13 +208,15 @@ class SpeechTranslator:
         for round_ in decode(target, inputs, text, MatchRule(), proposing, Budget.fixed(DRAFT_NODES)):
             for row in round_.rows:
                 passes[row] += 1
+            if listener is not None:
+                listener.tokens(round_.tokens[0])
         return [row[:-1] if row[-1] in (EOS, PAD) else row for row in text.tokens], passes
 
     def _graph(
-        self, states: Tensor, state_lengths: Tensor, frames: Tensor, strategy: str
-    ) -> tuple[list[list[int]], list[Tensor]]:
-        """Encoder states (B, S, d) -> K units of each row, and acoustic inputs (K + 1, d_tts): </s> is heard in
-        training, with no frames, and so stays here."""
+        self, states: Tensor, state_lengths: Tensor, frames: Tensor, strategy: str, listener: PassListener
+    ) -> tuple[list[list[int]], list[Tensor], list[dict[str, float]]]:
+        """Encoder states (B, S, d) -> K units of each row, acoustic inputs (K + 1, d_tts), and how sure the graph is of
+        its path. </s> is heard in training, with no frames, and so stays here."""
         lattice = self.model.lattice(states, state_lengths, frames)
         path = lattice.path(
             strategy,
@@ -150,6 +224,7 @@ class SpeechTranslator:
             length_penalty=self.decoding.length_penalty,
             collapse=self.decoding.collapse,
         )
+        listener.graph(lattice.emissions[0], lattice.links[0], path.tokens[0], path.vertices[0])
         real = path.tokens >= SPECIALS  # (B, K); padding is -1
         keep = [row.nonzero()[:, 0] for row in real]
         heard = [torch.cat([steps, last[None]]) for steps, last in zip(keep, path.lengths - 1, strict=True)]
@@ -158,7 +233,8 @@ class SpeechTranslator:
             self.model.acoustic_input(hidden[vertices[steps]][None])[0]
             for hidden, vertices, steps in zip(lattice.hidden, path.vertices, heard, strict=True)
         ]
-        return tokens, inputs
+        means = (-path.scores / path.lengths).clamp(0, 30).tolist()
+        return tokens, inputs, [{"graph": math.log(mean + FLOOR)} for mean in means]
 
     def _acoustic(self, tokens: list[list[int]], inputs: list[Tensor]) -> list[Tensor]:
         """Inputs [(K, d_tts), ...] -> log mels [(F, 80), ...]; a row without units has none."""

@@ -7,11 +7,9 @@ which starts from its weights and trains everything but the vocoder.
 
 from __future__ import annotations
 
-import inspect
 import json
 import shutil
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +99,7 @@ def timed(stage: Stage, start: Path | None, limit: int | None) -> TimedStage:
         if stage is JOINT:
             begin_joint(start)
         recipe = configuration(stage, time, start)
-        if limit is not None and "limit" in recipe_options(recipe):
+        if limit is not None:
             recipe["data"]["init_args"]["limit"] = min(limit, recipe["data"]["init_args"].get("limit") or limit)
         return recipe
 
@@ -193,12 +191,6 @@ def configuration(stage: Stage, time: Allowance, start: Path | None) -> dict[str
     set_deadline(recipe, stage.name, time.end, **deadline)
     fit_machine(recipe)
     return recipe
-
-
-def recipe_options(recipe: dict[str, Any]) -> set[str]:
-    """The options of the class that a recipe's data are of: not every one can be limited to some rows."""
-    module, _, name = recipe["data"]["class_path"].rpartition(".")
-    return set(inspect.signature(getattr(import_module(module), name).__init__).parameters)
 
 
 def steps_before(stage: Stage, written: int) -> int:

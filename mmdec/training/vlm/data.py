@@ -139,6 +139,8 @@ class SceneData(LightningDataModule):
         prefer_reading: float = 0.0,
     ) -> None:
         super().__init__()
+        if printed_share is not None and not 0 < printed_share <= 1:
+            raise InputError(f"`printed_share` must be above 0 and up to 1, but is {printed_share}. Leave it out.")
         self.printed_share, self.prefer_reading = printed_share, prefer_reading
         self.corpus, self.rows, self.length, self.steps_per_epoch = Path(corpus), rows, length, steps_per_epoch
         self.dev_questions, self.image, self.workers, self.seed = dev_questions, image, workers, seed

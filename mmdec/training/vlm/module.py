@@ -195,7 +195,7 @@ class VlmModule(LightningModule):
         row, query = (batch.patches != NOWHERE).nonzero(as_tuple=True)
         kinds = self.printed[batch.labels[row, query]]
         shown = batch.cells[row, batch.patches[row, query].long(), :, 0].long() == kinds[:, None]  # (N, cells)
-        clear = shown.sum(-1) == 1  # a letter that stands twice in a patch tells nothing
+        clear = (kinds > 0) & (shown.sum(-1) == 1)  # a letter that stands twice in a patch tells nothing
         scores = self.pointer(F.rms_norm(states[row, query], (states.shape[-1],))).float()
         right = scores.argmax(-1) == shown.long().argmax(-1)
         losses = F.cross_entropy(scores, shown.long().argmax(-1), reduction="none") * clear

@@ -60,6 +60,7 @@ def test_json_has_one_object_a_line(recordings: list[Path], tmp_path: Path, tiny
             "seconds_audio",
             "seconds_taken",
             "passes",
+            "confidence",
             "timings",
         } == line.keys()
         samples, rate = soundfile.read(line["output"])
@@ -136,26 +137,75 @@ def test_progress_stays_off_stdout_and_off_pipes(recordings: list[Path], tmp_pat
     assert len(done.stdout.splitlines()) == 3
 
 
-def test_help_imports_no_torch() -> None:
-    code = (
-        "import sys; sys.argv = ['mmdec', '--help']\n"
-        "from mmdec.cli import main\n"
-        "try: main()\n"
-        "except SystemExit: pass\n"
-        "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'transformers', 'lightning')))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for verb in ("translate", "transcribe", "describe", "eval", "bench", "train", "demo"):
-        assert verb in done.stdout
-
-
 VERBS = [
     "",
-    *("translate", "transcribe", "describe", "train", "promote", "demo"),
+    *("translate", "transcribe", "describe", "train", "promote", "demo", "info"),
     *("eval", "eval speech", "eval asr", "bench", "bench speech", "bench paper", "bench core", "bench asr"),
-    *("eval vlm", "bench vlm"),
-    *("convert", "convert medusa", "convert hifigan"),
+    *("eval vlm", "bench vlm", "bench kernels", "bench compressor", "bench all", "bench show"),
+    *("convert", "convert medusa", "convert hifigan", "convert drafter"),
 ]
+HEAVY = ("torch", "numpy", "transformers", "lightning", "matplotlib", "gradio", "huggingface_hub")
+
+
+def test_no_help_imports_torch() -> None:
+    """All verbs in one process: what one of them loads, the ones after it would show."""
+    code = (
+        "import sys, contextlib, io\n"
+        "from mmdec.cli import app\n"
+        "for verb in sys.argv[1:]:\n"
+        "    said = io.StringIO()\n"
+        "    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit): app([*verb.split(), '--help'])\n"
+        "    assert 'Usage' in said.getvalue(), verb\n"
+        f"    loaded = [name for name in {HEAVY} if name in sys.modules]\n"
+        "    assert not loaded, (verb, loaded)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *VERBS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_names_the_verbs_and_the_exit_codes() -> None:
+    said = run("--help").stdout
+    for verb in ("translate", "transcribe", "describe", "eval", "bench", "train", "demo", "--install-completion"):
+        assert verb in said
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    for text in (" ".join(said.split()), " ".join(readme.split())):
+        assert "1 some inputs failed, or a benchmark was left out" in text.replace("│ ", "")
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("", "eval", "bench", "convert", "demo")])
+def test_every_verb_that_ends_has_json(verb: str) -> None:
+    """But `demo`, which serves until it is stopped."""
+    assert "--json" in CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, [*verb.split(), "--help"]).stdout
+
+
+def test_interrupted_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupt)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 130
+
+
+def test_train_prints_one_object(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    from mmdec.training import make_train
+    from mmdec.training.timed_run import Outcome
+
+    def pretend(minutes: float, fresh: bool, begun: float) -> list[Outcome]:
+        print("a table")
+        subprocess.run(["echo", "a child's line"], check=True)
+        return [Outcome("translator", "3 stages", "errors", 0.5, 0.25, True, Path("runs/x"))]
+
+    monkeypatch.setattr(make_train, "main", pretend)
+    from mmdec.cli.train import train
+
+    train(minutes=1.0, fresh=False, as_json=True)
+    said = capfd.readouterr()
+    system = {"system": "translator", "trained": "3 stages", "measure": "errors", "before": 0.5, "after": 0.25}
+    assert json.loads(said.out) == {"systems": [{**system, "better": True, "folder": "runs/x"}]}
+    assert "a table" in said.err
+    assert "a child's line" in said.err
 
 
 @pytest.mark.parametrize("verb", VERBS)

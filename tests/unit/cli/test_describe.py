@@ -156,6 +156,7 @@ def test_eval_and_bench(model: Path, pictures: list[Path], tmp_path: Path) -> No
         given = [str(one) for one in (verb, "vlm", *common, *extra, "-o", report)]
         table = CliRunner(env={"COLUMNS": "150"}).invoke(cli.app, given)
         assert table.exit_code == 0, table.output
-        assert "tokens a round" in table.stdout
+        assert "tokens" in table.stdout
+        assert "a round" in table.stdout
         printed = CliRunner().invoke(cli.app, [*given, "--json"])
         assert json.loads(printed.stdout).keys() == json.loads(report.read_text(encoding="utf-8")).keys()

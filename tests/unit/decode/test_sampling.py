@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from random import Random
 from threading import Lock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from mmdec.decode.sampling import Criterion, Dice, KeyedSample, Sequences, Stop, keyed, most_probable, stock_sample
+from mmdec.decode.sampling import (
+    Criterion,
+    Dice,
+    KeyedSample,
+    Sequences,
+    Stop,
+    Suppression,
+    keyed,
+    most_probable,
+    most_probable_each,
+    stock_sample,
+)
 from mmdec.types import InputError
 
 PROMPT = torch.tensor([[0, 5, 6], [7, 8, 9]])
@@ -48,6 +60,74 @@ def test_a_row_kept_by_a_processor_stays_as_it_was() -> None:
     for token in range(1, 150):
         text.push(0, token)
     assert kept.tolist() == [[0, 5, 6]]
+
+
+@pytest.mark.parametrize("processors", [[], [Counter()]])
+def test_a_row_is_its_prompt_and_its_tokens_whenever_it_is_read(processors: list[Counter]) -> None:
+    """Tokens are written when a row is read: rows read at odd times, and tokens taken back in between."""
+    random, text = Random(0), Sequences(PROMPT, Stop(2000), processors)
+    expected: list[list[int]] = [[], []]
+    for _ in range(2000):
+        row, move = random.randrange(2), random.random()
+        if move < 0.5:
+            expected[row].append(random.randrange(100))
+            text.push(row, expected[row][-1])
+        elif move < 0.7:
+            count = random.randrange(min(len(expected[row]), 2) + 1)
+            expected[row] = expected[row][: len(expected[row]) - count]
+            text.pop(row, count)
+        else:
+            assert text.row(row).tolist() == [[*PROMPT[row].tolist(), *expected[row]]]
+    assert max(map(len, expected)) > 128  # beyond the first buffer
+    assert PROMPT.tolist() == [[0, 5, 6], [7, 8, 9]]
+
+
+def test_a_criterion_sees_every_token_of_a_row_of_which_some_were_taken_back() -> None:
+    seen: list[list[int]] = []
+
+    def ask(ids: Tensor, scores: Tensor | None) -> Tensor:
+        seen.append(ids[0].tolist())
+        return torch.tensor([False])
+
+    text = Sequences(PROMPT, Stop(99, criteria=[ask]))
+    text.push(0, 1)
+    text.push(0, 2)
+    text.append(1, 3)
+    text.pop(0, 2)
+    text.append(0, 4)
+    text.append(0, 5)
+    assert seen == [[7, 8, 9, 3], [0, 5, 6, 4], [0, 5, 6, 4, 5]]
+
+
+def test_suppressed_tokens_of_all_positions_at_once() -> None:
+    tokens = torch.tensor([1, 2])
+    text = Sequences(PROMPT, Stop(99), [Suppression(tokens), Suppression(torch.tensor([3]), only_at=3)])
+    logits = torch.tensor([0.0, 5.0, 4.0, 3.0, 2.0], dtype=torch.bfloat16)
+    assert text.warped(0, logits).tolist() == [[0, -torch.inf, -torch.inf, -torch.inf, 2]]
+    assert (text.alike(0), text.alike(1)) == (False, False)  # the first position is another
+    text.push(0, 4)
+    assert (text.alike(0), text.alike(1)) == (True, False)
+    assert text.warped(0, logits).tolist() == [[0, -torch.inf, -torch.inf, 3, 2]]
+    assert torch.equal(text.suppressed(logits), text.warped(0, logits)[0])
+    text.pop(0, 1)
+    assert not text.alike(0)
+    assert logits.tolist() == [0, 5, 4, 3, 2]
+    mixed = Sequences(PROMPT, Stop(99), [Suppression(tokens), Counter()])
+    assert not mixed.alike(0)  # somebody else is to be asked
+    assert Sequences(PROMPT, Stop(99)).alike(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_most_probable_of_all_positions_are_those_of_each(dtype: torch.dtype) -> None:
+    """Of equals the first; and what the plain loop's float32 makes equal is equal."""
+    text = Sequences(PROMPT, Stop(99))
+    logits = torch.randint(-3, 4, (2, 50, 17), generator=torch.Generator().manual_seed(0)).to(dtype)
+    logits[0, 0] = 1 + 1e-12 * torch.arange(17, dtype=torch.float64)
+    logits[0, 1] = -torch.inf
+    logits[1, 2, 5] = torch.nan
+    each = [[most_probable(text.warped(0, node), text, 0) for node in row] for row in logits]
+    assert most_probable_each(text.suppressed(logits)) == each
+    assert each[0][:2] == [0, 0]
 
 
 @pytest.mark.parametrize(

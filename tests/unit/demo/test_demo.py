@@ -1,43 +1,80 @@
-"""The demo page builds without a server, translates, and shows mmdec's errors.
+"""The page builds without a server; its tabs' work answers samples, and says of a malformed file one sentence.
 
-It runs in a process of its own: Gradio leaves event loops open, which here would be errors.
+It runs in processes of its own: Gradio leaves event loops open, which here would be errors.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import soundfile
+import pytest
 
-from tests.conftest import RATE, buzz
+ROOT = Path(__file__).parents[3]
+WHOLE = bool(os.environ.get("MMDEC_ALL"))
+FILES = 500 if WHOLE else 12  # of either kind
 
 CHILD = """
 import json, sys
+from pathlib import Path
 from runpy import run_path
 import gradio as gr
-from mmdec.demo import page
-from mmdec.demo.translate import translate
+from mmdec.demo import describe, page, samples, transcribe, translate
+from mmdec.demo.background import updates
 from mmdec.hub import demo_file
+from tests.fuzz.odd_files import write_odd
+from tests.fuzz.odd_images import write_odd_image
 
-model, good, silent = sys.argv[1:]
+def last(work, *values):
+    told = {}
+    for update in updates(lambda tell: work(tell, *values)):
+        told |= update
+    return {name: value for name, value in told.items() if name not in ("speech", "source")}
+
 blocks = page.build()
-(rate, samples), text, rows = translate(good, "lookahead", model)
-errors = []
-for path in (None, silent):
-    try:
-        translate(path, "lookahead", model)
-    except gr.Error as error:
-        errors.append(error.message)
+way = next(iter(translate.WAYS))
 print(json.dumps({
-    "blocks": isinstance(blocks, gr.Blocks), "rate": rate, "dtype": str(samples.dtype), "samples": len(samples),
+    "blocks": isinstance(blocks, gr.Blocks),
     "started": run_path(str(demo_file()))["serve"] is page.serve,
-    "text": text, "stages": [row[0] for row in rows], "errors": errors,
+    "options": {name: str(value) for name, value in page.options().items()},
+    "kept": list(blocks.delete_cache),
+    "french": last(translate.sample_work, 0, way),
+    "english": last(transcribe.sample_work, 1),
+    "street": last(describe.sample_work, 2, describe.drafters()[:1]),
+    "errors": [last(translate.work, None, way), last(describe.work, None, "What?", []),
+               last(describe.work, str(samples.pictures()[2].path), " ", [])],
 }))
+
+folder, files = Path(sys.argv[1]), int(sys.argv[2])
+for number in range(files):
+    sound = number % 2 == 0
+    odd = (write_odd if sound else write_odd_image)(folder, number)
+    if odd.path.is_symlink() or not odd.path.is_file():
+        continue  # uploads are files
+    work = (translate.work if number % 4 == 0 else transcribe.work) if sound else describe.work
+    values = ((str(odd.path), way) if number % 4 == 0 else (str(odd.path),)) if sound else (str(odd.path), "What?", [])
+    print(json.dumps({"number": number, "story": odd.story, "status": last(work, *values)["status"]}), flush=True)
 """
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """The JSON lines that the process prints: of the tabs, then of each malformed file."""
+    folder = tmp_path_factory.mktemp("uploads")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", CHILD, str(folder), str(2 * FILES)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def words(html: str) -> str:
+    return re.sub("<[^>]*>", "", html).strip()
 
 
 def test_without_gradio_the_error_names_the_extra() -> None:
@@ -47,18 +84,50 @@ def test_without_gradio_the_error_names_the_extra() -> None:
     assert done.stderr == "error: The demo needs gradio, which is not installed. pip install 'mmdec[demo]'\n"
 
 
-def test_the_page(tiny_model: Path, tmp_path: Path) -> None:
-    good, silent = tmp_path / "good.wav", tmp_path / "silent.wav"
-    soundfile.write(good, buzz(1.0), RATE)
-    soundfile.write(silent, np.zeros(RATE), RATE)
-    command = [sys.executable, "-c", CHILD, str(tiny_model), str(good), str(silent)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
+def test_the_page_and_its_tabs(lines: list[Any]) -> None:
+    said = lines[0]
     assert said["blocks"] is True
     assert said["started"] is True
-    assert (said["rate"], said["dtype"]) == (RATE, "int16")
-    assert said["samples"] > 0
-    assert said["stages"][:2] == ["features", "encoder"]
-    assert "Record something" in said["errors"][0]
-    assert "is silent" in said["errors"][1]
+    assert said["kept"] == [600, 3600]
+    assert said["options"]["max_file_size"] == "20000000"
+    assert said["options"]["allowed_paths"] == f"['{ROOT / 'data' / 'samples'}']"
+    french = said["french"]
+    assert words(french["status"]) == "Done. Where is the beach?"
+    assert french["race"].count("<article") == 3
+    assert "equal to one by one" in french["race"]
+    assert 'class="mm-dag"' in french["graph"]
+    assert words(said["english"]["status"]) == "Done."
+    assert said["english"]["race"].count("<article") == 2
+    assert "mm-equal" in said["english"]["race"]
+    assert "mm-word" in said["english"]["wave"]
+    assert "mm-equal" in said["street"]["race"]
+    assert "data:image/png" in said["street"]["picture"]
+    nothing, unseen, unasked = (words(error["status"]) for error in said["errors"])
+    assert "Record something" in nothing
+    assert "Choose a picture" in unseen
+    assert "The question must be text, but is empty." in unasked
+
+
+def test_malformed_files_are_one_sentence_each(lines: list[Any]) -> None:
+    answers = lines[1:]
+    assert len(answers) > FILES
+    refused = [answer for answer in answers if 'role="alert"' in answer["status"]]
+    assert len(refused) > FILES // 4
+    for answer in refused:
+        said = words(answer["status"]).removeprefix("Cannot do that.").strip()
+        assert said[0].isupper() or said[0] == "“", answer
+        assert said[-1] in ".?…)", answer
+        assert len(said) <= 500, answer
+        for jargon in ("`", "Traceback", "not your doing", "/uploads"):
+            assert jargon not in said, answer
+
+
+@pytest.mark.parametrize("folder", ["demos"])
+def test_the_space_names_what_it_needs(folder: str) -> None:
+    header = (ROOT / folder / "README.md").read_text(encoding="utf-8").split("---")[1]
+    fields = dict(line.split(": ", 1) for line in header.strip().splitlines())
+    assert (fields["sdk"], fields["app_file"]) == ("gradio", "app.py")
+    assert (ROOT / folder / fields["app_file"]).is_file()
+    assert re.fullmatch(r"6\.\d+\.\d+", fields["sdk_version"])
+    assert "gradio>=6.1,<7" in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert (ROOT / folder / "requirements.txt").read_text(encoding="utf-8").split() == ["mmdec[demo]"]

@@ -14,10 +14,13 @@ from rich.console import Console
 import mmdec
 from mmdec.corpora.image_text_questions import ImageQuestion
 from mmdec.evaluation.bench_description import bench_vlm
+from mmdec.evaluation.bench_report import BenchRun
+from mmdec.evaluation.bench_rows import report_of
+from mmdec.evaluation.bench_tables import screen
 from mmdec.evaluation.description import evaluate_vlm, score
 from mmdec.evaluation.harness import Method
 from mmdec.evaluation.harness_description import DescriptionHarness
-from mmdec.evaluation.tables_description import bench_table, vlm_table
+from mmdec.evaluation.tables_description import vlm_table
 from mmdec.hub.vlm import LoadedVlm
 from mmdec.types import InputError, MmdecError
 from tests.support.tiny_vlm_folder import llava, qwen
@@ -123,7 +126,10 @@ def test_methods_are_timed_when_their_tokens_are_equal(vlm: LoadedVlm, asked: Pa
         assert row["all"]["seconds"]["encoder"] > 0
         assert against["plain"]["all"]["wall"]["ratio"] > 0
     assert "repeat 2 of 2" in lines
-    assert "task b" in shown(bench_table(report))
+    assert report["depths"].keys() == {"lookup", "recycling"}
+    assert report["stages"]["lookup"].keys() == {"features", "encoder", "decoder", "drafter"}
+    assert report["stages"]["lookup"]["drafter"] > report["stages"]["plain"]["drafter"]
+    assert "task b" in shown(screen(BenchRun((report_of("vlm", report),))))
     json.dumps(report)
 
 
@@ -168,3 +174,13 @@ def test_wrong_arguments(vlm: LoadedVlm, asked: Path, tmp_path: Path) -> None:
     for call in (bench_vlm, evaluate_vlm):
         with pytest.raises(InputError, match="`questions` must hold questions"):
             call(tmp_path / "empty.jsonl", None, vlm, threads=1)
+
+
+def test_a_persons_own_pictures_are_asked_one_question(vlm: LoadedVlm, asked: Path) -> None:
+    options: Any = {"prompt": "What is this?", "threads": 1, "max_new_tokens": 4}
+    report = evaluate_vlm(None, asked.parent, vlm, drafter="lookup", limit=2, **options)
+    assert (report["n"], report["right"]["n"]) == (2, 0)  # nothing says what is right
+    assert report["decoding"]["tokens"] > 0
+    report = bench_vlm(None, asked.parent / "1.png", vlm, drafters=["lookup"], repeats=1, **options)
+    assert report["questions"] == 1
+    assert "task own pictures" in report["drafters"]["lookup"]["against"]["greedy"]

@@ -144,10 +144,14 @@ def test_the_verbs_print_and_write_json(corpus: Path, whisper: LoadedWhisper, mo
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout) == json.loads((tmp_path / "e.json").read_text(encoding="utf-8"))
     call = ["bench", "asr", *sorted(corpus.rglob("own/ann/1/*.wav"))[:1], "--model", model, "--repeats", "1"]
-    call += ["--batch", "2", "--sweep", "4x2", "--max-new-tokens", "6", "--threads", "1"]
+    call += ["--batch", "2", "--sweep", "4x2", "--max-new-tokens", "6", "--threads", "1", "--json"]
     done = CliRunner().invoke(cli.app, [str(part) for part in call])
     assert done.exit_code == 0, done.output
-    report = json.loads(done.stdout)
+    (whole,) = json.loads(done.stdout)["reports"]
+    assert whole["stages"]["medusa"]["decoder"] > 0
+    # Whether anything is drafted within six tokens is the budget's choice, by what it timed.
+    assert all(0 <= share <= 1 for share in whole["depths"].get("medusa", []))
+    report = whole["details"]
     assert [(row["plan"], row["batch"]) for row in report["sweep"]] == [("4x2", 1), ("4x2", 2)]
     assert "prompt lookup" in report["against"]
     (assistant,) = set(report["against"]) - {"prompt lookup"}  # which of them: see below

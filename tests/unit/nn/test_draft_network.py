@@ -117,6 +117,19 @@ def test_training_reaches_every_weight() -> None:
         assert bool(weight.grad.any()), name
 
 
+def test_products_in_bfloat16_leave_weights_and_norms_in_float32() -> None:
+    """As under Lightning's "bf16-mixed"; a warning of torch about mixed precisions would be an error here."""
+    model = network().float().train()
+    embeds, features = (part.float() for part in inputs())
+    plain = model.layer(model.inputs(embeds, features), torch.arange(8).expand(2, -1))[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = model.layer(model.inputs(embeds, features), torch.arange(8).expand(2, -1))[0]
+    assert not torch.equal(mixed.float(), plain)
+    torch.testing.assert_close(mixed.float(), plain, rtol=0.05, atol=0.05)
+    mixed.float().square().sum().backward()
+    assert all(weight.grad is not None and weight.grad.dtype == torch.float32 for weight in model.parameters())
+
+
 def test_features_of_several_layers_are_joined() -> None:
     net = network(layers=(0, 2, -1))
     assert net.fc.in_features == 4 * 24

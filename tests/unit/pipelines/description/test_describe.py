@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 import mmdec
+from mmdec.decode.loop import Round
 from mmdec.drafters.lookup import Lookup
 from mmdec.hub.vlm import LoadedVlm, load_vlm
 from mmdec.types import InputError
@@ -130,6 +131,16 @@ def test_text_comes_as_it_is_accepted(vlm: LoadedVlm) -> None:
         mmdec.describe(pixels(6), QUESTION, model=vlm, on_text=broken)
     with mmdec.model_lock(vlm.model).write():  # the run that was broken off holds it no longer
         pass
+
+
+def test_rounds_are_heard(vlm: LoadedVlm) -> None:
+    rounds: list[Round] = []
+    out = mmdec.describe(pixels(6), QUESTION, model=vlm, on_round=rounds.append)
+    assert len(rounds) == out.rounds
+    assert [token for one in rounds for token in one.tokens[0]] == out.tokens
+    assert "".join(text for one in rounds for text in one.text).strip() == out.text
+    with pytest.raises(InputError, match="`on_round`"):
+        mmdec.describe([pixels(6)], QUESTION, model=vlm, on_round=rounds.append)
 
 
 def test_stream_takes_what_the_processor_gives(vlm: LoadedVlm) -> None:

@@ -10,7 +10,9 @@ import pytest
 import soundfile
 import torch
 
+from mmdec.decode.loop import Round
 from mmdec.hub.whisper import LoadedWhisper
+from mmdec.types import InputError
 from tests.conftest import RATE, buzz
 from tests.support.short_transcripts import transcribe
 from tests.support.tiny_whisper import heads
@@ -48,6 +50,23 @@ def test_progress(whisper: LoadedWhisper) -> None:
     assert seen == sorted(seen)
     assert len({done for done, _ in seen}) >= 3
     assert seen[-1] == (pytest.approx(2.9), pytest.approx(2.9))
+
+
+def test_rounds_are_heard(whisper: LoadedWhisper) -> None:
+    rounds: list[Round] = []
+    out = transcribe(model=whisper, drafter="lookup", on_round=rounds.append)
+    assert len(rounds) == out.rounds
+    heard = [token for one in rounds for token in one.tokens[0]]
+    assert out.tokens
+    assert heard[: len(out.tokens)] == out.tokens
+    with pytest.raises(InputError, match="`on_round` must be None for a list"):
+        transcribe([buzz(1.0)], model=whisper, on_round=rounds.append)
+
+    def broken(one: Round) -> None:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match=r"^mine$"):  # no option of `generate` is to blame
+        transcribe(model=whisper, drafter="lookup", on_round=broken)
 
 
 def test_typical_acceptance_is_not_lossless(whisper: LoadedWhisper) -> None:

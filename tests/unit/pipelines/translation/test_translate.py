@@ -19,6 +19,7 @@ from mmdec import hub
 from mmdec.checks.devices import check_device
 from mmdec.checks.weights import PICKLES
 from mmdec.hub.find import HUB_FILES
+from mmdec.pipelines.translation.passes import Pass
 from mmdec.pipelines.translation.translator import STAGES, STRATEGIES
 from tests.conftest import RATE, buzz
 
@@ -41,6 +42,36 @@ def test_every_strategy_answers(tiny_model: Path, strategy: str, tmp_path: Path)
     back, rate = soundfile.read(path, dtype="float32")
     assert rate == RATE
     assert np.allclose(back, out.audio, atol=1e-4)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_passes_are_heard(tiny_model: Path, strategy: str) -> None:
+    passes: list[Pass] = []
+    options = {"sample_rate": RATE, "model": tiny_model, "strategy": strategy, "device": "cpu"}
+    plain = mmdec.translate_speech(buzz(2.0), **options)
+    out = mmdec.translate_speech(buzz(2.0), on_pass=passes.append, **options)
+    assert same(plain, out)
+    assert [unit for one in passes for unit in one.units] == out.units
+    assert [one.seconds for one in passes] == sorted(one.seconds for one in passes)
+    graphs = [one.graph for one in passes if one.graph is not None]
+    assert len(graphs) == (strategy != "autoregressive")
+    assert len(passes) == out.passes + (strategy == "verified")  # the graph's own
+    for graph in graphs:
+        size = len(graph.links)
+        assert graph.links.shape == (size, size)
+        assert graph.emissions.shape == (size, len(graph.units))
+        assert len(graph.path) == len(graph.chosen)
+        assert (graph.path[:1], graph.path[-1:]) == (([], []) if strategy == "verified" else ([0], [size - 1]))
+
+
+def test_what_a_listener_raises_ends_the_translation(tiny_model: Path) -> None:
+    def broken(one: Pass) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=tiny_model, on_pass=broken)
+    with pytest.raises(mmdec.InputError, match="`on_pass` must be None for a list"):
+        mmdec.translate_speech([buzz(1.0)], sample_rate=RATE, model=tiny_model, on_pass=broken)
 
 
 def test_paths_file_objects_and_arrays_agree(tiny_model: Path, tmp_path: Path) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from mmdec.corpora.image_text import Conversation
+from mmdec.training.vlm.data import Rows, SceneData
 from mmdec.training.vlm.encoded import NOWHERE, Encoded, encode, patches_read
 from mmdec.training.vlm.tokens import answered, asked, build_tokenizer
+from mmdec.types import InputError
 
 PRINTS = [("SOUP", [8, 8, 9, 9]), ("4.50", [14, 14, 15, 15]), ("TEA", [16, 16, 17])]
 _ = NOWHERE
@@ -87,3 +91,56 @@ def test_a_corpus_keeps_patches_beside_its_answers_tokens(tmp_path: Path) -> Non
     ]
     everything = np.concatenate([patches for n in range(2) for *_, patches in kept.turns(n)])
     assert (kept.patches != NOWHERE).sum() == (everything != NOWHERE).sum()  # a question reads nothing
+
+
+def test_pictures_with_print_are_a_share_of_a_pass(tmp_path: Path) -> None:
+    rows = [
+        {
+            "id": number,
+            "image": f"{number}.png",
+            "conversations": [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "It says 5."}],
+            "prints": [["5", [0]]] if number < 6 else [],
+        }
+        for number in range(20)
+    ]
+    (tmp_path / "train.json").write_text(json.dumps(rows), encoding="utf-8")
+
+    def order(share: float | None, lap: int = 0) -> list[int]:
+        data = SceneData(str(tmp_path), str(tmp_path / "tokenizer"), 300, patches=4, printed_share=share)
+        return data.order(lap, data.lap_length()).tolist()
+
+    assert sorted(order(None)) == list(range(20))
+    assert sorted(order(1.0)) == list(range(6))
+    for lap in range(3):
+        taken = order(0.6, lap)
+        assert set(range(6)) < set(taken)
+        assert len(taken) == len(set(taken)) == 10
+    assert set(order(0.6, 0)) != set(order(0.6, 1))  # other pictures without print in each pass
+    assert len(order(0.1)) == 20  # no more than there are
+    for wrong in (0.0, 1.5):
+        with pytest.raises(InputError, match=f"`printed_share` must be above 0 and up to 1, but is {wrong}"):
+            order(wrong)
+    for row in rows:
+        row["prints"] = []
+    (tmp_path / "train.json").write_text(json.dumps(rows), encoding="utf-8")
+    assert sorted(order(0.6)) == list(range(20))  # a corpus without print is read whole
+
+
+def test_questions_that_are_answered_by_reading_come_first(tmp_path: Path) -> None:
+    Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
+    size, reading = 20, {3, 8, 15}
+    tokens = np.repeat(np.arange(10, 10 + size, dtype=np.uint16), 2)  # a question and an answer of one token each
+    patches = np.full(2 * size, NOWHERE, np.uint8)
+    patches[[2 * turn + 1 for turn in reading]] = 1
+    bounds = np.arange(2 * size).reshape(size, 2) + 1
+    encoded = Encoded(tokens, patches, bounds, np.array([0, size]), np.array([str(tmp_path / "a.png")]))
+
+    def asked(prefer: float, seed: int) -> list[int]:
+        rows = Rows(encoded, np.zeros((1, 4, 8, 2), np.uint8), 32, np.arange(4), 10, 2, prefer)
+        return [token - 10 for token in rows[0, seed][1][4::2].tolist()]
+
+    assert all(set(asked(1.0, seed)) == reading for seed in range(5))  # three questions fit
+    share = [sum(len(reading & set(asked(prefer, seed))) for seed in range(100)) for prefer in (0.0, 0.5)]
+    assert 25 < share[0] < 65  # of 300: as drawn it is three of twenty
+    assert 1.4 * share[0] < share[1] < 250
+    assert asked(0.5, 7) == asked(0.5, 7) != asked(0.5, 8)

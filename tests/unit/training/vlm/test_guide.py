@@ -1,4 +1,5 @@
-"""The guide of the first heads: against transformers' own attention, and where its gradient goes."""
+"""The guide of the first heads: against transformers' own attention, and where its gradient goes; the pointer to a
+patch's cells against a loop; and the whitened projector, which says what the plain one says."""
 
 from __future__ import annotations
 
@@ -11,22 +12,26 @@ from torch import Tensor
 
 from mmdec.training.vlm.encoded import NOWHERE
 from mmdec.training.vlm.module import VlmModule
-from mmdec.training.vlm.network import Shape
+from mmdec.training.vlm.network import Shape, Whitening
 from mmdec.training.vlm.packing import Batch, pack
 from mmdec.training.vlm.tokens import BEGIN, END, IMAGE, PAD
 from mmdec.types import InputError
 
 SHAPE = Shape(32, 16, 16, 2, 2, 24, 24, 3, 2, 12, 32, 256)  # three layers of two heads of 12
-UNITS = [BEGIN, END, PAD, IMAGE, *(f"word{number}" for number in range(40))]
+UNITS = [BEGIN, END, PAD, IMAGE, *(f"word{number}" for number in range(36)), "ĠB", "A", "7", "Ġ"]
+B, A, SEVEN, SPACE = range(40, 44)
 LEAD = np.array([0, 5, 3, 3, 3, 3, 6])  # the picture's four patches are tokens 2 to 5
 READ = [[0, NOWHERE, 3, 2], [1, 1, NOWHERE, NOWHERE]]  # by the tokens of each row's answer
 
 
 def module(guided: tuple[int, ...], **more: Any) -> VlmModule:
+    """Its projector measured on `batch`, and folded: the model is the one that transformers knows."""
     made = VlmModule(UNITS, SHAPE, guided=guided, half=False, **more)
     with torch.no_grad():
         for parameter in made.model.parameters():
             parameter.mul_(2)
+        made.losses(batch(READ), False)
+    made.whitening.fold(made.model.model.multi_modal_projector.linear_1)
     return made
 
 
@@ -106,6 +111,51 @@ def test_without_weight_nothing_is_watched() -> None:
     assert "guide" not in plain
     assert "guide" not in off
     assert torch.equal(plain["loss"], off["loss"])
+
+
+def test_the_pointer_is_taught_the_cell_of_the_character_that_is_read() -> None:
+    made, rows = module((0, 2)), batch([[0, 3, 3, 1], [2, 2, 2, NOWHERE]])
+    first = len(LEAD) + 5 - 1  # where the token before the answer stands
+    rows.labels[0, first : first + 4] = torch.tensor([B, A, SEVEN, SPACE])
+    rows.labels[1, first : first + 3] = torch.tensor([SEVEN, A, 9])
+    rows.cells[..., 0] = 0
+    a, b, seven = 1, 2, 27 + 7  # letters, then digits: the kinds of cells
+    rows.cells[0, 0, 5, 0] = b
+    rows.cells[0, 3, :2, 0] = a  # twice: it could be either
+    rows.cells[0, 3, 6, 0] = seven
+    rows.cells[0, 1, 1:, 0] = a  # of a patch that is read by a space, one cell is empty
+    rows.cells[1, 2, 3, 0], rows.cells[1, 2, 4, 0] = a, seven
+    states = torch.randn(2, rows.tokens.shape[1], 24)
+    wanted = {(0, 0): 5, (0, 2): 6, (1, 0): 4, (1, 1): 3}
+    losses, right = [], []
+    for (row, at), cell in wanted.items():
+        state = states[row, first + at]
+        scores = made.pointer(state / state.square().mean().sqrt())
+        losses.append(-scores.log_softmax(-1)[cell])
+        right.append(float(scores.argmax() == cell))
+    loss, share = made.pointer_loss(states, rows)
+    torch.testing.assert_close(loss, torch.stack(losses).mean(), rtol=1e-5, atol=1e-5)
+    assert share.item() == pytest.approx(np.mean(right))
+
+
+def test_a_whitened_projector_is_the_plain_one() -> None:
+    torch.manual_seed(0)
+    states = torch.randn(40, 4, 16).double() @ torch.randn(16, 16).double() + 3  # far from white
+    whitening, plain = Whitening(16, 24).double(), torch.nn.Linear(16, 24).double()
+    assert not whitening.measured
+    whitening.measure(states, plain)
+    assert whitening.measured
+    torch.testing.assert_close(whitening(states), plain(states))  # goes on from a layer that was trained
+    white = ((states - whitening.middle) @ whitening.turn).flatten(0, 1)
+    torch.testing.assert_close(white.mean(0), torch.zeros(16).double(), rtol=0, atol=1e-8)
+    before, after = (torch.linalg.eigvalsh(part.flatten(0, 1).T.cov(correction=0)) for part in (states, white[None]))
+    torch.testing.assert_close(after, before / (before + 0.01 * before.mean()))  # 1 but where there is next to nothing
+    assert float(after[-1] / after[0]) < 0.1 * float(before[-1] / before[0])
+    with torch.no_grad():
+        whitening.first.weight.normal_()
+        whitening.first.bias.normal_()
+    whitening.fold(plain)
+    torch.testing.assert_close(plain(states), whitening(states))
 
 
 def test_only_layers_that_are_there_are_guided() -> None:

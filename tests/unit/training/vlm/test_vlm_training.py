@@ -75,7 +75,7 @@ def test_layers_are_those_of_transformers(model: LlavaForConditionalGeneration) 
         embeddings = model.get_input_embeddings()(tokens)
         embeddings = embeddings.masked_scatter((tokens == model.config.image_token_id)[..., None], seen)
         mask = turn_mask(torch.zeros(2, 12, dtype=torch.long), torch.float64)
-        states, _, _ = speak(model, embeddings, mask, torch.arange(12).expand(2, -1), torch.float64)
+        states, *_ = speak(model, embeddings, mask, torch.arange(12).expand(2, -1), torch.float64)
         own = model.lm_head(states)
     assert stock.std() > 0.1
     torch.testing.assert_close(own, stock, rtol=1e-6, atol=1e-6)  # transformers' norms compute in float32

@@ -1,0 +1,58 @@
+"""Progress on stderr: a bar in a terminal, else a line now and then, for logs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+EVERY = 30.0  # seconds between two lines; what is done sooner says nothing
+
+
+class Lines:
+    """Says where the work is, at most once in `EVERY` seconds."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._last = now, now()
+
+    def tell(self, task: Any) -> None:
+        """task: of rich, with description, completed and total."""
+        now = self._now()
+        if now - self._last < EVERY:
+            return
+        self._last = now
+        of = "" if task.total is None else f" of {task.total:.0f}"
+        print(f"{task.description}: {task.completed:.0f}{of}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress_bar(count: bool, now: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
+    """A bar on stderr, or lines where stderr is no terminal. count: show how many of how many are done.
+
+    now: the clock of the lines, in seconds.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    class Told(Progress):
+        """Tells `lines` of every step."""
+
+        def update(self, task_id: TaskID, *arguments: Any, **options: Any) -> None:
+            super().update(task_id, *arguments, **options)
+            lines.tell(self._tasks[task_id])
+
+        def advance(self, task_id: TaskID, advance: float = 1) -> None:
+            super().advance(task_id, advance)
+            lines.tell(self._tasks[task_id])
+
+    lines, console = Lines(now), Console(stderr=True)
+    counter = [MofNCompleteColumn()] if count else []
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), *counter, TimeRemainingColumn())
+    kind = Progress if console.is_terminal else Told
+    with kind(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        yield progress

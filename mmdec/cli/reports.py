@@ -1,0 +1,135 @@
+"""Where reports of `mmdec bench` and `mmdec eval` go: the screen, JSON, Markdown, plots, beside a saved run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from mmdec import InputError
+from mmdec.cli.output_files import json_text, write_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from mmdec.evaluation.bench_report import BenchRun
+
+STDOUT = "-"
+WIDTH = 80  # columns of a table at most, however wide the terminal is
+
+Report = Annotated[
+    Path | None, typer.Option("--output", "-o", dir_okay=False, help="Write the report to this JSON file, too.")
+]
+JsonTo = Annotated[
+    str | None,
+    typer.Option("--json", metavar="[FILE|-]", help="Write JSON to this file; without a file, or -, print it alone."),
+]
+MarkdownTo = Annotated[
+    str | None, typer.Option("--markdown", metavar="FILE|-", help="Write Markdown to this file; -: print it alone.")
+]
+PlotsTo = Annotated[
+    Path | None, typer.Option("--plots", metavar="DIR", file_okay=False, help="Draw plots into this directory.")
+]
+Against = Annotated[
+    Path | None, typer.Option("--against", metavar="FILE", help="Compare with this saved JSON of `mmdec bench`.")
+]
+
+
+class ReportCommand(TyperCommand):
+    """A command whose `--json` needs no value: at the end, or before another option, it means `--json -`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As click does, once the value is there."""
+        whole: list[str] = []
+        for index, word in enumerate(args):
+            whole.append(word)
+            following = args[index + 1] if index + 1 < len(args) else "--"
+            if word == "--json" and following.startswith("-") and following != STDOUT:
+                whole.append(STDOUT)
+        return super().parse_args(ctx, whole)
+
+
+@dataclass(frozen=True)
+class Destinations:
+    """Where a benchmark's report goes. Made before anything is measured: what cannot work is refused at once."""
+
+    output: Path | None = None
+    json: str | None = None
+    markdown: str | None = None
+    plots: Path | None = None
+    against: Path | None = None
+    metrics: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.json == STDOUT and self.markdown == STDOUT:
+            raise InputError("`--json` and `--markdown` must not both be printed, but both are -. Name a file for one.")
+        if self.metrics is not None and self.plots is None:
+            raise InputError("`--metrics` must come with `--plots`, but that is missing. Name a directory.")
+        if self.against is not None:
+            from mmdec.evaluation.bench_report import load_run
+
+            load_run(self.against)
+        if self.plots is not None:
+            from mmdec.evaluation.bench_plots import check_plots
+
+            check_plots(self.metrics)
+
+    def deliver(self, run: BenchRun) -> None:
+        """Write and print the run."""
+        from mmdec.evaluation.bench_against import against
+        from mmdec.evaluation.bench_report import load_run, to_json
+        from mmdec.evaluation.bench_tables import markdown, screen
+
+        changes = None if self.against is None else against(run, load_run(self.against), self.against.name)
+        text = to_json(run, **({} if changes is None else {"against": asdict(changes)}))
+        if self.output is not None:
+            write_text(self.output, text)
+        if self.plots is not None:
+            from mmdec.evaluation.bench_plots import plot_run
+
+            for path in plot_run(run, self.plots, self.metrics):
+                print(path, file=sys.stderr)
+        for target, content in ((self.json, text), (self.markdown, markdown(run, changes))):
+            if target == STDOUT:
+                sys.stdout.write(content)
+            elif target is not None:
+                write_text(Path(target), content)
+        if STDOUT not in (self.json, self.markdown):
+            show(screen(run, changes))
+
+
+def deliver_report(
+    report: Mapping[str, Any],
+    output: Path | None,
+    json_to: str | None,
+    table: Callable[[dict[str, Any]], RenderableType],
+) -> None:
+    """Print an evaluation's report as a table, or as JSON; write it as JSON where a file is named."""
+    text = json.dumps(report, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace").decode() + "\n"
+    for path in (output, None if json_to in (None, STDOUT) else Path(str(json_to))):
+        if path is not None:
+            write_text(path, text)
+    if json_to == STDOUT:
+        sys.stdout.write(text)
+    else:
+        show(table(dict(report)))
+
+
+def show(table: RenderableType) -> None:
+    """Print a table: 80 columns, fewer where the terminal has fewer."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.width = min(console.width, WIDTH)
+    console.print(table)
+
+
+def print_result(result: Mapping[str, Any], as_json: bool, text: str) -> None:
+    """One result of a verb that writes a folder: a sentence, or one JSON object."""
+    print(json_text(dict(result)) if as_json else text)

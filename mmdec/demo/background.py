@@ -1,0 +1,88 @@
+"""A request's work in a thread of its own, which reports as it goes and ends when nobody waits for it any more.
+
+Gradio closes a handler's generator when a visitor presses Stop or leaves the page. The work learns of it when it next
+reports, which every decoding does between two rounds.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Protocol
+
+from mmdec.demo.sentences import sentence, status
+
+DECODERS = 2  # requests that decode at the same time; the others wait in the queue
+TICK = 0.2  # seconds after which a generator looks whether it was closed
+
+Update = Mapping[str, Any]  # an output's name: its new value
+_slots = threading.BoundedSemaphore(DECODERS)  # a stopped request holds its slot until its round is over
+_running = 0
+_counting = threading.Lock()
+
+
+class Stopped(Exception):
+    """The visitor has stopped this request, or has gone."""
+
+
+class Tell(Protocol):
+    """How work reports: new values by their output's name, or none, only to learn whether to go on."""
+
+    def __call__(self, **values: Any) -> None:
+        """Raises Stopped."""
+        ...
+
+
+def running() -> int:
+    """Requests whose work is not over."""
+    with _counting:
+        return _running
+
+
+def updates(work: Callable[[Tell], None]) -> Generator[Update, None, None]:
+    """What the work tells, as it tells it; now and then an empty update. Close the iterator to stop the work.
+
+    An error becomes the value of the output "status".
+    """
+    told: queue.Queue[Update | None] = queue.Queue()
+    stop = threading.Event()
+
+    def tell(**values: Any) -> None:
+        if stop.is_set():
+            raise Stopped
+        if values:
+            told.put(values)
+
+    thread = threading.Thread(target=_run, args=(work, tell, told), daemon=True)
+    thread.start()
+    try:
+        while True:
+            try:
+                update = told.get(timeout=TICK)
+            except queue.Empty:
+                yield {}
+                continue
+            if update is None:
+                return
+            yield update
+    finally:
+        stop.set()
+
+
+def _run(work: Callable[[Tell], None], tell: Tell, told: queue.Queue[Update | None]) -> None:
+    global _running
+    with _counting:
+        _running += 1
+    try:
+        with _slots:
+            tell()
+            work(tell)
+    except Stopped:
+        pass
+    except Exception as error:
+        told.put({"status": status(sentence(error), "error")})
+    finally:
+        with _counting:
+            _running -= 1
+        told.put(None)

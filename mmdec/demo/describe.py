@@ -1,0 +1,208 @@
+"""The tab that answers questions about pictures: the race between drafters, and what a drafter kept of the picture."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import numpy as np
+
+from mmdec.demo import samples as shipped
+from mmdec.demo.background import Tell
+from mmdec.demo.layout import bind_stop, connect, results_into_view, stop_button
+from mmdec.demo.picture_html import kept_sentence, picture_html
+from mmdec.demo.race import Lane, milliseconds, race_html
+from mmdec.demo.sentences import confidence, require, said, status
+from mmdec.demo.tokens import steps
+from mmdec.images import read_image
+from mmdec.pipelines.confidence import read_calibrations
+from mmdec.pipelines.description.describe import DEFAULT_MODEL, describe
+from mmdec.pipelines.description.description import Description
+from mmdec.pipelines.description.load import PREFERRED, as_vlm
+from mmdec.pipelines.rounds import Round
+
+DRAFT = (24, 5)  # tokens of a drafted tree, and its depth: fixed, so that the race shows drafting and not a budget
+MAX_NEW_TOKENS = 200
+MAX_LETTERS = 500  # of a question
+QUESTION = "Describe this image."
+NOTE = (
+    "A small model answers questions about drawn pictures: menus, timetables, streets, rooms, tickets, maps. A drafter "
+    "(a much smaller network) guesses the next tokens (pieces of words), and the model checks all guesses in one pass. "
+    "The answer is the same as without it. The model knows drawings of these kinds only."
+)
+DRAFTERS = {
+    "eagle": "EAGLE-2: one layer that continues the model's own states.",
+    "msd": "MSD: drafts text and picture apart.",
+    "specvlm": "SpecVLM: reads a shortened picture; a gate chooses how it is shortened.",
+    "vispec": "ViSpec: a few visual tokens stand for the whole picture.",
+    "flash": "FLASH: reads a picture shortened by attention, and drafts several tokens at once.",
+}
+START = "The clock starts with the first pass, which reads picture and question."
+ID = "mm-describe"
+
+
+def drafters() -> list[str]:
+    """The systems with weights in the model's folder."""
+    folder = as_vlm(DEFAULT_MODEL, None, None, None).directory
+    return [name for name in PREFERRED if folder is not None and (folder / name / "config.json").is_file()]
+
+
+def picture(path: str | Path | None) -> np.ndarray:
+    """An upload as (H, W, 3) uint8. Raises InputError."""
+    require(bool(path), "Choose a picture, or press one of the samples first.")
+    return read_image(str(path))
+
+
+def checked(question: str | None) -> str:
+    """The question. Raises InputError."""
+    text = (question or "").strip()
+    require(bool(text), "The question must be text, but is empty. Ask something about the picture.")
+    require(
+        len(text) <= MAX_LETTERS,
+        f"The question must have at most {MAX_LETTERS} letters, but has {len(text)}. Make it shorter.",
+    )
+    return text
+
+
+def decode(tell: Tell, pixels: np.ndarray, question: str, drafter: str | None) -> tuple[Description, list[Round]]:
+    """One run with its rounds. Between two rounds it looks whether it was stopped."""
+    rounds: list[Round] = []
+
+    def on_round(one: Round) -> None:
+        rounds.append(one)
+        tell()
+
+    nodes = None if drafter is None else DRAFT
+    result = describe(
+        pixels,
+        question,
+        drafter=drafter,
+        num_speculative_tokens=nodes,
+        max_new_tokens=MAX_NEW_TOKENS,
+        on_round=on_round,
+    )
+    return result, rounds
+
+
+def lanes(drafted: dict[str, tuple[Description, list[Round]]], plain: tuple[Description, list[Round]]) -> list[Lane]:
+    """Every drafter, then plain decoding, with which they are compared."""
+    tokenizer = as_vlm(DEFAULT_MODEL, None, None, None).tokenizer
+    found: list[Lane] = []
+    for name, (result, rounds) in drafted.items():
+        equal = result.tokens == plain[0].tokens
+        verdict = "equal to plain decoding, token for token" if equal else "not equal to plain decoding"
+        found.append(Lane(name, DRAFTERS.get(name, "A drafter."), steps(tokenizer, rounds), verdict, equal))
+    found.append(Lane("Plain decoding", "One token in each pass.", steps(tokenizer, plain[1])))
+    return found
+
+
+def text_html(result: Description, question: str, truth: str = "") -> str:
+    """Question and answer, and what is really drawn."""
+    calibrated = bool(read_calibrations(as_vlm(DEFAULT_MODEL, None, None, None).directory))
+    drawn = f'<p class="mm-note">Really drawn: {escape(truth)}</p>' if truth and truth != result.text else ""
+    return (
+        f'<div class="mm-said"><p class="mm-from">{escape(question)}</p>'
+        f"{said(result.text)}{confidence(result.confidence, 'answers', calibrated)}{drawn}"
+        f'<p class="mm-note">Answered in {milliseconds(result.timings["total"])}: {result.rounds} passes, '
+        f"{result.tokens_per_round:.1f} tokens per pass.</p></div>"
+    )
+
+
+def work(tell: Tell, path: str | None, question: str | None, chosen: list[str]) -> None:
+    """Answer a question about an upload."""
+    tell(status=status("Reading the picture …", "busy"), text="", race="")
+    answered(tell, picture(path), Path(str(path)).name, checked(question), chosen)
+
+
+def sample_work(tell: Tell, number: int, chosen: list[str]) -> None:
+    """Answer the first question about a shipped sample."""
+    sample = shipped.pictures()[number]
+    tell(status=status("Looking …", "busy"), text="", race="", source=str(sample.path), question=sample.question)
+    answered(tell, picture(sample.path), f"Drawn picture: {sample.text}", sample.question, chosen, sample.answer)
+
+
+def preview(tell: Tell, path: str | None) -> None:
+    """Show a picture that was just chosen."""
+    if path:
+        tell(picture=picture_html(picture(path), Path(path).name), status=status("Now ask a question about it."))
+
+
+def answered(tell: Tell, pixels: np.ndarray, name: str, question: str, chosen: list[str], truth: str = "") -> None:
+    """The first drafter's answer first, then the others and plain decoding, for the race."""
+    tell(picture=picture_html(pixels, name))
+    drafted: dict[str, tuple[Description, list[Round]]] = {}
+    for drafter in chosen:
+        drafted[drafter] = decode(tell, pixels, question, drafter)
+        if len(drafted) == 1:
+            tell(
+                text=text_html(drafted[drafter][0], question, truth),
+                status=status("Answered. Now the others, for the race …", "busy"),
+            )
+    plain = decode(tell, pixels, question, None)
+    if not drafted:
+        tell(text=text_html(plain[0], question, truth))
+    figures = "".join(
+        picture_html(pixels, name, result.kept, kept_sentence(result.compressor, result.kept, drafter))
+        for drafter, (result, _) in drafted.items()
+        if result.kept is not None
+    )
+    whole = [drafter for drafter, (result, _) in drafted.items() if result.kept is None]
+    caption = " ".join(kept_sentence(None, None, drafter) for drafter in whole[:1])
+    tell(
+        status=status("Done.", "done"),
+        picture=figures or picture_html(pixels, name, caption=caption),
+        race=race_html(lanes(drafted, plain), "tokens", start=START),
+    )
+
+
+def warm() -> None:
+    """Load the model and its drafters, and run each once."""
+    for sample in shipped.pictures()[:1]:
+        for drafter in (*drafters(), None):
+            nodes = None if drafter is None else DRAFT
+            describe(str(sample.path), QUESTION, drafter=drafter, num_speculative_tokens=nodes, max_new_tokens=8)
+
+
+def tab() -> None:
+    """Add the tab to the page that is being built."""
+    names = drafters()
+    with gr.Tab("Describe", id="describe"):
+        with gr.Row(equal_height=False):
+            with gr.Column(scale=2, min_width=300):
+                gr.HTML(f'<h2>Questions about pictures</h2><p class="mm-note">{NOTE}</p><h3>Press one to try</h3>')
+                with gr.Row(elem_classes="mm-samples"):
+                    buttons = [
+                        gr.Button(sample.text.capitalize(), size="sm", min_width=90, icon=str(sample.path))
+                        for sample in shipped.pictures()
+                    ]
+                source = gr.File(type="filepath", label="Your own picture", height=110)
+                question = gr.Textbox(label="Question", value=QUESTION, max_lines=3, max_length=MAX_LETTERS)
+                with gr.Row():
+                    button = gr.Button("Ask", variant="primary", elem_id=f"{ID}-go")
+                    stop = stop_button()
+                chosen = gr.CheckboxGroup(
+                    names, value=names, label="Drafters in the race", info="Plain decoding always runs."
+                )
+            with gr.Column(scale=3, min_width=300, elem_id=f"{ID}-results"):
+                line = gr.HTML(status("Press a sample, or choose a picture and ask."))
+                seen = gr.HTML()
+                text = gr.HTML()
+                race = gr.HTML()
+        outputs: dict[str, Any] = {
+            "status": line, "picture": seen, "text": text, "race": race, "source": source, "question": question,
+        }  # fmt: skip
+        asked = [source, question, chosen]
+        events = [connect(button.click, work, asked, outputs), connect(question.submit, work, asked, outputs)]
+        events.append(connect(source.upload, preview, [source], outputs))
+        for number, one in enumerate(buttons):
+            events.append(connect(one.click, numbered(number), [chosen], outputs))
+        for one in (*buttons, button):
+            results_into_view(one, f"{ID}-results")
+        bind_stop(stop, line, events)
+
+
+def numbered(number: int) -> Any:
+    """`sample_work` for one sample."""
+    return lambda tell, chosen: sample_work(tell, number, chosen)

@@ -1,0 +1,71 @@
+"""A picture on the page, with the visual tokens that a drafter kept drawn over it. HTML and SVG come out."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Sequence
+from html import escape
+
+import numpy as np
+
+from mmdec.images import to_pil
+
+SIDE = 640  # pixels of the longer side, at most, as it is sent to the browser
+
+
+def data_address(pixels: np.ndarray) -> str:
+    """Pixels (H, W, 3) uint8 as an address that holds the picture itself."""
+    picture = to_pil(pixels)
+    picture.thumbnail((SIDE, SIDE))
+    written = io.BytesIO()
+    picture.save(written, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(written.getvalue()).decode("ascii")
+
+
+def side_of(tokens: int) -> int | None:
+    """The grid's side where an image's visual tokens fill a square, as they do for LLaVA; else None."""
+    side = math.isqrt(tokens)
+    return side if tokens and side * side == tokens else None
+
+
+def kept_svg(kept: Sequence[float]) -> str:
+    """A veil over what the drafter dropped: one cell for each visual token, darker the less of it is kept."""
+    side = side_of(len(kept))
+    if side is None:
+        return ""
+    most = max(*kept, 1e-6)
+    cells = "".join(
+        f'<rect x="{index % side}" y="{index // side}" width="1" height="1" '
+        f'style="fill-opacity:{0.75 * (1 - value / most):.2f}"><title>visual token {index + 1}: '
+        f"{100 * value / most:.0f} % of the most</title></rect>"
+        for index, value in enumerate(kept)
+    )
+    return (
+        f'<svg class="mm-kept" aria-hidden="true" viewBox="0 0 {side} {side}" preserveAspectRatio="none">{cells}</svg>'
+    )
+
+
+def kept_sentence(compressor: str | None, kept: Sequence[float] | None, drafter: str) -> str:
+    """What the drafter read of the picture, in words."""
+    if kept is None:
+        return f"The drafter “{drafter}” reads every visual token (a small square of the picture that the model sees)."
+    whole = sum(value > 0.0 for value in kept)
+    how = f" Its gate chose the compressor “{compressor}” for this picture." if compressor else ""
+    drawn = "Darker squares are those it left out." if side_of(len(kept)) else ""
+    return (
+        f"The drafter “{drafter}” reads {whole} of {len(kept)} visual tokens (small squares of the picture that the "
+        f"model sees).{how} {drawn}"
+    ).strip()
+
+
+def picture_html(pixels: np.ndarray, name: str, kept: Sequence[float] | None = None, caption: str = "") -> str:
+    """The picture; with `kept` its veil, with a caption a line below it."""
+    height, width = pixels.shape[:2]
+    veil = "" if kept is None else kept_svg(kept)
+    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return (
+        f'<figure class="mm-figure"><div class="mm-frame"><img src="{data_address(pixels)}" '
+        f'alt="{escape(name)}, {width} by {height} pixels"/>{veil}</div>{below}</figure>'
+    )

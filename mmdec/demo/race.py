@@ -1,0 +1,143 @@
+"""The race: ways of decoding side by side, drawn pass by pass and slower than they ran. Pure text: HTML comes out.
+
+Nothing is decoded here. Each lane has what one run settled, and when; the browser shows it at a slower pace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+PACES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # below 1: faster than it ran
+SHOWN = 7.0  # seconds that the slowest lane may take on the page
+AGAIN = (
+    "const race=this.closest('.mm-race');race.classList.remove('mm-go');void race.offsetWidth;"
+    "race.classList.add('mm-go')"
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One pass: what it settled, and when it was over."""
+
+    seconds: float  # since the lane began
+    pieces: list[str]  # phones, or a text's tokens with their spaces
+    silent: int = 0  # tokens that show nothing: times, the end
+
+    @property
+    def count(self) -> int:
+        return len(self.pieces) + self.silent
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One way of decoding."""
+
+    name: str
+    note: str  # what it is, in words
+    steps: list[Step]
+    verdict: str = ""  # how its output compares
+    equal: bool | None = None  # None where nothing is compared
+
+    @property
+    def seconds(self) -> float:
+        return self.steps[-1].seconds if self.steps else 0.0
+
+    @property
+    def pieces(self) -> list[str]:
+        return [piece for step in self.steps for piece in step.pieces]
+
+
+def pace(lanes: Sequence[Lane]) -> float:
+    """How many times slower the race is shown: a round number, so that the slowest lane takes at most SHOWN seconds."""
+    longest = max((lane.seconds for lane in lanes), default=0.0)
+    return max((factor for factor in PACES if factor * longest <= SHOWN), default=PACES[0])
+
+
+def race_html(lanes: Sequence[Lane], unit: str, glue: str = "", start: str = "") -> str:
+    """The race as HTML. unit: what a piece is called, in the plural; glue: what stands between two pieces; start: a
+    sentence on when the clock begins."""
+    factor = pace(lanes)
+    longest = max((lane.seconds for lane in lanes), default=0.0) or 1.0
+    parts = [
+        '<section class="mm-race mm-go" aria-label="The race">',
+        f'<div class="mm-head"><h3>The race</h3><button type="button" class="mm-again" onclick="{escape(AGAIN)}">'
+        "Show it again</button></div>",
+        f'<p class="mm-note">Shown {pace_words(factor)}. Each colour is one pass of the network. {escape(start)}</p>',
+        *(lane_html(lane, unit, glue, factor, longest) for lane in lanes),
+        "</section>",
+    ]
+    return "".join(parts)
+
+
+def pace_words(factor: float) -> str:
+    """How the race is shown."""
+    if factor == 1:
+        return "at the speed at which it ran"
+    return f"{factor:g} times slower than it ran" if factor > 1 else f"{1 / factor:g} times faster than it ran"
+
+
+def lane_html(lane: Lane, unit: str, glue: str, factor: float, longest: float) -> str:
+    """One lane: name, pieces, bar and figures."""
+    seconds = lane.seconds * factor
+    width = 100 * lane.seconds / longest
+    verdict = ""
+    if lane.verdict:
+        kind = "" if lane.equal is None else " mm-equal" if lane.equal else " mm-differs"
+        verdict = f'<span class="mm-verdict{kind}">{escape(lane.verdict)}</span>'
+    return (
+        f'<article class="mm-lane"><h4>{escape(lane.name)}</h4><p class="mm-note">{escape(lane.note)}</p>'
+        f'<p class="mm-pieces" lang="en">{pieces_html(lane.steps, unit, glue, factor)}</p>'
+        f'<div class="mm-track" aria-hidden="true"><div class="mm-bar" style="width:{width:.1f}%;'
+        f'--run:{seconds:.3f}s"></div></div>'
+        f'<p class="mm-facts"><span>{figures(lane, unit)}</span>{verdict}</p>{steps_svg(lane.steps, unit)}</article>'
+    )
+
+
+def figures(lane: Lane, unit: str) -> str:
+    """Passes, milliseconds, pieces per pass."""
+    passes, pieces = len(lane.steps), sum(step.count for step in lane.steps)
+    each = f" · {pieces / passes:.1f} {unit} per pass" if passes else ""
+    return f"<b>{passes}</b> {'pass' if passes == 1 else 'passes'} · <b>{milliseconds(lane.seconds)}</b>{each}"
+
+
+def milliseconds(seconds: float) -> str:
+    """As people read it: 3.4 ms, 120 ms, 2.4 s."""
+    value = seconds * 1000
+    if value >= 1000:
+        return f"{seconds:.1f} s"
+    return f"{value:.1f} ms" if value < 10 else f"{value:.0f} ms"
+
+
+def pieces_html(steps: Sequence[Step], unit: str, glue: str = "", factor: float = 1.0) -> str:
+    """Pieces in the colour of their pass, each shown when its pass was over."""
+    spans = []
+    for number, step in enumerate(steps, 1):
+        colour, late = (number - 1) % 6, step.seconds * factor
+        many = step.count
+        for piece in step.pieces:
+            spans.append(
+                f'<span class="mm-piece mm-c{colour}" style="--at:{late:.3f}s" '
+                f'title="pass {number}: {many} {unit[:-1] if many == 1 else unit}">{escape(piece)}</span>'
+            )
+    return glue.join(spans)
+
+
+def steps_svg(steps: Sequence[Step], unit: str, height: int = 36) -> str:
+    """Columns: how many pieces each pass settled. Empty for fewer than two passes."""
+    if len(steps) < 2:
+        return ""
+    counts = [step.count for step in steps]
+    top, width = max(1, *counts), 8
+    bars = "".join(
+        f'<rect class="mm-c{index % 6}" x="{index * width}" y="{height - height * count / top:.1f}" '
+        f'width="{width - 2}" height="{max(1.0, height * count / top):.1f}" rx="1">'
+        f"<title>pass {index + 1}: {count} {escape(unit)}</title></rect>"
+        for index, count in enumerate(counts)
+    )
+    label = f"{unit} settled in each of {len(counts)} passes: {', '.join(map(str, counts[:40]))}"
+    return (
+        f'<svg class="mm-steps" role="img" aria-label="{escape(label)}" viewBox="0 0 {width * len(counts)} {height}" '
+        f'style="max-width:{width * len(counts)}px" preserveAspectRatio="none" height="{height}">{bars}</svg>'
+    )

@@ -1,0 +1,63 @@
+"""What the page says when something cannot be done: one sentence for people, from mmdec's errors for programmers."""
+
+from __future__ import annotations
+
+import logging
+import re
+from html import escape
+
+from mmdec.types import InputError, MmdecError
+
+NAMES = {"audio": "The recording", "image": "The picture", "prompt": "The question"}
+UNEXPECTED = "Something went wrong here, and it is not your doing. Please try again."
+_FOLDER = re.compile(r"'[^'\n]*[/\\]([^'/\\\n]*)'")  # visitors know their file's name, not where the server keeps it
+_LIMIT = 400  # letters
+LONG = 90  # letters
+UNSURE = 0.5  # a confidence below is called low
+
+log = logging.getLogger(__name__)
+
+
+def sentence(error: BaseException) -> str:
+    """One line of plain words. What is not mmdec's own error is logged, and its text is not shown."""
+    if not isinstance(error, MmdecError):
+        log.error("the demo failed", exc_info=error)
+        return UNEXPECTED
+    text = " ".join(str(error).split())
+    text = _FOLDER.sub(lambda match: f"“{match.group(1)}”", text)
+    for argument, name in NAMES.items():
+        text = re.sub(rf"^`?{argument}`?(?= (“|must))", name, text)
+    text = re.sub(r"`(\w+)`", r"\1", text)
+    return text if len(text) <= _LIMIT else f"{text[: _LIMIT - 1].rstrip()}…"
+
+
+def said(text: str) -> str:
+    """What a model said, large, or less large where it is long."""
+    kind = "mm-text mm-long" if len(text) > LONG else "mm-text"
+    return f'<p class="{kind}" lang="en">{escape(text)}</p>'
+
+
+def confidence(value: float, what: str, calibrated: bool) -> str:
+    """A model's confidence, 0 to 1, in words. what: of what it is a share, "words" or "answers". calibrated: whether it
+    was compared with what is right."""
+    share = f"Confidence {100 * value:.0f} %: of 100 {what} that come out like this, about {100 * value:.0f} are right."
+    if not calibrated:
+        share = f"Confidence {100 * value:.0f} %, as the model itself sees it: nobody has compared that with the truth."
+    if value >= UNSURE:
+        return f'<p class="mm-note">{share}</p>'
+    return (
+        f'<p class="mm-note mm-unsure"><strong>The model is unsure of this: it may well be wrong.</strong> {share}</p>'
+    )
+
+
+def require(condition: bool, text: str) -> None:
+    """Raise InputError with these words where the condition does not hold."""
+    if not condition:
+        raise InputError(text)
+
+
+def status(text: str, kind: str = "note") -> str:
+    """The line above the results, which screen readers read out. kind: "note", "busy", "done" or "error"."""
+    role = "alert" if kind == "error" else "status"
+    mark = {"note": "", "busy": "", "done": "", "error": '<strong class="mm-mark">Cannot do that. </strong>'}[kind]
+    return f'<p class="mm-status mm-{kind}" role="{role}" aria-live="polite">{mark}{escape(text)}</p>'

@@ -1,0 +1,42 @@
+"""Rounds of tokens as pieces of text: what each token adds to what was read before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from mmdec.demo.race import Step
+from mmdec.pipelines.rounds import Round
+
+BROKEN = "\ufffd"  # a token that is part of a letter shows nothing until the letter is whole
+
+
+def pieces(tokenizer: Any, tokens: Sequence[int], before: Sequence[int] = ()) -> list[str]:
+    """The text that each of `tokens` adds, after the tokens `before`. Special tokens add nothing, and are left out."""
+    seen = list(before)
+    text: str = tokenizer.decode(seen, skip_special_tokens=True).rstrip(BROKEN)
+    special = set(tokenizer.all_special_ids)
+    found: list[str] = []
+    for token in tokens:
+        seen.append(token)
+        if token in special:
+            continue
+        longer: str = tokenizer.decode(seen, skip_special_tokens=True)
+        if longer.endswith(BROKEN) or not longer.startswith(text):
+            continue
+        if len(longer) > len(text):
+            found.append(longer[len(text) :])
+            text = longer
+    return found
+
+
+def steps(tokenizer: Any, rounds: Iterable[Round]) -> list[Step]:
+    """Rounds of one row as the race's steps; their clock counts what drafter, model and verification took."""
+    seconds, before = 0.0, list[int]()
+    found: list[Step] = []
+    for one in rounds:
+        seconds += one.target + one.drafter + one.core
+        new = pieces(tokenizer, one.tokens[0], before)
+        found.append(Step(seconds, new, len(one.tokens[0]) - len(new)))
+        before += one.tokens[0]
+    return found

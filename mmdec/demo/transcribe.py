@@ -1,0 +1,188 @@
+"""The tab that transcribes: text as it is accepted, beside plain decoding, and words under the waveform."""
+
+from __future__ import annotations
+
+import time
+from html import escape
+from typing import Any
+
+import gradio as gr
+from torch import Tensor
+
+from mmdec.demo import samples as shipped
+from mmdec.demo.background import Tell
+from mmdec.demo.layout import (
+    MAX_SECONDS,
+    RATE,
+    bind_stop,
+    connect,
+    playable,
+    recording,
+    results_into_view,
+    stop_button,
+)
+from mmdec.demo.race import Lane, milliseconds, pieces_html, race_html
+from mmdec.demo.sentences import confidence, said, status
+from mmdec.demo.tokens import steps
+from mmdec.demo.waveform_svg import waveform_html
+from mmdec.pipelines.confidence import read_calibrations
+from mmdec.pipelines.rounds import Round
+from mmdec.pipelines.transcription.load import as_whisper
+from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL, HEADS, transcribe
+from mmdec.pipelines.transcription.transcript import Transcript
+
+DRAFT = (24, 6)  # tokens of a drafted tree, and its depth: fixed, so that the race shows drafting and not a budget
+NOTE = (
+    "English speech to text with a small Whisper. Medusa heads, extra outputs of the network, guess the next tokens "
+    "(pieces of words); the model checks all guesses in one pass and keeps those that it would have written itself. "
+    "The text is the same as without them, and takes fewer passes."
+)
+START = "The clock starts when the sound has been encoded, which both share."
+REFRESH = 0.15  # seconds between two updates of the text while it is decoded
+ID = "mm-transcribe"
+
+
+def decode(tell: Tell, samples: Tensor, drafter: str | None) -> tuple[Transcript, list[Round]]:
+    """One run with its rounds; the text is told as it is accepted. Between two rounds it looks whether it was
+    stopped."""
+    rounds: list[Round] = []
+    tokenizer = as_whisper(DEFAULT_MODEL, None, None).tokenizer
+    told = time.monotonic()
+
+    def on_round(one: Round) -> None:
+        nonlocal told
+        rounds.append(one)
+        tell()
+        if time.monotonic() - told >= REFRESH:
+            told = time.monotonic()
+            tell(text=live_html(tokenizer, rounds))
+
+    nodes = None if drafter is None else DRAFT
+    result = transcribe(
+        samples, sample_rate=RATE, drafter=drafter, num_speculative_tokens=nodes, timestamps="word", on_round=on_round
+    )
+    return result, rounds
+
+
+def live_html(tokenizer: Any, rounds: list[Round]) -> str:
+    """Text that is still being decoded."""
+    coloured = pieces_html(steps(tokenizer, rounds), "tokens", factor=0.0)
+    return f'<div class="mm-said"><p class="mm-text mm-live" lang="en">{coloured}</p></div>'
+
+
+def text_html(result: Transcript, spoken: str = "") -> str:
+    """The text, what was really said, and what it took."""
+    calibrated = bool(read_calibrations(as_whisper(DEFAULT_MODEL, None, None).directory))
+    truth = f'<p class="mm-note">Really said: {escape(spoken)}</p>' if spoken and spoken != result.text else ""
+    return (
+        f'<div class="mm-said">{said(result.text)}'
+        f"{confidence(result.confidence, 'words', calibrated)}{truth}"
+        f'<p class="mm-note">{result.seconds:.1f} s of English in {milliseconds(result.timings["total"])}: '
+        f"{result.rounds} passes, {result.tokens_per_round:.1f} tokens per pass.</p></div>"
+    )
+
+
+def lanes(fast: Transcript, rounds: list[Round], plain: Transcript, slow: list[Round]) -> list[Lane]:
+    """With heads and without."""
+    tokenizer = as_whisper(DEFAULT_MODEL, None, None).tokenizer
+    equal = fast.tokens == plain.tokens
+    return [
+        Lane(
+            "With Medusa heads",
+            "Several tokens in a pass, guessed and checked.",
+            steps(tokenizer, rounds),
+            "equal to plain decoding, token for token" if equal else "not equal to plain decoding",
+            equal,
+        ),
+        Lane("Plain decoding", "One token in each pass.", steps(tokenizer, slow)),
+    ]
+
+
+def work(tell: Tell, path: str | None) -> None:
+    """Transcribe an upload."""
+    tell(status=status("Reading the recording …", "busy"), text="", race="", wave="")
+    transcribed(tell, recording(path))
+
+
+def sample_work(tell: Tell, number: int) -> None:
+    """Transcribe a shipped sample."""
+    sample = shipped.english()[number]
+    samples = recording(sample.path)
+    tell(status=status("Transcribing …", "busy"), text="", race="", wave="", source=(RATE, playable(samples)))
+    transcribed(tell, samples, sample.text)
+
+
+def transcribed(tell: Tell, samples: Tensor, spoken: str = "") -> None:
+    """The text first, then plain decoding for the race."""
+    fast, rounds = decode(tell, samples, HEADS)
+    words = [word for segment in fast.segments for word in segment.words or ()]
+    tell(
+        status=status("Transcribed. Now plain decoding, for the race …", "busy"),
+        text=text_html(fast, spoken),
+        wave=waveform_html(samples.numpy(), RATE, words),
+    )
+    quiet = without_text(tell)
+    plain, slow = decode(quiet, samples, None)
+    tell(
+        status=status("Done.", "done"),
+        race=race_html(lanes(fast, rounds, plain, slow), "tokens", start=START),
+    )
+
+
+def without_text(tell: Tell) -> Tell:
+    """As `tell`, only to learn whether to go on: the text is there already."""
+
+    def quiet(**values: Any) -> None:
+        tell()
+
+    return quiet
+
+
+def warm() -> None:
+    """Load the model and run it once in each way."""
+    for sample in shipped.english()[:1]:
+        for drafter, nodes in ((HEADS, DRAFT), (None, None)):
+            transcribe(sample.path, drafter=drafter, num_speculative_tokens=nodes, timestamps="word")
+
+
+def tab() -> None:
+    """Add the tab to the page that is being built."""
+    with gr.Tab("Transcribe", id="transcribe"):
+        with gr.Row(equal_height=False):
+            with gr.Column(scale=2, min_width=300):
+                gr.HTML(f'<h2>English speech to text</h2><p class="mm-note">{NOTE}</p><h3>Press one to try</h3>')
+                with gr.Row(elem_classes="mm-samples"):
+                    buttons = [
+                        gr.Button(shortened(sample.text), size="sm", min_width=120) for sample in shipped.english()
+                    ]
+                source = gr.Audio(
+                    sources=["upload", "microphone"],
+                    type="filepath",
+                    elem_id=f"{ID}-source",
+                    label=f"Your own English, up to {MAX_SECONDS:g} s",
+                )
+                with gr.Row():
+                    button = gr.Button("Transcribe", variant="primary", elem_id=f"{ID}-go")
+                    stop = stop_button()
+            with gr.Column(scale=3, min_width=300, elem_id=f"{ID}-results"):
+                line = gr.HTML(status("Press a sample, or record something and press Transcribe."))
+                text = gr.HTML()
+                race = gr.HTML()
+        wave = gr.HTML()
+        outputs: dict[str, Any] = {"status": line, "text": text, "race": race, "wave": wave, "source": source}
+        events = [connect(button.click, work, [source], outputs)]
+        for number, one in enumerate(buttons):
+            events.append(connect(one.click, numbered(number), [], outputs))
+        for one in (*buttons, button):
+            results_into_view(one, f"{ID}-results")
+        bind_stop(stop, line, events)
+
+
+def numbered(number: int) -> Any:
+    """`sample_work` for one sample."""
+    return lambda tell: sample_work(tell, number)
+
+
+def shortened(text: str, letters: int = 60) -> str:
+    """A button's label."""
+    return text if len(text) <= letters else f"{text[: letters - 2].rstrip()} …"

@@ -1,0 +1,148 @@
+"""mmdec's own models as transformers knows models: `AutoModel.from_pretrained(folder or hub id)` after `import mmdec`.
+
+    model = AutoModel.from_pretrained("runs/translator")         # a DASpeechModel
+    drafter = AutoModel.from_pretrained("owner/eagle-for-mine")  # a DrafterModel
+
+AutoModel needs a folder whose config.json names its `model_type`, as those that are written now do; the classes below
+read older ones, too. Folders are read and written by mmdec's own readers: safetensors inside the folder alone, no
+pickle, no remote code. To translate or to draft, `mmdec.load` and `mmdec.load_drafter` are the doors.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor
+from transformers import AutoModel, PreTrainedModel
+
+from mmdec.hub.auto_config import DASpeechModelConfig, DrafterModelConfig
+from mmdec.hub.find import drafter_path, find
+from mmdec.hub.publish import push_folder
+from mmdec.types import InputError
+
+# What AutoModel passes on and what says nothing of mmdec's folders.
+_PASSED = ("config", "trust_remote_code", "adapter_kwargs", "code_revision", "_from_auto", "_commit_hash")
+_FETCHING = ("revision", "token", "cache_dir", "force_download", "local_files_only")
+
+
+class _Model(PreTrainedModel):
+    """Reads, writes and uploads a folder."""
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], **options: Any) -> None:  # type: ignore[override] # fewer options
+        """Write the folder whole or not at all. `push_to_hub=True` with `repo_id` uploads it, too."""
+        push, repository = bool(options.pop("push_to_hub", False)), options.pop("repo_id", None)
+        self.write(Path(save_directory))
+        if push:
+            push_folder(Path(save_directory), repository or Path(save_directory).name, token=options.get("token"))
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:  # type: ignore[override] # fewer options
+        """Upload the folder to the hub; returns the address. options: as for `push_folder`."""
+        with tempfile.TemporaryDirectory(prefix="mmdec-push-") as folder:
+            self.write(Path(folder) / "model")
+            return push_folder(Path(folder) / "model", repo_id, **options)
+
+    def write(self, folder: Path) -> None:
+        """As mmdec writes it."""
+        raise NotImplementedError
+
+    def _init_weights(self, module: Any) -> None:
+        """Nothing is initialised: weights are read."""
+
+
+class DASpeechModel(_Model):
+    """A translator: `network` (mel filterbanks to phones and mels), `vocoder`, and tables, as `parts`."""
+
+    config_class = DASpeechModelConfig
+    base_model_prefix = "network"
+    main_input_name = "features"
+
+    def __init__(self, config: DASpeechModelConfig, parts: Any = None) -> None:
+        super().__init__(config)
+        if parts is None:
+            raise InputError("`DASpeechModel` must be made with `from_pretrained`. Its recipes train a new one.")
+        self.parts = parts
+        self.network, self.vocoder = parts.model, parts.vocoder
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], *_: Any, **options: Any) -> Self:
+        """A translator by shipped name, directory or hub id. options: dtype, and those of fetching."""
+        from mmdec.hub.daspeech import complete, read_parts
+
+        dtype, fetching = _options(options)
+        name = pretrained_model_name_or_path
+        folder = complete(find(name, fetching=fetching), os.fspath(name))
+        model = cls(DASpeechModelConfig.from_pretrained(folder), read_parts(folder, torch.device("cpu")))
+        return cast(Any, model).to(dtype).eval()
+
+    def forward(self, features: Tensor, lengths: Tensor) -> Any:
+        """features (B, N, 80), lengths (B,) in frames -> the graphs of the batch, a `Lattice`."""
+        states, sizes = self.network.encode(features, lengths)
+        return self.network.lattice(states, sizes, lengths)
+
+    def write(self, folder: Path) -> None:
+        from mmdec.hub.daspeech import save_parts
+
+        save_parts(folder, self.parts)
+
+
+class DrafterModel(_Model):
+    """A drafter's network, for whichever target it was trained; a target's embedding and LM head are not part of it."""
+
+    config_class = DrafterModelConfig
+    base_model_prefix = "network"
+
+    def __init__(self, config: DrafterModelConfig, network: Any = None, ranks: Any = None) -> None:
+        super().__init__(config)
+        if network is None:
+            raise InputError("`DrafterModel` must be made with `from_pretrained`. Its recipes train a new one.")
+        self.network, self.ranks = network, ranks
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], *_: Any, **options: Any) -> Self:
+        """A drafter's network by directory, hub id, or a shipped model's name and the drafter's: "vlm-scenes/eagle"."""
+        from mmdec.hub.medusa import SYSTEM, read_heads
+        from mmdec.hub.vlm_drafters import read_network
+
+        dtype, fetching = _options(options)
+        folder = drafter_path(pretrained_model_name_or_path, fetching)
+        config = DrafterModelConfig.from_pretrained(folder)
+        network, ranks = read_heads(folder) if config.settings.get("system") == SYSTEM else (read_network(folder), None)
+        return cast(Any, cls(config, network, ranks)).to(dtype).eval()
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """As the network's own."""
+        return self.network(*inputs, **options)
+
+    def write(self, folder: Path) -> None:
+        from mmdec.hub.medusa import save_heads
+        from mmdec.hub.vlm_drafters import save_network
+        from mmdec.nn.medusa import MedusaHeads
+
+        if isinstance(self.network, MedusaHeads):
+            save_heads(folder, self.network, ranks=self.ranks)
+        else:
+            save_network(self.network, folder)
+
+
+def _options(options: dict[str, Any]) -> tuple[torch.dtype, dict[str, Any]]:
+    """The dtype, and what fetching from the hub needs. Raises InputError for an option that would be ignored."""
+    dtype = options.pop("dtype", None) or options.pop("torch_dtype", None) or torch.float32
+    options.pop("torch_dtype", None)
+    dtype = torch.float32 if dtype == "auto" else getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise InputError(f"`dtype` must be one of torch's floating types, but is {dtype!r:.60}. Try torch.float32.")
+    if options.get("trust_remote_code"):
+        raise InputError("`trust_remote_code` must be left out: mmdec's folders hold no code, and none is run.")
+    fetching = {name: options.pop(name) for name in _FETCHING if options.get(name)}
+    unknown = sorted(name for name, value in options.items() if name not in (*_PASSED, *_FETCHING) and value)
+    if unknown:
+        raise InputError(f"`{unknown[0]}` must be left out: mmdec's own models have no such option.")
+    return dtype, fetching
+
+
+AutoModel.register(DASpeechModelConfig, DASpeechModel, exist_ok=True)
+AutoModel.register(DrafterModelConfig, DrafterModel, exist_ok=True)

@@ -1,0 +1,144 @@
+"""How likely an output is to be right: a logistic curve over how sure the model was of its tokens.
+
+A model is asked nothing more than it computes anyway: the log-probabilities of the tokens that it chose. What they mean
+was fitted on held-out data (`mmdec.evaluation.calibration`) and lies in the model's folder as confidence.json; without
+that file the confidence is the tokens' mean probability (geometric), which nobody has compared with the truth.
+Source: Platt, "Probabilistic outputs for support vector machines", 1999, with several inputs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, final
+
+from mmdec.checks.arguments import show
+from mmdec.types import InputError
+
+FILE = "confidence.json"
+FORMAT = "mmdec confidence 1"
+LARGEST = 1 << 20  # bytes of the file
+STRETCH = 5  # tokens: the worst stretch of an output tells of a slip in a sure sentence
+FLOOR = 0.01  # nats, added before a logarithm
+
+Evidence = Mapping[str, float]
+
+
+class Sure(Protocol):
+    """An output with its confidence."""
+
+    @property
+    def confidence(self) -> float: ...
+
+
+Output = TypeVar("Output", bound=Sure)
+
+
+def evidence(logprobs: Sequence[float], name: str = "") -> dict[str, float]:
+    """Of the log-probabilities of an output's tokens, in nats: the logarithms of how unsure the model was on average,
+    and in its worst stretch, and of how many tokens there are. name: put before each."""
+    costs = [max(-value, 0.0) for value in logprobs if not math.isnan(value)] or [math.inf]
+    costs = [min(cost, 30.0) for cost in costs]
+    mean = sum(costs) / len(costs)
+    worst = max(sum(costs[at : at + STRETCH]) / STRETCH for at in range(max(len(costs) - STRETCH, 0) + 1))
+    return {
+        f"{name}mean": math.log(mean + FLOOR),
+        f"{name}worst": math.log(worst + FLOOR),
+        f"{name}count": math.log(len(costs)),
+    }
+
+
+@final
+@dataclass(frozen=True)
+class Calibration:
+    """confidence = sigmoid(bias + sum of weight * evidence)."""
+
+    weights: Mapping[str, float]
+    bias: float
+
+    def __call__(self, seen: Evidence) -> float:
+        total = self.bias + sum(weight * seen[name] for name, weight in self.weights.items())
+        return 1.0 / (1.0 + math.exp(-max(min(total, 60.0), -60.0)))
+
+
+def read_calibrations(folder: Path | None) -> dict[str, Calibration]:
+    """By kind of decoding, those in a model's folder; none where it has no such file. Raises InputError for a file that
+    is damaged."""
+    if folder is None or not (folder / FILE).is_file():
+        return {}
+    path = folder / FILE
+    try:
+        if path.stat().st_size > LARGEST:
+            raise ValueError(f"it has more than {LARGEST} bytes")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(f"its format is {content['format']!r}")
+        return {str(kind): _calibration(entry) for kind, entry in content["calibrations"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise InputError(
+            f"`model` must have a {FILE} that `mmdec.evaluation.calibration` wrote, or none, but '{path}' is damaged "
+            f"({type(error).__name__}: {error!s:.200}). Fetch it again, or delete it."
+        ) from error
+
+
+def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], measured: Mapping[str, Any]) -> Path:
+    """Write the file, whole or not at all. measured: what the calibrations gave on held-out data."""
+    content = {
+        "format": FORMAT,
+        "calibrations": {
+            kind: {"bias": entry.bias, "weights": dict(entry.weights)} for kind, entry in calibrations.items()
+        },
+        "measured": dict(measured),
+    }
+    partial = folder / f".{FILE}.{os.getpid()}"
+    partial.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    partial.replace(folder / FILE)
+    return folder / FILE
+
+
+def confidence(seen: Evidence, calibrations: Mapping[str, Calibration], kind: str) -> float:
+    """In [0, 1]; `kind`: of decoding. Without a calibration of this kind the tokens' geometric mean probability."""
+    if kind in calibrations:
+        return calibrations[kind](seen)
+    name = next(name for name in seen if name.endswith("mean"))
+    return math.exp(min(FLOOR - math.exp(seen[name]), 0.0))
+
+
+def check_min_confidence(value: float | None) -> float | None:
+    """`min_confidence` as the calls take it. Raises InputError."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise InputError(f"`min_confidence` must be a number from 0 to 1, but is {show(value)}. Leave it out for none.")
+    return float(value)
+
+
+def too_unsure(value: float, least: float | None, what: str) -> InputError | None:
+    """The refusal of an output whose confidence is below `min_confidence`. what: the argument it was made from."""
+    if least is None or value >= least:
+        return None
+    return InputError(
+        f"`{what}` must give an output with a confidence of at least min_confidence={least:g}, but it has {value:.2f}. "
+        f"Check that `{what}` is what the model was made for, or lower `min_confidence`."
+    )
+
+
+def refuse_unsure(results: dict[int, Output], errors: dict[int, InputError], least: float | None, what: str) -> None:
+    """Move outputs below `min_confidence` from `results`, by index, to `errors`."""
+    for index, result in list(results.items()):
+        refusal = too_unsure(result.confidence, least, what)
+        if refusal is not None:
+            errors[index] = refusal
+            del results[index]
+
+
+def _calibration(entry: Mapping[str, Any]) -> Calibration:
+    weights = {str(name): float(weight) for name, weight in entry["weights"].items()}
+    bias = float(entry["bias"])
+    if not all(math.isfinite(value) for value in (bias, *weights.values())):
+        raise ValueError("a weight is no finite number")
+    return Calibration(weights, bias)

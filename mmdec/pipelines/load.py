@@ -1,0 +1,76 @@
+"""`mmdec.load` and `mmdec.load_drafter`: any model folder of mmdec, by shipped name, directory or hub id."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from mmdec.hub.find import drafter_path, find, kind
+from mmdec.types import Drafter, InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from mmdec.hub.vlm import LoadedVlm
+    from mmdec.pipelines.transcription.load import LoadedTranscriber
+    from mmdec.pipelines.translation.translator import SpeechTranslator
+
+    Loaded = SpeechTranslator | LoadedTranscriber | LoadedVlm
+
+TRANSLATES = "daspeech"
+DRAFTERS = ("medusa", "eagle", "msd", "specvlm", "vispec", "flash")
+DEFAULT = "daspeech-phrasebook"
+
+
+def load(
+    model: str | os.PathLike[str] = DEFAULT,
+    device: str | torch.device | None = None,
+    *,
+    vocoder: str | os.PathLike[str] | None = None,
+) -> Loaded:
+    """A model, ready for the call that takes it; loaded once for each folder and device, and shared.
+
+    What comes is what config.json names: a translator for `translate_speech`, a recogniser with its processor for
+    `transcribe`, a vision-language model with its processor for `describe`. These calls take names, too.
+    `device` None takes a GPU where there is one. vocoder: of a translator alone, see `translate_speech`.
+
+    Raises InputError where the model is not found (the message says how to get it), is damaged, lies outside its
+    folder or holds no safetensors, and for a drafter's folder: that needs its target, see `load_drafter`.
+    """
+    system = kind(find(model, files=["config.json"]))
+    if system in DRAFTERS:
+        raise InputError(
+            f"`model` must be a model by itself, but '{os.fspath(model)}' is a drafter, {system}. Call "
+            "`mmdec.load_drafter(folder, model)` with the model that it drafts for."
+        )
+    if system in ("", TRANSLATES):
+        from mmdec.pipelines.translation.load import load as load_translator
+
+        return load_translator(model, device, vocoder=vocoder)
+    if vocoder is not None:
+        raise InputError(
+            f"`vocoder` must be left out for a model that does not speak, but '{os.fspath(model)}' is {system!r}."
+        )
+    from mmdec.pipelines.transcription.load import KIND, load_transcriber
+
+    if system == KIND:
+        return load_transcriber(model, device)
+    from mmdec.hub.vlm import load_vlm
+
+    return load_vlm(model, device)
+
+
+def load_drafter(folder: str | os.PathLike[str], model: PreTrainedModel) -> Drafter:
+    """The drafter with weights in `folder`, for this model: on its device and in its precision.
+
+    folder: a directory, a hub id, or a shipped model's name and the drafter's ("vlm-scenes/eagle"). Its config.json
+    names the drafter ({"system": "medusa", ...}). Call it once and pass the drafter to `generate`, `stream`,
+    `speculate`, `transcribe` or `describe`: it holds weights only and may serve many calls.
+    Raises InputError for a folder without a drafter, for damaged files, and for a drafter of another model.
+    """
+    from mmdec.generation.drafter_choice import load_drafter as read_drafter
+
+    named = isinstance(folder, str) and "/" in folder and not os.path.exists(folder)
+    return read_drafter(drafter_path(folder) if named else folder, model)

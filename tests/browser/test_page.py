@@ -1,0 +1,171 @@
+"""The demo as a person uses it: each tab, the race, a bad file, a run that is stopped, a phone, a keyboard."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+
+from mmdec.demo import samples
+from tests.support.demo_server import Server
+
+BEACH = "Où est la plage ?"
+HEARD = """() => [...document.querySelectorAll('#mm-translate-speech *')].some(
+    at => at.shadowRoot || (at.tagName === 'AUDIO' && at.src))"""  # a player is drawn where there is a sound
+
+
+def finished(page: Any, tab: str) -> None:
+    """Wait until the run of this tab is over."""
+    page.locator(f"#mm-{tab}-results .mm-status.mm-done").wait_for()
+
+
+def press(page: Any, name: str) -> None:
+    page.get_by_role("button", name=name, exact=True).click()
+
+
+def shown(page: Any, tab: str) -> str:
+    """The text of the result."""
+    return page.locator(f"#mm-{tab}-results .mm-text").inner_text()
+
+
+def lanes(page: Any, tab: str) -> dict[str, str]:
+    """What each lane shows, by its name."""
+    every = page.locator(f"#mm-{tab}-results .mm-lane").all()
+    return {one.locator("h4").inner_text(): one.locator(".mm-pieces").inner_text() for one in every}
+
+
+def upload(page: Any, tab: str, path: Path) -> None:
+    """Choose a file, and wait until the server has it."""
+    source = page.locator(f"#mm-{tab}-source")
+    with page.expect_response(lambda answer: answer.request.method == "POST" and "/upload" in answer.url):
+        source.locator("input[type=file]").set_input_files(path)
+    source.get_by_text("Drop Audio Here").wait_for(state="hidden")
+
+
+def test_translate(page: Any) -> None:
+    press(page, BEACH)
+    page.wait_for_function(HEARD)
+    finished(page, "translate")
+    assert shown(page, "translate") == "Where is the beach?"
+    assert BEACH in page.locator("#mm-translate-results").inner_text()
+    race = lanes(page, "translate")
+    assert list(race) == ["Graph", "Verified", "One by one"]
+    assert race["Verified"].split() == race["One by one"].split()
+    assert " ".join(race["Verified"].split()) == "w eh r ih z dh ax b iy ch"
+    assert page.locator("#mm-translate-results .mm-equal").inner_text() == "equal to one by one, phone for phone"
+    graph = page.locator(".mm-dag")
+    assert graph.locator(".mm-on text").all_text_contents()[:3] == ["start", "w", "eh"]
+    said = graph.locator(".mm-on title").nth(1).text_content()
+    assert re.search(r"says: w \d+ %", said)
+    assert "On the chosen path." in said
+    page.get_by_role("button", name="Show it again").first.click()
+    assert page.locator("#mm-translate-results .mm-race.mm-go").count() == 1
+
+
+def test_transcribe(page: Any) -> None:
+    page.get_by_role("tab", name="Transcribe").click()
+    press(page, "We're arriving tomorrow at a quarter past ten.")
+    finished(page, "transcribe")
+    race = lanes(page, "transcribe")
+    assert list(race) == ["With Medusa heads", "Plain decoding"]
+    assert race["With Medusa heads"] == race["Plain decoding"]
+    assert shown(page, "transcribe") == race["Plain decoding"].strip()
+    assert "token for token" in page.locator("#mm-transcribe-results .mm-equal").inner_text()
+    words = page.locator(".mm-word text").all_text_contents()
+    assert " ".join(words) == shown(page, "transcribe")
+
+
+def test_describe(page: Any) -> None:
+    page.get_by_role("tab", name="Describe").click()
+    page.get_by_role("button", name=re.compile("Street")).click()  # its picture has a name, too
+    finished(page, "describe")
+    race = lanes(page, "describe")
+    assert list(race)[-1] == "Plain decoding"
+    assert len(race) >= 2
+    assert len(set(race.values())) == 1
+    assert "street" in shown(page, "describe")
+    page.get_by_label("Question").fill("Name the red thing.")
+    press(page, "Ask")
+    page.locator(".mm-from", has_text="Name the red thing.").wait_for()
+    finished(page, "describe")
+    assert shown(page, "describe") == list(lanes(page, "describe").values())[-1].strip()
+    picture = page.get_by_role("img", name=re.compile(r"street.png, 128 by 128 pixels"))
+    assert picture.count() >= 1
+
+
+def test_a_bad_file_is_one_sentence(page: Any, tmp_path: Path) -> None:
+    bad = tmp_path / "holiday.wav"
+    bad.write_bytes(b"RIFF\x00\x00 this is no sound" * 40)
+    upload(page, "translate", bad)
+    press(page, "Translate")
+    line = page.locator("#mm-translate-results .mm-error")
+    line.wait_for()
+    assert line.get_attribute("role") == "alert"
+    said = line.inner_text()
+    assert "holiday.wav" in said
+    assert str(tmp_path) not in said
+    assert "gradio" not in said
+    assert page.locator("#mm-translate-results .mm-text").count() == 0
+    page.complaints.clear()  # the browser's player cannot read it either
+    press(page, BEACH)  # and the page goes on
+    finished(page, "translate")
+    assert shown(page, "translate") == "Where is the beach?"
+
+
+def test_stop_ends_the_decoding(page: Any, server: Server, tmp_path: Path) -> None:
+    paragraph, rate = soundfile.read(samples.english()[-1].path)
+    long = tmp_path / "long.wav"
+    soundfile.write(long, np.concatenate([paragraph] * 3)[: 58 * rate], rate)
+    page.get_by_role("tab", name="Transcribe").click()
+    upload(page, "transcribe", long)
+    press(page, "Transcribe")
+    page.locator("#mm-transcribe-results .mm-busy").wait_for()
+    press(page, "Stop")
+    page.get_by_text("Stopped.").wait_for()
+    while server.ask("running"):
+        page.wait_for_timeout(50)
+    assert page.locator("#mm-transcribe-results .mm-lane").count() == 0
+
+
+def test_a_phone_sees_the_result(phone: Any) -> None:
+    press(phone, BEACH)
+    finished(phone, "translate")
+    text = phone.locator("#mm-translate-results .mm-text")
+    phone.wait_for_function("at => at.getBoundingClientRect().top < innerHeight", arg=text.element_handle())
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
+    assert phone.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+    box = phone.locator(".mm-scroll").first.bounding_box()
+    assert box is not None
+    assert box["width"] <= 390
+
+
+def test_a_keyboard_is_enough(page: Any) -> None:
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.innerText") == BEACH:
+            break
+    else:
+        raise AssertionError("the sample cannot be reached")
+    page.keyboard.press("Enter")
+    finished(page, "translate")
+    assert page.locator("#mm-translate-results [role=status]").inner_text() == "Done. Where is the beach?"
+
+
+def test_a_screen_reader_finds_names(page: Any) -> None:
+    """Every button and field has a name; every drawing has one in words."""
+    press(page, BEACH)
+    finished(page, "translate")
+    nameless = page.evaluate(
+        """() => [...document.querySelectorAll('button, input, textarea, select, svg[role=img], img')]
+        .filter(at => at.offsetParent !== null || at.tagName === 'svg')
+        .filter(at => at.type !== 'file' && at.type !== 'range')
+        .filter(at => !(at.getAttribute('aria-label') || at.alt || at.innerText || at.title || at.labels?.length
+            || at.getAttribute('aria-labelledby')))
+        .filter(at => at.closest('[class^=mm-], [id^=mm-]'))
+        .map(at => at.outerHTML.slice(0, 120))"""
+    )
+    assert nameless == []
+    assert page.get_by_role("tab").all_inner_texts() == ["Translate", "Transcribe", "Describe"]

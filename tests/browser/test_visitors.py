@@ -1,0 +1,120 @@
+"""Many visitors at once, and visitors who want what is not theirs. No browser: what the page's script sends."""
+
+from __future__ import annotations
+
+import html
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.demo_server import ROOT, Server
+from tests.support.demo_visitor import Visitor
+
+WHOLE = bool(os.environ.get("MMDEC_ALL"))
+PEOPLE = 10
+MINUTES = 2.0  # of the whole run
+ENGLISH = {
+    "Où est la plage ?": "Where is the beach?",
+    "Je voudrais une chambre calme.": "I would like a quiet room.",
+    "Il fait vingt-quatre degrés à Paris.": "It's twenty-four degrees in Paris.",
+}
+
+
+def visit(address: str, number: int, turn: int) -> str:
+    """One person presses one sample. Every third goes away after the first answer. What went wrong, or ""."""
+    label = list(ENGLISH)[(number + turn) % len(ENGLISH)]
+    leaves = (number + turn) % 3 == 0
+    done = False
+    with Visitor(address) as visitor:
+        event = visitor.press(label)
+        for message in visitor.messages():
+            text = html.unescape(str(message.get("output", "")))
+            if message["msg"] in ("process_generating", "process_completed") and "mm-text" in text:
+                if ENGLISH[label] not in text:
+                    return f"{label}: {text[:300]}"
+                if leaves:
+                    if turn % 2 == 0:  # presses Stop; the others close the page
+                        visitor.cancel(label, event)
+                    return ""
+            if message["msg"] == "process_completed":
+                if not message["success"]:
+                    return f"{label}: {text[:300]}"
+                done = True
+            if "mm-error" in text:
+                return f"{label}: {text[:300]}"
+    return "" if done else f"{label}: no answer"
+
+
+def test_ten_people_at_once(server: Server) -> None:
+    wrong: list[str] = []
+    until = time.monotonic() + 60 * MINUTES if WHOLE else 0.0
+    memory: list[int] = []
+
+    def person(number: int) -> None:
+        turn = 0
+        while True:
+            try:
+                said = visit(server.address, number, turn)
+            except Exception as error:
+                said = repr(error)
+            if said:
+                wrong.append(said)
+            turn += 1
+            if time.monotonic() >= until:
+                return
+
+    people = [threading.Thread(target=person, args=(number,)) for number in range(PEOPLE)]
+    for one in people:
+        one.start()
+    for one in people:
+        while one.is_alive():
+            one.join(5.0)
+            memory.append(server.ask("memory"))
+    assert wrong == []
+    while server.ask("running"):
+        time.sleep(0.05)
+    if WHOLE:  # flat: the last quarter's highest is hardly above the second quarter's
+        quarter = len(memory) // 4
+        assert max(memory[-quarter:]) <= 1.1 * max(memory[quarter : 2 * quarter])
+
+
+def test_other_files_cannot_be_read(server: Server, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.wav"
+    secret.write_bytes((ROOT / "data" / "samples" / "ou_est_la_plage.wav").read_bytes())
+    with Visitor(server.address) as visitor:
+        for path in (secret, Path("/etc/passwd"), ROOT / "README.md", ROOT / "models/vlm-scenes/config.json"):
+            assert visitor.client.get(f"gradio_api/file={path}").status_code in (403, 404), path
+        way = visitor.values(visitor.event("Translate"))[1]
+        visitor.press("Translate", [{"path": str(secret), "meta": {"_type": "gradio.FileData"}}, way])
+        said = [message for message in visitor.messages() if message["msg"] == "process_completed"]
+    assert len(said) == 1
+    assert not said[0]["success"]
+    assert "beach" not in str(said)
+
+
+def test_nothing_is_open_to_programs(server: Server) -> None:
+    with Visitor(server.address) as visitor:
+        functions = [one for one in visitor.config["dependencies"] if one["backend_fn"]]
+    assert len(functions) > 10
+    assert {one["api_visibility"] for one in functions} == {"private"}
+
+
+def test_an_upload_can_be_translated(server: Server) -> None:
+    with Visitor(server.address) as visitor:
+        file = visitor.upload(ROOT / "data" / "samples" / "ou_est_la_plage.wav")
+        way = visitor.values(visitor.event("Translate"))[1]
+        visitor.press("Translate", [file, way])
+        said = [message for message in visitor.messages() if message["msg"] == "process_generating"]
+    assert any("Where is the beach?" in str(message) for message in said)
+
+
+@pytest.mark.parametrize("megabytes", [21])
+def test_uploads_have_a_limit(server: Server, tmp_path: Path, megabytes: int) -> None:
+    large = tmp_path / "large.wav"
+    large.write_bytes(bytes(megabytes * 1_000_000))
+    with Visitor(server.address) as visitor, large.open("rb") as file:
+        answer = visitor.client.post("gradio_api/upload", files={"files": (large.name, file)})
+    assert answer.status_code == 413

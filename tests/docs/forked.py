@@ -1,0 +1,61 @@
+"""Runs pieces of Python, each in a process of its own: `python -m tests.docs.forked < jobs.json > results.json`.
+
+torch, transformers and mmdec are imported once; each piece then runs in a fork of that process, in namespace and folder
+of its own. A piece takes its own seconds instead of another import of everything, which is most of a small example.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+SECONDS = 300
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """job: "name", "code" and the "folder" that it runs in. Gives its name, returncode, stdout and stderr."""
+    folder = Path(job["folder"])
+    paths = folder / "stdout.txt", folder / "stderr.txt"
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            for number, path in enumerate(paths, 1):
+                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+            os.chdir(folder)
+            signal.alarm(SECONDS)
+            exec(compile(job["code"], job["name"], "exec"), {"__name__": "__main__"})
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    out, err = (path.read_text(encoding="utf-8", errors="replace") if path.exists() else "" for path in paths)
+    return {"name": job["name"], "returncode": os.waitstatus_to_exitcode(status), "stdout": out, "stderr": err}
+
+
+def main() -> None:
+    """Command line."""
+    import torch
+    import transformers
+
+    import mmdec
+
+    assert torch.__version__
+    assert transformers.__version__
+    for name in ("translate_speech", "transcribe", "describe", "generate"):
+        getattr(mmdec, name)  # what they import
+    print(json.dumps([run(job) for job in json.load(sys.stdin)]))
+
+
+if __name__ == "__main__":
+    main()

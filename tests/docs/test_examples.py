@@ -1,0 +1,92 @@
+"""The target and the rule of docs/examples, through the loop that runs every target and rule; and how long they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+from docs.examples.toy_drafter import ToyDrafter
+from docs.examples.toy_rule import AmongBest
+from docs.examples.toy_target import PairTarget
+from mmdec.decode.budget import Budget
+from mmdec.decode.loop import Round, decode
+from mmdec.decode.sampling import Sequences, Stop
+from mmdec.decode.verify import MatchRule, Rule
+from mmdec.types import Drafter, Target
+from tests.support.toy import Scripted, Toy, forest
+
+ROOT = Path(__file__).parents[2]
+VOCABULARY, LENGTH = 7, 40
+
+
+@pytest.fixture(scope="module")
+def target() -> PairTarget:
+    random = Random(0)
+    return PairTarget([random.randrange(1, VOCABULARY) for _ in range(300)], VOCABULARY)
+
+
+@pytest.fixture(scope="module")
+def prompt() -> Tensor:
+    return torch.tensor([[5, 6, 1], [1, 2, 3], [2, 2, 2]])
+
+
+def run(
+    target: Target, prompt: Tensor, rule: Rule, drafter: Drafter | None, budget: Budget
+) -> tuple[list[list[int]], list[Round]]:
+    inputs = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
+    text = Sequences(prompt, Stop(LENGTH, frozenset({0})))
+    rounds = list(decode(target, inputs, text, rule, drafter, budget))
+    return text.tokens, rounds
+
+
+def plain(target: PairTarget, row: list[int]) -> list[int]:
+    """Greedy decoding by hand."""
+    text = list(row)
+    while len(text) < LENGTH and text[-1] != 0:
+        text.append(int(target.counts[text[-2], text[-1]].argmax()))
+    return text[len(row) :]
+
+
+def test_the_target_decodes_as_by_hand(target: PairTarget, prompt: Tensor) -> None:
+    wanted = [plain(target, row) for row in prompt.tolist()]
+    assert run(target, prompt, MatchRule(), None, Budget.fixed(0))[0] == wanted
+    drafted, rounds = run(target, prompt, MatchRule(), ToyDrafter(), Budget.fixed(5))
+    assert drafted == wanted
+    assert sum(sum(one.accepted) for one in rounds) > 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_target_scores_trees_of_any_shape(target: PairTarget, prompt: Tensor, seed: int) -> None:
+    """Branches, twins, empty drafts; rows that end before others."""
+    guesses = forest(Toy(VOCABULARY, seed))
+    wanted = [plain(target, row) for row in prompt.tolist()]
+    assert run(target, prompt, MatchRule(), Scripted(guesses, seed), Budget.fixed(6, 3))[0] == wanted
+
+
+def test_the_rule_with_k_1_is_greedy(prompt: Tensor) -> None:
+    target = Toy(VOCABULARY, 3)
+    drafter = Scripted(forest(target), 0)
+    greedy = run(target, prompt, MatchRule(), None, Budget.fixed(0))[0]
+    assert run(target, prompt, AmongBest(1), drafter, Budget.fixed(6, 3))[0] == greedy
+
+
+def test_the_rule_takes_drafts_among_the_best_and_no_others(prompt: Tensor) -> None:
+    target = Toy(VOCABULARY, 3)
+    greedy = run(target, prompt, MatchRule(), None, Budget.fixed(0))[0]
+    tokens, rounds = run(target, prompt, AmongBest(2), Scripted(forest(target), 1), Budget.fixed(6, 3))
+    assert tokens != greedy  # it is lossy
+    assert sum(sum(one.accepted) for one in rounds) > 0
+    for row, own in zip(prompt.tolist(), tokens, strict=True):
+        for index, token in enumerate(own):
+            assert token in target.logits([*row, *own[:index]]).topk(2).indices.tolist()
+
+
+@pytest.mark.parametrize("name", ["toy_target", "toy_rule"])
+def test_examples_are_short(name: str) -> None:
+    lines = (ROOT / "docs" / "examples" / f"{name}.py").read_text(encoding="utf-8").splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith("@dataclass"))
+    assert len([line for line in lines[begin:] if line.strip()]) <= 40

@@ -1,0 +1,154 @@
+"""`mmdec bench`: where reports go, what is refused before anything is measured, all in turn with a limit each."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from mmdec import cli
+from mmdec.cli import bench_runs
+from mmdec.evaluation import bench_core, bench_translation
+from mmdec.evaluation.bench_report import load_run, to_json
+from mmdec.types import InputError
+from tests.support import bench_findings as findings
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Benchmarks that find what is known, and tell that they ran."""
+    calls: list[str] = []
+
+    def found(name: str) -> Any:
+        return lambda *_args, **_options: (calls.append(name), findings.ALL[name]())[1]
+
+    monkeypatch.setattr(bench_core, "bench_core", found("core"))
+    monkeypatch.setattr(bench_translation, "bench_paper", found("paper"))
+    return calls
+
+
+def test_one_report_goes_everywhere(measured: list[str], tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a.json", "b.json", "c.md")]
+    result = run("bench", "core", "-o", files[0], "--json", files[1], "--markdown", files[2])
+    assert result.exit_code == 0, result.output
+    assert "lookup against prompt lookup" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert files[0].read_text() == files[1].read_text()
+    assert load_run(files[0]).reports[0].bench == "core"
+    assert "**lookup against prompt lookup" in files[2].read_text()
+
+
+@pytest.mark.parametrize("words", [["--json"], ["--json", "-"], ["--json=-"], ["--json", "--repeats", "2"]])
+def test_json_alone_is_printed(words: list[str], measured: list[str]) -> None:
+    result = run("bench", "core", *words)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["format"] == "mmdec-bench"
+
+
+def test_markdown_alone_is_printed(measured: list[str]) -> None:
+    result = run("bench", "core", "--markdown", "-")
+    assert result.stdout.startswith("**Language models")
+    assert "| --- |" in result.stdout
+
+
+def test_what_cannot_work_is_refused_before_it_is_measured(
+    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text("{")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for words, message in (
+        (["--against", damaged], "must be JSON"),
+        (["--json", "-", "--markdown", "-"], "must not both be printed"),
+        (["--plots", tmp_path / "plots"], "matplotlib"),
+        (["--sizes", "3M"], "`sizes` must be some of"),
+    ):
+        result = run("bench", "core", *words)
+        assert isinstance(result.exception, InputError)
+        assert message in str(result.exception)
+    assert measured == []
+
+
+def test_a_saved_run_stands_beside_the_new_one(measured: list[str], tmp_path: Path) -> None:
+    saved = tmp_path / "saved.json"
+    saved.write_text(to_json(findings.run("core")), encoding="utf-8")
+    result = run("bench", "core", "--against", saved)
+    assert "Against saved.json" in result.stdout
+    assert "other surroundings" not in result.stdout
+    content = json.loads(saved.read_text())
+    content["reports"][0]["hardware"]["cpu"] = "another"
+    saved.write_text(json.dumps(content))
+    result = run("bench", "core", "--against", saved, "--json")
+    assert json.loads(result.stdout)["against"]["warnings"] == [
+        f"core: cpu another then, {findings.HARDWARE['cpu']} now"
+    ]
+
+
+def test_published_figures_take_ours_from_saved_runs(measured: list[str], tmp_path: Path) -> None:
+    saved = tmp_path / "vlm.json"
+    saved.write_text(to_json(findings.run("vlm")), encoding="utf-8")
+    result = run("bench", "paper", "--beside", saved, "--json")
+    rows = {row["system"]: row["ours"] for row in json.loads(result.stdout)["reports"][0]["published"]}
+    assert rows["EagleVLM"] == "1.80, 4.20 tok"
+    assert rows["SpecVLM"] == ""
+
+
+def test_saved_runs_are_shown_again(tmp_path: Path) -> None:
+    paths = []
+    for name in ("asr", "vlm"):
+        paths.append(tmp_path / f"{name}.json")
+        paths[-1].write_text(to_json(findings.run(name)), encoding="utf-8")
+    result = run("bench", "show", *paths)
+    assert result.exit_code == 0, result.output
+    assert "medusa against greedy" in result.stdout
+    assert "eagle against greedy" in result.stdout
+    assert isinstance(run("bench", "show", *paths, "--metrics", "x.csv").exception, InputError)
+
+
+def test_all_runs_each_and_names_what_was_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    commands: list[list[str]] = []
+
+    def pretend(command: list[str], seconds: float) -> str:
+        commands.append(command)
+        name = command[command.index("bench") + 1]
+        if name == "vlm":
+            return "not done in 3 minutes"
+        assert seconds == 180
+        Path(command[command.index("--json") + 1]).write_text(to_json(findings.run(name)), encoding="utf-8")
+        return ""
+
+    monkeypatch.setattr(bench_runs, "_run", pretend)
+    path = tmp_path / "all.json"
+    result = run("bench", "all", "--minutes", 3, "--quick", "--json", path)
+    assert result.exit_code == 1
+    assert [command[4] for command in commands] == list(bench_runs.ORDER)
+    assert all("--repeats" in command for command in commands)
+    assert commands[-1].count("--beside") == len(bench_runs.ORDER) - 2  # all that were measured before
+    assert "vlm: not done in 3 minutes" in result.stdout
+    saved = load_run(path)
+    assert [report.bench for report in saved.reports] == [name for name in bench_runs.ORDER if name != "vlm"]
+    assert saved.left_out == {"vlm": "not done in 3 minutes"}
+    commands.clear()
+    assert run("bench", "all", "--only", "core", "--minutes", 3).exit_code == 0
+    assert [command[4] for command in commands] == ["core"]
+    assert isinstance(run("bench", "all", "--only", "cores").exception, InputError)
+
+
+def test_a_benchmark_out_of_time_or_luck_says_why(capfd: pytest.CaptureFixture[str]) -> None:
+    def python(code: str, seconds: float) -> str:
+        return bench_runs._run([sys.executable, "-c", code], seconds)
+
+    assert python("import time; time.sleep(600)", 0.06) == "not done in 0.001 minutes"
+    assert python("pass", 60) == ""
+    assert python("raise SystemExit(3)", 60) == "it ended with exit code 3"
+    wrong = "import sys; print('half way', file=sys.stderr); sys.exit('error: `questions` must be a file')"
+    assert python(wrong, 60) == "`questions` must be a file"
+    assert "half way" in capfd.readouterr().err

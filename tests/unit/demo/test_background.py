@@ -1,0 +1,118 @@
+"""Work in the background: it reports in order, its errors are sentences, and it ends when nobody waits for it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from mmdec.demo.background import DECODERS, Stopped, Tell, running, updates
+from mmdec.demo.sentences import UNEXPECTED
+from mmdec.types import InputError
+
+LONG = 60.0  # seconds that a test waits for a thread before it fails
+
+
+def told(work: Any) -> list[dict[str, Any]]:
+    """Updates that say something."""
+    return [dict(update) for update in updates(work) if update]
+
+
+def test_reports_come_in_order() -> None:
+    def work(tell: Tell) -> None:
+        for number in range(5):
+            tell(number=number)
+            tell()
+
+    assert told(work) == [{"number": number} for number in range(5)]
+
+
+def test_an_error_is_the_last_report() -> None:
+    def refused(tell: Tell) -> None:
+        tell(text="begun")
+        raise InputError("`audio` must be <loud>. Turn it up.")
+
+    begun, last = told(refused)
+    assert begun == {"text": "begun"}
+    assert "The recording must be &lt;loud&gt;. Turn it up." in last["status"]
+    assert 'role="alert"' in last["status"]
+
+    def broken(tell: Tell) -> None:
+        raise ZeroDivisionError
+
+    assert UNEXPECTED in told(broken)[-1]["status"]
+
+
+def test_closing_ends_the_work_at_its_next_report() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def work(tell: Tell) -> None:
+        try:
+            while True:
+                tell(round=1)
+                begun.set()
+        except Stopped:
+            ended.set()
+            raise
+
+    reports = updates(work)
+    assert next(reports) == {"round": 1}
+    assert begun.wait(LONG)
+    reports.close()
+    assert ended.wait(LONG)
+    assert list(reports) == []
+
+
+def test_no_more_decode_at_once_than_there_are_slots() -> None:
+    lock, go = threading.Lock(), threading.Event()
+    at_once, most = 0, 0
+
+    def work(tell: Tell) -> None:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        if at_once == DECODERS:
+            go.set()
+        assert go.wait(LONG)
+        with lock:
+            at_once -= 1
+        tell(done=True)
+
+    def visit() -> None:
+        answers.append(told(work))
+
+    answers: list[list[dict[str, Any]]] = []
+    visitors = [threading.Thread(target=visit) for _ in range(3 * DECODERS)]
+    for visitor in visitors:
+        visitor.start()
+    for visitor in visitors:
+        visitor.join(LONG)
+    assert answers == [[{"done": True}]] * len(visitors)
+    assert most == DECODERS
+
+
+def test_a_stopped_request_that_waits_never_begins() -> None:
+    holding, release, began = threading.Semaphore(0), threading.Event(), threading.Event()
+
+    def holds(tell: Tell) -> None:
+        holding.release()
+        assert release.wait(LONG)
+
+    def late(tell: Tell) -> None:
+        began.set()
+
+    holders = [updates(holds) for _ in range(DECODERS)]
+    threads = [threading.Thread(target=lambda one=one: list(one)) for one in holders]
+    for thread in threads:
+        thread.start()
+    for _ in range(DECODERS):
+        assert holding.acquire(timeout=LONG)
+    waiting = updates(late)
+    assert next(waiting) == {}
+    waiting.close()
+    release.set()
+    for thread in threads:
+        thread.join(LONG)
+    while running():  # its thread ends by itself
+        threading.Event().wait(0.01)
+    assert not began.is_set()

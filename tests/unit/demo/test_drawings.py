@@ -1,0 +1,142 @@
+"""The graph, the waveform and the kept visual tokens as SVG."""
+
+from __future__ import annotations
+
+import base64
+import io
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmdec.demo.graph_svg import VERTICES, graph_html, graph_svg, percent, vertices
+from mmdec.demo.picture_html import SIDE, data_address, kept_sentence, kept_svg, picture_html, side_of
+from mmdec.demo.waveform_svg import LETTER, PER_SECOND, WIDE, columns, rows, waveform_html
+from mmdec.pipelines.transcription.transcript import Word
+from mmdec.pipelines.translation.passes import Graph
+
+UNITS = ["<s>", "<pad>", "</s>", "<unk>", "b", "iy", "<ch>"]
+
+
+def graph(size: int = 5) -> Graph:
+    """A chain with jumps of one (0.7) and two (0.3): vertex i says unit 4 + i % 3 most of the time."""
+    links = torch.full((size, size), -torch.inf)
+    for index in range(size - 1):
+        links[index, index + 1] = 0.0 if index == size - 2 else np.log(0.7)
+        if index < size - 2:
+            links[index, index + 2] = np.log(0.3)
+    emissions = torch.full((size, len(UNITS)), 0.02)
+    emissions[torch.arange(size), 4 + torch.arange(size) % 3] = 0.88
+    path = [0, 1, 3, size - 1]
+    return Graph(emissions.log(), links, UNITS, path, ["<s>", "iy", "b", "</s>"])
+
+
+def test_a_vertex_knows_what_it_says_and_where_it_leads() -> None:
+    found = vertices(graph())
+    assert [vertex.chosen for vertex in found] == ["<s>", "iy", None, "b", "</s>"]
+    assert found[0].leads == [(1, pytest.approx(0.7)), (2, pytest.approx(0.3))]
+    assert found[4].leads == []
+    assert found[1].emits[0] == ("iy", pytest.approx(0.88))
+    assert found[1].title.splitlines()[0] == "Vertex 1"
+    assert "iy 88 %" in found[1].title
+    assert "vertex 2 (70 %)" in found[1].title
+    assert "nowhere" in found[4].title
+    assert "On the chosen path" not in found[2].title
+
+
+def test_the_graph_is_drawn() -> None:
+    svg = ElementTree.fromstring(graph_svg(vertices(graph())))
+    lit = [path for path in svg.iter("path") if "mm-lit" in path.get("class", "")]
+    faint = [path for path in svg.iter("path") if "mm-lit" not in path.get("class", "")]
+    assert len(lit) == 3  # 0-1, 1-3, 3-4
+    assert len(faint) == 4  # 0-2, 1-2, 2-3, 2-4: those of the path are not drawn twice
+    assert len(list(svg.iter("circle"))) == 5
+    assert [text.text for text in svg.iter("text")] == ["start", "iy", "b", "end"]
+    assert all(group.find("title") is not None for group in svg.iter("g"))
+    said = [path.findtext("title") for path in lit]
+    assert said == [
+        "from vertex 0 to vertex 1: 70 %",
+        "from vertex 1 to vertex 3: 30 %",
+        "from vertex 3 to vertex 4: 100 %",
+    ]
+
+
+def test_a_large_graph_is_cut_and_says_so() -> None:
+    html = graph_html(graph(VERTICES + 20), "Explained.")
+    assert f"The first {VERTICES} of {VERTICES + 20} vertices are drawn." in html
+    assert html.count("<circle") == VERTICES
+    ElementTree.fromstring(html)
+
+
+def test_a_unit_that_looks_like_markup_is_text() -> None:
+    html = graph_html(graph(), "a < b")
+    root = ElementTree.fromstring(html)
+    assert any("<ch>" in (title.text or "") for title in root.iter("title"))
+
+
+def test_percentages() -> None:
+    assert [percent(value) for value in (0.934, 0.01, 0.004, 1.0)] == ["93 %", "1 %", "< 1 %", "100 %"]
+
+
+def test_columns_of_a_waveform() -> None:
+    wave = np.concatenate([np.zeros(100), np.full(100, -0.5), np.full(100, 0.25)])
+    assert columns(wave, 3).tolist() == [0.0, 1.0, 0.5]
+    assert columns(np.zeros(0), 4).tolist() == [0.0] * 4
+    assert columns(np.zeros(7), 4).tolist() == [0.0] * 4
+
+
+def test_words_do_not_overlap() -> None:
+    words = [Word(f" word{index}", 0.11 * index, 0.11 * index + 0.1) for index in range(40)]
+    lines = rows(words, PER_SECOND)
+    assert max(lines) >= 1
+    for line in set(lines):
+        mine = [word for word, at in zip(words, lines, strict=True) if at == line]
+        for one, other in pairwise(mine):
+            assert one.start * PER_SECOND + len(one.text.strip()) * LETTER <= other.start * PER_SECOND
+
+
+def test_a_waveform_with_its_words() -> None:
+    words = [Word(" We're", 0.1, 0.4), Word(" <late>", 0.4, 0.9)]
+    root = ElementTree.fromstring(waveform_html(np.sin(np.arange(32000) / 50).astype(np.float32), 16000, words))
+    texts = [text.text for text in root.iter("text") if text.get("class") is None]
+    assert texts == ["We're", "<late>"]
+    titles = [title.text for title in root.iter("title")]
+    assert titles[0] == "We're: 0.10 to 0.40 seconds"
+    bars = [float(rect.get("width", "")) for rect in root.iter("rect")]
+    assert bars == pytest.approx([0.3 * WIDE, 0.5 * WIDE])
+    ElementTree.fromstring(waveform_html(np.zeros(1600, np.float32), 16000, []))
+
+
+def test_kept_tokens_veil_the_others() -> None:
+    svg = ElementTree.fromstring(kept_svg([1.0, 0.0, 0.5, 1.0]))
+    veils = [rect.get("style") for rect in svg.iter("rect")]
+    assert veils == [f"fill-opacity:{value}" for value in ("0.00", "0.75", "0.38", "0.00")]
+    assert [(rect.get("x"), rect.get("y")) for rect in svg.iter("rect")] == [
+        ("0", "0"),
+        ("1", "0"),
+        ("0", "1"),
+        ("1", "1"),
+    ]
+    assert [side_of(count) for count in (0, 64, 96)] == [None, 8, None]
+    assert kept_svg([1.0] * 6) == ""
+
+
+def test_what_was_kept_in_words() -> None:
+    assert "reads 2 of 4" in kept_sentence("pool 4x", [1.0, 0.0, 0.5, 0.0], "specvlm")
+    assert "chose the compressor “pool 4x”" in kept_sentence("pool 4x", [1.0, 0.0, 0.5, 0.0], "specvlm")
+    assert "Darker" not in kept_sentence(None, [1.0, 0.0, 0.5], "flash")
+    assert "every visual token" in kept_sentence(None, None, "msd")
+
+
+def test_a_picture_holds_itself_and_its_name() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (900, 700, 3), dtype=np.uint8)
+    root = ElementTree.fromstring(picture_html(pixels, 'a "quoted" <name>', None, "Below."))
+    image = root.find(".//img")
+    assert image is not None
+    assert image.get("alt") == 'a "quoted" <name>, 700 by 900 pixels'
+    written = base64.b64decode(image.get("src", "").partition(",")[2])
+    assert max(Image.open(io.BytesIO(written)).size) == SIDE
+    assert data_address(np.zeros((4, 4, 3), np.uint8)).startswith("data:image/png;base64,")

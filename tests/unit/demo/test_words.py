@@ -1,0 +1,110 @@
+"""Sentences for people, tokens as pieces of text, and the samples of the page."""
+
+from __future__ import annotations
+
+import logging
+from xml.etree import ElementTree
+
+import pytest
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from mmdec.demo import samples
+from mmdec.demo.sentences import UNEXPECTED, confidence, require, sentence, status
+from mmdec.demo.tokens import pieces, steps
+from mmdec.pipelines.rounds import Round
+from mmdec.types import InputError, MmdecError
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            "`audio` must hold speech, but is silent: its peak is -inf dB, below -66 dB. Check the microphone.",
+            "The recording must hold speech, but is silent: its peak is -inf dB, below -66 dB. Check the microphone.",
+        ),
+        (
+            "image '/tmp/gradio/ab12/holiday.png' must be a picture, but its 7 bytes are none.",
+            "The picture “holiday.png” must be a picture, but its 7 bytes are none.",
+        ),
+        ("`sample_rate` must be\n  a number.", "sample_rate must be a number."),
+    ],
+)
+def test_errors_become_sentences(error: str, said: str) -> None:
+    assert sentence(InputError(error)) == said
+
+
+def test_what_nobody_foresaw_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        assert sentence(KeyError("secret")) == UNEXPECTED
+    assert "secret" in caplog.text
+
+
+def test_long_errors_are_cut() -> None:
+    said = sentence(MmdecError("word " * 200))
+    assert len(said) <= 400
+    assert said.endswith("…")
+
+
+def test_the_line_of_status_is_read_out() -> None:
+    line = ElementTree.fromstring(status("a < b", "error"))
+    assert line.get("role") == "alert"
+    assert "".join(line.itertext()).endswith("a < b")
+    assert ElementTree.fromstring(status("fine")).get("role") == "status"
+
+
+def test_confidence_in_words() -> None:
+    assert "Confidence 93 %: of 100 words that come out like this, about 93 are right." in confidence(
+        0.934, "words", True
+    )
+    assert "unsure" not in confidence(0.5, "words", True)
+    low = ElementTree.fromstring(confidence(0.31, "answers", False))
+    assert "".join(low.itertext()).startswith(
+        "The model is unsure of this: it may well be wrong. Confidence 31 %, as the"
+    )
+
+
+def test_require() -> None:
+    require(True, "never")
+    with pytest.raises(InputError, match="because"):
+        require(False, "because")
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Bytes and two words; token 0 is special."""
+    vocabulary = {"<end>": 0, "Ġgo": 1, "Ġup": 2, "Ã": 3, "©": 4, "!": 5}
+    whole = Tokenizer(models.WordLevel(vocabulary, unk_token="<end>"))
+    whole.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=whole, eos_token="<end>")
+
+
+def test_pieces_join_to_the_text() -> None:
+    reader = tokenizer()
+    tokens = [1, 2, 3, 4, 5, 0]  # "é" is two tokens
+    found = pieces(reader, tokens)
+    assert "".join(found) == reader.decode(tokens, skip_special_tokens=True)
+    assert found == [" go", " up", "é", "!"]
+    assert pieces(reader, [4, 5], before=[1, 2, 3]) == ["é", "!"]
+
+
+def test_rounds_become_steps_on_one_clock() -> None:
+    rounds = [
+        Round(0, [0], [[1]], [0], [0], [False], target=0.5, drafter=0.25),
+        Round(1, [0], [[2, 3]], [4], [1], [False], target=0.25),
+        Round(2, [0], [[4, 0]], [4], [1], [True], target=0.125, core=0.125),
+    ]
+    found = steps(tokenizer(), rounds)
+    assert [step.seconds for step in found] == [0.75, 1.0, 1.25]
+    assert [step.pieces for step in found] == [[" go"], [" up"], ["é"]]
+    assert [step.count for step in found] == [1, 2, 2]  # a part of a letter and the end show nothing
+
+
+def test_the_samples_of_the_page_are_there() -> None:
+    assert len(samples.french()) == 8
+    assert [sample.path.name for sample in samples.english()] == list(samples.ENGLISH)
+    assert [sample.path.name for sample in samples.pictures()] == list(samples.PICTURES)
+    every = [*samples.french(), *samples.english(), *samples.pictures()]
+    assert all(sample.path.is_file() and sample.text for sample in every)
+    assert samples.pictures()[0].question == "Describe this image."
+    assert samples.pictures()[0].answer.startswith("A menu, TODAY")
+    assert sum(sample.path.stat().st_size for sample in samples.pictures()) < 60_000

@@ -1,0 +1,78 @@
+"""The fit of confidence and its measures, on numbers whose answer is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mmdec.decode.loop import chosen_logprobs
+from mmdec.evaluation.calibration import calibration_error, fit, measure, reliability, roc_area
+from mmdec.evaluation.calibration_examples import LEVELS, NONSENSE, Example, noisy, nonsense, words_right
+from mmdec.types import Verdict
+
+
+def test_chosen_logprobs_are_those_of_each_rows_tokens() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(2, 4, 7)
+    path = torch.tensor([[0, 1, 3], [0, 2, -1]])
+    tokens = torch.tensor([[5, 6, 1], [2, 4, -1]])
+    verdict = Verdict(path, torch.tensor([1, 4]), torch.tensor([False, False]), tokens, torch.tensor([3, 2]))
+    told = chosen_logprobs(logits, verdict)
+    for row, length in enumerate((3, 2)):
+        for step in range(length):
+            expected = logits[row, path[row, step]].log_softmax(-1)[tokens[row, step]]
+            assert float(told[row, step]) == pytest.approx(float(expected), abs=1e-5)
+    alone = chosen_logprobs(
+        logits[:1], Verdict(path[:1], tokens[:1, -1], verdict.done[:1], tokens[:1], verdict.lengths[:1])
+    )
+    assert torch.allclose(alone, told[:1])
+
+
+def test_measures_of_known_numbers() -> None:
+    assert calibration_error([0.05, 0.15, 0.95], [0.0, 0.0, 1.0]) == pytest.approx((0.05 + 0.15 + 0.05) / 3)
+    assert calibration_error([0.5, 0.5], [1.0, 0.0]) == pytest.approx(0)
+    assert roc_area([0.9, 0.8], [0.1, 0.8]) == pytest.approx((1 + 1 + 1 + 0.5) / 4)
+    assert reliability([0.05, 1.0, 0.92], [0, 1, 0.5]) == [
+        {"count": 1, "said": pytest.approx(0.05), "right": 0},
+        {"count": 2, "said": pytest.approx(0.96), "right": 0.75},
+    ]
+
+
+def test_a_fit_is_calibrated_where_the_curve_is_logistic() -> None:
+    draw = np.random.default_rng(0)
+
+    def examples(count: int) -> list[Example]:
+        made = []
+        for value in draw.normal(size=count):
+            chance = 1 / (1 + np.exp(-(1 - 2 * value)))
+            made.append(Example({"mean": float(value)}, float(draw.random() < chance), "speech"))
+        return made
+
+    calibration = fit(examples(4000))
+    assert calibration.weights["mean"] == pytest.approx(-2, abs=0.25)
+    assert calibration.bias == pytest.approx(1, abs=0.2)
+    nothing = [Example({"mean": 5.0}, 0.0, "hum")] * 10
+    measured = measure(calibration, [*examples(2000), *nothing])
+    assert measured["calibration_error"] < 0.05
+    assert measured["roc_area_by_kind"]["hum"] > 0.95
+
+
+def test_noise_has_its_level_and_nonsense_its_length() -> None:
+    draw = np.random.default_rng(1)
+    speech = np.sin(np.arange(16000) / 20).astype(np.float32) * 0.3
+    for level in LEVELS[1:]:
+        mixed = noisy(speech, level, draw)
+        scale = float((mixed @ speech) / (speech @ speech))
+        rest = mixed / scale - speech
+        assert 10 * np.log10(np.mean(speech**2) / np.mean(rest**2)) == pytest.approx(level, abs=1.0)
+    for kind in NONSENSE[:-1]:
+        sound = nonsense(kind, draw)
+        assert 16000 <= len(sound) <= 80000
+        assert 0 < np.abs(sound).max() <= 1
+
+
+def test_words_right_takes_the_nearest_reference() -> None:
+    assert words_right("The train is late.", ["A bus is late", "the train is late"]) == 1
+    assert words_right("The train is here.", ["the train is late"]) == pytest.approx(0.75)
+    assert words_right("anything", []) == 0

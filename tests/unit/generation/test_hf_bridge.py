@@ -1,0 +1,64 @@
+"""Processors of transformers that the core applies to all nodes of a draft at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, SuppressTokensAtBeginLogitsProcessor, SuppressTokensLogitsProcessor
+
+from mmdec.decode.sampling import Processor, Sequences, Stop, Suppression
+from mmdec.generation.hf_bridge import Results
+from mmdec.targets.registry import target_of
+from tests.support.tiny_text import language_model
+
+PROMPT = torch.tensor([[1, 5, 6]])
+
+
+class Half(SuppressTokensLogitsProcessor):
+    """A subclass, which does something else."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores / 2
+
+
+def held(processor: Any) -> tuple[Processor, int]:
+    """The processor as a run has it, and the model's vocabulary."""
+    target = target_of(language_model())
+    (only,) = Results(target, PROMPT, [processor], GenerationConfig()).processors
+    return only, target.vocab_size
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        SuppressTokensLogitsProcessor([2, 0, 2]),
+        SuppressTokensLogitsProcessor([-1, 4, -7]),
+        SuppressTokensLogitsProcessor([]),
+        SuppressTokensAtBeginLogitsProcessor([3], 3),
+        SuppressTokensAtBeginLogitsProcessor([3, -2], 4),
+        SuppressTokensAtBeginLogitsProcessor([3], 2),
+    ],
+)
+def test_suppression_is_transformers_own(processor: Any) -> None:
+    known, vocabulary = held(processor)
+    assert isinstance(known, Suppression)
+    text = Sequences(PROMPT, Stop(99), [known])
+    logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(0))
+    for token in (4, 3, 2):
+        ids, stock = text.row(0), processor(text.row(0), logits[None].clone())
+        assert torch.equal(known(ids, logits[None]), stock)
+        if text.alike(0):
+            assert torch.equal(text.suppressed(logits[None]), stock)
+        text.push(0, token)
+    assert text.alike(0)
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [Half([1]), SuppressTokensLogitsProcessor([1.5]), SuppressTokensLogitsProcessor([1, 10**6])],
+)
+def test_others_are_asked_as_they_are(processor: Any) -> None:
+    assert held(processor)[0] is processor

@@ -1,0 +1,117 @@
+"""Confidence: its evidence, its file, its refusals, and what it says of speech and of noise."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mmdec
+from mmdec.pipelines.confidence import (
+    FILE,
+    FLOOR,
+    Calibration,
+    check_min_confidence,
+    confidence,
+    evidence,
+    read_calibrations,
+    too_unsure,
+    write_calibrations,
+)
+from mmdec.types import InputError
+
+SAMPLES = Path(__file__).parents[3] / "data" / "samples"
+
+
+def test_evidence_is_the_mean_the_worst_stretch_and_the_count() -> None:
+    seen = evidence([-0.1] * 6 + [-1.1, -0.6], "own ")
+    assert seen["own mean"] == pytest.approx(math.log(2.3 / 8 + FLOOR))
+    assert seen["own worst"] == pytest.approx(math.log((0.3 + 1.1 + 0.6) / 5 + FLOOR))
+    assert seen["own count"] == pytest.approx(math.log(8))
+
+
+def test_evidence_of_odd_numbers_is_finite() -> None:
+    for logprobs in ([], [0.0], [-math.inf, -1.0], [math.nan, -1.0], [0.3]):
+        assert all(math.isfinite(value) for value in evidence(logprobs).values())
+
+
+def test_a_calibration_is_a_logistic_curve_and_survives_its_file(tmp_path: Path) -> None:
+    calibration = Calibration({"mean": -2.0, "count": 0.5}, 0.25)
+    seen = {"mean": -1.0, "worst": 3.0, "count": 2.0}
+    assert calibration(seen) == pytest.approx(1 / (1 + math.exp(-(0.25 + 2.0 + 1.0))))
+    write_calibrations(tmp_path, {"answer": calibration}, {"outputs": 3})
+    assert read_calibrations(tmp_path) == {"answer": calibration}
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+def test_without_a_file_the_mean_probability_is_told(tmp_path: Path) -> None:
+    assert read_calibrations(tmp_path) == read_calibrations(None) == {}
+    assert confidence(evidence([math.log(0.25), math.log(1.0)]), {}, "answer") == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": "other", "calibrations": {}}',
+        '{"format": "mmdec confidence 1", "calibrations": {"a": {"bias": "x", "weights": {}}}}',
+        '{"format": "mmdec confidence 1", "calibrations": {"a": {"bias": Infinity, "weights": {}}}}',
+        '{"format": "mmdec confidence 1", "calibrations": []}',
+        "[" * 100_000,
+    ],
+)
+def test_a_damaged_file_is_one_clear_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / FILE).write_text(content)
+    with pytest.raises(InputError, match=FILE):
+        read_calibrations(tmp_path)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, "0.5", True, math.nan])
+def test_min_confidence_is_a_share(value: float) -> None:
+    with pytest.raises(InputError, match="min_confidence"):
+        check_min_confidence(value)
+
+
+def test_a_refusal_names_both_numbers() -> None:
+    assert too_unsure(0.5, None, "audio") is None
+    assert too_unsure(0.5, 0.5, "audio") is None
+    assert "0.75" in str(too_unsure(0.5, 0.75, "audio"))
+
+
+def test_each_call_refuses_what_is_too_unsure_and_keeps_the_rest() -> None:
+    speech = next(SAMPLES.glob("*.wav"))
+    noise = 0.1 * np.random.default_rng(0).normal(size=32000)
+    sure = mmdec.translate_speech(speech).confidence
+    unsure = mmdec.translate_speech(noise, sample_rate=16000).confidence
+    assert 0 <= unsure < 0.3 < sure <= 1
+    with pytest.raises(InputError, match="confidence"):
+        mmdec.translate_speech(noise, sample_rate=16000, min_confidence=0.5)
+    english = next((SAMPLES / "english").glob("*.flac"))
+    sure = mmdec.transcribe(english).confidence
+    unsure = mmdec.transcribe(noise, sample_rate=16000).confidence
+    assert 0 <= unsure < sure <= 1
+    with pytest.raises(mmdec.BatchError) as error:
+        mmdec.transcribe([english, noise], sample_rate=16000, min_confidence=(sure + unsure) / 2)
+    assert error.value.results[0].confidence == sure
+    assert list(error.value.errors) == [1]
+
+
+def test_how_sure_a_transcript_is_does_not_depend_on_the_drafter() -> None:
+    english = sorted((SAMPLES / "english").glob("*.flac"))[0]
+    drafted, plain = (mmdec.transcribe(english, drafter=name) for name in ("medusa", None))
+    assert drafted.tokens == plain.tokens
+    assert drafted.confidence == pytest.approx(plain.confidence, abs=1e-4)
+    assert "evidence" not in drafted.to_dict()
+    assert json.dumps(drafted.to_dict())
+
+
+def test_verified_and_autoregressive_are_equally_sure() -> None:
+    speech = sorted(SAMPLES.glob("*.wav"))[1]
+    one, other = (mmdec.translate_speech(speech, strategy=name) for name in ("verified", "autoregressive"))
+    assert one.units == other.units
+    assert one.confidence == pytest.approx(other.confidence, abs=1e-4)

@@ -1,0 +1,82 @@
+"""`mmdec.load` and `mmdec.load_drafter` by name, directory and hub id; what is missing says how to get it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+
+import mmdec
+from mmdec.hub.medusa import save_heads
+from mmdec.hub.vlm import LoadedVlm
+from mmdec.hub.vlm_drafters import save_network
+from mmdec.hub.whisper import LoadedWhisper
+from mmdec.pipelines.translation.translator import SpeechTranslator
+from mmdec.types import InputError
+from tests.support import tiny_vlm_folder, tiny_whisper
+from tests.support.draft_networks import draft_network
+from tests.support.tiny_text import language_model
+
+MODEL = language_model()
+
+
+def test_a_folder_says_what_it_is(tiny_model: Path, tmp_path: Path) -> None:
+    assert isinstance(mmdec.load(tiny_model, "cpu"), SpeechTranslator)
+    recogniser = tiny_whisper.write(tmp_path / "whisper")
+    assert isinstance(mmdec.load(recogniser, "cpu"), LoadedWhisper)
+    assert isinstance(mmdec.load(tiny_vlm_folder.write(tmp_path / "vlm"), "cpu"), LoadedVlm)
+    with pytest.raises(InputError, match="`vocoder` must be left out"):
+        mmdec.load(recogniser, vocoder="griffin-lim")
+
+
+def test_a_drafter_alone_is_no_model(tmp_path: Path) -> None:
+    heads = save_heads(tmp_path / "heads", tiny_whisper.heads(tiny_whisper.whisper()))
+    with pytest.raises(InputError, match="is a drafter, medusa"):
+        mmdec.load(heads)
+
+
+def test_drafters_of_shipped_models_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("mmdec.hub.find"), "PLACES", (tmp_path,))  # `hub.find` is its function
+    save_network(draft_network("eagle", MODEL, base="tiny"), tmp_path / "tiny" / "eagle")
+    save_network(draft_network("msd", MODEL, base="tiny"), tmp_path / "tiny-msd")
+    assert mmdec.load_drafter("tiny/eagle", MODEL).name.startswith("eagle")
+    assert mmdec.load_drafter("tiny/msd", MODEL).name.startswith("msd")
+    assert mmdec.load_drafter(str(tmp_path / "tiny-msd"), MODEL).name.startswith("msd")
+    for wrong in ("../tiny/eagle", "tiny/../tiny-msd"):
+        with pytest.raises(InputError, match="must be a drafter's folder, a hub id"):
+            mmdec.load_drafter(wrong, MODEL)
+
+
+def test_drafters_come_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_network(draft_network("eagle", MODEL, base="tiny"), tmp_path / "drafter")
+    asked: list[Any] = []
+
+    def fetch(repository: str, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((repository, revision))
+        assert not any(pattern.endswith((".bin", ".pt", ".py")) for pattern in allow_patterns)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    assert mmdec.load_drafter("someone/eagle@v2", MODEL).name.startswith("eagle")
+    assert asked == [("someone/eagle", "v2")]
+
+
+@pytest.mark.parametrize("error", [LocalEntryNotFoundError("no"), OfflineModeIsEnabled("offline")])
+def test_offline_a_missing_model_says_how_to_get_it(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    for call in (mmdec.load, lambda name: mmdec.load_drafter(name, MODEL)):
+        with pytest.raises(InputError, match="run `hf download someone/model --local-dir DIR`") as caught:
+            call("someone/model")
+        assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_name_lists_what_is_there() -> None:
+    with pytest.raises(InputError, match="lie in models/ of a checkout, and in its wheel"):
+        mmdec.load("daspeech-phrasebok")

@@ -1,0 +1,70 @@
+"""The library logs and does not print; it leaves the root logger to whoever runs it."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmdec import cli
+
+PACKAGE = Path(__file__).parents[2] / "mmdec"
+PRODUCT = ("cli", "demo", "training")  # whose product is what they print
+
+
+def prints(tree: ast.AST) -> list[int]:
+    """Lines with a call of print, but for those of a module's own `main`, which is a command."""
+    found: list[int] = []
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == "main":
+            continue
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+            found.append(node.lineno)
+        found += prints(node)
+    return found
+
+
+def test_the_library_does_not_print() -> None:
+    found = {
+        str(path.relative_to(PACKAGE)): prints(ast.parse(path.read_text(encoding="utf-8")))
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.relative_to(PACKAGE).parts[0] not in PRODUCT
+    }
+    assert {path: lines for path, lines in found.items() if lines} == {}
+    assert prints(ast.parse("def f():\n    print(1)\ndef main():\n    print(2)")) == [2]
+
+
+def test_the_root_logger_is_not_configured_anywhere() -> None:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        assert "basicConfig" not in text, path
+        assert "getLogger()" not in text, path
+
+
+def test_importing_shows_nothing_and_adds_no_handler() -> None:
+    code = (
+        "import logging, mmdec\n"
+        "assert logging.getLogger().handlers == []\n"
+        "assert [type(one).__name__ for one in logging.getLogger('mmdec').handlers] == ['NullHandler']\n"
+        "logging.getLogger('mmdec.hub').error('nobody asked')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == done.stderr == ""
+
+
+def test_the_program_shows_what_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = logging.getLogger("mmdec")
+    monkeypatch.setattr(ours, "handlers", [])
+    monkeypatch.setattr(ours, "level", logging.NOTSET)
+    monkeypatch.setenv("MMDEC_LOG", "info")
+    cli.show_logs()
+    cli.show_logs()  # once is enough
+    logging.getLogger("mmdec.hub.find").info("fetching %s", "x")
+    logging.getLogger("mmdec.hub.find").debug("too much")
+    assert capsys.readouterr().err == "INFO: fetching x\n"
