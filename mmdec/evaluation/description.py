@@ -7,7 +7,7 @@ see `corpora/image_text_questions.py`. `tables_description.vlm_table(report)` pr
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -207,9 +207,11 @@ def _rate(answered: Sequence[Answered]) -> dict[str, Any]:
 
 
 def _cost(answers: Sequence[Description]) -> dict[str, Any]:
-    """Rounds after the prompts' passes, and seconds; the drafter's share of decoding and of everything."""
+    """Rounds after the prompts' passes, and seconds; the drafter's share of decoding and of everything; how the drafter
+    shortened the images, where it did."""
     if not answers:
         return {}
+    compressors = Counter(answer.compressor for answer in answers if answer.compressor is not None)
     rounds = sum(answer.rounds - 1 for answer in answers)
     tokens = sum(len(answer.tokens) for answer in answers)
     seconds = {stage: sum(answer.timings[stage] for answer in answers) for stage in answers[0].timings}
@@ -226,4 +228,5 @@ def _cost(answers: Sequence[Description]) -> dict[str, Any]:
         },
         "seconds": seconds,
         "median_seconds": median(answer.timings["total"] for answer in answers),
+        "compressors": dict(compressors.most_common()),
     }

@@ -34,7 +34,13 @@ def vlm_table(report: dict[str, Any]) -> RenderableType:
             "-" if share is None else f"{100 * share:.1f}",
             "-" if not cost else f"{cost['median_seconds']:.3f}",
         )
+    compressed = {name: row["decoding"].get("compressors") for name, row in rows}
     notes = [
+        f"images shortened, {name}: {', '.join(f'{how} {count}' for how, count in counts.items())}"
+        for name, counts in compressed.items()
+        if counts
+    ]
+    notes += [
         f"{row['task']} {row['id']}: {row['question']!r} answered {row['answer']!r}, expected {row['expected']!r}"
         for row in report["worst"]
     ]

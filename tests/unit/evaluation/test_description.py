@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from mmdec.evaluation.description import evaluate_vlm, score
 from mmdec.evaluation.harness import Method
 from mmdec.evaluation.harness_description import DescriptionHarness
 from mmdec.evaluation.tables_description import vlm_table
-from mmdec.hub.vlm import LoadedVlm
+from mmdec.hub.vlm import LoadedVlm, load_vlm
 from mmdec.types import InputError, MmdecError
-from tests.support.tiny_vlm_folder import llava, qwen
+from tests.support.tiny_vlm_folder import llava, qwen, write
 from tests.unit.pipelines.description.test_describe import pixels
+from tests.unit.pipelines.description.test_load import drafter_weights
 
 
 @pytest.fixture(scope="module", params=["llava", "qwen"])
@@ -104,6 +106,26 @@ def test_a_model_is_scored_by_task(vlm: LoadedVlm, asked: Path, tmp_path: Path) 
     assert swapped["n"] == 4
     assert swapped["decoding"]["drafted_per_round"] == 0
     assert "pictures swapped" in shown(vlm_table(swapped))
+
+
+def test_what_shortened_the_images_is_counted_by_task(asked: Path, tmp_path: Path) -> None:
+    folder = write(tmp_path / "tiny")
+    drafter_weights("specvlm", load_vlm(folder, "cpu").model, folder / "specvlm")
+    report = evaluate_vlm(asked, asked.parent, folder, drafter="specvlm", plan=(4, 2), device="cpu", threads=1)
+    rows = [json.loads(line) for line in asked.read_text(encoding="utf-8").splitlines()]
+    chosen = [
+        mmdec.describe(
+            asked.parent / row["image"], row["question"], model=folder, drafter="specvlm", num_speculative_tokens=(4, 2)
+        ).compressor
+        for row in rows
+    ]
+    assert None not in chosen
+    assert report["by_task"]["a"]["decoding"]["compressors"] == Counter(chosen[:3])
+    assert report["decoding"]["compressors"] == Counter(chosen)
+    assert f"images shortened, a: {chosen[0]}" in shown(vlm_table(report))
+    without = evaluate_vlm(asked, asked.parent, folder, drafter="lookup", limit=1, device="cpu", threads=1)
+    assert without["decoding"]["compressors"] == {}
+    assert "images shortened" not in shown(vlm_table(without))
 
 
 def test_methods_are_timed_when_their_tokens_are_equal(vlm: LoadedVlm, asked: Path) -> None:
