@@ -73,8 +73,8 @@ class SpeechTranslator:
         return next(self.model.parameters()).device
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
-        """Write the model's folder, whole or not at all; its card goes with it. Raises InputError where a card of
-        other weights is there, and for a vocoder that is not the model's own."""
+        """Write the model's folder, whole or not at all; card, confidence and provenance go with weights that nobody
+        changed. Raises InputError for a vocoder that is not the model's own, and for a folder with other files."""
         return save_parts(directory, self.parts)
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
