@@ -84,14 +84,14 @@ def _global_seed(seed: int) -> Iterator[None]:
     threads of others that draw meanwhile get numbers of `seed`.
     """
     with _lock:
-        before, before_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+        before, before_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 # all it draws from
         random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
+        np.random.seed(seed)  # noqa: NPY002 # the same
         try:
             yield
         finally:
             random.setstate(before)
-            np.random.set_state(before_numpy)  # noqa: NPY002
+            np.random.set_state(before_numpy)  # noqa: NPY002 # the same
 
 
 def speed_perturb(samples: np.ndarray, pace: float) -> np.ndarray:
