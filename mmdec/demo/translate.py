@@ -133,6 +133,7 @@ def translated(tell: Tell, samples: Tensor, way: str, french: str = "") -> None:
     """Sound and text first; then the other two decodings, for the race."""
     result, passes = decode(tell, samples, WAYS[way])
     tell(
+        first=True,
         status=status("Translated. Now the other two ways, for the race …", "busy"),
         speech=(result.sample_rate, playable(result.audio)),
         text=text_html(result, french),
