@@ -142,7 +142,7 @@ def answered(tell: Tell, pixels: np.ndarray, name: str, question: str, chosen: l
     lanes = [(drafter, DRAFTERS.get(drafter, "A drafter."), run) for drafter, run in drafted.items()]
     tell(
         status=status("Done.", "done"),
-        picture=figures or picture_html(pixels, name, caption=caption),
+        picture=f'<div class="mm-figures">{figures}</div>' if figures else picture_html(pixels, name, caption=caption),
         race=race_html(against_plain(tokenizer, lanes, plain), "tokens", start=START),
     )
 
@@ -172,8 +172,8 @@ def tab() -> None:
                 )
             with gr.Column(scale=3, min_width=300, elem_id=f"{ID}-results"):
                 line = gr.HTML(status("Press a sample, or choose a picture and ask."))
-                seen = gr.HTML()
                 text = gr.HTML()
+                seen = gr.HTML()
                 race = gr.HTML()
         outputs: dict[str, Any] = {
             "status": line, "picture": seen, "text": text, "race": race, "source": source, "question": question,

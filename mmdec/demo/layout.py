@@ -120,7 +120,7 @@ def recording_input(tab: str, language: str) -> Any:
         sources=["upload", "microphone"],
         type="filepath",
         elem_id=f"{tab}-source",
-        label=f"Your own {language}, up to {MAX_SECONDS:g} s",
+        label=f"{language}, up to {MAX_SECONDS:g} s",  # a phone has no room for more beside the player's buttons
     )
 
 
