@@ -6,8 +6,10 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -57,14 +59,17 @@ class ReportCommand(TyperCommand):
 
 @dataclass(frozen=True)
 class Destinations:
-    """Where a benchmark's report goes. Made before anything is measured: what cannot work is refused at once."""
+    """Where a benchmark's report goes. Made before anything is measured: what cannot work is refused at once.
 
-    output: Path | None = None
-    json: str | None = None
-    markdown: str | None = None
-    plots: Path | None = None
-    against: Path | None = None
-    metrics: Path | None = None
+    A benchmark that `reporting` decorates has the annotated fields as options.
+    """
+
+    output: Report = None
+    json: JsonTo = None
+    markdown: MarkdownTo = None
+    plots: PlotsTo = None
+    against: Against = None
+    metrics: Path | None = None  # of `bench show` alone
 
     def __post_init__(self) -> None:
         if self.json == STDOUT and self.markdown == STDOUT:
@@ -102,6 +107,25 @@ class Destinations:
                 write_text(Path(target), content)
         if STDOUT not in (self.json, self.markdown):
             show(screen(run, changes))
+
+
+def reporting(verb: Callable[..., None]) -> Callable[..., None]:
+    """A benchmark for typer: in place of its parameter `to` it has the options that `Destinations` is made of."""
+    own = dict(signature(verb, eval_str=True).parameters)
+    del own["to"]
+    options = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+        for name, hint in get_type_hints(Destinations, include_extras=True).items()
+        if get_origin(hint) is Annotated
+    ]
+
+    @wraps(verb)
+    def command(**values: Any) -> None:
+        to = Destinations(**{option.name: values.pop(option.name) for option in options})
+        verb(**values, to=to)
+
+    vars(command)["__signature__"] = Signature([*own.values(), *options])  # typer reads it
+    return command
 
 
 def deliver_report(
