@@ -1,8 +1,9 @@
 """How likely an output is to be right: a logistic curve over how sure the model was of its tokens.
 
-A model is asked nothing more than it computes anyway: the log-probabilities of the tokens that it chose. What they mean
-was fitted on held-out data (`mmdec.evaluation.calibration`) and lies in the model's folder as confidence.json; without
-that file the confidence is the tokens' mean probability (geometric), which nobody has compared with the truth.
+A model is asked nothing more than it computes anyway: the log-probabilities of the tokens that it chose. An answer
+about a picture is also judged by the pixels (`description/picture_evidence.py`). What both mean was fitted on held-out
+data (`mmdec.evaluation.calibration`) and lies in the model's folder as confidence.json; without that file the
+confidence is the tokens' mean probability (geometric), which nobody has compared with the truth.
 Source: Platt, "Probabilistic outputs for support vector machines", 1999, with several inputs.
 """
 
@@ -12,7 +13,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, final
 
@@ -55,13 +56,20 @@ def evidence(logprobs: Sequence[float], name: str = "") -> dict[str, float]:
 @final
 @dataclass(frozen=True)
 class Calibration:
-    """confidence = sigmoid(bias + sum of weight * evidence)."""
+    """confidence = sigmoid(bias + sum of weight * evidence).
+
+    typical: the evidence's mean over what was sensible in the development data. It stands in for evidence that an
+    output lacks, as a question without a picture does: nothing then speaks for or against it. 0 where a file does not
+    say.
+    """
 
     weights: Mapping[str, float]
     bias: float
+    typical: Mapping[str, float] = field(default_factory=lambda: {})
 
     def __call__(self, seen: Evidence) -> float:
-        total = self.bias + sum(weight * seen[name] for name, weight in self.weights.items())
+        known = {name: seen.get(name, self.typical.get(name, 0.0)) for name in self.weights}
+        total = self.bias + sum(weight * known[name] for name, weight in self.weights.items())
         return 1.0 / (1.0 + math.exp(-max(min(total, 60.0), -60.0)))
 
 
@@ -90,7 +98,8 @@ def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], me
     content = {
         "format": FORMAT,
         "calibrations": {
-            kind: {"bias": entry.bias, "weights": dict(entry.weights)} for kind, entry in calibrations.items()
+            kind: {"bias": entry.bias, "weights": dict(entry.weights), "typical": dict(entry.typical)}
+            for kind, entry in calibrations.items()
         },
         "measured": dict(measured),
     }
@@ -137,8 +146,12 @@ def refuse_unsure(results: dict[int, Output], errors: dict[int, InputError], lea
 
 
 def _calibration(entry: Mapping[str, Any]) -> Calibration:
-    weights = {str(name): float(weight) for name, weight in entry["weights"].items()}
+    weights, typical = _numbers(entry["weights"]), _numbers(entry.get("typical", {}))
     bias = float(entry["bias"])
-    if not all(math.isfinite(value) for value in (bias, *weights.values())):
+    if not all(math.isfinite(value) for value in (bias, *weights.values(), *typical.values())):
         raise ValueError("a weight is no finite number")
-    return Calibration(weights, bias)
+    return Calibration(weights, bias, typical)
+
+
+def _numbers(named: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): float(value) for name, value in named.items()}

@@ -81,7 +81,8 @@ class Chat:
             self._cache = None  # until the answer is whole
             inputs["past_key_values"] = cache
             listeners = Listeners(on_text)
-            (answer,) = describe_batch(self._request, inputs, [len(question.pictures)], stopwatch.lap(), listeners)
+            pictures = [(*self._pictures, *question.pictures)]  # an answer may be about any of them
+            (answer,) = describe_batch(self._request, inputs, pictures, stopwatch.lap(), listeners)
             refusal = too_unsure(answer.confidence, self._request.min_confidence, "image")
             if refusal is not None:
                 raise refusal

@@ -235,8 +235,8 @@ def _in_batches(
         stopwatch = Stopwatch(request.vlm.model.device)
         inputs, batch = _tensors(request, questions, batch, errors)
         if batch:
-            counts = [len(questions[index].pictures) for index in batch]
-            described = describe_batch(request, inputs, counts, stopwatch.lap(), listeners)
+            pictures = [questions[index].pictures for index in batch]
+            described = describe_batch(request, inputs, pictures, stopwatch.lap(), listeners)
             descriptions |= zip(batch, described, strict=True)
     return descriptions
 

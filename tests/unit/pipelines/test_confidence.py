@@ -47,6 +47,21 @@ def test_a_calibration_is_a_logistic_curve_and_survives_its_file(tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
+def test_evidence_that_is_absent_counts_as_the_typical(tmp_path: Path) -> None:
+    calibration = Calibration({"mean": -2.0, "structure": 3.0}, 0.25, {"mean": -1.5, "structure": -2.0})
+    assert calibration({"mean": -1.0}) == calibration({"mean": -1.0, "structure": -2.0})
+    assert calibration({"mean": -1.0, "structure": -1.9}) > calibration({"mean": -1.0})
+    assert Calibration({"structure": 3.0}, 0.25)({}) == pytest.approx(1 / (1 + math.exp(-0.25)))
+    write_calibrations(tmp_path, {"answer": calibration}, {})
+    assert read_calibrations(tmp_path) == {"answer": calibration}
+
+
+def test_a_file_that_names_nothing_typical_is_read(tmp_path: Path) -> None:
+    entry = {"bias": 0.5, "weights": {"mean": -1.0}}
+    (tmp_path / FILE).write_text(json.dumps({"format": "mmdec confidence 1", "calibrations": {"answer": entry}}))
+    assert read_calibrations(tmp_path) == {"answer": Calibration({"mean": -1.0}, 0.5)}
+
+
 def test_without_a_file_the_mean_probability_is_told(tmp_path: Path) -> None:
     assert read_calibrations(tmp_path) == read_calibrations(None) == {}
     assert confidence(evidence([math.log(0.25), math.log(1.0)]), {}, "answer") == pytest.approx(0.5)
@@ -61,6 +76,8 @@ def test_without_a_file_the_mean_probability_is_told(tmp_path: Path) -> None:
         '{"format": "other", "calibrations": {}}',
         '{"format": "mmdec confidence 1", "calibrations": {"a": {"bias": "x", "weights": {}}}}',
         '{"format": "mmdec confidence 1", "calibrations": {"a": {"bias": Infinity, "weights": {}}}}',
+        '{"format": "mmdec confidence 1", "calibrations": {"a": {"bias": 0, "weights": {}, "typical": {"x": NaN}}}}',
+        '{"format": "mmdec confidence 1", "calibrations": {"a": {"bias": 0, "weights": {}, "typical": 1}}}',
         '{"format": "mmdec confidence 1", "calibrations": []}',
         "[" * 100_000,
     ],
