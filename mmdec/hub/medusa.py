@@ -22,6 +22,7 @@ from mmdec.types import InputError
 
 SYSTEM = "medusa"
 WEIGHTS = "heads.safetensors"
+RECORDING = "data/samples/english/sentence.flac"  # of a checkout, for the card
 
 
 def save_heads(
@@ -130,5 +131,11 @@ def _card(config: MedusaConfig) -> str:
         text += (
             f"\nThey were trained on a tuned model, whose last decoder layer and output head are not those of {base}. "
             f"Drafting for {base} they leave its text as it is, and are right less often than published.\n"
+        )
+    if config.base:
+        text += (
+            "\nIn the model's folder they are its drafter, `medusa`:\n\n```python\nimport mmdec\n\n"
+            f'out = mmdec.transcribe("{RECORDING}", model={json.dumps(config.base)}, drafter="medusa")\n'
+            "print(out.text, out.tokens_per_round)\n```\n"
         )
     return text

@@ -29,6 +29,7 @@ from mmdec.types import InputError
 CONFIG = "config.json"
 MODEL_TYPE = "mmdec-drafter"  # for transformers' AutoConfig
 MAX_CONFIG_BYTES = 2**16
+PICTURE = "data/samples/images/menu.png"  # of a checkout, for the card
 
 
 def save_network(network: DraftNetwork, directory: str | os.PathLike[str], *, card: str | None = None) -> Path:
@@ -41,7 +42,7 @@ def save_network(network: DraftNetwork, directory: str | os.PathLike[str], *, ca
         (fresh / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         state = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
         save_file(state, fresh / WHOLE)
-        (fresh / "README.md").write_text(card or _card(network), encoding="utf-8")
+        (fresh / "README.md").write_text(card or draft_card(network), encoding="utf-8")
     return target
 
 
@@ -88,14 +89,14 @@ def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> D
             )
             raise InputError(
                 f"`model` must have {expected} {what} for this drafter, but has {actual}. It was trained for "
-                f"{config.base or 'another model'}; use a drafter trained for this model."
+                f"{config.trained_for or 'another model'}; use a drafter trained for this model."
                 + longer
                 * (what == "tokens" and actual > expected)
             )
     if max(config.layers) > shape.num_hidden_layers - 2 or min(config.layers) < -1:
         raise InputError(
             f"`model` must have the layers {config.layers} for this drafter, but has {shape.num_hidden_layers} in all. "
-            "Use a drafter trained for this model."
+            f"It was trained for {config.trained_for or 'another model'}; use a drafter trained for this model."
         )
     return network.to(model.device, model.dtype)
 
@@ -138,12 +139,20 @@ def _config(kind: type[DraftConfig], settings: dict[str, Any], folder: Path) -> 
         ) from error
 
 
-def _card(network: DraftNetwork) -> str:
+def draft_card(network: DraftNetwork, reads_images: bool = True) -> str:
+    """A card that names the target. reads_images: whether the target does."""
     config = network.config
-    base = config.base or "the model that it was trained for"
     count = sum(weight.numel() for weight in network.parameters())
-    return (
-        f"# A drafter: {network.system}\n\n{count:,} parameters, for {base} ({config.hidden_size} channels, "
-        f"{config.vocab_size} tokens). It proposes tokens; the model checks them, and its text stays its own.\n\n"
-        "```python\nimport mmdec\n\ndrafter = mmdec.load_drafter(folder, model)\n```\n"
+    text = (
+        f"# A drafter: {network.system}\n\n{count:,} parameters, for "
+        f"{config.trained_for or 'the model that it was trained for'}. The target has {config.hidden_size} channels "
+        f"and {config.vocab_size} tokens. The drafter proposes tokens; the target checks them, and its text stays its "
+        "own.\n\n"
+    )
+    if not (reads_images and config.target):
+        return text + "Pass its folder as `drafter`, or load it with `mmdec.load_drafter(folder, model)`.\n"
+    return text + (
+        f"In the target's folder it is found by its name, `{network.system}`:\n\n```python\nimport mmdec\n\n"
+        f'out = mmdec.describe("{PICTURE}", model={json.dumps(config.target)}, drafter="{network.system}")\n'
+        "print(out.text, out.tokens_per_round)\n```\n"
     )

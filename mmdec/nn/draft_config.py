@@ -28,7 +28,8 @@ class DraftConfig:
     fc_norm: bool = False  # of [embedding; feature] before fc: SpecVLM's paper does not say where its norm stands
     attention_bias: bool = False  # of queries, keys and values
     fc_bias: bool = True
-    base: str = ""  # name of the target
+    base: str = ""  # fingerprint of the target's weights, or its name
+    target: str = ""  # name of the target's folder, or its hub id
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))  # JSON has lists
@@ -52,8 +53,15 @@ class DraftConfig:
         for name in FLAGS:
             if type(getattr(self, name)) is not bool:
                 raise InputError(f"`{name}` must be true or false, but is {getattr(self, name)!r:.60}. Choose one.")
-        if type(self.base) is not str:
-            raise InputError(f"`base` must be the target's name, but is {self.base!r:.60}. Leave it out.")
+        for name in ("base", "target"):
+            if type(getattr(self, name)) is not str:
+                raise InputError(f"`{name}` must be text, but is {getattr(self, name)!r:.60}. Leave it out.")
+
+    @property
+    def trained_for(self) -> str:
+        """The target for people: "vlm-scenes (402af2b1ab88)", as much of it as is known."""
+        mark = f"({self.base})" if self.target else self.base
+        return " ".join(part for part in (self.target, mark) if part.strip("()"))
 
     @classmethod
     def like(cls, model: Any, **changes: Any) -> Self:

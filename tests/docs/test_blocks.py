@@ -18,7 +18,7 @@ from tests.docs.hub_stand_in import write_cache
 from tests.docs.sample_files import put_samples
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "models").glob("*/README.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "models").rglob("README.md")))
 BLOCK = re.compile(r"^```python\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 BLOCKS = {
     f"{page.relative_to(ROOT)}:{number}": code
@@ -32,7 +32,8 @@ def run(code: str, folder: Path, cache: Path) -> subprocess.CompletedProcess[str
     """A block in a fresh interpreter, in a folder that holds recordings and pictures of the names that it reads."""
     folder.mkdir()
     put_samples(folder, code)
-    (folder / "models").symlink_to(ROOT / "models")
+    for name in ("models", "data"):
+        (folder / name).symlink_to(ROOT / name)
     own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", code],

@@ -91,6 +91,12 @@ class DraftData(LightningDataModule):
     def teacher(self) -> Teacher:
         return Teacher(self.model)
 
+    @property
+    def target_name(self) -> str:
+        """The name of the target's folder, or its hub id."""
+        folder = Path(self.base)
+        return folder.resolve().name if folder.is_dir() else self.base
+
     @cached_property
     def samples(self) -> dict[str, list[Sample]]:
         """The chosen questions of both splits; without a split for development, they are the last of training's."""

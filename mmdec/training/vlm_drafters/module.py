@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,7 +26,7 @@ from mmdec.decode.statistics import DecodingStatistics
 from mmdec.generation.drafter_choice import load_drafter
 from mmdec.generation.speculation import generate
 from mmdec.hub.publish import whole_folder, write_provenance
-from mmdec.hub.vlm_drafters import load_network, save_network
+from mmdec.hub.vlm_drafters import draft_card, load_network, save_network
 from mmdec.nn.draft_network import DraftNetwork
 from mmdec.nn.draft_registry import network_class
 from mmdec.training.lr_schedule import Schedule
@@ -79,6 +80,7 @@ class DraftModule(LightningModule):
         teacher.model.to(self.trainer.strategy.root_device)  # type: ignore[call-arg] # pyright does not bind it
         self.held = (teacher,)  # in a tuple it is no submodule
         self.mark = teacher.name
+        self.names = {"base": self.mark, "target": data.target_name}  # what a network says of its target
         self.network = self.first_network()
         self.store: ReadingStore | None = None
         if self.options.keep_features:
@@ -92,9 +94,10 @@ class DraftModule(LightningModule):
             network = load_network(Path(self.options.start), target)
             if type(network) is not kind:
                 raise InputError(f"`start` must hold a drafter of {self.system}, but holds one of {network.system}.")
+            network.config = replace(network.config, **self.names)  # `start` may be of the target as it was before
             return network.float().train()
         torch.manual_seed(self.options.seed)
-        config = kind.config_class.like(self.teacher.config, **{"base": self.mark, **self.options.network})
+        config = kind.config_class.like(self.teacher.config, **{**self.names, **self.options.network})
         return kind(config)
 
     def read(self, batch: DraftBatch) -> list[Reading]:
@@ -201,7 +204,8 @@ class DraftModule(LightningModule):
 
     def _write(self, folder: Path, scores: dict[str, float]) -> None:
         with whole_folder(folder) as fresh:
-            save_network(copy.deepcopy(self.network).half(), fresh)
+            card = draft_card(self.network, reads_images=bool(self.teacher.marks))
+            save_network(copy.deepcopy(self.network).half(), fresh, card=card)
             options = {name: value for name, value in self.hparams.items() if not name.startswith("_")}
             training = {"step": self.global_step, "hyperparameters": options, "dev": scores}
             write_provenance(fresh, training)

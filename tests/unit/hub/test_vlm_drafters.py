@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import mmdec
-from mmdec.hub.vlm_drafters import load_network, read_network, save_network
+from mmdec.hub.find import PLACES
+from mmdec.hub.vlm_drafters import draft_card, load_network, read_network, save_network
 from mmdec.types import InputError
 from tests.support.draft_networks import draft_network
 from tests.support.tiny_text import VOCABULARY, language_model
@@ -64,6 +65,32 @@ def test_a_drafter_of_another_model_is_one_error(folder: Path, sizes: dict[str, 
         mmdec.load_drafter(folder, language_model(**sizes))
 
 
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ({"base": "402af2b1ab88", "target": "vlm-scenes"}, "vlm-scenes (402af2b1ab88)"),
+        ({"target": "vlm-scenes"}, "vlm-scenes"),
+        ({"base": "402af2b1ab88"}, "402af2b1ab88"),
+        ({}, "another model"),
+    ],
+)
+def test_the_error_names_the_targets_folder(names: dict[str, str], told: str, tmp_path: Path) -> None:
+    save_network(draft_network("eagle", MODEL, **names), tmp_path / "drafter")
+    with pytest.raises(InputError) as caught:
+        mmdec.load_drafter(tmp_path / "drafter", language_model(vocab_size=62))
+    assert f"It was trained for {told}; use" in str(caught.value)
+    card = (tmp_path / "drafter" / "README.md").read_text(encoding="utf-8")
+    assert f"for {told}." in card or not names
+    assert ('model="vlm-scenes"' in card) == ("target" in names)
+    assert "```" not in draft_card(read_network(tmp_path / "drafter"), reads_images=False)
+
+
+@pytest.mark.parametrize("system", ["eagle", "msd", "specvlm", "vispec", "flash"])
+def test_the_shipped_cards_are_what_is_written_today(system: str) -> None:
+    folder = next(place / "vlm-scenes" / system for place in PLACES if (place / "vlm-scenes").is_dir())
+    assert (folder / "README.md").read_text(encoding="utf-8") == draft_card(read_network(folder))
+
+
 def test_a_drafter_of_a_deeper_model(tmp_path: Path) -> None:
     save_network(draft_network("eagle", MODEL, layers=(3, -1)), tmp_path / "drafter")
     with pytest.raises(InputError, match="must have the layers"):
@@ -82,6 +109,8 @@ def test_a_drafter_of_a_deeper_model(tmp_path: Path) -> None:
         ({"text_after_image": "no"}, "`text_after_image` must be"),
         ({"fancy": 1}, "`fancy` is none of its settings"),
         ({"layers": [[0]]}, "`layers` must be"),
+        ({"base": None}, "`base` must be text"),
+        ({"target": 7}, "`target` must be text"),
         ({"layers": 5}, "damaged or of another version"),
         ({"fc_norm": True}, "lacks 'fc_norm.weight'"),
         ({"fc_bias": False}, "holds 'fc.bias'"),
