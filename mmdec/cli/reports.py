@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from mmdec import InputError
+from mmdec.checks.files import printable
 from mmdec.cli.output_files import json_text, write_text
 
 if TYPE_CHECKING:
@@ -25,15 +26,55 @@ if TYPE_CHECKING:
 STDOUT = "-"
 WIDTH = 80  # columns of a table at most, however wide the terminal is
 
+
+def report_target(name: str, suffix: str, printed: bool = True) -> Callable[[Any], Any]:
+    """A check of an option's file, made before anything is measured: only files that end in `suffix` are written.
+
+    printed: the option takes -, too. `--json` takes the next word as its file: without the check that might be a
+    recording, which the report would overwrite.
+    """
+
+    def checked(target: Any) -> Any:
+        if target is None or (printed and target == STDOUT):
+            return target
+        if Path(target).suffix.lower() != suffix or Path(target).is_dir():
+            printing = f" Write `{name} -` before an input, to print the report alone." if printed else ""
+            raise InputError(
+                f"`{name}` must be a file that ends in {suffix}{', or -' if printed else ''}, but is "
+                f"'{printable(str(target))}'. Name another.{printing}"
+            )
+        return target
+
+    return checked
+
+
 Report = Annotated[
-    Path | None, typer.Option("--output", "-o", dir_okay=False, help="Write the report to this JSON file, too.")
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        callback=report_target("--output", ".json", printed=False),
+        help="Write the report to this .json file, too.",
+    ),
 ]
 JsonTo = Annotated[
     str | None,
-    typer.Option("--json", metavar="[FILE|-]", help="Write JSON to this file; without a file, or -, print it alone."),
+    typer.Option(
+        "--json",
+        metavar="[FILE|-]",
+        callback=report_target("--json", ".json"),
+        help="Write JSON to this .json file; without a file, or -, print it alone.",
+    ),
 ]
 MarkdownTo = Annotated[
-    str | None, typer.Option("--markdown", metavar="FILE|-", help="Write Markdown to this file; -: print it alone.")
+    str | None,
+    typer.Option(
+        "--markdown",
+        metavar="FILE|-",
+        callback=report_target("--markdown", ".md"),
+        help="Write Markdown to this .md file; -: print it alone.",
+    ),
 ]
 PlotsTo = Annotated[
     Path | None, typer.Option("--plots", metavar="DIR", file_okay=False, help="Draw plots into this directory.")

@@ -61,13 +61,14 @@ def translate(
     If a file fails, the others are still translated. Failed files are listed at the end, and the exit code is 1.
     """
     from mmdec import translate_speech
+    from mmdec.audio import check_detector
     from mmdec.pipelines.translation.load import load
-    from mmdec.pipelines.translation.translator import check_pauses, check_strategy
+    from mmdec.pipelines.translation.translator import check_strategy
 
     if verify:
         strategy = "verified"
     check_strategy(strategy)
-    check_pauses(pauses)
+    check_detector(pauses)
     targets = output_paths(inputs, output, AUDIO_SUFFIXES, ".wav")
     set_threads(threads)
     translator = load(model, device, vocoder=vocoder)
@@ -106,17 +107,18 @@ def _translated(source: Path, target: Path, call: Callable[[Path], Translation],
 
 
 def _json_line(source: Path, target: Path, result: Translation, seconds: float) -> str:
+    told = result.to_dict()
     return json_text(
         {
             "input": str(source),
             "output": str(target),
-            "text": result.text,
-            "units": result.units,
-            "seconds_audio": round(result.seconds_source, 3),
+            "text": told["text"],
+            "units": told["units"],
+            "seconds_audio": round(told["seconds_source"], 3),
             "seconds_taken": round(seconds, 4),
-            "passes": result.passes,
-            "confidence": round(result.confidence, 4),
-            "timings": {stage: round(value, 5) for stage, value in result.timings.items()},
+            "passes": told["passes"],
+            "confidence": round(told["confidence"], 4),
+            "timings": {stage: round(value, 5) for stage, value in told["timings"].items()},
         }
     )
 

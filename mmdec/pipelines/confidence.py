@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, final
 
@@ -121,7 +122,7 @@ def check_min_confidence(value: float | None) -> float | None:
     """`min_confidence` as the calls take it. Raises InputError."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:
         raise InputError(f"`min_confidence` must be a number from 0 to 1, but is {show(value)}. Leave it out for none.")
     return float(value)
 

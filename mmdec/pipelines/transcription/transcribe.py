@@ -95,8 +95,9 @@ def transcribe(
     shipped name, a directory, a hub id, or a loaded model with its `processor`.
 
     `drafter` is "medusa" (the heads in the model's folder `medusa`), "lookup", "recycling" or another registered name,
-    a folder with a drafter's weights, a dotted path "package.module:Class", a smaller Whisper of the same vocabulary,
-    an `mmdec.types.Drafter`, or None. `rule`, `num_speculative_tokens` and `statistics` are those of `mmdec.speculate`.
+    a folder with a drafter's weights, its hub id, or "whisper-phrasebook/medusa" for the shipped heads, a dotted path
+    "package.module:Class", a smaller Whisper of the same vocabulary, an `mmdec.types.Drafter`, or None. `rule`,
+    `num_speculative_tokens` and `statistics` are those of `mmdec.speculate`.
 
     `timestamps` "segment" or "word" fills the segments: "segment" with the model's own times, "word" with words, where
     a segment begins with its first word and ends, with its last, where the model says. `language` is a name or a code,

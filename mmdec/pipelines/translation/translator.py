@@ -37,7 +37,6 @@ GPU_ROWS = 16  # rows of a padded batch on a GPU
 DRAFT_NODES = 192  # of a graph's continuation: an utterance's units, and what they might be instead
 
 GRAPH, AUTOREGRESSIVE = "graph", "autoregressive"  # kinds of decoding in confidence.json
-check_pauses = audio.check_detector  # as `translate_speech` takes `pauses`
 
 _Decoded = tuple[list[list[int]], list[Tensor], list[int]]  # units, acoustic inputs [(K + 1, d_tts), ...], passes
 

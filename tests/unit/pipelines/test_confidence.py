@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,6 +93,31 @@ def test_a_damaged_file_is_one_clear_error(tmp_path: Path, content: str) -> None
 def test_min_confidence_is_a_share(value: float) -> None:
     with pytest.raises(InputError, match="min_confidence"):
         check_min_confidence(value)
+
+
+@pytest.mark.parametrize("kind", [float, np.float32, np.float64, np.float16])
+def test_min_confidence_is_any_kind_of_number(kind: Any) -> None:
+    found = check_min_confidence(kind(0.5))
+    assert type(found) is float
+    assert found == 0.5
+    assert check_min_confidence(np.int64(1)) == 1.0  # type: ignore[arg-type] # numpy's numbers are numbers
+    for wrong in (np.float32("nan"), np.float32(1.5), np.bool_(True), np.array(0.5)):
+        with pytest.raises(InputError, match="min_confidence"):
+            check_min_confidence(wrong)  # type: ignore[arg-type] # what a caller may pass by mistake
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda **options: mmdec.describe("x.png", **options),
+        lambda **options: mmdec.Chat(**options),
+        lambda **options: mmdec.transcribe("x.wav", **options),
+        lambda **options: mmdec.translate_speech("x.wav", **options),
+    ],
+)
+def test_min_confidence_is_checked_before_a_model_is_loaded(call: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="`min_confidence` must be"):
+        call(model=tmp_path / "none", min_confidence=2)
 
 
 def test_a_refusal_names_both_numbers() -> None:
