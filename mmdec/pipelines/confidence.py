@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, final
 
 from mmdec.checks.arguments import show
+from mmdec.checks.weights import lies_inside
 from mmdec.types import InputError
 
 FILE = "confidence.json"
@@ -46,7 +47,8 @@ def evidence(logprobs: Sequence[float], name: str = "") -> dict[str, float]:
     costs = [max(-value, 0.0) for value in logprobs if not math.isnan(value)] or [math.inf]
     costs = [min(cost, 30.0) for cost in costs]
     mean = sum(costs) / len(costs)
-    worst = max(sum(costs[at : at + STRETCH]) / STRETCH for at in range(max(len(costs) - STRETCH, 0) + 1))
+    stretch = min(STRETCH, len(costs))
+    worst = max(sum(costs[at : at + stretch]) / stretch for at in range(len(costs) - stretch + 1))
     return {
         f"{name}mean": math.log(mean + FLOOR),
         f"{name}worst": math.log(worst + FLOOR),
@@ -81,6 +83,8 @@ def read_calibrations(folder: Path | None) -> dict[str, Calibration]:
         return {}
     path = folder / FILE
     try:
+        if not lies_inside(path, folder):
+            raise ValueError("it is a link that leads out of the folder")
         if path.stat().st_size > LARGEST:
             raise ValueError(f"it has more than {LARGEST} bytes")
         content = json.loads(path.read_text(encoding="utf-8"))

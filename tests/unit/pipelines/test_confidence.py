@@ -32,6 +32,8 @@ def test_evidence_is_the_mean_the_worst_stretch_and_the_count() -> None:
     assert seen["own mean"] == pytest.approx(math.log(2.3 / 8 + FLOOR))
     assert seen["own worst"] == pytest.approx(math.log((0.3 + 1.1 + 0.6) / 5 + FLOOR))
     assert seen["own count"] == pytest.approx(math.log(8))
+    short = evidence([-0.1, -0.6])  # a stretch of five that ends after two is one of two
+    assert short["worst"] == short["mean"] == pytest.approx(math.log(0.35 + FLOOR))
 
 
 def test_evidence_of_odd_numbers_is_finite() -> None:
@@ -87,6 +89,15 @@ def test_a_damaged_file_is_one_clear_error(tmp_path: Path, content: str) -> None
     (tmp_path / FILE).write_text(content)
     with pytest.raises(InputError, match=FILE):
         read_calibrations(tmp_path)
+
+
+def test_a_link_that_leads_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    write_calibrations(tmp_path, {"a": Calibration({}, 0.0)}, {})
+    (tmp_path / "model" / FILE).symlink_to(tmp_path / FILE)
+    assert read_calibrations(tmp_path)
+    with pytest.raises(InputError, match="leads out of the folder"):
+        read_calibrations(tmp_path / "model")
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.1, "0.5", True, math.nan])
