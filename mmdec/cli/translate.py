@@ -60,20 +60,19 @@ def translate(
 
     If a file fails, the others are still translated. Failed files are listed at the end, and the exit code is 1.
     """
-    from mmdec import translate_speech
-    from mmdec.audio import check_detector
+    import mmdec
     from mmdec.pipelines.translation.load import load
     from mmdec.pipelines.translation.translator import check_strategy
 
     if verify:
         strategy = "verified"
     check_strategy(strategy)
-    check_detector(pauses)
+    mmdec.audio.check_detector(pauses)
     targets = output_paths(inputs, output, AUDIO_SUFFIXES, ".wav")
     set_threads(threads)
     translator = load(model, device, vocoder=vocoder)
     options: dict[str, Any] = {"strategy": strategy, "min_confidence": min_confidence, "pauses": pauses}
-    call = partial(translate_speech, model=translator, **options)
+    call = partial(mmdec.translate_speech, model=translator, **options)
     errors: list[tuple[Path, str]] = []
     with progress_bar(count=True) as progress:
         task = progress.add_task("translating", total=len(inputs))

@@ -105,12 +105,11 @@ def describe(
     model with its `processor`.
 
     `drafter` is a system with weights for this model ("eagle", "msd", ...: a folder of that name inside the model's
-    folder, or beside it as <model>-eagle), "lookup", "recycling" or another registered name, a folder with a drafter's
-    weights, its hub id, or "vlm-scenes/eagle" for one of a shipped model, a dotted path "package.module:Class", a
-    smaller model, an `mmdec.types.Drafter`, or None for plain decoding; "auto" takes the first of those with weights
-    that there is, else "lookup". `rule`, `num_speculative_tokens`, `seed` and `statistics` are those of
-    `mmdec.generate`, and `options` go to `generate`: max_new_tokens (512 where the model does not say), do_sample,
-    temperature, repetition_penalty and so on.
+    folder, or beside it as <model>-eagle), "lookup", "recycling" or another registered name, a drafter's folder, its
+    hub id, "vlm-scenes/eagle" for a shipped one, a dotted path "package.module:Class", a smaller model, an
+    `mmdec.types.Drafter`, or None for plain decoding; "auto" takes the first of those with weights that there is, else
+    "lookup". `rule`, `num_speculative_tokens`, `seed` and `statistics` are those of `mmdec.generate`, and `options` go
+    to `generate`: max_new_tokens (512 where the model does not say), do_sample, temperature and so on.
 
     `on_text` is called with each piece of the answer as it is accepted, `on_round` with every round and its text, for
     one question; what they raise ends the call. `min_confidence`, 0 to 1, refuses answers that are less likely to be
