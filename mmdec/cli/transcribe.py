@@ -13,7 +13,7 @@ import typer
 from mmdec import InputError, MmdecError
 from mmdec.checks.files import printable
 from mmdec.cli.options import WHISPER_MODEL, Device, Inputs, JsonLines, MinConfidence, Model, Threads
-from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, unwritten, write_text
+from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, print_unsure, unwritten, write_text
 from mmdec.cli.progress import progress_bar
 from mmdec.pipelines.transcription.transcript import FORMATS, SUBTITLES, clock
 
@@ -115,6 +115,7 @@ def transcribe(
         "condition_on_prev_tokens": condition_on_prev_tokens or None,
     }
     errors: list[tuple[Path, str]] = []
+    confidences: list[tuple[Path, float]] = []
     results = _transcripts(inputs, batch_size, model, device, options)
     for source, target, result in zip(inputs, targets, results, strict=True):
         error = result if isinstance(result, str) else _write(result, target, kind)
@@ -122,6 +123,8 @@ def transcribe(
             errors.append((source, error))
         elif not isinstance(result, str):
             print(_report(source, target, result, kind, as_json, len(inputs) > 1), flush=True)
+            confidences.append((source, result.confidence))
+    print_unsure(confidences, model)
     print_failures(errors, len(inputs))
     if errors:
         raise typer.Exit(1)
