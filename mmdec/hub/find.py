@@ -73,7 +73,9 @@ def drafter_path(source: str | os.PathLike[str], fetching: Mapping[str, Any] | N
 
     Raises InputError where there is none.
     """
-    text = path_text(source, "folder", "a drafter's folder")
+    text = path_text(
+        source, "folder", "a drafter's folder, a shipped model's name and the drafter's (vlm-scenes/eagle)"
+    )
     if Path(text).is_dir():
         return Path(text)
     home, _, name = text.partition("/")
@@ -85,8 +87,8 @@ def drafter_path(source: str | os.PathLike[str], fetching: Mapping[str, Any] | N
     if HUB_ID.fullmatch(text):
         return download(text, HUB_FILES, "folder", fetching)
     raise InputError(
-        f"`folder` must be a drafter's folder, a hub id, or a shipped model's name and the drafter's "
-        f"(vlm-scenes/eagle), but is '{text}'. Check the spelling."
+        f"`folder` must be a drafter's folder, a shipped model's name and the drafter's (vlm-scenes/eagle), or a hub "
+        f"id, but is '{text}'. Check the spelling."
     )
 
 
