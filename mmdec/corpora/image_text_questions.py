@@ -73,8 +73,8 @@ def read_questions(
         questions = _conversations(read_conversations(path, folder))
     else:
         raise InputError(
-            f"`questions` must be .jsonl, .tsv, a JSON list, TextVQA's or VQAv2's JSON, or MMMU's parquet, but '{path}' "
-            "is none. Write one JSON object a line with `image` and `question`."
+            f"`questions` must be .jsonl, .tsv, a JSON list, TextVQA's or VQAv2's JSON, or MMMU's parquet, but "
+            f"'{path}' is none. Write one JSON object a line with `image` and `question`."
         )
     return by_task(questions, limit)
 
