@@ -19,6 +19,7 @@ from mmdec.cli.reports import Against, Destinations, JsonTo, MarkdownTo, PlotsTo
 
 ORDER = ("kernels", "core", "speech", "asr", "vlm", "compressor", "paper")  # paper shows what the others measured
 SAMPLES = Path("data/samples/english")  # where there is no corpus
+SCENES, PICTURES = Path("data/scenes/test.json"), Path("data/samples/images/samples.tsv")  # the same for pictures
 GRACE = 10  # seconds that a benchmark out of time has to end
 
 Names = Annotated[
@@ -78,6 +79,8 @@ def _command(name: str, path: Path, device: str, threads: int, quick: bool, besi
     words += ["--threads", str(threads), *(word for other in beside for word in ("--beside", str(other)))]
     if name == "asr" and not WHISPER_CORPUS.exists():
         words += map(str, sorted(SAMPLES.glob("*.flac")))
+    if name == "vlm" and not SCENES.exists() and PICTURES.exists():
+        words += ["--questions", str(PICTURES)]
     return words + (["--repeats", "1", *QUICK.get(name, [])] if quick else [])
 
 

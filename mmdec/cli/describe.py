@@ -13,7 +13,7 @@ import typer
 from mmdec import InputError, MmdecError
 from mmdec.checks.files import printable
 from mmdec.cli.options import VLM_MODEL, Device, JsonLines, MinConfidence, Model, Threads
-from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, unwritten, write_text
+from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, print_unsure, unwritten, write_text
 from mmdec.cli.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -75,14 +75,19 @@ def describe(
         "min_confidence": min_confidence,
     }
     errors: list[tuple[Path, str]] = []
+    confidences: list[tuple[str, float]] = []
     several = len(questions) > 1
     results = _descriptions(questions, prompt, model, device, options, partial(_speak, several) if stream else None)
     for source, target, result in zip(questions, targets, results, strict=True):
         error = result if isinstance(result, str) else _write(result, target, suffix == ".json")
+        name = ", ".join(source) if isinstance(source, tuple) else source
         if error:
-            errors.append((Path(", ".join(source) if isinstance(source, tuple) else source), error))
-        elif not isinstance(result, str) and not stream:
-            print(_report(source, target, result, as_json, several), flush=True)
+            errors.append((Path(name), error))
+        elif not isinstance(result, str):
+            confidences.append((name, result.confidence))
+            if not stream:
+                print(_report(source, target, result, as_json, several), flush=True)
+    print_unsure(confidences, model)
     print_failures(errors, len(questions))
     if errors:
         raise typer.Exit(1)

@@ -40,7 +40,8 @@ Plan = Annotated[
 Questions = Annotated[
     Path | None,
     typer.Option(
-        help="What is asked: a .jsonl with image, question and perhaps answer; the file of TextVQA, VQAv2 or "
+        help="What is asked: a .jsonl with image, question and perhaps answer; a table like that of the sample "
+        "pictures, data/samples/images/samples.tsv; the file of TextVQA, VQAv2 or "
         "LLaVA-Bench; a folder with MMMU's parquet; or drawn scenes. Default: data/scenes/test.json; with --images "
         "alone --prompt about each of them.",
         show_default=False,

@@ -12,6 +12,8 @@ from typing import Any
 from mmdec import InputError, MmdecError
 from mmdec.checks.files import printable, reason, write_whole
 
+LIKELY_WRONG = 0.5  # confidences below it are warned of
+
 
 def output_paths(inputs: Sequence[Path], output: Path, suffixes: Sequence[str], suffix: str) -> list[Path]:
     """The output file of each input: `output` itself, if it ends in one of `suffixes`, or a file in the directory
@@ -64,3 +66,28 @@ def print_failures(failed: Sequence[tuple[Path, str]], total: int) -> None:
         print(f"failed: {printable(str(source))}: {message}", file=sys.stderr)
     if failed:
         print(f"{len(failed)} of {total} files failed", file=sys.stderr)
+
+
+def print_unsure(results: Sequence[tuple[object, float]], model: str) -> None:
+    """Warn on stderr of each output, (its input's name, its confidence), that is likely wrong. Only a model whose
+    confidence was fitted is believed."""
+    unsure = [(name, value) for name, value in results if value < LIKELY_WRONG]
+    if not unsure or not _fitted(model):
+        return
+    for name, value in unsure:
+        print(
+            f"warning: {printable(str(name))}: the output is likely wrong: its confidence is {value:.2f}, below "
+            f"{LIKELY_WRONG}.",
+            file=sys.stderr,
+        )
+
+
+def _fitted(model: str) -> bool:
+    """Whether the model's folder holds a curve of confidence."""
+    from mmdec.hub.find import find
+    from mmdec.pipelines.confidence import FILE, read_calibrations
+
+    try:
+        return bool(read_calibrations(find(model, files=["config.json", FILE])))
+    except InputError:  # gone meanwhile
+        return False

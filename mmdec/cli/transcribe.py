@@ -13,7 +13,7 @@ import typer
 from mmdec import InputError, MmdecError
 from mmdec.checks.files import printable
 from mmdec.cli.options import WHISPER_MODEL, Device, Inputs, JsonLines, MinConfidence, Model, Threads
-from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, unwritten, write_text
+from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, print_unsure, unwritten, write_text
 from mmdec.cli.progress import progress_bar
 from mmdec.pipelines.transcription.transcript import FORMATS, SUBTITLES, clock
 
@@ -91,14 +91,10 @@ def transcribe(
 
     If a file fails, the others are still transcribed. Failed files are listed at the end, and the exit code is 1.
     """
-    kind = _format(kind, output)
-    if as_json and output is None and kind not in ("text", "json"):
-        raise InputError(f"`--format` must be left out with `--json`, but is {kind!r}. Name an `--output` for it.")
+    kind = _format(kind, output, as_json)
     if kind in SUBTITLES:
         timestamps = timestamps or "segment"
-    targets: list[Path | None] = [None] * len(inputs)
-    if output is not None:
-        targets = [*output_paths(inputs, output, tuple(SUFFIXES.values()), SUFFIXES[kind])]
+    targets = _targets(inputs, output, kind)
     options: dict[str, Any] = {
         "drafter": None if drafter == "none" else drafter,
         "timestamps": timestamps,
@@ -115,6 +111,7 @@ def transcribe(
         "condition_on_prev_tokens": condition_on_prev_tokens or None,
     }
     errors: list[tuple[Path, str]] = []
+    confidences: list[tuple[Path, float]] = []
     results = _transcripts(inputs, batch_size, model, device, options)
     for source, target, result in zip(inputs, targets, results, strict=True):
         error = result if isinstance(result, str) else _write(result, target, kind)
@@ -122,6 +119,8 @@ def transcribe(
             errors.append((source, error))
         elif not isinstance(result, str):
             print(_report(source, target, result, kind, as_json, len(inputs) > 1), flush=True)
+            confidences.append((source, result.confidence))
+    print_unsure(confidences, model)
     print_failures(errors, len(inputs))
     if errors:
         raise typer.Exit(1)
@@ -182,7 +181,14 @@ def _results(batch: list[Path], call: Callable[[Any], Any]) -> list[Transcript |
         return [result for path in batch for result in _results([path], call)]
 
 
-def _format(kind: str | None, output: Path | None) -> str:
+def _targets(inputs: Sequence[Path], output: Path | None, kind: str) -> list[Path | None]:
+    """The output file of each input; None where its text is printed."""
+    if output is None:
+        return [None] * len(inputs)
+    return [*output_paths(inputs, output, tuple(SUFFIXES.values()), SUFFIXES[kind])]
+
+
+def _format(kind: str | None, output: Path | None, as_json: bool) -> str:
     """The output format: `--format`, else the suffix of `--output`, else text."""
     named = next((name for name, suffix in SUFFIXES.items() if output and output.suffix.lower() == suffix), None)
     if output is not None and os.path.isdir(output):
@@ -191,7 +197,10 @@ def _format(kind: str | None, output: Path | None) -> str:
         raise InputError(f"`--format` must be one of {', '.join(FORMATS)}, but is {kind!r}. Choose one.")
     if kind is not None and named is not None and kind != named:
         raise InputError(f"`--format` must fit `--output`, '{output}', but is {kind!r}. Leave it out.")
-    return kind or named or "text"
+    kind = kind or named or "text"
+    if as_json and output is None and kind not in ("text", "json"):
+        raise InputError(f"`--format` must be left out with `--json`, but is {kind!r}. Name an `--output` for it.")
+    return kind
 
 
 def _report(source: Path, target: Path | None, result: Transcript, kind: str, as_json: bool, several: bool) -> str:

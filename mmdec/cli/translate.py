@@ -12,7 +12,7 @@ import typer
 
 from mmdec.checks.files import printable
 from mmdec.cli.options import SPEECH_MODEL, Device, Inputs, JsonLines, MinConfidence, Model, Threads, set_threads
-from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, unwritten
+from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, print_unsure, unwritten
 from mmdec.cli.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -74,21 +74,27 @@ def translate(
     options: dict[str, Any] = {"strategy": strategy, "min_confidence": min_confidence, "pauses": pauses}
     call = partial(mmdec.translate_speech, model=translator, **options)
     errors: list[tuple[Path, str]] = []
+    confidences: list[tuple[Path, float]] = []
     with progress_bar(count=True) as progress:
         task = progress.add_task("translating", total=len(inputs))
         for source, target in zip(inputs, targets, strict=True):
             progress.update(task, description=source.name)
-            error = _translated(source, target, call, _json_line if as_json else _plain_lines)
-            if error:
-                errors.append((source, error))
+            done = _translated(source, target, call, _json_line if as_json else _plain_lines)
+            if isinstance(done, str):
+                errors.append((source, done))
+            else:
+                confidences.append((source, done))
             progress.advance(task)
+    print_unsure(confidences, model)
     print_failures(errors, len(inputs))
     if errors:
         raise typer.Exit(1)
 
 
-def _translated(source: Path, target: Path, call: Callable[[Path], Translation], report: Callable[..., str]) -> str:
-    """Translate one file and print what came of it; the error message, or "" if it is written."""
+def _translated(
+    source: Path, target: Path, call: Callable[[Path], Translation], report: Callable[..., str]
+) -> float | str:
+    """Translate one file and print what came of it; its confidence if it is written, else the error message."""
     from mmdec.runtime import Stopwatch
 
     stopwatch = Stopwatch()
@@ -102,7 +108,7 @@ def _translated(source: Path, target: Path, call: Callable[[Path], Translation],
     seconds = stopwatch.lap()
     sys.stderr.flush()
     print(report(source, target, result, seconds), flush=True)
-    return ""
+    return result.confidence
 
 
 def _json_line(source: Path, target: Path, result: Translation, seconds: float) -> str:

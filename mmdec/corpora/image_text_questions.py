@@ -6,6 +6,7 @@
 | .json with `data` | TextVQA 0.5.1: pictures are {image_id}.jpg |
 | .json with `questions` | VQAv2: pictures are COCO_{subset}_{image_id}.jpg; annotations lie beside the file |
 | .json, a list | llava_v1_5_mix665k's, and the drawn scenes': `corpora/image_text.py` |
+| .tsv | the sample pictures' (`data/samples/images`): `file`, `task`, `question`, `answer`, pictures beside the list |
 | .parquet, or a folder of them | MMMU: `corpora/image_text_mmmu.py` |
 """
 
@@ -20,11 +21,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mmdec.corpora.image_text import IMAGE, Conversation, read_conversations
-from mmdec.corpora.tables import evenly_spaced
+from mmdec.corpora.tables import evenly_spaced, read_table
 from mmdec.types import InputError
 
 MAX_BYTES = 2_000_000_000  # of a list of questions
 MAX_IMAGES = 64  # of one question
+COLUMNS = ["file", "task", "question", "answer"]
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 SHORT = "\nAnswer the question using a single word or phrase."  # what LLaVA's evaluation asks of VQAv2 and TextVQA
 
@@ -57,6 +59,8 @@ def read_questions(
         from mmdec.corpora.image_text_mmmu import read_mmmu  # pyarrow only where it is needed
 
         return read_mmmu(path, limit)
+    if path.suffix == ".tsv":
+        return by_task(_table(path, path.parent if images is None else Path(images)), limit)
     rows = _rows(path)
     folder = None if images is None else Path(images)
     if isinstance(rows, dict) and isinstance(rows.get("data"), list):
@@ -69,8 +73,8 @@ def read_questions(
         questions = _conversations(read_conversations(path, folder))
     else:
         raise InputError(
-            f"`questions` must be .jsonl, a JSON list, TextVQA's or VQAv2's JSON, or MMMU's parquet, but '{path}' is "
-            "none. Write one JSON object a line with `image` and `question`."
+            f"`questions` must be .jsonl, .tsv, a JSON list, TextVQA's or VQAv2's JSON, or MMMU's parquet, but "
+            f"'{path}' is none. Write one JSON object a line with `image` and `question`."
         )
     return by_task(questions, limit)
 
@@ -169,6 +173,21 @@ def _lines(rows: Sequence[Any], path: Path, folder: Path) -> list[ImageQuestion]
         task = str(row.get("category", row.get("task", "all")))
         scoring = "" if not answers else "exact" if len(answers) < 10 else "vqav2"
         questions.append(ImageQuestion(name, text.strip(), pictures, task, scoring, tuple(answers)))
+    return questions
+
+
+def _table(path: Path, folder: Path) -> list[ImageQuestion]:
+    """Answers are whole sentences: nothing says which part of them counts."""
+    questions = []
+    rows = list(read_table(path))
+    if not rows or rows[0] != COLUMNS:
+        raise _refuse(0, path, f"the columns {', '.join(COLUMNS)}", rows[0] if rows else "no row")
+    for number, row in enumerate(rows[1:], 1):
+        if len(row) != len(COLUMNS) or not row[2].strip():
+            raise _refuse(number, path, f"the columns {', '.join(COLUMNS)}, with a text as `question`", row)
+        file, task, text, answer = row
+        picture = _picture_path(folder, file, number, path)
+        questions.append(ImageQuestion(f"{file}-{number}", text, (picture,), task, reference=answer))
     return questions
 
 

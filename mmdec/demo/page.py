@@ -23,10 +23,11 @@ TABS = (translate, transcribe, describe)  # in order
 WAITING = 64  # requests in the queue; further ones are told that it is full
 SWEEP, AGE = 600, 3600  # seconds: every so often, uploads and sounds that are older are deleted
 LOCAL = "127.0.0.1"  # where Gradio looks whether a port is free, whatever the host is
-TITLE = "mmdec: the model's own output, in fewer passes"
+TITLE = "mmdec: parallel decoding, pass by pass"
 LEAD = (
-    "<h1>mmdec</h1><p class='mm-lead'>Speech and vision-language models that write many tokens in one pass, and write "
-    "exactly what they would have written one by one. Press a sample in any tab and watch.</p>"
+    "<h1>mmdec</h1><p class='mm-lead'>Speech and vision-language models that write many tokens in one pass. Where a "
+    "draft is verified, they write exactly what they would have written one by one; each race says whether the outputs "
+    "are equal. Press a sample in any tab and watch.</p>"
 )
 FONTS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"]  # nothing is fetched
 

@@ -65,8 +65,7 @@ def bench_vlm(
 
     questions, images, prompt: as for `evaluate_vlm`; per_task of each task are taken, evenly spaced. drafters: as
     `describe` takes them; the first is compared with the others, too. plan: draft size, see `parse_plan`. Raises
-    InputError, and
-    MmdecError if mmdec's tokens differ from those of greedy decoding.
+    InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
     check_whole("per_task", per_task, 1, 2**31, "6 of each task give a first impression.")
     check_whole("repeats", repeats, 1, 10_000, "5 give quartiles.")

@@ -171,7 +171,7 @@ def _speech(raw: Raw) -> BenchReport:
         exactness=(Exactness("units of verified and of autoregressive decoding", count, count),),
         comparisons=tuple(rows),
         quantities=(
-            Quantity("verified: phones for a pass of the baseline", verified["units_per_pass"], "phones", count),
+            Quantity("verified: phones in each pass of the baseline", verified["units_per_pass"], "phones", count),
             Quantity(
                 "file to samples, for a second of source",
                 1e3 * rate["median"],

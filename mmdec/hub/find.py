@@ -85,7 +85,9 @@ def drafter_path(
 
     Raises InputError where there is none.
     """
-    text = path_text(source, argument, "a drafter's folder")
+    text = path_text(
+        source, argument, "a drafter's folder, a shipped model's name and the drafter's (vlm-scenes/eagle)"
+    )
     if Path(text).is_dir():
         return Path(text)
     home, _, name = text.partition("/")
@@ -97,8 +99,8 @@ def drafter_path(
     if HUB_ID.fullmatch(text):
         return download(text, HUB_FILES, argument, fetching)
     raise InputError(
-        f"`{argument}` must be a drafter's folder, a hub id, or a shipped model's name and the drafter's "
-        f"(vlm-scenes/eagle), but is '{text}'. Check the spelling."
+        f"`{argument}` must be a drafter's folder, a shipped model's name and the drafter's (vlm-scenes/eagle), or a "
+        f"hub id, but is '{text}'. Check the spelling."
     )
 
 

@@ -1,9 +1,14 @@
 """How likely an output is to be right: a logistic curve over how sure the model was of its tokens.
 
-A model is asked nothing more than it computes anyway: the log-probabilities of the tokens that it chose. An answer
-about a picture is also judged by the pixels (`description/picture_evidence.py`). What both mean was fitted on held-out
-data (`mmdec.evaluation.calibration`) and lies in the model's folder as confidence.json; without that file the
-confidence is the tokens' mean probability (geometric), which nobody has compared with the truth.
+The evidence is the log-probabilities of the chosen tokens: their mean, the worst stretch and the count. A transcript
+and an answer need no further pass for them; a transcript adds `rate`, tokens for each second of sound, an answer about a
+picture `structure`, what the pixels show (`description/picture_evidence.py`). A translation needs one pass of the
+autoregressive decoder over its units. That pass gives these three, and `differs`, the share of units that it would have
+chosen otherwise; a path through the graph adds `graph`, its own log-probability.
+
+What the evidence means was fitted on held-out data (`mmdec.evaluation.calibration`) and lies in the model's folder as
+confidence.json; without that file the confidence is the tokens' mean probability (geometric), which nobody has compared
+with the truth.
 Source: Platt, "Probabilistic outputs for support vector machines", 1999, with several inputs.
 """
 

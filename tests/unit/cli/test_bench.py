@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from mmdec import cli
 from mmdec.cli import bench_runs
+from mmdec.corpora.image_text_questions import read_questions
 from mmdec.evaluation import bench_core, bench_translation
 from mmdec.evaluation.bench_report import load_run, to_json
 from mmdec.types import InputError
@@ -167,6 +168,35 @@ def test_all_runs_each_and_names_what_was_left_out(monkeypatch: pytest.MonkeyPat
     assert run("bench", "all", "--only", "core", "--minutes", 3).exit_code == 0
     assert [command[4] for command in commands] == ["core"]
     assert isinstance(run("bench", "all", "--only", "cores").exception, InputError)
+
+
+def test_without_a_corpus_the_samples_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    samples = Path(__file__).parents[3] / "data" / "samples"
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    Path("data/samples").symlink_to(samples)
+    asked = bench_runs._command("vlm", Path("a.json"), "cpu", 1, False, [])
+    listed = Path(asked[asked.index("--questions") + 1])
+    questions = read_questions(listed)
+    assert len(questions) == len(listed.read_text(encoding="utf-8").splitlines()) - 1
+    assert all(Path(str(picture)).is_file() for question in questions for picture in question.images)
+    assert {"describe", "price_of"} <= {question.task for question in questions}
+    recordings = bench_runs._command("asr", Path("a.json"), "cpu", 1, False, [])
+    assert sum(word.endswith(".flac") for word in recordings) == 3
+    Path("data/scenes").mkdir()
+    Path("data/scenes/test.json").touch()
+    assert "--questions" not in bench_runs._command("vlm", Path("a.json"), "cpu", 1, False, [])
+
+
+@pytest.mark.parametrize("lines", [[], ["file\tquestion"], ["a.png\tb\tWhat?"], ["../a.png\tb\tWhat?\tThat."]])
+def test_a_table_of_questions_is_checked(lines: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "samples.tsv"
+    path.write_text("\n".join(["file\ttask\tquestion\tanswer", *lines] if lines[-1:] != ["file\tquestion"] else lines))
+    if not lines:
+        assert read_questions(path) == []
+        path.unlink()
+    with pytest.raises(InputError, match="must have"):
+        read_questions(path)
 
 
 def test_a_benchmark_out_of_time_or_luck_says_why(capfd: pytest.CaptureFixture[str]) -> None:
