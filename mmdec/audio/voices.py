@@ -18,9 +18,9 @@ FRAME = SAMPLE_RATE // 100  # samples in 10 ms, the shortest frame that the dete
 AGGRESSIVENESS = 2  # 0 to 3: how readily a frame counts as no voice
 
 
-def check_detector(detector: str) -> None:
+def check_detector(detector: object) -> None:
     """Refuse what is no detector, and one whose package is not installed."""
-    if detector not in (ENERGY, WEBRTC):
+    if not isinstance(detector, str) or detector not in (ENERGY, WEBRTC):
         raise InputError(f"`pauses` must be {ENERGY} or {WEBRTC}, but is {show(detector)}. Choose one.")
     if detector == WEBRTC:
         _package()

@@ -66,7 +66,18 @@ def show_logs() -> None:
     level = logging.getLevelNamesMapping().get(os.environ.get("MMDEC_LOG", "warning").upper(), logging.WARNING)
     ours = logging.getLogger("mmdec")
     ours.setLevel(level)
-    if not ours.handlers:
-        handler = logging.StreamHandler()
+    if not any(isinstance(handler, StderrHandler) for handler in ours.handlers):
+        handler = StderrHandler()
         handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
         ours.addHandler(handler)
+
+
+class StderrHandler(logging.Handler):
+    """Prints on what is stderr now: while a progress bar is shown, that is above the bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """As `logging` calls it, for records of the level that is shown."""
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:  # as in logging's own handlers
+            self.handleError(record)

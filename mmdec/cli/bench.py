@@ -32,7 +32,7 @@ from mmdec.cli.options import (
     language_or_none,
     log,
 )
-from mmdec.cli.reports import Against, Destinations, JsonTo, MarkdownTo, PlotsTo, Report, ReportCommand
+from mmdec.cli.reports import Destinations, ReportCommand, reporting
 
 app = typer.Typer(
     help="Time a model and its baseline in turn. Outputs are compared first: without equality there are no figures.",
@@ -52,6 +52,7 @@ def _deliver(bench: str, raw: Mapping[str, Any], to: Destinations) -> None:
 
 
 @app.command(cls=ReportCommand)
+@reporting
 def speech(
     recordings: Annotated[
         list[Path] | None, typer.Argument(metavar="[IN]...", help="French recordings. Default: data/samples/*.wav.")
@@ -61,21 +62,18 @@ def speech(
     model: Model = SPEECH_MODEL,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
-    output: Report = None,
-    json_to: JsonTo = None,
-    markdown: MarkdownTo = None,
-    plots: PlotsTo = None,
-    against: Against = None,
+    *,
+    to: Destinations,
 ) -> None:
     """Time speech translation: the DAG against autoregressive decoding by source length, and file to samples."""
     from mmdec.evaluation.bench_translation import bench_speech
 
-    to = Destinations(output, json_to, markdown, plots, against)
     paths = [*(recordings or ()), *(audio or ())] or sorted(Path("data/samples").glob("*.wav"))
     _deliver("speech", bench_speech(paths, model, repeats=repeats, device=device, threads=threads, log=log), to)
 
 
 @app.command(cls=ReportCommand)
+@reporting
 def paper(
     beside: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="Saved JSON of other benchmarks, for our figures.")
@@ -83,11 +81,8 @@ def paper(
     repeats: Pairs = 5,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
-    output: Report = None,
-    json_to: JsonTo = None,
-    markdown: MarkdownTo = None,
-    plots: PlotsTo = None,
-    against: Against = None,
+    *,
+    to: Destinations,
 ) -> None:
     """Published figures beside ours; DASpeech of the paper's size, random weights, is timed against an S2UT decoder."""
     from mmdec.evaluation.bench_published import with_published
@@ -95,23 +90,20 @@ def paper(
     from mmdec.evaluation.bench_rows import report_of
     from mmdec.evaluation.bench_translation import bench_paper
 
-    to = Destinations(output, json_to, markdown, plots, against)
     saved = [report for path in beside or () for report in load_run(path).reports]
     report = report_of("paper", bench_paper(repeats=repeats, device=device, threads=threads, log=log))
     to.deliver(BenchRun((with_published(report, saved),)))
 
 
 @app.command(cls=ReportCommand)
+@reporting
 def core(
     repeats: Pairs = 5,
     sizes: Annotated[str, typer.Option(help="Parameters of the models, comma-separated.")] = "2M,30M,130M",
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
-    output: Report = None,
-    json_to: JsonTo = None,
-    markdown: MarkdownTo = None,
-    plots: PlotsTo = None,
-    against: Against = None,
+    *,
+    to: Destinations,
 ) -> None:
     """Time mmdec's loop against transformers' own, on language models with random weights."""
     from mmdec.evaluation.bench_core import SIZES, bench_core
@@ -119,11 +111,11 @@ def core(
     names = [size.strip() for size in sizes.split(",")]
     if not set(names) <= set(SIZES):
         raise InputError(f"`sizes` must be some of {', '.join(SIZES)}, but is {sizes!r:.60}. Choose from these.")
-    to = Destinations(output, json_to, markdown, plots, against)
     _deliver("core", bench_core(names, repeats, device=device, threads=threads, log=log), to)
 
 
 @app.command(cls=ReportCommand)
+@reporting
 def compressor(
     size: Annotated[str, typer.Option(help="small, medium or 7B.")] = "medium",
     visual: Annotated[str, typer.Option(help="Visual tokens, comma-separated.")] = "64,256,1024",
@@ -131,11 +123,8 @@ def compressor(
     repeats: Pairs = 5,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
-    output: Report = None,
-    json_to: JsonTo = None,
-    markdown: MarkdownTo = None,
-    plots: PlotsTo = None,
-    against: Against = None,
+    *,
+    to: Destinations,
 ) -> None:
     """Time SpecVLM's drafter against EAGLE-2's by the number of visual tokens, with random weights."""
     from mmdec.evaluation.bench_compressor import SIZES, bench_compressor
@@ -143,30 +132,27 @@ def compressor(
     if size not in SIZES:
         raise InputError(f"`size` must be one of {', '.join(SIZES)}, but is {size!r:.60}. Choose one.")
     counts = [_visual_count(count) for count in visual.split(",")]
-    to = Destinations(output, json_to, markdown, plots, against)
     raw = bench_compressor(size, counts, accepted=accepted, repeats=repeats, device=device, threads=threads, log=log)
     _deliver("compressor", raw, to)
 
 
 @app.command(cls=ReportCommand)
+@reporting
 def kernels(
     repeats: Pairs = 15,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 1,
-    output: Report = None,
-    json_to: JsonTo = None,
-    markdown: MarkdownTo = None,
-    plots: PlotsTo = None,
-    against: Against = None,
+    *,
+    to: Destinations,
 ) -> None:
     """Time the operators alone: GPU kernels against SDPA, FlexAttention and dense torch; on a CPU the torch forms."""
     from mmdec.evaluation.bench_kernels import bench_kernels
 
-    to = Destinations(output, json_to, markdown, plots, against)
     _deliver("kernels", bench_kernels(repeats=repeats, device=device, threads=threads, log=log), to)
 
 
 @app.command(cls=ReportCommand)
+@reporting
 def asr(
     recordings: Annotated[
         list[Path] | None,
@@ -192,16 +178,12 @@ def asr(
     max_new_tokens: MaxNewTokens = None,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
-    output: Report = None,
-    json_to: JsonTo = None,
-    markdown: MarkdownTo = None,
-    plots: PlotsTo = None,
-    against: Against = None,
+    *,
+    to: Destinations,
 ) -> None:
     """Time Medusa heads against transformers' greedy decoding, prompt lookup and an assistant, tokens equal."""
     from mmdec.evaluation.bench_transcription import PLANS, bench_asr
 
-    to = Destinations(output, json_to, markdown, plots, against)
     raw = bench_asr(
         [*(recordings or ()), *(audio or ())],
         corpus,
@@ -225,6 +207,7 @@ def asr(
 
 
 @app.command(cls=ReportCommand)
+@reporting
 def vlm(
     questions: Questions = None,
     images: Pictures = None,
@@ -240,16 +223,12 @@ def vlm(
     max_new_tokens: AnswerTokens = None,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
-    output: Report = None,
-    json_to: JsonTo = None,
-    markdown: MarkdownTo = None,
-    plots: PlotsTo = None,
-    against: Against = None,
+    *,
+    to: Destinations,
 ) -> None:
     """Time drafters for pictures against transformers' greedy decoding, its prompt lookup and plain decoding."""
     from mmdec.evaluation.bench_description import bench_vlm
 
-    to = Destinations(output, json_to, markdown, plots, against)
     raw = bench_vlm(
         questions,
         images,

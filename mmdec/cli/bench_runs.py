@@ -15,7 +15,7 @@ import typer
 
 from mmdec import InputError
 from mmdec.cli.options import WHISPER_CORPUS, BenchDevice, BenchThreads, log
-from mmdec.cli.reports import Against, Destinations, JsonTo, MarkdownTo, PlotsTo, Report
+from mmdec.cli.reports import Against, Destinations, JsonTo, MarkdownTo, PlotsTo, reporting
 
 ORDER = ("kernels", "core", "speech", "asr", "vlm", "compressor", "paper")  # paper shows what the others measured
 SAMPLES = Path("data/samples/english")  # where there is no corpus
@@ -27,17 +27,15 @@ Names = Annotated[
 ]
 
 
+@reporting
 def everything(
     only: Names = None,
     minutes: Annotated[float, typer.Option(min=0.01, help="Time limit in minutes of each benchmark.")] = 10.0,
     quick: Annotated[bool, typer.Option("--quick", help="The fewest repeats, sizes and inputs: does it work?")] = False,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
-    output: Report = None,
-    json_to: JsonTo = None,
-    markdown: MarkdownTo = None,
-    plots: PlotsTo = None,
-    against: Against = None,
+    *,
+    to: Destinations,
 ) -> None:
     """Each benchmark in turn, in a process of its own, with a time limit; what was left out is named.
 
@@ -46,7 +44,6 @@ def everything(
     unknown = sorted(set(only or ()) - set(ORDER))
     if unknown:
         raise InputError(f"`--only` must be one of {', '.join(ORDER)}, but is {unknown[0]!r:.60}. Choose from these.")
-    to = Destinations(output, json_to, markdown, plots, against)
     from mmdec.evaluation.bench_report import BenchRun, load_run, merged
 
     chosen = [name for name in ORDER if not only or name in only]

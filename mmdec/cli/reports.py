@@ -6,13 +6,16 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from mmdec import InputError
+from mmdec.checks.files import printable
 from mmdec.cli.output_files import json_text, write_text
 
 if TYPE_CHECKING:
@@ -23,15 +26,55 @@ if TYPE_CHECKING:
 STDOUT = "-"
 WIDTH = 80  # columns of a table at most, however wide the terminal is
 
+
+def report_target(name: str, suffix: str, printed: bool = True) -> Callable[[Any], Any]:
+    """A check of an option's file, made before anything is measured: only files that end in `suffix` are written.
+
+    printed: the option takes -, too. `--json` takes the next word as its file: without the check that might be a
+    recording, which the report would overwrite.
+    """
+
+    def checked(target: Any) -> Any:
+        if target is None or (printed and target == STDOUT):
+            return target
+        if Path(target).suffix.lower() != suffix or Path(target).is_dir():
+            printing = f" Write `{name} -` before an input, to print the report alone." if printed else ""
+            raise InputError(
+                f"`{name}` must be a file that ends in {suffix}{', or -' if printed else ''}, but is "
+                f"'{printable(str(target))}'. Name another.{printing}"
+            )
+        return target
+
+    return checked
+
+
 Report = Annotated[
-    Path | None, typer.Option("--output", "-o", dir_okay=False, help="Write the report to this JSON file, too.")
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        callback=report_target("--output", ".json", printed=False),
+        help="Write the report to this .json file, too.",
+    ),
 ]
 JsonTo = Annotated[
     str | None,
-    typer.Option("--json", metavar="[FILE|-]", help="Write JSON to this file; without a file, or -, print it alone."),
+    typer.Option(
+        "--json",
+        metavar="[FILE|-]",
+        callback=report_target("--json", ".json"),
+        help="Write JSON to this .json file; without a file, or -, print it alone.",
+    ),
 ]
 MarkdownTo = Annotated[
-    str | None, typer.Option("--markdown", metavar="FILE|-", help="Write Markdown to this file; -: print it alone.")
+    str | None,
+    typer.Option(
+        "--markdown",
+        metavar="FILE|-",
+        callback=report_target("--markdown", ".md"),
+        help="Write Markdown to this .md file; -: print it alone.",
+    ),
 ]
 PlotsTo = Annotated[
     Path | None, typer.Option("--plots", metavar="DIR", file_okay=False, help="Draw plots into this directory.")
@@ -57,14 +100,17 @@ class ReportCommand(TyperCommand):
 
 @dataclass(frozen=True)
 class Destinations:
-    """Where a benchmark's report goes. Made before anything is measured: what cannot work is refused at once."""
+    """Where a benchmark's report goes. Made before anything is measured: what cannot work is refused at once.
 
-    output: Path | None = None
-    json: str | None = None
-    markdown: str | None = None
-    plots: Path | None = None
-    against: Path | None = None
-    metrics: Path | None = None
+    A benchmark that `reporting` decorates has the annotated fields as options.
+    """
+
+    output: Report = None
+    json: JsonTo = None
+    markdown: MarkdownTo = None
+    plots: PlotsTo = None
+    against: Against = None
+    metrics: Path | None = None  # of `bench show` alone
 
     def __post_init__(self) -> None:
         if self.json == STDOUT and self.markdown == STDOUT:
@@ -102,6 +148,25 @@ class Destinations:
                 write_text(Path(target), content)
         if STDOUT not in (self.json, self.markdown):
             show(screen(run, changes))
+
+
+def reporting(verb: Callable[..., None]) -> Callable[..., None]:
+    """A benchmark for typer: in place of its parameter `to` it has the options that `Destinations` is made of."""
+    own = dict(signature(verb, eval_str=True).parameters)
+    del own["to"]
+    options = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+        for name, hint in get_type_hints(Destinations, include_extras=True).items()
+        if get_origin(hint) is Annotated
+    ]
+
+    @wraps(verb)
+    def command(**values: Any) -> None:
+        to = Destinations(**{option.name: values.pop(option.name) for option in options})
+        verb(**values, to=to)
+
+    vars(command)["__signature__"] = Signature([*own.values(), *options])  # typer reads it
+    return command
 
 
 def deliver_report(

@@ -60,19 +60,19 @@ def translate(
 
     If a file fails, the others are still translated. Failed files are listed at the end, and the exit code is 1.
     """
-    from mmdec import translate_speech
+    import mmdec
     from mmdec.pipelines.translation.load import load
-    from mmdec.pipelines.translation.translator import check_pauses, check_strategy
+    from mmdec.pipelines.translation.translator import check_strategy
 
     if verify:
         strategy = "verified"
     check_strategy(strategy)
-    check_pauses(pauses)
+    mmdec.audio.check_detector(pauses)
     targets = output_paths(inputs, output, AUDIO_SUFFIXES, ".wav")
     set_threads(threads)
     translator = load(model, device, vocoder=vocoder)
     options: dict[str, Any] = {"strategy": strategy, "min_confidence": min_confidence, "pauses": pauses}
-    call = partial(translate_speech, model=translator, **options)
+    call = partial(mmdec.translate_speech, model=translator, **options)
     errors: list[tuple[Path, str]] = []
     confidences: list[tuple[Path, float]] = []
     with progress_bar(count=True) as progress:
@@ -112,17 +112,18 @@ def _translated(
 
 
 def _json_line(source: Path, target: Path, result: Translation, seconds: float) -> str:
+    told = result.to_dict()
     return json_text(
         {
             "input": str(source),
             "output": str(target),
-            "text": result.text,
-            "units": result.units,
-            "seconds_audio": round(result.seconds_source, 3),
+            "text": told["text"],
+            "units": told["units"],
+            "seconds_audio": round(told["seconds_source"], 3),
             "seconds_taken": round(seconds, 4),
-            "passes": result.passes,
-            "confidence": round(result.confidence, 4),
-            "timings": {stage: round(value, 5) for stage, value in result.timings.items()},
+            "passes": told["passes"],
+            "confidence": round(told["confidence"], 4),
+            "timings": {stage: round(value, 5) for stage, value in told["timings"].items()},
         }
     )
 

@@ -112,7 +112,8 @@ def chosen_logprobs(logits: Tensor, verdict: Verdict) -> Tensor:
         rows = logits[0, nodes[0]][None]
     else:
         rows = logits[torch.arange(len(tokens), device=logits.device)[:, None], nodes]
-    return (rows.gather(2, tokens[..., None])[..., 0] - rows.logsumexp(2)).float()
+    rows = rows.float()  # before the sum: in half precision what is nearly sure becomes sure
+    return rows.gather(2, tokens[..., None])[..., 0] - rows.logsumexp(2)
 
 
 def _round(index: int, rows: list[int], verdict: Verdict, sizes: list[int], done: list[bool]) -> Round:

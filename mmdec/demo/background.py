@@ -15,6 +15,7 @@ from mmdec.demo.sentences import sentence, status
 
 DECODERS = 2  # requests that decode at the same time; the others wait in the queue
 TICK = 0.2  # seconds after which a generator looks whether it was closed
+LOOK = 0.005  # seconds between two looks whether the page has what was told
 
 Update = Mapping[str, Any]  # an output's name: its new value
 _slots = threading.BoundedSemaphore(DECODERS)  # a stopped request holds its slot until its round is over
@@ -29,8 +30,8 @@ class Stopped(Exception):
 class Tell(Protocol):
     """How work reports: new values by their output's name, or none, only to learn whether to go on."""
 
-    def __call__(self, **values: Any) -> None:
-        """Raises Stopped."""
+    def __call__(self, *, first: bool = False, **values: Any) -> None:
+        """first: come back only when the page has been given these values. Raises Stopped."""
         ...
 
 
@@ -48,11 +49,13 @@ def updates(work: Callable[[Tell], None]) -> Generator[Update, None, None]:
     told: queue.Queue[Update | None] = queue.Queue()
     stop = threading.Event()
 
-    def tell(**values: Any) -> None:
+    def tell(*, first: bool = False, **values: Any) -> None:
         if stop.is_set():
             raise Stopped
         if values:
             told.put(values)
+        while first and told.unfinished_tasks and not stop.wait(LOOK):
+            pass
 
     thread = threading.Thread(target=_run, args=(work, tell, told), daemon=True)
     thread.start()
@@ -66,6 +69,7 @@ def updates(work: Callable[[Tell], None]) -> Generator[Update, None, None]:
             if update is None:
                 return
             yield update
+            told.task_done()
     finally:
         stop.set()
 

@@ -11,11 +11,11 @@ import numpy as np
 
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import Tell
-from mmdec.demo.layout import bind_stop, connect, results_into_view, stop_button
+from mmdec.demo.layout import Controls, bind, connect, intro, run_and_stop, sample_button
 from mmdec.demo.picture_html import kept_sentence, picture_html
-from mmdec.demo.race import Lane, milliseconds, race_html
+from mmdec.demo.race import milliseconds, race_html
 from mmdec.demo.sentences import confidence, require, said, status
-from mmdec.demo.tokens import steps
+from mmdec.demo.tokens import against_plain
 from mmdec.images import read_image
 from mmdec.pipelines.confidence import read_calibrations
 from mmdec.pipelines.description.describe import DEFAULT_MODEL, describe
@@ -86,18 +86,6 @@ def decode(tell: Tell, pixels: np.ndarray, question: str, drafter: str | None) -
     return result, rounds
 
 
-def lanes(drafted: dict[str, tuple[Description, list[Round]]], plain: tuple[Description, list[Round]]) -> list[Lane]:
-    """Every drafter, then plain decoding, with which they are compared."""
-    tokenizer = as_vlm(DEFAULT_MODEL, None, None, None).tokenizer
-    found: list[Lane] = []
-    for name, (result, rounds) in drafted.items():
-        equal = result.tokens == plain[0].tokens
-        verdict = "equal to plain decoding, token for token" if equal else "not equal to plain decoding"
-        found.append(Lane(name, DRAFTERS.get(name, "A drafter."), steps(tokenizer, rounds), verdict, equal))
-    found.append(Lane("Plain decoding", "One token in each pass.", steps(tokenizer, plain[1])))
-    return found
-
-
 def text_html(result: Description, question: str, truth: str = "") -> str:
     """Question and answer, and what is really drawn."""
     calibrated = bool(read_calibrations(as_vlm(DEFAULT_MODEL, None, None, None).directory))
@@ -150,10 +138,12 @@ def answered(tell: Tell, pixels: np.ndarray, name: str, question: str, chosen: l
     )
     whole = [drafter for drafter, (result, _) in drafted.items() if result.kept is None]
     caption = " ".join(kept_sentence(None, None, drafter) for drafter in whole[:1])
+    tokenizer = as_vlm(DEFAULT_MODEL, None, None, None).tokenizer
+    lanes = [(drafter, DRAFTERS.get(drafter, "A drafter."), run) for drafter, run in drafted.items()]
     tell(
         status=status("Done.", "done"),
-        picture=figures or picture_html(pixels, name, caption=caption),
-        race=race_html(lanes(drafted, plain), "tokens", start=START),
+        picture=f'<div class="mm-figures">{figures}</div>' if figures else picture_html(pixels, name, caption=caption),
+        race=race_html(against_plain(tokenizer, lanes, plain), "tokens", start=START),
     )
 
 
@@ -171,38 +161,26 @@ def tab() -> None:
     with gr.Tab("Describe", id="describe"):
         with gr.Row(equal_height=False):
             with gr.Column(scale=2, min_width=300):
-                gr.HTML(f'<h2>Questions about pictures</h2><p class="mm-note">{NOTE}</p><h3>Press one to try</h3>')
+                intro("Questions about pictures", NOTE)
                 with gr.Row(elem_classes="mm-samples"):
-                    buttons = [
-                        gr.Button(sample.text.capitalize(), size="sm", min_width=90, icon=str(sample.path))
-                        for sample in shipped.pictures()
-                    ]
+                    buttons = [sample_button(sample.text.capitalize(), sample.path) for sample in shipped.pictures()]
                 source = gr.File(type="filepath", label="Your own picture", height=110)
                 question = gr.Textbox(label="Question", value=QUESTION, max_lines=3, max_length=MAX_LETTERS)
-                with gr.Row():
-                    button = gr.Button("Ask", variant="primary", elem_id=f"{ID}-go")
-                    stop = stop_button()
+                run, stop = run_and_stop(ID, "Ask")
                 chosen = gr.CheckboxGroup(
                     names, value=names, label="Drafters in the race", info="Plain decoding always runs."
                 )
             with gr.Column(scale=3, min_width=300, elem_id=f"{ID}-results"):
                 line = gr.HTML(status("Press a sample, or choose a picture and ask."))
-                seen = gr.HTML()
                 text = gr.HTML()
+                seen = gr.HTML()
                 race = gr.HTML()
         outputs: dict[str, Any] = {
             "status": line, "picture": seen, "text": text, "race": race, "source": source, "question": question,
         }  # fmt: skip
-        asked = [source, question, chosen]
-        events = [connect(button.click, work, asked, outputs), connect(question.submit, work, asked, outputs)]
-        events.append(connect(source.upload, preview, [source], outputs))
-        for number, one in enumerate(buttons):
-            events.append(connect(one.click, numbered(number), [chosen], outputs))
-        for one in (*buttons, button):
-            results_into_view(one, f"{ID}-results")
-        bind_stop(stop, line, events)
-
-
-def numbered(number: int) -> Any:
-    """`sample_work` for one sample."""
-    return lambda tell, chosen: sample_work(tell, number, chosen)
+        controls = Controls(buttons, run, stop, [source, question], [chosen])
+        others = [
+            connect(question.submit, work, [source, question, chosen], outputs),
+            connect(source.upload, preview, [source], outputs),
+        ]
+        bind(ID, controls, outputs, work, sample_work, others)

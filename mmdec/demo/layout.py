@@ -1,8 +1,9 @@
-"""Pieces that the tabs share: how work reaches the page, what may be uploaded, the Stop button."""
+"""Pieces that the tabs share: their samples, Run and Stop, how work reaches the page, what may be uploaded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,17 @@ MAX_SECONDS = 60.0  # of a recording
 SHORT = 0.7  # of the window's height: results that begin below are scrolled to
 
 Work = Callable[..., None]  # (tell, *values of the inputs)
+
+
+@dataclass(frozen=True)
+class Controls:
+    """What a visitor presses in a tab, and what is read when it is pressed."""
+
+    samples: Sequence[Any]  # a button for each sample
+    run: Any
+    stop: Any
+    own: Sequence[Any]  # inputs that a sample does not need: a visitor's recording, picture, question
+    settings: Sequence[Any] = ()  # inputs that every run reads
 
 
 def recording(path: str | Path | None) -> Tensor:
@@ -79,11 +91,6 @@ def results_into_view(button: Any, results: str) -> None:
     )
 
 
-def stop_button() -> Any:
-    """The button; `bind_stop` gives it its events."""
-    return gr.Button("Stop", variant="stop", size="md", min_width=90, scale=0)
-
-
 def bind_stop(button: Any, line: Any, events: Sequence[Any]) -> None:
     """End these events; decoding ends with its present round. line: where it is said."""
     button.click(
@@ -95,6 +102,56 @@ def bind_stop(button: Any, line: Any, events: Sequence[Any]) -> None:
         show_progress="hidden",
         api_visibility="private",
     )
+
+
+def intro(title: str, note: str) -> None:
+    """The tab's heading, what its model can do, and above the samples what they are for."""
+    gr.HTML(f'<h2>{title}</h2><p class="mm-note">{note}</p><h3>Press one to try</h3>')
+
+
+def sample_button(label: str, picture: Path | None = None) -> Any:
+    """A sample's button; one with a picture is narrower."""
+    return gr.Button(label, size="sm", min_width=90 if picture else 120, icon=str(picture) if picture else None)
+
+
+def recording_input(tab: str, language: str) -> Any:
+    """Where a visitor records or uploads speech. tab: the id with which the tab's elements begin."""
+    return gr.Audio(
+        sources=["upload", "microphone"],
+        type="filepath",
+        elem_id=f"{tab}-source",
+        label=f"{language}, up to {MAX_SECONDS:g} s",  # a phone has no room for more beside the player's buttons
+    )
+
+
+def run_and_stop(tab: str, label: str) -> tuple[Any, Any]:
+    """The two buttons, side by side; `bind` gives them their events."""
+    with gr.Row():
+        run = gr.Button(label, variant="primary", elem_id=f"{tab}-go")
+        return run, gr.Button("Stop", variant="stop", size="md", min_width=90, scale=0)
+
+
+def bind(
+    tab: str,
+    controls: Controls,
+    outputs: Mapping[str, Any],
+    work: Work,
+    sample_work: Work,
+    others: Sequence[Any] = (),
+) -> None:
+    """Give the buttons their events. `work` gets the values of own and settings; `sample_work` the sample's number and
+    those of settings. others: further events that Stop ends."""
+    events = [connect(controls.run.click, work, [*controls.own, *controls.settings], outputs), *others]
+    for number, button in enumerate(controls.samples):
+        events.append(connect(button.click, numbered(sample_work, number), controls.settings, outputs))
+    for button in (*controls.samples, controls.run):
+        results_into_view(button, f"{tab}-results")
+    bind_stop(controls.stop, outputs["status"], events)
+
+
+def numbered(sample_work: Work, number: int) -> Work:
+    """The work of one sample."""
+    return lambda tell, *values: sample_work(tell, number, *values)
 
 
 @cache

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import socket
+from contextlib import ExitStack
 from typing import Any
 
 from mmdec.types import MmdecError
@@ -19,6 +22,7 @@ from mmdec.demo.layout import MAX_BYTES, style
 TABS = (translate, transcribe, describe)  # in order
 WAITING = 64  # requests in the queue; further ones are told that it is full
 SWEEP, AGE = 600, 3600  # seconds: every so often, uploads and sounds that are older are deleted
+LOCAL = "127.0.0.1"  # where Gradio looks whether a port is free, whatever the host is
 TITLE = "mmdec: parallel decoding, pass by pass"
 LEAD = (
     "<h1>mmdec</h1><p class='mm-lead'>Speech and vision-language models that write many tokens in one pass. Where a "
@@ -58,6 +62,40 @@ def warm() -> None:
 
 
 def serve(port: int = 7860, share: bool = False, host: str = "127.0.0.1") -> None:
-    """Warm the models, build the page and serve it until interrupted. host: "0.0.0.0" lets other machines in."""
-    warm()
-    build().launch(server_name=host, server_port=port, share=share, quiet=False, **options())
+    """Warm the models, build the page and serve it until interrupted. host: "0.0.0.0" lets other machines in.
+
+    Raises MmdecError, before a model is loaded, where no page can be served at this address.
+    """
+    with ExitStack() as kept:
+        for name in dict.fromkeys((host, LOCAL)):
+            kept.enter_context(reserve(name, port))
+        warm()
+        page = build()
+    page.launch(server_name=host, server_port=port, share=share, quiet=False, **options())
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """A socket that holds the address while the models are loaded; to be closed before the page is served there."""
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host  # as browsers write an IPv6 address
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise _no_host(host) from error
+    kept = socket.socket(family, kind, protocol)
+    try:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(address)
+    except OSError as error:
+        kept.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise _no_host(host) from error
+        why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be opened ({error.strerror})"
+        raise MmdecError(f"`--port` must be free on {host}, but {port} {why}. Choose another, above 1023.") from error
+    return kept
+
+
+def _no_host(host: str) -> MmdecError:
+    return MmdecError(
+        f"`--host` must be an address of this machine, but is {host!r:.80}. Leave it out, or use 0.0.0.0 to let other "
+        "machines in."
+    )

@@ -53,7 +53,9 @@ def kept_sentence(compressor: str | None, kept: Sequence[float] | None, drafter:
         return f"The drafter “{drafter}” reads every visual token (a small square of the picture that the model sees)."
     whole = sum(value > 0.0 for value in kept)
     how = f" Its gate chose the compressor “{compressor}” for this picture." if compressor else ""
-    drawn = "Darker squares are those it left out." if side_of(len(kept)) else ""
+    drawn = ""
+    if side_of(len(kept)) and min(kept) < max(kept):
+        drawn = "Darker squares are those it left out." if whole < len(kept) else "Darker squares count for less."
     return (
         f"The drafter “{drafter}” reads {whole} of {len(kept)} visual tokens (small squares of the picture that the "
         f"model sees).{how} {drawn}"

@@ -49,6 +49,11 @@ class Lane:
         return [piece for step in self.steps for piece in step.pieces]
 
 
+def equality(equal: bool, other: str, unit: str) -> str:
+    """A lane's verdict. other: with which decoding it was compared; unit: what was compared, in the singular."""
+    return f"equal to {other}, {unit} for {unit}" if equal else f"not equal to {other}"
+
+
 def pace(lanes: Sequence[Lane]) -> float:
     """How many times slower the race is shown: a round number, so that the slowest lane takes at most SHOWN seconds."""
     longest = max((lane.seconds for lane in lanes), default=0.0)

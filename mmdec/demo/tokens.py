@@ -1,14 +1,21 @@
-"""Rounds of tokens as pieces of text: what each token adds to what was read before it."""
+"""Rounds of tokens as pieces of text, and as the race's lanes: what each token adds to what was read before it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from mmdec.demo.race import Step
+from mmdec.demo.race import Lane, Step, equality
 from mmdec.pipelines.rounds import Round
 
 BROKEN = "\ufffd"  # a token that is part of a letter shows nothing until the letter is whole
+
+
+class Decoded(Protocol):
+    """A result that has its tokens."""
+
+    @property
+    def tokens(self) -> list[int]: ...
 
 
 def pieces(tokenizer: Any, tokens: Sequence[int], before: Sequence[int] = ()) -> list[str]:
@@ -39,4 +46,20 @@ def steps(tokenizer: Any, rounds: Iterable[Round]) -> list[Step]:
         new = pieces(tokenizer, one.tokens[0], before)
         found.append(Step(seconds, new, len(one.tokens[0]) - len(new)))
         before += one.tokens[0]
+    return found
+
+
+def against_plain(
+    tokenizer: Any,
+    drafted: Iterable[tuple[str, str, tuple[Decoded, Sequence[Round]]]],
+    plain: tuple[Decoded, Sequence[Round]],
+) -> list[Lane]:
+    """A lane for each drafted run (name, note, result with its rounds), then plain decoding, with which they are
+    compared."""
+    found: list[Lane] = []
+    for name, note, (result, rounds) in drafted:
+        equal = result.tokens == plain[0].tokens
+        verdict = equality(equal, "plain decoding", "token")
+        found.append(Lane(name, note, steps(tokenizer, rounds), verdict, equal))
+    found.append(Lane("Plain decoding", "One token in each pass.", steps(tokenizer, plain[1])))
     return found

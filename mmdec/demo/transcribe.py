@@ -12,18 +12,19 @@ from torch import Tensor
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import Tell
 from mmdec.demo.layout import (
-    MAX_SECONDS,
     RATE,
-    bind_stop,
-    connect,
+    Controls,
+    bind,
+    intro,
     playable,
     recording,
-    results_into_view,
-    stop_button,
+    recording_input,
+    run_and_stop,
+    sample_button,
 )
-from mmdec.demo.race import Lane, milliseconds, pieces_html, race_html
+from mmdec.demo.race import milliseconds, pieces_html, race_html
 from mmdec.demo.sentences import confidence, said, status
-from mmdec.demo.tokens import steps
+from mmdec.demo.tokens import against_plain, steps
 from mmdec.demo.waveform_svg import waveform_html
 from mmdec.pipelines.confidence import read_calibrations
 from mmdec.pipelines.rounds import Round
@@ -82,22 +83,6 @@ def text_html(result: Transcript, spoken: str = "") -> str:
     )
 
 
-def lanes(fast: Transcript, rounds: list[Round], plain: Transcript, slow: list[Round]) -> list[Lane]:
-    """With heads and without."""
-    tokenizer = as_whisper(DEFAULT_MODEL, None, None).tokenizer
-    equal = fast.tokens == plain.tokens
-    return [
-        Lane(
-            "With Medusa heads",
-            "Several tokens in a pass, guessed and checked.",
-            steps(tokenizer, rounds),
-            "equal to plain decoding, token for token" if equal else "not equal to plain decoding",
-            equal,
-        ),
-        Lane("Plain decoding", "One token in each pass.", steps(tokenizer, slow)),
-    ]
-
-
 def work(tell: Tell, path: str | None) -> None:
     """Transcribe an upload."""
     tell(status=status("Reading the recording …", "busy"), text="", race="", wave="")
@@ -122,10 +107,12 @@ def transcribed(tell: Tell, samples: Tensor, spoken: str = "") -> None:
         wave=waveform_html(samples.numpy(), RATE, words),
     )
     quiet = without_text(tell)
-    plain, slow = decode(quiet, samples, None)
+    tokenizer = as_whisper(DEFAULT_MODEL, None, None).tokenizer
+    heads = ("With Medusa heads", "Several tokens in a pass, guessed and checked.", (fast, rounds))
+    lanes = against_plain(tokenizer, [heads], decode(quiet, samples, None))
     tell(
         status=status("Done.", "done"),
-        race=race_html(lanes(fast, rounds, plain, slow), "tokens", start=START),
+        race=race_html(lanes, "tokens", start=START),
     )
 
 
@@ -150,37 +137,18 @@ def tab() -> None:
     with gr.Tab("Transcribe", id="transcribe"):
         with gr.Row(equal_height=False):
             with gr.Column(scale=2, min_width=300):
-                gr.HTML(f'<h2>English speech to text</h2><p class="mm-note">{NOTE}</p><h3>Press one to try</h3>')
+                intro("English speech to text", NOTE)
                 with gr.Row(elem_classes="mm-samples"):
-                    buttons = [
-                        gr.Button(shortened(sample.text), size="sm", min_width=120) for sample in shipped.english()
-                    ]
-                source = gr.Audio(
-                    sources=["upload", "microphone"],
-                    type="filepath",
-                    elem_id=f"{ID}-source",
-                    label=f"Your own English, up to {MAX_SECONDS:g} s",
-                )
-                with gr.Row():
-                    button = gr.Button("Transcribe", variant="primary", elem_id=f"{ID}-go")
-                    stop = stop_button()
+                    buttons = [sample_button(shortened(sample.text)) for sample in shipped.english()]
+                source = recording_input(ID, "English")
+                run, stop = run_and_stop(ID, "Transcribe")
             with gr.Column(scale=3, min_width=300, elem_id=f"{ID}-results"):
                 line = gr.HTML(status("Press a sample, or record something and press Transcribe."))
                 text = gr.HTML()
                 race = gr.HTML()
         wave = gr.HTML()
         outputs: dict[str, Any] = {"status": line, "text": text, "race": race, "wave": wave, "source": source}
-        events = [connect(button.click, work, [source], outputs)]
-        for number, one in enumerate(buttons):
-            events.append(connect(one.click, numbered(number), [], outputs))
-        for one in (*buttons, button):
-            results_into_view(one, f"{ID}-results")
-        bind_stop(stop, line, events)
-
-
-def numbered(number: int) -> Any:
-    """`sample_work` for one sample."""
-    return lambda tell: sample_work(tell, number)
+        bind(ID, Controls(buttons, run, stop, [source]), outputs, work, sample_work)
 
 
 def shortened(text: str, letters: int = 60) -> str:

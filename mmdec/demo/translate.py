@@ -13,16 +13,17 @@ from mmdec.demo import samples as shipped
 from mmdec.demo.background import Tell
 from mmdec.demo.graph_svg import graph_html
 from mmdec.demo.layout import (
-    MAX_SECONDS,
     RATE,
-    bind_stop,
-    connect,
+    Controls,
+    bind,
+    intro,
     playable,
     recording,
-    results_into_view,
-    stop_button,
+    recording_input,
+    run_and_stop,
+    sample_button,
 )
-from mmdec.demo.race import Lane, Step, milliseconds, race_html
+from mmdec.demo.race import Lane, Step, equality, milliseconds, race_html
 from mmdec.demo.sentences import confidence, said, status
 from mmdec.pipelines.translation.load import load
 from mmdec.pipelines.translation.passes import Pass
@@ -90,7 +91,7 @@ def lanes(graph: list[Pass], verified: list[Pass], autoregressive: list[Pass]) -
             "Verified",
             "The graph drafts, the one-by-one decoder checks many phones in a pass. The first pass drafts.",
             steps(verified),
-            "equal to one by one, phone for phone" if checked == baseline else "not equal to one by one",
+            equality(checked == baseline, "one by one", "phone"),
             checked == baseline,
         ),
         Lane("One by one", "Autoregressive: every phone waits for the one before it.", steps(autoregressive)),
@@ -132,6 +133,7 @@ def translated(tell: Tell, samples: Tensor, way: str, french: str = "") -> None:
     """Sound and text first; then the other two decodings, for the race."""
     result, passes = decode(tell, samples, WAYS[way])
     tell(
+        first=True,
         status=status("Translated. Now the other two ways, for the race …", "busy"),
         speech=(result.sample_rate, playable(result.audio)),
         text=text_html(result, french),
@@ -159,20 +161,11 @@ def tab() -> None:
     with gr.Tab("Translate", id="translate"):
         with gr.Row(equal_height=False):
             with gr.Column(scale=2, min_width=300):
-                gr.HTML(
-                    f'<h2>French speech to English speech</h2><p class="mm-note">{NOTE}</p><h3>Press one to try</h3>'
-                )
+                intro("French speech to English speech", NOTE)
                 with gr.Row(elem_classes="mm-samples"):
-                    buttons = [gr.Button(sample.text, size="sm", min_width=120) for sample in shipped.french()]
-                source = gr.Audio(
-                    sources=["upload", "microphone"],
-                    type="filepath",
-                    elem_id=f"{ID}-source",
-                    label=f"Your own French, up to {MAX_SECONDS:g} s",
-                )
-                with gr.Row():
-                    button = gr.Button("Translate", variant="primary", elem_id=f"{ID}-go")
-                    stop = stop_button()
+                    buttons = [sample_button(sample.text) for sample in shipped.french()]
+                source = recording_input(ID, "French")
+                run, stop = run_and_stop(ID, "Translate")
                 with gr.Accordion("How English is read off the graph", open=False):
                     way = gr.Radio(list(WAYS), value=next(iter(WAYS)), label="From vertex to vertex by")
             with gr.Column(scale=3, min_width=300, elem_id=f"{ID}-results"):
@@ -186,14 +179,4 @@ def tab() -> None:
         outputs: dict[str, Any] = {
             "status": line, "text": text, "speech": speech, "race": race, "graph": graph, "source": source,
         }  # fmt: skip
-        events = [connect(button.click, work, [source, way], outputs)]
-        for number, one in enumerate(buttons):
-            events.append(connect(one.click, numbered(number), [way], outputs))
-        for one in (*buttons, button):
-            results_into_view(one, f"{ID}-results")
-        bind_stop(stop, line, events)
-
-
-def numbered(number: int) -> Any:
-    """`sample_work` for one sample."""
-    return lambda tell, way: sample_work(tell, number, way)
+        bind(ID, Controls(buttons, run, stop, [source], [way]), outputs, work, sample_work)

@@ -39,6 +39,7 @@ BUILT_IN = {
     "vispec": Entry(loader="mmdec.hub.vlm_drafters:load_tree_growing"),
     "flash": Entry(loader="mmdec.hub.vlm_drafters:load_flash"),
 }
+FINDER = "mmdec.hub.find:drafter_by_name"  # (text, argument) -> the folder of a drafter of that name, or None
 _registered: dict[str, Entry] = {}
 
 

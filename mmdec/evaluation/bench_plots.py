@@ -25,7 +25,7 @@ def plot_run(run: BenchRun, directory: str | Path, metrics: str | Path | None = 
 
     Raises InputError where matplotlib is not installed, and for a metrics.csv that is none.
     """
-    pyplot = _pyplot()
+    pyplot = import_pyplot()
     folder = Path(directory)
     curves = None if metrics is None else training_curves(metrics)
     folder.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def plot_run(run: BenchRun, directory: str | Path, metrics: str | Path | None = 
     )
     for report in run.reports:
         for name, draw in drawings:
-            with _figure(pyplot) as (figure, axes):
+            with new_figure(pyplot) as (figure, axes):
                 if draw(axes, report):
                     axes.set_title(report.title, fontsize=9, loc="left", wrap=True)
                     written.append(_save(figure, folder / f"{report.bench}-{name}.png"))
@@ -49,7 +49,7 @@ def plot_run(run: BenchRun, directory: str | Path, metrics: str | Path | None = 
 
 def check_plots(metrics: str | Path | None = None) -> None:
     """Raise InputError where matplotlib is not installed, or `metrics` is no metrics.csv."""
-    _pyplot()
+    import_pyplot()
     if metrics is not None:
         training_curves(metrics)
 
@@ -93,7 +93,8 @@ def _float(text: object) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _pyplot() -> Any:
+def import_pyplot() -> Any:
+    """matplotlib.pyplot, which draws into memory. Raises InputError where it is not installed."""
     try:
         import_module("matplotlib").use("Agg")
         return import_module("matplotlib.pyplot")
@@ -104,8 +105,12 @@ def _pyplot() -> Any:
 
 
 @contextmanager
-def _figure(pyplot: Any, rows: int = 1, columns: int = 1) -> Iterator[tuple[Any, Any]]:
-    figure, axes = pyplot.subplots(rows, columns, figsize=(6.4 * columns, 4.0 * rows), layout="constrained")
+def new_figure(
+    pyplot: Any, rows: int = 1, columns: int = 1, panel: tuple[float, float] = (6.4, 4.0)
+) -> Iterator[tuple[Any, Any]]:
+    """A figure and its axes, closed at the end. panel: width and height of each, in inches."""
+    size = (panel[0] * columns, panel[1] * rows)
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, layout="constrained")
     try:
         yield figure, axes
     finally:
@@ -206,7 +211,7 @@ def _training(pyplot: Any, curves: Mapping[str, Sequence[tuple[float, float]]], 
         panels.setdefault(name.split("/")[-1].removeprefix("train_").removeprefix("val_"), []).append(name)
     longest = sorted(panels, key=lambda name: -max(len(curves[curve]) for curve in panels[name]))[:PANELS]
     columns = min(2, len(longest))
-    with _figure(pyplot, -(-len(longest) // columns), columns) as (figure, axes):
+    with new_figure(pyplot, -(-len(longest) // columns), columns) as (figure, axes):
         flat = axes.flat if len(longest) > 1 else [axes]
         for axis, panel in zip(flat, longest, strict=False):
             for name in panels[panel]:

@@ -4,10 +4,11 @@ python -m mmdec.evaluation.calibration speech --corpus data/corpus --other data/
 python -m mmdec.evaluation.calibration asr --corpus data/english --other data/corpus --write
 python -m mmdec.evaluation.calibration vlm --corpus data/scenes --write
 
-It decodes development recordings, clean and in noise, and nonsense (noise, tones, speech of another language; empty
-pictures), fits a logistic curve to the share of words or claims that are right, and measures on the test split: the
-expected calibration error in ten bins (Guo et al., "On calibration of modern neural networks", 2017) and the area under
-the ROC of unseen sentences against nonsense. The result goes to confidence.json in the model's folder, with --write.
+It decodes development recordings, clean and in noise, and nonsense (noise, tones, speech of another language; pictures
+of one colour, a gradient or noise), fits a logistic curve to the share of words or claims that are right, and measures
+on the test split: the expected calibration error in ten bins (Guo et al., "On calibration of modern neural networks",
+2017) and the area under the ROC of unseen sentences against nonsense. The result goes to confidence.json in the model's
+folder, with --write.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from mmdec.corpora.image_text import read_conversations
 from mmdec.corpora.librispeech import read_utterances
 from mmdec.corpora.tables import evenly_spaced
 from mmdec.evaluation import calibration_transcription
-from mmdec.evaluation.calibration_examples import SEEDS, Example, Sound, sounds, words_right
+from mmdec.evaluation.calibration_examples import EMPTY, SEEDS, Example, Sound, empty_picture, sounds, words_right
 from mmdec.hub.daspeech import resolve
 from mmdec.hub.vlm import load_vlm
 from mmdec.metrics.answer_score import claims_held, right_answer
@@ -44,7 +45,7 @@ RIDGE = 1e-3  # keeps weights finite where sentences and nonsense can be told ap
 
 
 def fit(examples: Sequence[Example]) -> Calibration:
-    """The logistic curve of the least cross-entropy with the shares that are right."""
+    """The logistic curve of the least cross-entropy with the shares that are right, and what evidence is typical."""
     names = sorted(examples[0].evidence)
     inputs = torch.tensor([[example.evidence[name] for name in names] for example in examples], dtype=torch.float64)
     right = torch.tensor([example.right for example in examples], dtype=torch.float64)
@@ -64,7 +65,10 @@ def fit(examples: Sequence[Example]) -> Calibration:
         optimizer.step(loss)
     slopes = parameters.detach()[:-1] / spread
     bias = float(parameters.detach()[-1] - (slopes * middle).sum())
-    return Calibration(dict(zip(names, slopes.tolist(), strict=True)), bias)
+    sensible = torch.tensor([not example.nonsense for example in examples])
+    typical = inputs[sensible].mean(0) if sensible.any() else middle
+    weights, usual = (dict(zip(names, values.tolist(), strict=True)) for values in (slopes, typical))
+    return Calibration(weights, bias, usual)
 
 
 def calibration_error(confidences: Sequence[float], right: Sequence[float]) -> float:
@@ -149,23 +153,17 @@ def described(options: argparse.Namespace, split: str) -> dict[str, list[Example
         turn = int(draw.integers(len(conversation.turns)))
         (question, reference), note = conversation.turns[turn], conversation.notes["turns"][turn]
         picture: Any = conversation.images[0]
-        empty = index % 3 == 2
-        if empty:
-            picture = _nothing(draw)
+        kind = "picture"
+        if index % 3 == 2:
+            empty = EMPTY[index // 3 % len(EMPTY)]
+            picture, kind = empty_picture(empty, draw), f"empty picture: {empty}"
         out = describe(picture, question, model=vlm)
         if note["task"] == "describe":
             right = claims_held(out.text, note["claims"]) / max(len(note["claims"]), 1)
         else:
             right = float(right_answer(out.text, reference, note["expected"], note["task"]))
-        examples.append(Example(out.evidence, 0.0 if empty else right, "empty picture" if empty else "picture"))
+        examples.append(Example(out.evidence, right if kind == "picture" else 0.0, kind))
     return {ANSWER: examples}
-
-
-def _nothing(draw: np.random.Generator) -> np.ndarray:
-    """A picture (128, 128, 3) uint8 of one colour, or of noise."""
-    if draw.random() < 0.5:
-        return np.broadcast_to(draw.integers(0, 256, 3, dtype=np.uint8), (128, 128, 3)).copy()
-    return draw.integers(0, 256, (128, 128, 3), dtype=np.uint8)
 
 
 def _translator_folder(model: str | None) -> Path:

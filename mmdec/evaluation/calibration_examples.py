@@ -16,6 +16,8 @@ from mmdec.pipelines.confidence import Evidence
 LEVELS = (None, 20.0, 10.0, 5.0, 0.0)  # dB of speech over noise; None: as recorded
 SEEDS = {"dev": 1, "test": 2}  # of noise and nonsense, by split
 NONSENSE = ("white noise", "hum", "tones", "chirps", "other language")
+EMPTY = ("one colour", "white noise", "gradient", "blurred noise")  # pictures that show nothing
+SIDE = 128  # pixels of these
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,25 @@ def nonsense(kind: str, draw: np.random.Generator) -> np.ndarray:
         sound = np.sin(2 * np.pi * (200 + draw.uniform(100, 900) * time) * time) * (np.sin(2 * np.pi * 3 * time) > -0.3)
     sound = np.asarray(sound) * draw.uniform(0.02, 0.5)
     return (sound / max(1.0, float(np.abs(sound).max()))).astype(np.float32)
+
+
+def empty_picture(kind: str, draw: np.random.Generator) -> np.ndarray:
+    """One of `EMPTY`, (128, 128, 3) uint8: of any colours, direction, contrast and width of the blur."""
+    shape = (SIDE, SIDE, 3)
+    if kind == "one colour":
+        return np.broadcast_to(draw.integers(0, 256, 3, dtype=np.uint8), shape).copy()
+    if kind == "white noise":
+        return draw.integers(0, 256, shape, dtype=np.uint8)
+    if kind == "gradient":
+        (down, across), (begin, end) = draw.normal(size=2), draw.integers(0, 256, (2, 3))
+        place = down * np.arange(SIDE)[:, None] + across * np.arange(SIDE)
+        share = (place - place.min()) / (place.max() - place.min())
+        return (begin + (end - begin) * share[..., None]).round().astype(np.uint8)
+    radius, contrast = draw.uniform(1, 8), draw.uniform(20, 60)  # pixels, grey levels; both as standard deviations
+    waves = np.exp(-2 * (np.pi * radius * np.fft.fftfreq(SIDE)) ** 2)  # the Gaussian's own transform
+    noise = np.fft.fft2(draw.normal(size=shape), axes=(0, 1)) * (waves[:, None] * waves)[..., None]
+    blurred = np.fft.ifft2(noise, axes=(0, 1)).real
+    return (128 + contrast * blurred / blurred.std()).round().clip(0, 255).astype(np.uint8)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import torch
 from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import check_instance, check_methods, check_path, show
-from mmdec.drafters.registry import drafter_entry, drafter_names, is_dotted
+from mmdec.drafters.registry import FINDER, drafter_entry, drafter_names, is_dotted
 from mmdec.drafters.small_model import SmallModel
-from mmdec.generation.named_drafters import folder_drafter, named_drafter
+from mmdec.generation.named_drafters import folder_drafter, import_dotted, named_drafter
 from mmdec.targets.registry import target_of
 from mmdec.types import Drafter, InputError, Needs
 
@@ -62,9 +62,13 @@ def load_drafter(folder: str | os.PathLike[str], model: PreTrainedModel) -> Draf
 
 
 def _folder(choice: str | os.PathLike[str]) -> Path | None:
-    """A folder; None for a name or a dotted path. Raises InputError for what is none of them."""
+    """A folder, also by hub id or as "vlm-scenes/eagle"; None for a name or a dotted path. Raises InputError for what
+    is none of them."""
     if isinstance(choice, str) and (drafter_entry(choice) is not None or is_dotted(choice)):
         return None
+    found: Path | None = import_dotted(FINDER)(choice, "drafter")
+    if found is not None:
+        return found
     try:
         path = Path(choice)
         if path.is_dir():
@@ -72,8 +76,8 @@ def _folder(choice: str | os.PathLike[str]) -> Path | None:
     except (TypeError, ValueError, OSError):  # bytes, a null character, a name that is too long
         pass
     raise InputError(
-        f"`drafter` must be one of {', '.join(drafter_names())}, a drafter's folder, a dotted path such as "
-        f"package.module:Class, a model or a Drafter, but is {show(choice)}. Choose one."
+        f"`drafter` must be one of {', '.join(drafter_names())}, a drafter's folder or hub id, a dotted path such "
+        f"as package.module:Class, a model or a Drafter, but is {show(choice)}. Choose one."
     )
 
 

@@ -57,9 +57,10 @@ def generate(
 ) -> Generation:
     """`model.generate(**inputs, **options)` with drafts: the same output, in fewer passes of the model.
 
-    inputs: token ids (B, P), or a tokenizer's output. drafter: a registered name ("lookup",
-    "recycling"), a folder with a drafter's weights, a dotted path "package.module:Class", a smaller model with the same
-    vocabulary, an object that follows `mmdec.types.Drafter`, or None. rule: None follows `do_sample`. "greedy" and
+    inputs: token ids (B, P), or a tokenizer's output. drafter: a registered name ("lookup", "recycling"), a folder with
+    a drafter's weights, its hub id, or "vlm-scenes/eagle" for one of a shipped model, a dotted path
+    "package.module:Class", a smaller model with the same vocabulary, an object that follows `mmdec.types.Drafter`, or
+    None. rule: None follows `do_sample`. "greedy" and
     "sampled" give plain decoding's own tokens (sampling at batch 1: those of `generate` under the same
     `torch.manual_seed`; in larger batches, or with a `seed`: those of the same call without a drafter). "residual" and
     "block" give the model's own distribution and are for drafts that are drawn, as a smaller model's. "typical" is

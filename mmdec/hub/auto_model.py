@@ -26,24 +26,34 @@ from mmdec.types import InputError
 
 # What AutoModel passes on and what says nothing of mmdec's folders.
 _PASSED = ("config", "trust_remote_code", "adapter_kwargs", "code_revision", "_from_auto", "_commit_hash")
+_UPLOADING = ("private", "token", "revision", "commit_message")
 _FETCHING = ("revision", "token", "cache_dir", "force_download", "local_files_only")
 
 
 class _Model(PreTrainedModel):
     """Reads, writes and uploads a folder."""
 
-    def save_pretrained(self, save_directory: str | os.PathLike[str], **options: Any) -> None:  # type: ignore[override] # fewer options
-        """Write the folder whole or not at all. `push_to_hub=True` with `repo_id` uploads it, too."""
-        push, repository = bool(options.pop("push_to_hub", False)), options.pop("repo_id", None)
+    def save_pretrained(  # type: ignore[override] # fewer options
+        self,
+        save_directory: str | os.PathLike[str],
+        *,
+        push_to_hub: bool = False,
+        repo_id: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Write the folder whole or not at all. `push_to_hub=True` uploads it, too; options: as for `push_to_hub`.
+        Raises InputError for other options, before anything is written."""
+        uploading = _uploading(options)
         self.write(Path(save_directory))
-        if push:
-            push_folder(Path(save_directory), repository or Path(save_directory).name, token=options.get("token"))
+        if push_to_hub:
+            push_folder(Path(save_directory), repo_id or Path(save_directory).name, **uploading)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:  # type: ignore[override] # fewer options
-        """Upload the folder to the hub; returns the address. options: as for `push_folder`."""
+        """Upload the folder to the hub; returns the address. options: private, token, revision, commit_message."""
+        uploading = _uploading(options)
         with tempfile.TemporaryDirectory(prefix="mmdec-push-") as folder:
             self.write(Path(folder) / "model")
-            return push_folder(Path(folder) / "model", repo_id, **options)
+            return push_folder(Path(folder) / "model", repo_id, **uploading)
 
     def write(self, folder: Path) -> None:
         """As mmdec writes it."""
@@ -142,6 +152,14 @@ def _options(options: dict[str, Any]) -> tuple[torch.dtype, dict[str, Any]]:
     if unknown:
         raise InputError(f"`{unknown[0]}` must be left out: mmdec's own models have no such option.")
     return dtype, fetching
+
+
+def _uploading(options: dict[str, Any]) -> dict[str, Any]:
+    """What `push_folder` takes. Raises InputError for what it would not heed."""
+    unknown = sorted(name for name in options if name not in _UPLOADING)
+    if unknown:
+        raise InputError(f"`{unknown[0]}` must be left out: the options are {', '.join(_UPLOADING)}.")
+    return {name: value for name, value in options.items() if value is not None}
 
 
 AutoModel.register(DASpeechModelConfig, DASpeechModel, exist_ok=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from torch import Tensor, nn
 
 from mmdec.checks.weights import PICKLES, check_counts, checked_file, fill, read_settings, read_weights
 from mmdec.hub.find import HUB_FILES, HUB_ID, download, find, kind, path_text
-from mmdec.hub.publish import CARD, keep_card, read_text, whole_folder
+from mmdec.hub.publish import CARD, PROVENANCE, check_replaceable, keep_card, keep_texts, same_weights, whole_folder
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
 from mmdec.nn.griffin_lim import GriffinLimVocoder
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
@@ -60,8 +62,7 @@ class DASpeechParts:
     units: tuple[str, ...]  # the phones, in the order of their numbers
     decoding: Decoding
     name: str  # of the folder
-    card: str | None = None  # its README.md
-    confidence: str | None = None  # its confidence.json, for `pipelines/confidence.py`
+    folder: Path | None = None  # where they were read
 
 
 def resolve(model: str | os.PathLike[str]) -> Path:
@@ -78,13 +79,12 @@ def save_model(
     *,
     decoding: Decoding = Decoding(),
     card: str | None = None,
-    confidence: str | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a model's directory whole or not at all. Weights become half precision.
 
     Without `card` the one that is there stays, if the weights do: else InputError, for its numbers would be of others.
-    confidence: the text of confidence.json, fitted to these weights. `provenance` adds to what is always written:
+    `provenance` adds to what is always written:
     command, versions, commit and date.
     """
     target = Path(directory)
@@ -105,8 +105,6 @@ def save_model(
         save_file(state, fresh / "model.safetensors")
         save_file(_half(vocoder.state_dict()), fresh / "vocoder.safetensors")
         words.save(fresh)
-        if confidence is not None:
-            (fresh / CONFIDENCE).write_text(confidence, encoding="utf-8")
         if card is not None:
             (fresh / CARD).write_text(card, encoding="utf-8")
         else:
@@ -115,15 +113,24 @@ def save_model(
 
 
 def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts) -> Path:
-    """Write what `read_parts` gave, the card with it. Raises InputError for a vocoder that is not the model's own."""
+    """Write what `read_parts` gave. Card, confidence and provenance go with weights that are still those of the folder
+    that was read, and with no others: their figures would be false. Raises InputError for a vocoder that is not the
+    model's own, and for a folder that holds other files than a translator's."""
     if not isinstance(parts.vocoder, Vocoder):
         raise InputError(
             f"`vocoder` must be the model's own to be saved, but is a {type(parts.vocoder).__name__}. Load the model "
             "without `vocoder`."
         )
-    words, decoding = parts.words, parts.decoding
-    more: dict[str, Any] = {"card": parts.card, "confidence": parts.confidence}
-    return save_model(directory, parts.model, parts.vocoder, parts.units, words, decoding=decoding, **more)
+    target = Path(directory)
+    with tempfile.TemporaryDirectory(prefix="mmdec-save-") as made:
+        plain = Path(made) / "model"
+        save_model(plain, parts.model, parts.vocoder, parts.units, parts.words, decoding=parts.decoding)
+        if parts.folder is not None and same_weights(parts.folder, plain):
+            keep_texts(parts.folder, plain, (CARD, CONFIDENCE, PROVENANCE))
+        check_replaceable(target, plain, (CARD, CONFIDENCE))
+        with whole_folder(target) as fresh:
+            shutil.copytree(plain, fresh, dirs_exist_ok=True)
+    return target
 
 
 def read_parts(directory: Path, device: torch.device, vocoder: str | os.PathLike[str] | None = None) -> DASpeechParts:
@@ -157,8 +164,7 @@ def read_parts(directory: Path, device: torch.device, vocoder: str | os.PathLike
         ) from error
     speaking = own if vocoder is None else _vocoder(vocoder)
     model, speaking = model.to(device), speaking.to(device)
-    kept = {"card": read_text(directory / CARD), "confidence": read_text(directory / CONFIDENCE)}
-    return DASpeechParts(model, speaking, words, tuple(units), decoding, directory.name, **kept)
+    return DASpeechParts(model, speaking, words, tuple(units), decoding, directory.name, directory)
 
 
 def _units(file: Path) -> list[str]:

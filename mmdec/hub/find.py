@@ -24,10 +24,10 @@ Model = TypeVar("Model")
 log = logging.getLogger(__name__)
 
 
-def names(system: str = "daspeech") -> list[str]:
-    """The models of one system, or of one of transformers' types, that came with this installation."""
-    configs = {path.parent.name: path for folder in reversed(PLACES) for path in folder.glob("*/config.json")}
-    return sorted(name for name, path in configs.items() if kind(path.parent) == system)
+def names(system: str | None = "daspeech") -> list[str]:
+    """The models of one system, or of one of transformers' types, that came with this installation; None: of all."""
+    configs = {path.parent.name: path for folder in reversed(PLACES) for path in folder.glob("[!.]*/config.json")}
+    return sorted(name for name, path in configs.items() if system is None or kind(path.parent) == system)
 
 
 def kind(directory: Path) -> str:
@@ -41,14 +41,14 @@ def kind(directory: Path) -> str:
 
 def find(
     model: str | os.PathLike[str],
-    system: str = "daspeech",
+    system: str | None = "daspeech",
     files: Sequence[str] = HUB_FILES,
     fetching: Mapping[str, Any] | None = None,
 ) -> Path:
     """A shipped model's name, a directory, or a Hugging Face id ("owner/name", "owner/name@revision") -> directory.
 
-    system: whose names an error lists. files: patterns of what is fetched from the hub. fetching: options of
-    `snapshot_download`. What lies in the directory is for the caller to check.
+    system: whose names an error lists; None: those of all. files: patterns of what is fetched from the hub. fetching:
+    options of `snapshot_download`. What lies in the directory is for the caller to check.
     """
     text = path_text(model, "model", f"a shipped name ({', '.join(names(system)) or 'none is installed'}), a directory")
     path = Path(text)
@@ -68,13 +68,25 @@ def find(
     )
 
 
-def drafter_path(source: str | os.PathLike[str], fetching: Mapping[str, Any] | None = None) -> Path:
+def drafter_by_name(drafter: object, argument: str = "folder") -> Path | None:
+    """The folder of a drafter that is no path on this machine, as `drafter_path` finds it; None for all else.
+
+    Every call that takes a drafter's folder asks here. Raises InputError where there is no drafter of this name.
+    """
+    if isinstance(drafter, str) and "/" in drafter and not os.path.exists(drafter):
+        return drafter_path(drafter, argument=argument)
+    return None
+
+
+def drafter_path(
+    source: str | os.PathLike[str], fetching: Mapping[str, Any] | None = None, argument: str = "folder"
+) -> Path:
     """The folder of a drafter: a directory, a hub id, or a shipped model's name and the drafter's, "vlm-scenes/eagle".
 
     Raises InputError where there is none.
     """
     text = path_text(
-        source, "folder", "a drafter's folder, a shipped model's name and the drafter's (vlm-scenes/eagle)"
+        source, argument, "a drafter's folder, a shipped model's name and the drafter's (vlm-scenes/eagle)"
     )
     if Path(text).is_dir():
         return Path(text)
@@ -85,10 +97,10 @@ def drafter_path(source: str | os.PathLike[str], fetching: Mapping[str, Any] | N
             if found is not None:
                 return found
     if HUB_ID.fullmatch(text):
-        return download(text, HUB_FILES, "folder", fetching)
+        return download(text, HUB_FILES, argument, fetching)
     raise InputError(
-        f"`folder` must be a drafter's folder, a shipped model's name and the drafter's (vlm-scenes/eagle), or a hub "
-        f"id, but is '{text}'. Check the spelling."
+        f"`{argument}` must be a drafter's folder, a shipped model's name and the drafter's (vlm-scenes/eagle), or a "
+        f"hub id, but is '{text}'. Check the spelling."
     )
 
 

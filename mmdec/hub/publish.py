@@ -13,16 +13,18 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mmdec.checks.weights import lies_inside
 from mmdec.provenance import CARD as CARD  # what a published folder keeps
 from mmdec.provenance import stamp, weights
 from mmdec.types import InputError
 
-MOST_OF_A_CARD = 2**20  # characters
+PROVENANCE = "provenance.json"
+MOST_OF_A_TEXT = 2**20  # bytes
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
 
@@ -49,7 +51,7 @@ def whole_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
 def write_provenance(folder: Path, training: Mapping[str, Any]) -> None:
     """Write provenance.json: how the weights were trained, and by which command, versions and commit."""
     text = json.dumps({"training": training, **stamp()}, indent=2, default=str)
-    (folder / "provenance.json").write_text(text + "\n", encoding="utf-8")
+    (folder / PROVENANCE).write_text(text + "\n", encoding="utf-8")
 
 
 def keep_card(old: Path, fresh: Path) -> None:
@@ -65,13 +67,32 @@ def keep_card(old: Path, fresh: Path) -> None:
     shutil.copy(old / CARD, fresh)
 
 
-def read_text(path: Path) -> str | None:
-    """What goes with a model's weights from folder to folder, as its card does; None where there is none."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read(MOST_OF_A_CARD)
-    except (OSError, ValueError):
-        return None
+def same_weights(old: Path, fresh: Path) -> bool:
+    """Whether both folders hold the same weights, byte for byte."""
+    return old.is_dir() and weights(old) == weights(fresh)
+
+
+def keep_texts(old: Path, fresh: Path, names: Sequence[str]) -> None:
+    """Copy what a model's folder says of its weights. What lies outside of it, behind a link, or is too large for a
+    text is left where it is: nobody means to publish it."""
+    for name in names:
+        path = old / name
+        if path.is_file() and lies_inside(path, old) and path.stat().st_size <= MOST_OF_A_TEXT:
+            shutil.copyfile(path, fresh / name)
+
+
+def check_replaceable(target: Path, fresh: Path, also: Sequence[str] = ()) -> None:
+    """Raises InputError where `target` holds files that `fresh`, which is to replace it, has not. also: names that may
+    be there."""
+    if not target.is_dir():
+        return
+    known = {*(path.name for path in fresh.iterdir()), *also}
+    foreign = sorted(path.name for path in target.iterdir() if path.name not in known)
+    if foreign:
+        raise InputError(
+            f"`directory` must be new, empty or hold a model of the same kind, but '{target}' holds '{foreign[0]}', "
+            "which would be deleted. Choose another folder."
+        )
 
 
 def push_folder(

@@ -20,6 +20,9 @@ from mmdec.nn.dag_decoder import BOS, EOS, PAD, additive
 from mmdec.nn.dropout import PooledDropout
 from mmdec.nn.transformer import DecoderLayer, sinusoids
 
+LOOK_EVERY = {"cpu": 1}  # steps between two looks whether all rows ended: on a CPU they are free
+LOOK_RARELY = 16  # on other devices, where a look waits for them
+
 
 @dataclass(frozen=True)
 class ArConfig:
@@ -146,13 +149,14 @@ class ArDecoder(nn.Module):
         """Greedy decoding: states (B, S, d_memory) -> for each row the units, without <s> and </s>.
 
         `max_length` bounds the units of a row; a row that reaches it is returned as it is. Before `min_length` units
-        </s> is never chosen: for timing at a known length. `on_step` is called with each step's units (B,).
+        </s> is never chosen: for timing at a known length. `on_step` is called with each step's units (B,), <pad> for a
+        row that ended: on a GPU some such steps follow after all rows ended.
         """
         cache = self.start(states, state_lengths, max_length + 1)
         tokens = torch.full((states.shape[0], max_length + 2), PAD, device=states.device)
         tokens[:, 0] = BOS
         done = torch.zeros(states.shape[0], dtype=torch.bool, device=states.device)
-        every = 1 if states.device.type == "cpu" else 16  # on a CPU the look at `done` is free
+        every = LOOK_EVERY.get(states.device.type, LOOK_RARELY)
         for index in range(max_length + 1):
             logits = self.step(tokens[:, index], cache)
             if index < min_length:

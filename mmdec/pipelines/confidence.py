@@ -1,9 +1,10 @@
 """How likely an output is to be right: a logistic curve over how sure the model was of its tokens.
 
 The evidence is the log-probabilities of the chosen tokens: their mean, the worst stretch and the count. A transcript
-and an answer need no further pass for them; a transcript adds `rate`, tokens for each second of sound. A translation
-needs one pass of the autoregressive decoder over its units. That pass gives these three, and `differs`, the share of
-units that it would have chosen otherwise; a path through the graph adds `graph`, its own log-probability.
+and an answer need no further pass for them; a transcript adds `rate`, tokens for each second of sound. An answer is also
+judged by the pixels of its picture (`description/picture_evidence.py`). A translation needs one pass of the
+autoregressive decoder over its units. That pass gives these three, and `differs`, the share of units that it would have
+chosen otherwise; a path through the graph adds `graph`, its own log-probability.
 
 What the evidence means was fitted on held-out data (`mmdec.evaluation.calibration`) and lies in the model's folder as
 confidence.json; without that file the confidence is the tokens' mean probability (geometric), which nobody has compared
@@ -17,11 +18,13 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, final
 
 from mmdec.checks.arguments import show
+from mmdec.checks.weights import lies_inside
 from mmdec.types import InputError
 
 FILE = "confidence.json"
@@ -49,7 +52,8 @@ def evidence(logprobs: Sequence[float], name: str = "") -> dict[str, float]:
     costs = [max(-value, 0.0) for value in logprobs if not math.isnan(value)] or [math.inf]
     costs = [min(cost, 30.0) for cost in costs]
     mean = sum(costs) / len(costs)
-    worst = max(sum(costs[at : at + STRETCH]) / STRETCH for at in range(max(len(costs) - STRETCH, 0) + 1))
+    stretch = min(STRETCH, len(costs))
+    worst = max(sum(costs[at : at + stretch]) / stretch for at in range(len(costs) - stretch + 1))
     return {
         f"{name}mean": math.log(mean + FLOOR),
         f"{name}worst": math.log(worst + FLOOR),
@@ -60,13 +64,20 @@ def evidence(logprobs: Sequence[float], name: str = "") -> dict[str, float]:
 @final
 @dataclass(frozen=True)
 class Calibration:
-    """confidence = sigmoid(bias + sum of weight * evidence)."""
+    """confidence = sigmoid(bias + sum of weight * evidence).
+
+    typical: the evidence's mean over what was sensible in the development data. It stands in for evidence that an
+    output lacks, as a question without a picture does: nothing then speaks for or against it. 0 where a file does not
+    say.
+    """
 
     weights: Mapping[str, float]
     bias: float
+    typical: Mapping[str, float] = field(default_factory=lambda: {})
 
     def __call__(self, seen: Evidence) -> float:
-        total = self.bias + sum(weight * seen[name] for name, weight in self.weights.items())
+        known = {name: seen.get(name, self.typical.get(name, 0.0)) for name in self.weights}
+        total = self.bias + sum(weight * known[name] for name, weight in self.weights.items())
         return 1.0 / (1.0 + math.exp(-max(min(total, 60.0), -60.0)))
 
 
@@ -77,6 +88,8 @@ def read_calibrations(folder: Path | None) -> dict[str, Calibration]:
         return {}
     path = folder / FILE
     try:
+        if not lies_inside(path, folder):
+            raise ValueError("it is a link that leads out of the folder")
         if path.stat().st_size > LARGEST:
             raise ValueError(f"it has more than {LARGEST} bytes")
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -95,7 +108,8 @@ def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], me
     content = {
         "format": FORMAT,
         "calibrations": {
-            kind: {"bias": entry.bias, "weights": dict(entry.weights)} for kind, entry in calibrations.items()
+            kind: {"bias": entry.bias, "weights": dict(entry.weights), "typical": dict(entry.typical)}
+            for kind, entry in calibrations.items()
         },
         "measured": dict(measured),
     }
@@ -117,7 +131,7 @@ def check_min_confidence(value: float | None) -> float | None:
     """`min_confidence` as the calls take it. Raises InputError."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:
         raise InputError(f"`min_confidence` must be a number from 0 to 1, but is {show(value)}. Leave it out for none.")
     return float(value)
 
@@ -142,8 +156,12 @@ def refuse_unsure(results: dict[int, Output], errors: dict[int, InputError], lea
 
 
 def _calibration(entry: Mapping[str, Any]) -> Calibration:
-    weights = {str(name): float(weight) for name, weight in entry["weights"].items()}
+    weights, typical = _numbers(entry["weights"]), _numbers(entry.get("typical", {}))
     bias = float(entry["bias"])
-    if not all(math.isfinite(value) for value in (bias, *weights.values())):
+    if not all(math.isfinite(value) for value in (bias, *weights.values(), *typical.values())):
         raise ValueError("a weight is no finite number")
-    return Calibration(weights, bias)
+    return Calibration(weights, bias, typical)
+
+
+def _numbers(named: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): float(value) for name, value in named.items()}

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mmdec.hub.find import drafter_path, find, kind
+from mmdec.drafters.registry import loader_names
+from mmdec.hub.find import drafter_by_name, find, kind
 from mmdec.types import Drafter, InputError
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     Loaded = SpeechTranslator | LoadedTranscriber | LoadedVlm
 
 TRANSLATES = "daspeech"
-DRAFTERS = ("medusa", "eagle", "msd", "specvlm", "vispec", "flash")
 DEFAULT = "daspeech-phrasebook"
 
 
@@ -39,8 +39,8 @@ def load(
     Raises InputError where the model is not found (the message says how to get it), is damaged, lies outside its
     folder or holds no safetensors, and for a drafter's folder: that needs its target, see `load_drafter`.
     """
-    system = kind(find(model, files=["config.json"]))
-    if system in DRAFTERS:
+    system = kind(find(model, system=None, files=["config.json"]))
+    if system in loader_names():
         raise InputError(
             f"`model` must be a model by itself, but '{os.fspath(model)}' is a drafter, {system}. Call "
             "`mmdec.load_drafter(folder, model)` with the model that it drafts for."
@@ -72,5 +72,4 @@ def load_drafter(folder: str | os.PathLike[str], model: PreTrainedModel) -> Draf
     """
     from mmdec.generation.drafter_choice import load_drafter as read_drafter
 
-    named = isinstance(folder, str) and "/" in folder and not os.path.exists(folder)
-    return read_drafter(drafter_path(folder) if named else folder, model)
+    return read_drafter(drafter_by_name(folder) or folder, model)

@@ -1,6 +1,8 @@
 """The demo's page in a process of its own, for tests: it says its port, then answers questions line by line.
 
-"running" -> requests that are being decoded, "memory" -> resident bytes; the end of the input ends it.
+"running" -> requests that are being decoded, "memory" -> resident bytes, "cpu" -> milliseconds of processor time since
+the start, "sound" -> milliseconds until a translated sample's sound is told: wall clock and processor; the end of the
+input ends it.
 """
 
 from __future__ import annotations
@@ -9,9 +11,11 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +27,7 @@ class Server:
         self._process = process
         self.address: str = self._answer()["address"]
 
-    def ask(self, question: str) -> int:
+    def ask(self, question: str) -> Any:
         """Raises where the server has died."""
         assert self._process.stdin is not None
         self._process.stdin.write(question + "\n")
@@ -39,12 +43,13 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Server]:
-    """A server whose uploads lie in `folder`; what it wrote to stderr lies there, too."""
+def serving(folder: Path, *words: str) -> Iterator[Server]:
+    """A server whose uploads lie in `folder`; what it wrote to stderr lies there, too. words: "warm" runs every model
+    before the page is there, as `mmdec demo` does."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GRADIO_TEMP_DIR": str(folder / "uploads")}
     with (folder / "stderr").open("w") as said:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.demo_server"],
+            [sys.executable, "-m", "tests.support.demo_server", *words],
             env=environment,
             cwd=ROOT,
             stdin=subprocess.PIPE,
@@ -66,15 +71,34 @@ def serving(folder: Path) -> Iterator[Server]:
             process.stdout.close()
 
 
+def sound() -> list[float]:
+    """The first sample through the tab's own work, without Gradio."""
+    from mmdec.demo import background, translate
+
+    way = next(iter(translate.WAYS))
+    wall, processor = time.perf_counter(), time.process_time()
+    reports = background.updates(lambda tell: translate.sample_work(tell, 0, way))
+    while next(reports).get("speech") is None:
+        pass
+    spent = [1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - processor)]
+    for _ in reports:
+        pass
+    return spent
+
+
 def main() -> None:
     from mmdec.demo import background, page
 
+    if "warm" in sys.argv:
+        page.warm()
     _, address, _ = page.build().launch(
         server_name="127.0.0.1", quiet=True, prevent_thread_lock=True, inbrowser=False, **page.options()
     )
     print(json.dumps({"address": address}), flush=True)
     answers = {
         "running": background.running,
+        "cpu": lambda: 1e3 * time.process_time(),
+        "sound": sound,
         "memory": lambda: int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
     }
     for line in sys.stdin:

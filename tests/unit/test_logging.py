@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,3 +69,28 @@ def test_the_program_shows_what_it_is_asked_for(
     logging.getLogger("mmdec.hub.find").info("fetching %s", "x")
     logging.getLogger("mmdec.hub.find").debug("too much")
     assert capsys.readouterr().err == "INFO: fetching x\n"
+
+
+@pytest.mark.parametrize(("asked", "shown"), [("info", True), ("warning", False)])
+def test_the_command_line_shows_what_mmdec_log_says(asked: str, shown: bool) -> None:
+    """In a process of its own: importing mmdec has given the logger a handler that shows nothing."""
+    command = [sys.executable, "-m", "mmdec", "transcribe", "x.wav", "--model", "someone/no-such-model"]
+    surroundings = {**os.environ, "MMDEC_LOG": asked, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=surroundings)
+    assert done.returncode == 2
+    lines = ["INFO: fetching someone/no-such-model from the hub, or from this machine's cache"] if shown else []
+    assert done.stderr.splitlines()[:-1] == lines
+    assert done.stderr.splitlines()[-1].startswith("error: `model` must be on this machine")
+
+
+def test_errors_of_the_library_are_shown_unasked() -> None:
+    code = (
+        "import logging\n"
+        "from mmdec import cli\n"
+        "cli.app = lambda: logging.getLogger('mmdec.demo.sentences').error('the demo failed')\n"
+        "cli.main()\n"
+        "cli.main()  # a second call adds no second handler"
+    )
+    surroundings = {name: value for name, value in os.environ.items() if name != "MMDEC_LOG"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=surroundings)
+    assert done.stderr == "ERROR: the demo failed\n" * 2

@@ -17,7 +17,7 @@ from typing_extensions import Unpack
 from mmdec.checks.arguments import check_callable, check_threads
 from mmdec.hub.vlm import DEFAULT_MODEL
 from mmdec.images import to_pil
-from mmdec.pipelines.confidence import too_unsure
+from mmdec.pipelines.confidence import check_min_confidence, too_unsure
 from mmdec.pipelines.description.describe import DescribeOptions, Pictures, read_question, request_of
 from mmdec.pipelines.description.describe_batch import Listeners, OnText, describe_batch
 from mmdec.pipelines.description.description import Description
@@ -44,10 +44,11 @@ class Chat:
             if name in remaining:
                 raise InputError(f"`{name}` must be left out, but is given: a chat asks one question at a time.")
         self._threads = check_threads(remaining.pop("threads", None))
+        least = check_min_confidence(remaining.pop("min_confidence", None))
         named = (remaining.pop("model", DEFAULT_MODEL), remaining.pop("processor", None))
         vlm = as_vlm(*named, remaining.pop("device", None), remaining.pop("dtype", None))
-        names = ("rule", "num_speculative_tokens", "seed", "statistics", "min_confidence")
-        rule, nodes, seed, statistics, least = (remaining.pop(name, None) for name in names)
+        names = ("rule", "num_speculative_tokens", "seed", "statistics")
+        rule, nodes, seed, statistics = (remaining.pop(name, None) for name in names)
         drafter = remaining.pop("drafter", AUTO)
         self._request = request_of(vlm, drafter, rule, nodes, seed, statistics, remaining, least)
         self._messages: list[Message] = []  # the model's answers among them
@@ -81,8 +82,9 @@ class Chat:
             self._cache = None  # until the answer is whole
             inputs["past_key_values"] = cache
             listeners = Listeners(on_text)
-            (answer,) = describe_batch(self._request, inputs, [len(question.pictures)], stopwatch.lap(), listeners)
-            refusal = too_unsure(answer.confidence, self._request.min_confidence, "image")
+            pictures = [(*self._pictures, *question.pictures)]  # an answer may be about any of them
+            (answer,) = describe_batch(self._request, inputs, pictures, stopwatch.lap(), listeners)
+            refusal = too_unsure(answer.confidence, self._request.min_confidence, question.argument)
             if refusal is not None:
                 raise refusal
             self._cache = cache

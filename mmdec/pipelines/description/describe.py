@@ -23,7 +23,7 @@ from mmdec.generation.drafter_choice import DraftedBy
 from mmdec.generation.speculation import speculate
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm
 from mmdec.images import ImageSource, read_image
-from mmdec.pipelines.confidence import check_min_confidence, read_calibrations, refuse_unsure
+from mmdec.pipelines.confidence import check_min_confidence, read_calibrations, too_unsure
 from mmdec.pipelines.description.describe_batch import Listeners, OnRound, OnText, describe_batch
 from mmdec.pipelines.description.description import Description
 from mmdec.pipelines.description.load import AUTO, Model, as_drafter, as_vlm
@@ -105,11 +105,11 @@ def describe(
     model with its `processor`.
 
     `drafter` is a system with weights for this model ("eagle", "msd", ...: a folder of that name inside the model's
-    folder, or beside it as <model>-eagle), "lookup", "recycling" or another registered name, a folder with a drafter's
-    weights, a dotted path "package.module:Class", a smaller model, an `mmdec.types.Drafter`, or None for plain
-    decoding; "auto" takes the first of those with weights that there is, else "lookup". `rule`,
-    `num_speculative_tokens`, `seed` and `statistics` are those of `mmdec.generate`, and `options` go to `generate`:
-    max_new_tokens (512 where the model does not say), do_sample, temperature, repetition_penalty and so on.
+    folder, or beside it as <model>-eagle), "lookup", "recycling" or another registered name, a drafter's folder, its
+    hub id, "vlm-scenes/eagle" for a shipped one, a dotted path "package.module:Class", a smaller model, an
+    `mmdec.types.Drafter`, or None for plain decoding; "auto" takes the first of those with weights that there is, else
+    "lookup". `rule`, `num_speculative_tokens`, `seed` and `statistics` are those of `mmdec.generate`, and `options` go
+    to `generate`: max_new_tokens (512 where the model does not say), do_sample, temperature and so on.
 
     `on_text` is called with each piece of the answer as it is accepted, `on_round` with every round and its text, for
     one question; what they raise ends the call. `min_confidence`, 0 to 1, refuses answers that are less likely to be
@@ -119,21 +119,36 @@ def describe(
     """
     batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
     check_threads(threads)
+    least = check_min_confidence(min_confidence)
     single = not isinstance(image, list)
     listeners = _listeners(on_text, on_round, single)
     questions = _questions(image, prompt)
     vlm = as_vlm(model, processor, device, dtype)
-    request = request_of(vlm, drafter, rule, num_speculative_tokens, seed, statistics, options, min_confidence)
+    request = request_of(vlm, drafter, rule, num_speculative_tokens, seed, statistics, options, least)
     with with_threads(threads):
         errors: dict[int, InputError] = {}
         read = _read(request, questions, errors)
         descriptions = _in_batches(request, read, errors, batch_size, listeners)
-    refuse_unsure(descriptions, errors, request.min_confidence, "image")
+    _refuse(descriptions, errors, least, read)
     if not single:
         return _listed(descriptions, errors, len(questions))
     for error in errors.values():
         raise error
     return descriptions[0]
+
+
+def _refuse(
+    descriptions: dict[int, Description],
+    errors: dict[int, InputError],
+    least: float | None,
+    questions: Mapping[int, Question],
+) -> None:
+    """Move answers below `min_confidence` to `errors`."""
+    for index, description in list(descriptions.items()):
+        refusal = too_unsure(description.confidence, least, questions[index].argument)
+        if refusal is not None:
+            errors[index] = refusal
+            del descriptions[index]
 
 
 def _listed(descriptions: Mapping[int, Description], errors: dict[int, InputError], count: int) -> list[Description]:
@@ -163,9 +178,9 @@ def request_of(
     seed: int | None,
     statistics: DecodingStatistics | None,
     options: Mapping[str, Any],
-    min_confidence: float | None = None,
+    least: float | None = None,
 ) -> DescriptionRequest:
-    """Everything checked that can be before an image is read."""
+    """Everything checked that can be before an image is read. least: `min_confidence`, checked."""
     chosen = as_drafter(vlm, drafter)
     loaded = speculate(chosen, rule, nodes, seed, statistics=statistics).drafter_for(vlm.model)
     name = "" if loaded is None else loaded.name
@@ -175,7 +190,7 @@ def request_of(
             loaded.check(target)
         vlm.checked.add(name)
     network = chosen if isinstance(chosen, PreTrainedModel) else loaded  # a smaller model is locked, too, while it runs
-    least, calibrations = check_min_confidence(min_confidence), read_calibrations(vlm.directory)
+    calibrations = read_calibrations(vlm.directory)
     return DescriptionRequest(vlm, network, rule, nodes, seed, statistics, options, least, calibrations)
 
 
@@ -235,8 +250,8 @@ def _in_batches(
         stopwatch = Stopwatch(request.vlm.model.device)
         inputs, batch = _tensors(request, questions, batch, errors)
         if batch:
-            counts = [len(questions[index].pictures) for index in batch]
-            described = describe_batch(request, inputs, counts, stopwatch.lap(), listeners)
+            pictures = [questions[index].pictures for index in batch]
+            described = describe_batch(request, inputs, pictures, stopwatch.lap(), listeners)
             descriptions |= zip(batch, described, strict=True)
     return descriptions
 

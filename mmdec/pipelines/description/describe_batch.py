@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -14,6 +15,7 @@ from mmdec.decode.forwarding import ForwardingDrafter
 from mmdec.decode.loop import Round
 from mmdec.pipelines.confidence import confidence, evidence
 from mmdec.pipelines.description.description import Description
+from mmdec.pipelines.description.picture_evidence import picture_evidence
 from mmdec.pipelines.description.request import DescriptionRequest
 from mmdec.runtime import Stopwatch
 from mmdec.types import Draft, Drafter, Plan
@@ -99,17 +101,18 @@ class Observed(ForwardingDrafter):
 def describe_batch(
     request: DescriptionRequest,
     inputs: Mapping[str, Any],
-    pictures: Sequence[int],
+    pictures: Sequence[Sequence[np.ndarray]],
     read: float,
     listeners: Listeners = Listeners(),
 ) -> list[Description]:
-    """Answer questions with their tensors. pictures: of each question; read: seconds that the processor took.
+    """Answer questions with their tensors. pictures: of each question, (H, W, 3) uint8; read: seconds that the
+    processor took.
 
     listeners: of a batch of one.
     """
     vlm = request.vlm
     device = vlm.model.device
-    usage = [Usage() for _ in pictures]
+    usage, counts = [Usage() for _ in pictures], [len(group) for group in pictures]
     drafter, observed = request.drafter, None
     if drafter is not None and not isinstance(drafter, PreTrainedModel):
         drafter = observed = Observed(drafter, len(pictures))
@@ -117,11 +120,12 @@ def describe_batch(
     for round_ in request.rounds(inputs, drafter, writer is not None or listeners.on_round is not None):
         for index, row in enumerate(round_.rows):
             usage[row].count(round_, index, request.drafter is not None)
-            usage[row].vision += round_.vision * pictures[row] / max(sum(pictures), 1)
+            usage[row].vision += round_.vision * counts[row] / max(sum(counts), 1)
         if writer is not None:
             writer.add(round_.text[0])
         if listeners.on_round is not None:
             listeners.on_round(round_)
+    told = [evidence(entry.logprobs) | picture_evidence(group) for entry, group in zip(usage, pictures, strict=True)]
     parts = [entry.seconds() for entry in usage]
     rest = max(stopwatch.lap() - sum(sum(part.values()) for part in parts), 0.0) / len(usage)
     return [
@@ -143,8 +147,7 @@ def describe_batch(
             compressor=None if observed is None else observed.compressor[row],
             kept=None if observed is None else _plain(observed.kept[row]),
         )
-        for row, (entry, seconds) in enumerate(zip(usage, parts, strict=True))
-        for seen in [evidence(entry.logprobs)]
+        for row, (entry, seconds, seen) in enumerate(zip(usage, parts, told, strict=True))
     ]
 
 

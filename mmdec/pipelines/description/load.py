@@ -14,7 +14,7 @@ from mmdec.checks.arguments import show
 from mmdec.checks.devices import check_device
 from mmdec.drafters.registry import NAME, drafter_entry, drafter_names
 from mmdec.generation.drafter_choice import DraftedBy, load_drafter
-from mmdec.hub.find import drafter_folder, version
+from mmdec.hub.find import drafter_by_name, drafter_folder, version
 from mmdec.hub.vlm import LoadedVlm, load_vlm
 from mmdec.targets.model_source import source_folder
 from mmdec.types import Drafter, InputError
@@ -70,6 +70,9 @@ def as_drafter(vlm: LoadedVlm, drafter: DraftedBy) -> DraftedBy:
         folders = (_beside(vlm, name) for name in PREFERRED)
         folder = next((folder for folder in folders if folder is not None), None)
         return OTHERWISE if folder is None else _loaded(vlm, folder)
+    named = drafter_by_name(drafter, "drafter")
+    if named is not None:
+        return _loaded(vlm, named)
     if isinstance(drafter, (str, os.PathLike)) and _is_folder(drafter):
         return _loaded(vlm, Path(drafter))
     if isinstance(drafter, str) and NAME.fullmatch(drafter):

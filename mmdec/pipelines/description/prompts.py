@@ -23,6 +23,11 @@ class Question:
     pictures: tuple[np.ndarray, ...] = ()
     text: str = ""  # as the chat template writes it, once it has
 
+    @property
+    def argument(self) -> str:
+        """Which argument of the call an error about the whole question names."""
+        return "image" if self.pictures else "prompt"
+
 
 def user_message(vlm: LoadedVlm, question: Question) -> Message:
     """What the chat template takes: pictures where the prompt has the model's image token, else all before it.

@@ -12,7 +12,7 @@ from mmdec.checks.arguments import show
 from mmdec.checks.devices import check_device
 from mmdec.drafters.registry import drafter_entry, is_dotted
 from mmdec.generation.drafter_choice import DraftedBy
-from mmdec.hub.find import kind
+from mmdec.hub.find import drafter_by_name, kind
 from mmdec.hub.whisper import HEADS, KIND, LoadedWhisper, load_whisper
 from mmdec.targets.model_source import source_folder
 from mmdec.types import InputError
@@ -53,6 +53,7 @@ def as_drafter(whisper: LoadedWhisper, drafter: DraftedBy) -> DraftedBy:
     """`drafter` as `transcribe` takes it -> as `speculate` takes it: folders of heads are read."""
     if isinstance(drafter, str) and drafter != HEADS and (drafter_entry(drafter) is not None or is_dotted(drafter)):
         return drafter
+    drafter = drafter_by_name(drafter, "drafter") or drafter
     if isinstance(drafter, (str, os.PathLike)) and drafter != HEADS and kind(Path(drafter)) not in ("", HEADS):
         return drafter  # another system's folder: `speculate` reads it
     if isinstance(drafter, (str, bytes, os.PathLike)):

@@ -94,9 +94,9 @@ def transcribe(
     `batch_size` recordings are decoded together, those within one window (30 s) apart from longer ones. `model` is a
     shipped name, a directory, a hub id, or a loaded model with its `processor`.
 
-    `drafter` is "medusa" (the heads in the model's folder `medusa`), "lookup", "recycling" or another registered name,
-    a folder with a drafter's weights, a dotted path "package.module:Class", a smaller Whisper of the same vocabulary,
-    an `mmdec.types.Drafter`, or None. `rule`, `num_speculative_tokens` and `statistics` are those of `mmdec.speculate`.
+    `drafter` is "medusa" (the heads in the model's folder), "lookup", "recycling" or another registered name, a
+    drafter's folder, its hub id, "whisper-phrasebook/medusa" for the shipped one, a dotted path, a smaller Whisper of
+    the same vocabulary, a `Drafter`, or None. `rule`, `num_speculative_tokens` and `statistics`: see `mmdec.speculate`.
 
     `timestamps` "segment" or "word" fills the segments: "segment" with the model's own times, "word" with words, where
     a segment begins with its first word and ends, with its last, where the model says. `language` is a name or a code,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mmdec.runtime import Stopwatch
+from mmdec.targets.units import EOS, PAD
 
 SPECIALS = 4  # <s> <pad> </s> <unk> are the first four units of every vocabulary
 
@@ -47,6 +48,7 @@ class PassListener:
         self._on_pass, self._piece, self._units = on_pass, piece, list(units)
         self._stopwatch, self._seconds = Stopwatch(device), 0.0
         self.limit: int | None = None  # tokens that are kept; a decoder may take a step more
+        self._ended = False  # a decoder on a GPU takes some steps more, for it rarely looks whether its rows ended
 
     def tokens(self, tokens: Sequence[int], graph: Graph | None = None) -> None:
         """A pass settled these tokens, special ones among them."""
@@ -61,9 +63,11 @@ class PassListener:
         self._stopwatch.lap()
 
     def step(self, tokens: Tensor) -> None:
-        """As `ArDecoder.generate` calls it: one token (1,) of one row."""
-        if self._on_pass is not None:
-            self.tokens(tokens.tolist())
+        """As `ArDecoder.generate` calls it: one token (1,) of one row. After the row's end nothing is told."""
+        if self._on_pass is not None and not self._ended:
+            token = int(tokens)
+            self._ended = token in (EOS, PAD)
+            self.tokens([token])
 
     def graph(
         self, emissions: Tensor, links: Tensor, tokens: Tensor | None = None, vertices: Tensor | None = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -45,6 +45,11 @@ class Translation:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the speech as 16-bit audio, whole or not at all; the suffix names the format."""
         return sound.save_audio(path, self.audio, self.sample_rate)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, numbers and texts: everything but the sound."""
+        content = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "audio"}
+        return content | {"units": list(self.units), "timings": dict(self.timings)}
 
 
 class TranslateOptions(TypedDict, total=False):

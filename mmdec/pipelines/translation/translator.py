@@ -37,7 +37,6 @@ GPU_ROWS = 16  # rows of a padded batch on a GPU
 DRAFT_NODES = 192  # of a graph's continuation: an utterance's units, and what they might be instead
 
 GRAPH, AUTOREGRESSIVE = "graph", "autoregressive"  # kinds of decoding in confidence.json
-check_pauses = audio.check_detector  # as `translate_speech` takes `pauses`
 
 _Decoded = tuple[list[list[int]], list[Tensor], list[int]]  # units, acoustic inputs [(K + 1, d_tts), ...], passes
 
@@ -73,8 +72,8 @@ class SpeechTranslator:
         return next(self.model.parameters()).device
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
-        """Write the model's folder, whole or not at all; its card goes with it. Raises InputError where a card of
-        other weights is there, and for a vocoder that is not the model's own."""
+        """Write the model's folder, whole or not at all; card, confidence and provenance go with weights that nobody
+        changed. Raises InputError for a vocoder that is not the model's own, and for a folder with other files."""
         return save_parts(directory, self.parts)
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:

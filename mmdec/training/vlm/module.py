@@ -56,9 +56,11 @@ class VlmModule(LightningModule):
     alone, the model learns what to say long before it learns to read.
 
     guided: None takes three in the middle. units: the tokens by number. cell_kinds: classes of a cell's labels. empty:
-    the weight of cells that show nothing. decay_from, decay_steps: the linear fall to zero at the end. half: matrix
-    products in bfloat16; None: where the processor is fast in it. compiled: fuse what lies between them
-    (torch.compile). start: a folder with an exported model to begin from; fresh_projector: but not from its projector.
+    the weight of cells that show nothing. length_power: an answer of n tokens counts as n ** (1 - length_power); at 0
+    a description counts as a hundred short answers do, and colours and sizes are learned last. decay_from, decay_steps:
+    the linear fall to zero at the end. half: matrix products in bfloat16; None: where the processor is fast in it.
+    compiled: fuse what lies between them (torch.compile). start: a folder with an exported model to begin from;
+    fresh_projector: but not from its projector.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class VlmModule(LightningModule):
         empty: float = 0.2,
         guided: Sequence[int] | None = None,
         guide_weight: float = 0.3,
+        length_power: float = 0.5,
         half: bool | None = None,
         compiled: bool = False,
         start: str | None = None,
@@ -156,7 +159,8 @@ class VlmModule(LightningModule):
         )
         asked = batch.labels != IGNORED
         logits = self.model.lm_head(hidden[asked]).float()
-        parts["answers"] = F.cross_entropy(logits, batch.labels[asked])
+        weights = turn_weights(batch.turns, asked, self.hparams["length_power"])
+        parts["answers"] = F.cross_entropy(logits, batch.labels[asked], reduction="none") @ weights
         parts["right"] = (logits.argmax(-1) == batch.labels[asked]).float().mean()
         loss = parts["answers"] + self.hparams["cell_weight"] * total
         if guided:
@@ -276,6 +280,16 @@ class VlmModule(LightningModule):
         optimizer = MuonAdamW(matrices, groups, lr=self.hparams["lr"], weight_decay=decay)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, self.factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def turn_weights(turns: Tensor, asked: Tensor, power: float) -> Tensor:
+    """(B, L) the number of each column's question, (B, L) bool which columns count -> (N,) their weights, of sum 1:
+    an answer's n columns weigh n ** -power each."""
+    rows, places = asked.nonzero(as_tuple=True)
+    names = rows * (int(turns.max()) + 1) + turns[rows, places]
+    _, which, counts = torch.unique(names, return_inverse=True, return_counts=True)
+    weights = counts[which].float() ** -power
+    return weights / weights.sum()
 
 
 def spelled(units: list[str], tokens: list[int], end: int) -> str:

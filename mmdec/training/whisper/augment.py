@@ -1,13 +1,24 @@
-"""Augmentation of recorded speech: vocal tract length, speed, reverberation and noise. Samples at 16 kHz."""
+"""Augmentation of recorded speech: vocal tract length, speed, reverberation and noise. Samples at 16 kHz.
+
+Speed and coloured noise are audiomentations' (extra `mmdec[train]`). Everything follows from the arguments: what a
+generator draws is drawn from the one that is passed in.
+"""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
+from threading import RLock
+from typing import Any
 
 import numpy as np
 import torch
 
 from mmdec.audio import SAMPLE_RATE
+from mmdec.checks.errors import InputError
 
 FRAME = 512
 ENVELOPE = 32  # cepstral coefficients: the vocal tract, not the pitch
@@ -16,6 +27,10 @@ BANDS = (0.0, 200.0, 500.0, 1000.0, 2000.0, 4000.0, 8000.0)
 UNEVEN = 4.0  # dB, of a microphone's response at each of them
 MUFFLED = 0.2  # of the microphones hear nothing above some frequency
 DULLEST = 2800.0  # Hz
+BROWN = 20 * float(np.log10(2))  # dB that brown noise loses in an octave
+COLOUR_FFT = 2048  # below it the slope is wrong by more dB (128, the default: 7), above it only the CPU time changes
+
+_lock = RLock()
 
 
 @cache
@@ -50,27 +65,74 @@ def perturb_vocal_tract(sound: np.ndarray, draw: np.random.Generator) -> np.ndar
     return torch.istft(changed, FRAME, FRAME // 2, window=window, length=len(sound)).numpy()
 
 
+@cache
+def _audiomentations() -> Any:
+    """The package. It takes a second of CPU to import, so that it is imported where it is first needed."""
+    try:
+        return import_module("audiomentations")
+    except ImportError as error:
+        raise InputError(
+            "Augmentation of speech needs the package audiomentations, which is not installed. pip install mmdec[train]"
+        ) from error
+
+
+@contextmanager
+def _global_seed(seed: int) -> Iterator[None]:
+    """Python's and NumPy's global generators, the only ones that audiomentations knows, start at `seed` for a while.
+
+    Afterwards they are what they were: whoever else draws from them notices nothing. The lock is for our own threads;
+    threads of others that draw meanwhile get numbers of `seed`.
+    """
+    with _lock:
+        before, before_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 # all it draws from
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002 # the same
+        try:
+            yield
+        finally:
+            random.setstate(before)
+            np.random.set_state(before_numpy)  # noqa: NPY002 # the same
+
+
 def speed_perturb(samples: np.ndarray, pace: float) -> np.ndarray:
-    """Speed and pitch times `pace`, by linear interpolation: what it adds lies 40 dB below speech."""
-    count = round(len(samples) / pace)
-    return np.interp(np.arange(count) * pace, np.arange(len(samples)), samples).astype(np.float32)
+    """(T,) -> (about T / pace,): speed and pitch times `pace`, which is rounded to a whole sample rate."""
+    rate = round(SAMPLE_RATE / pace)
+    if rate == SAMPLE_RATE:
+        return samples
+    with _global_seed(0):  # it draws, though there is nothing to choose
+        return _audiomentations().Resample(rate, rate, p=1.0)(samples, SAMPLE_RATE)
+
+
+def add_coloured_noise(sound: np.ndarray, ratio: float, draw: np.random.Generator) -> np.ndarray:
+    """(T,) -> (T,): with white, pink or brown noise, or something between, `ratio` dB below the sound."""
+    decay = -draw.uniform(0, BROWN)
+    with _global_seed(int(draw.integers(2**32))):
+        noisy = _audiomentations().AddColorNoise(ratio, ratio, decay, decay, p=1.0, n_fft=COLOUR_FFT)
+        return noisy(sound, SAMPLE_RATE)
 
 
 def coloured_noise(draw: np.random.Generator, count: int) -> np.ndarray:
-    """White, pink or brown noise, or something between."""
-    spectrum = np.fft.rfft(draw.standard_normal(count).astype(np.float32))
-    frequency = np.maximum(np.fft.rfftfreq(count, 1 / SAMPLE_RATE), 20)
-    noise = np.fft.irfft(spectrum / frequency ** (draw.uniform(0, 2) / 2), count)
-    return (noise / max(float(np.abs(noise).max()), 1e-9)).astype(np.float32)
+    """Noise alone, (count,), within -1 and 1: audiomentations adds noise to a sound, so to a constant."""
+    constant = np.ones(count, np.float32)
+    noise = add_coloured_noise(constant, 0.0, draw) - constant
+    return noise / max(float(np.abs(noise).max()), 1e-9)
 
 
-def babble_noise(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """Babble without words: four shifted copies of the reversed speech, summed. (T,) -> (T,)."""
-    return np.sum([np.roll(sound[::-1], int(draw.integers(len(sound)))) for _ in range(4)], axis=0)
+def add_babble(sound: np.ndarray, ratio: float, draw: np.random.Generator) -> np.ndarray:
+    """(T,) -> (T,): with babble without words, four shifted copies of the reversed speech, `ratio` dB below it.
+
+    audiomentations mixes in recordings of noise, which a corpus would have to bring.
+    """
+    babble = np.sum([np.roll(sound[::-1], int(draw.integers(len(sound)))) for _ in range(4)], axis=0)
+    level = np.sqrt(np.mean(sound**2) / max(np.mean(babble**2), 1e-12)) * 10 ** (-ratio / 20)
+    return sound + babble * np.float32(level)
 
 
 def reverberate(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """Convolve with a room's impulse response: decaying noise, RT60 0.1 to 0.5 s. (T,) -> (T,)."""
+    """Convolve with a room's impulse response: decaying noise, RT60 0.1 to 0.5 s. (T,) -> (T,).
+
+    Ours, for audiomentations' rooms come from pyroomacoustics, whose result depends on the number of threads.
+    """
     count = int(draw.uniform(0.1, 0.5) * SAMPLE_RATE)
     response = draw.standard_normal(count) * 10 ** (-3 * np.arange(count) / count) * draw.uniform(0.02, 0.08)
     response[0] = 1.0

@@ -19,7 +19,8 @@ from transformers.audio_utils import mel_filter_bank
 from mmdec.audio import SAMPLE_RATE, load_audio
 from mmdec.corpora.librispeech import Utterance
 from mmdec.training.whisper.augment import (
-    babble_noise,
+    add_babble,
+    add_coloured_noise,
     coloured_noise,
     perturb_vocal_tract,
     reverberate,
@@ -165,10 +166,10 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
         sound = reverberate(sound, draw)
     sound = np.pad(sound, (0, max(0, limit - len(sound))))[:limit]
     if draw.random() < how.noise:
-        noise = coloured_noise(draw, limit) if draw.random() < 0.75 else babble_noise(sound, draw)
-        level = np.sqrt(np.mean(sound**2) / max(np.mean(noise**2), 1e-12)) * 10 ** (-draw.uniform(5, 30) / 20)
+        add = add_coloured_noise if draw.random() < 0.75 else add_babble
+        noisy = add(sound, draw.uniform(5, 30), draw)
         reach = limit if draw.random() < 0.5 else min(limit, at + round(draw.uniform(0, 1) * SAMPLE_RATE))
-        sound[:reach] += noise[:reach] * level
+        sound[:reach] = noisy[:reach]
     sound *= draw.uniform(0.1, 0.95) / max(float(np.abs(sound).max()), 1e-4)
     previous = ""
     if draw.random() < how.previous:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,32 @@ def test_what_cannot_work_is_refused_before_it_is_measured(
         assert isinstance(result.exception, InputError)
         assert message in str(result.exception)
     assert measured == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["bench", "speech", "--json", "OWN", "other.wav"], r"`--json` must be a file that ends in \.json, or -"),
+        (["bench", "core", "-o", "OWN"], r"`--output` must be a file that ends in \.json, but"),
+        (["bench", "core", "--markdown", "OWN"], r"`--markdown` must be a file that ends in \.md, or -"),
+        (["bench", "show", "--json", "OWN", "saved.json"], "`--json` must be"),
+        (["bench", "all", "--json", "FOLDER"], "`--json` must be"),
+        (["eval", "asr", "--json", "OWN"], "`--json` must be"),
+        (["eval", "vlm", "--json=OWN"], "`--json` must be"),
+        (["eval", "speech", "--output", "OWN"], "`--output` must be"),
+    ],
+)
+def test_a_report_overwrites_no_file_of_another_kind(
+    words: list[str], said: str, measured: list[str], tmp_path: Path
+) -> None:
+    """`--json` takes the next word as its file, which may be an input."""
+    own, folder = tmp_path / "mine.wav", tmp_path / "folder.json"
+    own.write_bytes(b"RIFF")
+    folder.mkdir()
+    result = run(*(word.replace("OWN", str(own)).replace("FOLDER", str(folder)) for word in words))
+    assert isinstance(result.exception, InputError)
+    assert re.search(said, str(result.exception))
+    assert (own.read_bytes(), list(folder.iterdir()), measured) == (b"RIFF", [], [])
 
 
 def test_a_saved_run_stands_beside_the_new_one(measured: list[str], tmp_path: Path) -> None:

@@ -62,6 +62,38 @@ def test_closing_ends_the_work_at_its_next_report() -> None:
     assert list(reports) == []
 
 
+def test_what_comes_first_is_on_the_page_before_work_goes_on() -> None:
+    went_on = threading.Event()
+
+    def work(tell: Tell) -> None:
+        tell(first=True, sound=1)
+        went_on.set()
+        tell(race=1)
+
+    reports = updates(work)
+    assert next(reports) == {"sound": 1}
+    assert not went_on.is_set()
+    assert [dict(update) for update in reports if update] == [{"race": 1}]
+    assert went_on.is_set()
+
+
+def test_closing_ends_work_that_waits_for_the_page() -> None:
+    ended = threading.Event()
+
+    def work(tell: Tell) -> None:
+        try:
+            tell(first=True, sound=1)
+            tell()
+        except Stopped:
+            ended.set()
+            raise
+
+    reports = updates(work)
+    assert next(reports) == {"sound": 1}
+    reports.close()
+    assert ended.wait(LONG)
+
+
 def test_no_more_decode_at_once_than_there_are_slots() -> None:
     lock, go = threading.Lock(), threading.Event()
     at_once, most = 0, 0

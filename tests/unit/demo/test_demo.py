@@ -86,6 +86,45 @@ def test_without_gradio_the_error_names_the_extra() -> None:
     assert done.stderr == "error: The demo needs gradio, which is not installed. pip install 'mmdec[demo]'\n"
 
 
+ADDRESSES = """
+import socket
+from mmdec.demo import page
+from mmdec.types import MmdecError
+
+class Page:
+    def launch(self, server_name, server_port, **_):
+        socket.create_server((server_name, server_port)).close()
+        print("served")
+
+def fail():
+    raise AssertionError("models were loaded")
+
+page.build, page.warm = Page, fail
+with socket.create_server(("127.0.0.1", 0)) as taken:
+    port = taken.getsockname()[1]
+    for host, number in (("127.0.0.1", port), ("0.0.0.0", port), ("192.0.2.1", port), ("256.1.1.1", port)):
+        try:
+            page.serve(number, host=host)
+        except MmdecError as error:
+            print(str(error).replace(str(port), "PORT"))
+page.warm = lambda: None
+page.serve(port)
+"""
+
+
+def test_an_address_that_cannot_be_served_is_refused_before_models_are_loaded() -> None:
+    done = subprocess.run([sys.executable, "-c", ADDRESSES], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    *refused, served = done.stdout.splitlines()
+    assert refused[:2] == [
+        f"`--port` must be free on {host}, but PORT is in use. Choose another, above 1023."
+        for host in ("127.0.0.1", "0.0.0.0")
+    ]
+    for line, host in zip(refused[2:], ("192.0.2.1", "256.1.1.1"), strict=True):
+        assert line.startswith(f"`--host` must be an address of this machine, but is '{host}'.")
+    assert served == "served"  # the address is let go before
+
+
 def test_the_page_and_its_tabs(lines: list[Any]) -> None:
     said = lines[0]
     assert said["blocks"] is True

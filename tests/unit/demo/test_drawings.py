@@ -128,6 +128,8 @@ def test_what_was_kept_in_words() -> None:
     assert "reads 2 of 4" in kept_sentence("pool 4x", [1.0, 0.0, 0.5, 0.0], "specvlm")
     assert "chose the compressor “pool 4x”" in kept_sentence("pool 4x", [1.0, 0.0, 0.5, 0.0], "specvlm")
     assert "Darker" not in kept_sentence(None, [1.0, 0.0, 0.5], "flash")
+    assert "Darker squares count for less." in kept_sentence("queries", [1.0, 0.2, 0.5, 0.3], "vispec")
+    assert "Darker" not in kept_sentence("pool", [1.0] * 4, "specvlm")
     assert "every visual token" in kept_sentence(None, None, "msd")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -11,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mmdec.demo import samples
 from mmdec.demo.sentences import UNEXPECTED, confidence, require, sentence, status
-from mmdec.demo.tokens import pieces, steps
+from mmdec.demo.tokens import against_plain, pieces, steps
 from mmdec.pipelines.rounds import Round
 from mmdec.types import InputError, MmdecError
 
@@ -97,6 +98,21 @@ def test_rounds_become_steps_on_one_clock() -> None:
     assert [step.seconds for step in found] == [0.75, 1.0, 1.25]
     assert [step.pieces for step in found] == [[" go"], [" up"], ["é"]]
     assert [step.count for step in found] == [1, 2, 2]  # a part of a letter and the end show nothing
+
+
+def test_drafted_runs_are_compared_with_plain_decoding() -> None:
+    tokens = [1, 2]
+    rounds = [Round(0, [0], [tokens], [1], [1], [True], target=0.5)]
+    same, other = SimpleNamespace(tokens=tokens), SimpleNamespace(tokens=[1, 5])
+    lanes = against_plain(tokenizer(), [("a", "x", (same, rounds)), ("b", "y", (other, rounds))], (same, rounds))
+    assert [lane.name for lane in lanes] == ["a", "b", "Plain decoding"]
+    assert [lane.equal for lane in lanes] == [True, False, None]
+    assert [lane.verdict for lane in lanes] == [
+        "equal to plain decoding, token for token",
+        "not equal to plain decoding",
+        "",
+    ]
+    assert lanes[0].pieces == [" go", " up"]
 
 
 def test_the_samples_of_the_page_are_there() -> None:

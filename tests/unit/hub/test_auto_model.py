@@ -74,8 +74,45 @@ def test_translators_are_read_and_written(tiny_model: Path, tmp_path: Path) -> N
     (folder / "README.md").write_text("a card", encoding="utf-8")
     loaded = mmdec.load(folder, "cpu")
     loaded.save_pretrained(tmp_path / "third")
-    for name in ("README.md", "confidence.json", "config.json", "units.json", "model.safetensors"):
+    for name in ("README.md", "confidence.json", "provenance.json", "config.json", "units.json", "model.safetensors"):
         assert (tmp_path / "third" / name).read_bytes() == (folder / name).read_bytes()
+    loaded.save_pretrained(tmp_path / "third")  # again, over its own
+
+
+def test_texts_stay_with_their_weights(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    (folder / "confidence.json").write_text(json.dumps({"format": FORMAT, "calibrations": {}}), encoding="utf-8")
+    (folder / "README.md").write_text("a card", encoding="utf-8")
+    (folder / "provenance.json").write_text('{"training": {"step": 1}}', encoding="utf-8")
+    changed = AutoModel.from_pretrained(folder)
+    with torch.no_grad():
+        next(changed.network.parameters()).add_(1)
+    changed.save_pretrained(tmp_path / "changed")
+    AutoModel.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(tmp_path / "rounded")
+    for name in ("changed", "rounded"):
+        found = {path.name for path in (tmp_path / name).iterdir()}
+        assert not {"README.md", "confidence.json"} & found
+        assert "training" not in json.loads((tmp_path / name / "provenance.json").read_text(encoding="utf-8"))
+
+
+def test_texts_outside_of_the_folder_are_not_taken_along(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    (tmp_path / "secret").write_text("a key", encoding="utf-8")
+    (folder / "README.md").symlink_to(tmp_path / "secret")
+    mmdec.load(folder, "cpu").save_pretrained(tmp_path / "again")
+    assert not (tmp_path / "again" / "README.md").exists()
+
+
+def test_a_folder_with_other_files_is_not_replaced(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine" / "sub").mkdir(parents=True)
+    (tmp_path / "mine" / "thesis.tex").write_text("years", encoding="utf-8")
+    with pytest.raises(InputError, match="which would be deleted"):
+        mmdec.load(tiny_model, "cpu").save_pretrained(tmp_path / "mine")
+    with pytest.raises(InputError, match="which would be deleted"):
+        AutoModel.from_pretrained(tiny_model).save_pretrained(tmp_path / "mine")
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["sub", "thesis.tex"]
 
 
 def test_options_that_would_be_ignored_are_refused(tmp_path: Path) -> None:
@@ -123,6 +160,13 @@ def test_models_go_to_the_hub_whole(hub: dict[str, Any], tmp_path: Path, tiny_mo
     assert model.push_to_hub("me/eagle", private=True) == "https://hub/me/eagle/commit/1"
     assert (hub["repo_id"], hub["private"]) == ("me/eagle", True)
     assert hub["files"] == ["README.md", "config.json", "model.safetensors"]
+    model.save_pretrained(tmp_path / "again", push_to_hub=True, repo_id="me/mine", private=True)
+    assert (hub["repo_id"], hub["private"]) == ("me/mine", True)
+    with pytest.raises(InputError, match="`use_temp_dir` must be left out"):
+        model.push_to_hub("me/eagle", use_temp_dir=True)
+    with pytest.raises(InputError, match="`max_shard_size` must be left out"):
+        model.save_pretrained(tmp_path / "not", max_shard_size="1GB")
+    assert not (tmp_path / "not").exists()
     assert mmdec.load(tiny_model, "cpu").push_to_hub("me/speech") == "https://hub/me/speech/commit/1"
     assert {"config.json", "encoder.safetensors", "model.safetensors", "vocoder.safetensors"} <= {*hub["files"]}
 

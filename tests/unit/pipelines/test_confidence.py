@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +32,8 @@ def test_evidence_is_the_mean_the_worst_stretch_and_the_count() -> None:
     assert seen["own mean"] == pytest.approx(math.log(2.3 / 8 + FLOOR))
     assert seen["own worst"] == pytest.approx(math.log((0.3 + 1.1 + 0.6) / 5 + FLOOR))
     assert seen["own count"] == pytest.approx(math.log(8))
+    short = evidence([-0.1, -0.6])  # a stretch of five that ends after two is one of two
+    assert short["worst"] == short["mean"] == pytest.approx(math.log(0.35 + FLOOR))
 
 
 def test_evidence_of_odd_numbers_is_finite() -> None:
@@ -47,6 +50,21 @@ def test_a_calibration_is_a_logistic_curve_and_survives_its_file(tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
+def test_evidence_that_is_absent_counts_as_the_typical(tmp_path: Path) -> None:
+    calibration = Calibration({"mean": -2.0, "structure": 3.0}, 0.25, {"mean": -1.5, "structure": -2.0})
+    assert calibration({"mean": -1.0}) == calibration({"mean": -1.0, "structure": -2.0})
+    assert calibration({"mean": -1.0, "structure": -1.9}) > calibration({"mean": -1.0})
+    assert Calibration({"structure": 3.0}, 0.25)({}) == pytest.approx(1 / (1 + math.exp(-0.25)))
+    write_calibrations(tmp_path, {"answer": calibration}, {})
+    assert read_calibrations(tmp_path) == {"answer": calibration}
+
+
+def test_a_file_that_names_nothing_typical_is_read(tmp_path: Path) -> None:
+    entry = {"bias": 0.5, "weights": {"mean": -1.0}}
+    (tmp_path / FILE).write_text(json.dumps({"format": "mmdec confidence 1", "calibrations": {"answer": entry}}))
+    assert read_calibrations(tmp_path) == {"answer": Calibration({"mean": -1.0}, 0.5)}
+
+
 def test_without_a_file_the_mean_probability_is_told(tmp_path: Path) -> None:
     assert read_calibrations(tmp_path) == read_calibrations(None) == {}
     assert confidence(evidence([math.log(0.25), math.log(1.0)]), {}, "answer") == pytest.approx(0.5)
@@ -61,6 +79,8 @@ def test_without_a_file_the_mean_probability_is_told(tmp_path: Path) -> None:
         '{"format": "other", "calibrations": {}}',
         '{"format": "mmdec confidence 1", "calibrations": {"a": {"bias": "x", "weights": {}}}}',
         '{"format": "mmdec confidence 1", "calibrations": {"a": {"bias": Infinity, "weights": {}}}}',
+        '{"format": "mmdec confidence 1", "calibrations": {"a": {"bias": 0, "weights": {}, "typical": {"x": NaN}}}}',
+        '{"format": "mmdec confidence 1", "calibrations": {"a": {"bias": 0, "weights": {}, "typical": 1}}}',
         '{"format": "mmdec confidence 1", "calibrations": []}',
         "[" * 100_000,
     ],
@@ -71,10 +91,44 @@ def test_a_damaged_file_is_one_clear_error(tmp_path: Path, content: str) -> None
         read_calibrations(tmp_path)
 
 
+def test_a_link_that_leads_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    write_calibrations(tmp_path, {"a": Calibration({}, 0.0)}, {})
+    (tmp_path / "model" / FILE).symlink_to(tmp_path / FILE)
+    assert read_calibrations(tmp_path)
+    with pytest.raises(InputError, match="leads out of the folder"):
+        read_calibrations(tmp_path / "model")
+
+
 @pytest.mark.parametrize("value", [-0.1, 1.1, "0.5", True, math.nan])
 def test_min_confidence_is_a_share(value: float) -> None:
     with pytest.raises(InputError, match="min_confidence"):
         check_min_confidence(value)
+
+
+@pytest.mark.parametrize("kind", [float, np.float32, np.float64, np.float16])
+def test_min_confidence_is_any_kind_of_number(kind: Any) -> None:
+    found = check_min_confidence(kind(0.5))
+    assert type(found) is float
+    assert found == 0.5
+    assert check_min_confidence(np.int64(1)) == 1.0  # type: ignore[arg-type] # numpy's numbers are numbers
+    for wrong in (np.float32("nan"), np.float32(1.5), np.bool_(True), np.array(0.5)):
+        with pytest.raises(InputError, match="min_confidence"):
+            check_min_confidence(wrong)  # type: ignore[arg-type] # what a caller may pass by mistake
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda **options: mmdec.describe("x.png", **options),
+        lambda **options: mmdec.Chat(**options),
+        lambda **options: mmdec.transcribe("x.wav", **options),
+        lambda **options: mmdec.translate_speech("x.wav", **options),
+    ],
+)
+def test_min_confidence_is_checked_before_a_model_is_loaded(call: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="`min_confidence` must be"):
+        call(model=tmp_path / "none", min_confidence=2)
 
 
 def test_a_refusal_names_both_numbers() -> None:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import pytest
+import torch
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
 import mmdec
+from mmdec.drafters import registry
+from mmdec.generation.drafter_choice import DrafterChoice
 from mmdec.hub.medusa import save_heads
 from mmdec.hub.vlm import LoadedVlm
 from mmdec.hub.vlm_drafters import save_network
 from mmdec.hub.whisper import LoadedWhisper
 from mmdec.pipelines.translation.translator import SpeechTranslator
 from mmdec.types import InputError
+from tests.conftest import RATE, buzz
 from tests.support import tiny_vlm_folder, tiny_whisper
 from tests.support.draft_networks import draft_network
 from tests.support.tiny_text import language_model
+from tests.unit.pipelines.description.test_describe import QUESTION, pixels
 
 MODEL = language_model()
 
@@ -78,5 +84,44 @@ def test_offline_a_missing_model_says_how_to_get_it(error: Exception, monkeypatc
 
 
 def test_an_unknown_name_lists_what_is_there() -> None:
-    with pytest.raises(InputError, match="lie in models/ of a checkout, and in its wheel"):
-        mmdec.load("daspeech-phrasebok")
+    with pytest.raises(InputError, match="lie in models/ of a checkout, and in its wheel") as told:
+        mmdec.load("whisper-phrasebok")
+    assert "(daspeech-phrasebook, vlm-scenes, whisper-phrasebook)" in str(told.value)
+
+
+def test_every_drafter_with_weights_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+    mmdec.register_drafter("mine", loader="mine.module:load")
+    for name in ("medusa", "eagle", "flash", "mine"):
+        (tmp_path / "config.json").write_text(json.dumps({"system": name}))
+        with pytest.raises(InputError, match=f"is a drafter, {name}"):
+            mmdec.load(tmp_path)
+
+
+def test_one_rule_names_drafters_in_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("mmdec.hub.find"), "PLACES", (tmp_path,))
+    save_network(draft_network("eagle", MODEL, base="tiny"), tmp_path / "tiny" / "eagle")
+    loaded = mmdec.load_drafter("tiny/eagle", MODEL)
+    ids = torch.tensor([[1, 2, 3]])
+    plain = MODEL.generate(ids, max_new_tokens=4)
+    assert mmdec.generate(MODEL, ids, "tiny/eagle", max_new_tokens=4).sequences.tolist() == plain.tolist()
+    assert DrafterChoice("tiny/eagle").for_model(MODEL).name == loaded.name  # type: ignore[union-attr] # there is one
+    assert MODEL.generate(ids, custom_generate=mmdec.speculate("tiny/eagle"), max_new_tokens=4).tolist() == (
+        plain.tolist()
+    )
+    whisper = mmdec.load(tiny_whisper.write(tmp_path / "whisper"), "cpu")
+    options: dict[str, Any] = {"sample_rate": RATE, "model": whisper, "max_new_tokens": 4}
+    drafted = mmdec.transcribe(buzz(0.5), drafter="whisper/medusa", **options)
+    assert drafted.tokens == mmdec.transcribe(buzz(0.5), drafter=None, **options).tokens
+    vlm: Any = mmdec.load(tiny_vlm_folder.write(tmp_path / "vlm"), "cpu")
+    save_network(draft_network("eagle", vlm.model, base="vlm"), tmp_path / "vlm" / "eagle")
+    described = mmdec.describe(pixels(0), QUESTION, model=vlm, drafter="vlm/eagle", max_new_tokens=4)
+    assert described.tokens == mmdec.describe(pixels(0), QUESTION, model=vlm, drafter=None, max_new_tokens=4).tokens
+    for call in (
+        lambda name: mmdec.speculate(name),
+        lambda name: mmdec.generate(MODEL, ids, name),
+        lambda name: mmdec.transcribe(buzz(0.5), drafter=name, **options),
+        lambda name: mmdec.describe(pixels(0), QUESTION, model=vlm, drafter=name),
+    ):
+        with pytest.raises(InputError, match=r"`drafter` must be a drafter's folder.*\(vlm-scenes/eagle\), but is"):
+            call("../tiny/eagle")

@@ -97,6 +97,16 @@ def test_a_turn_that_is_broken_off_leaves_the_dialogue_as_it_was(loaded: tuple[A
     assert chat.tokens == wanted.tokens
 
 
+def test_a_refusal_names_what_the_turn_brought(loaded: tuple[Any, Any]) -> None:
+    model, processor = loaded
+    chat = mmdec.Chat(model=model, processor=processor, min_confidence=1.0)
+    for image, argument in ((pixels(0), "image"), ((), "prompt")):
+        with pytest.raises(InputError, match=f"^`{argument}` must give an output with a confidence"):
+            chat.ask("What is this?", image)
+        with pytest.raises(InputError, match=f"^`{argument}` must give an output with a confidence"):
+            mmdec.describe(image, "What is this?", model=model, processor=processor, min_confidence=1.0)
+
+
 def test_options_that_mean_nothing_to_a_chat_are_refused(loaded: tuple[Any, Any]) -> None:
     model, processor = loaded
     for options in ({"batch_size": 2}, {"on_text": print}, {"drafter": "eagel"}, {"input_ids": 1}):

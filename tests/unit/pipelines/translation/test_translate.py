@@ -44,6 +44,19 @@ def test_every_strategy_answers(tiny_model: Path, strategy: str, tmp_path: Path)
     assert np.allclose(back, out.audio, atol=1e-4)
 
 
+def test_a_translation_as_plain_values(tiny_model: Path) -> None:
+    out = mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=tiny_model, device="cpu")
+    told = json.loads(json.dumps(out.to_dict()))
+    assert told.keys() == {"text", "sample_rate", "units", "timings", "seconds_source", "passes", "confidence"}
+    assert all(told[name] == getattr(out, name) for name in told)
+
+
+@pytest.mark.parametrize("wrong", [np.array(["energy", "webrtc"]), ["energy"], None])
+def test_pauses_that_are_none(tiny_model: Path, wrong: object) -> None:
+    with pytest.raises(mmdec.InputError, match="`pauses` must be energy or webrtc, but is"):
+        mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=tiny_model, pauses=wrong)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_passes_are_heard(tiny_model: Path, strategy: str) -> None:
     passes: list[Pass] = []

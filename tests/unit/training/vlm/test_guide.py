@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmdec.training.vlm.encoded import NOWHERE
-from mmdec.training.vlm.module import VlmModule
+from mmdec.training.vlm.module import VlmModule, turn_weights
 from mmdec.training.vlm.network import Shape, Whitening
 from mmdec.training.vlm.packing import Batch, pack
 from mmdec.training.vlm.tokens import BEGIN, END, IMAGE, PAD
@@ -162,3 +162,12 @@ def test_only_layers_that_are_there_are_guided() -> None:
     for wrong in ((3,), (-1, 0)):
         with pytest.raises(InputError, match="`guided` must be numbers of layers from 0 to 2"):
             module(wrong)
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+def test_an_answer_s_weight_is_by_its_length(power: float) -> None:
+    turns = torch.tensor([[0, 0, 1, 1, 1, 1, 2, 2], [0, 0, 1, 1, 1, 1, 1, -1]])
+    asked = torch.tensor([[0, 0, 0, 1, 1, 1, 0, 1], [0, 0, 0, 0, 0, 1, 1, 0]], dtype=torch.bool)
+    lengths = torch.tensor([3.0, 3.0, 3.0, 1.0, 2.0, 2.0])  # of the answer of each column that counts
+    expected = lengths**-power / (lengths**-power).sum()
+    assert torch.allclose(turn_weights(turns, asked, power), expected)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import pytest
 
 from mmdec.audio import SAMPLE_RATE
+from mmdec.checks.errors import InputError
 from mmdec.training.whisper import augment as sounds
 
 COUNT = 4 * SAMPLE_RATE
@@ -135,8 +141,117 @@ def test_a_room_answers_and_falls_silent() -> None:
     assert levels[3] < 1e-3 * levels[0]
 
 
+ADDED: list[Callable[..., np.ndarray]] = [sounds.add_coloured_noise, sounds.add_babble]
+RANDOM = {  # each from a seed alone
+    "noise": lambda seed: sounds.add_coloured_noise(voiced(120, 800), 10.0, np.random.default_rng(seed)),
+    "noise alone": lambda seed: sounds.coloured_noise(np.random.default_rng(seed), COUNT),
+    "babble": lambda seed: sounds.add_babble(voiced(120, 800), 10.0, np.random.default_rng(seed)),
+    "room": lambda seed: sounds.reverberate(voiced(120, 800), np.random.default_rng(seed)),
+    "speed": lambda seed: sounds.speed_perturb(voiced(120, 800), 1 + seed / 100),
+}
+
+
+@pytest.mark.parametrize("add", ADDED)
+@pytest.mark.parametrize("ratio", [5.0, 17.5, 30.0])
+def test_the_ratio_of_speech_to_noise_is_the_one_asked_for(add: Callable[..., np.ndarray], ratio: float) -> None:
+    sound = np.r_[voiced(120, 800), np.zeros(COUNT, np.float32)]
+    for seed in range(4):
+        made = add(sound, ratio, np.random.default_rng(seed))
+        assert made.shape == sound.shape
+        assert made.dtype == np.float32
+        added = made.astype(float) - sound
+        assert 10 * np.log10(np.mean(sound.astype(float) ** 2) / np.mean(added**2)) == pytest.approx(ratio, abs=0.01)
+
+
+@pytest.mark.parametrize("add", ADDED)
+def test_nothing_is_added_to_silence(add: Callable[..., np.ndarray]) -> None:
+    assert not add(np.zeros(8000, np.float32), 10.0, np.random.default_rng(0)).any()
+
+
+@pytest.mark.parametrize("count", [1, 100, SAMPLE_RATE])
+def test_noise_alone_is_bounded(count: int) -> None:
+    for seed in range(4):
+        made = sounds.coloured_noise(np.random.default_rng(seed), count)
+        assert made.shape == (count,)
+        assert made.dtype == np.float32
+        assert np.abs(made).max() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_the_seed_decides_whatever_was_drawn_before(name: str) -> None:
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    first = RANDOM[name](7)
+    random.seed(2)
+    np.random.seed(2)  # noqa: NPY002
+    assert np.array_equal(first, RANDOM[name](7))
+    other = RANDOM[name](8)
+    assert first.dtype == np.float32
+    assert other.shape != first.shape or not np.allclose(first, other, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_global_generators_are_left_alone(name: str) -> None:
+    before, before_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    RANDOM[name](3)
+    assert random.getstate() == before
+    after_numpy = np.random.get_state()  # noqa: NPY002
+    assert all(np.array_equal(a, b) for a, b in zip(before_numpy, after_numpy, strict=True))
+
+
+def test_global_generators_are_put_back_after_an_error() -> None:
+    before = random.getstate()
+    with pytest.raises(ValueError, match="own"), sounds._global_seed(3):
+        raise ValueError("own")
+    assert random.getstate() == before
+
+
+def test_another_process_makes_the_same() -> None:
+    code = """
+import hashlib
+import numpy as np
+from mmdec.training.whisper import augment as sounds
+sound = np.sin(np.arange(16000, dtype=np.float32) / 9) * np.float32(0.3)
+made = sounds.add_coloured_noise(sounds.speed_perturb(sound, 1.07), 12.0, np.random.default_rng(5))
+print(hashlib.blake2b(made.tobytes()).hexdigest())
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    sound = np.sin(np.arange(16000, dtype=np.float32) / 9) * np.float32(0.3)
+    made = sounds.add_coloured_noise(sounds.speed_perturb(sound, 1.07), 12.0, np.random.default_rng(5))
+    assert found == blake2b(made.tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("pace", [0.9, 0.97, 1.1])
+def test_speed_changes_nothing_but_pitch_and_length(pace: float) -> None:
+    """A tone is the tone of another pitch, 60 dB above what else there is (linear interpolation: 13)."""
+    time = np.arange(COUNT) / SAMPLE_RATE
+    tone = (0.5 * np.sin(2 * np.pi * 4000 * time)).astype(np.float32)
+    rate = round(SAMPLE_RATE / pace)
+    made = sounds.speed_perturb(tone, pace)
+    assert len(made) == pytest.approx(COUNT / pace, rel=1e-4)
+    ideal = 0.5 * np.sin(2 * np.pi * 4000 * np.arange(len(made)) / rate)
+    assert np.mean((made - ideal)[500:-500] ** 2) < 1e-6 * 0.125
+
+
+def test_speed_of_one_and_of_nothing() -> None:
+    sound = voiced(100, 1000)
+    assert np.array_equal(sounds.speed_perturb(sound, 1.0), sound)
+    assert len(sounds.speed_perturb(np.zeros(0, np.float32), 1.1)) == 0
+
+
+def test_without_the_package_an_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> Any:
+        raise ImportError(name)
+
+    sounds._audiomentations.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(sounds, "import_module", absent)
+        with pytest.raises(InputError, match=r"audiomentations.*pip install mmdec\[train\]"):
+            sounds.speed_perturb(np.zeros(100, np.float32), 1.1)
+    sounds._audiomentations.cache_clear()
+
+
 def test_voices_murmur() -> None:
     sound = np.r_[voiced(120, 800), np.zeros(COUNT, np.float32)]
-    made = sounds.babble_noise(sound, np.random.default_rng(0))
-    assert made.shape == sound.shape
-    assert np.sum(made**2) == pytest.approx(4 * np.sum(sound**2), rel=0.5)
+    added = sounds.add_babble(sound, 0.0, np.random.default_rng(0)) - sound
+    assert np.mean(added[-COUNT:] ** 2) > 0.1 * np.mean(sound**2)  # in the pause, too
