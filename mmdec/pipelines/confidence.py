@@ -3,8 +3,8 @@
 The evidence is the log-probabilities of the chosen tokens: their mean, the worst stretch and the count. A transcript
 and an answer need no further pass for them; a transcript adds `rate`, tokens for each second of sound. An answer is also
 judged by the pixels of its picture (`description/picture_evidence.py`). A translation needs one pass of the
-autoregressive decoder over its units. That pass gives these three, and `differs`, the share of units that it would have
-chosen otherwise; a path through the graph adds `graph`, its own log-probability.
+autoregressive decoder over its units. That pass gives these three, and `differs`, the share of units that it would
+have chosen otherwise; a path through the graph adds `graph`, its own log-probability.
 
 What the evidence means was fitted on held-out data (`mmdec.evaluation.calibration`) and lies in the model's folder as
 confidence.json; without that file the confidence is the tokens' mean probability (geometric), which nobody has compared
