@@ -1,8 +1,8 @@
 """How likely an output is to be right: a logistic curve over how sure the model was of its tokens.
 
 The evidence is the log-probabilities of the chosen tokens: their mean, the worst stretch and the count. A transcript
-and an answer need no further pass for them; a transcript adds `rate`, tokens for each second of sound. An answer is also
-judged by the pixels of its picture (`description/picture_evidence.py`). A translation needs one pass of the
+and an answer need no further pass for them; a transcript adds `rate`, tokens for each second of sound. An answer is
+also judged by the pixels of its picture (`description/picture_evidence.py`). A translation needs one pass of the
 autoregressive decoder over its units. That pass gives these three, and `differs`, the share of units that it would
 have chosen otherwise; a path through the graph adds `graph`, its own log-probability.
 
