@@ -123,5 +123,5 @@ def test_one_rule_names_drafters_in_every_call(tmp_path: Path, monkeypatch: pyte
         lambda name: mmdec.transcribe(buzz(0.5), drafter=name, **options),
         lambda name: mmdec.describe(pixels(0), QUESTION, model=vlm, drafter=name),
     ):
-        with pytest.raises(InputError, match=r"`drafter` must be a drafter's folder.*\(vlm-scenes/eagle\), or a hub id, but is"):
+        with pytest.raises(InputError, match=r"`drafter` must be a drafter.s folder.*or a hub id, but is"):
             call("../tiny/eagle")
