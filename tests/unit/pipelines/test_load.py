@@ -53,7 +53,7 @@ def test_drafters_of_shipped_models_have_names(tmp_path: Path, monkeypatch: pyte
     assert mmdec.load_drafter("tiny/msd", MODEL).name.startswith("msd")
     assert mmdec.load_drafter(str(tmp_path / "tiny-msd"), MODEL).name.startswith("msd")
     for wrong in ("../tiny/eagle", "tiny/../tiny-msd"):
-        with pytest.raises(InputError, match="must be a drafter's folder.*or a hub id"):
+        with pytest.raises(InputError, match=r"must be a drafter's folder.*or a hub id"):
             mmdec.load_drafter(wrong, MODEL)
 
 
