@@ -62,7 +62,7 @@ def describe(graph: Graph) -> tuple[str, list[Claim]]:
     """The description and its claims."""
     objects, wall = graph["objects"], graph["wall"]
     claims: list[Claim] = [(one["size"], one["colour"], one["thing"], place(one)) for one in objects]
-    what = f"a room with {wall} walls" if graph["kind"] == "room" else f"a street under a {wall} sky"
+    what = f"a room with {wall} walls" if graph["kind"] == "room" else f"a street under {article(wall)} sky"
     number = f"{len(objects)} object{'s' if len(objects) > 1 else ''}"
     if wall == "cream":
         parts = [f"{article(full(one))} in the {place(one)}" for one in objects]
@@ -161,7 +161,7 @@ def questions(graph: Graph, draw: Random, held: bool) -> Iterator[Turn]:
         if len(here) > 1:
             yield turn(draw, "count", held, str(len(here)), things=f"{colour} objects", rows=by_rows(here))
     one = draw.choice(objects)
-    yield turn(draw, "yes_no", held, "yes", thing=f"{one['colour']} {one['thing']}")
+    yield turn(draw, "yes_no", held, "yes", a_thing=article(f"{one['colour']} {one['thing']}"))
     shown = {(one["colour"], one["thing"]) for one in objects}
     tint, thing = draw.choice(list(COLOURS)), draw.choice([one["thing"], draw.choice(kinds)])
-    yield turn(draw, "yes_no", held, "yes" if (tint, thing) in shown else "no", thing=f"{tint} {thing}")
+    yield turn(draw, "yes_no", held, "yes" if (tint, thing) in shown else "no", a_thing=article(f"{tint} {thing}"))

@@ -17,7 +17,7 @@ import os
 import random
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ import scene_prints
 from PIL import Image
 from scene_canvas import CLASSES, TINTS
 from scene_turns import Turn
+from scene_wordings import in_passing
 from splits import share
 
 SHARD = 500  # scenes that are written together
@@ -76,8 +77,8 @@ def draw_graph(kind: str, draw: random.Random) -> Graph:
     return scene_objects.draw_graph(kind, draw) if kind in ("room", "street") else scene_prints.GRAPHS[kind](draw)
 
 
-def draw_scene(split: str, seed: int, number: int, kind: str | None = None) -> Scene:
-    """The scene of this number. kind: None draws one."""
+def draw_scene(split: str, seed: int, number: int, kind: str | None = None, hurried: bool = True) -> Scene:
+    """The scene of this number. kind: None draws one. hurried: some questions are typed carelessly."""
     draw = random.Random(f"scenes {seed} {split} {number}")
     kind = kind or draw.choices(list(KINDS), list(KINDS.values()))[0]
     graph = draw_graph(kind, draw)
@@ -88,7 +89,11 @@ def draw_scene(split: str, seed: int, number: int, kind: str | None = None) -> S
         canvas = scene_objects.draw_picture(graph, draw)
     else:
         canvas = scene_prints.PICTURES[kind](graph, draw, font)
-    return Scene(graph, *canvas.finish(), tuple(talk(graph, draw, held=split == "test_templates")))
+    held = split == "test_templates"
+    turns = talk(graph, draw, held)
+    if hurried and not held:
+        turns = [replace(turn, question=in_passing(turn.question, draw.random())) for turn in turns]
+    return Scene(graph, *canvas.finish(), tuple(turns))
 
 
 def talk(graph: Graph, draw: random.Random, held: bool) -> list[Turn]:
@@ -168,7 +173,7 @@ def write_samples(folder: Path, seed: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     lines = ["file\ttask\tquestion\tanswer"]
     for number, kind in enumerate(SAMPLES):
-        scene = draw_scene("test", seed, number, kind)
+        scene = draw_scene("test", seed, number, kind, hurried=False)
         write_whole(folder / f"{kind}.png", png(scene.pixels))
         chosen = {turn.task: turn for turn in reversed(scene.turns)}
         lines += [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from textwrap import fill
 from typing import Any
 
@@ -17,6 +18,7 @@ from mmdec.evaluation.bench_report import BenchReport, BenchRun, Comparison, Qua
 
 Rows = list[tuple[str, ...]]
 WIDTH = 80
+MANY = 8  # pairs of subject and baseline; of more, subjects share a table
 FIRST = 12  # least columns of a table's first cell, which may be folded; no other is
 
 
@@ -61,9 +63,12 @@ def _report(report: BenchReport) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
     pairs: dict[tuple[str, str], list[Comparison]] = {}
     for row in report.comparisons:
         pairs.setdefault((row.subject, row.baseline), []).append(row)
-    for (subject, baseline), rows in pairs.items():
-        timed = {row.timed for row in rows}
-        yield f"{subject} against {baseline}{'' if len(timed) > 1 else f', {timed.pop()}'}", *_compared(rows)
+    if len(pairs) > MANY:
+        yield from _many(report.comparisons)
+    else:
+        for (subject, baseline), rows in pairs.items():
+            timed = {row.timed for row in rows}
+            yield f"{subject} against {baseline}{'' if len(timed) > 1 else f', {timed.pop()}'}", *_compared(rows)
     if any(row.tokens_per_round is not None for row in report.comparisons):
         yield "tok/round: tokens a round, correction or bonus included", (), []
     if report.quantities:
@@ -94,6 +99,32 @@ def _report(report: BenchReport) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
             yield "Not measured, and why", (), [(f"{'; '.join(what)}: {why}",) for why, what in reasons.items()]
     if report.not_measured:
         yield "Not measured", (), [(f"{what}: {why}",) for what, why in report.not_measured.items()]
+
+
+def _many(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
+    """A table for each baseline that is no subject itself, by length; and the tasks, a column for each subject."""
+    timed = "wall clock" if any(row.timed == "wall clock" for row in comparisons) else comparisons[0].timed
+    shown = [row for row in comparisons if row.timed == timed]
+    subjects = list(dict.fromkeys(row.subject for row in shown))
+    baselines = [name for name in dict.fromkeys(row.baseline for row in shown) if name not in subjects]
+    order = list(dict.fromkeys(row.group for row in shown))
+    for baseline in baselines:
+        rows = [row for row in shown if row.baseline == baseline and row.kind != "task"]
+        rows.sort(key=lambda row: (order.index(row.group), subjects.index(row.subject)))
+        several = [replace(row, group=f"{row.group}: {row.subject}") for row in rows]
+        if several:
+            yield f"Against {baseline}, {timed}", *_compared(several)
+    cells = {
+        (row.group, row.subject): _number(row.times)
+        for row in shown
+        if row.kind == "task" and baselines[:1] == [row.baseline]
+    }
+    if cells:
+        groups = list(dict.fromkeys(group for group, _ in cells))
+        for some in (subjects[start : start + 7] for start in range(0, len(subjects), 7)):
+            table = [(group, *(cells.get((group, name), "-") for name in some)) for group in groups]
+            yield f"Times faster than {baselines[0]}, {timed}, by task", ("", *some), table
+    yield "Quartiles by task, the decoder alone, and the methods against each other: --json", (), []
 
 
 def _compared(rows: Sequence[Comparison]) -> tuple[tuple[str, ...], Rows]:

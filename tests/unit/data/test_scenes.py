@@ -23,6 +23,7 @@ import scene_objects
 import scene_print_talk
 import scene_prints
 import scene_turns
+import scene_wordings
 import scene_words
 import scenes
 from splits import share
@@ -72,7 +73,7 @@ def right_core(graph: dict[str, Any], turn: scene_turns.Turn) -> bool:
         return len(pair) == 1 and turn.expected in pair[0]
     if turn.task == "relation":
         side = next(side for side in scene_object_talk.SIDES if side in text)
-        one = [one for one in objects if re.search(rf"\b{scene_object_talk.single(graph, one)}\?", text)]
+        one = [one for one in objects if re.search(rf"\b{scene_object_talk.single(graph, one)}[?.]?$", text)]
         found = scene_object_talk.beside(graph, one[0], side)
         named = "nothing" if found is None else f"a {found['size']} {found['colour']} {found['thing']}"
         return len(one) == 1 and turn.expected == named
@@ -126,8 +127,8 @@ def test_splits_share_no_graph_and_held_out_words_are_not_trained() -> None:
         assert not seen["train"] & seen[split]
     assert not seen["dev"] & seen["test"]
     assert not set(scene_fonts.TRAIN) & set(scene_fonts.HELD_OUT)
-    for task, wordings in scene_turns.HELD_OUT.items():
-        assert not {question for question, _ in wordings} & {question for question, _ in scene_turns.WORDINGS[task]}
+    for task, wordings in scene_wordings.HELD_OUT.items():
+        assert not {question for question, _ in wordings} & {question for question, _ in scene_wordings.WORDINGS[task]}
 
 
 @needs_fonts
