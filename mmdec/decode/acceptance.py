@@ -10,6 +10,7 @@ from mmdec.types import Plan
 DEEPEST = 31  # nodes of the longest chain
 FADE = 0.95  # weight of the past when a round is added
 UNKNOWN = 0.6  # chance of a node of which nothing is known
+CHAIN_GAP = 6  # rounds of trees until a chain is tried again, at first
 PRIOR_WEIGHT = 2.0  # rounds that a chance known beforehand counts for
 
 
@@ -26,6 +27,8 @@ class Acceptance:
         self.of_trees = (0.0, 0.0)  # accepted nodes of all trees, and how many were expected from the chances of chains
         self.offered = 1.0  # share of the rounds asked in which a draft came
         self.chains_only = 0  # tree plans that brought a chain; -1 once a tree was seen
+        self.since_chain = 0  # rounds of trees since the last chain
+        self.chain_gap = CHAIN_GAP  # such rounds after which a chain is tried again; more each time
         self.gap = 1  # rounds between attempts while drafting does not pay
 
     def chain(self, deepest: int = DEEPEST) -> list[float]:
@@ -63,6 +66,7 @@ class Acceptance:
             accepted_in_all, expected_in_all = self.of_trees
             expected = expected_in_tree(plan.nodes, plan.depth, self.chain(min(plan.depth, DEEPEST)))
             self.of_trees = (FADE * accepted_in_all + mean, FADE * expected_in_all + expected)
+        self.since_chain = 0 if is_chain else self.since_chain + 1
         if is_chain:
             for i in range(1, min(plan.depth, len(self.hits) - 1) + 1):
                 # A shorter draft than planned says nothing of what it lacks; no draft at all is a miss.

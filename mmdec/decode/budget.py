@@ -40,6 +40,7 @@ LOSS_PER_TOKEN = 0.04  # plain passes that it may lose more for each token
 LOSS_OF_GAINS = 8.0  # plain passes of earlier gains that a run may lose again
 NOTICED = 0.02  # of a plain pass: a smaller loss is none
 RARELY = 256  # rounds between attempts at most
+CHAINS_RARELY = 96  # rounds of trees at most until a chain is tried again
 SETTLED = 6  # rounds with so many rows, until their own timings are believed before those with more rows
 GAP_OF_NEW_RUN = 8  # rounds between attempts at most when a run begins
 ATTEMPT = 7  # nodes of an attempt at most
@@ -203,6 +204,13 @@ class Budget:
                     break
                 if gain > most:
                     most, chosen = gain, plan
+            if chosen.nodes > chosen.depth and not has_prior and acceptance.since_chain >= acceptance.chain_gap:
+                # What chains accept is learned in rounds of chains alone: without one now and then trees stay for ever.
+                chains = (plan for _, _, plan, draft in rated if plan.nodes == plan.depth and bearable(plan, draft))
+                chain_plan = next(chains, None)
+                if chain_plan is not None:
+                    acceptance.chain_gap = min(2 * acceptance.chain_gap, CHAINS_RARELY)
+                    return chain_plan, False
             return chosen, False
         if self._waited < acceptance.gap or not best:
             return no_draft, False

@@ -145,6 +145,26 @@ def test_trees_are_used_where_they_pay() -> None:
     assert sum(plan.nodes > plan.depth for plan in late) > len(late) / 2
 
 
+def test_chains_that_began_badly_are_tried_again() -> None:
+    """What chains accept is learned in rounds of chains alone: a few bad ones at first must not leave trees for ever."""
+    budget = planner()
+    learned = STATISTICS.of(Pair("model", "cpu", "drafter")).acceptance
+    for _ in range(12):  # half of the first nodes accepted, and all of the trees
+        learned.learn(Plan(7, 7), [8], 7, [0])
+        learned.learn(Plan(7, 7), [8], 7, [1])
+        learned.learn(Plan(15, 7), [16], 7, [4])
+    plans = []
+    for _ in range(600):
+        plan = budget.plan(1)
+        plans.append(plan)
+        chain = plan.nodes == plan.depth
+        accepted = plan.depth if chain else min(plan.depth, 4)  # chains are right now, trees no better than before
+        budget.observe(1, [plan.nodes + 1], plan.depth, [accepted], tiny(plan.nodes + 1), 0.05 * plan.depth)
+    trees = [plan.nodes > plan.depth for plan in plans]
+    assert any(trees[:50])
+    assert not any(trees[-100:])
+
+
 def test_a_drafter_of_chains_is_not_asked_for_trees() -> None:
     run = Run(tiny, 0.005, 0.6)
     run.speed(300)
