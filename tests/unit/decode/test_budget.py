@@ -146,7 +146,7 @@ def test_trees_are_used_where_they_pay() -> None:
 
 
 def test_chains_that_began_badly_are_tried_again() -> None:
-    """What chains accept is learned in rounds of chains alone: a few bad ones at first must not leave trees for ever."""
+    """What chains accept is learned in chains alone: a few bad ones at first must not leave trees for ever."""
     budget = planner()
     learned = STATISTICS.of(Pair("model", "cpu", "drafter")).acceptance
     for _ in range(12):  # half of the first nodes accepted, and all of the trees
