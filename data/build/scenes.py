@@ -89,11 +89,12 @@ def draw_scene(split: str, seed: int, number: int, kind: str | None = None, hurr
         canvas = scene_objects.draw_picture(graph, draw)
     else:
         canvas = scene_prints.PICTURES[kind](graph, draw, font)
+    picture = canvas.finish()  # before the talk: both draw
     held = split == "test_templates"
     turns = talk(graph, draw, held)
     if hurried and not held:
         turns = [replace(turn, question=in_passing(turn.question, draw.random())) for turn in turns]
-    return Scene(graph, *canvas.finish(), tuple(turns))
+    return Scene(graph, *picture, tuple(turns))
 
 
 def talk(graph: Graph, draw: random.Random, held: bool) -> list[Turn]:
