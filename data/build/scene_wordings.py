@@ -7,9 +7,14 @@ task, the small model learned the sentences and not the question (docs/log.md), 
 Wordings = tuple[tuple[str, str], ...]
 
 
+def answered(answer: str, *questions: str) -> Wordings:
+    """Questions with the same form of answer."""
+    return tuple((question, answer) for question in questions)
+
+
 def short(*questions: str) -> Wordings:
     """Questions that the core alone answers."""
-    return tuple((question, "{x}.") for question in questions)
+    return answered("{x}.", *questions)
 
 
 # (question, answer) with the slots of the task; {x} is what is expected.
@@ -82,21 +87,19 @@ WORDINGS: dict[str, Wordings] = {
         ("Tell me where the {thing} is.", "The {thing} is in the {x}."),
         ("Please find the {thing} for me.", "The {thing} is in the {x}."),
     ),
-    "count": tuple(
-        (question, "{rows}: {x}.")
-        for question in (
-            "How many {things} are there?",
-            "Count the {things}.",
-            "How many {things} do you see?",
-            "How many {things} does the picture show?",
-            "How many {things} are in this picture?",
-            "What number of {things} is there?",
-            "Please count the {things} in the picture.",
-            "Tell me how many {things} there are.",
-            "Can you count the {things}?",
-            "How many {things} can you find here?",
-            "The number of {things}?",
-        )
+    "count": answered(
+        "{rows}: {x}.",
+        "How many {things} are there?",
+        "Count the {things}.",
+        "How many {things} do you see?",
+        "How many {things} does the picture show?",
+        "How many {things} are in this picture?",
+        "What number of {things} is there?",
+        "Please count the {things} in the picture.",
+        "Tell me how many {things} there are.",
+        "Can you count the {things}?",
+        "How many {things} can you find here?",
+        "The number of {things}?",
     ),
     "relation": short(
         "What is {side} the {thing}?",
@@ -269,33 +272,29 @@ WORDINGS: dict[str, Wordings] = {
         "Tell me the way of the route.",
         "How do I follow the route?",
     ),
-    "describe": tuple(
-        (question, "{x}")
-        for question in (
-            "Describe the picture.",
-            "Describe this image.",
-            "What do you see?",
-            "Tell me all about this picture.",
-            "Describe the picture in detail.",
-            "Describe this picture.",
-            "Describe the image.",
-            "Describe this image in detail.",
-            "What can you see in this picture?",
-            "Please describe the image.",
-            "Please describe what you see in detail.",
-            "Tell me what you see.",
-            "Say all that the picture shows.",
-            "Can you describe this picture for me?",
-        )
+    "describe": answered(
+        "{x}",
+        "Describe the picture.",
+        "Describe this image.",
+        "What do you see?",
+        "Tell me all about this picture.",
+        "Describe the picture in detail.",
+        "Describe this picture.",
+        "Describe the image.",
+        "Describe this image in detail.",
+        "What can you see in this picture?",
+        "Please describe the image.",
+        "Please describe what you see in detail.",
+        "Tell me what you see.",
+        "Say all that the picture shows.",
+        "Can you describe this picture for me?",
     ),
-    "describe_back": tuple(
-        (question, "{x}")
-        for question in (
-            "Describe the picture from bottom to top.",
-            "Describe it from the end.",
-            "Describe this image from bottom to top.",
-            "Begin at the bottom and describe the picture.",
-        )
+    "describe_back": answered(
+        "{x}",
+        "Describe the picture from bottom to top.",
+        "Describe it from the end.",
+        "Describe this image from bottom to top.",
+        "Begin at the bottom and describe the picture.",
     ),
 }
 HELD_OUT: dict[str, Wordings] = {

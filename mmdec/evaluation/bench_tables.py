@@ -15,6 +15,7 @@ from rich.text import Text
 
 from mmdec.evaluation.bench_against import Changes
 from mmdec.evaluation.bench_report import BenchReport, BenchRun, Comparison, Quantity
+from mmdec.evaluation.bench_rows import WALL
 
 Rows = list[tuple[str, ...]]
 WIDTH = 80
@@ -63,7 +64,7 @@ def _report(report: BenchReport) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
     pairs: dict[tuple[str, str], list[Comparison]] = {}
     for row in report.comparisons:
         pairs.setdefault((row.subject, row.baseline), []).append(row)
-    if len(pairs) > MANY:
+    if len(pairs) > MANY and any(row.timed == WALL for row in report.comparisons):
         yield from _many(report.comparisons)
     else:
         for (subject, baseline), rows in pairs.items():
@@ -103,8 +104,7 @@ def _report(report: BenchReport) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
 
 def _many(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
     """A table for each baseline that is no subject itself, by length; and the tasks, a column for each subject."""
-    timed = "wall clock" if any(row.timed == "wall clock" for row in comparisons) else comparisons[0].timed
-    shown = [row for row in comparisons if row.timed == timed]
+    shown = [row for row in comparisons if row.timed == WALL]
     subjects = list(dict.fromkeys(row.subject for row in shown))
     baselines = [name for name in dict.fromkeys(row.baseline for row in shown) if name not in subjects]
     order = list(dict.fromkeys(row.group for row in shown))
@@ -113,7 +113,7 @@ def _many(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, tuple[str, .
         rows.sort(key=lambda row: (order.index(row.group), subjects.index(row.subject)))
         several = [replace(row, group=f"{row.group}: {row.subject}") for row in rows]
         if several:
-            yield f"Against {baseline}, {timed}", *_compared(several)
+            yield f"Against {baseline}, {WALL}", *_compared(several)
     cells = {
         (row.group, row.subject): _number(row.times)
         for row in shown
@@ -123,7 +123,7 @@ def _many(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, tuple[str, .
         groups = list(dict.fromkeys(group for group, _ in cells))
         for some in (subjects[start : start + 7] for start in range(0, len(subjects), 7)):
             table = [(group, *(cells.get((group, name), "-") for name in some)) for group in groups]
-            yield f"Times faster than {baselines[0]}, {timed}, by task", ("", *some), table
+            yield f"Times faster than {baselines[0]}, {WALL}, by task", ("", *some), table
     yield "Quartiles by task, the decoder alone, and the methods against each other: --json", (), []
 
 
