@@ -75,6 +75,7 @@ class Needs:
     embeds: bool = False  # the prompt's input embeddings
     memory: bool = False  # the encoder's states
     prior: Prior | None = None  # where its trees' shape and the budget begin; None: it shapes its trees by itself
+    stops: bool = False  # it ends chains where `Plan.threshold` says
     travels: bool = False  # its memory goes on with a conversation, from turn to turn (`Context.carried`)
 
 
@@ -124,6 +125,7 @@ class Plan:
     depth: int
     temperature: float | None = None  # draw children, at this temperature, and report `probs`; None: deterministic
     generator: torch.Generator | None = None  # for those draws alone, on the target's device
+    threshold: float = 0.0  # a chain ends at the first node that is less likely to be accepted, by the drafter's word
 
 
 class Target(Protocol):

@@ -1,4 +1,8 @@
-"""How often a drafter's nodes are accepted: the chance of each node of a chain, the mean of each tree."""
+"""How often a drafter's nodes are accepted: the chance of each node of a chain, the mean of each tree.
+
+A drafter may end a chain early where it is not sure (`Plan.threshold`). The chances of its nodes are then those of
+sure ones; what such a chain gives is counted by itself: how often node i is drafted, and how often accepted.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from mmdec.types import Plan
 
 DEEPEST = 31  # nodes of the longest chain
 FADE = 0.95  # weight of the past when a round is added
+SLOW = 0.98  # the same for chains that end early: what they follow closely need not be forgotten fast
 UNKNOWN = 0.6  # chance of a node of which nothing is known
 CHAIN_GAP = 6  # rounds of trees until a chain is tried again, at first
 PRIOR_WEIGHT = 2.0  # rounds that a chance known beforehand counts for
@@ -23,6 +28,8 @@ class Acceptance:
         self.prior = list(prior)[:DEEPEST]
         self.hits = [0.0] * (DEEPEST + 1)  # node i of a chain accepted, per row
         self.trials = [0.0] * (DEEPEST + 1)  # node i - 1 accepted, so that node i could be
+        # Chains that may end early: node i could be drafted (weight), was drafted, was accepted, per row.
+        self.stopped = [[0.0] * (DEEPEST + 1) for _ in range(3)]
         self.trees: dict[tuple[int, int], tuple[float, float]] = {}  # nodes, depth -> weight, accepted nodes
         self.of_trees = (0.0, 0.0)  # accepted nodes of all trees, and how many were expected from the chances of chains
         self.offered = 1.0  # share of the rounds asked in which a draft came
@@ -42,6 +49,22 @@ class Acceptance:
             chances.append(chance)
             before = chance if i > 1 else max(chance, UNKNOWN)  # node 1 also fails where there is nothing to say
         return chances
+
+    def ended(self, chances: Sequence[float]) -> tuple[list[float], list[float]]:
+        """Of a chain of i = 1, 2, ... nodes that may end early: nodes drafted, nodes accepted. chances: those of
+        `chain`. Of a depth never reached: as often drafted as the depth above, and accepted by its chance."""
+        drafted: list[float] = []
+        accepted: list[float] = []
+        nodes = gain = 0.0
+        share = hit = 1.0
+        for i, chance in enumerate(chances, 1):
+            weight, reached, hits = (row[i] for row in self.stopped)
+            share = (reached + PRIOR_WEIGHT * share) / (weight + PRIOR_WEIGHT)
+            hit = (hits + PRIOR_WEIGHT * hit * chance) / (weight + PRIOR_WEIGHT)
+            nodes, gain = nodes + share, gain + hit
+            drafted.append(nodes)
+            accepted.append(gain)
+        return drafted, accepted
 
     def tree(self, nodes: int, depth: int, chances: Sequence[float]) -> float:
         """Expected accepted nodes; of a tree not yet tried what the chances predict, corrected by how far such
@@ -67,6 +90,11 @@ class Acceptance:
             expected = expected_in_tree(plan.nodes, plan.depth, self.chain(min(plan.depth, DEEPEST)))
             self.of_trees = (FADE * accepted_in_all + mean, FADE * expected_in_all + expected)
         self.since_chain = 0 if is_chain else self.since_chain + 1
+        if is_chain and plan.threshold:
+            for i in range(1, min(plan.depth, DEEPEST) + 1):
+                drafted, hits = (sum(n >= i for n in numbers) / rows for numbers in ([s - 1 for s in sizes], accepted))
+                for row, value in zip(self.stopped, (1.0, drafted, hits), strict=True):
+                    row[i] = SLOW * row[i] + value
         if is_chain:
             for i in range(1, min(plan.depth, len(self.hits) - 1) + 1):
                 # A shorter draft than planned says nothing of what it lacks; no draft at all is a miss.

@@ -7,6 +7,9 @@ al. 2024, section 3.3, with everything measured here instead of profiled beforeh
 - T and D are monotone and piecewise linear through the lower quartiles of a few buckets: single timings are off
   by several times. A draft within the reach of what was timed counts as cheap until it was timed often enough.
 - E of a chain follows from the chance p_i that node i is accepted when node i - 1 was; each tree has its own mean.
+- A drafter that says how sure it is ends a chain early: at the first node that, with all before it, is accepted with a
+  chance below (its part of T and D) x (tokens a second), where one more node costs more than it gives. What such
+  chains draft and give is counted by itself.
 - What drafting has cost beyond plain decoding is kept in a ledger. Before it is overdrawn a round is plain, so that
   even a drafter that is always wrong costs little. Where drafting does not pay, it is tried again ever more rarely.
 
@@ -17,6 +20,7 @@ Plain floats: a round's planning and learning take a few tens of microseconds. W
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import final
 
@@ -41,9 +45,12 @@ LOSS_OF_GAINS = 8.0  # plain passes of earlier gains that a run may lose again
 NOTICED = 0.02  # of a plain pass: a smaller loss is none
 RARELY = 256  # rounds between attempts at most
 CHAINS_RARELY = 96  # rounds of trees at most until a chain is tried again
+STOPPED_RARELY = 24  # the same for chains that end early, which lose little
 SETTLED = 6  # rounds with so many rows, until their own timings are believed before those with more rows
 GAP_OF_NEW_RUN = 8  # rounds between attempts at most when a run begins
 ATTEMPT = 7  # nodes of an attempt at most
+LENGTH = 8  # nodes of a chain at most by which the cost of one more is told
+THRESHOLD = (0.02, 0.6)  # at least and at most: chances below which a chain ends
 INSTANT = 1e-9  # seconds of a round at least: some clocks do not move in so short a time
 PLAIN_EVERY = (0, 0, 8, 16, 32, 64)  # rounds until a plain pass is timed again, by those timed already
 
@@ -52,15 +59,19 @@ PLAIN_EVERY = (0, 0, 8, 16, 32, 64)  # rounds until a plain pass is timed again,
 class Budget:
     """Plans the rounds of one run, and learns from them for the runs to come: make one for each run."""
 
-    def __init__(self, statistics: DecodingStatistics, pair: Pair, prior: Sequence[float] = ()) -> None:
+    def __init__(
+        self, statistics: DecodingStatistics, pair: Pair, prior: Sequence[float] = (), stops: bool = False
+    ) -> None:
         """statistics: what earlier runs measured; this run adds to it. prior: see `Acceptance`; it counts until these
-        statistics have seen better."""
+        statistics have seen better. stops: whether the drafter ends chains early (`Needs.stops`)."""
+        self._stops = stops
         self._constant: Plan | None = None
         self._plan = Plan(0, 0)
         self._attempt = False  # the plan is an attempt, although drafting is not expected to pay
         self._waited = 0  # rounds since the last attempt
         self._unplain = 0  # rounds since the last plain pass
         self._tokens = 0.0  # a row's, so far
+        self._rate = 0.0  # tokens a second that the best plan promises
         self.ledger: dict[int, tuple[float, float]] = {}  # batch -> seconds and tokens of the rounds with a drafter
         self._lock = statistics.lock
         with self._lock:
@@ -85,6 +96,8 @@ class Budget:
             return self._constant
         with self._lock:
             self._plan, self._attempt = self._choose(batch)
+            if self._stops and self._plan.nodes == self._plan.depth > 1:
+                self._plan = replace(self._plan, threshold=self._threshold(batch))
         return self._plan
 
     def observe(
@@ -112,10 +125,11 @@ class Budget:
                 return
             acceptance.learn(plan, draft_sizes, depth, accepted)
             draft = tree if plan.nodes > plan.depth else chain
-            draft.add(plan.depth, draft_seconds)
+            levels = max(columns - 1, 1) if plan.threshold else plan.depth
+            draft.add(levels, draft_seconds)
             plain = self.plain_seconds(batch)
-            cost = target.capped(columns, plain) + draft.pessimistic(plan.depth)
-            if tokens > 1 and min(target.samples(columns), draft.samples(plan.depth)) < ENOUGH:
+            cost = target.capped(columns, plain) + draft.pessimistic(levels)
+            if tokens > 1 and min(target.samples(columns), draft.samples(levels)) < ENOUGH:
                 cost = min(cost, tokens * plain)  # accepted drafts are timed again before they count as a loss
             spent, gained = self.ledger.get(batch, (0.0, 0.0))
             self.ledger[batch] = (spent + cost, gained + tokens)
@@ -150,6 +164,16 @@ class Budget:
         longer = near.at(own.reach)
         return own.pessimistic(own.reach) * near.at(1) / longer if longer else 0.0
 
+    def _threshold(self, batch: int) -> float:
+        """The chance below which one more node of a chain costs more than it gives; 0 while too little is timed."""
+        target, chain, _ = self._best_curves(batch)
+        nodes = min(target.reach - 1, chain.reach, LENGTH)
+        if nodes < FIRST:
+            return 0.0
+        seconds = (target.at(nodes + 1) - target.at(2) + chain.at(nodes) - chain.at(1)) / (nodes - 1)
+        least, most = THRESHOLD
+        return min(max(seconds * self._rate, least), most)
+
     def _affordable(self, plain: float) -> float:
         """Seconds that may be lost now, with `plain` seconds for a plain pass."""
         lost = sum(spent - gained * self.plain_seconds(batch) for batch, (spent, gained) in self.ledger.items())
@@ -171,7 +195,9 @@ class Budget:
         chances = acceptance.chain()
         first = FIRST_WITH_PRIOR if has_prior else FIRST
         reach = max(first + 1, 2 * target.reach) if chain.reach else 2  # one node shows what the drafter costs
-        gains = list(accumulate(accumulate(chances, _product)))
+        drafted, gains = range(1, DEEPEST + 1), list(accumulate(accumulate(chances, _product)))
+        if self._stops:
+            drafted, gains = acceptance.ended(chances)
         plans = [(plan, gains[plan.nodes - 1], chain) for plan in CHAINS if plan.nodes < reach]
         if acceptance.chains_only < 2:
             plans += [
@@ -181,10 +207,12 @@ class Budget:
             ]
         rated: list[tuple[float, float, Plan, CostCurve]] = []
         for plan, gain, draft in plans:
-            drafting = draft.at(plan.depth)
-            expected = acceptance.offered * target.at(plan.nodes + 1) + (1 - acceptance.offered) * plain + drafting
+            nodes, levels = (drafted[plan.nodes - 1],) * 2 if plan.nodes == plan.depth else (plan.nodes, plan.depth)
+            drafting = draft.at(levels)
+            expected = acceptance.offered * target.at(nodes + 1) + (1 - acceptance.offered) * plain + drafting
             rated.append(((1 + gain) / max(expected, INSTANT), gain, plan, draft))
         rated.sort(key=_rate, reverse=True)
+        self._rate = rated[0][0]
 
         def bearable(plan: Plan, draft: CostCurve) -> bool:
             """Nothing accepted is the worst that can happen: a run that cannot bear it must not try."""
@@ -206,11 +234,12 @@ class Budget:
                     most, chosen = gain, plan
             if chosen.nodes > chosen.depth and not has_prior and acceptance.since_chain >= acceptance.chain_gap:
                 # What chains accept is learned in rounds of chains alone: without one now and then trees stay for ever.
-                chains = (plan for _, _, plan, draft in rated if plan.nodes == plan.depth and bearable(plan, draft))
-                chain_plan = next(chains, None)
-                if chain_plan is not None:
-                    acceptance.chain_gap = min(2 * acceptance.chain_gap, CHAINS_RARELY)
-                    return chain_plan, False
+                chains = [plan for _, _, plan, draft in rated if plan.nodes == plan.depth and bearable(plan, draft)]
+                if chains:
+                    rarely = STOPPED_RARELY if self._stops else CHAINS_RARELY
+                    acceptance.chain_gap = min(2 * acceptance.chain_gap, rarely)
+                    # One that ends where the drafter is not sure may as well be long.
+                    return max(chains, key=lambda plan: plan.nodes) if self._stops else chains[0], False
             return chosen, False
         if self._waited < acceptance.gap or not best:
             return no_draft, False
@@ -240,7 +269,7 @@ def learned(
     shape = None if prior is None else statistics.accuracy(pair, prior)
     if nodes is not None:
         return _fixed(nodes), shape
-    return Budget(statistics, pair, () if prior is None else prior.chain), shape
+    return Budget(statistics, pair, () if prior is None else prior.chain, drafter.needs.stops), shape
 
 
 def _fixed(nodes: int | tuple[int, int]) -> Budget:

@@ -95,6 +95,7 @@ def acceptance_to(acceptance: Acceptance) -> dict[str, Any]:
         "prior": acceptance.prior,
         "hits": acceptance.hits,
         "trials": acceptance.trials,
+        "stopped": acceptance.stopped,
         "trees": [[*shape, *mean] for shape, mean in acceptance.trees.items()],
         "of_trees": list(acceptance.of_trees),
         "offered": acceptance.offered,
@@ -110,6 +111,12 @@ def acceptance_from(value: Any) -> Acceptance:
         if len(counts) != DEEPEST + 1:
             raise ValueError(f"`{name}` has {len(counts)} numbers instead of {DEEPEST + 1}")
         setattr(acceptance, name, counts)
+    stopped = [
+        [number(item, 0, ROUNDS) for item in entries(row, DEEPEST + 1)] for row in entries(value.get("stopped", []), 3)
+    ]
+    if stopped and [len(row) for row in stopped] != [DEEPEST + 1] * 3:
+        raise ValueError(f"`stopped` must have 3 rows of {DEEPEST + 1} numbers")
+    acceptance.stopped = stopped or acceptance.stopped
     for nodes, depth, weight, accepted in entries(value["trees"], 1024):
         shape = (count(nodes, 1, COLUMNS), count(depth, 1, COLUMNS))
         acceptance.trees[shape] = (number(weight, 0, ROUNDS), number(accepted, 0, ROUNDS))

@@ -63,6 +63,12 @@ class DraftCache:
         self._values[:, :, begin:end] = values
         return self._keys[:, :, :end], self._values[:, :, :end]
 
+    def room(self, columns: int) -> Pair:
+        """Keys and values (B, h, width + columns, d), the last `columns` for a draft to write."""
+        self._reserve(self._keys, self.width + columns)
+        end = self.width + columns
+        return self._keys[:, :, :end], self._values[:, :, :end]
+
     def accepted(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Keys and values (B, h, width, d) of what is accepted, and the additive mask (B, 1, 1, width) of rows that
         are shorter; None where none is."""

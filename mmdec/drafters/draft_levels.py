@@ -6,13 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mmdec.decode.tree import trees_from_lists
+from mmdec.decode.tree import chains, trees_from_lists
 from mmdec.drafters.draft_memory import Memory
 from mmdec.drafters.small_model import Tree, draw_children, drawn_from
 from mmdec.nn.draft_network import DraftNetwork
+from mmdec.nn.draft_step import DraftStep
 from mmdec.ops.topk import top_indices
 from mmdec.types import Draft, Plan
 
@@ -67,16 +69,52 @@ class Levels:
         self.level, self.offset = self.level + 1, self.offset + size
         return network.attend(states, queries, keys, values, mask, memory.packed)
 
-    def chain(self, roots: Tensor, hidden: Tensor, depth: int) -> Draft:
-        """The likeliest token again and again, after hidden (B, 1, H) of the root."""
-        tokens = [self.drafter.logits(hidden).argmax(-1)]
-        above = torch.zeros_like(tokens[0])
-        while len(tokens) < depth:
-            hidden = self.expand(tokens[-1], hidden, above)
-            tokens.append(self.drafter.logits(hidden).argmax(-1))
+    def chain(self, roots: Tensor, hidden: Tensor, depth: int, threshold: float = 0.0) -> Draft:
+        """The likeliest token again and again, after hidden (B, 1, H) of the root. A row ends at its first token that
+        is accepted, with all before it, with a chance below `threshold`."""
+        step = self.memory.step
+        if step is not None and len(roots) == 1:
+            return self._stepwise(step, roots, hidden, depth, threshold)
+        tokens: list[Tensor] = []
+        chances, sizes = [1.0] * len(roots), [1] * len(roots)
+        above = torch.zeros_like(roots)[:, None]
+        while True:
+            if threshold:
+                values, token = self.drafter.logits(hidden).softmax(-1).max(-1)
+                sizes = [size + (chance >= threshold) for size, chance in zip(sizes, chances, strict=True)]
+                chances = [before * value for before, (value,) in zip(chances, values.tolist(), strict=True)]
+            else:
+                token = self.drafter.logits(hidden).argmax(-1)
+            tokens.append(token)
+            if len(tokens) == depth or (threshold and max(chances) < threshold):
+                break
+            hidden = self.expand(token, hidden, above)
         drafted = torch.cat([roots[:, None], *tokens], 1)
-        parents = torch.arange(-1, depth, device=roots.device).expand_as(drafted)
-        return Draft(drafted, parents.contiguous(), torch.full_like(roots, depth + 1))
+        size = len(tokens) + 1
+        parents = torch.arange(-1, size - 1, device=roots.device).expand_as(drafted).contiguous()
+        if min(sizes) < size and threshold:
+            counts = torch.tensor(sizes, device=roots.device)
+            parents[torch.arange(size, device=roots.device) >= counts[:, None]] = 0
+            return Draft(drafted, parents, counts)
+        return Draft(drafted, parents, torch.full_like(roots, size))
+
+    def _stepwise(self, step: DraftStep, roots: Tensor, hidden: Tensor, depth: int, threshold: float) -> Draft:
+        """`chain` of one row, a token at a time."""
+        keys, values = self.memory.cache.room(depth)
+        begin, position = self.memory.cache.width, self.memory.positions[0]
+        feature, chance, tokens = hidden[0, 0].numpy(), 1.0, roots.tolist()
+        while True:
+            logits = step.logits(feature)
+            token = int(logits.argmax())
+            tokens.append(token)
+            if threshold:
+                chance /= float(np.exp(logits - logits[token]).sum())
+            level = len(tokens) - 2
+            if level + 1 == depth or chance < threshold:
+                break
+            end = begin + level + 1
+            feature = step(token, feature, position + level, keys[:, :, :end], values[:, :, :end])
+        return chains(roots, [tokens[1:]])
 
     def tree(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
         """EAGLE-2's, after hidden (B, 1, H) of the root. Nodes are numbered from 1 in the order they were made."""

@@ -76,7 +76,9 @@ class Flash:
         slots = Slots(self, memory, self._columns.take_in(memory), plan.depth)
         if plan.temperature is not None:
             return slots.drawn(roots, slots.first, plan)
-        return slots.chain(roots, slots.first, depth) if chain else slots.tree(roots, slots.first, plan)
+        if chain:
+            return slots.chain(roots, slots.first, depth, plan.threshold)
+        return slots.tree(roots, slots.first, plan)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The target's LM head on hidden (..., H)."""

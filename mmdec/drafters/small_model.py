@@ -15,6 +15,7 @@ all was accepted, one as a rule.
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -83,7 +84,7 @@ class SmallModel:
         if width < 1:
             raise InputError(f"`width` must be at least 1, but is {width}. 10 is EAGLE-2's.")
         self._model, self._width, self._positions, self._images = model, width, positions, images
-        self.needs = Needs(memory=memory)
+        self.needs = Needs(memory=memory, stops=True)
 
     @property
     def name(self) -> str:
@@ -170,6 +171,8 @@ class SmallModel:
         if depth < 1:
             return trees_from_lists(roots, [([], [])] * len(roots))
         drawn = plan.temperature is not None
+        chain = not drawn and plan.nodes <= plan.depth
+        unsure = math.log(plan.threshold) if chain and plan.threshold else None  # a chain ends with a node below it
         trees = [Tree([root], values=[1.0 if drawn else 0.0]) for root in roots.tolist()]
         frontier = [[0] for _ in trees]
         expanded: list[list[int]] = [[] for _ in trees]
@@ -184,6 +187,8 @@ class SmallModel:
                 logits = self._grow(memory, roots, trees, expanded, frontier)
             if plan.temperature is None:
                 frontier = _best(trees, frontier, logits, min(self._width, -(-plan.nodes // depth)))
+                if unsure is not None and all(tree.values[-1] < unsure for tree in trees):
+                    break
                 continue
             distributions.append((logits.float() / plan.temperature).softmax(-1))
             for indices, nodes in zip(columns, frontier, strict=True):
@@ -194,6 +199,11 @@ class SmallModel:
             if not any(frontier):
                 break
         best = [tree.best(plan.nodes) for tree in trees]
+        if unsure is not None:
+            best = [
+                [n for n in row if tree.values[tree.parents[n]] >= unsure]
+                for tree, row in zip(trees, best, strict=True)
+            ]
         probs = drawn_from(torch.cat(distributions, 1), columns, best, memory.vocab_size) if drawn else None
         return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, best, strict=True)], probs)
 

@@ -3,8 +3,9 @@
 The network continues the target's features (see `mmdec.nn.draft_network`): a column of it is a token beside the
 feature of the token before. In each level the `width` best nodes by cumulative log-probability are expanded; at the end
 the best nodes of all levels are taken. A child is never likelier than its parent and ties go to the elder, so that
-with a node its ancestors are taken, too. A plan with no more nodes than depth is for a chain of likeliest tokens. For
-residual and block sampling children are drawn, as `small_model.py` draws them.
+with a node its ancestors are taken, too. A plan with no more nodes than depth is for a chain of likeliest tokens, which
+ends early where the drafter is not sure (`Plan.threshold`). For residual and block sampling children are drawn, as
+`small_model.py` draws them.
 
 The network's own cache holds accepted columns alone, with the target's features. What a round accepted waits until the
 next draft, the prompt too: a run that drafts nothing pays nothing. Of waiting columns only keys and values are made;
@@ -26,6 +27,7 @@ from mmdec.drafters.draft_cache import DraftCache
 from mmdec.drafters.draft_levels import Levels, positions_from
 from mmdec.drafters.draft_memory import LastColumn, Memory, PromptInfo, Waiting, WaitingPrompt
 from mmdec.nn.draft_network import DraftNetwork
+from mmdec.nn.draft_step import DraftStep
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
@@ -48,7 +50,7 @@ class TreeGrowing:
         if width < 1:
             raise InputError(f"`width` must be at least 1, but is {width}. 10 is EAGLE-2's.")
         self.network, self.embedding, self.output, self.width = network.eval(), embedding, output, width
-        self.needs = Needs(layers=config.layers, embeds=True, travels=True)
+        self.needs = Needs(layers=config.layers, embeds=True, travels=True, stops=True)
 
     @property
     def name(self) -> str:
@@ -106,10 +108,12 @@ class TreeGrowing:
             return single(roots)
         hidden = self.take_in(memory).hidden(self.network, memory.cache, memory.packed)
         levels = Levels(self, memory)
+        if memory.step is None and memory.packed is not None:
+            memory.step = DraftStep.of(self.network, memory.packed, memory.carry, self.embedding, self.output)
         if plan.temperature is not None:
             return levels.drawn(roots, hidden, plan)
         if plan.nodes <= plan.depth:
-            return levels.chain(roots, hidden, depth)
+            return levels.chain(roots, hidden, depth, plan.threshold)
         return levels.tree(roots, hidden, plan)
 
     def logits(self, hidden: Tensor) -> Tensor:

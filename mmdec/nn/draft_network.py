@@ -120,6 +120,16 @@ class DraftNetwork(nn.Module):
             joined = self.fc_norm(joined)
         return linear(joined, self.fc.weight, self.fc.bias)
 
+    def fused(self, carry: Any = None) -> Pair | None:
+        """`fuse` of an embedding and of the network's own output, as weight (H, 2 H) and bias (H,); None where it is no
+        such product."""
+        if self.config.fc_norm:
+            return None
+        size = self.config.hidden_size
+        weight, bias = self.fc.weight.detach(), self.fc.bias
+        repeated = weight[:, size:].unflatten(1, (-1, size)).sum(1)  # see `feature`
+        return torch.cat([weight[:, :size], repeated], 1), weight.new_zeros(size) if bias is None else bias.detach()
+
     def inputs(self, embeds: Tensor, features: Tensor, visual: Tensor | None = None) -> Tensor:
         """What enters the layer for whole rows: embeds (B, L, H) of the tokens, features (B, L, k * H), visual (B, L)
         bool, True at visual tokens -> (B, L - 1, H). Column t reads embeds[t + 1]."""

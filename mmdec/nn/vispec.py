@@ -68,6 +68,18 @@ class ViSpec(DraftNetwork):
             mixed = mixed + linear(carry, weight[:, size:])
         return super().fuse(embeds, mixed)
 
+    def fused(self, carry: Any = None) -> tuple[Tensor, Tensor] | None:
+        """As `DraftNetwork.fused`: the features go through two products."""
+        joined = super().fused()
+        if joined is None:
+            return None
+        (weight, bias), size = joined, self.config.hidden_size
+        own, mixing = weight[:, size:], self.img_fc.weight.detach()
+        added = weight.new_zeros(size) if self.img_fc.bias is None else self.img_fc.bias.detach()
+        if carry is not None:
+            added = added + mixing[:, size:] @ carry.flatten()
+        return torch.cat([weight[:, :size], own @ mixing[:, :size]], 1), bias + own @ added
+
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
         """One row's prompt, see `DraftNetwork.prompt`; `carry` is the last image's global vector (H,), at first that of
         an earlier turn."""

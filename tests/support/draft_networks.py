@@ -107,11 +107,13 @@ def _slot(
     return _slot(network, embedding, torch.cat([states, more], 1), positions, own[-1], path[count:])
 
 
-def eagles_tree(score: Any, width: int, nodes: int, depth: int) -> set[Path]:
+def eagles_tree(score: Any, width: int, nodes: int, depth: int, threshold: float) -> set[Path]:
     """Paths of EAGLE-2's tree below the root, by brute force; `score` gives log-probabilities (V,) after a path."""
     if nodes <= depth:
         path: Path = ()
-        for _ in range(nodes):
+        chance = 1.0
+        while len(path) < nodes and chance >= threshold:
+            chance *= float(score(path).max().exp())
             path = (*path, int(score(path).argmax()))
         return {path[: length + 1] for length in range(len(path))}
     width = min(width, nodes)
@@ -183,7 +185,7 @@ class Checked:
                 nodes = min(nodes, depth)
             elif isinstance(self.drafter, Flash) and nodes > depth:
                 depth = min(depth, self.drafter.network.slots)
-            wanted = eagles_tree(score, self.drafter.width, nodes, depth)
+            wanted = eagles_tree(score, self.drafter.width, nodes, depth, plan.threshold)
             assert set(paths(draft, index)) == wanted
             self.compared += 1
         return draft

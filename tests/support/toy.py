@@ -201,7 +201,8 @@ class Changing:
 
     def plan(self, batch: int) -> Plan:
         nodes = self.random.randrange(self.most + 1)
-        return Plan(nodes, self.random.randint(1, nodes) if nodes else 0)
+        threshold = self.random.choice((0.0, 0.0, 0.1, 0.9))  # of chains alone
+        return Plan(nodes, self.random.randint(1, nodes) if nodes else 0, threshold=threshold)
 
     def observe(
         self, batch: int, sizes: list[int], depth: int, accepted: list[int], target: float, drafter: float, /

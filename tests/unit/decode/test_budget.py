@@ -165,6 +165,43 @@ def test_chains_that_began_badly_are_tried_again() -> None:
     assert not any(trees[-100:])
 
 
+def speed_of_chains(stops: bool, seed: int, honest: bool = True) -> float:
+    """Tokens a second against plain decoding, of a drafter whose next token is right in 97 or in 45 of a hundred cases
+    and which knows in which; dishonest: it is always wrong, and sure of itself."""
+    dice, budget = random.Random(seed), Budget(STATISTICS, Pair("model", "cpu", "drafter"), (), stops)
+    seconds = tokens = 0.0
+    while tokens < 1500:
+        plan = budget.plan(1)
+        assert plan.threshold <= 0.6
+        assert not plan.threshold or (stops and plan.nodes == plan.depth)
+        sure, drafted, accepted, right = 1.0, 0, 0, True
+        while drafted < plan.nodes and (drafted == 0 or sure >= plan.threshold):
+            chance = dice.choice((0.97, 0.97, 0.45))
+            sure, drafted = sure * (chance if honest else 0.97), drafted + 1
+            right = right and honest and dice.random() < chance
+            accepted += right and drafted <= plan.depth
+        target, draft = tiny(drafted + 1) + 0.05 * drafted, 0.06 * min(drafted, plan.depth)
+        seconds, tokens = seconds + target + draft, tokens + 1 + accepted
+        clocks = [value * (1 + abs(dice.gauss(0, 0.2))) for value in (target, draft)]
+        budget.observe(1, [drafted + 1], min(drafted, plan.depth), [accepted], *clocks)
+    return tokens * tiny(1) / seconds
+
+
+def test_chains_that_end_where_the_drafter_is_not_sure_are_faster() -> None:
+    gains = []
+    for seed in range(5):
+        speeds = []
+        for stops in (False, True):
+            STATISTICS.clear()
+            speeds.append(speed_of_chains(stops, seed))
+        gains.append(speeds[1] / speeds[0])
+    assert median(gains) > 1.08
+
+
+def test_a_drafter_that_is_falsely_sure_of_itself_costs_little() -> None:
+    assert speed_of_chains(True, 0, honest=False) > 0.92
+
+
 def test_a_drafter_of_chains_is_not_asked_for_trees() -> None:
     run = Run(tiny, 0.005, 0.6)
     run.speed(300)

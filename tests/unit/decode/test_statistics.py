@@ -37,6 +37,7 @@ from tests.support.tiny_text import language_model
 from tests.support.tiny_whisper import VOCABULARY, sound, whisper
 
 PAIR = Pair("target", "cpu", "drafter")
+ENDING = Pair("model", "cpu", "one that ends chains")
 PRIOR = Prior(((0.8, 0.1), (0.7, 0.2), (0.6, 0.2)))
 
 
@@ -75,6 +76,7 @@ def warm() -> DecodingStatistics:
     for _ in range(100):
         accuracy.learn(dice.randrange(3), dice.choice([0, 1, None]))
     rounds(Budget(learned, Pair("another", "cuda:0", "drafter")), 20)
+    rounds(Budget(learned, ENDING, stops=True), 40)
     return learned
 
 
@@ -84,10 +86,11 @@ def test_loaded_statistics_plan_at_once_as_those_that_were_saved(tmp_path: Path)
     assert rounds(Budget(loaded, PAIR), 1)[0].nodes > 0
     assert rounds(Budget(DecodingStatistics(), PAIR), 1)[0].nodes == 0  # a cold one begins with a plain pass
     loaded = DecodingStatistics.load(tmp_path / "new" / "statistics.json")
-    for pair in (PAIR, Pair("another", "cuda:0", "drafter")):
+    for pair in (PAIR, Pair("another", "cuda:0", "drafter"), ENDING):
         for batch in (1, 2, 5, 8):
-            plans = rounds(Budget(learned, pair), 40, 7, batch)
-            assert rounds(Budget(loaded, pair), 40, 7, batch) == plans
+            plans = rounds(Budget(learned, pair, stops=pair is ENDING), 40, 7, batch)
+            assert rounds(Budget(loaded, pair, stops=pair is ENDING), 40, 7, batch) == plans
+            assert any(plan.threshold for plan in plans) == (pair is ENDING)
     assert loaded.accuracy(PAIR, PRIOR).chances() == learned.accuracy(PAIR, PRIOR).chances()
     assert loaded.accuracy(PAIR, PRIOR).tree(5, 3) == learned.accuracy(PAIR, PRIOR).tree(5, 3)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["statistics.json"]

@@ -171,6 +171,25 @@ class Changing:
     def observe(self, *_: Any) -> None: ...
 
 
+@pytest.mark.parametrize("threshold", [0.05, 0.3, 1.0])
+def test_a_chain_ends_with_its_first_unlikely_token(threshold: float) -> None:
+    toy, prompts, roots = Toy(), [[1, 2, 3], [4, 5, 6], [1, 1, 1]], [2, 5, 3]
+    drafter = SmallModel(Toy())
+    draft = drafter.propose(start(drafter, prompts, roots, 8), torch.tensor(roots), Plan(6, 6, threshold=threshold))
+    lengths = []
+    for row, (prompt, root) in enumerate(zip(prompts, roots, strict=True)):
+        text, chance, tokens = [*prompt, root], 1.0, [root]
+        while chance >= threshold and len(tokens) <= 6:
+            shares = toy.logits(text).softmax(-1)
+            tokens.append(int(shares.argmax()))
+            chance *= float(shares.max())
+            text.append(tokens[-1])
+        assert draft.tokens[row, : int(draft.size[row])].tolist() == tokens
+        lengths.append(len(tokens))
+    assert min(lengths) == (2 if threshold == 1.0 else min(lengths))
+    assert draft.tokens.shape[1] == max(lengths)
+
+
 @pytest.mark.parametrize("rows", [1, 4])
 def test_its_cache_follows_the_text_through_rejections_and_plain_rounds(rows: int) -> None:
     small = Toy(7, seed=1)

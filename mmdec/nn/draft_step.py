@@ -1,0 +1,130 @@
+"""One token through a small draft network on a CPU, in NumPy's small operations and torch's products.
+
+A chain's level is some forty operations over vectors of a few hundred numbers, and torch takes longer to begin one than
+to do it: with 160 channels NumPy's take a third of the time. Products stay torch's, so that they obey its threads.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from mmdec.nn.draft_network import DraftNetwork, Packed
+
+Vector = NDArray[np.float32]
+
+
+@final
+class DraftStep:
+    """A draft network and an LM head, one column of one row at a time. It shares the weights' memory where it can and
+    owns the buffers of a run: one run, one thread."""
+
+    def __init__(
+        self, network: DraftNetwork, packed: Packed, fused: tuple[Tensor, Tensor], embedding: Tensor, output: nn.Linear
+    ) -> None:
+        """packed and fused: the network's own. embedding: (V, H)."""
+        config, layer = network.config, cast(Any, network.layers[0])
+        self.config, self.rotations = config, network.rotations
+        self.fused, self.attention, self.bias = fused, packed.attention, packed.bias
+        self.mixing, self.gate_up = layer.self_attn.o_proj.weight.detach(), packed.gate_up
+        self.down, self.output = layer.mlp.down_proj.weight.detach(), output.weight.detach()
+        self.output_bias = None if output.bias is None else output.bias.detach()
+        self.embedding = embedding.detach().numpy()
+        self.norms = [layer.post_attention_layernorm.weight.detach().numpy()]
+        if config.input_norm:
+            self.norms.insert(0, layer.input_layernorm.weight.detach().numpy())
+        size, width = config.hidden_size, self.gate_up.shape[0] // 2
+        self.joined, self.states, self.added = _buffer(2 * size), _buffer(size), _buffer(size)
+        self.normed, self.inner = _buffer(size), _buffer(width)
+        self.gates, self.scores = _buffer(2 * width), _buffer(len(output.weight))
+        self.projected = _buffer(len(packed.attention))
+        self.cosines = self.sines = np.empty((0, config.head_dim), np.float32)  # of the positions from 0 on
+        groups = config.num_attention_heads + config.num_key_value_heads
+        self.turned = np.empty((groups, config.head_dim), np.float32)
+        self.queries = torch.from_numpy(self.turned)[None, : config.num_attention_heads, None]
+
+    @classmethod
+    def of(
+        cls, network: DraftNetwork, packed: Packed | None, carry: Any, embedding: nn.Module, output: nn.Linear
+    ) -> DraftStep | None:
+        """None where it would not pay or not be the same: a large network, a GPU, another precision, a norm within
+        `fuse`, an embedding that does more than to look up."""
+        fused = None if packed is None else network.fused(carry)
+        if fused is None or packed is None or type(embedding) is not nn.Embedding or embedding.max_norm is not None:
+            return None
+        tensors = (*fused, packed.attention, embedding.weight, output.weight)
+        if any(part.dtype != torch.float32 or part.device.type != "cpu" for part in tensors):
+            return None
+        return cls(network, packed, fused, embedding.weight, output)
+
+    def logits(self, hidden: Vector) -> Vector:
+        """The LM head on hidden (H,) -> (V,), valid until the next call."""
+        scores, result = self.scores
+        torch.mv(self.output, torch.from_numpy(hidden), out=scores)
+        if self.output_bias is not None:
+            scores += self.output_bias
+        return result
+
+    def __call__(self, token: int, feature: Vector, position: int, keys: Tensor, values: Tensor) -> Vector:
+        """Token after a feature (H,) at a position. keys, values: (1, h, S, d), whose last column becomes this one's.
+        Returns hidden (H,), valid until the next call."""
+        config = self.config
+        size, dim, heads = config.hidden_size, config.head_dim, config.num_attention_heads
+        (joined, both), (states, x), (added, more) = self.joined, self.states, self.added
+        both[:size], both[size:] = self.embedding[token], feature
+        torch.addmv(self.fused[1], self.fused[0], joined, out=states)
+        normed = self._norm(x, self.norms[0]) if config.input_norm else states
+        projected, own = self.projected
+        torch.mv(self.attention, normed, out=projected)
+        if self.bias is not None:
+            projected += self.bias
+        own = own.reshape(-1, dim)
+        self._rotate(own, position)
+        column = keys.shape[2] - 1
+        keys.numpy()[0, :, column] = self.turned[heads:]
+        values.numpy()[0, :, column] = own[len(self.turned) :]
+        grouped = config.num_key_value_heads != heads
+        mixed = scaled_dot_product_attention(self.queries, keys, values, enable_gqa=grouped)
+        torch.mv(self.mixing, mixed.reshape(-1), out=added)
+        x += more
+        (gates, gate), (inner, product) = self.gates, self.inner
+        torch.mv(self.gate_up, self._norm(x, self.norms[-1]), out=gates)
+        width = len(product)
+        np.tanh(gate[:width] * 0.5, out=product)  # silu(g) = g / 2 * (1 + tanh(g / 2)), which nothing overflows
+        product += 1.0
+        product *= gate[:width]
+        product *= gate[width:]
+        product *= 0.5
+        torch.mv(self.down, inner, out=added)
+        more += x
+        return more
+
+    def _norm(self, x: Vector, weight: Vector) -> Tensor:
+        normed, result = self.normed
+        np.multiply(x, weight, out=result)
+        result *= 1.0 / math.sqrt(float(x.dot(x)) / len(x) + self.config.rms_norm_eps)
+        return normed
+
+    def _rotate(self, own: Vector, position: int) -> None:
+        """Queries and keys of own (heads + 2 h, d), rotated, into `turned`."""
+        if position >= len(self.cosines):
+            positions = torch.arange(max(1024, 2 * position))[None]
+            cosines, sines = self.rotations(positions, torch.float32, positions.device)
+            self.cosines, self.sines = cosines[0, 0].numpy(), sines[0, 0].numpy()
+        turned, half, sine = self.turned, self.config.head_dim // 2, self.sines[position]
+        plain = own[: len(turned)]
+        np.multiply(plain[:, half:], sine[:half], out=turned[:, :half])
+        np.multiply(plain[:, :half], sine[half:], out=turned[:, half:])
+        turned += plain * self.cosines[position]
+
+
+def _buffer(size: int) -> tuple[Tensor, Vector]:
+    """The same memory twice."""
+    array = np.zeros(size, np.float32)
+    return torch.from_numpy(array), array

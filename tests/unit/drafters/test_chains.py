@@ -1,0 +1,70 @@
+"""Chains of a draft network: a token at a time or level by level, to their end or while the drafter is sure."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from mmdec.nn.draft_step import DraftStep
+from mmdec.targets.text import TextTarget
+from mmdec.types import Draft, Plan
+from tests.support.draft_networks import from_scratch, tree_growing
+from tests.support.tiny_text import language_model
+from tests.support.toy import padded
+from tests.unit.drafters.test_tree_growing import PROMPTS, begun
+
+ROOTS = [6, 14, 21, 33]
+
+
+def proposed(drafter: Any, model: Any, rows: list[int], plan: Plan) -> Draft:
+    roots = [ROOTS[row] for row in rows]
+    with torch.inference_mode():
+        return drafter.propose(begun(model, drafter, [PROMPTS[row] for row in rows], roots), torch.tensor(roots), plan)
+
+
+@pytest.mark.parametrize("system", ["eagle", "msd", "specvlm", "vispec"])
+@pytest.mark.parametrize("threshold", [0.0, 0.2])
+def test_a_token_at_a_time_or_level_by_level(system: str, threshold: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, steps = language_model(), []
+    drafter = tree_growing(system, model)
+    made = DraftStep.of.__func__  # type: ignore[attr-defined] # of a class method
+    monkeypatch.setattr(DraftStep, "of", classmethod(lambda *given: steps.append(made(*given)) or steps[-1]))
+    stepwise = [proposed(drafter, model, [row], Plan(20, 20, threshold=threshold)) for row in range(4)]
+    assert len(steps) == 4
+    assert all(steps)
+    monkeypatch.setattr(DraftStep, "of", classmethod(lambda *_: None))
+    for row, draft in enumerate(stepwise):
+        levels = proposed(drafter, model, [row], Plan(20, 20, threshold=threshold))
+        for one, other in zip(
+            (draft.tokens, draft.parents, draft.size), (levels.tokens, levels.parents, levels.size), strict=True
+        ):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("system", ["eagle", "flash"])
+@pytest.mark.parametrize("threshold", [0.001, 0.05, 0.3, 1.0])
+@pytest.mark.parametrize("rows", [[0], [2], [0, 1, 2, 3]])
+def test_a_chain_ends_with_its_first_unlikely_token(system: str, threshold: float, rows: list[int]) -> None:
+    model = language_model()
+    drafter = tree_growing(system, model)
+    whole = proposed(drafter, model, rows, Plan(8, 8))
+    ended = proposed(drafter, model, rows, Plan(8, 8, threshold=threshold))
+    for index, row in enumerate(rows):
+        length, chance = 0, 1.0
+        while length < 8 and chance >= threshold:
+            length += 1
+            chance = chances(drafter, model, row, whole.tokens[index, 1 : length + 1].tolist())
+        assert int(ended.size[index]) == 1 + length
+        assert torch.equal(ended.tokens[index, : 1 + length], whole.tokens[index, : 1 + length])
+        assert ended.parents[index].tolist()[: 1 + length] == list(range(-1, length))
+
+
+def chances(drafter: Any, model: Any, row: int, path: list[int]) -> float:
+    """Of the last token of a path with all before it, each from scratch."""
+    _, context, _, _ = TextTarget(model).prefill(padded([PROMPTS[row]]), drafter.needs)
+    features, text = context.features[-1][0], [*PROMPTS[row], ROOTS[row]]
+    scores = [from_scratch(drafter, context, features, text, tuple(path[:end])) for end in range(len(path))]
+    return math.exp(sum(float(score[token]) for score, token in zip(scores, path, strict=True)))
