@@ -99,6 +99,7 @@ class TreeGrowing:
         memory.positions = [memory.positions[row] for row in rows]
         memory.queue = [part.select(live) for part in memory.queue]
         memory.carry = None if memory.carry is None else memory.carry[live]
+        memory.step = None  # it reads the carry
         memory.info = [memory.info[row] for row in rows] if memory.info else []
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
@@ -108,11 +109,11 @@ class TreeGrowing:
             return single(roots)
         hidden = self.take_in(memory).hidden(self.network, memory.cache, memory.packed)
         levels = Levels(self, memory)
-        if memory.step is None and memory.packed is not None:
-            memory.step = DraftStep.of(self.network, memory.packed, memory.carry, self.embedding, self.output)
         if plan.temperature is not None:
             return levels.drawn(roots, hidden, plan)
         if plan.nodes <= plan.depth:
+            if memory.step is None and len(roots) == 1:
+                memory.step = DraftStep.of(self.network, memory.packed, memory.carry, self.embedding, self.output)
             return levels.chain(roots, hidden, depth, plan.threshold)
         return levels.tree(roots, hidden, plan)
 
@@ -167,6 +168,7 @@ class TreeGrowing:
         carried = [row.carry for row in rows]
         if any(carry is not None for carry in carried):
             zeros = torch.zeros_like(next(carry for carry in carried if carry is not None))
+            memory.step = None
             memory.carry = torch.stack([zeros if carry is None else carry for carry in carried])[:, None]
         positions = [row.positions + start for row, start in zip(rows, memory.positions, strict=True)]
         lengths = part.mask.sum(1).tolist()

@@ -7,13 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import DynamicCache
 
+import mmdec
+from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.nn.draft_step import DraftStep
 from mmdec.targets.text import TextTarget
 from mmdec.types import Draft, Plan
+from tests.exactness.test_vision import second_turn
 from tests.support.draft_networks import from_scratch, tree_growing
 from tests.support.tiny_text import language_model
+from tests.support.tiny_vlm import Picture, batch_of, vision_model
 from tests.support.toy import padded
+from tests.unit.drafters.test_shortening import SYSTEMS
 from tests.unit.drafters.test_tree_growing import PROMPTS, begun
 
 ROOTS = [6, 14, 21, 33]
@@ -38,10 +44,8 @@ def test_a_token_at_a_time_or_level_by_level(system: str, threshold: float, monk
     monkeypatch.setattr(DraftStep, "of", classmethod(lambda *_: None))
     for row, draft in enumerate(stepwise):
         levels = proposed(drafter, model, [row], Plan(20, 20, threshold=threshold))
-        for one, other in zip(
-            (draft.tokens, draft.parents, draft.size), (levels.tokens, levels.parents, levels.size), strict=True
-        ):
-            assert torch.equal(one, other)
+        for part in ("tokens", "parents", "size"):
+            assert torch.equal(getattr(draft, part), getattr(levels, part))
 
 
 @pytest.mark.parametrize("system", ["eagle", "flash"])
@@ -68,3 +72,42 @@ def chances(drafter: Any, model: Any, row: int, path: list[int]) -> float:
     features, text = context.features[-1][0], [*PROMPTS[row], ROOTS[row]]
     scores = [from_scratch(drafter, context, features, text, tuple(path[:end])) for end in range(len(path))]
     return math.exp(sum(float(score[token]) for score, token in zip(scores, path, strict=True)))
+
+
+class Noted:
+    """A drafter whose proposals a test can see."""
+
+    def __init__(self, drafter: TreeGrowing) -> None:
+        self.drafter, self.needs, self.name = drafter, drafter.needs, drafter.name
+        self.check, self.start, self.select = drafter.check, drafter.start, drafter.select
+        self.update: Any = drafter.update
+        self.drafts: list[list[int]] = []
+
+    def propose(self, memory: Any, roots: torch.Tensor, plan: Plan) -> Draft:
+        draft = self.drafter.propose(memory, roots, plan)
+        self.drafts += draft.tokens.tolist()
+        return draft
+
+
+@pytest.mark.parametrize("system", ["specvlm", "vispec"])
+def test_another_picture_and_rows_that_end_change_what_a_step_reads(
+    system: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ViSpec's global vector is that of the last picture so far, and of the row that is left."""
+    model = vision_model("llava")
+    row, more = [[5, 6], Picture.random(1), [7, 8, 9]], [[20], Picture.random(2), [21, 22]]
+    options: dict[str, Any] = {"num_speculative_tokens": 6, "do_sample": False, "eos_token_id": 45}
+
+    def drafts() -> list[list[int]]:
+        noted, cache = Noted(tree_growing(system, model, **SYSTEMS[system])), DynamicCache(config=model.config)
+        first = batch_of("llava", [row])
+        said = mmdec.generate(model, first, noted, past_key_values=cache, max_new_tokens=8, **options).sequences
+        whole, _ = second_turn("llava", [row], [more], said, first["attention_mask"])
+        mmdec.generate(model, whole, noted, past_key_values=cache, max_new_tokens=8, **options)
+        both = batch_of("llava", [row, [Picture.random(3), [20, 21]], [Picture.random(4), [30]]])
+        mmdec.generate(model, both, noted, max_new_tokens=30, **options)
+        return noted.drafts
+
+    stepwise = drafts()
+    monkeypatch.setattr(DraftStep, "of", classmethod(lambda *_: None))
+    assert drafts() == stepwise
