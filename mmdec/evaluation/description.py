@@ -24,7 +24,7 @@ from mmdec.generation.drafter_choice import DraftedBy
 from mmdec.generation.speculation import Nodes
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.metrics import text as metrics
-from mmdec.metrics.answer_score import claims_held, normalise, right_answer
+from mmdec.metrics.answer_score import claims_held, normalise, right_answer, right_in_other_words
 from mmdec.metrics.mmmu_answers import right_choice, right_open
 from mmdec.metrics.vqa_accuracy import vqa_accuracy
 from mmdec.pipelines.description.description import Description
@@ -48,6 +48,7 @@ class Answered:
     right: float  # of `of`
     of: int  # 1; the claims of a description; 0 where nothing says what is right
     error: str = ""
+    other_words: bool = False  # not `right`, but what is expected stands in another sentence
 
 
 def score(question: ImageQuestion, text: str) -> tuple[float, int]:
@@ -96,6 +97,9 @@ def evaluate_vlm(
     each of them. images: the folder of the pictures, or one picture. limit: questions of each
     task, evenly spaced. swap: ask about another picture of the same task; what is still right then is what the
     language alone tells. plan: draft size, as `num_speculative_tokens`. worst: wrong answers that are listed.
+
+    "right" asks for the reference's own words; where answers say the same in another sentence, "right_in_any_words"
+    counts them, too.
 
     Intervals are Wilson's, of 95 %; those of VQA accuracy, whose answers may be right in part, are wider than they had
     to be. A question that `mmdec.describe` refuses counts as wrong and is named. Raises InputError.
@@ -179,7 +183,8 @@ def _answers(
         for index, (question, answer) in enumerate(zip(batch, answers, strict=True)):
             right, of = score(question, answer.text if answer else "")
             reason = str(errors[index]) if index in errors else ""
-            answered.append(Answered(question, answer, 0.0 if answer is None else right, of, reason))
+            other = answer is not None and not right and _in_other_words(question, answer.text)
+            answered.append(Answered(question, answer, 0.0 if answer is None else right, of, reason, other))
         if len(answered) // EVERY > before // EVERY or len(answered) == len(questions):
             log(f"answered {len(answered)} of {len(questions)}")
     return answered
@@ -194,6 +199,7 @@ def _by_task(answered: Sequence[Answered]) -> dict[str, dict[str, Any]]:
             "questions": len(group),
             "scoring": group[0].question.scoring,
             "right": _rate(group),
+            **({"right_in_any_words": _any_words(group)} if any(entry.other_words for entry in group) else {}),
             "decoding": _cost([entry.answer for entry in group if entry.answer is not None]),
         }
         for task, group in sorted(tasks.items())
@@ -203,6 +209,20 @@ def _by_task(answered: Sequence[Answered]) -> dict[str, dict[str, Any]]:
 def _rate(answered: Sequence[Answered]) -> dict[str, Any]:
     """n counts the claims of descriptions."""
     right: Any = sum(entry.right for entry in answered)  # a fraction for VQA accuracy, which `Rate` takes as it is
+    return metrics.Rate(right, sum(entry.of for entry in answered)).summary()
+
+
+def _in_other_words(question: ImageQuestion, text: str) -> bool:
+    return (
+        question.scoring == "exact"
+        and bool(question.reference and question.answers)
+        and right_in_other_words(text, question.answers[0])
+    )
+
+
+def _any_words(answered: Sequence[Answered]) -> dict[str, Any]:
+    """With the answers that are right in other words than the reference's."""
+    right: Any = sum(entry.right + entry.other_words for entry in answered)
     return metrics.Rate(right, sum(entry.of for entry in answered)).summary()
 
 

@@ -41,6 +41,11 @@ def vlm_table(report: dict[str, Any]) -> RenderableType:
         if counts
     ]
     notes += [
+        f"{name}, right in any words: {_rate(row['right_in_any_words'])}"
+        for name, row in rows
+        if "right_in_any_words" in row
+    ]
+    notes += [
         f"{row['task']} {row['id']}: {row['question']!r} answered {row['answer']!r}, expected {row['expected']!r}"
         for row in report["worst"]
     ]

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 _CLAUSE = re.compile(r"[.;,:](?:\s+|$)|\n")
 _NUMBER = re.compile(r"-?\d+")
+_DENIAL = re.compile(r"\b(?:not|no|never)\b|n't\b")
+_STATED = r"(?:(?:[\w'-]+ )*(?:is|are|has|have|costs|says|shows|reads|leaves|at) )?(?:(?:(?:in|at|on) )?(?:the|an?) )?"
 
 
 def normalise(text: str) -> str:
@@ -20,6 +22,15 @@ def right_answer(answer: str, reference: str, expected: str, task: str) -> bool:
         numbers = _NUMBER.findall(answer)
         return bool(numbers) and numbers[-1] == expected
     return normalise(answer) == normalise(reference)
+
+
+def right_in_other_words(answer: str, expected: str) -> bool:
+    """Whether a short answer is what is expected, alone or at the end of a sentence that states it ("The house is red."
+    for "red") and denies nothing. `right_answer` wants the reference's own words."""
+    said, wanted = normalise(answer), normalise(expected)
+    if not wanted or (_DENIAL.search(said) and not _DENIAL.search(wanted)):
+        return False
+    return re.fullmatch(_STATED + re.escape(wanted) + "(?: degrees)?", said) is not None
 
 
 def claims_held(answer: str, claims: Iterable[Sequence[str]]) -> int:

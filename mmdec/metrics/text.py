@@ -54,7 +54,8 @@ class Rate:
         z, p = 1.96, self.value
         centre = p + z * z / (2 * self.n)
         spread = z * math.sqrt(p * (1 - p) / self.n + z * z / (4 * self.n**2))
-        return (centre - spread) / (1 + z * z / self.n), (centre + spread) / (1 + z * z / self.n)
+        low, high = ((centre + side) / (1 + z * z / self.n) for side in (-spread, spread))
+        return max(0.0, low), min(1.0, high)  # rounding went beyond them
 
     def summary(self) -> dict[str, float | int | None]:
         """A JSON object: value, low, high, n; null where n is 0."""

@@ -10,7 +10,7 @@ import pytest
 
 from mmdec.corpora import image_text
 from mmdec.corpora.image_text import read_conversations
-from mmdec.metrics.answer_score import claims_held, right_answer
+from mmdec.metrics.answer_score import claims_held, right_answer, right_in_other_words
 from mmdec.types import InputError
 
 
@@ -82,6 +82,33 @@ def test_a_list_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(image_text, "MAX_BYTES", 10)
     with pytest.raises(InputError, match="at most 10 bytes"):
         read_conversations(write(tmp_path, [row()]))
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "right"),
+    [
+        ("The house is red.", "red", True),
+        ("It is Red", "red", True),
+        ("red", "red", True),
+        ("The black thing is a ball.", "ball", True),
+        ("It is in the top left.", "top left", True),
+        ("It is 8 degrees.", "8", True),
+        ("TOWAK costs 11.80.", "11.80", True),
+        ("The house is not red.", "red", False),
+        ("The house isn't red.", "red", False),
+        ("The house is dark red.", "red", False),
+        ("The red house is blue.", "red", False),
+        ("Red and blue.", "red", False),
+        ("It is in the left.", "top left", False),
+        ("It is 18 degrees.", "8", False),
+        ("No.", "no", True),
+        ("Yes.", "no", False),
+        ("", "red", False),
+        ("red", "", False),
+    ],
+)
+def test_what_is_right_in_other_words(answer: str, expected: str, right: bool) -> None:
+    assert right_in_other_words(answer, expected) == right
 
 
 def test_what_a_right_answer_is() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +103,26 @@ def test_a_model_is_scored_by_task(vlm: LoadedVlm, asked: Path, tmp_path: Path) 
     text = shown(vlm_table(report))
     assert "57.1 [" in text
     assert "refused 6: `image` must be an existing file" in text
+    assert "any words" not in text
     swapped = evaluate_vlm(path, asked.parent, vlm, drafter=None, swap=True, limit=2, threads=1)
     assert swapped["n"] == 4
     assert swapped["decoding"]["drafted_per_round"] == 0
     assert "pictures swapped" in shown(vlm_table(swapped))
+
+
+def test_answers_in_other_words_are_counted_beside(
+    vlm: LoadedVlm, asked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = [ImageQuestion(str(n), "?", (), "colour", "exact", ("red",), reference="Red.") for n in range(4)]
+    said = ["Red.", "The house is red.", "The red house.", "The house is blue."]
+    monkeypatch.setattr("mmdec.evaluation.description.questions_of", lambda *_: questions)
+    answer = mmdec.describe(next(asked.parent.glob("*.png")), model=vlm, max_new_tokens=2)
+    given = [replace(answer, text=text) for text in said]
+    monkeypatch.setattr(DescriptionHarness, "describe", lambda *_: [given.pop(0)])
+    report = evaluate_vlm(asked, None, vlm, drafter=None, threads=1)
+    row = report["by_task"]["colour"]
+    assert (row["right"]["value"], row["right_in_any_words"]["value"]) == (0.25, 0.5)
+    assert "colour, right in any words: 50.0 [" in shown(vlm_table(report))
 
 
 def test_what_shortened_the_images_is_counted_by_task(asked: Path, tmp_path: Path) -> None:

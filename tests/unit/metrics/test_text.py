@@ -128,6 +128,7 @@ def test_asr_bleu_ignores_case_and_marks() -> None:
 
 
 def test_rates_carry_their_spread() -> None:
+    assert all(0.0 <= end <= 1.0 for n in range(1, 200) for right in (0, n) for end in Rate(right, n).interval)
     rate = Rate(80, 100)
     low, high = rate.interval
     assert (round(low, 3), round(high, 3)) == (0.711, 0.867)  # Wilson, by hand
