@@ -14,7 +14,7 @@ from mmdec.decode.tree import chains, trees_from_lists
 from mmdec.drafters.draft_memory import Memory
 from mmdec.drafters.small_model import Tree, draw_children, drawn_from
 from mmdec.nn.draft_network import DraftNetwork
-from mmdec.nn.draft_step import DraftStep
+from mmdec.nn.draft_step import DraftStep, TokenStep, Vector
 from mmdec.ops.topk import top_indices
 from mmdec.types import Draft, Plan
 
@@ -98,23 +98,25 @@ class Levels:
             return Draft(drafted, parents, counts)
         return Draft(drafted, parents, torch.full_like(roots, size))
 
-    def _stepwise(self, step: DraftStep, roots: Tensor, hidden: Tensor, depth: int, threshold: float) -> Draft:
+    def _stepwise(self, step: TokenStep, roots: Tensor, hidden: Tensor, depth: int, threshold: float) -> Draft:
         """`chain` of one row, a token at a time."""
-        keys, values = self.memory.cache.room(depth)
-        begin, position = self.memory.cache.width, self.memory.positions[0]
-        feature, chance, tokens = hidden[0, 0].numpy(), 1.0, roots.tolist()
+        feature, chance, tokens = hidden[0, 0].numpy(), 1.0, list[int]()
         while True:
             logits = step.logits(feature)
-            token = int(logits.argmax())
-            tokens.append(token)
+            tokens.append(int(logits.argmax()))
             if threshold:
-                chance /= float(np.exp(logits - logits[token]).sum())
-            level = len(tokens) - 2
-            if level + 1 == depth or chance < threshold:
-                break
-            end = begin + level + 1
-            feature = step(token, feature, position + level, keys[:, :, :end], values[:, :, :end])
-        return chains(roots, [tokens[1:]])
+                chance /= float(np.exp(logits - logits[tokens[-1]]).sum())
+            if len(tokens) == depth or chance < threshold:
+                return chains(roots, [tokens])
+            feature = self.follow(step, tokens[-1], feature, depth)
+
+    def follow(self, step: TokenStep, token: int, feature: Vector, depth: int) -> Vector:
+        """One pass over a token of a chain of `depth` tokens, which was read from feature (H,). Returns hidden (H,)."""
+        assert isinstance(step, DraftStep)
+        keys, values = self.memory.cache.room(depth)
+        self.level += 1
+        end = self.memory.cache.width + self.level
+        return step(token, feature, self.memory.positions[0] + self.level - 1, keys[:, :, :end], values[:, :, :end])
 
     def tree(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
         """EAGLE-2's, after hidden (B, 1, H) of the root. Nodes are numbered from 1 in the order they were made."""

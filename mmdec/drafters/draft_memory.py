@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mmdec.drafters.draft_cache import DraftCache
 from mmdec.nn.draft_network import DraftNetwork, Packed
-from mmdec.nn.draft_step import DraftStep
+from mmdec.nn.draft_step import TokenStep
 from mmdec.types import Verdict
 
 
@@ -81,7 +81,7 @@ class Memory:
     queue: list[WaitingPrompt | Waiting] = field(default_factory=list)  # the oldest first
     carry: Tensor | None = None  # (B, 1, C), what `DraftNetwork.fuse` wants
     info: list[PromptInfo] = field(default_factory=list)  # of each row; empty until the prompt's pass
-    step: DraftStep | None = None  # a token at a time, of one row; None where torch does it as well
+    step: TokenStep | None = None  # a token at a time, of one row; None where torch does it as well
     packed: Packed | None = None  # the network's weights; None until the first pass, and for large networks
 
 

@@ -12,6 +12,7 @@ import math
 from dataclasses import replace
 from typing import cast, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +20,7 @@ from mmdec.decode.tree import single
 from mmdec.drafters.draft_levels import Levels
 from mmdec.drafters.draft_memory import LastColumn, Memory
 from mmdec.drafters.tree_growing import WIDTH, TreeGrowing
+from mmdec.nn.draft_step import SlotStep, TokenStep, Vector
 from mmdec.nn.flash import FlashConfig, FlashNetwork
 from mmdec.types import Context, Draft, Plan, Scores, Target, Verdict
 
@@ -77,6 +79,8 @@ class Flash:
         if plan.temperature is not None:
             return slots.drawn(roots, slots.first, plan)
         if chain:
+            if memory.step is None and len(roots) == 1:
+                memory.step = SlotStep.of(self.network, self.embedding, self._columns.output)
             return slots.chain(roots, slots.first, depth, plan.threshold)
         return slots.tree(roots, slots.first, plan)
 
@@ -94,6 +98,8 @@ class Slots(Levels):
         self.head, self.depth, self.device = drafter.network, depth, last.states.device
         self.preceding: Tensor | None = None  # (B, n, H) of the last level's nodes: sum of the tokens' embeddings
         self.path: list[tuple[Tensor, Tensor]] = []  # tokens (B, 1) and features (B, 1, H) since the block's root
+        self.drafted: list[tuple[int, Vector]] = []  # the same, a token at a time
+        self.told: Vector | float = 0.0  # (H,) `preceding`, a token at a time
         self.done = 0  # slots of the blocks before this one
         self.slots = self._pass(last.states, last.queries, last.features)  # (B, k', H), not refined
 
@@ -119,6 +125,19 @@ class Slots(Levels):
             preceding = preceding + before
         self.preceding = preceding
         return self.head.refined(self.slots[:, index : index + 1].expand_as(preceding), preceding, index)
+
+    def follow(self, step: TokenStep, token: int, feature: Vector, depth: int) -> Vector:
+        """The next slot after a token of a chain of one row: `expand`, a token at a time."""
+        assert isinstance(step, SlotStep)
+        self.level += 1
+        index = self.level - self.done
+        self.drafted.append((token, feature))
+        if index == self.head.slots:
+            tokens, features = zip(*self.drafted, strict=True)
+            self.path, self.drafted = [(torch.tensor([tokens]), torch.from_numpy(np.stack(features))[None])], []
+            return self._next_block()[0, 0].numpy()
+        self.told = step.embedding[token] + (self.told if index > 1 else 0.0)
+        return step.refined(self.slots[0, index].numpy(), self.told, index)
 
     def _next_block(self) -> Tensor:
         """Columns of the block's own predictions, then the slots of the last of them. Returns slot 0 (B, 1, H)."""

@@ -2,6 +2,8 @@
 
 A chain's level is some forty operations over vectors of a few hundred numbers, and torch takes longer to begin one than
 to do it: with 160 channels NumPy's take a third of the time. Products stay torch's, so that they obey its threads.
+
+What is made here shares the weights' memory where it can and owns the buffers of a run: one run, one thread.
 """
 
 from __future__ import annotations
@@ -16,33 +18,49 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from mmdec.nn.draft_network import DraftNetwork, Packed
+from mmdec.nn.flash import FlashNetwork
 
 Vector = NDArray[np.float32]
 
 
+class TokenStep:
+    """What all steps read: the embedding (V, H) and the LM head."""
+
+    def __init__(self, embedding: Tensor, output: nn.Linear) -> None:
+        self.embedding, self.output = embedding.detach().numpy(), output.weight.detach()
+        self.output_bias = None if output.bias is None else output.bias.detach()
+        self.scores = _buffer(len(output.weight))
+
+    def logits(self, hidden: Vector) -> Vector:
+        """The LM head on hidden (H,) -> (V,), valid until the next call."""
+        scores, result = self.scores
+        torch.mv(self.output, torch.from_numpy(hidden), out=scores)
+        if self.output_bias is not None:
+            scores += self.output_bias
+        return result
+
+
 @final
-class DraftStep:
-    """A draft network and an LM head, one column of one row at a time. It shares the weights' memory where it can and
-    owns the buffers of a run: one run, one thread."""
+class DraftStep(TokenStep):
+    """A draft network and an LM head, one column of one row at a time."""
 
     def __init__(
         self, network: DraftNetwork, packed: Packed, fused: tuple[Tensor, Tensor], embedding: Tensor, output: nn.Linear
     ) -> None:
-        """packed and fused: the network's own. embedding: (V, H)."""
+        """packed and fused: the network's own."""
+        super().__init__(embedding, output)
         config, layer = network.config, cast(Any, network.layers[0])
         self.config, self.rotations = config, network.rotations
         self.fused, self.attention, self.bias = fused, packed.attention, packed.bias
         self.mixing, self.gate_up = layer.self_attn.o_proj.weight.detach(), packed.gate_up
-        self.down, self.output = layer.mlp.down_proj.weight.detach(), output.weight.detach()
-        self.output_bias = None if output.bias is None else output.bias.detach()
-        self.embedding = embedding.detach().numpy()
+        self.down = layer.mlp.down_proj.weight.detach()
         self.norms = [layer.post_attention_layernorm.weight.detach().numpy()]
         if config.input_norm:
             self.norms.insert(0, layer.input_layernorm.weight.detach().numpy())
         size, width = config.hidden_size, self.gate_up.shape[0] // 2
         self.joined, self.states, self.added = _buffer(2 * size), _buffer(size), _buffer(size)
         self.normed, self.inner = _buffer(size), _buffer(width)
-        self.gates, self.scores = _buffer(2 * width), _buffer(len(output.weight))
+        self.gates = _buffer(2 * width)
         self.projected = _buffer(len(packed.attention))
         self.cosines = self.sines = np.empty((0, config.head_dim), np.float32)  # of the positions from 0 on
         groups = config.num_attention_heads + config.num_key_value_heads
@@ -56,20 +74,9 @@ class DraftStep:
         """None where it would not pay or not be the same: a large network, a GPU, another precision, a norm within
         `fuse`, an embedding that does more than to look up."""
         fused = None if packed is None else network.fused(carry)
-        if fused is None or packed is None or type(embedding) is not nn.Embedding or embedding.max_norm is not None:
+        if fused is None or packed is None or not _plain(embedding, *fused, packed.attention, output.weight):
             return None
-        tensors = (*fused, packed.attention, embedding.weight, output.weight)
-        if any(part.dtype != torch.float32 or part.device.type != "cpu" for part in tensors):
-            return None
-        return cls(network, packed, fused, embedding.weight, output)
-
-    def logits(self, hidden: Vector) -> Vector:
-        """The LM head on hidden (H,) -> (V,), valid until the next call."""
-        scores, result = self.scores
-        torch.mv(self.output, torch.from_numpy(hidden), out=scores)
-        if self.output_bias is not None:
-            scores += self.output_bias
-        return result
+        return cls(network, packed, fused, cast(nn.Embedding, embedding).weight, output)
 
     def __call__(self, token: int, feature: Vector, position: int, keys: Tensor, values: Tensor) -> Vector:
         """Token after a feature (H,) at a position. keys, values: (1, h, S, d), whose last column becomes this one's.
@@ -96,11 +103,8 @@ class DraftStep:
         (gates, gate), (inner, product) = self.gates, self.inner
         torch.mv(self.gate_up, self._norm(x, self.norms[-1]), out=gates)
         width = len(product)
-        np.tanh(gate[:width] * 0.5, out=product)  # silu(g) = g / 2 * (1 + tanh(g / 2)), which nothing overflows
-        product += 1.0
-        product *= gate[:width]
+        _silu(gate[:width], product)
         product *= gate[width:]
-        product *= 0.5
         torch.mv(self.down, inner, out=added)
         more += x
         return more
@@ -122,6 +126,52 @@ class DraftStep:
         np.multiply(plain[:, half:], sine[:half], out=turned[:, :half])
         np.multiply(plain[:, :half], sine[half:], out=turned[:, half:])
         turned += plain * self.cosines[position]
+
+
+@final
+class SlotStep(TokenStep):
+    """FLASH's refiners and an LM head, one slot of one row at a time."""
+
+    def __init__(self, network: FlashNetwork, embedding: Tensor, output: nn.Linear) -> None:
+        super().__init__(embedding, output)
+        size, refiners = network.config.hidden_size, cast(Any, network.refiners)
+        self.layers = [[part.detach() for part in refiner.parameters()] for refiner in refiners]
+        inner = len(self.layers[0][0]) if self.layers else 1
+        self.joined, self.inner, self.added = _buffer(2 * size), _buffer(inner), _buffer(size)
+
+    @classmethod
+    def of(cls, network: FlashNetwork, embedding: nn.Module, output: nn.Linear) -> SlotStep | None:
+        """None where it would not pay or not be the same; see `DraftStep.of`."""
+        if network.packed() is None or not _plain(embedding, *network.parameters(), output.weight):
+            return None
+        return cls(network, cast(nn.Embedding, embedding).weight, output)
+
+    def refined(self, slot: Vector, preceding: Vector, index: int) -> Vector:
+        """As `FlashNetwork.refined`, for slot (H,), in memory of its own."""
+        if not self.layers:
+            return slot
+        down, down_bias, up, up_bias = self.layers[index - 1]
+        (joined, both), (inner, product), (added, more) = self.joined, self.inner, self.added
+        both[: len(slot)], both[len(slot) :] = preceding, slot
+        torch.addmv(down_bias, down, joined, out=inner)
+        _silu(product.copy(), product)
+        torch.addmv(up_bias, up, inner, out=added)
+        return slot + more
+
+
+def _plain(embedding: nn.Module, *weights: Tensor) -> bool:
+    """Whether all are float32 on a CPU, and the embedding only looks up."""
+    if type(embedding) is not nn.Embedding or embedding.max_norm is not None:
+        return False
+    return all(part.dtype == torch.float32 and part.device.type == "cpu" for part in (embedding.weight, *weights))
+
+
+def _silu(x: Vector, result: Vector) -> None:
+    """x / (1 + exp(-x)) as x / 2 * (1 + tanh(x / 2)), which nothing overflows."""
+    np.tanh(x * 0.5, out=result)
+    result += 1.0
+    result *= x
+    result *= 0.5
 
 
 def _buffer(size: int) -> tuple[Tensor, Vector]:

@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 import mmdec
 from mmdec.drafters.tree_growing import TreeGrowing
-from mmdec.nn.draft_step import DraftStep
+from mmdec.nn.draft_step import DraftStep, SlotStep
 from mmdec.targets.text import TextTarget
 from mmdec.types import Draft, Plan
 from tests.exactness.test_vision import second_turn
@@ -31,17 +31,19 @@ def proposed(drafter: Any, model: Any, rows: list[int], plan: Plan) -> Draft:
         return drafter.propose(begun(model, drafter, [PROMPTS[row] for row in rows], roots), torch.tensor(roots), plan)
 
 
-@pytest.mark.parametrize("system", ["eagle", "msd", "specvlm", "vispec"])
+@pytest.mark.parametrize("system", ["eagle", "msd", "specvlm", "vispec", "flash", "flash-unrefined"])
 @pytest.mark.parametrize("threshold", [0.0, 0.2])
 def test_a_token_at_a_time_or_level_by_level(system: str, threshold: float, monkeypatch: pytest.MonkeyPatch) -> None:
     model, steps = language_model(), []
-    drafter = tree_growing(system, model)
-    made = DraftStep.of.__func__  # type: ignore[attr-defined] # of a class method
-    monkeypatch.setattr(DraftStep, "of", classmethod(lambda *given: steps.append(made(*given)) or steps[-1]))
+    kind: Any = SlotStep if "flash" in system else DraftStep
+    changes: dict[str, Any] = {"slots": 4, "refine": system == "flash"} if "flash" in system else {}
+    drafter = tree_growing(system.removesuffix("-unrefined"), model, **changes)
+    made = kind.of.__func__
+    monkeypatch.setattr(kind, "of", classmethod(lambda *given: steps.append(made(*given)) or steps[-1]))
     stepwise = [proposed(drafter, model, [row], Plan(20, 20, threshold=threshold)) for row in range(4)]
     assert len(steps) == 4
     assert all(steps)
-    monkeypatch.setattr(DraftStep, "of", classmethod(lambda *_: None))
+    monkeypatch.setattr(kind, "of", classmethod(lambda *_: None))
     for row, draft in enumerate(stepwise):
         levels = proposed(drafter, model, [row], Plan(20, 20, threshold=threshold))
         for part in ("tokens", "parents", "size"):
