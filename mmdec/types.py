@@ -75,8 +75,8 @@ class Needs:
     embeds: bool = False  # the prompt's input embeddings
     memory: bool = False  # the encoder's states
     prior: Prior | None = None  # where its trees' shape and the budget begin; None: it shapes its trees by itself
-    stops: bool = False  # it ends chains where `Plan.threshold` says
     travels: bool = False  # its memory goes on with a conversation, from turn to turn (`Context.carried`)
+    stops: bool = False  # it ends chains as `Plan.threshold` says
 
 
 class TreeShape(Protocol):
@@ -125,7 +125,9 @@ class Plan:
     depth: int
     temperature: float | None = None  # draw children, at this temperature, and report `probs`; None: deterministic
     generator: torch.Generator | None = None  # for those draws alone, on the target's device
-    threshold: float = 0.0  # a chain ends at the first node that is less likely to be accepted, by the drafter's word
+    # A chain (nodes <= depth) of likeliest tokens ends with the first node whose chance to be accepted, with all before
+    # it and on the mean of the rows, is below this, as the drafter estimates it.
+    threshold: float = 0.0
 
 
 class Target(Protocol):

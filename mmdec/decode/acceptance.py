@@ -28,8 +28,9 @@ class Acceptance:
         self.prior = list(prior)[:DEEPEST]
         self.hits = [0.0] * (DEEPEST + 1)  # node i of a chain accepted, per row
         self.trials = [0.0] * (DEEPEST + 1)  # node i - 1 accepted, so that node i could be
-        # Chains that may end early: node i could be drafted (weight), was drafted, was accepted, per row.
-        self.stopped = [[0.0] * (DEEPEST + 1) for _ in range(3)]
+        # Of chains that may end early, by node: rounds in which it was within the plan, in which it was accepted (a
+        # row's share); rounds of these with a draft, in which it was drafted.
+        self.ending = [[0.0] * (DEEPEST + 1) for _ in range(4)]
         self.trees: dict[tuple[int, int], tuple[float, float]] = {}  # nodes, depth -> weight, accepted nodes
         self.of_trees = (0.0, 0.0)  # accepted nodes of all trees, and how many were expected from the chances of chains
         self.offered = 1.0  # share of the rounds asked in which a draft came
@@ -50,17 +51,18 @@ class Acceptance:
             before = chance if i > 1 else max(chance, UNKNOWN)  # node 1 also fails where there is nothing to say
         return chances
 
-    def ended(self, chances: Sequence[float]) -> tuple[list[float], list[float]]:
-        """Of a chain of i = 1, 2, ... nodes that may end early: nodes drafted, nodes accepted. chances: those of
-        `chain`. Of a depth never reached: as often drafted as the depth above, and accepted by its chance."""
+    def ending_chains(self, chances: Sequence[float]) -> tuple[list[float], list[float]]:
+        """Expected drafted and expected accepted nodes of chains of at most 1, 2, ... nodes that may end early.
+        chances: those of `chain`. A depth never reached is drafted as often as the depth above, and accepted by its
+        chance."""
         drafted: list[float] = []
         accepted: list[float] = []
         nodes = gain = 0.0
         share = hit = 1.0
         for i, chance in enumerate(chances, 1):
-            weight, reached, hits = (row[i] for row in self.stopped)
-            share = (reached + PRIOR_WEIGHT * share) / (weight + PRIOR_WEIGHT)
-            hit = (hits + PRIOR_WEIGHT * hit * chance) / (weight + PRIOR_WEIGHT)
+            rounds, hits, drafts, reached = (row[i] for row in self.ending)
+            share = (reached + PRIOR_WEIGHT * share) / (drafts + PRIOR_WEIGHT)
+            hit = (hits + PRIOR_WEIGHT * hit * chance) / (rounds + PRIOR_WEIGHT)
             nodes, gain = nodes + share, gain + hit
             drafted.append(nodes)
             accepted.append(gain)
@@ -75,8 +77,9 @@ class Acceptance:
         guess = expected_in_tree(nodes, depth, chances)
         return (accepted + PRIOR_WEIGHT * trust * guess) / (weight + PRIOR_WEIGHT)
 
-    def learn(self, plan: Plan, sizes: Sequence[int], depth: int, accepted: Sequence[int]) -> None:
-        """Add a round: each row's nodes, root included; the draft's depth; each row's accepted nodes, root excluded."""
+    def learn(self, plan: Plan, sizes: Sequence[int], depth: int, accepted: Sequence[int], ends: bool = False) -> None:
+        """Add a round: each row's nodes, root included; the draft's depth; each row's accepted nodes, root excluded.
+        ends: whether the drafter ends chains early."""
         rows, longest = len(sizes), max(sizes)
         self.offered = FADE * self.offered + (1 - FADE) * (longest > 1)
         is_chain = depth >= longest - 1
@@ -90,10 +93,10 @@ class Acceptance:
             expected = expected_in_tree(plan.nodes, plan.depth, self.chain(min(plan.depth, DEEPEST)))
             self.of_trees = (FADE * accepted_in_all + mean, FADE * expected_in_all + expected)
         self.since_chain = 0 if is_chain else self.since_chain + 1
-        if is_chain and plan.threshold:
+        if ends and plan.nodes == plan.depth:
             for i in range(1, min(plan.depth, DEEPEST) + 1):
-                drafted, hits = (sum(n >= i for n in numbers) / rows for numbers in ([s - 1 for s in sizes], accepted))
-                for row, value in zip(self.stopped, (1.0, drafted, hits), strict=True):
+                values = 1.0, sum(n >= i for n in accepted) / rows, float(longest > 1), float(longest > i)
+                for row, value in zip(self.ending, values, strict=True):
                     row[i] = SLOW * row[i] + value
         if is_chain:
             for i in range(1, min(plan.depth, len(self.hits) - 1) + 1):

@@ -7,9 +7,9 @@ al. 2024, section 3.3, with everything measured here instead of profiled beforeh
 - T and D are monotone and piecewise linear through the lower quartiles of a few buckets: single timings are off
   by several times. A draft within the reach of what was timed counts as cheap until it was timed often enough.
 - E of a chain follows from the chance p_i that node i is accepted when node i - 1 was; each tree has its own mean.
-- A drafter that says how sure it is ends a chain early: at the first node that, with all before it, is accepted with a
-  chance below (its part of T and D) x (tokens a second), where one more node costs more than it gives. What such
-  chains draft and give is counted by itself.
+- A drafter that knows how sure it is ends a chain early: with the first node that, with all before it, is accepted with
+  a chance below (seconds of one more node) x (tokens a second in each row), where another would cost more than it
+  gives. What such chains draft and give is counted by itself.
 - What drafting has cost beyond plain decoding is kept in a ledger. Before it is overdrawn a round is plain, so that
   even a drafter that is always wrong costs little. Where drafting does not pay, it is tried again ever more rarely.
 
@@ -45,7 +45,7 @@ LOSS_OF_GAINS = 8.0  # plain passes of earlier gains that a run may lose again
 NOTICED = 0.02  # of a plain pass: a smaller loss is none
 RARELY = 256  # rounds between attempts at most
 CHAINS_RARELY = 96  # rounds of trees at most until a chain is tried again
-STOPPED_RARELY = 24  # the same for chains that end early, which lose little
+ENDING_RARELY = 24  # the same for chains that end early, which lose little
 SETTLED = 6  # rounds with so many rows, until their own timings are believed before those with more rows
 GAP_OF_NEW_RUN = 8  # rounds between attempts at most when a run begins
 ATTEMPT = 7  # nodes of an attempt at most
@@ -123,10 +123,12 @@ class Budget:
             self._waited += 1
             if not plan.nodes:
                 return
-            acceptance.learn(plan, draft_sizes, depth, accepted)
+            acceptance.learn(plan, draft_sizes, depth, accepted, self._stops)
             draft = tree if plan.nodes > plan.depth else chain
-            levels = max(columns - 1, 1) if plan.threshold else plan.depth
-            draft.add(levels, draft_seconds)
+            ending = self._stops and plan.nodes == plan.depth
+            levels = max(columns - 1, 1) if ending else plan.depth
+            if columns > 1 or not ending:  # nothing proposed is no level
+                draft.add(levels, draft_seconds)
             plain = self.plain_seconds(batch)
             cost = target.capped(columns, plain) + draft.pessimistic(levels)
             if tokens > 1 and min(target.samples(columns), draft.samples(levels)) < ENOUGH:
@@ -179,6 +181,29 @@ class Budget:
         lost = sum(spent - gained * self.plain_seconds(batch) for batch, (spent, gained) in self.ledger.items())
         return (LOSS_AT_FIRST + LOSS_PER_TOKEN * self._tokens) * plain - max(lost, -LOSS_OF_GAINS * plain)
 
+    def _rated(
+        self, target: CostCurve, chain: CostCurve, tree: CostCurve, chances: Sequence[float], reach: int
+    ) -> list[tuple[float, float, Plan, CostCurve]]:
+        """Plans of less than `reach` nodes, the best first: tokens a second, accepted nodes, the drafter's costs."""
+        acceptance, plain = self._acceptance, target.at(1)
+        drafted, gains = range(1, DEEPEST + 1), list(accumulate(accumulate(chances, _product)))
+        if self._stops:
+            drafted, gains = acceptance.ending_chains(chances)
+        plans = [(plan, gains[plan.nodes - 1], chain) for plan in CHAINS if plan.nodes < reach]
+        if acceptance.chains_only < 2:
+            plans += [
+                (plan, acceptance.tree(plan.nodes, plan.depth, chances), tree if tree.reach else chain)
+                for plan in TREES
+                if plan.nodes < reach
+            ]
+        rated: list[tuple[float, float, Plan, CostCurve]] = []
+        for plan, gain, draft in plans:
+            nodes, levels = (drafted[plan.nodes - 1],) * 2 if plan.nodes == plan.depth else (plan.nodes, plan.depth)
+            drafting = draft.at(levels)
+            expected = acceptance.offered * target.at(nodes + 1) + (1 - acceptance.offered) * plain + drafting
+            rated.append(((1 + gain) / max(expected, INSTANT), gain, plan, draft))
+        return sorted(rated, key=_rate, reverse=True)
+
     def _choose(self, batch: int) -> tuple[Plan, bool]:
         """The plan, and whether it is an attempt."""
         no_draft, acceptance = Plan(0, 0), self._acceptance
@@ -195,23 +220,7 @@ class Budget:
         chances = acceptance.chain()
         first = FIRST_WITH_PRIOR if has_prior else FIRST
         reach = max(first + 1, 2 * target.reach) if chain.reach else 2  # one node shows what the drafter costs
-        drafted, gains = range(1, DEEPEST + 1), list(accumulate(accumulate(chances, _product)))
-        if self._stops:
-            drafted, gains = acceptance.ended(chances)
-        plans = [(plan, gains[plan.nodes - 1], chain) for plan in CHAINS if plan.nodes < reach]
-        if acceptance.chains_only < 2:
-            plans += [
-                (plan, acceptance.tree(plan.nodes, plan.depth, chances), tree if tree.reach else chain)
-                for plan in TREES
-                if plan.nodes < reach
-            ]
-        rated: list[tuple[float, float, Plan, CostCurve]] = []
-        for plan, gain, draft in plans:
-            nodes, levels = (drafted[plan.nodes - 1],) * 2 if plan.nodes == plan.depth else (plan.nodes, plan.depth)
-            drafting = draft.at(levels)
-            expected = acceptance.offered * target.at(nodes + 1) + (1 - acceptance.offered) * plain + drafting
-            rated.append(((1 + gain) / max(expected, INSTANT), gain, plan, draft))
-        rated.sort(key=_rate, reverse=True)
+        rated = self._rated(target, chain, tree, chances, reach)
         self._rate = rated[0][0]
 
         def bearable(plan: Plan, draft: CostCurve) -> bool:
@@ -236,7 +245,7 @@ class Budget:
                 # What chains accept is learned in rounds of chains alone: without one now and then trees stay for ever.
                 chains = [plan for _, _, plan, draft in rated if plan.nodes == plan.depth and bearable(plan, draft)]
                 if chains:
-                    rarely = STOPPED_RARELY if self._stops else CHAINS_RARELY
+                    rarely = ENDING_RARELY if self._stops else CHAINS_RARELY
                     acceptance.chain_gap = min(2 * acceptance.chain_gap, rarely)
                     # One that ends where the drafter is not sure may as well be long.
                     return max(chains, key=lambda plan: plan.nodes) if self._stops else chains[0], False

@@ -95,7 +95,7 @@ def acceptance_to(acceptance: Acceptance) -> dict[str, Any]:
         "prior": acceptance.prior,
         "hits": acceptance.hits,
         "trials": acceptance.trials,
-        "stopped": acceptance.stopped,
+        "ending": acceptance.ending,
         "trees": [[*shape, *mean] for shape, mean in acceptance.trees.items()],
         "of_trees": list(acceptance.of_trees),
         "offered": acceptance.offered,
@@ -111,12 +111,16 @@ def acceptance_from(value: Any) -> Acceptance:
         if len(counts) != DEEPEST + 1:
             raise ValueError(f"`{name}` has {len(counts)} numbers instead of {DEEPEST + 1}")
         setattr(acceptance, name, counts)
-    stopped = [
-        [number(item, 0, ROUNDS) for item in entries(row, DEEPEST + 1)] for row in entries(value.get("stopped", []), 3)
+    ending = [
+        [number(item, 0, ROUNDS) for item in entries(row, DEEPEST + 1)] for row in entries(value.get("ending", []), 4)
     ]
-    if stopped and [len(row) for row in stopped] != [DEEPEST + 1] * 3:
-        raise ValueError(f"`stopped` must have 3 rows of {DEEPEST + 1} numbers")
-    acceptance.stopped = stopped or acceptance.stopped
+    if ending:  # files of earlier versions have none
+        if [len(row) for row in ending] != [DEEPEST + 1] * 4:
+            raise ValueError(f"`ending` must have 4 rows of {DEEPEST + 1} numbers")
+        for rounds, hits, drafts, reached in zip(*ending, strict=True):
+            if hits > rounds or drafts > rounds or reached > drafts:
+                raise ValueError("`ending` counts more than there were rounds")
+        acceptance.ending = ending
     for nodes, depth, weight, accepted in entries(value["trees"], 1024):
         shape = (count(nodes, 1, COLUMNS), count(depth, 1, COLUMNS))
         acceptance.trees[shape] = (number(weight, 0, ROUNDS), number(accepted, 0, ROUNDS))

@@ -70,33 +70,25 @@ class Levels:
         return network.attend(states, queries, keys, values, mask, memory.packed)
 
     def chain(self, roots: Tensor, hidden: Tensor, depth: int, threshold: float = 0.0) -> Draft:
-        """The likeliest token again and again, after hidden (B, 1, H) of the root. A row ends at its first token that
-        is accepted, with all before it, with a chance below `threshold`."""
+        """The likeliest token again and again, after hidden (B, 1, H) of the root, until `Plan.threshold` ends it. All
+        rows are equally long: the target reads as many columns of each."""
         step = self.memory.step
-        if step is not None and len(roots) == 1:
+        if step is not None and len(roots) == 1 and step.reads(hidden):
             return self._stepwise(step, roots, hidden, depth, threshold)
         tokens: list[Tensor] = []
-        chances, sizes = [1.0] * len(roots), [1] * len(roots)
+        chances = torch.ones(len(roots), 1, device=roots.device)
         above = torch.zeros_like(roots)[:, None]
         while True:
+            logits = self.drafter.logits(hidden)
+            tokens.append(logits.argmax(-1))
             if threshold:
-                values, token = self.drafter.logits(hidden).softmax(-1).max(-1)
-                sizes = [size + (chance >= threshold) for size, chance in zip(sizes, chances, strict=True)]
-                chances = [before * value for before, (value,) in zip(chances, values.tolist(), strict=True)]
-            else:
-                token = self.drafter.logits(hidden).argmax(-1)
-            tokens.append(token)
-            if len(tokens) == depth or (threshold and max(chances) < threshold):
+                chances = chances * logits.float().softmax(-1).amax(-1)
+            if len(tokens) == depth or (threshold and float(chances.mean()) < threshold):
                 break
-            hidden = self.expand(token, hidden, above)
+            hidden = self.expand(tokens[-1], hidden, above)
         drafted = torch.cat([roots[:, None], *tokens], 1)
-        size = len(tokens) + 1
-        parents = torch.arange(-1, size - 1, device=roots.device).expand_as(drafted).contiguous()
-        if min(sizes) < size and threshold:
-            counts = torch.tensor(sizes, device=roots.device)
-            parents[torch.arange(size, device=roots.device) >= counts[:, None]] = 0
-            return Draft(drafted, parents, counts)
-        return Draft(drafted, parents, torch.full_like(roots, size))
+        parents = torch.arange(-1, len(tokens), device=roots.device).expand_as(drafted)
+        return Draft(drafted, parents.contiguous(), torch.full_like(roots, len(tokens) + 1))
 
     def _stepwise(self, step: TokenStep, roots: Tensor, hidden: Tensor, depth: int, threshold: float) -> Draft:
         """`chain` of one row, a token at a time."""

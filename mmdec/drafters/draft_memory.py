@@ -81,7 +81,8 @@ class Memory:
     queue: list[WaitingPrompt | Waiting] = field(default_factory=list)  # the oldest first
     carry: Tensor | None = None  # (B, 1, C), what `DraftNetwork.fuse` wants
     info: list[PromptInfo] = field(default_factory=list)  # of each row; empty until the prompt's pass
-    step: TokenStep | None = None  # a token at a time, of one row; None where torch does it as well
+    step: TokenStep | None = None  # a token at a time, of one row; None where torch does it as well, or not asked yet
+    asked: bool = False  # whether a step was looked for since the prompt
     packed: Packed | None = None  # the network's weights; None until the first pass, and for large networks
 
 

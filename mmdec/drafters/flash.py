@@ -79,7 +79,8 @@ class Flash:
         if plan.temperature is not None:
             return slots.drawn(roots, slots.first, plan)
         if chain:
-            if memory.step is None and len(roots) == 1:
+            if not memory.asked and len(roots) == 1:
+                memory.asked = True
                 memory.step = SlotStep.of(self.network, self.embedding, self._columns.output)
             return slots.chain(roots, slots.first, depth, plan.threshold)
         return slots.tree(roots, slots.first, plan)
@@ -99,7 +100,7 @@ class Slots(Levels):
         self.preceding: Tensor | None = None  # (B, n, H) of the last level's nodes: sum of the tokens' embeddings
         self.path: list[tuple[Tensor, Tensor]] = []  # tokens (B, 1) and features (B, 1, H) since the block's root
         self.drafted: list[tuple[int, Vector]] = []  # the same, a token at a time
-        self.told: Vector | float = 0.0  # (H,) `preceding`, a token at a time
+        self.told: Vector | None = None  # (H,) `preceding`, a token at a time
         self.done = 0  # slots of the blocks before this one
         self.slots = self._pass(last.states, last.queries, last.features)  # (B, k', H), not refined
 
@@ -136,8 +137,9 @@ class Slots(Levels):
             tokens, features = zip(*self.drafted, strict=True)
             self.path, self.drafted = [(torch.tensor([tokens]), torch.from_numpy(np.stack(features))[None])], []
             return self._next_block()[0, 0].numpy()
-        self.told = step.embedding[token] + (self.told if index > 1 else 0.0)
-        return step.refined(self.slots[0, index].numpy(), self.told, index)
+        before = self.told
+        self.told = told = step.embedding[token] if before is None or index == 1 else step.embedding[token] + before
+        return step.refined(self.slots[0, index].numpy(), told, index)
 
     def _next_block(self) -> Tensor:
         """Columns of the block's own predictions, then the slots of the last of them. Returns slot 0 (B, 1, H)."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
@@ -168,11 +168,12 @@ class SmallModel:
             depth = 0
         elif self._positions is not None:  # the deepest nodes are proposed, not read
             depth = min(depth, self._positions - max(memory.roots))
+        if plan.nodes <= plan.depth:
+            plan = replace(plan, nodes=max(depth, 0))
         if depth < 1:
             return trees_from_lists(roots, [([], [])] * len(roots))
         drawn = plan.temperature is not None
-        chain = not drawn and plan.nodes <= plan.depth
-        unsure = math.log(plan.threshold) if chain and plan.threshold else None  # a chain ends with a node below it
+        threshold = 0.0 if drawn or plan.nodes > plan.depth else plan.threshold
         trees = [Tree([root], values=[1.0 if drawn else 0.0]) for root in roots.tolist()]
         frontier = [[0] for _ in trees]
         expanded: list[list[int]] = [[] for _ in trees]
@@ -187,7 +188,7 @@ class SmallModel:
                 logits = self._grow(memory, roots, trees, expanded, frontier)
             if plan.temperature is None:
                 frontier = _best(trees, frontier, logits, min(self._width, -(-plan.nodes // depth)))
-                if unsure is not None and all(tree.values[-1] < unsure for tree in trees):
+                if threshold and sum(math.exp(tree.values[-1]) for tree in trees) < threshold * len(trees):
                     break
                 continue
             distributions.append((logits.float() / plan.temperature).softmax(-1))
@@ -199,11 +200,6 @@ class SmallModel:
             if not any(frontier):
                 break
         best = [tree.best(plan.nodes) for tree in trees]
-        if unsure is not None:
-            best = [
-                [n for n in row if tree.values[tree.parents[n]] >= unsure]
-                for tree, row in zip(trees, best, strict=True)
-            ]
         probs = drawn_from(torch.cat(distributions, 1), columns, best, memory.vocab_size) if drawn else None
         return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, best, strict=True)], probs)
 

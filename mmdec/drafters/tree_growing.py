@@ -81,6 +81,7 @@ class TreeGrowing:
         memory, mask = context.carried, context.mask[:, -fresh:]
         if not (isinstance(memory, Memory) and memory.columns == [context.past] == [context.past] * rows):
             memory = Memory(DraftCache(rows), [context.past] * rows, [context.past] * rows)
+        memory.packed, memory.step, memory.asked = None, None, False  # weights may have changed since an earlier run
         visual = context.visual if context.visual is not None else torch.zeros_like(mask)
         memory.queue.append(WaitingPrompt(context.embeds, self._joined(context.features), visual, mask))
         memory.columns = [old + new - 1 for old, new in zip(memory.columns, mask.sum(1).tolist(), strict=True)]
@@ -99,7 +100,6 @@ class TreeGrowing:
         memory.positions = [memory.positions[row] for row in rows]
         memory.queue = [part.select(live) for part in memory.queue]
         memory.carry = None if memory.carry is None else memory.carry[live]
-        memory.step = None  # it reads the carry
         memory.info = [memory.info[row] for row in rows] if memory.info else []
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
@@ -112,7 +112,8 @@ class TreeGrowing:
         if plan.temperature is not None:
             return levels.drawn(roots, hidden, plan)
         if plan.nodes <= plan.depth:
-            if memory.step is None and len(roots) == 1:
+            if not memory.asked and len(roots) == 1:
+                memory.asked = True
                 memory.step = DraftStep.of(self.network, memory.packed, memory.carry, self.embedding, self.output)
             return levels.chain(roots, hidden, depth, plan.threshold)
         return levels.tree(roots, hidden, plan)
@@ -168,7 +169,7 @@ class TreeGrowing:
         carried = [row.carry for row in rows]
         if any(carry is not None for carry in carried):
             zeros = torch.zeros_like(next(carry for carry in carried if carry is not None))
-            memory.step = None
+            memory.step, memory.asked = None, False  # it reads the carry
             memory.carry = torch.stack([zeros if carry is None else carry for carry in carried])[:, None]
         positions = [row.positions + start for row, start in zip(rows, memory.positions, strict=True)]
         lengths = part.mask.sum(1).tolist()

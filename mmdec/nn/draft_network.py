@@ -6,8 +6,8 @@ LM head reads token t + 2. A Llama-style layer without input norm; after it no f
 target's and not stored. The parameters' names are the published ones.
 
 What other systems change, they override: `inputs` (what enters the layer, whole rows) or `prompt` (one row, a shorter
-one where an image is compressed), and `fuse`. `layer` is `project`, which makes queries, keys and values, and `attend`,
-so that a drafter with a preallocated cache need not join tensors.
+one where an image is compressed), and `fuse` with `fused_weights`. `layer` is `project`, which makes queries, keys and
+values, and `attend`, so that a drafter with a preallocated cache need not join tensors.
 
 B rows, L columns of a text, n states, S columns of a cache, H hidden size, k layers whose features are read, h
 key-value heads, d channels of a head, V visual tokens.
@@ -120,7 +120,7 @@ class DraftNetwork(nn.Module):
             joined = self.fc_norm(joined)
         return linear(joined, self.fc.weight, self.fc.bias)
 
-    def fused(self, carry: Any = None) -> Pair | None:
+    def fused_weights(self, carry: Any = None) -> Pair | None:
         """`fuse` of an embedding and of the network's own output, as weight (H, 2 H) and bias (H,); None where it is no
         such product."""
         if self.config.fc_norm:

@@ -31,6 +31,10 @@ class TokenStep:
         self.output_bias = None if output.bias is None else output.bias.detach()
         self.scores = _buffer(len(output.weight))
 
+    def reads(self, hidden: Tensor) -> bool:
+        """Whether hidden is of the step's own kind: not under autocast, nor where gradients are wanted."""
+        return hidden.dtype == torch.float32 and not torch.is_grad_enabled()
+
     def logits(self, hidden: Vector) -> Vector:
         """The LM head on hidden (H,) -> (V,), valid until the next call."""
         scores, result = self.scores
@@ -72,11 +76,14 @@ class DraftStep(TokenStep):
         cls, network: DraftNetwork, packed: Packed | None, carry: Any, embedding: nn.Module, output: nn.Linear
     ) -> DraftStep | None:
         """None where it would not pay or not be the same: a large network, a GPU, another precision, a norm within
-        `fuse`, an embedding that does more than to look up."""
-        fused = None if packed is None else network.fused(carry)
-        if fused is None or packed is None or not _plain(embedding, *fused, packed.attention, output.weight):
+        `fuse`, a network with a layer of its own, an embedding that does more than to look up."""
+        if packed is None or not _plain(embedding, packed.attention, output.weight):
             return None
-        return cls(network, packed, fused, cast(nn.Embedding, embedding).weight, output)
+        own = any(_owner(network, name) is not DraftNetwork for name in ("feature", "project", "attend"))
+        if own or _owner(network, "fuse") is not _owner(network, "fused_weights"):
+            return None
+        fused = network.fused_weights(carry)
+        return None if fused is None else cls(network, packed, fused, cast(nn.Embedding, embedding).weight, output)
 
     def __call__(self, token: int, feature: Vector, position: int, keys: Tensor, values: Tensor) -> Vector:
         """Token after a feature (H,) at a position. keys, values: (1, h, S, d), whose last column becomes this one's.
@@ -118,7 +125,7 @@ class DraftStep(TokenStep):
     def _rotate(self, own: Vector, position: int) -> None:
         """Queries and keys of own (heads + 2 h, d), rotated, into `turned`."""
         if position >= len(self.cosines):
-            positions = torch.arange(max(1024, 2 * position))[None]
+            positions = torch.arange(max(1024, 2 * position), device="cpu")[None]
             cosines, sines = self.rotations(positions, torch.float32, positions.device)
             self.cosines, self.sines = cosines[0, 0].numpy(), sines[0, 0].numpy()
         turned, half, sine = self.turned, self.config.head_dim // 2, self.sines[position]
@@ -164,6 +171,11 @@ def _plain(embedding: nn.Module, *weights: Tensor) -> bool:
     if type(embedding) is not nn.Embedding or embedding.max_norm is not None:
         return False
     return all(part.dtype == torch.float32 and part.device.type == "cpu" for part in (embedding.weight, *weights))
+
+
+def _owner(network: DraftNetwork, name: str) -> type:
+    """The class that says what this method does."""
+    return next(kind for kind in type(network).__mro__ if name in vars(kind))
 
 
 def _silu(x: Vector, result: Vector) -> None:

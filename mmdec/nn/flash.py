@@ -102,7 +102,7 @@ class FlashNetwork(DraftNetwork):
         gate = silu(linear(joined, self.fc_gate.weight, self.fc_gate.bias))
         return gate * linear(joined, self.fc_up.weight, self.fc_up.bias)
 
-    def fused(self, carry: Any = None) -> None:
+    def fused_weights(self, carry: Any = None) -> None:
         """Gated, and so no product."""
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:

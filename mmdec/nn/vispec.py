@@ -68,9 +68,9 @@ class ViSpec(DraftNetwork):
             mixed = mixed + linear(carry, weight[:, size:])
         return super().fuse(embeds, mixed)
 
-    def fused(self, carry: Any = None) -> tuple[Tensor, Tensor] | None:
-        """As `DraftNetwork.fused`: the features go through two products."""
-        joined = super().fused()
+    def fused_weights(self, carry: Any = None) -> tuple[Tensor, Tensor] | None:
+        """As `DraftNetwork.fused_weights`: the features go through two products."""
+        joined = super().fused_weights()
         if joined is None:
             return None
         (weight, bias), size = joined, self.config.hidden_size

@@ -107,13 +107,11 @@ def _slot(
     return _slot(network, embedding, torch.cat([states, more], 1), positions, own[-1], path[count:])
 
 
-def eagles_tree(score: Any, width: int, nodes: int, depth: int, threshold: float) -> set[Path]:
+def eagles_tree(score: Any, width: int, nodes: int, depth: int) -> set[Path]:
     """Paths of EAGLE-2's tree below the root, by brute force; `score` gives log-probabilities (V,) after a path."""
     if nodes <= depth:
         path: Path = ()
-        chance = 1.0
-        while len(path) < nodes and chance >= threshold:
-            chance *= float(score(path).max().exp())
+        for _ in range(nodes):
             path = (*path, int(score(path).argmax()))
         return {path[: length + 1] for length in range(len(path))}
     width = min(width, nodes)
@@ -127,6 +125,20 @@ def eagles_tree(score: Any, width: int, nodes: int, depth: int, threshold: float
         found += level
         frontier = sorted(level, key=lambda item: -item[0])[:width]
     return {path for _, path in sorted(found, key=lambda item: -item[0])[:nodes]}
+
+
+def ended_chain(scores: list[Any], nodes: int, threshold: float) -> int:
+    """Nodes of a chain that ends with the first whose chance, on the mean of the rows, is below the threshold; scores:
+    each row's, as `eagles_tree` takes it."""
+    chances, paths = [1.0] * len(scores), [list[int]() for _ in scores]
+    for length in range(nodes):
+        if length and sum(chances) / len(scores) < threshold:
+            return length
+        for row, score in enumerate(scores):
+            best = score(tuple(paths[row]))
+            chances[row] *= float(best.max().exp())
+            paths[row].append(int(best.argmax()))
+    return nodes
 
 
 def paths(draft: Draft, row: int) -> list[Path]:
@@ -166,29 +178,32 @@ class Checked:
     def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
         context, rows, inner = memory
         draft = self.drafter.propose(inner, roots, plan)
-        layers = self.needs.layers
+        scores = [self._score(context, text) for text in rows]
+        nodes, depth = plan.nodes, plan.depth
+        if isinstance(self.drafter, Flash) and not self.drafter.tree:
+            nodes = min(nodes, depth)
+        elif isinstance(self.drafter, Flash) and nodes > depth:
+            depth = min(depth, self.drafter.network.slots)
+        if plan.threshold and 0 < nodes <= depth:
+            nodes = ended_chain(scores, nodes, plan.threshold)
         for index, text in enumerate(rows):
             assert text[-1] == int(roots[index])
-            states = self.model(torch.tensor([text]), **self.images, output_hidden_states=True).hidden_states
-            features = torch.cat([states[n if n < 0 else n + 1][0, :-1] for n in layers], -1)
-            known: dict[Path, Tensor] = {}
-
-            def score(
-                path: Path, features: Tensor = features, text: list[int] = text, known: dict[Path, Tensor] = known
-            ) -> Tensor:
-                if path not in known:
-                    known[path] = from_scratch(self.drafter, context, features, text, path)
-                return known[path]
-
-            nodes, depth = plan.nodes, plan.depth
-            if isinstance(self.drafter, Flash) and not self.drafter.tree:
-                nodes = min(nodes, depth)
-            elif isinstance(self.drafter, Flash) and nodes > depth:
-                depth = min(depth, self.drafter.network.slots)
-            wanted = eagles_tree(score, self.drafter.width, nodes, depth, plan.threshold)
-            assert set(paths(draft, index)) == wanted
+            assert set(paths(draft, index)) == eagles_tree(scores[index], self.drafter.width, nodes, depth)
             self.compared += 1
         return draft
+
+    def _score(self, context: Context, text: list[int]) -> Any:
+        """Log-probabilities after a path below the end of a text."""
+        layers, known = self.needs.layers, dict[Path, Tensor]()
+        states = self.model(torch.tensor([text]), **self.images, output_hidden_states=True).hidden_states
+        features = torch.cat([states[n if n < 0 else n + 1][0, :-1] for n in layers], -1)
+
+        def score(path: Path) -> Tensor:
+            if path not in known:
+                known[path] = from_scratch(self.drafter, context, features, text, path)
+            return known[path]
+
+        return score
 
     def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         for row, tokens in enumerate(verdict.tokens.tolist()):

@@ -58,14 +58,16 @@ def test_a_chain_ends_with_its_first_unlikely_token(system: str, threshold: floa
     drafter = tree_growing(system, model)
     whole = proposed(drafter, model, rows, Plan(8, 8))
     ended = proposed(drafter, model, rows, Plan(8, 8, threshold=threshold))
-    for index, row in enumerate(rows):
-        length, chance = 0, 1.0
-        while length < 8 and chance >= threshold:
-            length += 1
-            chance = chances(drafter, model, row, whole.tokens[index, 1 : length + 1].tolist())
-        assert int(ended.size[index]) == 1 + length
-        assert torch.equal(ended.tokens[index, : 1 + length], whole.tokens[index, : 1 + length])
-        assert ended.parents[index].tolist()[: 1 + length] == list(range(-1, length))
+    length = 0
+    while length < 8:
+        length += 1
+        paths = [whole.tokens[index, 1 : length + 1].tolist() for index in range(len(rows))]
+        sure = [chances(drafter, model, row, path) for row, path in zip(rows, paths, strict=True)]
+        if sum(sure) < threshold * len(rows):
+            break
+    assert ended.size.tolist() == [1 + length] * len(rows)
+    assert torch.equal(ended.tokens, whole.tokens[:, : 1 + length])
+    assert torch.equal(ended.parents, whole.parents[:, : 1 + length])
 
 
 def chances(drafter: Any, model: Any, row: int, path: list[int]) -> float:
@@ -92,10 +94,8 @@ class Noted:
 
 
 @pytest.mark.parametrize("system", ["specvlm", "vispec"])
-def test_another_picture_and_rows_that_end_change_what_a_step_reads(
-    system: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """ViSpec's global vector is that of the last picture so far, and of the row that is left."""
+def test_another_picture_changes_what_a_step_reads(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ViSpec's global vector is that of the last picture so far. In a batch no step is used until one row is left."""
     model = vision_model("llava")
     row, more = [[5, 6], Picture.random(1), [7, 8, 9]], [[20], Picture.random(2), [21, 22]]
     options: dict[str, Any] = {"num_speculative_tokens": 6, "do_sample": False, "eos_token_id": 45}
@@ -113,3 +113,53 @@ def test_another_picture_and_rows_that_end_change_what_a_step_reads(
     stepwise = drafts()
     monkeypatch.setattr(DraftStep, "of", classmethod(lambda *_: None))
     assert drafts() == stepwise
+
+
+@pytest.mark.parametrize("system", ["eagle", "flash"])
+def test_a_step_is_looked_for_once_and_made_anew_for_each_run(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where none can be made; between two runs of a chat the weights may change."""
+    model, asked = language_model(), []
+    kind: Any = SlotStep if system == "flash" else DraftStep
+    made = kind.of.__func__
+    for found in (True, False):
+        asked.clear()
+        monkeypatch.setattr(
+            kind, "of", classmethod(lambda *given, found=found: asked.append(1) or (made(*given) if found else None))
+        )
+        drafter, cache = tree_growing(system, model), DynamicCache(config=model.config)
+        options: dict[str, Any] = {
+            "num_speculative_tokens": 3,
+            "do_sample": False,
+            "past_key_values": cache,
+            "eos_token_id": 60,
+        }
+        ids = torch.tensor([[5, 6, 7, 8]])
+        for turn in range(1, 3):
+            out = mmdec.generate(
+                model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, drafter, max_new_tokens=12, **options
+            )
+            assert len(out.rounds) > 3
+            assert len(asked) == turn
+            ids = torch.cat([out.sequences, ids], 1)
+
+
+@pytest.mark.parametrize("system", ["eagle", "flash"])
+def test_under_autocast_and_with_gradients_torch_does_it(system: str) -> None:
+    model = language_model()
+    drafter, roots = tree_growing(system, model), torch.tensor(ROOTS[:1])
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
+        assert int(drafter.propose(begun(model, drafter, PROMPTS[:1], ROOTS[:1]), roots, Plan(4, 4)).size[0]) == 5
+    assert int(drafter.propose(begun(model, drafter, PROMPTS[:1], ROOTS[:1]), roots, Plan(4, 4)).size[0]) == 5
+
+
+def test_a_network_that_fuses_in_its_own_way_is_no_step() -> None:
+    class Squashed(type(tree_growing("eagle", language_model()).network)):  # type: ignore[misc]
+        def fuse(self, embeds: torch.Tensor, features: torch.Tensor, carry: Any = None) -> torch.Tensor:
+            return super().fuse(embeds, features, carry).tanh()
+
+    model = language_model()
+    drafter = tree_growing("eagle", model)
+    parts = drafter.network.packed(), None, drafter.embedding, drafter.output
+    assert DraftStep.of(drafter.network, *parts) is not None
+    drafter.network.__class__ = Squashed
+    assert DraftStep.of(drafter.network, *parts) is None
