@@ -107,7 +107,7 @@ def _commit() -> str | None:
 
 
 def _uncommitted() -> bool | None:
-    """Whether the package's files differ from the commit's: then its name does not say what ran. None without one."""
+    """Whether files of the package differ from the commit. None outside a checkout."""
     changes = _git("status", "--porcelain", "--untracked-files=no", "--", "mmdec")
     return None if changes is None else bool(changes.strip())
 

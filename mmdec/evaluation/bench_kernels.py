@@ -183,7 +183,7 @@ def _same(what: str, result: Tensor, reference: Tensor) -> None:
 
 
 def _least(run: Callable[[], object], repeats: int) -> float:
-    """The fewest seconds of this thread that a call took: of all figures the one that other processes move least."""
+    """Smallest CPU time of this thread. Other processes disturb this figure least."""
     laps = []
     for _ in range(repeats):
         begin = time.thread_time()

@@ -89,7 +89,10 @@ def _publish(
     reports: Sequence[Report],
     comparison: str,
 ) -> None:
-    """Write the folder `target`, whole or not at all. Raises MmdecError if the weights are no longer those measured."""
+    """Write the folder `target` in one step: on an error the old one stays.
+
+    Raises MmdecError if the weights are no longer those measured.
+    """
     path = run / "provenance.json"
     before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     with whole_folder(target) as fresh:

@@ -1,4 +1,4 @@
-"""DASpeech on disk: a folder of safetensors, read into its parts, and written whole or not at all.
+"""DASpeech on disk: a folder of safetensors, read into its parts, and written in one step.
 
 A model's folder holds config.json, encoder.safetensors, model.safetensors (the rest of the network) and
 vocoder.safetensors, all in half precision, units.json, what its word decoder needs, README.md (the card) and
@@ -81,7 +81,7 @@ def save_model(
     card: str | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a model's directory whole or not at all. Weights become half precision.
+    """Write a model's directory in one step: on an error the old one stays. Weights become half precision.
 
     Without `card` the one that is there stays, if the weights do: else InputError, for its numbers would be of others.
     `provenance` adds to what is always written:

@@ -1,4 +1,4 @@
-"""A folder that appears whole or not at all: written beside the target, then exchanged with it in one step.
+"""Writes a folder in one step: beside the target first, then exchanged with it. On an error the old one stays.
 
 Where the system can exchange two names at once (Linux), a reader meets the old folder or the new one and never neither.
 Elsewhere there is a moment between two renames; a process that was killed in it left the old folder aside, from where

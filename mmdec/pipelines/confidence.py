@@ -104,7 +104,10 @@ def read_calibrations(folder: Path | None) -> dict[str, Calibration]:
 
 
 def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], measured: Mapping[str, Any]) -> Path:
-    """Write the file, whole or not at all. measured: what the calibrations gave on held-out data."""
+    """Write the file in one step: on an error the old one stays.
+
+    measured: what the calibrations gave on held-out data.
+    """
     content = {
         "format": FORMAT,
         "calibrations": {

@@ -72,8 +72,11 @@ class SpeechTranslator:
         return next(self.model.parameters()).device
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
-        """Write the model's folder, whole or not at all; card, confidence and provenance go with weights that nobody
-        changed. Raises InputError for a vocoder that is not the model's own, and for a folder with other files."""
+        """Write the model's folder in one step: on an error the old one stays.
+
+        Card, confidence and provenance go with weights that nobody changed. Raises InputError for a vocoder that is not
+        the model's own, and for a folder with other files.
+        """
         return save_parts(directory, self.parts)
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
@@ -105,7 +108,9 @@ class SpeechTranslator:
     def translate_together(
         self, samples: Sequence[Tensor], strategy: str, on_pass: OnPass | None = None, piece: int = 0
     ) -> list[SpokenTranslation]:
-        """One padded batch, as a GPU takes several: units are those of each row alone, samples but for rounding.
+        """One padded batch, as a GPU takes several.
+
+        A row's units are the same as if it were alone; its samples differ by rounding only.
 
         on_pass: for a batch of one, which is the recording's `piece`.
         """
@@ -215,7 +220,7 @@ class SpeechTranslator:
         self, states: Tensor, state_lengths: Tensor, frames: Tensor, strategy: str, listener: PassListener
     ) -> tuple[list[list[int]], list[Tensor], list[dict[str, float]]]:
         """Encoder states (B, S, d) -> K units of each row, acoustic inputs (K + 1, d_tts), and how sure the graph is of
-        its path. </s> is heard in training, with no frames, and so stays here."""
+        its path. </s> stays in the acoustic input, because training has it there too, with zero frames."""
         lattice = self.model.lattice(states, state_lengths, frames)
         path = lattice.path(
             strategy,

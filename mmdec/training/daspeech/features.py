@@ -39,7 +39,7 @@ def begin_worker(parent: int) -> None:
 
 
 class FeatureStore:
-    """Filterbanks of a list of recordings in one file; made in a few processes, whole or not at all."""
+    """Filterbanks of a list of recordings in one file. A few processes make it; the folder appears in one step."""
 
     def __init__(self, folder: Path, clips: Sequence[Path], jobs: int) -> None:
         self.folder = self.cache_folder(folder, clips)

@@ -152,7 +152,7 @@ class MedusaModule(LightningModule):
 
     @torch.no_grad()
     def run_model(self, batch: HeadBatch) -> tuple[list[list[int]], Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Encoder once, own text where it is asked for and not known, and one pass of the decoder over all texts."""
+        """One encoder pass; the model's greedy text where no label is stored; one decoder pass over all texts."""
         model = self.base
         assert batch.features is not None
         with torch.autocast(self.device.type, enabled=False):

@@ -44,7 +44,10 @@ def build_processor(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> LlavaPr
 
 
 def export(checkpoints: Sequence[Path], tokenizer_folder: Path, out: Path) -> Path:
-    """Write the model's folder in half precision, whole or not at all. A card of before is kept."""
+    """Write the model's folder in half precision and in one step: on an error the old one stays.
+
+    An earlier card is kept.
+    """
     module, step = load_module(checkpoints)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder)
     model = module.model.half()

@@ -1,4 +1,4 @@
-"""Draft networks on disk: whole or not at all, for their own model, and one clear error for anything else."""
+"""Draft networks on disk: written in one step, for their own model, and one clear error for anything else."""
 
 from __future__ import annotations
 
