@@ -27,7 +27,7 @@ from mmdec.provenance import hardware
 from mmdec.types import MmdecError
 
 HEADS = {"Llama-3-8B": (32, 8, 128), "Qwen2.5-VL-7B": (28, 4, 128)}  # query heads, key heads, width
-PLACES = {"cpu": ((16, 1024),), "cuda": ((64, 8192), (64, 32768))}  # nodes, prefix
+SHAPES = {"cpu": ((16, 1024),), "cuda": ((64, 8192), (64, 32768))}  # nodes, prefix
 GRAPHS = {"cpu": ((1, 60, 480),), "cuda": ((1, 60, 480), (8, 128, 1024))}  # batch, tokens, vertices
 LAYERS = {"cpu": 12, "cuda": 32}
 
@@ -50,7 +50,7 @@ def bench_kernels(
         "tree_attention": [
             _attention(name, nodes, columns, torch_device, dtype, repeats, bandwidth)
             for name in HEADS
-            for nodes, columns in PLACES[torch_device.type]
+            for nodes, columns in SHAPES[torch_device.type]
         ],
         "kv_gather": _gather(torch_device, dtype, repeats),
         "dag": [row for shape in GRAPHS[torch_device.type] for row in _graph(shape, torch_device, repeats)],

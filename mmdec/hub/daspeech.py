@@ -122,8 +122,8 @@ def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts) -> Path:
             "without `vocoder`."
         )
     target = Path(directory)
-    with tempfile.TemporaryDirectory(prefix="mmdec-save-") as made:
-        plain = Path(made) / "model"
+    with tempfile.TemporaryDirectory(prefix="mmdec-save-") as temporary:
+        plain = Path(temporary) / "model"
         save_model(plain, parts.model, parts.vocoder, parts.units, parts.words, decoding=parts.decoding)
         if parts.folder is not None and same_weights(parts.folder, plain):
             keep_texts(parts.folder, plain, (CARD, CONFIDENCE, PROVENANCE))

@@ -86,8 +86,8 @@ def check_replaceable(target: Path, fresh: Path, also: Sequence[str] = ()) -> No
     be there."""
     if not target.is_dir():
         return
-    known = {*(path.name for path in fresh.iterdir()), *also}
-    foreign = sorted(path.name for path in target.iterdir() if path.name not in known)
+    replaced = {*(path.name for path in fresh.iterdir()), *also}
+    foreign = sorted(path.name for path in target.iterdir() if path.name not in replaced)
     if foreign:
         raise InputError(
             f"`directory` must be new, empty or hold a model of the same kind, but '{target}' holds '{foreign[0]}', "

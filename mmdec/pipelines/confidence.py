@@ -76,8 +76,8 @@ class Calibration:
     typical: Mapping[str, float] = field(default_factory=lambda: {})
 
     def __call__(self, seen: Evidence) -> float:
-        known = {name: seen.get(name, self.typical.get(name, 0.0)) for name in self.weights}
-        total = self.bias + sum(weight * known[name] for name, weight in self.weights.items())
+        complete = {name: seen.get(name, self.typical.get(name, 0.0)) for name in self.weights}
+        total = self.bias + sum(weight * complete[name] for name, weight in self.weights.items())
         return 1.0 / (1.0 + math.exp(-max(min(total, 60.0), -60.0)))
 
 

@@ -85,13 +85,13 @@ def patches_read(
     """The patch that each token of an answer reads. offsets: the characters of each token; prints: printed texts, each
     with its characters' patches. A word or number that is printed twice is left out: the answer may mean either."""
     where: dict[int, int] = {}
-    for match in READ.finditer(answer):
-        found = [
-            patches[place.start() : place.end()]
+    for word in READ.finditer(answer):
+        printed = [
+            patches[match.start() : match.end()]
             for text, patches in prints
-            for place in re.finditer(rf"(?<![A-Z0-9]){re.escape(match[0])}(?![A-Z0-9])", text)
+            for match in re.finditer(rf"(?<![A-Z0-9]){re.escape(word[0])}(?![A-Z0-9])", text)
         ]
-        if len(found) == 1:
-            where |= dict(zip(range(match.start(), match.end()), found[0], strict=True))
-    places = [where.get(begin + (answer[begin : begin + 1] == " "), -1) for begin, _ in offsets]
-    return np.array([NOWHERE if place < 0 else place for place in places], np.uint8)
+        if len(printed) == 1:
+            where |= dict(zip(range(word.start(), word.end()), printed[0], strict=True))
+    read = [where.get(begin + (answer[begin : begin + 1] == " "), -1) for begin, _ in offsets]
+    return np.array([NOWHERE if patch < 0 else patch for patch in read], np.uint8)

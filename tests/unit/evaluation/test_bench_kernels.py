@@ -15,7 +15,7 @@ from mmdec.types import MmdecError
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = torch.get_num_threads()
     monkeypatch.setattr(bench_kernels, "HEADS", {"small": (4, 2, 8)})
-    monkeypatch.setattr(bench_kernels, "PLACES", {"cpu": ((5, 24),)})
+    monkeypatch.setattr(bench_kernels, "SHAPES", {"cpu": ((5, 24),)})
     monkeypatch.setattr(bench_kernels, "GRAPHS", {"cpu": ((2, 6, 20),)})
     monkeypatch.setattr(bench_kernels, "LAYERS", {"cpu": 2})
     torch.set_num_threads(threads)
