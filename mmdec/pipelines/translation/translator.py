@@ -23,6 +23,7 @@ from mmdec.decode.loop import decode
 from mmdec.decode.sampling import Sequences, Stop
 from mmdec.decode.verify import MatchRule
 from mmdec.drafters.dag import DagDrafter
+from mmdec.generation.model_lock import reading
 from mmdec.hub.daspeech import DASpeechParts, save_parts
 from mmdec.hub.publish import push_folder
 from mmdec.pipelines.confidence import FLOOR, Calibration, confidence, evidence
@@ -96,13 +97,14 @@ class SpeechTranslator:
         of the linguistic decoder, they go one by one there, too.
         """
         check_strategy(strategy)
-        rows = 1 if self.device.type == "cpu" or on_pass is not None else GPU_ROWS
-        groups = [samples[start : start + rows] for start in range(0, len(samples), rows)]
-        return [
-            result
-            for index, group in enumerate(groups)
-            for result in self.translate_together(group, strategy, on_pass, index)
-        ]
+        with reading(self.model, self.vocoder):  # nobody moves or changes them between two groups
+            rows = 1 if self.device.type == "cpu" or on_pass is not None else GPU_ROWS
+            groups = [samples[start : start + rows] for start in range(0, len(samples), rows)]
+            return [
+                result
+                for index, group in enumerate(groups)
+                for result in self.translate_together(group, strategy, on_pass, index)
+            ]
 
     @torch.inference_mode()
     def translate_together(
@@ -110,9 +112,8 @@ class SpeechTranslator:
     ) -> list[SpokenTranslation]:
         """One padded batch, as a GPU takes several.
 
-        A row's units are the same as if it were alone; its samples differ by rounding only.
-
-        on_pass: for a batch of one, which is the recording's `piece`.
+        A row's units are the same as if it were alone; its samples differ by rounding only. `translate` has taken the
+        lock. on_pass: for a batch of one, which is the recording's `piece`.
         """
         clock = Stopwatch(self.device)
         with clock.stage("features"):
