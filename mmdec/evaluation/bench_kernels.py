@@ -42,6 +42,7 @@ def bench_kernels(
     dtype = torch.bfloat16 if torch_device.type == "cuda" else torch.float32
     bandwidth = _copy_bandwidth(torch_device) if torch_device.type == "cuda" else None
     log("tree attention, moves of keys and values, the graph's operators: no line until they are done")
+    batches = [batch for batch, _, _ in GRAPHS[torch_device.type]]
     report: dict[str, Any] = {
         "what": "a = mmdec, b = the other; ratios are b / a",
         "kernels": {name: runs_on(torch_device) for name in KERNELS},
@@ -54,7 +55,8 @@ def bench_kernels(
         ],
         "kv_gather": _gather(torch_device, dtype, repeats),
         "dag": [row for shape in GRAPHS[torch_device.type] for row in _graph(shape, torch_device, repeats)],
-        "hardware": hardware(device=torch_device, dtype=dtype, batch=1, threads=threads),
+        # dtype: of keys and values; each row has its own.
+        "hardware": hardware(device=torch_device, dtype=dtype, batch=[1, *batches], threads=threads),
     }
     return report
 
@@ -86,7 +88,7 @@ def _attention(
     }
     if device.type == "cuda":
         others["FlexAttention"] = _flex(q, k, v, mask, columns, scale)
-    row: dict[str, Any] = {"heads": name, "nodes": nodes, "prefix": columns, "against": {}}
+    row: dict[str, Any] = {"heads": name, "nodes": nodes, "prefix": columns, **_kind(q), "against": {}}
     for other, run in others.items():
         _same(f"tree attention and {other}", tree_attention(q, k, v, mask, scale), run())
         row["against"][other] = asdict(paired(lambda: tree_attention(q, k, v, mask, scale), run, repeats, device))
@@ -124,7 +126,12 @@ def _gather(device: torch.device, dtype: torch.dtype, repeats: int) -> dict[str,
             layer[:, :, 1001 : 1001 + len(path)] = layer[:, :, index]
 
     result = paired(lambda: kv_gather(pool, [path], [1001]), one_by_one, repeats, device)
-    row: dict[str, Any] = {"layers": layers, "path": len(path), "against": {"a copy for each layer": asdict(result)}}
+    row: dict[str, Any] = {
+        "layers": layers,
+        "path": len(path),
+        **_kind(pool[0]),
+        "against": {"a copy for each layer": asdict(result)},
+    }
     if device.type == "cuda":
         row["microseconds"] = 1e6 * _seconds(lambda: kv_gather(pool, [path], [1001]), repeats)
         row["launches"] = _launches(lambda: kv_gather(pool, [path], [1001]))
@@ -155,7 +162,8 @@ def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> l
         ("forward", lambda: marginal(match, links), lambda: dense_marginal(match, links)),
         ("forward and backward", lambda: gradient(marginal), lambda: gradient(dense_marginal)),
     ):
-        row = {"shape": shape, "what": what, "against": {"dense torch": asdict(paired(a, b, repeats, device))}}
+        against = {"dense torch": asdict(paired(a, b, repeats, device))}
+        row = {"shape": shape, "what": what, **_kind(match), "against": against}
         if device.type == "cuda":
             row["peak_mib"], row["dense_peak_mib"] = (_peak(run) for run in (a, b))
         else:
@@ -173,6 +181,11 @@ def dense_marginal(match: Tensor, links: Tensor) -> Tensor:
         top = scores.detach().amax(1).clamp(min=torch.finfo(scores.dtype).min)
         alpha = (scores - top[:, None]).exp().sum(1).clamp(min=1e-38).log() + top + match[:, t]
     return alpha[:, -1]
+
+
+def _kind(tensor: Tensor) -> dict[str, Any]:
+    """dtype and batch of an operator's input (B, ...)."""
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "batch": len(tensor)}
 
 
 def _same(what: str, result: Tensor, reference: Tensor) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from mmdec import hub
@@ -102,7 +103,7 @@ def _publish(
         before.pop("compared", None)
         provenance = {
             **before,
-            "promoted": stamp(),
+            "promoted": stamp(torch.device("cpu")),  # where both were measured
             "weights": measured_weights,
             "chosen": comparison,
             "measured": list(reports),

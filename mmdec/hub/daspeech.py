@@ -98,7 +98,7 @@ def save_model(
         }
         _write_json(fresh / "config.json", config)
         _write_json(fresh / "units.json", list(units))
-        _write_json(fresh / "provenance.json", {**stamp(), **(provenance or {})})
+        _write_json(fresh / "provenance.json", {**stamp(next(model.parameters()).device), **(provenance or {})})
         state = _half(model.state_dict())
         encoder = {name: state.pop(name) for name in list(state) if name.startswith("encoder.")}
         save_file(encoder, fresh / "encoder.safetensors")

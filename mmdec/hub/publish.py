@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from mmdec.checks.weights import lies_inside
 from mmdec.provenance import CARD as CARD  # what a published folder keeps
 from mmdec.provenance import stamp, weights
@@ -48,9 +50,12 @@ def whole_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def write_provenance(folder: Path, training: Mapping[str, Any]) -> None:
-    """Write provenance.json: how the weights were trained, and by which command, versions and commit."""
-    text = json.dumps({"training": training, **stamp()}, indent=2, default=str)
+def write_provenance(folder: Path, training: Mapping[str, Any], device: torch.device) -> None:
+    """Write provenance.json: how the weights were trained, and by which command, versions and commit.
+
+    device: where the command has the weights.
+    """
+    text = json.dumps({"training": training, **stamp(device)}, indent=2, default=str)
     (folder / PROVENANCE).write_text(text + "\n", encoding="utf-8")
 
 

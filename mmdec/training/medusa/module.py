@@ -247,7 +247,7 @@ class MedusaModule(LightningModule):
             save_heads(fresh, copy.deepcopy(self.heads).half(), ranks=chances)
             options = {name: value for name, value in self.hparams.items() if not name.startswith("_")}
             training = {"step": self.global_step, "hyperparameters": options, "dev": scores}
-            write_provenance(fresh, training)
+            write_provenance(fresh, training, self.device)
         return folder
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

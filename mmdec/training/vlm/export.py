@@ -62,7 +62,8 @@ def export(checkpoints: Sequence[Path], tokenizer_folder: Path, out: Path) -> Pa
         model.save_pretrained(fresh)
         build_processor(tokenizer, module.shape).save_pretrained(fresh)
         parameters = {name: value for name, value in module.hparams.items() if name != "units"}
-        write_provenance(fresh, {"checkpoints": len(checkpoints), "step": step, "hyperparameters": parameters})
+        training = {"checkpoints": len(checkpoints), "step": step, "hyperparameters": parameters}
+        write_provenance(fresh, training, model.device)
         if (out / CARD).is_file():
             shutil.copy(out / CARD, fresh)
     return out
