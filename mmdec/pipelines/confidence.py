@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, final
 
 from mmdec.checks.arguments import show
+from mmdec.checks.files import write_whole
 from mmdec.checks.weights import lies_inside
 from mmdec.types import InputError
 
@@ -116,10 +116,7 @@ def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], me
         },
         "measured": dict(measured),
     }
-    partial = folder / f".{FILE}.{os.getpid()}"
-    partial.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    partial.replace(folder / FILE)
-    return folder / FILE
+    return write_whole(folder / FILE, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
 def confidence(seen: Evidence, calibrations: Mapping[str, Calibration], kind: str) -> float:

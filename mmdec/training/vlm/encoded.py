@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from mmdec.checks.files import write_whole
 from mmdec.corpora.image_text import Conversation
 from mmdec.training.vlm.tokens import answered, asked
 
@@ -44,10 +45,10 @@ class Encoded:
         return turns
 
     def save(self, path: Path) -> None:
-        """Whole or not at all."""
-        partial = path.with_name(f"{path.stem}.{os.getpid()}.part.npz")
-        np.savez(partial, **{name: getattr(self, name) for name in FIELDS})
-        partial.replace(path)
+        """Write the file in one step: on an error the old one stays."""
+        content = io.BytesIO()
+        np.savez(content, **{name: getattr(self, name) for name in FIELDS})
+        write_whole(path, content.getvalue())
 
     @classmethod
     def load(cls, path: Path) -> Encoded:
