@@ -22,10 +22,11 @@ PACKAGES = ("mmdec", "torch", "torchaudio", "transformers", "lightning")
 OPTIONAL = ("triton", "ctranslate2")
 
 
-def stamp() -> dict[str, Any]:
+def stamp(device: torch.device | None) -> dict[str, Any]:
     """Command, versions, commit (and whether files differ from it), date and device, as JSON.
 
-    Paths are relative to the checkout.
+    Paths are relative to the checkout. device: where the work ran, which may be the CPU of a machine with a GPU; None
+    if unknown.
     """
     return {
         "argv": [_portable(argument) for argument in sys.argv],
@@ -34,7 +35,7 @@ def stamp() -> dict[str, Any]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "python": ".".join(map(str, sys.version_info[:3])),
         "versions": {package: _version(package) for package in PACKAGES},
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "device": _device_name(device),
     }
 
 
@@ -46,9 +47,6 @@ def hardware(
     device, dtype: of the model's weights; None if unknown. batch: recordings or prompts in a batch; several sizes if a
     report has figures of each. threads: torch's on the CPU.
     """
-    versions = stamp()
-    if device is not None:  # the figure may come from the CPU of a machine with a GPU
-        versions["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
@@ -56,7 +54,7 @@ def hardware(
         "target": None if device is None else str(device),
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         "batch": batch if isinstance(batch, int) else sorted(set(batch)),
-        **versions,
+        **stamp(device),
     }
 
 
@@ -91,6 +89,13 @@ def weights(folder: Path) -> dict[str, str]:
     return hashes
 
 
+def _device_name(device: torch.device | None) -> str | None:
+    """A GPU's name, else the device's type."""
+    if device is None or device.type != "cuda":
+        return None if device is None else str(device)
+    return torch.cuda.get_device_name(device)
+
+
 def _cpu() -> str:
     """The processor's name."""
     name = platform.processor() or platform.machine()
@@ -107,7 +112,7 @@ def _commit() -> str | None:
 
 
 def _uncommitted() -> bool | None:
-    """Whether the package's files differ from the commit's: then its name does not say what ran. None without one."""
+    """Whether files of the package differ from the commit. None outside a checkout."""
     changes = _git("status", "--porcelain", "--untracked-files=no", "--", "mmdec")
     return None if changes is None else bool(changes.strip())
 

@@ -113,7 +113,7 @@ class Context:
     room: Tensor | None = None  # (B,) positions that the target has from `next_position` on; None: no end
     shape: TreeShape | None = None  # what runs before this one learned, beginning with the drafter's prior
     past: int = 0  # columns that a given cache held
-    vision_seconds: float = 0.0  # of the prompt's pass, in the vision tower; 0 too where a caller ran it before
+    vision_seconds: float = 0.0  # seconds in the vision tower during the prompt's pass; 0 if the caller ran the tower
     carried: Any = None  # the drafter's own memory of the conversation so far, where the run before left one
 
 
@@ -138,7 +138,7 @@ class Target(Protocol):
 
     @property
     def name(self) -> str:
-        """Models of other weights have other names: what runs learn is kept under it."""
+        """Identifies the weights. `DecodingStatistics` uses the name as its key."""
         ...
 
     @property
@@ -163,13 +163,16 @@ class Target(Protocol):
 
 
 class Drafter(Protocol):
-    """Proposes, never accepts. Weights only: what belongs to a run is its memory, what runs learn is not its own."""
+    """Proposes drafts and never accepts them.
+
+    It holds weights only: `start` returns the memory of a run, and what runs learn is kept in `DecodingStatistics`.
+    """
 
     needs: Needs
 
     @property
     def name(self) -> str:
-        """Drafters of other weights or settings have other names: what runs learn is kept under it."""
+        """Identifies the weights and settings. `DecodingStatistics` uses the name as its key."""
         ...
 
     def check(self, target: Target) -> None:
@@ -181,7 +184,7 @@ class Drafter(Protocol):
         ...
 
     def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
-        """A tree below each root (B,), within the plan; fewer nodes, none even, where it has nothing to say."""
+        """A tree below each root (B,), within the plan. It may have fewer nodes than planned, or none."""
         ...
 
     def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:

@@ -1,4 +1,4 @@
-"""Sound files in and out. No length that a header declares is trusted; outputs are written whole or not at all."""
+"""Sound files in and out. No length that a header declares is trusted; an output is written in one step."""
 
 import io
 import os
@@ -158,7 +158,9 @@ def _read_piece(source: BinaryIO) -> bytes:
 
 
 def save_audio(path: str | os.PathLike[str], samples: Tensor | np.ndarray, sample_rate: int = SAMPLE_RATE) -> Path:
-    """Write (T,) float samples, whole or not at all. The suffix of `path` names the format; integers have 16 bits.
+    """Write (T,) float samples in one step: on an error the old one stays.
+
+    The suffix of `path` names the format; integers have 16 bits.
 
     Raises InputError for a suffix that names none, a rate that its format does not have, and what is not finite;
     OSError, with the path, where the system does not take the file.

@@ -1,4 +1,4 @@
-"""Files that people name: only regular ones are opened, and what is written appears whole or not at all.
+"""Files that people name: only regular ones are opened, and each is written in one step.
 
 A name may hold any bytes and a path may lead anywhere: a pipe that would wait for ever, a folder that cannot be
 entered, a disk that is full. Each is named as what it is.

@@ -136,7 +136,9 @@ def vlm(
     drafter: Annotated[str, typer.Option("--drafter", "-d", help="As for `mmdec describe`.")] = "auto",
     plan: Plan = "learned",
     swap: Annotated[bool, typer.Option("--swap", help="Show each question another picture of its task.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Questions of each task, evenly spaced.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Use this many questions of each task, at equal distances in the list.")
+    ] = None,
     max_new_tokens: AnswerTokens = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Questions in a batch.")] = 1,
     worst: Annotated[int, typer.Option(min=0, help="List this many wrong answers.")] = 10,

@@ -41,7 +41,7 @@ def output_paths(inputs: Sequence[Path], output: Path, suffixes: Sequence[str], 
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text, whole or not at all; missing folders are created."""
+    """Write UTF-8 text in one step: on an error the old one stays. Missing folders are created."""
     write_whole(path, text.encode("utf-8"))
 
 

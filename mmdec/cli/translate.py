@@ -53,7 +53,7 @@ def translate(
     ] = None,
     min_confidence: MinConfidence = None,
     pauses: Annotated[
-        str, typer.Option(help="Where long recordings are cut: energy, or webrtc (needs mmdec[vad]).")
+        str, typer.Option(help="Where long recordings are cut: energy, or webrtc (needs mmdec\\[vad]).")
     ] = "energy",
 ) -> None:
     """Translate French speech into English speech.

@@ -104,15 +104,17 @@ def decode(
 
 
 def chosen_logprobs(logits: Tensor, verdict: Verdict) -> Tensor:
-    """(B, N, V) -> (B, T) float32: log-probabilities of a verdict's tokens by the raw logits; what lies beyond a row's
-    own is arbitrary. It stays on the device: whoever wants it waits for it."""
+    """(B, N, V) -> (B, T) float32: log-probabilities of a verdict's tokens by the raw logits.
+
+    Entries after a row's last token are undefined. The result stays on the device; nothing waits for it here.
+    """
     tokens = verdict.tokens.clamp_min(0)
     nodes = verdict.path[:, : tokens.shape[1]].clamp_min(0)
     if len(tokens) == 1:
         rows = logits[0, nodes[0]][None]
     else:
         rows = logits[torch.arange(len(tokens), device=logits.device)[:, None], nodes]
-    rows = rows.float()  # before the sum: in half precision what is nearly sure becomes sure
+    rows = rows.float()  # before the sum: in half precision, probabilities near 1 are rounded to 1
     return rows.gather(2, tokens[..., None])[..., 0] - rows.logsumexp(2)
 
 

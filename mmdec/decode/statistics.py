@@ -115,7 +115,7 @@ class DecodingStatistics:
             self._targets.clear()
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write a JSON file, whole or not at all. Runs may go on meanwhile."""
+        """Write a JSON file in one step: on an error the old one stays. Runs may go on meanwhile."""
         content = json.dumps(self._content(), allow_nan=False)
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -70,8 +70,8 @@ def decode(tell: Tell, pixels: np.ndarray, question: str, drafter: str | None) -
     """One run with its rounds. Between two rounds it looks whether it was stopped."""
     rounds: list[Round] = []
 
-    def on_round(one: Round) -> None:
-        rounds.append(one)
+    def on_round(round_: Round) -> None:
+        rounds.append(round_)
         tell()
 
     nodes = None if drafter is None else DRAFT

@@ -42,7 +42,7 @@ def vertices(graph: Graph) -> list[Vertex]:
     """Every vertex with its three likeliest units and its strongest links."""
     chosen = dict(zip(graph.path, graph.chosen, strict=True))
     after = dict(pairwise(graph.path))
-    found: list[Vertex] = []
+    drawn: list[Vertex] = []
     for index in range(len(graph.links)):
         values, units = graph.emissions[index].exp().topk(min(3, len(graph.units)))
         emits = [(graph.units[unit], value) for unit, value in zip(units.tolist(), values.tolist(), strict=True)]
@@ -50,8 +50,8 @@ def vertices(graph: Graph) -> list[Vertex]:
         leads = [(to, value) for to, value in zip(ahead.tolist(), links.tolist(), strict=True) if value >= STRONG]
         to = after.get(index)
         follows = None if to is None else (to, float(graph.links[index, to].exp()))
-        found.append(Vertex(index, emits, leads, chosen.get(index), follows))
-    return found
+        drawn.append(Vertex(index, emits, leads, chosen.get(index), follows))
+    return drawn
 
 
 def graph_html(graph: Graph, explained: str) -> str:

@@ -37,8 +37,8 @@ def build() -> gr.Blocks:
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(SWEEP, AGE)) as page:
         gr.HTML(LEAD)
         with gr.Tabs():
-            for one in TABS:
-                one.tab()
+            for tab in TABS:
+                tab.tab()
     page.queue(max_size=WAITING, default_concurrency_limit=DECODERS)
     return page
 
@@ -57,8 +57,8 @@ def options() -> dict[str, Any]:
 
 def warm() -> None:
     """Load every model and run it once, so that the first visitor does not wait."""
-    for one in TABS:
-        one.warm()
+    for tab in TABS:
+        tab.warm()
 
 
 def serve(port: int = 7860, share: bool = False, host: str = "127.0.0.1") -> None:

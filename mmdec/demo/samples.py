@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
-PLACES = (PACKAGE / "_samples", PACKAGE.parent / "data" / "samples")  # an installed wheel, then a checkout
+FOLDERS = (PACKAGE / "_samples", PACKAGE.parent / "data" / "samples")  # an installed wheel, then a checkout
 PICTURES = ("menu.png", "timetable.png", "street.png")
 ENGLISH = ("sentence.flac", "unseen_voice.flac", "paragraph.flac")
 
@@ -26,7 +26,7 @@ class Sample:
 @cache
 def folder() -> Path:
     """Where the samples lie."""
-    return next((place for place in PLACES if place.is_dir()), PLACES[-1])
+    return next((path for path in FOLDERS if path.is_dir()), FOLDERS[-1])
 
 
 @cache

@@ -23,7 +23,7 @@ def pieces(tokenizer: Any, tokens: Sequence[int], before: Sequence[int] = ()) ->
     seen = list(before)
     text: str = tokenizer.decode(seen, skip_special_tokens=True).rstrip(BROKEN)
     special = set(tokenizer.all_special_ids)
-    found: list[str] = []
+    added: list[str] = []
     for token in tokens:
         seen.append(token)
         if token in special:
@@ -32,21 +32,21 @@ def pieces(tokenizer: Any, tokens: Sequence[int], before: Sequence[int] = ()) ->
         if longer.endswith(BROKEN) or not longer.startswith(text):
             continue
         if len(longer) > len(text):
-            found.append(longer[len(text) :])
+            added.append(longer[len(text) :])
             text = longer
-    return found
+    return added
 
 
 def steps(tokenizer: Any, rounds: Iterable[Round]) -> list[Step]:
     """Rounds of one row as the race's steps; their clock counts what drafter, model and verification took."""
     seconds, before = 0.0, list[int]()
-    found: list[Step] = []
-    for one in rounds:
-        seconds += one.target + one.drafter + one.core
-        new = pieces(tokenizer, one.tokens[0], before)
-        found.append(Step(seconds, new, len(one.tokens[0]) - len(new)))
-        before += one.tokens[0]
-    return found
+    timeline: list[Step] = []
+    for round_ in rounds:
+        seconds += round_.target + round_.drafter + round_.core
+        new = pieces(tokenizer, round_.tokens[0], before)
+        timeline.append(Step(seconds, new, len(round_.tokens[0]) - len(new)))
+        before += round_.tokens[0]
+    return timeline
 
 
 def against_plain(
@@ -56,10 +56,10 @@ def against_plain(
 ) -> list[Lane]:
     """A lane for each drafted run (name, note, result with its rounds), then plain decoding, with which they are
     compared."""
-    found: list[Lane] = []
+    lanes: list[Lane] = []
     for name, note, (result, rounds) in drafted:
         equal = result.tokens == plain[0].tokens
         verdict = equality(equal, "plain decoding", "token")
-        found.append(Lane(name, note, steps(tokenizer, rounds), verdict, equal))
-    found.append(Lane("Plain decoding", "One token in each pass.", steps(tokenizer, plain[1])))
-    return found
+        lanes.append(Lane(name, note, steps(tokenizer, rounds), verdict, equal))
+    lanes.append(Lane("Plain decoding", "One token in each pass.", steps(tokenizer, plain[1])))
+    return lanes

@@ -50,9 +50,9 @@ def decode(tell: Tell, samples: Tensor, drafter: str | None) -> tuple[Transcript
     tokenizer = as_whisper(DEFAULT_MODEL, None, None).tokenizer
     told = time.monotonic()
 
-    def on_round(one: Round) -> None:
+    def on_round(round_: Round) -> None:
         nonlocal told
-        rounds.append(one)
+        rounds.append(round_)
         tell()
         if time.monotonic() - told >= REFRESH:
             told = time.monotonic()

@@ -53,8 +53,8 @@ def decode(tell: Tell, samples: Tensor, strategy: str) -> tuple[Translation, lis
     """One run with its passes. Between two passes it looks whether it was stopped."""
     passes: list[Pass] = []
 
-    def on_pass(one: Pass) -> None:
-        passes.append(one)
+    def on_pass(pass_: Pass) -> None:
+        passes.append(pass_)
         tell()
 
     return translate_speech(samples, sample_rate=RATE, strategy=strategy, on_pass=on_pass), passes
@@ -62,23 +62,23 @@ def decode(tell: Tell, samples: Tensor, strategy: str) -> tuple[Translation, lis
 
 def steps(passes: Sequence[Pass]) -> list[Step]:
     """Passes on one clock: the pieces of a long recording follow one another."""
-    found: list[Step] = []
+    timeline: list[Step] = []
     before, last = 0.0, 0.0
     piece = 0
-    for one in passes:
-        if one.piece != piece:
-            piece, before = one.piece, before + last
-        last = one.seconds
-        silent = 0 if one.graph is not None else one.tokens - len(one.units)  # the end
-        found.append(Step(before + one.seconds, one.units, silent))
-    return found
+    for pass_ in passes:
+        if pass_.piece != piece:
+            piece, before = pass_.piece, before + last
+        last = pass_.seconds
+        silent = 0 if pass_.graph is not None else pass_.tokens - len(pass_.units)  # the end
+        timeline.append(Step(before + pass_.seconds, pass_.units, silent))
+    return timeline
 
 
 def lanes(graph: list[Pass], verified: list[Pass], autoregressive: list[Pass]) -> list[Lane]:
     """The three ways, compared with the last."""
-    baseline = [unit for one in autoregressive for unit in one.units]
-    drawn = [unit for one in graph for unit in one.units]
-    checked = [unit for one in verified for unit in one.units]
+    baseline = [unit for pass_ in autoregressive for unit in pass_.units]
+    drawn = [unit for pass_ in graph for unit in pass_.units]
+    checked = [unit for pass_ in verified for unit in pass_.units]
     same = drawn == baseline
     return [
         Lane(
@@ -140,7 +140,7 @@ def translated(tell: Tell, samples: Tensor, way: str, french: str = "") -> None:
     )
     _, checked = decode(tell, samples, "verified")
     _, slow = decode(tell, samples, "autoregressive")
-    drawn = next(one.graph for one in passes if one.graph is not None)
+    drawn = next(pass_.graph for pass_ in passes if pass_.graph is not None)
     several = " The first piece of this long recording is drawn." if passes[-1].piece else ""
     tell(
         status=status(f"Done. {result.text}", "done"),

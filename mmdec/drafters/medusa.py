@@ -186,7 +186,7 @@ class Medusa:
 
 
 def _learn(shape: TreeShape, ranked: list[list[list[int]]], verdict: Verdict) -> None:
-    """A depth is seen where all above it was right: as deep as the round's text goes."""
+    """Record the right rank at each depth. A depth counts only if all depths above it were right."""
     for levels, tokens, length in zip(ranked, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
         for depth, (tokens_ranked, token) in enumerate(zip(levels, tokens[:length], strict=False)):
             shape.learn(depth, tokens_ranked.index(token) if token in tokens_ranked else None)
@@ -202,8 +202,10 @@ def expected(heads: int) -> list[list[float]]:
 
 
 def _wider(cells: Tensor, width: int) -> Tensor:
-    """Room for `width` columns and more; what is not written yet is zero, for masked values count for nothing only if
-    they are finite."""
+    """Room for `width` columns and more.
+
+    Unwritten columns are zero: a masked value has no effect only if it is finite.
+    """
     batch, heads, old, size = cells.shape
     room = cells.new_zeros(batch, heads, width + 64, size)
     room[:, :, :old] = cells

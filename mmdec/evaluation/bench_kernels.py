@@ -27,7 +27,7 @@ from mmdec.provenance import hardware
 from mmdec.types import MmdecError
 
 HEADS = {"Llama-3-8B": (32, 8, 128), "Qwen2.5-VL-7B": (28, 4, 128)}  # query heads, key heads, width
-PLACES = {"cpu": ((16, 1024),), "cuda": ((64, 8192), (64, 32768))}  # nodes, prefix
+SHAPES = {"cpu": ((16, 1024),), "cuda": ((64, 8192), (64, 32768))}  # nodes, prefix
 GRAPHS = {"cpu": ((1, 60, 480),), "cuda": ((1, 60, 480), (8, 128, 1024))}  # batch, tokens, vertices
 LAYERS = {"cpu": 12, "cuda": 32}
 
@@ -42,6 +42,7 @@ def bench_kernels(
     dtype = torch.bfloat16 if torch_device.type == "cuda" else torch.float32
     bandwidth = _copy_bandwidth(torch_device) if torch_device.type == "cuda" else None
     log("tree attention, moves of keys and values, the graph's operators: no line until they are done")
+    batches = [batch for batch, _, _ in GRAPHS[torch_device.type]]
     report: dict[str, Any] = {
         "what": "a = mmdec, b = the other; ratios are b / a",
         "kernels": {name: runs_on(torch_device) for name in KERNELS},
@@ -50,11 +51,12 @@ def bench_kernels(
         "tree_attention": [
             _attention(name, nodes, columns, torch_device, dtype, repeats, bandwidth)
             for name in HEADS
-            for nodes, columns in PLACES[torch_device.type]
+            for nodes, columns in SHAPES[torch_device.type]
         ],
         "kv_gather": _gather(torch_device, dtype, repeats),
         "dag": [row for shape in GRAPHS[torch_device.type] for row in _graph(shape, torch_device, repeats)],
-        "hardware": hardware(device=torch_device, dtype=dtype, batch=1, threads=threads),
+        # dtype: of keys and values; each row has its own.
+        "hardware": hardware(device=torch_device, dtype=dtype, batch=[1, *batches], threads=threads),
     }
     return report
 
@@ -86,7 +88,7 @@ def _attention(
     }
     if device.type == "cuda":
         others["FlexAttention"] = _flex(q, k, v, mask, columns, scale)
-    row: dict[str, Any] = {"heads": name, "nodes": nodes, "prefix": columns, "against": {}}
+    row: dict[str, Any] = {"heads": name, "nodes": nodes, "prefix": columns, **_kind(q), "against": {}}
     for other, run in others.items():
         _same(f"tree attention and {other}", tree_attention(q, k, v, mask, scale), run())
         row["against"][other] = asdict(paired(lambda: tree_attention(q, k, v, mask, scale), run, repeats, device))
@@ -124,7 +126,12 @@ def _gather(device: torch.device, dtype: torch.dtype, repeats: int) -> dict[str,
             layer[:, :, 1001 : 1001 + len(path)] = layer[:, :, index]
 
     result = paired(lambda: kv_gather(pool, [path], [1001]), one_by_one, repeats, device)
-    row: dict[str, Any] = {"layers": layers, "path": len(path), "against": {"a copy for each layer": asdict(result)}}
+    row: dict[str, Any] = {
+        "layers": layers,
+        "path": len(path),
+        **_kind(pool[0]),
+        "against": {"a copy for each layer": asdict(result)},
+    }
     if device.type == "cuda":
         row["microseconds"] = 1e6 * _seconds(lambda: kv_gather(pool, [path], [1001]), repeats)
         row["launches"] = _launches(lambda: kv_gather(pool, [path], [1001]))
@@ -155,7 +162,8 @@ def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> l
         ("forward", lambda: marginal(match, links), lambda: dense_marginal(match, links)),
         ("forward and backward", lambda: gradient(marginal), lambda: gradient(dense_marginal)),
     ):
-        row = {"shape": shape, "what": what, "against": {"dense torch": asdict(paired(a, b, repeats, device))}}
+        against = {"dense torch": asdict(paired(a, b, repeats, device))}
+        row = {"shape": shape, "what": what, **_kind(match), "against": against}
         if device.type == "cuda":
             row["peak_mib"], row["dense_peak_mib"] = (_peak(run) for run in (a, b))
         else:
@@ -175,6 +183,11 @@ def dense_marginal(match: Tensor, links: Tensor) -> Tensor:
     return alpha[:, -1]
 
 
+def _kind(tensor: Tensor) -> dict[str, Any]:
+    """dtype and batch of an operator's input (B, ...)."""
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "batch": len(tensor)}
+
+
 def _same(what: str, result: Tensor, reference: Tensor) -> None:
     near = 3e-2 if result.dtype == torch.bfloat16 else 1e-3
     if not torch.allclose(result.float(), reference.float(), rtol=near, atol=near):
@@ -183,7 +196,7 @@ def _same(what: str, result: Tensor, reference: Tensor) -> None:
 
 
 def _least(run: Callable[[], object], repeats: int) -> float:
-    """The fewest seconds of this thread that a call took: of all figures the one that other processes move least."""
+    """Smallest CPU time of this thread. Other processes disturb this figure least."""
     laps = []
     for _ in range(repeats):
         begin = time.thread_time()

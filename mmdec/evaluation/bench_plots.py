@@ -198,8 +198,8 @@ def _depths(axes: Axes, report: BenchReport) -> bool:
 def _bars(axes: Axes, groups: Sequence[str], heights: Mapping[str, Sequence[float | None]]) -> None:
     width = 0.8 / len(heights)
     for number, (name, values) in enumerate(heights.items()):
-        places = [index + (number - (len(heights) - 1) / 2) * width for index in range(len(groups))]
-        axes.bar(places, [value or 0.0 for value in values], width, label=name)
+        centres = [index + (number - (len(heights) - 1) / 2) * width for index in range(len(groups))]
+        axes.bar(centres, [value or 0.0 for value in values], width, label=name)
     axes.set_xticks(range(len(groups)), groups, rotation=30, ha="right", fontsize=7)
     axes.legend(fontsize=7)
 

@@ -166,8 +166,8 @@ def _record(kind: type[Record], content: object, where: str) -> Record:
     if not isinstance(content, dict):
         raise TypeError(f"{where} is no object")
     hints = get_type_hints(kind)
-    known = {entry.name for entry in fields(kind)}  # type: ignore[arg-type] # every Record here is a dataclass
-    unknown = sorted(set(content) - known)
+    names = {entry.name for entry in fields(kind)}  # type: ignore[arg-type] # every Record here is a dataclass
+    unknown = sorted(set(content) - names)
     if unknown:
         raise TypeError(f"{where} has the unknown entry {unknown[0]!r:.60}")
     return kind(**{name: _value(hints[name], entry, f"{where}.{name}") for name, entry in content.items()})

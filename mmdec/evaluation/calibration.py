@@ -131,13 +131,13 @@ def _speech(options: argparse.Namespace, split: str) -> list[Sound]:
 def translated(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
     """Of each kind of decoding."""
     translator = load(options.model or "daspeech-phrasebook")
-    made = _speech(options, split)
+    recordings = _speech(options, split)
     examples: dict[str, list[Example]] = {}
     for kind, strategy in ((GRAPH, "lookahead"), (AUTOREGRESSIVE, "verified")):
-        outputs = [translator.translate([torch.from_numpy(sound.samples)], strategy)[0] for sound in made]
+        outputs = [translator.translate([torch.from_numpy(sound.samples)], strategy)[0] for sound in recordings]
         examples[kind] = [
             Example(output.evidence, words_right(output.text, sound.references), sound.kind)
-            for output, sound in zip(outputs, made, strict=True)
+            for output, sound in zip(outputs, recordings, strict=True)
         ]
     return examples
 
@@ -204,8 +204,8 @@ def main() -> None:
     print(json.dumps(measured, indent=1))
     if options.examples is not None:
         listed = {
-            split: {kind: [asdict(example) for example in group] for kind, group in found.items()}
-            for split, found in (("dev", held), ("test", tests))
+            split: {kind: [asdict(example) for example in group] for kind, group in kinds.items()}
+            for split, kinds in (("dev", held), ("test", tests))
         }
         options.examples.write_text(json.dumps(listed))
     if options.write:

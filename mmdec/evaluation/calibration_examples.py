@@ -84,8 +84,8 @@ def empty_picture(kind: str, draw: np.random.Generator) -> np.ndarray:
         return draw.integers(0, 256, shape, dtype=np.uint8)
     if kind == "gradient":
         (down, across), (begin, end) = draw.normal(size=2), draw.integers(0, 256, (2, 3))
-        place = down * np.arange(SIDE)[:, None] + across * np.arange(SIDE)
-        share = (place - place.min()) / (place.max() - place.min())
+        ramp = down * np.arange(SIDE)[:, None] + across * np.arange(SIDE)
+        share = (ramp - ramp.min()) / (ramp.max() - ramp.min())
         return (begin + (end - begin) * share[..., None]).round().astype(np.uint8)
     radius, contrast = draw.uniform(1, 8), draw.uniform(20, 60)  # pixels, grey levels; both as standard deviations
     waves = np.exp(-2 * (np.pi * radius * np.fft.fftfreq(SIDE)) ** 2)  # the Gaussian's own transform
@@ -106,14 +106,14 @@ class Sound:
 def sounds(own: Sequence[tuple[Path, tuple[str, ...]]], other: Sequence[Path], seed: int) -> list[Sound]:
     """Each recording at one level of noise in turn, and half as much nonsense of all kinds."""
     draw = np.random.default_rng(seed)
-    made = []
+    recordings = []
     for index, (path, references) in enumerate(own):
         level = LEVELS[index % len(LEVELS)]
         kind = "speech" if level is None else f"speech at {level:g} dB"
-        made.append(Sound(noisy(load_audio(path).numpy(), level, draw), references, kind))
+        recordings.append(Sound(noisy(load_audio(path).numpy(), level, draw), references, kind))
     for index in range(len(own) // 2):
         kind = NONSENSE[index % len(NONSENSE)]
         foreign = kind == "other language"
         samples = load_audio(other[index % len(other)]).numpy() if foreign else nonsense(kind, draw)
-        made.append(Sound(samples, (), kind))
-    return made
+        recordings.append(Sound(samples, (), kind))
+    return recordings

@@ -26,15 +26,15 @@ LARGEST = 260.0  # points squared: the dot of a bin with all outputs
 
 
 def plot_reliability(folders: Sequence[Path], path: Path) -> Path:
-    """Draw the confidence.json of models' folders as one PNG. Raises InputError for a folder without measured bins."""
-    panels = [(f"{folder.name}: {kind}", found) for folder in folders for kind, found in measured(folder).items()]
+    """Draw the confidence.json of models' folders as one PNG. Raises InputError for a folder without measured entry."""
+    panels = [(f"{folder.name}: {kind}", entry) for folder in folders for kind, entry in measured(folder).items()]
     columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_figure(import_pyplot(), rows, columns, PANEL) as (figure, axes):
         flat = list(axes.flat) if len(panels) > 1 else [axes]
-        for axis, (title, found) in zip(flat, panels, strict=False):
-            _panel(axis, title, found)
+        for axis, (title, entry) in zip(flat, panels, strict=False):
+            _panel(axis, title, entry)
         for axis in flat[len(panels) :]:
             axis.set_axis_off()
         figure.supxlabel("confidence, mean of a bin", fontsize=8)
@@ -49,8 +49,8 @@ def measured(folder: Path) -> dict[str, Mapping[str, Any]]:
     that can be drawn."""
     read_calibrations(folder)  # says what is wrong with a damaged file
     try:
-        found = json.loads((folder / FILE).read_text(encoding="utf-8"))["measured"]
-        kinds = {str(kind): entry for kind, entry in found.items()}
+        content = json.loads((folder / FILE).read_text(encoding="utf-8"))["measured"]
+        kinds = {str(kind): entry for kind, entry in content.items()}
         numbers = [entry["calibration_error"] for entry in kinds.values()]
         for entry in kinds.values():
             numbers += [bin_[name] for bin_ in entry["reliability"] for name in ("count", "said", "right")]
@@ -64,19 +64,19 @@ def measured(folder: Path) -> dict[str, Mapping[str, Any]]:
     return kinds
 
 
-def _panel(axes: Axes, title: str, found: Mapping[str, Any]) -> None:
+def _panel(axes: Axes, title: str, entry: Mapping[str, Any]) -> None:
     """A dot for each bin, its area and the number beside it the outputs in it; the diagonal is the truth."""
-    bins = found["reliability"]
-    said, right, counts = ([entry[name] for entry in bins] for name in ("said", "right", "count"))
+    bins = entry["reliability"]
+    said, right, counts = ([bin_[name] for bin_ in bins] for name in ("said", "right", "count"))
     total = max(sum(counts), 1)
     axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8, linestyle="--")
     axes.scatter(said, right, [max(LARGEST * count / total, 4.0) for count in counts], alpha=0.7, linewidths=0)
     for x, y, count in zip(said, right, counts, strict=True):
         above = y > x  # away from the diagonal
-        place, side = (0, 7 if above else -7), "bottom" if above else "top"
-        axes.annotate(str(count), (x, y), place, textcoords="offset points", fontsize=7, ha="center", va=side)
+        shift, side = (0, 7 if above else -7), "bottom" if above else "top"
+        axes.annotate(str(count), (x, y), shift, textcoords="offset points", fontsize=7, ha="center", va=side)
     axes.set_title(
-        f"{title}\n{total} outputs, calibration error {found['calibration_error']:.3f}", fontsize=8, loc="left"
+        f"{title}\n{total} outputs, calibration error {entry['calibration_error']:.3f}", fontsize=8, loc="left"
     )
     axes.set_xticks((0, 0.5, 1))
     axes.set_yticks((0, 0.5, 1))

@@ -19,10 +19,10 @@ def transcribed(options: argparse.Namespace, split: str) -> dict[str, list[Examp
     """Recordings of a split, clean and in noise, and nonsense."""
     rows = evenly_spaced(read_utterances(options.corpus, split), options.count)
     pairs = read_pairs(options.other / "cv" / "fr", options.other / "cvss_c", split, scoring=True)[0]
-    made = sounds([(row.path, (row.text,)) for row in rows], [pair.clip for pair in pairs], SEEDS[split])
+    recordings = sounds([(row.path, (row.text,)) for row in rows], [pair.clip for pair in pairs], SEEDS[split])
     whisper = load_whisper(options.model or DEFAULT_MODEL)
     examples = []
-    for sound in made:
+    for sound in recordings:
         out = transcribe(sound.samples, sample_rate=SAMPLE_RATE, model=whisper)
         examples.append(Example(out.evidence, words_right(out.text, sound.references), sound.kind))
     return {TRANSCRIPT: examples}

@@ -115,27 +115,30 @@ def evaluate_vlm(
     loaded_drafter = as_drafter(vlm, drafter)
     method = Method("drafted", "mmdec", {"drafter": loaded_drafter, "num_speculative_tokens": plan})
     answered = _answers(DescriptionHarness(vlm, max_new_tokens), method, chosen, batch_size, log)
-    scored = [entry for entry in answered if entry.of]
+    named = loaded_drafter if isinstance(loaded_drafter, str) else getattr(loaded_drafter, "name", None) or "none"
     return {
         "model": vlm.directory.name if vlm.directory else "given",
         "questions": os.fspath(questions if questions is not None else images or QUESTIONS),
         "swapped": swap,
         "n": len(answered),
-        "drafter": loaded_drafter
-        if isinstance(loaded_drafter, str)
-        else getattr(loaded_drafter, "name", None) or "none",
+        "drafter": named,
         "batch_size": batch_size,
+        **_report(answered, worst),
+        "hardware": hardware(
+            device=vlm.model.device, dtype=dtype_of(vlm.model), batch=batch_size, threads=torch.get_num_threads()
+        ),
+    }
+
+
+def _report(answered: Sequence[Answered], worst: int) -> dict[str, Any]:
+    """What the answers say of the model: right ones, cost, refused questions, and `worst` wrong answers."""
+    scored = [entry for entry in answered if entry.of]
+    return {
         "by_task": _by_task(answered),
         "right": _rate(scored),
         "decoding": _cost([entry.answer for entry in answered if entry.answer is not None]),
         "refused": {entry.question.id: entry.error for entry in answered if entry.error},
         "worst": _wrong(scored)[:worst],
-        "hardware": hardware(
-            device=vlm.model.device,
-            dtype=dtype_of(vlm.model),
-            batch=batch_size,
-            threads=torch.get_num_threads(),
-        ),
     }
 
 

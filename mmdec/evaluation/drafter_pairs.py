@@ -51,10 +51,10 @@ class ShuffledPicture(ForwardingDrafter):
 
 def _order(visual: Tensor) -> Tensor:
     """(F,) bool -> (F,) columns, the visual ones in another order."""
-    columns = torch.arange(len(visual))
-    places = visual.nonzero()[:, 0].cpu()
-    columns[places] = places[torch.randperm(len(places), generator=torch.Generator().manual_seed(0))]
-    return columns.to(visual.device)
+    order = torch.arange(len(visual))
+    columns = visual.nonzero()[:, 0].cpu()
+    order[columns] = columns[torch.randperm(len(columns), generator=torch.Generator().manual_seed(0))]
+    return order.to(visual.device)
 
 
 def _taken(values: Tensor, order: Tensor) -> Tensor:
@@ -67,21 +67,21 @@ def counts(
     """Of each picture, in the questions' order."""
     method = Method("drafted", "mmdec", {"drafter": drafter, "num_speculative_tokens": plan})
     pictures = {name: index for index, name in enumerate(dict.fromkeys(map(_picture, questions)))}
-    found = np.zeros((len(pictures), 2))
+    totals = np.zeros((len(pictures), 2))
     for start in range(0, len(questions), BATCH):
         batch = questions[start : start + BATCH]
         for question, answer in zip(batch, harness.describe(batch, method), strict=True):
-            found[pictures[_picture(question)]] += (len(answer.tokens) - 1, answer.rounds - 1)
+            totals[pictures[_picture(question)]] += (len(answer.tokens) - 1, answer.rounds - 1)
         log(f"{min(start + BATCH, len(questions))} of {len(questions)}")
-    return found
+    return totals
 
 
 def _picture(question: ImageQuestion) -> tuple[str, ...]:
     return tuple(map(str, question.images))
 
 
-def tokens_per_round(found: Counts) -> float:
-    tokens, rounds = found.sum(0)
+def tokens_per_round(totals: Counts) -> float:
+    tokens, rounds = totals.sum(0)
     return float(tokens / max(rounds, 1))
 
 
@@ -124,12 +124,12 @@ def compare_drafters(
             for name, seen in ((side, drafter), (f"{side} shuffled", ShuffledPicture(drafter))):
                 log(f"{name}: {Path(folder).name}")
                 sides.setdefault(name, []).append(counts(harness, asked, seen, nodes))
-    sums = {name: np.sum(found, 0) for name, found in sides.items()}
+    sums = {name: np.sum(seeds, 0) for name, seeds in sides.items()}
     return {
         "plan": plan,
         "questions": len(asked),
         "pictures": len(sums["a"]),
-        "tokens_per_round": {name: [tokens_per_round(one) for one in found] for name, found in sides.items()},
+        "tokens_per_round": {name: [tokens_per_round(totals) for totals in seeds] for name, seeds in sides.items()},
         "a_less_b": difference(sums["a"], sums["b"]),
         "a_less_a_shuffled": difference(sums["a"], sums["a shuffled"]),
         "b_less_b_shuffled": difference(sums["b"], sums["b shuffled"]),

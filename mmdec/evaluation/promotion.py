@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from mmdec import hub
@@ -89,7 +90,10 @@ def _publish(
     reports: Sequence[Report],
     comparison: str,
 ) -> None:
-    """Write the folder `target`, whole or not at all. Raises MmdecError if the weights are no longer those measured."""
+    """Write the folder `target` in one step: on an error the old one stays.
+
+    Raises MmdecError if the weights are no longer those measured.
+    """
     path = run / "provenance.json"
     before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     with whole_folder(target) as fresh:
@@ -99,7 +103,7 @@ def _publish(
         before.pop("compared", None)
         provenance = {
             **before,
-            "promoted": stamp(),
+            "promoted": stamp(torch.device("cpu")),  # where both were measured
             "weights": measured_weights,
             "chosen": comparison,
             "measured": list(reports),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import os
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -89,27 +89,39 @@ def evaluate_asr(
     methods = _methods(whisper, heads, plan, plain)
     harness = TranscriptionHarness(whisper, language, max_new_tokens)
     transcribed, measured = _decode_all(harness, methods, rows, batch_size, log)
-    normalise, name = normaliser(whisper.tokenizer, language)
-    report: dict[str, Any] = {
+    normalise, normaliser_name = normaliser(whisper.tokenizer, language)
+    network = whisper.model
+    return {
         "model": whisper.directory.name if whisper.directory else "given",
         "split": "own recordings" if recordings else split,
         "n": len(rows),
         "source_seconds": sum(result.seconds for result in transcribed),
         "batch_size": batch_size,
         "language": language,
-        "normaliser": name,
+        "normaliser": normaliser_name,
+        **_report(transcribed, measured, normalise, worst),
+        "hardware": hardware(
+            device=network.device, dtype=dtype_of(network), batch=batch_size, threads=torch.get_num_threads()
+        ),
+    }
+
+
+def _report(
+    transcribed: Sequence[Transcribed],
+    measured: Mapping[str, Sequence[Measurement]],
+    normalise: Callable[[str], str],
+    worst: int,
+) -> dict[str, Any]:
+    """What the transcripts say of the model: errors, cost, speedup, refused recordings, and the `worst` transcripts."""
+    report: dict[str, Any] = {
         **_scores(transcribed, normalise),
         "by_speaker": _by_speaker(transcribed, normalise),
         "worst": _worst(transcribed, normalise, worst),
         "refused": {result.row.path.name: result.error for result in transcribed if result.error},
-        "decoding": {method.name: _cost(measured[method.name], transcribed) for method in methods},
+        "decoding": {method: _cost(calls, transcribed) for method, calls in measured.items()},
     }
-    if len(methods) == 2:
-        report |= _speedup(transcribed, *(measured[method.name] for method in methods))
-    network = whisper.model
-    report["hardware"] = hardware(
-        device=network.device, dtype=dtype_of(network), batch=batch_size, threads=torch.get_num_threads()
-    )
+    if len(measured) == 2:
+        report |= _speedup(transcribed, *measured.values())
     return report
 
 

@@ -50,8 +50,8 @@ class DrafterChoice:
 def load_drafter(folder: str | os.PathLike[str], model: PreTrainedModel) -> Drafter:
     """The drafter with weights in `folder`, for this model: on its device and in its precision.
 
-    The folder's config.json names the drafter ({"system": "medusa", ...}). Call it once and pass the drafter to
-    `generate`, `stream`, `speculate` or `transcribe`: it holds weights only and may serve many calls.
+    The folder's config.json names the drafter ({"system": "<name>", ...}). Call it once and pass the drafter to
+    `generate`, `stream`, `speculate`, `transcribe` or `describe`: it holds weights only and may serve many calls.
     Raises InputError for a folder without a drafter, for damaged files, and for a drafter of another model.
     """
     path = check_path("folder", folder, "Name the drafter's folder.")
@@ -62,7 +62,7 @@ def load_drafter(folder: str | os.PathLike[str], model: PreTrainedModel) -> Draf
 
 
 def _folder(choice: str | os.PathLike[str]) -> Path | None:
-    """A folder, also by hub id or as "vlm-scenes/eagle"; None for a name or a dotted path. Raises InputError for what
+    """A folder, also by hub id or as "<model>/<drafter>"; None for a name or a dotted path. Raises InputError for what
     is none of them."""
     if isinstance(choice, str) and (drafter_entry(choice) is not None or is_dotted(choice)):
         return None

@@ -44,7 +44,7 @@ def setting(config: GenerationConfig, name: str) -> Any:
 
 
 def check(target: HfTarget, config: GenerationConfig, synced_gpus: bool | None) -> None:
-    """Refuse what a draft cannot be verified for."""
+    """Raise InputError for options under which drafts cannot be verified."""
     if (beams := setting(config, "num_beams")) != 1:
         raise InputError(
             f"`num_beams` must be 1, but is {beams}. Drafts are verified for greedy decoding and sampling; "
@@ -70,7 +70,7 @@ def pad_token(config: GenerationConfig) -> int:
 
 
 def stop(criteria: Any, config: GenerationConfig) -> Stop:
-    """The two criteria that every run has as plain numbers; the others are asked token by token."""
+    """The maximum length and the EOS tokens as numbers. Other criteria are called after each token."""
     limit, eos, others = 2**31, set[int](), list[Criterion]()
     for criterion in criteria:
         if isinstance(criterion, MaxLengthCriteria):
@@ -86,7 +86,7 @@ def stop(criteria: Any, config: GenerationConfig) -> Stop:
 
 @final
 class Results:
-    """A run's processors, among which it listens for what the caller wants returned."""
+    """A run's logits processors, with recorders for the scores and logits that the caller wants."""
 
     def __init__(
         self, target: HfTarget, prompt: Tensor, processors: Iterable[Processor], config: GenerationConfig
@@ -134,6 +134,6 @@ def _suppression(processor: Any, vocab_size: int, device: torch.device) -> Suppr
     else:
         return None
     if (tokens.is_floating_point() and len(tokens)) or bool((tokens >= vocab_size).any()):
-        return None  # odd ones: its own code says what becomes of them
+        return None  # unusual tokens: the processor itself handles them
     tokens = tokens.to(device, torch.long)
     return Suppression(tokens[tokens >= 0], only_at)  # negative ones name no token

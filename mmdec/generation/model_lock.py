@@ -1,8 +1,9 @@
 """A read-write lock for each model: many calls decode with it at once, or one changes it for a while.
 
-Every call of mmdec that decodes reads: `generate`, `stream`, `model.generate(custom_generate=mmdec.speculate(...))`,
-`transcribe`. Whoever changes a model that others may use (its attention implementation, hooks, device, dtype, train or
-eval) writes, and undoes a change for a while before leaving:
+Every call of mmdec that decodes with a model reads it: `generate`, `stream`, `transcribe`, `translate_speech`,
+`describe`, a `Chat`, `model.generate(custom_generate=mmdec.speculate(...))`. Whoever changes a model that others may
+use (its attention implementation, hooks, device, dtype, train or eval) writes, and undoes a change for a while before
+leaving:
 
     with model_lock(model).write():
         model.to("cuda")

@@ -25,7 +25,7 @@ CONFIG = "config.json"
 
 
 def register_drafter(name: str, factory: Factory | str | None = None, *, loader: Loader | str | None = None) -> None:
-    """Give a drafter a name that `generate`, `stream`, `speculate` and `transcribe` accept.
+    """Give a drafter a name that `generate`, `stream`, `speculate`, `transcribe` and `describe` accept.
 
     factory: a class or function without arguments that makes the drafter, or its dotted path "package.module:Class".
     loader: for a drafter with weights: a function of a folder (a Path) and a model that reads the drafter, or its

@@ -2,7 +2,7 @@
 
     import mmdec
     model.set_attn_implementation("mmdec_tree")
-    AutoModel.from_pretrained("owner/eagle-for-mine")
+    AutoModel.from_pretrained("<owner>/<drafter>")
 
 `import mmdec` alone loads neither torch nor transformers: where a module of transformers is not there yet, its import
 is awaited. Which module of mmdec registers itself after which of transformers, `mmdec/__init__.py` says.

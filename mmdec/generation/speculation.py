@@ -58,7 +58,7 @@ def generate(
     """`model.generate(**inputs, **options)` with drafts: the same output, in fewer passes of the model.
 
     inputs: token ids (B, P), or a tokenizer's output. drafter: a registered name ("lookup", "recycling"), a folder with
-    a drafter's weights, its hub id, or "vlm-scenes/eagle" for one of a shipped model, a dotted path
+    a drafter's weights, its hub id, or "<model>/<drafter>" for one of a shipped model, a dotted path
     "package.module:Class", a smaller model with the same vocabulary, an object that follows `mmdec.types.Drafter`, or
     None. rule: None follows `do_sample`. "greedy" and
     "sampled" give plain decoding's own tokens (sampling at batch 1: those of `generate` under the same

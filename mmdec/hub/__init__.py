@@ -1,4 +1,4 @@
-"""Models on disk: found by name, path or hub id; read into parts; written whole or not at all. Safetensors only."""
+"""Models on disk: found by name, path or hub id; read into parts; written in one step. Safetensors only."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

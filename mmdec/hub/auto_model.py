@@ -41,8 +41,11 @@ class _Model(PreTrainedModel):
         repo_id: str | None = None,
         **options: Any,
     ) -> None:
-        """Write the folder whole or not at all. `push_to_hub=True` uploads it, too; options: as for `push_to_hub`.
-        Raises InputError for other options, before anything is written."""
+        """Write the folder in one step: on an error the old one stays.
+
+        `push_to_hub=True` uploads it, too; options: as for `push_to_hub`. Raises InputError for other options, before
+        anything is written.
+        """
         uploading = _uploading(options)
         self.write(Path(save_directory))
         if push_to_hub:

@@ -58,7 +58,7 @@ def convert(
     vocab_size: int | None = None,
 ) -> Path:
     """A published checkpoint (a folder with config.json and safetensors or pytorch_model.bin) -> a folder that
-    `mmdec.load_drafter` reads, whole or not at all.
+    `mmdec.load_drafter` reads, written in one step.
 
     Of a pickle tensors alone are taken, no code is run. system: for an EAGLE of a model that reads images, which looks
     like MSD. vocab_size: the target's, where its embedding was lengthened after training: the network has no row of it.

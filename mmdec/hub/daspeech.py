@@ -1,4 +1,4 @@
-"""DASpeech on disk: a folder of safetensors, read into its parts, and written whole or not at all.
+"""DASpeech on disk: a folder of safetensors, read into its parts, and written in one step.
 
 A model's folder holds config.json, encoder.safetensors, model.safetensors (the rest of the network) and
 vocoder.safetensors, all in half precision, units.json, what its word decoder needs, README.md (the card) and
@@ -81,7 +81,7 @@ def save_model(
     card: str | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a model's directory whole or not at all. Weights become half precision.
+    """Write a model's directory in one step: on an error the old one stays. Weights become half precision.
 
     Without `card` the one that is there stays, if the weights do: else InputError, for its numbers would be of others.
     `provenance` adds to what is always written:
@@ -98,7 +98,7 @@ def save_model(
         }
         _write_json(fresh / "config.json", config)
         _write_json(fresh / "units.json", list(units))
-        _write_json(fresh / "provenance.json", {**stamp(), **(provenance or {})})
+        _write_json(fresh / "provenance.json", {**stamp(next(model.parameters()).device), **(provenance or {})})
         state = _half(model.state_dict())
         encoder = {name: state.pop(name) for name in list(state) if name.startswith("encoder.")}
         save_file(encoder, fresh / "encoder.safetensors")
@@ -122,8 +122,8 @@ def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts) -> Path:
             "without `vocoder`."
         )
     target = Path(directory)
-    with tempfile.TemporaryDirectory(prefix="mmdec-save-") as made:
-        plain = Path(made) / "model"
+    with tempfile.TemporaryDirectory(prefix="mmdec-save-") as temporary:
+        plain = Path(temporary) / "model"
         save_model(plain, parts.model, parts.vocoder, parts.units, parts.words, decoding=parts.decoding)
         if parts.folder is not None and same_weights(parts.folder, plain):
             keep_texts(parts.folder, plain, (CARD, CONFIDENCE, PROVENANCE))

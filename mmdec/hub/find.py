@@ -16,7 +16,7 @@ from mmdec.checks.weights import PICKLES
 from mmdec.types import InputError, MmdecError
 
 PACKAGE = Path(__file__).resolve().parents[1]
-PLACES = (PACKAGE / "_models", PACKAGE.parent / "models")  # an installed wheel, then a checkout
+FOLDERS = (PACKAGE / "_models", PACKAGE.parent / "models")  # an installed wheel, then a checkout
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.tsv", "*.arpa", "*.md"]
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 def names(system: str | None = "daspeech") -> list[str]:
     """The models of one system, or of one of transformers' types, that came with this installation; None: of all."""
-    configs = {path.parent.name: path for folder in reversed(PLACES) for path in folder.glob("[!.]*/config.json")}
+    configs = {path.parent.name: path for folder in reversed(FOLDERS) for path in folder.glob("[!.]*/config.json")}
     return sorted(name for name, path in configs.items() if system is None or kind(path.parent) == system)
 
 
@@ -56,7 +56,7 @@ def find(
         raise InputError(f"`model` must hold safetensors, but is the pickle '{text}'. Export it with `hub.save_model`.")
     if path.is_dir():
         return path
-    for folder in PLACES:
+    for folder in FOLDERS:
         if re.fullmatch(r"[\w.-]+", text) and (folder / text).is_dir():
             return folder / text
     if HUB_ID.fullmatch(text) and not text.startswith("models/"):
@@ -92,7 +92,7 @@ def drafter_path(
         return Path(text)
     home, _, name = text.partition("/")
     if re.fullmatch(r"[\w-]+", name):
-        for folder in PLACES:
+        for folder in FOLDERS:
             found = drafter_folder(folder / home, name) if re.fullmatch(r"[\w-][\w.-]*", home) else None
             if found is not None:
                 return found

@@ -83,7 +83,7 @@ def _read(folder: Path, expects: MelKind | None) -> HifiGanVocoder:
 
 def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
     """The authors' generator file, with its config.json beside it -> a directory that `load_hifigan` reads,
-    whole or not at all.
+    written in one step.
 
     The file is a pickle; tensors and plain values alone are taken from it, no code is run. Raises InputError for
     another generator, and for mels that ours cannot become.

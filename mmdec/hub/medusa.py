@@ -32,7 +32,10 @@ def save_heads(
     ranks: Sequence[Sequence[float]] | None = None,
     card: str | None = None,
 ) -> Path:
-    """Write heads whole or not at all. ranks: chances of each head's ranks, as measured; trees start from them."""
+    """Write the folder of the heads in one step: on an error there is none.
+
+    ranks: chances of each head's ranks, as measured; trees start from them.
+    """
     target = Path(directory)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"`directory` must be new or empty, but '{target}' is not. Choose another.")

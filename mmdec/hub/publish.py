@@ -1,4 +1,4 @@
-"""A folder that appears whole or not at all: written beside the target, then exchanged with it in one step.
+"""Writes a folder in one step: beside the target first, then exchanged with it. On an error the old one stays.
 
 Where the system can exchange two names at once (Linux), a reader meets the old folder or the new one and never neither.
 Elsewhere there is a moment between two renames; a process that was killed in it left the old folder aside, from where
@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from mmdec.checks.weights import lies_inside
 from mmdec.provenance import CARD as CARD  # what a published folder keeps
@@ -48,9 +50,12 @@ def whole_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def write_provenance(folder: Path, training: Mapping[str, Any]) -> None:
-    """Write provenance.json: how the weights were trained, and by which command, versions and commit."""
-    text = json.dumps({"training": training, **stamp()}, indent=2, default=str)
+def write_provenance(folder: Path, training: Mapping[str, Any], device: torch.device) -> None:
+    """Write provenance.json: how the weights were trained, and by which command, versions and commit.
+
+    device: where the command has the weights.
+    """
+    text = json.dumps({"training": training, **stamp(device)}, indent=2, default=str)
     (folder / PROVENANCE).write_text(text + "\n", encoding="utf-8")
 
 
@@ -86,8 +91,8 @@ def check_replaceable(target: Path, fresh: Path, also: Sequence[str] = ()) -> No
     be there."""
     if not target.is_dir():
         return
-    known = {*(path.name for path in fresh.iterdir()), *also}
-    foreign = sorted(path.name for path in target.iterdir() if path.name not in known)
+    replaced = {*(path.name for path in fresh.iterdir()), *also}
+    foreign = sorted(path.name for path in target.iterdir() if path.name not in replaced)
     if foreign:
         raise InputError(
             f"`directory` must be new, empty or hold a model of the same kind, but '{target}' holds '{foreign[0]}', "

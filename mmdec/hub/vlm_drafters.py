@@ -33,7 +33,10 @@ PICTURE = "data/samples/images/menu.png"  # of a checkout, for the card
 
 
 def save_network(network: DraftNetwork, directory: str | os.PathLike[str], *, card: str | None = None) -> Path:
-    """Write a network whole or not at all. Raises InputError for a directory that is neither new nor empty."""
+    """Write the folder of a network in one step: on an error there is none.
+
+    Raises InputError for a directory that is neither new nor empty.
+    """
     target = Path(directory)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"`directory` must be new or empty, but '{target}' is not. Choose another.")

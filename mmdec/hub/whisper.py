@@ -136,9 +136,7 @@ def read_model(directory: Path) -> WhisperForConditionalGeneration:
         if (directory / GENERATION).is_file():
             model.generation_config = GenerationConfig.from_dict(read_settings(directory / GENERATION))
         else:  # as transformers does: older folders have it among the model's settings
-            model.generation_config = GenerationConfig.from_pretrained(
-                directory, config_file_name="config.json", _from_model_config=True, local_files_only=True
-            )
+            model.generation_config = GenerationConfig.from_model_config(dict(settings))
     except (InputError, MemoryError):
         raise
     except Exception as error:  # transformers has no one error for damaged settings

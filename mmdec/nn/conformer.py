@@ -48,11 +48,6 @@ def _halved(lengths: Tensor) -> Tensor:
     return torch.div(lengths - 1, 2, rounding_mode="floor") + 1
 
 
-def subsampled(lengths: Tensor) -> Tensor:
-    """Frames after the two convolutions of stride 2."""
-    return _halved(_halved(lengths))
-
-
 class Subsampler(nn.Module):
     """(B, N, 80) -> (B, ~N/4, d): two convolutions of width 5 and stride 2, each gated."""
 

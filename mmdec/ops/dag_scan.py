@@ -72,8 +72,8 @@ def log_likelihood(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> 
 def _one_by_one(
     match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, vertices: bool, counted: bool
 ) -> Posterior:
-    """Each sample cropped to its own lengths, by the scan for CPUs; by `exact` where that one is not to be trusted.
-    What is not asked for is empty."""
+    """Each sample cropped to its own lengths, by the scan for CPUs, with `exact` if the scan is not accurate.
+    Results that were not asked for are empty tensors."""
     batch, steps, size = match.shape
     log_prob = torch.full((batch,), NEG_INF, dtype=torch.float64)
     found = torch.zeros(batch, steps if vertices else 0, size, dtype=torch.float64)

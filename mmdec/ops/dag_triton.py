@@ -250,7 +250,7 @@ class _Marginal(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] # the decorator makes `ctx` position-only
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         match, links, last, ends, alpha, log_prob = ctx.saved_tensors

@@ -1,8 +1,8 @@
 """Which operators have a Triton kernel, and whether it runs: on a GPU, where Triton is installed and nobody objects.
 
-A kernel's twin in torch runs everywhere else and gives the same to rounding. `MMDEC_KERNELS=0` in the environment keeps
-every kernel off. With `TRITON_INTERPRET=1`, set before Triton is first imported, kernels run on a CPU too, slowly, when
-called by name: that is how tests see them without a GPU; operators never choose an interpreted kernel.
+A kernel's reference in torch runs everywhere else and gives the same to rounding. `MMDEC_KERNELS=0` in the environment
+keeps every kernel off. With `TRITON_INTERPRET=1`, set before Triton is first imported, kernels run on a CPU too,
+slowly, when called by name: that is how tests see them without a GPU; operators never choose an interpreted kernel.
 
 `MMDEC_GRAPHS=0` keeps CUDA graphs off (`replay.py`).
 """

@@ -44,7 +44,9 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] # the decorator makes `ctx` position-only
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor, None]:
         logits, index, total = ctx.saved_tensors
         grad = grads[0].transpose(1, 2).to(total.dtype)  # (B, L, M)
         out = (logits.to(total.dtype) - total[:, :, None]).exp_()

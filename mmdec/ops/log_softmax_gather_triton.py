@@ -96,7 +96,9 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] # the decorator makes `ctx` position-only
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor, None]:
         logits, targets, totals = ctx.saved_tensors
         out = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
         launch(_gather_gradient, (logits.shape[1], len(logits)))(

@@ -13,7 +13,7 @@ MAX_FILE_BYTES = 16 * 2**20
 
 
 def spoken(phones: Sequence[str]) -> slice:
-    """Where the phones without the pauses at both ends lie; empty where there are only pauses."""
+    """The slice without the pauses at both ends; empty if there are only pauses."""
     kept = [index for index, phone in enumerate(phones) if phone != PAUSE]
     return slice(kept[0], kept[-1] + 1) if kept else slice(0, 0)
 

@@ -209,13 +209,13 @@ def _continuation_counts(sentences: Iterable[Sequence[str]], order: int) -> list
 
 def _discounts(table: Mapping[str, Mapping[str, int]]) -> list[float]:
     """D(0..3+), held inside sensible bounds: a generated text has odd counts of counts."""
-    tally: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     for followers in table.values():
-        tally.update(min(count, 4) for count in followers.values())
-    ratio = tally[1] / max(1, tally[1] + 2 * tally[2])
+        counts.update(min(count, 4) for count in followers.values())
+    ratio = counts[1] / max(1, counts[1] + 2 * counts[2])
     discounts = [0.0]
     for count in (1, 2, 3):
-        raw = count - (count + 1) * ratio * tally[count + 1] / max(1, tally[count])
+        raw = count - (count + 1) * ratio * counts[count + 1] / max(1, counts[count])
         discounts.append(min(max(raw, 0.1), 0.9 * count))
     return discounts
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, final
 
 from mmdec.checks.arguments import show
+from mmdec.checks.files import write_whole
 from mmdec.checks.weights import lies_inside
 from mmdec.types import InputError
 
@@ -76,8 +76,8 @@ class Calibration:
     typical: Mapping[str, float] = field(default_factory=lambda: {})
 
     def __call__(self, seen: Evidence) -> float:
-        known = {name: seen.get(name, self.typical.get(name, 0.0)) for name in self.weights}
-        total = self.bias + sum(weight * known[name] for name, weight in self.weights.items())
+        complete = {name: seen.get(name, self.typical.get(name, 0.0)) for name in self.weights}
+        total = self.bias + sum(weight * complete[name] for name, weight in self.weights.items())
         return 1.0 / (1.0 + math.exp(-max(min(total, 60.0), -60.0)))
 
 
@@ -104,7 +104,10 @@ def read_calibrations(folder: Path | None) -> dict[str, Calibration]:
 
 
 def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], measured: Mapping[str, Any]) -> Path:
-    """Write the file, whole or not at all. measured: what the calibrations gave on held-out data."""
+    """Write the file in one step: on an error the old one stays.
+
+    measured: what the calibrations gave on held-out data.
+    """
     content = {
         "format": FORMAT,
         "calibrations": {
@@ -113,10 +116,7 @@ def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], me
         },
         "measured": dict(measured),
     }
-    partial = folder / f".{FILE}.{os.getpid()}"
-    partial.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    partial.replace(folder / FILE)
-    return folder / FILE
+    return write_whole(folder / FILE, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
 def confidence(seen: Evidence, calibrations: Mapping[str, Calibration], kind: str) -> float:

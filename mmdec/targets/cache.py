@@ -198,7 +198,7 @@ def empty_cache() -> DynamicCache:
 
 
 def shallow_copy(cache: DynamicCache) -> DynamicCache:
-    """Another cache with the same contents, which are not copied: the next pass extends the twin alone."""
+    """Another cache with the same contents, which are not copied: the next pass extends the copy alone."""
     other = empty_cache()
     for layer in cast(list[DynamicLayer], cache.layers):
         filled = layer.get_seq_length() > 0

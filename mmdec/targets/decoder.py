@@ -147,8 +147,8 @@ class DecoderTarget(HfTarget, ABC):
         run = partial(self._draft, session.layers)
         if session.fast is not None and draft.tokens.shape[1] <= LARGEST:
             return session.fast.score(draft, session.store, rows, session.layers, session.offsets, run)
-        tree, places = rows.see(draft.parents.tolist(), device, self.model.dtype)
-        positions = torch.tensor(places, device=device)[None]
+        tree, positions_in_text = rows.see(draft.parents.tolist(), device, self.model.dtype)
+        positions = torch.tensor(positions_in_text, device=device)[None]
         if session.offsets is not None:
             positions = positions + session.offsets[:, :, None]
         scores = run(draft.tokens, tree, positions, session.cache)
@@ -190,8 +190,8 @@ class DecoderTarget(HfTarget, ABC):
         if lacking <= 0:
             return
         prompt = self._read(inputs)
-        places = prompt.text.positions[:, -1:] + torch.arange(1, new, device=sequences.device)
-        more = places[None] if prompt.offsets is None else places + prompt.offsets[:, :, None]
+        positions_in_text = prompt.text.positions[:, -1:] + torch.arange(1, new, device=sequences.device)
+        more = positions_in_text[None] if prompt.offsets is None else positions_in_text + prompt.offsets[:, :, None]
         mask = prompt.text.mask_given
         if mask is not None:
             mask = torch.cat([mask, mask.new_ones(len(mask), new - 1)], 1)

@@ -41,7 +41,7 @@ class UnitTarget:
 
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[UnitSession, Context, Draft, Scores]:
         if needs.layers or needs.embeds:
-            raise InputError("`drafter` must need no features of the unit decoder, but does. Use the lattice.")
+            raise InputError("`drafter` must need no features of the unit decoder, but does. Use the graph's drafter.")
         states, sizes = inputs["states"], inputs["state_lengths"]
         tokens = torch.full((states.shape[0], 1), BOS, device=states.device)
         none = [0] * len(states)

@@ -17,12 +17,12 @@ from rich.table import Table
 from mmdec.checks.errors import InputError
 from mmdec.checks.processes import only_one
 from mmdec.training import timed_run
-from mmdec.training.daspeech import timed as schedule
-from mmdec.training.medusa import timed as schedule_heads
+from mmdec.training.daspeech import timed as daspeech_run
+from mmdec.training.medusa import timed as medusa_run
 from mmdec.training.timed_run import RUNS, Allowance, Outcome, Runner
-from mmdec.training.vlm import timed as schedule_pictures
-from mmdec.training.vlm_drafters import timed as schedule_drafter
-from mmdec.training.whisper import timed as schedule_whisper
+from mmdec.training.vlm import timed as vlm_run
+from mmdec.training.vlm_drafters import timed as vlm_drafter_run
+from mmdec.training.whisper import timed as whisper_run
 
 RECIPES = Path("recipes")
 
@@ -39,11 +39,11 @@ class System:
 
 
 SYSTEMS = (
-    System(schedule.NAME, 0.55, 60.0, schedule.missing, schedule.train),
-    System(schedule_whisper.NAME, 0.25, 75.0, schedule_whisper.prepare, schedule_whisper.train),
-    System(schedule_heads.NAME, 0.2, 75.0, schedule_heads.missing, schedule_heads.train),
-    System(schedule_pictures.NAME, 0.4, 240.0, schedule_pictures.prepare, schedule_pictures.train),
-    System(schedule_drafter.NAME, 0.2, 240.0, schedule_drafter.missing, schedule_drafter.train),
+    System(daspeech_run.NAME, 0.55, 60.0, daspeech_run.missing, daspeech_run.train),
+    System(whisper_run.NAME, 0.25, 75.0, whisper_run.prepare, whisper_run.train),
+    System(medusa_run.NAME, 0.2, 75.0, medusa_run.missing, medusa_run.train),
+    System(vlm_run.NAME, 0.4, 240.0, vlm_run.prepare, vlm_run.train),
+    System(vlm_drafter_run.NAME, 0.2, 240.0, vlm_drafter_run.missing, vlm_drafter_run.train),
 )
 
 

@@ -10,6 +10,13 @@ from dataclasses import fields
 from typing import Any
 
 from lightning.pytorch import LightningModule
+from transformers import PreTrainedTokenizerBase
+
+
+def token_list(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The tokens by their number: the option `units`, which the command line passes from the data to every model."""
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    return sorted(vocabulary, key=vocabulary.__getitem__)
 
 
 def keep_options(module: LightningModule, options: Any) -> None:

@@ -17,7 +17,7 @@ from mmdec.provenance import weights
 from mmdec.training import timed_run
 from mmdec.training.__main__ import main as train
 from mmdec.training.checkpoints import read_checkpoint
-from mmdec.training.medusa import timed as schedule_heads
+from mmdec.training.medusa import timed as medusa_run
 from mmdec.training.medusa.self_labels import fingerprint
 from mmdec.training.timed_run import Allowance, Outcome
 from tests.support.quiet import LIGHTNING
@@ -73,12 +73,12 @@ class Runner:
         (made / "provenance.json").write_text('{"training": {"step": 3}}')
         Path("runs/medusa/checkpoints").mkdir(exist_ok=True)
         mark = fingerprint(load_whisper("models/whisper-phrasebook", "cpu").model)
-        torch.save({"base": mark, "state_dict": {}}, schedule_heads.last())
+        torch.save({"base": mark, "state_dict": {}}, medusa_run.last())
 
 
 def train_for(seconds: float, runner: Any, fresh: bool = False) -> Outcome:
     """By a clock that stands still at 1000."""
-    return schedule_heads.train(Allowance(1000 + seconds, lambda: 1000.0), runner, fresh)
+    return medusa_run.train(Allowance(1000 + seconds, lambda: 1000.0), runner, fresh)
 
 
 @pytest.mark.parametrize(("old", "new", "taken"), [(2.0, 2.5, True), (2.0, 2.0, False), (2.5, 2.0, False)])
@@ -87,7 +87,7 @@ def test_only_better_heads_are_shipped(
 ):
     heads(SHIPPED, 0.5)
     scores = {SHIPPED: old, Path("runs/medusa/heads"): new}
-    monkeypatch.setattr(schedule_heads, "tokens_per_round", lambda folder, recipe: scores[folder])
+    monkeypatch.setattr(medusa_run, "tokens_per_round", lambda folder, recipe: scores[folder])
     before = weights(Path("models"))
     runner = Runner()
     made = train_for(60, runner)
@@ -106,7 +106,7 @@ def test_only_better_heads_are_shipped(
 
 
 def test_a_run_goes_on_unless_it_was_finished_or_the_model_is_another(checkout: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(schedule_heads, "tokens_per_round", lambda folder, recipe: 1.0)
+    monkeypatch.setattr(medusa_run, "tokens_per_round", lambda folder, recipe: 1.0)
     runner = Runner()
     assert train_for(60, runner).folder == MADE  # there were none
     assert runner.calls[-1][0]["model"]["init_args"]["start"] is None
@@ -117,7 +117,7 @@ def test_a_run_goes_on_unless_it_was_finished_or_the_model_is_another(checkout: 
     Path("runs/medusa/finished").unlink()
     train_for(600, runner)
     recipe, resumed = runner.calls[-1]
-    assert resumed == str(schedule_heads.last())
+    assert resumed == str(medusa_run.last())
     assert recipe["data"]["init_args"]["steps_per_epoch"] == 2  # as it was begun with
     Path("runs/medusa/finished").unlink()
     shutil.rmtree(MADE)
@@ -135,7 +135,7 @@ def test_the_recipe_runs_in_the_time_it_gets(checkout: Path, monkeypatch: pytest
     heads(SHIPPED, 0.5)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     monkeypatch.setattr(timed_run, "LEAST", 0.0)
-    configure = schedule_heads.configuration
+    configure = medusa_run.configuration
 
     def small(*arguments: Any) -> dict[str, Any]:
         recipe = configure(*arguments)
@@ -146,20 +146,20 @@ def test_the_recipe_runs_in_the_time_it_gets(checkout: Path, monkeypatch: pytest
     def runner(name: str, *arguments: str) -> None:
         train(arguments)
 
-    monkeypatch.setattr(schedule_heads, "configuration", small)
+    monkeypatch.setattr(medusa_run, "configuration", small)
     made = train_for(30.0, runner)  # on a clock that stands still: one epoch is run, and no more
     assert made.folder in (MADE, Path("runs/medusa/heads"))
     assert made.after is not None
     assert made.better == (made.before is not None and made.after > made.before)
-    last = read_checkpoint(schedule_heads.last())
+    last = read_checkpoint(medusa_run.last())
     assert last["global_step"] >= 2
     model = load_whisper("models/whisper-phrasebook", "cpu").model
     assert load_heads(Path("runs/medusa/heads"), model).heads.config.heads == 3
     recipe = yaml.safe_load(Path("runs/medusa/schedule.yaml").read_text(encoding="utf-8"))
-    better = schedule_heads.tokens_per_round(Path("runs/medusa/heads"), recipe)
+    better = medusa_run.tokens_per_round(Path("runs/medusa/heads"), recipe)
     assert better == pytest.approx(last["best"], rel=0.05)  # kept in half precision
 
 
 def test_without_a_corpus_no_heads_are_trained(checkout: Path):
     shutil.rmtree("data/english/dev")
-    assert "data/english is missing" in schedule_heads.missing()
+    assert "data/english is missing" in medusa_run.missing()

@@ -43,7 +43,7 @@ class Translation:
     confidence: float = 0.0  # 0 to 1: the share of words that are likely right, see `mmdec.pipelines.confidence`
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the speech as 16-bit audio, whole or not at all; the suffix names the format."""
+        """Write the speech as 16-bit audio in one step: on an error the old one stays. The suffix names the format."""
         return sound.save_audio(path, self.audio, self.sample_rate)
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,8 +102,8 @@ def translate_speech(
     extra `mmdec[vad]`). `on_pass` is called after each pass of the linguistic decoder with the units that it settled,
     its time and the graph, for one recording; what it raises ends the call.
 
-    Raises InputError for what cannot be translated, sound in which the model finds no unit too, and BatchError, with
-    the other results, in a list.
+    Raises InputError for a recording that cannot be translated, also if the model finds no unit in it. For a list it
+    raises BatchError, which holds the other results.
     """
     check_threads(threads)
     least = check_min_confidence(min_confidence)

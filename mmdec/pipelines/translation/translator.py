@@ -23,6 +23,7 @@ from mmdec.decode.loop import decode
 from mmdec.decode.sampling import Sequences, Stop
 from mmdec.decode.verify import MatchRule
 from mmdec.drafters.dag import DagDrafter
+from mmdec.generation.model_lock import reading
 from mmdec.hub.daspeech import DASpeechParts, save_parts
 from mmdec.hub.publish import push_folder
 from mmdec.pipelines.confidence import FLOOR, Calibration, confidence, evidence
@@ -72,8 +73,11 @@ class SpeechTranslator:
         return next(self.model.parameters()).device
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
-        """Write the model's folder, whole or not at all; card, confidence and provenance go with weights that nobody
-        changed. Raises InputError for a vocoder that is not the model's own, and for a folder with other files."""
+        """Write the model's folder in one step: on an error the old one stays.
+
+        Card, confidence and provenance go with weights that nobody changed. Raises InputError for a vocoder that is not
+        the model's own, and for a folder with other files.
+        """
         return save_parts(directory, self.parts)
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
@@ -93,21 +97,23 @@ class SpeechTranslator:
         of the linguistic decoder, they go one by one there, too.
         """
         check_strategy(strategy)
-        rows = 1 if self.device.type == "cpu" or on_pass is not None else GPU_ROWS
-        groups = [samples[start : start + rows] for start in range(0, len(samples), rows)]
-        return [
-            result
-            for index, group in enumerate(groups)
-            for result in self.translate_together(group, strategy, on_pass, index)
-        ]
+        with reading(self.model, self.vocoder):  # nobody moves or changes them between two groups
+            rows = 1 if self.device.type == "cpu" or on_pass is not None else GPU_ROWS
+            groups = [samples[start : start + rows] for start in range(0, len(samples), rows)]
+            return [
+                result
+                for index, group in enumerate(groups)
+                for result in self.translate_together(group, strategy, on_pass, index)
+            ]
 
     @torch.inference_mode()
     def translate_together(
         self, samples: Sequence[Tensor], strategy: str, on_pass: OnPass | None = None, piece: int = 0
     ) -> list[SpokenTranslation]:
-        """One padded batch, as a GPU takes several: units are those of each row alone, samples but for rounding.
+        """One padded batch, as a GPU takes several.
 
-        on_pass: for a batch of one, which is the recording's `piece`.
+        A row's units are the same as if it were alone; its samples differ by rounding only. `translate` has taken the
+        lock. on_pass: for a batch of one, which is the recording's `piece`.
         """
         clock = Stopwatch(self.device)
         with clock.stage("features"):
@@ -215,7 +221,7 @@ class SpeechTranslator:
         self, states: Tensor, state_lengths: Tensor, frames: Tensor, strategy: str, listener: PassListener
     ) -> tuple[list[list[int]], list[Tensor], list[dict[str, float]]]:
         """Encoder states (B, S, d) -> K units of each row, acoustic inputs (K + 1, d_tts), and how sure the graph is of
-        its path. </s> is heard in training, with no frames, and so stays here."""
+        its path. </s> stays in the acoustic input, because training has it there too, with zero frames."""
         lattice = self.model.lattice(states, state_lengths, frames)
         path = lattice.path(
             strategy,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mmdec import audio
 from mmdec.checks.errors import MmdecError
+from mmdec.checks.files import write_whole
 from mmdec.checks.processes import end_with_parent
 
 _FORMAT = 1  # of the features on disk; a change makes the old ones void
@@ -39,7 +40,7 @@ def begin_worker(parent: int) -> None:
 
 
 class FeatureStore:
-    """Filterbanks of a list of recordings in one file; made in a few processes, whole or not at all."""
+    """Filterbanks of a list of recordings in one file, which a few processes make. Its index is written last."""
 
     def __init__(self, folder: Path, clips: Sequence[Path], jobs: int) -> None:
         self.folder = self.cache_folder(folder, clips)
@@ -87,9 +88,7 @@ class FeatureStore:
                     file.write(features.tobytes())
                     lengths.append(len(features))
         os.replace(part, self.folder / "fbank.f16")
-        index = self.folder / f"index.{os.getpid()}.part"
-        index.write_text(json.dumps({"lengths": lengths, "bad": bad}), encoding="utf-8")
-        os.replace(index, self.folder / "index.json")
+        write_whole(self.folder / "index.json", json.dumps({"lengths": lengths, "bad": bad}).encode())
 
     def __getitem__(self, index: int) -> Tensor:
         part = self.data[self.starts[index] : self.starts[index + 1]]

@@ -22,6 +22,7 @@ from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.errors import InputError
 from mmdec.corpora.librispeech import Utterance, read_splits
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
+from mmdec.training.options import token_list
 from mmdec.training.whisper.window_data import durations
 from mmdec.training.whisper.windows import (
     PLAIN,
@@ -222,8 +223,7 @@ class HeadData(LightningDataModule):
     @property
     def units(self) -> list[str]:
         """The tokens by their number: what the model must know of the data."""
-        vocabulary = self.spelling.tokenizer.get_vocab()
-        return sorted(vocabulary, key=vocabulary.__getitem__)
+        return token_list(self.spelling.tokenizer)
 
     def model(self) -> WhisperForConditionalGeneration:
         """A Whisper of the caller's own, in float32."""

@@ -152,7 +152,7 @@ class MedusaModule(LightningModule):
 
     @torch.no_grad()
     def run_model(self, batch: HeadBatch) -> tuple[list[list[int]], Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Encoder once, own text where it is asked for and not known, and one pass of the decoder over all texts."""
+        """One encoder pass; the model's greedy text where no label is stored; one decoder pass over all texts."""
         model = self.base
         assert batch.features is not None
         with torch.autocast(self.device.type, enabled=False):
@@ -247,7 +247,7 @@ class MedusaModule(LightningModule):
             save_heads(fresh, copy.deepcopy(self.heads).half(), ranks=chances)
             options = {name: value for name, value in self.hparams.items() if not name.startswith("_")}
             training = {"step": self.global_step, "hyperparameters": options, "dev": scores}
-            write_provenance(fresh, training)
+            write_provenance(fresh, training, self.device)
         return folder
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

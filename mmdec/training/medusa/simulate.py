@@ -21,7 +21,7 @@ ITERATIONS = 3  # a tree's shape follows from the accuracies, and these from the
 
 
 @dataclass(frozen=True)
-class Replay:
+class Simulation:
     """Rounds over all texts, without the prompts' passes, and the tokens that were accepted."""
 
     tokens: int
@@ -35,7 +35,7 @@ class Replay:
         return self.tokens / self.rounds if self.rounds else 1.0
 
 
-def replay(texts: Sequence[Tensor], tree: Sequence[Node], heads: int) -> Replay:
+def simulate(texts: Sequence[Tensor], tree: Sequence[Node], heads: int) -> Simulation:
     """Decode texts, each (n - 1, K) ranks, with one tree for all rounds."""
     children = {(parent, rank): node for node, (parent, _, rank) in enumerate(tree, 1)}
     hits, trials = [[0] * WIDTH for _ in range(heads)], [0] * heads
@@ -55,20 +55,20 @@ def replay(texts: Sequence[Tensor], tree: Sequence[Node], heads: int) -> Replay:
                 if rows[at][depth] < WIDTH:
                     hits[depth][rows[at][depth]] += 1
             tokens, rounds, at = tokens + gained, rounds + 1, at + gained
-    return Replay(tokens, rounds, hits, trials)
+    return Simulation(tokens, rounds, hits, trials)
 
 
 def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, float, list[list[float]]]:
     """Tokens a round of a chain of all heads, of a tree of `nodes` nodes, and the chances (K, WIDTH) of the ranks."""
-    chain = replay(texts, HeadAccuracy(expected(heads)).tree(heads, heads), heads)
+    chain = simulate(texts, HeadAccuracy(expected(heads)).tree(heads, heads), heads)
     chances, tree = estimate(chain), chain
     for _ in range(ITERATIONS if nodes > 0 else 0):
-        tree = replay(texts, HeadAccuracy(chances).tree(nodes, min(heads, max(nodes - 1, 1))), heads)
+        tree = simulate(texts, HeadAccuracy(chances).tree(nodes, min(heads, max(nodes - 1, 1))), heads)
         chances = estimate(tree)
     return chain.tokens_per_round, tree.tokens_per_round, chances
 
 
-def estimate(seen: Replay) -> list[list[float]]:
+def estimate(seen: Simulation) -> list[list[float]]:
     """Chances from counts; each depth begins from those of the one above it, as if seen once."""
     guess = expected(1)[0]
     chances = []

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from mmdec.checks.errors import InputError
 from mmdec.corpora.image_text import Conversation, read_conversations
 from mmdec.images import read_image
+from mmdec.training.options import token_list
 from mmdec.training.vlm.encoded import FIELDS, NOWHERE, Encoded, encode
 from mmdec.training.vlm.packing import Batch, pack
 from mmdec.training.vlm.tokens import asked, kept_tokenizer, prefix
@@ -160,8 +161,7 @@ class SceneData(LightningDataModule):
     @property
     def units(self) -> list[str]:
         """The tokens by their number: what the model must know of the data."""
-        vocabulary = self.tokenizer.get_vocab()
-        return sorted(vocabulary, key=vocabulary.__getitem__)
+        return token_list(self.tokenizer)
 
     def _encoded(self, conversations: list[Conversation] | None) -> Encoded:
         listed = self.corpus / "train.json"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from mmdec.checks.files import write_whole
 from mmdec.corpora.image_text import Conversation
 from mmdec.training.vlm.tokens import answered, asked
 
@@ -44,10 +45,10 @@ class Encoded:
         return turns
 
     def save(self, path: Path) -> None:
-        """Whole or not at all."""
-        partial = path.with_name(f"{path.stem}.{os.getpid()}.part.npz")
-        np.savez(partial, **{name: getattr(self, name) for name in FIELDS})
-        partial.replace(path)
+        """Write the file in one step: on an error the old one stays."""
+        content = io.BytesIO()
+        np.savez(content, **{name: getattr(self, name) for name in FIELDS})
+        write_whole(path, content.getvalue())
 
     @classmethod
     def load(cls, path: Path) -> Encoded:
@@ -85,13 +86,13 @@ def patches_read(
     """The patch that each token of an answer reads. offsets: the characters of each token; prints: printed texts, each
     with its characters' patches. A word or number that is printed twice is left out: the answer may mean either."""
     where: dict[int, int] = {}
-    for match in READ.finditer(answer):
-        found = [
-            patches[place.start() : place.end()]
+    for word in READ.finditer(answer):
+        printed = [
+            patches[match.start() : match.end()]
             for text, patches in prints
-            for place in re.finditer(rf"(?<![A-Z0-9]){re.escape(match[0])}(?![A-Z0-9])", text)
+            for match in re.finditer(rf"(?<![A-Z0-9]){re.escape(word[0])}(?![A-Z0-9])", text)
         ]
-        if len(found) == 1:
-            where |= dict(zip(range(match.start(), match.end()), found[0], strict=True))
-    places = [where.get(begin + (answer[begin : begin + 1] == " "), -1) for begin, _ in offsets]
-    return np.array([NOWHERE if place < 0 else place for place in places], np.uint8)
+        if len(printed) == 1:
+            where |= dict(zip(range(word.start(), word.end()), printed[0], strict=True))
+    read = [where.get(begin + (answer[begin : begin + 1] == " "), -1) for begin, _ in offsets]
+    return np.array([NOWHERE if patch < 0 else patch for patch in read], np.uint8)

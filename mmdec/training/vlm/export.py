@@ -44,7 +44,10 @@ def build_processor(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> LlavaPr
 
 
 def export(checkpoints: Sequence[Path], tokenizer_folder: Path, out: Path) -> Path:
-    """Write the model's folder in half precision, whole or not at all. A card of before is kept."""
+    """Write the model's folder in half precision and in one step: on an error the old one stays.
+
+    An earlier card is kept.
+    """
     module, step = load_module(checkpoints)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder)
     model = module.model.half()
@@ -59,7 +62,8 @@ def export(checkpoints: Sequence[Path], tokenizer_folder: Path, out: Path) -> Pa
         model.save_pretrained(fresh)
         build_processor(tokenizer, module.shape).save_pretrained(fresh)
         parameters = {name: value for name, value in module.hparams.items() if name != "units"}
-        write_provenance(fresh, {"checkpoints": len(checkpoints), "step": step, "hyperparameters": parameters})
+        training = {"checkpoints": len(checkpoints), "step": step, "hyperparameters": parameters}
+        write_provenance(fresh, training, model.device)
         if (out / CARD).is_file():
             shutil.copy(out / CARD, fresh)
     return out

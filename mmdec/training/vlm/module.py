@@ -113,7 +113,7 @@ class VlmModule(LightningModule):
         self._layers = (torch.compile(vision_layer), torch.compile(language_layer)) if compiled else (None, None)
         fast = fast_bfloat16(torch.device("cpu")) if half is None else half
         self._products = torch.bfloat16 if fast else torch.float32
-        self._tally: dict[str, list[float]] = {}
+        self._counts: dict[str, list[float]] = {}
 
     def begin_from(self, folder: str) -> None:
         """Take an exported model's weights, but for the projector's where that is to be learned anew."""
@@ -212,14 +212,14 @@ class VlmModule(LightningModule):
         return parts["loss"]
 
     def on_validation_epoch_start(self) -> None:
-        self._tally = defaultdict(lambda: [0.0, 0.0])
+        self._counts = defaultdict(lambda: [0.0, 0.0])
 
     def validation_step(self, batch: Asked, batch_idx: int) -> None:
         """Answers greedily, and counts what is right; nothing in the phase that trains the encoder alone."""
         if self.global_step < self.hparams["vision_steps"] and not self.trainer.sanity_checking:
             return
         for question, answer in zip(batch.questions, self.answer(batch), strict=True):
-            count = self._tally[question.task]
+            count = self._counts[question.task]
             if question.task == "describe":
                 count[0] += claims_held(answer, question.claims)
                 count[1] += len(question.claims)
@@ -248,7 +248,7 @@ class VlmModule(LightningModule):
         return [spelled(units, row, self.tokens[END]) for row in generated[:, batch.tokens.shape[1] :].tolist()]
 
     def on_validation_epoch_end(self) -> None:
-        counts = torch.tensor([self._tally.get(task, [0.0, 0.0]) for task in TASKS], dtype=torch.float64)
+        counts = torch.tensor([self._counts.get(task, [0.0, 0.0]) for task in TASKS], dtype=torch.float64)
         gathered = self.all_gather(counts)
         counts = gathered.reshape(-1, *counts.shape).sum(0)  # type: ignore[union-attr] # a tensor of a tensor
         asked = counts[:, 1] > 0
@@ -285,8 +285,8 @@ class VlmModule(LightningModule):
 def turn_weights(turns: Tensor, asked: Tensor, power: float) -> Tensor:
     """(B, L) the number of each column's question, (B, L) bool which columns count -> (N,) their weights, of sum 1:
     an answer's n columns weigh n ** -power each."""
-    rows, places = asked.nonzero(as_tuple=True)
-    names = rows * (int(turns.max()) + 1) + turns[rows, places]
+    rows, columns = asked.nonzero(as_tuple=True)
+    names = rows * (int(turns.max()) + 1) + turns[rows, columns]
     _, which, counts = torch.unique(names, return_inverse=True, return_counts=True)
     weights = counts[which].float() ** -power
     return weights / weights.sum()

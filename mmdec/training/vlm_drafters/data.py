@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from mmdec.checks.errors import InputError
+from mmdec.training.options import token_list
 from mmdec.training.stores import TokenStore
 from mmdec.training.vlm_drafters.batches import PlannedBatches, QuestionDataset
 from mmdec.training.vlm_drafters.prompting import Prompting
@@ -115,8 +116,7 @@ class DraftData(LightningDataModule):
     @property
     def units(self) -> list[str]:
         """The tokens by their number: what the command line passes to every model."""
-        vocabulary = self.prompting.tokenizer.get_vocab()
-        return sorted(vocabulary, key=vocabulary.__getitem__)
+        return token_list(self.prompting.tokenizer)
 
     @property
     def mark(self) -> str:

@@ -208,7 +208,7 @@ class DraftModule(LightningModule):
             save_network(copy.deepcopy(self.network).half(), fresh, card=card)
             options = {name: value for name, value in self.hparams.items() if not name.startswith("_")}
             training = {"step": self.global_step, "hyperparameters": options, "dev": scores}
-            write_provenance(fresh, training)
+            write_provenance(fresh, training, self.device)
 
     def configure_gradient_clipping(
         self,

@@ -38,7 +38,7 @@ class Columns:
 
 
 def read_columns(network: DraftNetwork, texts: Sequence[Reading], noise: float = 0.0) -> Columns:
-    """The network's own reading of each prompt, as when decoding, and its answer's columns.
+    """Runs the network over each prompt, as decoding does, and lays out the columns of the answer.
 
     noise: the features are moved by U(-noise, noise) * 512 / L, L the length of the text: EAGLE's, with 0.1.
     """

@@ -56,7 +56,8 @@ def export(
         shutil.copy(tokenizer_folder / "normalizer.json", fresh)
         save_heads(fresh / "medusa", module.heads.half())
         parameters = {name: value for name, value in module.hparams.items() if name != "units"}
-        write_provenance(fresh, {"checkpoints": len(checkpoints), "step": step, "hyperparameters": parameters})
+        training = {"checkpoints": len(checkpoints), "step": step, "hyperparameters": parameters}
+        write_provenance(fresh, training, model.device)
         keep_card(out, fresh)
     return out
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
-NEAR, NEAR_LATER = 1.3, 3.0  # scale of the first layer's queries and keys (some five positions wide), of the others'
+FIRST_SCALE = 1.3  # of the first layer's queries and keys: some five positions wide
+LATER_SCALE = 3.0  # of the other layers'
 
 
 @torch.no_grad()
@@ -51,7 +52,7 @@ def init_local_attention(model: WhisperForConditionalGeneration) -> None:
     for depth, layer in enumerate(encoder.layers):
         query: Tensor = layer.self_attn.q_proj.weight
         key: Tensor = layer.self_attn.k_proj.weight
-        scale = NEAR_LATER if depth else NEAR
+        scale = LATER_SCALE if depth else FIRST_SCALE
         for head in range(heads):
             turn = speeds * (head - heads // 2) * 2 * (depth + 1)
             for pair in range(pairs):

@@ -29,7 +29,7 @@ from mmdec.training.whisper.local_attention import init_local_attention, protect
 from mmdec.training.whisper.tokenizer import END, START
 from mmdec.training.whisper.windows import IGNORED, LETTERS, Batch
 
-PLACE = 0.02  # seconds between encoder states
+STATE_SECONDS = 0.02  # seconds between encoder states
 PARTS = (100, 250)  # positions
 
 
@@ -166,7 +166,7 @@ class WhisperModule(LightningModule):
         timed = times >= 0
         if not bool(timed.any()):
             return states.sum() * 0
-        seconds = torch.arange(states.shape[1], device=states.device) * PLACE
+        seconds = torch.arange(states.shape[1], device=states.device) * STATE_SECONDS
         near = (seconds - times[..., None]).abs() <= self.options.guide_seconds  # (B, L, S)
         total = states.sum() * 0
         for layer, head in self.options.guided:

@@ -17,6 +17,7 @@ from transformers import WhisperTokenizer
 from mmdec.audio import sound_seconds
 from mmdec.checks.errors import InputError
 from mmdec.corpora.librispeech import Utterance, read_splits, read_utterances
+from mmdec.training.options import token_list
 from mmdec.training.whisper.tokenizer import END, build_tokenizer
 from mmdec.training.whisper.windows import (
     PLAIN,
@@ -104,8 +105,7 @@ class WindowData(LightningDataModule):
     @property
     def units(self) -> list[str]:
         """The tokens by their number: what the model must know of the data."""
-        vocabulary = self.tokenizer.get_vocab()
-        return sorted(vocabulary, key=vocabulary.__getitem__)
+        return token_list(self.tokenizer)
 
     def setup(self, stage: str) -> None:
         self.train_seconds = durations(self.train_rows, Path(self.corpus))

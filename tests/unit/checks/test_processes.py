@@ -1,4 +1,4 @@
-"""Who is killed takes its children with it, and its lock; whole folders appear whole or not at all."""
+"""Who is killed takes its children with it, and its lock; folders appear in one step."""
 
 from __future__ import annotations
 

@@ -194,6 +194,13 @@ def test_truncated_files(whisper: Path, share: float) -> None:
     load_whisper(whisper, "cpu")
 
 
+def test_older_folders_have_the_settings_of_generate_in_config_json(whisper: Path) -> None:
+    (whisper / "generation_config.json").unlink()
+    change(whisper / "config.json", max_length=77, suppress_tokens=[4, 5], begin_suppress_tokens=[4])
+    settings = load_whisper(whisper, "cpu").model.generation_config
+    assert (settings.max_length, settings.suppress_tokens) == (77, [4, 5])
+
+
 def test_weights_that_are_absent_or_of_another_shape(whisper: Path) -> None:
     state = load_file(whisper / WHOLE)
     name = "model.decoder.layers.1.fc1.weight"

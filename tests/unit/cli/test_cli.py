@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from typer.core import TyperGroup
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from mmdec import cli
@@ -213,6 +216,20 @@ def test_every_verb_has_help(verb: str) -> None:
     result = run(*verb.split(), "--help")
     assert result.exit_code == 0
     assert "Usage" in result.stdout
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_keeps_its_brackets(verb: str) -> None:
+    """rich reads [name] as markup and drops it, unless a backslash stands before it."""
+    command = get_command(cli.app)
+    for word in verb.split():
+        assert isinstance(command, TyperGroup)
+        command = command.commands[word]
+    said = re.sub(r"[\s│]+", " ", CliRunner(env={"COLUMNS": "500"}).invoke(cli.app, [*verb.split(), "--help"]).stdout)
+    texts = [command.help, *(getattr(option, "help", None) for option in command.params)]
+    for text in texts:
+        for word in (text or "").replace("\\[", "[").split():
+            assert word in said, text
 
 
 def test_version() -> None:

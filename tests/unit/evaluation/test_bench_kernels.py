@@ -15,7 +15,7 @@ from mmdec.types import MmdecError
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = torch.get_num_threads()
     monkeypatch.setattr(bench_kernels, "HEADS", {"small": (4, 2, 8)})
-    monkeypatch.setattr(bench_kernels, "PLACES", {"cpu": ((5, 24),)})
+    monkeypatch.setattr(bench_kernels, "SHAPES", {"cpu": ((5, 24),)})
     monkeypatch.setattr(bench_kernels, "GRAPHS", {"cpu": ((2, 6, 20),)})
     monkeypatch.setattr(bench_kernels, "LAYERS", {"cpu": 2})
     torch.set_num_threads(threads)
@@ -29,6 +29,9 @@ def test_a_cpu_gets_its_rows() -> None:
     assert set(attention["against"]) == {"SDPA, dense mask, heads repeated", "SDPA, dense mask, FORCE_GQA"}
     rows = [*attention["against"].values(), *report["kv_gather"]["against"].values()]
     assert [row["what"] for row in report["dag"]] == ["forward", "forward and backward"]
+    kinds = [(row["dtype"], row["batch"]) for row in (attention, report["kv_gather"], *report["dag"])]
+    assert kinds == [("float32", 1), ("float32", 1), ("float32", 2), ("float32", 2)]
+    assert report["hardware"]["batch"] == [1, 2]
     for row in report["dag"]:
         assert row["least_cpu_ms"] > 0
         rows += row["against"].values()

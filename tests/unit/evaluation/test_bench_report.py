@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from mmdec import provenance
 from mmdec.evaluation.bench_against import against
@@ -157,6 +158,13 @@ def test_runs_are_put_together() -> None:
     assert run.left_out == {"vlm": "not done in 1 minutes"}
 
 
+def test_a_gpu_is_named_where_it_did_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: f"GPU {device}")
+    names = [provenance.stamp(device)["device"] for device in (torch.device("cpu"), torch.device("cuda:1"), None)]
+    assert names == ["cpu", "GPU cuda:1", None]
+
+
 def test_a_commit_is_no_name_for_changed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*words: str) -> None:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
@@ -165,14 +173,14 @@ def test_a_commit_is_no_name_for_changed_files(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "mmdec").mkdir()
     (tmp_path / "mmdec" / "a.py").write_text("1")
     monkeypatch.setattr(provenance, "CHECKOUT", tmp_path)
-    assert (provenance.stamp()["commit"], provenance.stamp()["uncommitted"]) == (None, None)
+    assert (provenance.stamp(None)["commit"], provenance.stamp(None)["uncommitted"]) == (None, None)
     git("init")
     git("add", ".")
     git("commit", "-m", "a")
-    clean = provenance.stamp()
+    clean = provenance.stamp(None)
     assert (len(clean["commit"]), clean["uncommitted"]) == (40, False)
     (tmp_path / "notes").write_text("not of the package")
-    assert provenance.stamp()["uncommitted"] is False
+    assert provenance.stamp(None)["uncommitted"] is False
     (tmp_path / "mmdec" / "a.py").write_text("2")
-    assert provenance.stamp() == {**clean, "uncommitted": True}
+    assert provenance.stamp(None) == {**clean, "uncommitted": True}
     assert "commit 0123456789 and changes" in machine({**findings.HARDWARE, "uncommitted": True})

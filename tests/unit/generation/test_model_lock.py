@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,8 +186,8 @@ def test_a_generator_that_fails_reads_no_more() -> None:
     assert free(model)
 
 
-@pytest.mark.parametrize("door", ["generate", "custom_generate", "transcribe"])
-def test_every_call_reads_its_model_and_its_drafters(door: str) -> None:
+@pytest.mark.parametrize("door", ["generate", "custom_generate", "transcribe", "translate_speech"])
+def test_every_call_reads_its_model_and_its_drafters(door: str, tiny_model: Path) -> None:
     """Nobody changes a model between two rounds, whichever call they are from."""
     seen: list[list[bool]] = []
 
@@ -204,6 +205,11 @@ def test_every_call_reads_its_model_and_its_drafters(door: str) -> None:
         models = [whisper.model]
         handle = whisper.model.model.decoder.register_forward_hook(Watching())
         mmdec.transcribe(buzz(0.5), sample_rate=RATE, model=whisper, drafter="lookup", max_new_tokens=4)
+    elif door == "translate_speech":
+        translator = mmdec.load(tiny_model, "cpu")
+        models = [translator.model, translator.vocoder]
+        handle = translator.model.encoder.register_forward_hook(Watching())
+        mmdec.translate_speech(buzz(0.5), sample_rate=RATE, model=translator, verify=True)
     else:
         model, small = llama(), llama(1)
         models = [model, small]

@@ -1,4 +1,4 @@
-"""Draft networks on disk: whole or not at all, for their own model, and one clear error for anything else."""
+"""Draft networks on disk: written in one step, for their own model, and one clear error for anything else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import mmdec
-from mmdec.hub.find import PLACES
+from mmdec.hub.find import FOLDERS
 from mmdec.hub.vlm_drafters import draft_card, load_network, read_network, save_network
 from mmdec.types import InputError
 from tests.support.draft_networks import draft_network
@@ -87,7 +87,7 @@ def test_the_error_names_the_targets_folder(names: dict[str, str], told: str, tm
 
 @pytest.mark.parametrize("system", ["eagle", "msd", "specvlm", "vispec", "flash"])
 def test_the_shipped_cards_are_what_is_written_today(system: str) -> None:
-    folder = next(place / "vlm-scenes" / system for place in PLACES if (place / "vlm-scenes").is_dir())
+    folder = next(path / "vlm-scenes" / system for path in FOLDERS if (path / "vlm-scenes").is_dir())
     assert (folder / "README.md").read_text(encoding="utf-8") == draft_card(read_network(folder))
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmdec.nn.conformer import EncoderConfig, SpeechEncoder, lengths_to_mask, relative_positions, subsampled
+from mmdec.nn.conformer import EncoderConfig, SpeechEncoder, lengths_to_mask, relative_positions
 from mmdec.types import InputError
 
 TINY = EncoderConfig(channels=32, d_model=32, ffn=48, heads=4, layers=2, kernel=7)
@@ -26,7 +26,7 @@ def test_a_batch_gives_what_its_rows_give_alone():
         features[row, :length] = torch.randn(length, 80)
     with torch.inference_mode():
         states, state_lengths, _ = model(features, lengths)
-        assert state_lengths.tolist() == subsampled(lengths).tolist()
+        assert state_lengths.tolist() == [-(-length // 4) for length in lengths.tolist()]
         for row, length in enumerate(lengths.tolist()):
             alone, alone_length, _ = model(features[row : row + 1, :length], lengths[row : row + 1])
             assert alone.shape == (1, int(alone_length), 32)
@@ -36,7 +36,6 @@ def test_a_batch_gives_what_its_rows_give_alone():
 @pytest.mark.parametrize(("frames", "states"), [(1, 1), (4, 1), (5, 2), (8, 2), (100, 25), (101, 26), (1500, 375)])
 def test_a_quarter_of_the_frames_rounded_up(frames: int, states: int):
     lengths = torch.tensor([frames])
-    assert subsampled(lengths).item() == states
     with torch.inference_mode():
         made, state_lengths = tiny().subsample(torch.randn(1, frames, 80), lengths)
     assert made.shape == (1, states, 32)

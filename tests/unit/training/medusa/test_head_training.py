@@ -1,4 +1,4 @@
-"""Pieces of the training of Medusa heads: the loss, replayed rounds, labels that are kept, prompts of any Whisper."""
+"""Pieces of the training of Medusa heads: the loss, simulated rounds, labels that are kept, prompts of any Whisper."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from mmdec.training.medusa.data import DETECT, Spelling
 from mmdec.training.medusa.init import first_heads, head_weights
 from mmdec.training.medusa.loss import head_loss
 from mmdec.training.medusa.self_labels import fingerprint, own_text
-from mmdec.training.medusa.simulate import measure, replay, spread
+from mmdec.training.medusa.simulate import measure, simulate, spread
 from mmdec.training.stores import StateStore, TokenStore
 from mmdec.training.whisper.tokenizer import build_tokenizer
 from mmdec.training.whisper.windows import log_mel
@@ -55,17 +55,17 @@ def test_no_places_no_loss() -> None:
 NEVER = WIDTH
 
 
-def test_rounds_are_replayed() -> None:
+def test_rounds_are_simulated() -> None:
     right, wrong = torch.zeros(9, 3, dtype=torch.long), torch.full((9, 3), NEVER)
     chain = HeadAccuracy(expected(3)).tree(3, 3)
-    assert replay([right], chain, 3).tokens_per_round == 9 / 3  # 4, 4 and what is left, 1
-    assert replay([wrong, wrong], chain, 3).tokens_per_round == 1
-    assert replay([right], [], 3).tokens_per_round == 1
+    assert simulate([right], chain, 3).tokens_per_round == 9 / 3  # 4, 4 and what is left, 1
+    assert simulate([wrong, wrong], chain, 3).tokens_per_round == 1
+    assert simulate([right], [], 3).tokens_per_round == 1
     # A root, then: the second best, the best, never. A chain fails at once; a tree that looks at ranks 0 and 1 gains 3.
     text = torch.tensor([[1, 0, NEVER]] * 3)
     tree = [(0, 0, 0), (0, 0, 1), (2, 1, 0)]
-    assert (replay([text], chain, 3).tokens, replay([text], chain, 3).rounds) == (3, 3)
-    seen = replay([text], tree, 3)
+    assert (simulate([text], chain, 3).tokens, simulate([text], chain, 3).rounds) == (3, 3)
+    seen = simulate([text], tree, 3)
     assert (seen.tokens, seen.rounds) == (3, 1)
     assert seen.trials == [1, 1, 0]  # no third head was asked
     assert [seen.hits[0][1], seen.hits[1][0]] == [1, 1]
