@@ -26,7 +26,7 @@ from mmdec.targets.fast_pass import FastRun, fast_pass
 from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.model_source import model_name
 from mmdec.targets.rope_positions import remember
-from mmdec.targets.row_layout import RowLayout
+from mmdec.targets.row_layout import RowLayout, keep_path
 from mmdec.targets.text_prompt import TextPrompt
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
@@ -165,9 +165,7 @@ class DecoderTarget(HfTarget, ABC):
     @torch.no_grad()
     def commit(self, session: DecoderSession, verdict: Verdict) -> None:
         """Keep the accepted path's columns; after the prompt's pass there is nothing to keep or drop."""
-        if session.rows.tree:
-            columns, begins = session.rows.commit(verdict.path.tolist())
-            session.store.commit(columns, begins, session.rows.width)
+        keep_path(session.rows, session.store, verdict.path)
 
     @torch.no_grad()
     def select(self, session: DecoderSession, live: Tensor) -> None:

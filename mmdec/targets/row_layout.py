@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mmdec.decode.tree import depths
 from mmdec.ops.tree_attention import TreeMask, tree_mask
+from mmdec.targets.cache import KVPool
 
 
 @dataclass
@@ -77,6 +78,13 @@ class RowLayout:
         self.starts = [self.starts[row] for row in live]
         self.ends = [self.ends[row] for row in live]
         self.shifts = [self.shifts[row] for row in live]
+
+
+def keep_path(rows: RowLayout, store: KVPool, path: Tensor) -> None:
+    """Keep the columns of an accepted path (B, A); after the prompt's pass there is nothing to keep or drop."""
+    if rows.tree:
+        columns, begins = rows.commit(path.tolist())
+        store.commit(columns, begins, rows.width)
 
 
 def ancestors_of(parents: Sequence[Sequence[int]]) -> Tensor:

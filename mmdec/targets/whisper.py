@@ -30,7 +30,7 @@ from mmdec.targets.cache import KVPool
 from mmdec.targets.fast_pass import FastRun, fast_pass
 from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.model_source import model_name
-from mmdec.targets.row_layout import RowLayout
+from mmdec.targets.row_layout import RowLayout, keep_path
 from mmdec.targets.whisper_decoder import FastDecoder
 from mmdec.targets.whisper_outputs import output_states
 from mmdec.targets.whisper_prompt import WhisperPrompt
@@ -149,9 +149,7 @@ class WhisperTarget(HfTarget):
     @torch.no_grad()
     def commit(self, session: WhisperSession, verdict: Verdict) -> None:
         """Keep the accepted path's columns; after the prompt's pass there is nothing to keep or drop."""
-        if session.rows.tree:
-            columns, begins = session.rows.commit(verdict.path.tolist())
-            session.store.commit(columns, begins, session.rows.width)
+        keep_path(session.rows, session.store, verdict.path)
 
     @torch.no_grad()
     def select(self, session: WhisperSession, live: Tensor) -> None:
