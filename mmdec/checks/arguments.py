@@ -6,7 +6,8 @@ import math
 import operator
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path, PurePath
 from typing import Any, TypeVar, cast
 
@@ -124,6 +125,12 @@ def check_finite(name: str, value: float, remedy: str) -> float:
     if not math.isfinite(value):
         raise InputError(f"`{name}` must be a finite number, but is {value}. {remedy}")
     return value
+
+
+def did_you_mean(given: object, names: Iterable[str]) -> str:
+    """The end of an error about a misspelt name: " Did you mean 'eagle'?", or nothing where none is near."""
+    near = get_close_matches(given, [*names], 1) if isinstance(given, str) else []
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def options_error(given: Any, error: Exception) -> InputError:

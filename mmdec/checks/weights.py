@@ -207,9 +207,17 @@ def fill_pretrained(network: type[P], config: PreTrainedConfig, folder: Path, ar
     with torch.device("meta"):
         own = {name: value.shape for name, value in network(config).state_dict().items()}
     _check_shapes({name: value for name, value in state.items() if name in own}, own, argument, folder)
-    loaded: Any = network.from_pretrained(
-        None, config=config, state_dict=state, dtype=torch.float32, output_loading_info=True
-    )
+    from transformers.utils import logging  # with the rest of transformers
+
+    bar = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # for less than a second, and on stderr of every script
+    try:
+        loaded: Any = network.from_pretrained(
+            None, config=config, state_dict=state, dtype=torch.float32, output_loading_info=True
+        )
+    finally:
+        if bar:
+            logging.enable_progress_bar()
     model, report = loaded
     absent = sorted(report["missing_keys"])
     if absent:  # transformers draws them at random

@@ -169,3 +169,5 @@ def vlm(
         log=log,
     )
     deliver_report(report, output, json_to, vlm_table)
+    if report["refused"]:
+        raise typer.Exit(1)

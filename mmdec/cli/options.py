@@ -49,7 +49,9 @@ Questions = Annotated[
 ]
 Pictures = Annotated[
     Path | None,
-    typer.Option("--images", help="Folder of the pictures, or one picture. Default: beside the questions."),
+    typer.Option(
+        "--images", help="Folder of the pictures, or one picture. Default: beside the questions, or in images/ there."
+    ),
 ]
 OwnPrompt = Annotated[str, typer.Option("--prompt", "-p", help="What is asked about --images without --questions.")]
 AudioFiles = Annotated[

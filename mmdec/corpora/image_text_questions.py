@@ -68,7 +68,7 @@ def read_questions(
     elif isinstance(rows, dict) and isinstance(rows.get("questions"), list):
         questions = _vqav2(rows, path, folder)
     elif path.suffix == ".jsonl" and isinstance(rows, list):
-        questions = _lines(rows, path, folder or path.parent / "images")
+        questions = _lines(rows, path, folder)
     elif isinstance(rows, list):
         questions = _conversations(read_conversations(path, folder))
     else:
@@ -152,8 +152,12 @@ def _picture_path(folder: Path, name: object, number: int, path: Path) -> Path:
     return folder / name
 
 
-def _lines(rows: Sequence[Any], path: Path, folder: Path) -> list[ImageQuestion]:
+def _lines(rows: Sequence[Any], path: Path, given: Path | None) -> list[ImageQuestion]:
+    """Without a folder pictures are looked for in images/, as LLaVA-Bench has them, and beside the list."""
     questions = []
+    folder = given or path.parent / "images"
+    if given is None and not folder.is_dir():
+        folder = path.parent
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise _refuse(number, path, "fields", row)

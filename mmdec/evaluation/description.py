@@ -149,6 +149,11 @@ def questions_of(
     if questions is None and images is not None:
         return by_task(asked_of(os.fspath(images), prompt), limit)
     listed = os.fspath(QUESTIONS if questions is None else questions)
+    if questions is None and not os.path.isfile(listed):
+        raise InputError(
+            f"`questions` must be given where '{listed}' is not there. Draw the scenes with `python "
+            "data/build/scenes.py --out data/scenes`, or name a list of your own."
+        )
     chosen = read_questions(listed, None if images is None else os.fspath(images), limit)
     if not chosen:
         raise InputError(f"`questions` must hold questions, but '{listed}' has none. Check the file.")

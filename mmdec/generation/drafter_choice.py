@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import PreTrainedModel
 
-from mmdec.checks.arguments import check_instance, check_methods, check_path, show
-from mmdec.drafters.registry import FINDER, drafter_entry, drafter_names, is_dotted
+from mmdec.checks.arguments import check_instance, check_methods, check_path, did_you_mean, show
+from mmdec.drafters.registry import FINDER, drafter_entry, drafter_names, is_dotted, loader_names
 from mmdec.drafters.small_model import SmallModel
 from mmdec.generation.named_drafters import folder_drafter, import_dotted, named_drafter
 from mmdec.targets.registry import target_of
@@ -78,6 +78,8 @@ def _folder(choice: str | os.PathLike[str]) -> Path | None:
     raise InputError(
         f"`drafter` must be one of {', '.join(drafter_names())}, a drafter's folder or hub id, a dotted path such "
         f"as package.module:Class, a model or a Drafter, but is {show(choice)}. Choose one."
+        f"{did_you_mean(choice, [*drafter_names(), *loader_names()])} Names of drafters with weights: "
+        f"{', '.join(loader_names())}."
     )
 
 

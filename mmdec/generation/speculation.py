@@ -154,7 +154,7 @@ def _begin(
             "loop several times. Call `model.generate(inputs, custom_generate=mmdec.speculate(drafter))`."
         )
     named = prompt_inputs(model, inputs)
-    names = {*options, *named} - {"input_ids", "tokenizer"}
+    names = {*options} - {"tokenizer"} or {*named} - {"input_ids"}  # options first: inputs are seldom to blame
     check_options(options, named)
     options = dict(options)
     if speculation.rule is not None and speculation.rule != "typical":

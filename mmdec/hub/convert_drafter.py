@@ -66,7 +66,8 @@ def convert(
     """
     folder, target = Path(source), Path(directory)
     if not (folder / "config.json").is_file():
-        raise InputError(f"`source` must hold config.json, but '{folder}' does not. Give the checkpoint's folder.")
+        lacks = "does not" if folder.is_dir() else "is no folder"
+        raise InputError(f"`source` must hold config.json, but '{folder}' {lacks}. Give the checkpoint's folder.")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"`directory` must be new or empty, but '{target}' is not. Choose another.")
     if system not in (None, "eagle", "msd", "vispec"):

@@ -16,6 +16,7 @@ import torch
 from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration, WhisperProcessor
 
 from mmdec.audio import SAMPLE_RATE
+from mmdec.checks.arguments import did_you_mean, show
 from mmdec.checks.devices import check_device
 from mmdec.checks.weights import NOT_FOLLOWED, fill_pretrained, lies_inside, read_settings
 from mmdec.drafters.medusa import Medusa
@@ -77,6 +78,12 @@ class LoadedWhisper:
         """The drafter with the heads in `directory`, or in the model's own folder. Raises InputError for none."""
         if directory is not None:
             folder = Path(path_text(directory, "drafter", "'medusa', 'lookup', 'recycling', a directory"))
+            if not folder.is_dir():
+                raise InputError(
+                    f"`drafter` must be 'medusa', 'lookup', 'recycling', a directory with heads, an object or None, "
+                    f"but is {show(str(directory))}, and no such directory exists. Choose one."
+                    f"{did_you_mean(str(directory), ('medusa', 'lookup', 'recycling'))}"
+                )
         else:
             folder = self.directory and self.directory / HEADS
         if directory is None and folder and self.directory and not lies_inside(folder / WEIGHTS, self.directory):

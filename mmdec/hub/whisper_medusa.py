@@ -30,7 +30,8 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
     """Published heads (a directory with config.json and safetensors, one file or shards with an index) -> ours."""
     folder = Path(source)
     if not (folder / "config.json").is_file():
-        raise InputError(f"`source` must hold config.json, but '{folder}' does not. Give the checkpoint's directory.")
+        lacks = "does not" if folder.is_dir() else "is no directory"
+        raise InputError(f"`source` must hold config.json, but '{folder}' {lacks}. Give the checkpoint's directory.")
     config = read_settings(folder / "config.json", "source")
     kind = KINDS.get(str(config.get("medusa_heads_type", "")))
     if kind is None or config.get("medusa_num_layers", 1) != 1:

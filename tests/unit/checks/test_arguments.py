@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 import mmdec
-from mmdec.checks.arguments import MAX_NODES, MAX_THREADS, show
+from mmdec.checks.arguments import MAX_NODES, MAX_THREADS, did_you_mean, show
 from mmdec.cli import app
 from mmdec.drafters.lookup import Lookup
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
@@ -213,3 +213,10 @@ def test_values_are_shown_short_and_alike_in_every_process() -> None:
     assert show((1, "a")) == "(1, 'a')"
     assert show([[1]]) == "[...]"
     assert show(torch.zeros(3)) == "an object of type Tensor"
+
+
+def test_a_misspelt_name_is_told_the_nearest() -> None:
+    assert did_you_mean("eagel", ["eagle", "msd"]) == " Did you mean 'eagle'?"
+    assert did_you_mean("whatever", ["eagle", "msd"]) == did_you_mean(3, ["eagle"]) == ""
+    with pytest.raises(mmdec.InputError, match="Did you mean 'eagle'"):
+        mmdec.speculate("eagel")

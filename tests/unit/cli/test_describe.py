@@ -160,3 +160,8 @@ def test_eval_and_bench(model: Path, pictures: list[Path], tmp_path: Path) -> No
         assert "a round" in table.stdout
         printed = CliRunner().invoke(cli.app, [*given, "--json"])
         assert json.loads(printed.stdout).keys() == json.loads(report.read_text(encoding="utf-8")).keys()
+    with open(asked, "a", encoding="utf-8") as file:
+        file.write("\n" + json.dumps({**rows[0], "image": "absent.png"}))
+    done = CliRunner().invoke(cli.app, [str(one) for one in ("eval", "vlm", *common)])
+    assert done.exit_code == 1, done.output
+    assert "refused" in done.stdout

@@ -14,7 +14,7 @@ from PIL import Image
 from rich.console import Console
 
 import mmdec
-from mmdec.corpora.image_text_questions import ImageQuestion
+from mmdec.corpora.image_text_questions import ImageQuestion, read_questions
 from mmdec.evaluation.bench_description import bench_vlm
 from mmdec.evaluation.bench_report import BenchRun
 from mmdec.evaluation.bench_rows import report_of
@@ -223,3 +223,20 @@ def test_a_persons_own_pictures_are_asked_one_question(vlm: LoadedVlm, asked: Pa
     report = bench_vlm(None, asked.parent / "1.png", vlm, drafters=["lookup"], repeats=1, **options)
     assert report["questions"] == 1
     assert "task own pictures" in report["drafters"]["lookup"]["against"]["greedy"]
+
+
+def test_pictures_are_found_beside_the_questions_too(tmp_path: Path) -> None:
+    row = json.dumps({"image": "a.png", "question": "What?"})
+    for folder, pictures in ((tmp_path / "beside", ""), (tmp_path / "apart", "images")):
+        (folder / pictures).mkdir(parents=True)
+        (folder / pictures / "a.png").write_bytes(b"")
+        (folder / "q.jsonl").write_text(row, encoding="utf-8")
+        assert read_questions(folder / "q.jsonl")[0].images == (folder / pictures / "a.png",)
+
+
+def test_without_scenes_the_error_says_how_to_draw_them(
+    vlm: LoadedVlm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"data/build/scenes\.py"):
+        evaluate_vlm(model=vlm)
