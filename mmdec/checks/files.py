@@ -45,6 +45,8 @@ def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
         raise InputError(
             f"`{argument}` must be an existing file, but {name} does not exist. Check the path."
         ) from error
+    except InputError:  # a ValueError, too
+        raise
     except (OSError, ValueError) as error:
         remedy = "the permissions of the file and its folders" if isinstance(error, PermissionError) else "the path"
         raise unreadable(argument, name, error, f"Check {remedy}.") from error

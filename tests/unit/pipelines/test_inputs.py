@@ -37,7 +37,7 @@ def test_missing_path(tmp_path: Path) -> None:
 
 
 def test_directory(tmp_path: Path) -> None:
-    refused("is a directory", tmp_path)
+    refused("^`audio` must be a file, but '[^']*' is a directory. Name the files in it.$", tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"R", b"Bonjour, this is text.\n" * 50, b"RIFF\x24\x00", bytes(1000)])
