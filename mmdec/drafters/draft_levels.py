@@ -100,15 +100,14 @@ class Levels:
                 chance /= float(np.exp(logits - logits[tokens[-1]]).sum())
             if len(tokens) == depth or chance < threshold:
                 return chains(roots, [tokens])
-            feature = self.follow(step, tokens[-1], feature, depth)
+            feature = self.follow(step, tokens[-1], feature)
 
-    def follow(self, step: TokenStep, token: int, feature: Vector, depth: int) -> Vector:
-        """One pass over a token of a chain of `depth` tokens, which was read from feature (H,). Returns hidden (H,)."""
+    def follow(self, step: TokenStep, token: int, feature: Vector) -> Vector:
+        """One pass over a token of a chain, which was read from feature (H,). Returns hidden (H,)."""
         assert isinstance(step, DraftStep)
-        keys, values = self.memory.cache.room(depth)
         self.level += 1
-        end = self.memory.cache.width + self.level
-        return step(token, feature, self.memory.positions[0] + self.level - 1, keys[:, :, :end], values[:, :, :end])
+        keys, values = self.memory.cache.room(self.level)
+        return step(token, feature, self.memory.positions[0] + self.level - 1, keys, values)
 
     def tree(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
         """EAGLE-2's, after hidden (B, 1, H) of the root. Nodes are numbered from 1 in the order they were made."""

@@ -127,7 +127,7 @@ class Slots(Levels):
         self.preceding = preceding
         return self.head.refined(self.slots[:, index : index + 1].expand_as(preceding), preceding, index)
 
-    def follow(self, step: TokenStep, token: int, feature: Vector, depth: int) -> Vector:
+    def follow(self, step: TokenStep, token: int, feature: Vector) -> Vector:
         """The next slot after a token of a chain of one row: `expand`, a token at a time."""
         assert isinstance(step, SlotStep)
         self.level += 1

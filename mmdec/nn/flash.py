@@ -102,9 +102,6 @@ class FlashNetwork(DraftNetwork):
         gate = silu(linear(joined, self.fc_gate.weight, self.fc_gate.bias))
         return gate * linear(joined, self.fc_up.weight, self.fc_up.bias)
 
-    def fused_weights(self, carry: Any = None) -> None:
-        """Gated, and so no product."""
-
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
         """One row's columns, an image's compressed; see `DraftNetwork.prompt`. A column is visual where the token that
         it reads is visual."""
