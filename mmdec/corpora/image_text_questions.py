@@ -153,11 +153,8 @@ def _picture_path(folder: Path, name: object, number: int, path: Path) -> Path:
 
 
 def _lines(rows: Sequence[Any], path: Path, given: Path | None) -> list[ImageQuestion]:
-    """Without a folder pictures are looked for in images/, as LLaVA-Bench has them, and beside the list."""
+    """Without a folder a picture beside the list is taken where it is there, else images/, as LLaVA-Bench has it."""
     questions = []
-    folder = given or path.parent / "images"
-    if given is None and not folder.is_dir():
-        folder = path.parent
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise _refuse(number, path, "fields", row)
@@ -172,7 +169,12 @@ def _lines(rows: Sequence[Any], path: Path, given: Path | None) -> list[ImageQue
         answers = [answers] if isinstance(answers, str) else answers
         if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
             raise _refuse(number, path, "a text, or a list of texts, as `answer`", answers)
-        pictures = tuple(_picture_path(folder, name, number, path) for name in named)
+        pictures = tuple(_picture_path(given or path.parent, name, number, path) for name in named)
+        if given is None:
+            pictures = tuple(
+                picture if picture.exists() else path.parent / "images" / name
+                for picture, name in zip(pictures, named, strict=True)
+            )
         name = str(row.get("question_id", row.get("id", number)))
         task = str(row.get("category", row.get("task", "all")))
         scoring = "" if not answers else "exact" if len(answers) < 10 else "vqav2"

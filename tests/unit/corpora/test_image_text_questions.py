@@ -39,6 +39,9 @@ def test_llava_bench_in_the_wild(tmp_path: Path) -> None:
     assert {one.scoring for one in found} == {""}
     elsewhere = read_questions(tmp_path / "questions.jsonl", tmp_path / "pictures")
     assert elsewhere[0].images == (tmp_path / "pictures" / "001.jpg",)
+    (tmp_path / "001.jpg").touch()
+    beside = read_questions(tmp_path / "questions.jsonl")
+    assert beside[0].images == (tmp_path / "001.jpg",)
 
 
 def test_a_list_of_ones_own(tmp_path: Path) -> None:
