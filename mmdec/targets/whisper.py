@@ -97,9 +97,11 @@ class WhisperTarget(HfTarget):
         prompt = WhisperPrompt.of(inputs, self.model.config.max_target_positions)
         own = len(prompt.ids) == 1 and not prompt.holes  # else the caller's cache could not say what it holds
         cache = (inputs.get("past_key_values") if own else None) or EncoderDecoderCache(DynamicCache(), DynamicCache())
-        out = self._decoder(prompt.ids, prompt.mask_given, prompt.positions, prompt.states, cache, needs.layers)
         decoder = self.model.model.decoder
         quick = FastDecoder(decoder) if not set(needs.layers) - {-1} and FastDecoder.fits(decoder) else None
+        if quick is not None and len(prompt.states) == len(prompt.ids):
+            quick.remember(prompt.states, cache)
+        out = self._decoder(prompt.ids, prompt.mask_given, prompt.positions, prompt.states, cache, needs.layers)
         fast = None if quick is None else fast_pass(self.model).begin(cache)
         session = WhisperSession(cache, KVPool(cache, fast), prompt.rows(), prompt.states, needs.layers, quick, fast)
         if prompt.holes:
