@@ -44,6 +44,7 @@ class _Sweep(NamedTuple):
     states: Tensor  # (L, M), with the emission
     arrivals: Vector  # (L, M), without it; of use backwards only
     shift: Vector  # (M,): logarithm of a state's unit over the product of the emissions' units
+    most: Vector  # (M,): the greatest that it ever was while a token's states were found
 
 
 def scan_vertices(
@@ -58,14 +59,15 @@ def scan_vertices(
     units = match_top + np.log(mean)
     units[1:] += link_top
     onward = _sweep(weights, emission, onward=True)
-    alpha_unit = units.cumsum() + onward.shift
+    path = units.cumsum()
+    alpha_unit, alpha_most = path + onward.shift, path + onward.most
     alpha_peak = onward.states.amax(0).numpy()
     alpha_top = alpha_unit + np.log(alpha_peak)
     log_prob = float(alpha_unit[-1] + np.log(float(onward.states[-1, -1])))
     if not math.isfinite(log_prob):
         return None
     # Numbers below e^-708 of these are lost: of states, and of arrivals, links or emissions that led to them.
-    level = np.maximum(alpha_unit[1:], np.maximum(alpha_unit, alpha_top)[:-1] + tops[1:]) - log_prob
+    level = np.maximum(alpha_most[1:], np.maximum(alpha_most, alpha_top)[:-1] + tops[1:]) - log_prob
     if not vertices:
         # No path gains more than the best emissions and a vertex's whole sum of links.
         gain = tops[:0:-1] + (math.log(float(weights.sum(1).amax())) if len(tops) > 1 else 0.0)
@@ -75,11 +77,12 @@ def scan_vertices(
     back = _sweep(weights, emission, onward=False)
     units[0] += link_top
     units[-1] -= link_top
-    into_unit = units[::-1].cumsum()[::-1] + back.shift
+    path = units[::-1].cumsum()[::-1]
+    into_unit, into_most = path + back.shift, path + back.most
     beta_unit = np.append(into_unit[1:] + link_top, 0.0)
     beta_peak = back.arrivals.max(0)
     beta_top = beta_unit + np.log(beta_peak)
-    if not (_holds(level + beta_top[1:]) and _holds(alpha_top[:-1] + link_top + into_unit[1:] - log_prob)):
+    if not (_holds(level + beta_top[1:]) and _holds(alpha_top[:-1] + link_top + into_most[1:] - log_prob)):
         return None
     if not vertices:
         return Sample(log_prob, None, None)
@@ -125,10 +128,12 @@ def _sweep(weights: Tensor, emission: Tensor, *, onward: bool) -> _Sweep:
     rows, links, emitted, room = states.numpy(), weights.numpy(), emission.numpy(), size - steps
     arrivals = np.zeros((0 if onward else size, steps))
     width = min(size, max(4, min(BLOCK, AT_ONCE // steps)))
-    own, moves = _Block(width, steps, onward), np.multiply
+    own, moves, most = _Block(width, steps, onward), np.multiply, np.full(steps, NEG_INF)
     for begin in range(0, size, width)[:: 1 if onward else -1]:
         end = min(begin + width, size)
         count = end - begin
+        here = slice(max(0, begin - room), end)  # tokens
+        most[here] = np.maximum(most[here], shift[here])
         # A block's rows hold what arrives from other blocks, by the token before, until their states take its place.
         own.states.fill_(0.0)
         if onward:
@@ -165,7 +170,7 @@ def _sweep(weights: Tensor, emission: Tensor, *, onward: bool) -> _Sweep:
     if not onward:
         arrivals[:, -1] = 0.0
         arrivals[-1, -1] = 1.0
-    return _Sweep(states, arrivals, shift)
+    return _Sweep(states, arrivals, shift, np.maximum(most, shift))
 
 
 class _Block:
