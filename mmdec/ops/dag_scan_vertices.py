@@ -1,12 +1,13 @@
 """The scan of `dag_scan_cpu.py` vertex by vertex: the states of all tokens at once, (L, M).
 
-A vertex needs those before it, whichever token they emit. So what comes from earlier blocks of vertices is one product of
-matrices for all tokens, and only jumps within a block are taken one vertex at a time: L products of a small matrix
+A vertex needs those before it, whichever token they emit. So what comes from earlier blocks of vertices is one product
+of matrices for all tokens, and only jumps within a block are taken one vertex at a time: L products of a small matrix
 instead of M products of all links. These are NumPy's: torch takes longer to begin one than to do it.
 
 What a state of 1 stands for (its unit, a logarithm) is chosen for each token, first by the mean of its emissions, and
-again after any block that leaves numbers far from 1. As the unit is known, so is what was flushed to 0, at e^-708 of it:
-`TRUSTED` says how much of P may hang on that, as in `dag_scan.py`.
+again after any block that leaves numbers far from 1. A number below e^-708 of the unit that it is found in is flushed
+to 0: the greatest unit that a token ever had tells what was lost, and `TRUSTED` how much of P may hang on that, as in
+`dag_scan.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from mmdec.ops.dag_links import NEG_INF
 
-BLOCK = 96  # vertices
+BLOCK = 48  # vertices: larger ones cost less, and hold states that fall less fast
 AT_ONCE = 8192  # numbers of a block's states: OpenBLAS takes a second thread for a vector's product with 9216
 HIGH, LOW = 1e80, 1e-120  # peaks of a token's states that call for another unit
 TRUSTED = 580.0
@@ -47,9 +48,7 @@ class _Sweep(NamedTuple):
     most: Vector  # (M,): the greatest that it ever was while a token's states were found
 
 
-def scan_vertices(
-    match: Tensor, weights: Tensor, link_top: float, *, vertices: bool, counted: bool
-) -> Sample | None:
+def scan_vertices(match: Tensor, weights: Tensor, link_top: float, *, vertices: bool, counted: bool) -> Sample | None:
     """match (M, L) in any float dtype; weights (L, L): exponentials of links, over link_top's, above the diagonal.
 
     As `dag_scan_cpu.scan`, where NumPy's warnings are off. Where links are counted, the weights are overwritten.
