@@ -76,9 +76,11 @@ def _one_by_one(
     Results that were not asked for are empty tensors."""
     batch, steps, size = match.shape
     log_prob = torch.full((batch,), NEG_INF, dtype=torch.float64)
-    found = torch.zeros(batch, steps if vertices else 0, size, dtype=torch.float64)
-    counts = torch.zeros(batch, size if counted else 0, size, dtype=torch.float64)
-    for row, (tokens, width) in enumerate(zip((last + 1).tolist(), (ends + 1).tolist(), strict=True)):
+    lengths = list(zip((last + 1).tolist(), (ends + 1).tolist(), strict=True))
+    alone = lengths == [(steps, size)] and steps <= size  # its own results are the batch's
+    found = torch.zeros(batch, steps if vertices and not alone else 0, size, dtype=torch.float64)
+    counts = torch.zeros(batch, size if counted and not alone else 0, size, dtype=torch.float64)
+    for row, (tokens, width) in enumerate(lengths):
         if tokens > width:
             continue
         own_match, own_links = match[row, :tokens, :width], links[row, :width, :width]
@@ -93,7 +95,7 @@ def _one_by_one(
                 sample = scan(own_match, own_links, vertices=True, counted=False)
                 sample = sample or Sample(float(exact(*inputs, *bounds).log_prob), None, None)
         log_prob[row] = sample.log_prob
-        if batch == 1 and (tokens, width) == (steps, size):
+        if alone:
             return Posterior(
                 log_prob,
                 found if sample.vertices is None else sample.vertices[None],

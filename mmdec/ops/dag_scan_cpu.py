@@ -1,8 +1,9 @@
 """`dag_scan.scaled` for a CPU, one sample at a time, where calls and memory cost more than sums.
 
-Token t sits on one of the vertices t .. t + R, R = L - M: only these are held, so that a state is a row of R + 1
-numbers and the links from token t to t + 1 are a window of the matrix that moves down its diagonal by one. All windows
-are views, made in one call; both directions read the same matrix.
+Graphs of many tokens go vertex by vertex (`dag_scan_vertices.py`), unless that cannot be trusted. The others, here, go
+token by token. Token t sits on one of the vertices t .. t + R, R = L - M: only these are held, so that a state is a row
+of R + 1 numbers and the links from token t to t + 1 are a window of the matrix that moves down its diagonal by one. All
+windows are views, made in one call; both directions read the same matrix.
 
 A state is divided by its peak every few steps, by the product that reads it: to ask for a peak costs as much as a
 product of some hundred numbers. What a state may fall by meanwhile is taken off what is trusted (see `dag_scan.py`); a
@@ -12,25 +13,18 @@ sample that falls by more has the peak of each of its states taken.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mmdec.ops.dag_links import NEG_INF
+from mmdec.ops.dag_scan_vertices import AT_ONCE, STRIP, Sample, scan_vertices
 
 EVERY = 4  # steps from peak to peak
 DRIFT = 60.0  # that a state may fall meanwhile, as a logarithm
 TRUSTED = 640.0 - DRIFT
-STRIP = 128  # rows of the links that are worked on together, without what lies before them
-
-
-class Sample(NamedTuple):
-    """One sample's answer; None: not to be trusted, `dag_scan.exact` knows."""
-
-    log_prob: float
-    vertices: Tensor | None  # (M, L) float64, where asked for
-    links: Tensor | None  # (L, L) float64, where asked for
 
 
 class States(NamedTuple):
@@ -45,13 +39,28 @@ def scan(match: Tensor, links: Tensor, *, vertices: bool, counted: bool) -> Samp
 
     Without `vertices` only log P is found, from one direction; `counted` needs `vertices`.
     """
+    weights, link_top = _exponentiated(links)
+    with np.errstate(all="ignore"):  # what is lost, or overflows, is not trusted afterwards
+        sample = None
+        if not _few_tokens(*match.shape):
+            sample = scan_vertices(match, weights, link_top, vertices=vertices, counted=counted)
+        return sample or _scan_tokens(match, weights, link_top, vertices, counted)
+
+
+def _few_tokens(steps: int, size: int) -> bool:
+    """Whether a product of links for each token costs less than a small one for each vertex. Measured: to begin the
+    first, and to do the second, takes as long as 10,000 and 12,000 pairs of vertices."""
+    return steps * ((size - steps) ** 2 + 10_000) < 12_000 * size
+
+
+def _scan_tokens(match: Tensor, weights: Tensor, link_top: float, vertices: bool, counted: bool) -> Sample | None:
+    """As `scan`, token by token, with links already exponentiated; they are overwritten where they are counted."""
     steps, size = match.shape
     room = size - steps + 1  # vertices that a token can sit on
     whole = torch.empty(steps, size, dtype=torch.float64).copy_(match)
     emission = _window(whole, room).contiguous()  # (M, R + 1)
     match_top = _finite(emission.amax(1))  # (M,)
     emission = emission.sub_(match_top[:, None]).exp_()
-    weights, link_top = _exponentiated(links)
     windows = weights.as_strided((steps - 1, room, room), (size + 1, size, 1), 1)  # [t, p, q]: t + p -> t + 1 + q
     tops = [value + link_top for value in match_top.tolist()]
 
@@ -109,13 +118,18 @@ def scan(match: Tensor, links: Tensor, *, vertices: bool, counted: bool) -> Samp
 
 def _exponentiated(links: Tensor) -> tuple[Tensor, float]:
     """(L, L) float64: the exponentials of all jumps forwards over the best one's, or over 1; and that logarithm."""
-    weights = links.triu(1).double()  # copies: what lies below may hold anything
-    top = float(weights.amax())  # the zeros below count, too: no more than scale depends on it
-    link_top = top if top > 0.0 else 0.0
+    link_top = float(links.amax())
+    if not link_top <= 0.0:  # what lies below may hold anything
+        link_top = float(links.triu(1).amax())
+    link_top = max(link_top, 0.0)  # no more than scale depends on it
+    weights = torch.empty(links.shape, dtype=torch.float64).copy_(links)
     for row in range(0, len(weights), STRIP):
         strip = weights[row : row + STRIP, row:]
-        strip.sub_(link_top).exp_()
-    return weights.triu_(1), link_top
+        (strip.sub_(link_top) if link_top else strip).exp_()
+        strip[:, :STRIP].triu_(1)
+        if row:
+            weights[row : row + STRIP, :row] = 0.0
+    return weights, link_top
 
 
 def _run(windows: Tensor, emission: Tensor, arrivals: Tensor | None, every: int = EVERY) -> States | None:
@@ -123,27 +137,32 @@ def _run(windows: Tensor, emission: Tensor, arrivals: Tensor | None, every: int 
     by more than can be held."""
     steps, room = emission.shape
     states, factors = torch.zeros(steps, room, dtype=torch.float64), [0.0] * steps
-    rows, emitted = states.unbind(0), emission.unbind(0)
     if arrivals is None:
         states[0, 0] = emission[0, 0]
-        order, before, met = range(1, steps), -1, torch.zeros_like(states).unbind(0)
-        matrices = windows.transpose(1, 2).unbind(0)
+        order, before, met = range(1, steps), -1, torch.zeros_like(states)
+        jumps = windows.transpose(1, 2)
     else:
         states[-1, -1] = emission[-1, -1]
-        order, before, met = range(steps - 2, -1, -1), 1, arrivals.unbind(0)
-        matrices = windows.unbind(0)
-    share = 1.0
+        order, before, met, jumps = range(steps - 2, -1, -1), 1, arrivals, windows
+    small = room * room <= AT_ONCE  # NumPy begins a product sooner; torch's obey its threads, and need no copies
+    parts = (jumps, states, emission, met)
+    views: Any = [list(part.numpy()) if small else part.unbind(0) for part in parts]
+    matrices, rows, emitted, reached = views
     for number, t in enumerate(order):
-        arrival = met[t]
+        arrival, share = reached[t], 1.0
         if number % every == 0:
             peak = float(rows[t + before].max())
             if peak <= 0.0 or not math.isfinite(1.0 / peak):
                 return None
             share, factors[t] = 1.0 / peak, math.log(peak)
+        if small:
+            np.matmul(matrices[min(t, t + before)], rows[t + before], arrival)
+            if share != 1.0:
+                arrival *= share
+            np.multiply(arrival, emitted[t], rows[t])
         else:
-            share = 1.0
-        torch.addmv(arrival, matrices[min(t, t + before)], rows[t + before], beta=0, alpha=share, out=arrival)
-        torch.mul(arrival, emitted[t], out=rows[t])
+            torch.addmv(arrival, matrices[min(t, t + before)], rows[t + before], beta=0, alpha=share, out=arrival)
+            torch.mul(arrival, emitted[t], out=rows[t])
     lowest = float(states.amax(1).amin())
     if lowest > 0.0 and math.log(lowest) >= -DRIFT:
         return States(states, factors)
