@@ -154,10 +154,10 @@ def test_texts_are_the_models_own(case: dict[str, Any]) -> None:
     more, wanted = drawn(row_list, model, lambda more: turn(more)[0], case["choice"])
     whole, new = turn(more)
     shown, past = whole, 0
-    # `generate` itself knows no positions for new images without the text and the images before them.
-    alone = case["door"] != "custom" or kind not in AXES or case["content"] == "none"
+    # `generate` itself knows no positions for new text without the text and the images before it, if there are images.
+    names = ("input_ids", "attention_mask", "mm_token_type_ids")
+    alone = case["door"] != "custom" or kind not in AXES or not set(whole) - set(names)
     if case["turn"] == "images" and alone:
-        names = ("input_ids", "attention_mask", "mm_token_type_ids")
         shown = {name: whole[name] if name in names else value for name, value in new.items()}
     if case["turn"] == "new" and alone:
         # What the cache lacks: the last token of the first turn comes before what is new.
