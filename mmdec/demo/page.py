@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from importlib import import_module
 from typing import Any
 
 from mmdec.types import MmdecError
@@ -56,7 +57,9 @@ def options() -> dict[str, Any]:
 
 
 def warm() -> None:
-    """Load every model and run it once, so that the first visitor does not wait."""
+    """Load every model and run it once, and load what Gradio loads, so that the first visitor does not wait."""
+    with suppress(ImportError):
+        import_module("matplotlib.pyplot")  # where it is installed, Gradio imports it in its first request: a second
     for tab in TABS:
         tab.warm()
 
