@@ -11,7 +11,8 @@ from transformers import DynamicCache
 
 import mmdec
 from mmdec.drafters.tree_growing import TreeGrowing
-from mmdec.nn.draft_step import DraftStep, SlotStep
+from mmdec.nn.draft_step import DraftStep
+from mmdec.nn.slot_step import SlotStep
 from mmdec.targets.text import TextTarget
 from mmdec.types import Draft, Plan
 from tests.exactness.test_vision import second_turn
