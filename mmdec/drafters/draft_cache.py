@@ -68,7 +68,7 @@ class DraftCache:
         nothing may be accepted yet."""
         self._reserve(self._keys if like is None else like, self.width + columns)
         end = self.width + columns
-        return self._keys[:, :, :end], self._values[:, :, :end]
+        return self._keys.narrow(2, 0, end), self._values.narrow(2, 0, end)
 
     def keep(self, columns: int) -> None:
         """Accept the first columns of a draft, as many of each row."""

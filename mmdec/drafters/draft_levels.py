@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mmdec.decode.tree import chains, trees_from_lists
+from mmdec.decode.tree import trees_from_lists
 from mmdec.drafters.draft_memory import Memory
 from mmdec.drafters.small_model import Tree, draw_children, drawn_from
 from mmdec.nn.draft_network import DraftNetwork
-from mmdec.nn.draft_step import DraftStep, TokenStep, Vector
+from mmdec.nn.draft_step import QUIET, DraftStep, TokenStep, Vector
 from mmdec.ops.topk import top_indices
 from mmdec.types import Draft, Plan
 
@@ -160,6 +160,7 @@ class Levels:
         return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, best, strict=True)], probs)
 
 
+@QUIET
 def stepwise(
     step: TokenStep,
     roots: Tensor,
@@ -177,7 +178,8 @@ def stepwise(
         if threshold:
             chance /= float(np.exp(logits - logits[tokens[-1]]).sum())
         if len(tokens) == depth or chance < threshold:
-            return chains(roots, [tokens])
+            drafted = torch.tensor([[int(roots), *tokens]])
+            return Draft(drafted, torch.arange(-1, len(tokens))[None], torch.tensor([len(tokens) + 1]))
         feature = follow(tokens[-1], feature)
 
 

@@ -9,12 +9,12 @@ best tokens of each slot below the best paths to it, scored and chosen as EAGLE-
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mmdec.decode.tree import single
@@ -179,7 +179,7 @@ class Blocks:
         self.step, self.memory, self.depth = step, memory, depth
         self.done, self.offset = 0, 0  # slots of the blocks before this one; their columns
         count = waiting.counts[0]
-        self.slots = self._pass(waiting.tokens[0, :count].numpy(), waiting.features[0, :count].numpy())
+        self.slots = self._pass(waiting.tokens[0, :count].tolist(), waiting.features.detach().numpy()[0, :count])
         memory.cache.keep(count)
         memory.positions = [memory.positions[0] + count]
         self.offset = 0
@@ -196,13 +196,13 @@ class Blocks:
         if index == self.step.slots:
             tokens, features = zip(*self.path, strict=True)
             self.done += index
-            self.slots = self._pass(np.array(tokens), np.stack(features))
+            self.slots = self._pass(tokens, np.stack(features))
             return self.first
         own = self.step.embedding[token]
         self.preceding = own if index == 1 else self.preceding + own
         return self.step.refined(self.slots[index], self.preceding, index)
 
-    def _pass(self, tokens: NDArray[np.int64], features: Vector) -> Vector:
+    def _pass(self, tokens: Sequence[int], features: Vector) -> Vector:
         """Columns of tokens (n,) and features (n, H), and the slots (k', H) of the last of them."""
         count = min(self.step.slots, self.depth - self.done)
         keys, values = self.memory.cache.room(self.offset + len(tokens) + count - 1, self.step.column)

@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from mmdec.nn.draft_network import DraftNetwork, Packed
 
 Vector = NDArray[np.float32]
+QUIET = np.errstate(over="ignore", invalid="ignore")  # a network that explodes drafts nonsense, as torch: no warnings
 
 
 class TokenStep:
@@ -134,9 +135,8 @@ class DraftStep(TokenStep):
 
 def rotations(network: DraftNetwork, length: int) -> tuple[Vector, Vector]:
     """The network's cosines and signed sines (L, d) of the positions from 0 on, `length` at least."""
-    positions = torch.arange(max(1024, 2 * length), device="cpu")[None]
-    cosines, sines = network.rotations(positions, torch.float32, positions.device)
-    return cosines[0, 0].numpy(), sines[0, 0].numpy()
+    cosines, sines = network.rope_table(length, torch.float32, torch.device("cpu"))
+    return cosines.numpy(), sines.numpy()
 
 
 def plain(embedding: nn.Module, *weights: Tensor) -> bool:
