@@ -14,7 +14,7 @@ from mmdec.decode.tree import trees_from_lists
 from mmdec.drafters.draft_memory import Memory
 from mmdec.drafters.small_model import Tree, draw_children, drawn_from
 from mmdec.nn.draft_network import DraftNetwork
-from mmdec.nn.draft_step import QUIET, DraftStep, TokenStep, Vector
+from mmdec.nn.draft_step import DraftStep, TokenStep, Vector, quiet
 from mmdec.ops.topk import top_indices
 from mmdec.types import Draft, Plan
 
@@ -74,7 +74,8 @@ class Levels:
         rows are equally long: the target reads as many columns of each."""
         step = self.memory.step
         if isinstance(step, DraftStep) and len(roots) == 1 and step.reads(hidden):
-            return stepwise(step, roots, hidden[0, 0].numpy(), depth, threshold, self.follow)
+            with quiet():
+                return stepwise(step, roots, hidden[0, 0].numpy(), depth, threshold, self.follow)
         tokens: list[Tensor] = []
         chances = torch.ones(len(roots), 1, device=roots.device)
         above = torch.zeros_like(roots)[:, None]
@@ -160,7 +161,6 @@ class Levels:
         return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, best, strict=True)], probs)
 
 
-@QUIET
 def stepwise(
     step: TokenStep,
     roots: Tensor,

@@ -21,7 +21,7 @@ from mmdec.decode.tree import single
 from mmdec.drafters.draft_levels import Levels, stepwise
 from mmdec.drafters.draft_memory import LastColumn, Memory, Waiting
 from mmdec.drafters.tree_growing import WIDTH, TreeGrowing
-from mmdec.nn.draft_step import Vector
+from mmdec.nn.draft_step import Vector, quiet
 from mmdec.nn.flash import FlashConfig, FlashNetwork
 from mmdec.nn.slot_step import SlotStep
 from mmdec.types import Context, Draft, Plan, Scores, Target, Verdict
@@ -84,8 +84,9 @@ class Flash:
                 memory.step = SlotStep.of(self.network, memory.packed, self.embedding, self._columns.output)
             step = memory.step
             if isinstance(step, SlotStep) and step.reads(waiting.features):
-                blocks = Blocks(step, memory, waiting, depth)
-                return stepwise(step, roots, blocks.first, depth, plan.threshold, blocks.follow)
+                with quiet():
+                    blocks = Blocks(step, memory, waiting, depth)
+                    return stepwise(step, roots, blocks.first, depth, plan.threshold, blocks.follow)
             last = self._columns.last_column(memory, waiting)
         else:
             last = self._columns.take_in(memory)

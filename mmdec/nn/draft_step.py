@@ -20,7 +20,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from mmdec.nn.draft_network import DraftNetwork, Packed
 
 Vector = NDArray[np.float32]
-QUIET = np.errstate(over="ignore", invalid="ignore")  # a network that explodes drafts nonsense, as torch: no warnings
 
 
 class TokenStep:
@@ -131,6 +130,11 @@ class DraftStep(TokenStep):
         np.multiply(plain[:, half:], sine[:half], out=turned[:, :half])
         np.multiply(plain[:, :half], sine[half:], out=turned[:, half:])
         turned += plain * self.cosines[position]
+
+
+def quiet() -> np.errstate:
+    """A network that explodes drafts nonsense and says nothing, as in torch."""
+    return np.errstate(over="ignore", invalid="ignore")
 
 
 def rotations(network: DraftNetwork, length: int) -> tuple[Vector, Vector]:

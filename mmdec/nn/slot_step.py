@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmdec.nn.draft_network import Packed
-from mmdec.nn.draft_step import QUIET, TokenStep, Vector, buffer, plain, rotations
+from mmdec.nn.draft_step import TokenStep, Vector, buffer, plain, rotations
 from mmdec.nn.flash import FlashNetwork
 
 MASKED = 512  # columns of a new mask
@@ -61,7 +61,6 @@ class SlotStep(TokenStep):
             return None
         return cls(network, packed, cast(nn.Embedding, embedding).weight, output)
 
-    @QUIET
     def block(
         self, tokens: Sequence[int], features: Vector, position: int, count: int, keys: Tensor, values: Tensor
     ) -> Vector:
