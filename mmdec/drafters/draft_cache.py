@@ -63,11 +63,17 @@ class DraftCache:
         self._values[:, :, begin:end] = values
         return self._keys[:, :, :end], self._values[:, :, :end]
 
-    def room(self, columns: int) -> Pair:
-        """Keys and values (B, h, width + columns, d), the last `columns` for a draft to write."""
-        self._reserve(self._keys, self.width + columns)
+    def room(self, columns: int, like: Tensor | None = None) -> Pair:
+        """Keys and values (B, h, width + columns, d), the last `columns` for a draft to write. like (B, h, n, d): where
+        nothing may be accepted yet."""
+        self._reserve(self._keys if like is None else like, self.width + columns)
         end = self.width + columns
-        return self._keys[:, :, :end], self._values[:, :, :end]
+        return self._keys.narrow(2, 0, end), self._values.narrow(2, 0, end)
+
+    def keep(self, columns: int) -> None:
+        """Accept the first columns of a draft, as many of each row."""
+        assert self._uneven is None
+        self.lengths = [length + columns for length in self.lengths]
 
     def accepted(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Keys and values (B, h, width, d) of what is accepted, and the additive mask (B, 1, 1, width) of rows that

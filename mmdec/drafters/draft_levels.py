@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mmdec.decode.tree import chains, trees_from_lists
+from mmdec.decode.tree import trees_from_lists
 from mmdec.drafters.draft_memory import Memory
 from mmdec.drafters.small_model import Tree, draw_children, drawn_from
 from mmdec.nn.draft_network import DraftNetwork
-from mmdec.nn.draft_step import DraftStep, TokenStep, Vector
+from mmdec.nn.draft_step import DraftStep, TokenStep, Vector, quiet
 from mmdec.ops.topk import top_indices
 from mmdec.types import Draft, Plan
 
@@ -73,8 +73,9 @@ class Levels:
         """The likeliest token again and again, after hidden (B, 1, H) of the root, until `Plan.threshold` ends it. All
         rows are equally long: the target reads as many columns of each."""
         step = self.memory.step
-        if step is not None and len(roots) == 1 and step.reads(hidden):
-            return self._stepwise(step, roots, hidden, depth, threshold)
+        if isinstance(step, DraftStep) and len(roots) == 1 and step.reads(hidden):
+            with quiet():
+                return stepwise(step, roots, hidden[0, 0].numpy(), depth, threshold, self.follow)
         tokens: list[Tensor] = []
         chances = torch.ones(len(roots), 1, device=roots.device)
         above = torch.zeros_like(roots)[:, None]
@@ -90,20 +91,9 @@ class Levels:
         parents = torch.arange(-1, len(tokens), device=roots.device).expand_as(drafted)
         return Draft(drafted, parents.contiguous(), torch.full_like(roots, len(tokens) + 1))
 
-    def _stepwise(self, step: TokenStep, roots: Tensor, hidden: Tensor, depth: int, threshold: float) -> Draft:
-        """`chain` of one row, a token at a time."""
-        feature, chance, tokens = hidden[0, 0].numpy(), 1.0, list[int]()
-        while True:
-            logits = step.logits(feature)
-            tokens.append(int(logits.argmax()))
-            if threshold:
-                chance /= float(np.exp(logits - logits[tokens[-1]]).sum())
-            if len(tokens) == depth or chance < threshold:
-                return chains(roots, [tokens])
-            feature = self.follow(step, tokens[-1], feature)
-
-    def follow(self, step: TokenStep, token: int, feature: Vector) -> Vector:
+    def follow(self, token: int, feature: Vector) -> Vector:
         """One pass over a token of a chain, which was read from feature (H,). Returns hidden (H,)."""
+        step = self.memory.step
         assert isinstance(step, DraftStep)
         self.level += 1
         keys, values = self.memory.cache.room(self.level)
@@ -169,6 +159,28 @@ class Levels:
         best = [tree.best(plan.nodes) for tree in trees]
         probs = drawn_from(torch.cat(distributions, 1), indices, best, vocab_size)
         return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, best, strict=True)], probs)
+
+
+def stepwise(
+    step: TokenStep,
+    roots: Tensor,
+    feature: Vector,
+    depth: int,
+    threshold: float,
+    follow: Callable[[int, Vector], Vector],
+) -> Draft:
+    """`Levels.chain` of one row, a token at a time: feature (H,) of the root; `follow` takes a token and what it was
+    read from, and gives what the next one is read from."""
+    chance, tokens = 1.0, list[int]()
+    while True:
+        logits = step.logits(feature)
+        tokens.append(int(logits.argmax()))
+        if threshold:
+            chance /= float(np.exp(logits - logits[tokens[-1]]).sum())
+        if len(tokens) == depth or chance < threshold:
+            drafted = torch.tensor([[int(roots), *tokens]])
+            return Draft(drafted, torch.arange(-1, len(tokens))[None], torch.tensor([len(tokens) + 1]))
+        feature = follow(tokens[-1], feature)
 
 
 def in_order(numbers: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -40,7 +40,9 @@ class Waiting:
     def of(cls, features: Tensor, verdict: Verdict, counts: list[int]) -> Waiting:
         """features (B, N, k * H) of a draft's nodes, of which the path's are taken."""
         path = verdict.path
-        if features.shape[1] > 1:
+        if len(path) == 1 < features.shape[1]:
+            features = features.index_select(1, path[0].clamp(min=0))
+        elif features.shape[1] > 1:
             features = features.gather(1, path.clamp(min=0)[..., None].expand(-1, -1, features.shape[2]))
         return cls(features, verdict.tokens.clamp(min=0), counts)
 

@@ -9,6 +9,7 @@ best tokens of each slot below the best paths to it, scored and chosen as EAGLE-
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast, final
 
@@ -17,11 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from mmdec.decode.tree import single
-from mmdec.drafters.draft_levels import Levels
-from mmdec.drafters.draft_memory import LastColumn, Memory
+from mmdec.drafters.draft_levels import Levels, stepwise
+from mmdec.drafters.draft_memory import LastColumn, Memory, Waiting
 from mmdec.drafters.tree_growing import WIDTH, TreeGrowing
-from mmdec.nn.draft_step import SlotStep, TokenStep, Vector
+from mmdec.nn.draft_step import Vector, quiet
 from mmdec.nn.flash import FlashConfig, FlashNetwork
+from mmdec.nn.slot_step import SlotStep
 from mmdec.types import Context, Draft, Plan, Scores, Target, Verdict
 
 
@@ -75,13 +77,23 @@ class Flash:
             plan = replace(plan, nodes=depth, depth=depth)
         else:
             plan = replace(plan, depth=min(plan.depth, self.network.slots))
-        slots = Slots(self, memory, self._columns.take_in(memory), plan.depth)
+        if chain and plan.temperature is None and len(roots) == 1:
+            waiting = self._columns.catch_up(memory)
+            if not memory.asked:
+                memory.asked = True
+                memory.step = SlotStep.of(self.network, memory.packed, self.embedding, self._columns.output)
+            step = memory.step
+            if isinstance(step, SlotStep) and step.reads(waiting.features):
+                with quiet():
+                    blocks = Blocks(step, memory, waiting, depth)
+                    return stepwise(step, roots, blocks.first, depth, plan.threshold, blocks.follow)
+            last = self._columns.last_column(memory, waiting)
+        else:
+            last = self._columns.take_in(memory)
+        slots = Slots(self, memory, last, plan.depth)
         if plan.temperature is not None:
             return slots.drawn(roots, slots.first, plan)
         if chain:
-            if not memory.asked and len(roots) == 1:
-                memory.asked = True
-                memory.step = SlotStep.of(self.network, self.embedding, self._columns.output)
             return slots.chain(roots, slots.first, depth, plan.threshold)
         return slots.tree(roots, slots.first, plan)
 
@@ -99,8 +111,6 @@ class Slots(Levels):
         self.head, self.depth, self.device = drafter.network, depth, last.states.device
         self.preceding: Tensor | None = None  # (B, n, H) of the last level's nodes: sum of the tokens' embeddings
         self.path: list[tuple[Tensor, Tensor]] = []  # tokens (B, 1) and features (B, 1, H) since the block's root
-        self.drafted: list[tuple[int, Vector]] = []  # the same, a token at a time
-        self.told: Vector | None = None  # (H,) `preceding`, a token at a time
         self.done = 0  # slots of the blocks before this one
         self.slots = self._pass(last.states, last.queries, last.features)  # (B, k', H), not refined
 
@@ -126,20 +136,6 @@ class Slots(Levels):
             preceding = preceding + before
         self.preceding = preceding
         return self.head.refined(self.slots[:, index : index + 1].expand_as(preceding), preceding, index)
-
-    def follow(self, step: TokenStep, token: int, feature: Vector) -> Vector:
-        """The next slot after a token of a chain of one row: `expand`, a token at a time."""
-        assert isinstance(step, SlotStep)
-        self.level += 1
-        index = self.level - self.done
-        self.drafted.append((token, feature))
-        if index == self.head.slots:
-            tokens, features = zip(*self.drafted, strict=True)
-            self.path, self.drafted = [(torch.tensor([tokens]), torch.from_numpy(np.stack(features))[None])], []
-            return self._next_block()[0, 0].numpy()
-        before = self.told
-        self.told = told = step.embedding[token] if before is None or index == 1 else step.embedding[token] + before
-        return step.refined(self.slots[0, index].numpy(), told, index)
 
     def _next_block(self) -> Tensor:
         """Columns of the block's own predictions, then the slots of the last of them. Returns slot 0 (B, 1, H)."""
@@ -174,3 +170,45 @@ class Slots(Levels):
         """(B, count) after the block's column."""
         starts = torch.tensor(self.memory.positions, device=self.device)[:, None]
         return starts + self.done + torch.arange(count, device=self.device)
+
+
+class Blocks:
+    """One draft of a chain of one row: `Slots`, a token at a time."""
+
+    def __init__(self, step: SlotStep, memory: Memory, waiting: Waiting, depth: int) -> None:
+        """waiting: columns that are accepted here. depth: slots beyond it are not run."""
+        self.step, self.memory, self.depth = step, memory, depth
+        self.done, self.offset = 0, 0  # slots of the blocks before this one; their columns
+        count = waiting.counts[0]
+        self.slots = self._pass(waiting.tokens[0, :count].tolist(), waiting.features.detach().numpy()[0, :count])
+        memory.cache.keep(count)
+        memory.positions = [memory.positions[0] + count]
+        self.offset = 0
+
+    @property
+    def first(self) -> Vector:
+        """(H,), what the first token is read from."""
+        return self.slots[0]
+
+    def follow(self, token: int, feature: Vector) -> Vector:
+        """The next slot (H,) after a token, which was read from feature (H,); see `Slots.expand`."""
+        self.path.append((token, feature))
+        index = len(self.path)
+        if index == self.step.slots:
+            tokens, features = zip(*self.path, strict=True)
+            self.done += index
+            self.slots = self._pass(tokens, np.stack(features))
+            return self.first
+        own = self.step.embedding[token]
+        self.preceding = own if index == 1 else self.preceding + own
+        return self.step.refined(self.slots[index], self.preceding, index)
+
+    def _pass(self, tokens: Sequence[int], features: Vector) -> Vector:
+        """Columns of tokens (n,) and features (n, H), and the slots (k', H) of the last of them."""
+        count = min(self.step.slots, self.depth - self.done)
+        keys, values = self.memory.cache.room(self.offset + len(tokens) + count - 1, self.step.column)
+        position = self.memory.positions[0] + self.offset
+        self.offset += len(tokens)
+        self.path: list[tuple[int, Vector]] = []  # tokens and features (H,) since the block's root
+        self.preceding = features[-1]  # (H,) sum of the embeddings of these tokens, where there are any
+        return self.step.block(tokens, features, position, count, keys, values)

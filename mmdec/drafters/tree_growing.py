@@ -14,7 +14,7 @@ the last one, whose token is the root, is run to its end and gives the first lev
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import cast, final
 
@@ -129,25 +129,12 @@ class TreeGrowing:
     def take_in(self, memory: Memory) -> LastColumn:
         """Put keys and values of the waiting columns into the cache. Returns each row's last column, which always comes
         from a verdict."""
-        network, cache = self.network, memory.cache
-        states = queries = features = torch.empty(0)
-        counts: list[int] = []
-        if memory.packed is None:
-            memory.packed = network.packed()
-        for prompts, parts in groupby(memory.queue, lambda part: isinstance(part, WaitingPrompt)):
-            for part in parts if prompts else [Waiting.joined(cast(list[Waiting], list(parts)))]:
-                if isinstance(part, WaitingPrompt):
-                    states, positions, counts = self._prompt(memory, part)
-                else:
-                    counts = part.counts
-                    features = part.features
-                    states = network.fuse(self.embedding(part.tokens), features, memory.carry)
-                    positions = positions_from(memory.positions, states.shape[1], states.device)
-                    memory.positions = [start + count for start, count in zip(memory.positions, counts, strict=True)]
-                if states.shape[1]:
-                    queries, keys, values = network.project(states, positions, memory.packed)
-                    cache.append(keys, values, counts)
-        memory.queue = []
+        return self.last_column(memory, self.catch_up(memory))
+
+    def last_column(self, memory: Memory, part: Waiting) -> LastColumn:
+        """The rest of `take_in`, after `catch_up`."""
+        states, queries = self._columns(memory, part)
+        counts, features = part.counts, part.features
         if min(counts) == states.shape[1]:
             return LastColumn(states[:, -1:], queries[:, :, -1:], features[:, -1:])
         last = torch.tensor(counts, device=states.device) - 1
@@ -155,6 +142,32 @@ class TreeGrowing:
         return LastColumn(
             states[rows, last][:, None], queries[rows, :, last][:, :, None], features[rows, last][:, None]
         )
+
+    def catch_up(self, memory: Memory) -> Waiting:
+        """`take_in`, up to the last prompt. Returns the columns since then, which are still to be taken in."""
+        if memory.packed is None:
+            memory.packed = self.network.packed()
+        groups = [list(parts) for _, parts in groupby(memory.queue, lambda part: isinstance(part, WaitingPrompt))]
+        memory.queue = []
+        for group in groups[:-1]:
+            for part in group if isinstance(group[0], WaitingPrompt) else [_joined(group)]:
+                self._columns(memory, part)
+        return _joined(groups[-1])
+
+    def _columns(self, memory: Memory, part: WaitingPrompt | Waiting) -> tuple[Tensor, Tensor]:
+        """Keys and values of columns into the cache. Returns their states (B, n, H) and queries (B, heads, n, d)."""
+        if isinstance(part, WaitingPrompt):
+            states, positions, counts = self._prompt(memory, part)
+        else:
+            counts = part.counts
+            states = self.network.fuse(self.embedding(part.tokens), part.features, memory.carry)
+            positions = positions_from(memory.positions, states.shape[1], states.device)
+            memory.positions = [start + count for start, count in zip(memory.positions, counts, strict=True)]
+        queries = torch.empty(0)
+        if states.shape[1]:
+            queries, keys, values = self.network.project(states, positions, memory.packed)
+            memory.cache.append(keys, values, counts)
+        return states, queries
 
     def _prompt(self, memory: Memory, part: WaitingPrompt) -> tuple[Tensor, Tensor, list[int]]:
         """Each row's prompt as the network wants it: states (B, M, H), positions (B, M), padded on the right, and how
@@ -177,3 +190,7 @@ class TreeGrowing:
         pad = nn.utils.rnn.pad_sequence
         states = pad([row.states for row in rows], batch_first=True)
         return states, pad(positions, batch_first=True), [len(row.states) for row in rows]
+
+
+def _joined(parts: Sequence[WaitingPrompt | Waiting]) -> Waiting:
+    return Waiting.joined(cast(Sequence[Waiting], parts))

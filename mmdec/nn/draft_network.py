@@ -227,26 +227,26 @@ class DraftNetwork(nn.Module):
         """Cosines and signed sines at positions (B, n): (B, 1, n, d); of one position: (d,). From a table that grows as
         the texts do."""
         if isinstance(positions, int):
-            cosines, sines = self._table(positions + 1, dtype, device)
+            cosines, sines = self.rope_table(positions + 1, dtype, device)
             return cosines[positions], sines[positions]
         if device.type != "cpu":  # asking for the largest position would wait for the device
             cosines, sines = self._waves(positions, dtype)
             return cosines[:, None], sines[:, None]
-        cosines, sines = self._table(int(positions.max()) + 1, dtype, device)
+        cosines, sines = self.rope_table(int(positions.max()) + 1, dtype, device)
         return cosines[positions][:, None], sines[positions][:, None]
 
-    @property
-    def _layer(self) -> Any:
-        return self.layers[0]
-
-    def _table(self, length: int, dtype: torch.dtype, device: torch.device) -> Pair:
-        """Of the positions from 0 on, `length` at least."""
+    def rope_table(self, length: int, dtype: torch.dtype, device: torch.device) -> Pair:
+        """Cosines and signed sines (L, d) of the positions from 0 on, `length` at least, kept for all who ask."""
         table = self._rope
         if table is None or table[0].dtype != dtype or table[0].device != device or len(table[0]) < length:
             with torch.inference_mode(False), torch.no_grad():  # training may read what decoding has made
                 table = self._waves(torch.arange(max(1024, 2 * length), device=device), dtype)
             self._rope = table
         return table
+
+    @property
+    def _layer(self) -> Any:
+        return self.layers[0]
 
     def _waves(self, positions: Tensor, dtype: torch.dtype) -> Pair:
         """Cosines and sines (..., d) as transformers makes them, in float32; the sines of the first half negative, so

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from mmdec.nn.draft_network import DraftNetwork, Packed
-from mmdec.nn.flash import FlashNetwork
 
 Vector = NDArray[np.float32]
 
@@ -29,11 +28,11 @@ class TokenStep:
     def __init__(self, embedding: Tensor, output: nn.Linear) -> None:
         self.embedding, self.output = embedding.detach().numpy(), output.weight.detach()
         self.output_bias = None if output.bias is None else output.bias.detach()
-        self.scores = _buffer(len(output.weight))
+        self.scores = buffer(len(output.weight))
 
     def reads(self, hidden: Tensor) -> bool:
         """Whether hidden is of the step's own kind: not under autocast, nor where gradients are wanted."""
-        return hidden.dtype == torch.float32 and not torch.is_grad_enabled()
+        return hidden.dtype == torch.float32 and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
 
     def logits(self, hidden: Vector) -> Vector:
         """The LM head on hidden (H,) -> (V,), valid until the next call."""
@@ -54,7 +53,7 @@ class DraftStep(TokenStep):
         """packed and fused: the network's own."""
         super().__init__(embedding, output)
         config, layer = network.config, cast(Any, network.layers[0])
-        self.config, self.rotations = config, network.rotations
+        self.network, self.config = network, config
         self.fused, self.attention, self.bias = fused, packed.attention, packed.bias
         self.mixing, self.gate_up = layer.self_attn.o_proj.weight.detach(), packed.gate_up
         self.down = layer.mlp.down_proj.weight.detach()
@@ -62,10 +61,10 @@ class DraftStep(TokenStep):
         if config.input_norm:
             self.norms.insert(0, layer.input_layernorm.weight.detach().numpy())
         size, width = config.hidden_size, self.gate_up.shape[0] // 2
-        self.joined, self.states, self.added = _buffer(2 * size), _buffer(size), _buffer(size)
-        self.normed, self.inner = _buffer(size), _buffer(width)
-        self.gates = _buffer(2 * width)
-        self.projected = _buffer(len(packed.attention))
+        self.joined, self.states, self.added = buffer(2 * size), buffer(size), buffer(size)
+        self.normed, self.inner = buffer(size), buffer(width)
+        self.gates = buffer(2 * width)
+        self.projected = buffer(len(packed.attention))
         self.cosines = self.sines = np.empty((0, config.head_dim), np.float32)  # of the positions from 0 on
         groups = config.num_attention_heads + config.num_key_value_heads
         self.turned = np.empty((groups, config.head_dim), np.float32)
@@ -77,10 +76,10 @@ class DraftStep(TokenStep):
     ) -> DraftStep | None:
         """None where it would not pay or not be the same: a large network, a GPU, another precision, a norm within
         `fuse`, a network with a layer of its own, an embedding that does more than to look up."""
-        if packed is None or not _plain(embedding, packed.attention, output.weight):
+        if packed is None or not plain(embedding, packed.attention, output.weight):
             return None
-        own = any(_owner(network, name) is not DraftNetwork for name in ("feature", "project", "attend"))
-        if own or _owner(network, "fuse") is not _owner(network, "fused_weights"):
+        own = any(owner(network, name) is not DraftNetwork for name in ("feature", "project", "attend"))
+        if own or owner(network, "fuse") is not owner(network, "fused_weights"):
             return None
         fused = network.fused_weights(carry)
         return None if fused is None else cls(network, packed, fused, cast(nn.Embedding, embedding).weight, output)
@@ -110,7 +109,7 @@ class DraftStep(TokenStep):
         (gates, gate), (inner, product) = self.gates, self.inner
         torch.mv(self.gate_up, self._norm(x, self.norms[-1]), out=gates)
         width = len(product)
-        _silu(gate[:width], product)
+        silu(gate[:width], product)
         product *= gate[width:]
         torch.mv(self.down, inner, out=added)
         more += x
@@ -125,9 +124,7 @@ class DraftStep(TokenStep):
     def _rotate(self, own: Vector, position: int) -> None:
         """Queries and keys of own (heads + 2 h, d), rotated, into `turned`."""
         if position >= len(self.cosines):
-            positions = torch.arange(max(1024, 2 * position), device="cpu")[None]
-            cosines, sines = self.rotations(positions, torch.float32, positions.device)
-            self.cosines, self.sines = cosines[0, 0].numpy(), sines[0, 0].numpy()
+            self.cosines, self.sines = rotations(self.network, position + 1)
         turned, half, sine = self.turned, self.config.head_dim // 2, self.sines[position]
         plain = own[: len(turned)]
         np.multiply(plain[:, half:], sine[:half], out=turned[:, :half])
@@ -135,50 +132,30 @@ class DraftStep(TokenStep):
         turned += plain * self.cosines[position]
 
 
-@final
-class SlotStep(TokenStep):
-    """FLASH's refiners and an LM head, one slot of one row at a time."""
-
-    def __init__(self, network: FlashNetwork, embedding: Tensor, output: nn.Linear) -> None:
-        super().__init__(embedding, output)
-        size, refiners = network.config.hidden_size, cast(Any, network.refiners)
-        self.layers = [[part.detach() for part in refiner.parameters()] for refiner in refiners]
-        inner = len(self.layers[0][0]) if self.layers else 1
-        self.joined, self.inner, self.added = _buffer(2 * size), _buffer(inner), _buffer(size)
-
-    @classmethod
-    def of(cls, network: FlashNetwork, embedding: nn.Module, output: nn.Linear) -> SlotStep | None:
-        """None where it would not pay or not be the same; see `DraftStep.of`."""
-        if network.packed() is None or not _plain(embedding, *network.parameters(), output.weight):
-            return None
-        return cls(network, cast(nn.Embedding, embedding).weight, output)
-
-    def refined(self, slot: Vector, preceding: Vector, index: int) -> Vector:
-        """As `FlashNetwork.refined`, for slot (H,), in memory of its own."""
-        if not self.layers:
-            return slot
-        down, down_bias, up, up_bias = self.layers[index - 1]
-        (joined, both), (inner, product), (added, more) = self.joined, self.inner, self.added
-        both[: len(slot)], both[len(slot) :] = preceding, slot
-        torch.addmv(down_bias, down, joined, out=inner)
-        _silu(product.copy(), product)
-        torch.addmv(up_bias, up, inner, out=added)
-        return slot + more
+def quiet() -> np.errstate:
+    """A network that explodes drafts nonsense and says nothing, as in torch."""
+    return np.errstate(over="ignore", invalid="ignore")
 
 
-def _plain(embedding: nn.Module, *weights: Tensor) -> bool:
+def rotations(network: DraftNetwork, length: int) -> tuple[Vector, Vector]:
+    """The network's cosines and signed sines (L, d) of the positions from 0 on, `length` at least."""
+    cosines, sines = network.rope_table(length, torch.float32, torch.device("cpu"))
+    return cosines.numpy(), sines.numpy()
+
+
+def plain(embedding: nn.Module, *weights: Tensor) -> bool:
     """Whether all are float32 on a CPU, and the embedding only looks up."""
     if type(embedding) is not nn.Embedding or embedding.max_norm is not None:
         return False
     return all(part.dtype == torch.float32 and part.device.type == "cpu" for part in (embedding.weight, *weights))
 
 
-def _owner(network: DraftNetwork, name: str) -> type:
+def owner(network: DraftNetwork, name: str) -> type:
     """The class that says what this method does."""
     return next(kind for kind in type(network).__mro__ if name in vars(kind))
 
 
-def _silu(x: Vector, result: Vector) -> None:
+def silu(x: Vector, result: Vector) -> None:
     """x / (1 + exp(-x)) as x / 2 * (1 + tanh(x / 2)), which nothing overflows."""
     np.tanh(x * 0.5, out=result)
     result += 1.0
@@ -186,7 +163,7 @@ def _silu(x: Vector, result: Vector) -> None:
     result *= 0.5
 
 
-def _buffer(size: int) -> tuple[Tensor, Vector]:
+def buffer(size: int) -> tuple[Tensor, Vector]:
     """The same memory twice."""
     array = np.zeros(size, np.float32)
     return torch.from_numpy(array), array

@@ -10,8 +10,10 @@ import torch
 from transformers import DynamicCache
 
 import mmdec
+from mmdec.decode.budget import Budget
 from mmdec.drafters.tree_growing import TreeGrowing
-from mmdec.nn.draft_step import DraftStep, SlotStep
+from mmdec.nn.draft_step import DraftStep
+from mmdec.nn.slot_step import SlotStep
 from mmdec.targets.text import TextTarget
 from mmdec.types import Draft, Plan
 from tests.exactness.test_vision import second_turn
@@ -112,6 +114,53 @@ def test_another_picture_changes_what_a_step_reads(system: str, monkeypatch: pyt
 
     stepwise = drafts()
     monkeypatch.setattr(DraftStep, "of", classmethod(lambda *_: None))
+    assert drafts() == stepwise
+
+
+@pytest.mark.parametrize("slots", [1, 2, 4])
+def test_flashs_blocks_through_pictures_and_turns(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds that accept some, drafts of several blocks, a second turn, and a row that is left of a batch.
+    With one slot the weights explode, which is no warning."""
+    model = vision_model("llava")
+    row, more = [[5, 6], Picture.random(1), [7, 8, 9]], [[20], [21, 22]]
+    options: dict[str, Any] = {"do_sample": False, "eos_token_id": 45}
+
+    def drafts() -> list[list[int]]:
+        noted = Noted(tree_growing("flash", model, slots=slots, latents=3))
+        cache, chain = DynamicCache(config=model.config), {"num_speculative_tokens": 7}
+        first = batch_of("llava", [row])
+        said = mmdec.generate(model, first, noted, past_key_values=cache, max_new_tokens=24, **chain, **options)
+        both = torch.cat([said.sequences, torch.tensor([[20, 21, 22]])], 1)
+        whole = {**first, "input_ids": both, "attention_mask": torch.ones_like(both)}
+        mmdec.generate(model, whole, noted, past_key_values=cache, max_new_tokens=24, **chain, **options)
+        three = batch_of("llava", [row, more, [Picture.random(4), [30]]])
+        mmdec.generate(model, three, noted, max_new_tokens=30, **chain, **options)
+        return noted.drafts
+
+    stepwise = drafts()
+    assert len(stepwise) > 20
+    monkeypatch.setattr(SlotStep, "of", classmethod(lambda *_: None))
+    assert drafts() == stepwise
+
+
+@pytest.mark.parametrize("slots", [2, 4])
+def test_flashs_chains_and_trees_share_a_cache(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = language_model()
+    ids = torch.tensor([[5, 6, 7, 8, 5, 6]])
+    plans = [Plan(6, 6), Plan(3, 3), Plan(9, 3), Plan(0, 0), Plan(1, 1), Plan(0, 0), Plan(0, 0), Plan(8, 8)]
+
+    def drafts() -> list[list[int]]:
+        inner = tree_growing("flash", model, slots=slots)
+        inner.tree = True
+        noted, counted = Noted(inner), iter(plans * 20)
+        monkeypatch.setattr(Budget, "plan", lambda *_: next(counted))
+        out = mmdec.generate(model, ids, noted, max_new_tokens=40, do_sample=False, eos_token_id=60)
+        assert torch.equal(out.sequences, model.generate(ids, max_new_tokens=40, do_sample=False, eos_token_id=60))
+        return noted.drafts
+
+    stepwise = drafts()
+    assert len(stepwise) > 10
+    monkeypatch.setattr(SlotStep, "of", classmethod(lambda *_: None))
     assert drafts() == stepwise
 
 
