@@ -113,12 +113,25 @@ def _asr(raw: Raw) -> BenchReport:
                 len(raw["clips"]["each"]),
             ),
             Quantity("audio decoded in a repeat", raw["seconds_of_audio"], "s", raw["recordings"]),
+            *_peer(raw.get("peer", {})),
         ),
         stages=raw.get("stages", {}),
         depths=_depths(raw),
         not_measured={} if "peer" in raw else {"another engine": "--peer ctranslate2 was not given"},
         details=dict(raw),
     )
+
+
+def _peer(raw: Raw) -> list[Quantity]:
+    """Another engine's seconds over mmdec's, each at its best setting, and the seconds of each."""
+    count = raw.get("recordings", 0)
+    best = [
+        Quantity(f"{row['b']} over {row['a']}", row["ratio"], "times", count) for row in raw.get("best", {}).values()
+    ]
+    sides = [
+        Quantity(f"all recordings, {name}", row["seconds"], "s", count) for name, row in raw.get("sides", {}).items()
+    ]
+    return best + sides
 
 
 def _vlm(raw: Raw) -> BenchReport:

@@ -103,7 +103,9 @@ def bench_asr(
         report["sweep"] = bench.sweep(drafter, plans, [chosen[index] for index in _long(chosen)])
     if peer is not None:
         longest = [chosen[index].samples for index in _long(chosen)]
-        report["peer"] = against_peer(whisper, drafter, longest, peer, repeats=repeats, language=language, log=log)
+        report["peer"] = against_peer(
+            whisper, drafter, longest, peer, heads=heads, repeats=repeats, language=language, log=log
+        )
     network = whisper.model
     report["hardware"] = hardware(
         device=network.device, dtype=dtype_of(network), batch=(1, batch), threads=torch.get_num_threads()

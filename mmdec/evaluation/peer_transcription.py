@@ -1,16 +1,19 @@
 """mmdec against CTranslate2, faster-whisper's engine, with the same weights: transcripts compared, then timed in turn.
 
 The model is converted by CTranslate2's own converter; features are made by the same extractor. Each side runs with one
-and with two threads, CTranslate2 in float32 and int8, mmdec in float32. Calls go A B C D A B C D, from samples in
-memory to text. The ratio is that of each side's best setting: the one with the least sum of medians over recordings.
+and with two threads, CTranslate2 in float32 and int8, mmdec in float32, and in bfloat16 where the processor is fast in
+it. Calls go A B C D A B C D, from samples in memory to text. The ratio is that of each side's best setting: the one
+with the least sum of medians over recordings. bfloat16 writes texts of its own, which are those of its plain decoding.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,7 @@ from mmdec.evaluation.harness_transcription import TranscriptionHarness
 from mmdec.evaluation.log import Log, no_log
 from mmdec.hub.whisper import LoadedWhisper
 from mmdec.pipelines.threads import with_threads
-from mmdec.runtime import Stopwatch
+from mmdec.runtime import CPU, Stopwatch, fast_bfloat16
 from mmdec.types import Drafter, InputError
 
 PEERS = ("ctranslate2",)
@@ -39,13 +42,15 @@ def against_peer(
     recordings: Sequence[Tensor],
     peer: str,
     *,
+    heads: str | os.PathLike[str] | None = None,
     repeats: int,
     language: str | None = "en",
     log: Log = no_log,
 ) -> dict[str, Any]:
     """Seconds and transcripts of both sides on recordings (T,) of one window each; a JSON-ready report.
 
-    Raises InputError where the peer is unknown or not installed, or no recording fits one window.
+    heads: directory of the drafter's heads, for the copy in bfloat16; None: the model's own. Raises InputError where
+    the peer is unknown or not installed, or no recording fits one window.
     """
     if peer not in PEERS:
         raise InputError(f"`peer` must be one of {', '.join(PEERS)}, but is {peer!r}. Leave it out for none.")
@@ -56,9 +61,11 @@ def against_peer(
     fitting = [samples for samples in recordings if not harness.is_long(samples)]
     if not fitting:
         raise InputError("`recordings` must hold one of at most 30 s for a peer, but holds none. Give a shorter one.")
+    half = _in_bfloat16(whisper, language) if fast_bfloat16(CPU) else None
     with tempfile.TemporaryDirectory() as folder:
         sides = {
-            **{f"mmdec float32, {threads} threads": _mmdec_call(harness, drafter, threads) for threads in THREADS},
+            **_mmdec_calls("float32", harness, drafter),
+            **(_mmdec_calls("bfloat16", half, half.whisper.heads(heads)) if half else {}),
             **_peer_calls(whisper, directory, Path(folder) / "model", language),
         }
         seconds, texts = _in_turn(sides, fitting, repeats, log)
@@ -70,7 +77,7 @@ def against_peer(
         }
         for name, timings in seconds.items()
     }
-    mmdec_best = _best(rows, "mmdec")
+    mmdec_best = _best(rows, "mmdec float32")
     best = {kind: _best(rows, f"ctranslate2 {kind}") for kind in TYPES}
     return {
         "peer": peer,
@@ -80,6 +87,9 @@ def against_peer(
             kind: {"a": mmdec_best, "b": name, "ratio": rows[name]["seconds"] / rows[mmdec_best]["seconds"]}
             for kind, name in best.items()
         },
+        "bfloat16": "not measured: this processor is slow in it"
+        if half is None
+        else _plain_equal(half, fitting, texts),
     }
 
 
@@ -102,14 +112,26 @@ def _in_turn(
     return seconds, texts
 
 
-def _mmdec_call(harness: TranscriptionHarness, drafter: Drafter, threads: int) -> Call:
+def _mmdec_calls(dtype: str, harness: TranscriptionHarness, drafter: Drafter) -> dict[str, Call]:
     method = Method.drafted("medusa", drafter)
 
-    def call(samples: Tensor) -> str:
+    def call(threads: int, samples: Tensor) -> str:
         with with_threads(threads):
             return harness.measure([samples], method).texts[0]
 
-    return call
+    return {f"mmdec {dtype}, {threads} threads": partial(call, threads) for threads in THREADS}
+
+
+def _in_bfloat16(whisper: LoadedWhisper, language: str | None) -> TranscriptionHarness:
+    model = copy.deepcopy(whisper.model).to(torch.bfloat16)
+    return TranscriptionHarness(LoadedWhisper(model, whisper.processor, whisper.directory), language)
+
+
+def _plain_equal(half: TranscriptionHarness, recordings: Sequence[Tensor], texts: dict[str, list[str]]) -> str:
+    """How many of its texts are those of plain decoding in bfloat16."""
+    plain = [half.measure([samples], Method.greedy()).texts[0] for samples in recordings]
+    same = sum(a == b for a, b in zip(plain, texts[f"mmdec bfloat16, {THREADS[0]} threads"], strict=True))
+    return f"{same} of {len(plain)} transcripts are those of greedy decoding in bfloat16"
 
 
 def _peer_calls(whisper: LoadedWhisper, directory: Path, converted: Path, language: str | None) -> dict[str, Call]:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Muon, Optimizer
 
+from mmdec.runtime import fast_bfloat16
+
 
 class MuonAdamW(Optimizer):
     """Muon (Jordan et al. 2024) for a network's inner matrices, AdamW for everything else.
@@ -103,8 +105,3 @@ def orthogonal(matrices: Tensor, coefficients: tuple[float, float, float], steps
         gram = x @ x.transpose(1, 2)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.transpose(1, 2) if tall else x).to(matrices.dtype)
-
-
-def fast_bfloat16(device: torch.device) -> bool:
-    """Whether products in bfloat16 are faster than in float32 there: on a CPU they are not before AVX-512."""
-    return device.type != "cpu" or torch.backends.cpu.get_cpu_capability().startswith("AVX512")

@@ -20,8 +20,9 @@ from transformers import GenerationConfig
 
 from mmdec.checks.errors import InputError
 from mmdec.metrics.answer_score import claims_held, right_answer
+from mmdec.runtime import fast_bfloat16
 from mmdec.training.lr_schedule import Schedule
-from mmdec.training.optim import MuonAdamW, fast_bfloat16
+from mmdec.training.optim import MuonAdamW
 from mmdec.training.vlm.data import Asked
 from mmdec.training.vlm.encoded import NOWHERE
 from mmdec.training.vlm.network import (

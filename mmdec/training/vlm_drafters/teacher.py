@@ -19,7 +19,7 @@ from transformers import (
 
 from mmdec.checks.errors import InputError
 from mmdec.nn.fingerprint import fingerprint
-from mmdec.training.optim import fast_bfloat16
+from mmdec.runtime import fast_bfloat16
 from mmdec.training.vlm_drafters.prompting import Inputs, append, join
 
 
