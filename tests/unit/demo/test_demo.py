@@ -22,7 +22,7 @@ WHOLE = bool(os.environ.get("MMDEC_ALL"))
 FILES = 500 if WHOLE else 12  # of either kind
 
 CHILD = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 from runpy import run_path
 import gradio as gr
@@ -56,7 +56,7 @@ folder, files = Path(sys.argv[1]), int(sys.argv[2])
 for number in range(files):
     sound = number % 2 == 0
     odd = (write_odd if sound else write_odd_image)(folder, number)
-    if odd.path.is_symlink() or not odd.path.is_file():
+    if os.path.islink(odd.path) or not os.path.isfile(odd.path):  # False, too, for names that no file can have
         continue  # uploads are files
     work = (translate.work if number % 4 == 0 else transcribe.work) if sound else describe.work
     values = ((str(odd.path), way) if number % 4 == 0 else (str(odd.path),)) if sound else (str(odd.path), "What?", [])
