@@ -35,9 +35,9 @@ from mmdec.checks.weights import (
     read_weights,
     shards,
 )
+from mmdec.drafters.registry import network_class
 from mmdec.hub.vlm_drafters import save_network
 from mmdec.nn.draft_config import MOST
-from mmdec.nn.draft_registry import network_class
 from mmdec.types import InputError
 
 System = Literal["eagle", "msd", "vispec"]

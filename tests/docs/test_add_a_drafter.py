@@ -140,7 +140,7 @@ def test_what_is_no_drafter_is_refused(tmp_path: Path, model: LlamaForCausalLM) 
     (tmp_path / "config.json").write_text("[]")
     refused("as a JSON object", mmdec.load_drafter, tmp_path, model)
     (tmp_path / "config.json").write_text('{"system": "daspeech"}')
-    systems = "medusa, eagle, msd, specvlm, vispec, flash, toy-in-folder"
+    systems = "medusa, eagle, msd, vispec, specvlm, flash, toy-in-folder"
     refused(f"must hold a drafter of {systems}, but .* holds 'daspeech'", mmdec.load_drafter, tmp_path, model)
     refused("`folder` must be a path", mmdec.load_drafter, 3, model)
     refused("`model` must be a loaded model", mmdec.load_drafter, tmp_path, "llama")

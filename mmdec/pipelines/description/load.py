@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, ProcessorMixin
 
 from mmdec.checks.arguments import show
 from mmdec.checks.devices import check_device
-from mmdec.drafters.registry import NAME, drafter_entry, drafter_names
+from mmdec.drafters.registry import NAME, auto_names, drafter_entry, drafter_names
 from mmdec.generation.drafter_choice import DraftedBy, load_drafter
 from mmdec.hub.find import drafter_by_name, drafter_folder, version
 from mmdec.hub.vlm import LoadedVlm, load_vlm
@@ -22,8 +22,7 @@ from mmdec.types import Drafter, InputError
 Model = str | os.PathLike[str] | PreTrainedModel | LoadedVlm
 
 AUTO = "auto"
-PREFERRED = ("eagle", "msd", "vispec", "specvlm", "flash")  # of drafters with weights, where there are several
-OTHERWISE = "lookup"
+OTHERWISE = "lookup"  # where the model has no drafter with weights
 _loading = threading.RLock()
 
 
@@ -67,7 +66,7 @@ def as_vlm(
 def as_drafter(vlm: LoadedVlm, drafter: DraftedBy) -> DraftedBy:
     """`drafter` as `describe` takes it -> as `speculate` takes it: "auto" is chosen, folders are read once."""
     if isinstance(drafter, str) and drafter == AUTO:
-        folders = (_beside(vlm, name) for name in PREFERRED)
+        folders = (_beside(vlm, name) for name in auto_names())
         folder = next((folder for folder in folders if folder is not None), None)
         return OTHERWISE if folder is None else _loaded(vlm, folder)
     named = drafter_by_name(drafter, "drafter")
@@ -85,6 +84,13 @@ def as_drafter(vlm: LoadedVlm, drafter: DraftedBy) -> DraftedBy:
         if entry is not None:
             raise _without_weights(vlm, drafter)
     return drafter
+
+
+def available_drafters(vlm: LoadedVlm) -> dict[str, str]:
+    """The drafters with weights for this model, in the order in which "auto" prefers them -> a line on each."""
+    names = [name for name in auto_names() if _beside(vlm, name) is not None]
+    entries = {name: drafter_entry(name) for name in names}
+    return {name: entry.note for name, entry in entries.items() if entry is not None}
 
 
 def _beside(vlm: LoadedVlm, name: str) -> Path | None:
