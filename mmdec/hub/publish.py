@@ -137,8 +137,12 @@ def readable(folder: Path) -> None:
 def put(fresh: Path, folder: Path, aside: Path) -> None:
     """`fresh` becomes `folder`; what was there before is removed."""
     if not folder.exists():
-        os.replace(fresh, folder)
-        return
+        try:
+            os.replace(fresh, folder)
+            return
+        except OSError:
+            if not folder.is_dir():  # else another process has put its own there since
+                raise
     if _exchange(fresh, folder):
         shutil.rmtree(fresh)
         return
