@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +22,6 @@ Model = str | os.PathLike[str] | PreTrainedModel | LoadedVlm
 
 AUTO = "auto"
 OTHERWISE = "lookup"  # where the model has no drafter with weights
-_loading = threading.RLock()
 
 
 def as_vlm(
@@ -105,11 +103,7 @@ def _is_folder(path: str | os.PathLike[str]) -> bool:
 
 
 def _loaded(vlm: LoadedVlm, folder: Path) -> Drafter:
-    key = version(folder)
-    with _loading:
-        if key not in vlm.drafters:
-            vlm.drafters[key] = load_drafter(folder, vlm.model)
-        return vlm.drafters[key]
+    return vlm.drafters.get(version(folder), lambda: load_drafter(folder, vlm.model))
 
 
 def _without_weights(vlm: LoadedVlm, name: str) -> InputError:
