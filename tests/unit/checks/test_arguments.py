@@ -177,14 +177,13 @@ def test_files_that_are_closed_or_fail(tiny_model: Path, whisper: LoadedWhisper)
 def test_the_message_names_the_callers_options_alone(model: LlamaForCausalLM, whisper: LoadedWhisper) -> None:
     text = refused(
         lambda: mmdec.transcribe(
-            buzz(0.3), sample_rate=RATE, model=whisper, drafter=None, language="en", max_new_tokns=4, top_k=5
+            buzz(0.3), sample_rate=RATE, model=whisper, drafter=None, language="en", max_new_tokens=4000, top_k=5
         ),
         "`options` must be what `model.generate` takes",
-        "(`max_new_tokns`, `top_k`)",
+        "(`max_new_tokens`, `top_k`)",
     )
     assert "temperature" not in text
     assert "`task`" not in text
-    refused(lambda: mmdec.generate(model, IDS, rule="greedy", max_new_tokns=4), "`options` must ", "(`max_new_tokns`)")
     refused(lambda: mmdec.generate(model, IDS, temperature="hot", do_sample=True), "`options` must ", "`temperature`")
     for name in ("logits_processor", "stopping_criteria"):
         refused(lambda name=name: mmdec.generate(model, IDS, **{name: [3]}), f"`{name}` must be a list of functions")
@@ -194,6 +193,26 @@ def test_the_message_names_the_callers_options_alone(model: LlamaForCausalLM, wh
     refused(
         lambda: mmdec.generate(model, {"input_ids": IDS, "attention_mask": IDS}, attention_mask=IDS), "`attention_mask`"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("max_new_tokns", "max_new_tokens"), ("temprature", "temperature"), ("statistic", "statistics"), ("qqqqqq", "")],
+)
+def test_a_misspelt_option_is_told_in_one_sentence(
+    given: str, meant: str, model: LlamaForCausalLM, whisper: LoadedWhisper
+) -> None:
+    sentence = f"`{given}` must be an option of this call or of `model.generate`, but is none."
+    sentence += f" Did you mean '{meant}'? Check the spelling." if meant else " Check the spelling."
+    options: dict[str, Any] = {given: 4}
+    heard = {"sample_rate": RATE, "model": whisper, "drafter": None}
+    assert refused(lambda: mmdec.generate(model, IDS, top_k=5, **options), sentence) == sentence
+    assert refused(lambda: mmdec.transcribe(buzz(0.3), **heard, **options), sentence) == sentence
+
+
+def test_an_option_of_the_call_itself_is_meant(whisper: LoadedWhisper) -> None:
+    heard = {"sample_rate": RATE, "model": whisper, "drafter": None}
+    refused(lambda: mmdec.transcribe(buzz(0.3), **heard, min_confidense=0.5), "`min_confidense`", "'min_confidence'?")
 
 
 def test_what_the_callers_own_functions_raise_is_theirs(whisper: LoadedWhisper) -> None:

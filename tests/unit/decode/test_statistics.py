@@ -112,7 +112,7 @@ def test_a_failed_save_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_save_goes_to_a_file_and_to_nothing_else(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="`path` must be a file, but .* is a directory"):
+    with pytest.raises(InputError, match=r"`path` must be a file, but .* is a directory"):
         warm().save(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="is a pipe"):
