@@ -50,6 +50,8 @@ print(json.dumps({
     "french": last(translate.sample_work, 0, way),
     "english": last(transcribe.sample_work, 1),
     "street": last(describe.sample_work, 2, list(describe.drafters())[:1]),
+    "menu": last(describe.sample_work, 0, []),
+    "menu_answer": samples.pictures()[0].answer,
     "errors": [last(translate.work, None, way), last(describe.work, None, "What?", []),
                last(describe.work, str(samples.pictures()[2].path), " ", [])],
 }))
@@ -153,6 +155,8 @@ def test_the_page_and_its_tabs(lines: list[Any]) -> None:
     assert "mm-equal" in said["street"]["race"]
     assert "data:image/png" in said["street"]["picture"]
     assert "EAGLE-2: one layer that continues the model&#x27;s own states." in said["street"]["race"]
+    assert "BACON 25.80" in said["menu_answer"]  # as the picture shows, whatever the model reads
+    assert words(said["menu"]["text"]).count(said["menu_answer"]) == 1  # as the answer, or as what is really drawn
     nothing, unseen, unasked = (words(error["status"]) for error in said["errors"])
     assert "Record something" in nothing
     assert "Choose a picture" in unseen
