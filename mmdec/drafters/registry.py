@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Factory = Callable[[], Drafter]
 Loader = Callable[[Path, Any], Drafter]  # folder, model of transformers
+Finder = Callable[[object, str], Path | None]  # what a caller gave, as which argument -> a drafter's folder, or None
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 NAME = re.compile(r"[A-Za-z][\w-]*")
 
@@ -73,8 +74,8 @@ BUILT_IN = {  # "auto" prefers the earlier
         note="FLASH: reads a picture shortened by attention, and drafts several tokens at once.",
     ),
 }
-FINDER = "mmdec.hub.find:drafter_by_name"  # (text, argument) -> the folder of a drafter of that name, or None
 _registered: dict[str, Entry] = {}
+_finders: list[Finder] = []
 
 
 def add_entry(name: str, entry: Entry) -> None:
@@ -115,6 +116,16 @@ def network_class(system: str) -> type[DraftNetwork]:
 
 def _all() -> dict[str, Entry]:
     return {**BUILT_IN, **_registered}
+
+
+def add_finder(finder: Finder) -> None:
+    """Have drafters' folders looked for by this function, too; `mmdec.hub.find` adds its own when it is imported."""
+    _finders.append(finder)
+
+
+def find_folder(given: object, argument: str) -> Path | None:
+    """The first folder that a finder has for what a caller gave; None where there is none."""
+    return next((folder for finder in _finders if (folder := finder(given, argument)) is not None), None)
 
 
 def is_dotted(text: str) -> bool:
