@@ -30,7 +30,13 @@ def as_vlm(
     device: str | torch.device | None,
     dtype: torch.dtype | None,
 ) -> LoadedVlm:
-    """`model` as `describe` takes it -> a model with its processor. Raises InputError where they do not fit."""
+    """A vision-language model with its processor.
+
+    model: a shipped name, a directory or a hub id, which is loaded once for each device and dtype; or a loaded model,
+    which `processor` must come with. `device` None takes a GPU where there is one, `dtype` None float32; or both the
+    loaded model's own. Raises InputError where there is no such model, its files are damaged, the processor is lacking,
+    given in vain or another model's, and for a device or dtype that the loaded model has not.
+    """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise InputError(f"`dtype` must be one of torch's floating types, but is {show(dtype)}. Try torch.bfloat16.")
     if isinstance(model, (str, bytes, os.PathLike)):
@@ -62,7 +68,13 @@ def as_vlm(
 
 
 def as_drafter(vlm: LoadedVlm, drafter: DraftedBy) -> DraftedBy:
-    """`drafter` as `describe` takes it -> as `speculate` takes it: "auto" is chosen, folders are read once."""
+    """What `speculate` takes, from what `describe` takes.
+
+    "auto" becomes the first drafter of the registry's `auto_names` whose weights lie with the model, else "lookup". The
+    name of a drafter with weights, a folder or a hub id becomes that drafter: read once, on the model's device and in
+    its precision. Names without weights, dotted paths, models, objects and None stay as they are. Raises InputError
+    where the weights are missing, damaged, or another model's.
+    """
     if isinstance(drafter, str) and drafter == AUTO:
         folders = (_beside(vlm, name) for name in auto_names())
         folder = next((folder for folder in folders if folder is not None), None)
