@@ -68,10 +68,11 @@ _LAZY = {
     "transcribe": "mmdec.pipelines.transcription.transcribe",
 }
 _MODULES = ("audio",)
-_REGISTERED = {  # after this module of transformers, that of mmdec
+_REGISTERED = {  # after this module, that of mmdec
     "transformers.modeling_utils": "mmdec.targets.attention",
     "transformers.models.auto.configuration_auto": "mmdec.hub.auto_config",
     "transformers.models.auto.modeling_auto": "mmdec.hub.auto_model",
+    "mmdec.generation.drafter_choice": "mmdec.hub.find",  # drafters by hub id
 }
 
 register_when_there(_REGISTERED)

@@ -6,10 +6,11 @@ import math
 import operator
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path, PurePath
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast, final
 
 from mmdec.checks.errors import InputError
 
@@ -133,11 +134,37 @@ def did_you_mean(given: object, names: Iterable[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def options_error(given: Any, error: Exception) -> InputError:
-    """Options for transformers' `generate` that it refused. given: their names, as the caller passed them."""
-    names = ", ".join(f"`{name}`" for name in sorted(given)) or "none"
+@final
+class UnknownOption(InputError):
+    """An option of a name that neither the call nor transformers' `generate` knows."""
+
+    def __init__(self, name: str, names: Iterable[str]) -> None:
+        """names: the known ones."""
+        self.name, self.names = name, sorted(names)
+        super().__init__(
+            f"`{name}` must be an option of this call or of `model.generate`, but is none."
+            f"{did_you_mean(name, self.names)} Check the spelling."
+        )
+
+
+@contextmanager
+def naming_options(names: Iterable[str]) -> Iterator[None]:
+    """An `UnknownOption` from the block may be one of these misspelt, too."""
+    try:
+        yield
+    except UnknownOption as error:
+        raise UnknownOption(error.name, {*error.names, *names}) from error.__cause__
+
+
+def options_error(given: Collection[str], error: Exception, names: Collection[str]) -> InputError:
+    """Options for transformers' `generate` that it refused. given: their names, as the caller passed them; names: those
+    that it knows."""
+    for name in sorted(given):
+        if name not in names and repr(name) in str(error):
+            return UnknownOption(name, names)
+    listed = ", ".join(f"`{name}`" for name in sorted(given)) or "none"
     message = re.sub(r" at 0x[0-9a-f]+", "", " ".join(str(error).split()))[:500].rstrip(".")
     return InputError(
-        f"`options` must be what `model.generate` takes, but it refuses those given ({names}): {type(error).__name__}: "
-        f"{message}. Change or drop them."
+        f"`options` must be what `model.generate` takes, but it refuses those given ({listed}): "
+        f"{type(error).__name__}: {message}. Change or drop them."
     )

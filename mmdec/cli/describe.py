@@ -14,7 +14,7 @@ from mmdec import InputError, MmdecError
 from mmdec.checks.files import printable
 from mmdec.cli.options import VLM_MODEL, Device, JsonLines, MinConfidence, Model, Threads
 from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, print_unsure, unwritten, write_text
-from mmdec.cli.progress import progress_bar
+from mmdec.cli.progress import progress_bar, tell_loading
 
 if TYPE_CHECKING:
     from mmdec.pipelines.description.description import Description
@@ -77,6 +77,7 @@ def describe(
     errors: list[tuple[Path, str]] = []
     confidences: list[tuple[str, float]] = []
     several = len(questions) > 1
+    tell_loading(model, quiet=as_json)
     results = _descriptions(questions, prompt, model, device, options, partial(_speak, several) if stream else None)
     for source, target, result in zip(questions, targets, results, strict=True):
         error = result if isinstance(result, str) else _write(result, target, suffix == ".json")

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar in a terminal, else a line now and then, for logs."""
+"""Progress on stderr: what is loaded, then a bar, in a terminal; else a line now and then, for logs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from mmdec.checks.files import printable
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 EVERY = 30.0  # seconds between two lines; what is done sooner says nothing
+
+
+def tell_loading(model: str, quiet: bool = False) -> None:
+    """Say on a terminal what takes the first seconds: torch's import, and the model's weights. Logs say nothing.
+
+    model: its name or path. quiet: say nothing on a terminal, either.
+    """
+    if not quiet and sys.stderr.isatty():
+        print(f"loading {printable(model)} ...", file=sys.stderr, flush=True)
 
 
 class Lines:

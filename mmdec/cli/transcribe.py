@@ -14,7 +14,7 @@ from mmdec import InputError, MmdecError
 from mmdec.checks.files import printable
 from mmdec.cli.options import WHISPER_MODEL, Device, Inputs, JsonLines, MinConfidence, Model, Threads
 from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, print_unsure, unwritten, write_text
-from mmdec.cli.progress import progress_bar
+from mmdec.cli.progress import progress_bar, tell_loading
 from mmdec.pipelines.transcription.transcript import FORMATS, SUBTITLES, clock
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ def transcribe(
     }
     errors: list[tuple[Path, str]] = []
     confidences: list[tuple[Path, float]] = []
+    tell_loading(model, quiet=as_json)
     results = _transcripts(inputs, batch_size, model, device, options)
     for source, target, result in zip(inputs, targets, results, strict=True):
         error = result if isinstance(result, str) else _write(result, target, kind)

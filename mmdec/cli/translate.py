@@ -13,7 +13,7 @@ import typer
 from mmdec.checks.files import printable
 from mmdec.cli.options import SPEECH_MODEL, Device, Inputs, JsonLines, MinConfidence, Model, Threads, set_threads
 from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, print_unsure, unwritten
-from mmdec.cli.progress import progress_bar
+from mmdec.cli.progress import progress_bar, tell_loading
 
 if TYPE_CHECKING:
     from mmdec import Translation
@@ -60,6 +60,7 @@ def translate(
 
     If a file fails, the others are still translated. Failed files are listed at the end, and the exit code is 1.
     """
+    tell_loading(model, quiet=as_json)
     import mmdec
     from mmdec.pipelines.translation.load import load
     from mmdec.pipelines.translation.translator import check_strategy

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
 from typing import Any, final
 
+from mmdec.checks.files import write_whole
 from mmdec.decode.acceptance import Acceptance
 from mmdec.decode.cost_model import CostCurve
 from mmdec.decode.statistics_json import (
@@ -115,20 +115,11 @@ class DecodingStatistics:
             self._targets.clear()
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write a JSON file in one step: on an error the old one stays. Runs may go on meanwhile."""
-        content = json.dumps(self._content(), allow_nan=False)
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(content + "\n")
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-        return target
+        """Write a JSON file in one step: on an error the old one stays. Runs may go on meanwhile.
+
+        Raises OSError where it cannot be written, InputError where `path` is something else than a file.
+        """
+        return write_whole(path, f"{json.dumps(self._content(), allow_nan=False)}\n".encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DecodingStatistics:

@@ -20,7 +20,7 @@ from mmdec.images import read_image
 from mmdec.pipelines.confidence import read_calibrations
 from mmdec.pipelines.description.describe import DEFAULT_MODEL, describe
 from mmdec.pipelines.description.description import Description
-from mmdec.pipelines.description.load import PREFERRED, as_vlm
+from mmdec.pipelines.description.load import as_vlm, available_drafters
 from mmdec.pipelines.rounds import Round
 
 DRAFT = (24, 5)  # tokens of a drafted tree, and its depth: fixed, so that the race shows drafting and not a budget
@@ -32,21 +32,13 @@ NOTE = (
     "(a much smaller network) guesses the next tokens (pieces of words), and the model checks all guesses in one pass. "
     "The answer is the same as without it. The model knows drawings of these kinds only."
 )
-DRAFTERS = {
-    "eagle": "EAGLE-2: one layer that continues the model's own states.",
-    "msd": "MSD: drafts text and picture apart.",
-    "specvlm": "SpecVLM: reads a shortened picture; a gate chooses how it is shortened.",
-    "vispec": "ViSpec: a few visual tokens stand for the whole picture.",
-    "flash": "FLASH: reads a picture shortened by attention, and drafts several tokens at once.",
-}
 START = "The clock starts with the first pass, which reads picture and question."
 ID = "mm-describe"
 
 
-def drafters() -> list[str]:
-    """The systems with weights in the model's folder."""
-    folder = as_vlm(DEFAULT_MODEL, None, None, None).directory
-    return [name for name in PREFERRED if folder is not None and (folder / name / "config.json").is_file()]
+def drafters() -> dict[str, str]:
+    """The drafters with weights for the model -> a line on each."""
+    return available_drafters(as_vlm(DEFAULT_MODEL, None, None, None))
 
 
 def picture(path: str | Path | None) -> np.ndarray:
@@ -139,7 +131,8 @@ def answered(tell: Tell, pixels: np.ndarray, name: str, question: str, chosen: l
     whole = [drafter for drafter, (result, _) in drafted.items() if result.kept is None]
     caption = " ".join(kept_sentence(None, None, drafter) for drafter in whole[:1])
     tokenizer = as_vlm(DEFAULT_MODEL, None, None, None).tokenizer
-    lanes = [(drafter, DRAFTERS.get(drafter, "A drafter."), run) for drafter, run in drafted.items()]
+    notes = drafters()
+    lanes = [(drafter, notes.get(drafter) or "A drafter.", run) for drafter, run in drafted.items()]
     tell(
         status=status("Done.", "done"),
         picture=f'<div class="mm-figures">{figures}</div>' if figures else picture_html(pixels, name, caption=caption),
@@ -157,7 +150,7 @@ def warm() -> None:
 
 def tab() -> None:
     """Add the tab to the page that is being built."""
-    names = drafters()
+    names = list(drafters())
     with gr.Tab("Describe", id="describe"):
         with gr.Row(equal_height=False):
             with gr.Column(scale=2, min_width=300):

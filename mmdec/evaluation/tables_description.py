@@ -14,14 +14,16 @@ from mmdec.evaluation.bench_tables import FIRST, machine
 
 
 def vlm_table(report: dict[str, Any]) -> RenderableType:
-    """A report of `evaluate_vlm`: a row for each task."""
+    """A report of `evaluate_vlm`: a row for each task, and one for all where there are several."""
     other = ", pictures swapped" if report["swapped"] else ""
     title = f"{report['model']} on {report['questions']}{other}, n = {report['n']}, drafter {report['drafter']}"
     grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     grid.add_column("", max_width=FIRST, overflow="fold")
     for name in ("right, % [95 %]", "of", "tokens\na round", "accepted\na round", "drafter's\nshare, %", "s,\nmedian"):
         grid.add_column(name, justify="right", no_wrap=True)
-    rows = [*report["by_task"].items(), ("all", {"right": report["right"], "decoding": report["decoding"]})]
+    rows = list(report["by_task"].items())
+    if len(rows) != 1:
+        rows.append(("all", {"right": report["right"], "decoding": report["decoding"]}))
     for task, row in rows:
         cost = row["decoding"]
         share = cost.get("drafter_share", {}).get("of_all")

@@ -12,9 +12,9 @@ import torch
 from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import check_instance, check_methods, check_path, did_you_mean, show
-from mmdec.drafters.registry import FINDER, drafter_entry, drafter_names, is_dotted, loader_names
+from mmdec.drafters.registry import drafter_entry, drafter_names, find_folder, is_dotted, loader_names
 from mmdec.drafters.small_model import SmallModel
-from mmdec.generation.named_drafters import folder_drafter, import_dotted, named_drafter
+from mmdec.generation.named_drafters import folder_drafter, named_drafter
 from mmdec.targets.registry import target_of
 from mmdec.types import Drafter, InputError, Needs
 
@@ -66,7 +66,7 @@ def _folder(choice: str | os.PathLike[str]) -> Path | None:
     is none of them."""
     if isinstance(choice, str) and (drafter_entry(choice) is not None or is_dotted(choice)):
         return None
-    found: Path | None = import_dotted(FINDER)(choice, "drafter")
+    found = find_folder(choice, "drafter")
     if found is not None:
         return found
     try:

@@ -24,13 +24,23 @@ from mmdec.types import Drafter, InputError
 CONFIG = "config.json"
 
 
-def register_drafter(name: str, factory: Factory | str | None = None, *, loader: Loader | str | None = None) -> None:
+def register_drafter(
+    name: str,
+    factory: Factory | str | None = None,
+    *,
+    loader: Loader | str | None = None,
+    auto: bool = False,
+    note: str = "",
+) -> None:
     """Give a drafter a name that `generate`, `stream`, `speculate`, `transcribe` and `describe` accept.
 
     factory: a class or function without arguments that makes the drafter, or its dotted path "package.module:Class".
     loader: for a drafter with weights: a function of a folder (a Path) and a model that reads the drafter, or its
-    dotted path; the folder's config.json holds {"system": name}. A second call with the same name replaces the first.
-    Raises InputError for a name of mmdec's own, and where neither a factory nor a loader is given.
+    dotted path; the folder's config.json holds {"system": name}. auto: `describe` with drafter="auto" and the demo look
+    for the drafter's folder with the model, after those of mmdec's own drafters. note: one line on how it drafts, which
+    the demo shows. A second call with the same name replaces the first.
+    Raises InputError for a name of mmdec's own, where neither a factory nor a loader is given, and for `auto` without a
+    loader.
     """
     if not _is_text(name) or not NAME.fullmatch(name):
         raise InputError(f"`name` must be letters, digits, _ and -, but is {show(name)}. Choose a short name.")
@@ -45,7 +55,11 @@ def register_drafter(name: str, factory: Factory | str | None = None, *, loader:
                 f"`{argument}` must be a function or a dotted path, but is {show(maker)}. Pass the drafter's class, or "
                 '"package.module:Class".'
             )
-    add_entry(name, Entry(factory, loader))
+    if auto and loader is None:
+        raise InputError("`auto` must be left out for a drafter without weights, but is given. Pass a `loader`, too.")
+    if not _is_text(note):
+        raise InputError(f"`note` must be text, but is {show(note)}. Say in one line how it drafts.")
+    add_entry(name, Entry(factory, loader, auto=bool(auto), note=note))
 
 
 def _is_text(value: object) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
+from transformers import Cache, GenerationConfig, PreTrainedModel
 
 from mmdec.checks.arguments import check_whole, show
 from mmdec.types import InputError
@@ -74,6 +75,13 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
         listed: object = options.get(name)
         if listed is not None and not _functions(listed):
             raise InputError(f"`{name}` must be a list of functions, but is {show(listed)}. Put it into a list.")
+
+
+def option_names(model: PreTrainedModel) -> set[str]:
+    """What `model.generate` takes by name: its own arguments, settings of generation, and the model's inputs."""
+    functions: tuple[Any, ...] = (model.generate, model.prepare_inputs_for_generation, model.forward)
+    taken = {name for function in functions for name in signature(function).parameters}
+    return {name for name in {*taken, *vars(GenerationConfig())} if not name.startswith("_")}
 
 
 def _functions(listed: object) -> bool:

@@ -1,11 +1,12 @@
-"""Makes what mmdec adds known to transformers as soon as both are imported, in whatever order.
+"""Makes what mmdec adds known to transformers as soon as both are imported, in whatever order; and so between floors.
 
     import mmdec
     model.set_attn_implementation("mmdec_tree")
     AutoModel.from_pretrained("<owner>/<drafter>")
 
 `import mmdec` alone loads neither torch nor transformers: where a module of transformers is not there yet, its import
-is awaited. Which module of mmdec registers itself after which of transformers, `mmdec/__init__.py` says.
+is awaited. Which module of mmdec registers itself after which of transformers, `mmdec/__init__.py` says; there `hub`
+is made to follow `generation`, too, which may not import it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from typing import final
 
 
 def register_when_there(modules: Mapping[str, str]) -> None:
-    """For each module of transformers the one of mmdec that registers itself when it is imported: at once where
-    transformers' is loaded, else right after it is."""
+    """For each module, of transformers for example, the one of mmdec that registers itself when it is imported: at once
+    where the former is loaded, else right after it is."""
     waiting = {finder.module for finder in sys.meta_path if isinstance(finder, _Awaited)}
     for module, ours in modules.items():
         if module in sys.modules:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any, cast
 
 import torch
@@ -22,7 +23,7 @@ from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import LOSSY, RuleName
 from mmdec.generation.drafter_choice import DraftedBy
 from mmdec.generation.model_lock import read_while, reading
-from mmdec.generation.prompt import check_options, prompt_inputs
+from mmdec.generation.prompt import check_options, option_names, prompt_inputs
 from mmdec.generation.run import PreparedRun, Speculation
 from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.registry import target_of
@@ -175,7 +176,7 @@ def _begin(
     except (InputError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # nothing has run yet: what transformers prepares fails as it likes
-        raise options_error(names, error) from error
+        raise options_error(names, error, {*option_names(model), *signature(generate).parameters}) from error
     return cast(PreparedRun, run)
 
 

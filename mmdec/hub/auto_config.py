@@ -25,7 +25,7 @@ class DASpeechModelConfig(PreTrainedConfig):
 
 
 class DrafterModelConfig(PreTrainedConfig):
-    """A draft network's settings; `settings["system"]` names it: eagle, msd, specvlm, vispec, flash or medusa."""
+    """A draft network's settings; `settings["system"]` names it, as in `mmdec.drafters.registry`."""
 
     model_type = DRAFTER
 

@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
+from mmdec.checks.errors import InputError
 from mmdec.checks.weights import lies_inside
 from mmdec.provenance import CARD as CARD  # what a published folder keeps
 from mmdec.provenance import stamp, weights
-from mmdec.types import InputError
 
 PROVENANCE = "provenance.json"
 MOST_OF_A_TEXT = 2**20  # bytes
@@ -137,8 +137,12 @@ def readable(folder: Path) -> None:
 def put(fresh: Path, folder: Path, aside: Path) -> None:
     """`fresh` becomes `folder`; what was there before is removed."""
     if not folder.exists():
-        os.replace(fresh, folder)
-        return
+        try:
+            os.replace(fresh, folder)
+            return
+        except OSError:
+            if not folder.is_dir():  # else another process has put its own there since
+                raise
     if _exchange(fresh, folder):
         shutil.rmtree(fresh)
         return

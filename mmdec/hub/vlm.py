@@ -25,9 +25,9 @@ from transformers import (
 )
 
 from mmdec.checks.devices import check_device
+from mmdec.checks.errors import InputError
 from mmdec.checks.weights import NOT_FOLLOWED, fill_pretrained, read_settings
 from mmdec.hub.find import LoadedModels, find, kind, version
-from mmdec.types import Drafter, InputError
 
 DEFAULT_MODEL = "vlm-scenes"
 SYSTEM = "llava"  # transformers' model_type of the model that comes with mmdec
@@ -43,7 +43,7 @@ class LoadedVlm:
     model: PreTrainedModel
     processor: ProcessorMixin
     directory: Path | None = None  # where drafters are looked for
-    drafters: dict[tuple[str, int], Drafter] = field(default_factory=dict, repr=False)  # read from folders, by version
+    drafters: LoadedModels[Any] = field(default_factory=LoadedModels, repr=False)  # read from folders, by version
     checked: set[str] = field(default_factory=set, repr=False)  # names of drafters that fit
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """Draft networks on disk: config.json, model.safetensors, a card. Neither embedding nor LM head: they are the target's.
 
-config.json holds {"system": "eagle", ...the fields of the network's configuration}; see `mmdec.nn.draft_registry`.
+config.json holds {"system": "eagle", ...the fields of the network's configuration}; see `mmdec.drafters.registry`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import show
+from mmdec.checks.errors import InputError
 from mmdec.checks.weights import WHOLE, checked_file, fill, read_settings, read_weights
 from mmdec.drafters.flash import Flash
+from mmdec.drafters.registry import network_class
 from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.hub.publish import whole_folder
 from mmdec.nn.draft_config import DraftConfig
 from mmdec.nn.draft_network import DraftNetwork
-from mmdec.nn.draft_registry import network_class
 from mmdec.nn.flash import FlashNetwork
-from mmdec.types import InputError
 
 CONFIG = "config.json"
 MODEL_TYPE = "mmdec-drafter"  # for transformers' AutoConfig

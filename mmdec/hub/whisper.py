@@ -18,12 +18,13 @@ from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalG
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import did_you_mean, show
 from mmdec.checks.devices import check_device
+from mmdec.checks.errors import InputError
 from mmdec.checks.weights import NOT_FOLLOWED, fill_pretrained, lies_inside, read_settings
 from mmdec.drafters.medusa import Medusa
+from mmdec.drafters.registry import drafter_names
 from mmdec.hub.find import LoadedModels, find, kind, path_text, version
 from mmdec.hub.medusa import WEIGHTS, load_heads
 from mmdec.hub.whisper_settings import check_extractor, check_generation
-from mmdec.types import InputError
 
 DEFAULT_MODEL = "whisper-phrasebook"
 KIND = "whisper"  # transformers' model_type
@@ -76,13 +77,14 @@ class LoadedWhisper:
 
     def heads(self, directory: str | os.PathLike[str] | None = None) -> Medusa:
         """The drafter with the heads in `directory`, or in the model's own folder. Raises InputError for none."""
+        others = ", ".join(map(repr, drafter_names()))
         if directory is not None:
-            folder = Path(path_text(directory, "drafter", "'medusa', 'lookup', 'recycling', a directory"))
+            folder = Path(path_text(directory, "drafter", f"'{HEADS}', {others}, a directory"))
             if not folder.is_dir():
                 raise InputError(
-                    f"`drafter` must be 'medusa', 'lookup', 'recycling', a directory with heads, an object or None, "
-                    f"but is {show(str(directory))}, and no such directory exists. Choose one."
-                    f"{did_you_mean(str(directory), ('medusa', 'lookup', 'recycling'))}"
+                    f"`drafter` must be '{HEADS}', {others}, a directory with heads, an object or None, but is "
+                    f"{show(str(directory))}, and no such directory exists. Choose one."
+                    f"{did_you_mean(str(directory), (HEADS, *drafter_names()))}"
                 )
         else:
             folder = self.directory and self.directory / HEADS
@@ -94,8 +96,8 @@ class LoadedWhisper:
         if folder is None or not (folder / WEIGHTS).is_file():
             where = f"'{folder}' has none" if folder is not None else "it was loaded by its user"
             raise InputError(
-                f"`drafter` must be 'lookup', 'recycling', an object or None for a `model` without Medusa heads, but "
-                f"is '{directory or HEADS}', and {where}. Train heads, or convert published ones with `mmdec convert "
+                f"`drafter` must be {others}, an object or None for a `model` without Medusa heads, but is "
+                f"'{directory or HEADS}', and {where}. Train heads, or convert published ones with `mmdec convert "
                 "medusa IN OUT`, and give their directory."
             )
         with _loading:

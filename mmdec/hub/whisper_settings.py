@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mmdec.checks.errors import InputError
 from mmdec.checks.weights import read_settings
-from mmdec.types import InputError
 
 LARGEST = {  # of the feature extractor: 128 mels and FFTs of 400 in published models
     "feature_size": 1024,

@@ -30,11 +30,12 @@ def load(
     *,
     vocoder: str | os.PathLike[str] | None = None,
 ) -> Loaded:
-    """A model, ready for the call that takes it; loaded once for each folder and device, and shared.
+    """A model in float32, ready for the call that takes it; loaded once for each folder and device, and shared.
 
-    What comes is what config.json names: a translator for `translate_speech`, a recogniser with its processor for
-    `transcribe`, a vision-language model with its processor for `describe`. These calls take names, too.
-    `device` None takes a GPU where there is one. vocoder: of a translator alone, see `translate_speech`.
+    model: a shipped name, a directory or a hub id. What comes is what config.json names: a translator for
+    `translate_speech`, a recogniser with its processor for `transcribe`, a vision-language model with its processor for
+    `describe`. These calls take names, too. `device` None takes a GPU where there is one. vocoder: of a translator
+    alone, see `translate_speech`.
 
     Raises InputError where the model is not found (the message says how to get it), is damaged, lies outside its
     folder or holds no safetensors, and for a drafter's folder: that needs its target, see `load_drafter`.

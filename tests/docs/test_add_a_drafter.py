@@ -10,16 +10,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import PreTrainedModel
 
 import mmdec
 from docs.examples.toy_drafter import ToyDrafter
 from mmdec.drafters import registry
+from mmdec.hub.vlm import load_vlm
 from mmdec.hub.whisper import load_whisper
+from mmdec.pipelines.description.load import as_drafter, available_drafters
 from tests.conftest import buzz
+from tests.support.tiny_text import language_model
+from tests.support.tiny_vlm_folder import write as write_vlm
 from tests.support.tiny_whisper import write
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +33,7 @@ PATH = "docs.examples.toy_drafter:ToyDrafter"
 PAGE = (ROOT / "docs" / "add_a_drafter.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
 NEW = 40
+QUESTION = "What is this?"
 
 
 @pytest.fixture(autouse=True)
@@ -34,16 +41,13 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The example's name, and that of a drafter with weights; other tests do not see them."""
     monkeypatch.setattr(registry, "_registered", {})
     mmdec.register_drafter("toy", ToyDrafter)
-    mmdec.register_drafter("toy-in-folder", loader=lambda folder, model: ToyDrafter())
+    note = "Toy: what followed the last time."
+    mmdec.register_drafter("toy-in-folder", loader=lambda folder, model: ToyDrafter(), auto=True, note=note)
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2
-    )
-    return LlamaForCausalLM(config).eval()
+def model() -> PreTrainedModel:
+    return language_model(eos_token_id=None, initializer_range=0.02)  # repeats itself
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +63,7 @@ def drafter(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 def test_generate_stream_and_speculate_give_the_models_own_tokens(
-    model: LlamaForCausalLM, prompt: Tensor, drafter: Any
+    model: PreTrainedModel, prompt: Tensor, drafter: Any
 ) -> None:
     plain = model.generate(prompt, max_new_tokens=NEW, do_sample=False)  # type: ignore[operator] # mixed in
     run = mmdec.generate(model, prompt, drafter, max_new_tokens=NEW, num_speculative_tokens=5)
@@ -93,13 +97,56 @@ def test_transcribe_gives_the_models_own_tokens(whisper: Path, drafter: Any) -> 
     assert len(plain.tokens) > 2
 
 
-def test_command_line_takes_the_dotted_path(whisper: Path) -> None:
+@pytest.fixture(scope="module")
+def sees(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a vision-language model and a picture."""
+    folder = tmp_path_factory.mktemp("sees")
+    write_vlm(folder / "vlm")
+    Image.fromarray(picture()).save(folder / "picture.png")
+    return folder
+
+
+def picture() -> np.ndarray:
+    return np.random.default_rng(3).integers(0, 256, (30, 40, 3)).astype(np.uint8)
+
+
+def test_describe_and_chat_give_the_models_own_tokens(sees: Path, drafter: Any) -> None:
+    options: dict[str, Any] = {"model": load_vlm(sees / "vlm", "cpu"), "num_speculative_tokens": 4}
+    plain = mmdec.describe([picture(), ()], QUESTION, drafter=None, **options)
+    drafted = mmdec.describe([picture(), ()], QUESTION, drafter=drafter, **options)
+    assert [answer.tokens for answer in drafted] == [answer.tokens for answer in plain]
+    assert sum(answer.drafted for answer in drafted) > 0
+    chats = [mmdec.Chat(drafter=choice, **options) for choice in (None, drafter)]
+    for _ in range(2):
+        undrafted, other = (chat.ask(QUESTION, picture()) for chat in chats)
+        assert other.tokens == undrafted.tokens
+
+
+def test_describe_finds_the_drafter_beside_the_model(sees: Path) -> None:
+    """As "toy-in-folder", which is registered for "auto", by its name and unasked."""
+    folder = sees / "vlm-toy-in-folder"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"system": "toy-in-folder"}))
+    vlm = load_vlm(sees / "vlm", "cpu")
+    assert isinstance(as_drafter(vlm, "toy-in-folder"), ToyDrafter)
+    assert as_drafter(vlm, "auto") is as_drafter(vlm, "toy-in-folder")
+    assert available_drafters(vlm) == {"toy-in-folder": "Toy: what followed the last time."}
+
+
+CALLS = {
+    "transcribe": ["transcribe", "sound.wav", "--model", "whisper"],
+    "describe": ["describe", "picture.png", "--model", "vlm", "--prompt", "What is this?"],
+}
+
+
+@pytest.mark.parametrize("verb", CALLS)
+def test_command_line_takes_the_dotted_path(whisper: Path, sees: Path, verb: str) -> None:
     texts = []
     for drafter in ("none", PATH):
-        call = ["transcribe", "sound.wav", "--model", "whisper", "--device", "cpu", "--json", "--drafter", drafter]
+        call = [*CALLS[verb], "--device", "cpu", "--json", "--drafter", drafter]
         done = subprocess.run(
             [sys.executable, "-m", "mmdec", *call],
-            cwd=whisper,
+            cwd={"transcribe": whisper, "describe": sees}[verb],
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
@@ -127,7 +174,7 @@ def refused(match: str, call: Any, *arguments: Any, **options: Any) -> None:
         call(*arguments, **options)
 
 
-def test_what_is_no_drafter_is_refused(tmp_path: Path, model: LlamaForCausalLM) -> None:
+def test_what_is_no_drafter_is_refused(tmp_path: Path, model: PreTrainedModel) -> None:
     refused("must be one of lookup, recycling, toy, a drafter's folder", mmdec.speculate, "looking")
     refused("must be one of", mmdec.speculate, tmp_path / "nowhere")
     refused("must be importable, but 'docs.examples.toy_drafter:Toy' is not", mmdec.speculate, PATH[:-7])
@@ -140,7 +187,7 @@ def test_what_is_no_drafter_is_refused(tmp_path: Path, model: LlamaForCausalLM) 
     (tmp_path / "config.json").write_text("[]")
     refused("as a JSON object", mmdec.load_drafter, tmp_path, model)
     (tmp_path / "config.json").write_text('{"system": "daspeech"}')
-    systems = "medusa, eagle, msd, specvlm, vispec, flash, toy-in-folder"
+    systems = "medusa, eagle, msd, vispec, specvlm, flash, toy-in-folder"
     refused(f"must hold a drafter of {systems}, but .* holds 'daspeech'", mmdec.load_drafter, tmp_path, model)
     refused("`folder` must be a path", mmdec.load_drafter, 3, model)
     refused("`model` must be a loaded model", mmdec.load_drafter, tmp_path, "llama")
@@ -151,18 +198,15 @@ def test_names_are_checked_when_they_are_registered() -> None:
     refused("must be letters, digits", mmdec.register_drafter, "my/toy", ToyDrafter)
     refused("`factory` must be given", mmdec.register_drafter, "empty")
     refused("must be a function or a dotted path", mmdec.register_drafter, "odd", 3)
+    refused("`auto` must be left out for a drafter without", mmdec.register_drafter, "odd", ToyDrafter, auto=True)
+    refused("`note` must be text", mmdec.register_drafter, "odd", ToyDrafter, note=3)
 
 
-def test_load_drafter_reads_heads(whisper: Path, tmp_path: Path) -> None:
+def test_load_drafter_reads_heads(whisper: Path, model: PreTrainedModel, prompt: Tensor) -> None:
     loaded = load_whisper(whisper / "whisper", "cpu")
     heads = mmdec.load_drafter(whisper / "whisper" / "medusa", loaded.model)
     assert heads.name == loaded.heads().name
     folder = str(whisper / "whisper" / "medusa")
     loop = mmdec.speculate(folder)
     assert loop.drafter_for(loaded.model) is loop.drafter_for(loaded.model)  # read once
-    refused("must be a loaded encoder-decoder", mmdec.generate, *small(), folder, max_new_tokens=2)
-
-
-def small() -> tuple[LlamaForCausalLM, Tensor]:
-    config = LlamaConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
-    return LlamaForCausalLM(config).eval(), torch.tensor([[1, 2]])
+    refused("must be a loaded encoder-decoder", mmdec.generate, model, prompt, folder, max_new_tokens=2)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mmdec.drafters.registry import BUILT_IN
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mmdec"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -125,6 +127,24 @@ def test_whisper_lives_in_its_rooms() -> None:
         and re.search(r"whisper", path.read_text(encoding="utf-8"), re.IGNORECASE)
     ]
     assert len(elsewhere) <= 3, elsewhere
+
+
+def test_only_the_registry_lists_drafters() -> None:
+    """So a new drafter is its own files, one entry, and its name in the README's tree. hub/convert_drafter.py names the
+    formats that others publish."""
+    lists = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict)) and len(texts(node) & BUILT_IN.keys()) > 1
+    ]
+    assert {line.partition(":")[0] for line in lists} == {"drafters/registry.py", "hub/convert_drafter.py"}, lists
+
+
+def texts(node: ast.List | ast.Tuple | ast.Set | ast.Dict) -> set[str]:
+    """The strings that a list, or a dictionary's keys, hold."""
+    parts = node.keys if isinstance(node, ast.Dict) else node.elts
+    return {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
 
 
 def test_rooms_import_few_other_rooms() -> None:

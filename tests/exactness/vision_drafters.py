@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mmdec.decode.tree import trees_from_lists
 from mmdec.drafters.flash import Flash
+from mmdec.drafters.registry import network_class
 from mmdec.drafters.tree_growing import TreeGrowing
-from mmdec.nn.draft_registry import network_class
 from mmdec.nn.flash import FlashNetwork
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 from tests.exactness.wild import Wild

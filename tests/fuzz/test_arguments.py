@@ -80,7 +80,7 @@ def doors(folder: Path) -> dict[str, Door]:
     options = (*options, "return_dict_in_generate", "num_beams", "num_return_sequences", "nonsense")
     speech = {"audio": sound, "sample_rate": RATE}
     heard = ("processor", "timestamps", "language", "task", "prompt", "batch_size", "rule", "num_speculative_tokens")
-    heard = (*heard, "device", "threads", "progress", "logprob_threshold", "no_speech_threshold")
+    heard = (*heard, "seed", "device", "threads", "progress", "logprob_threshold", "no_speech_threshold")
     heard = (*heard, "prompt_condition_type", "compression_ratio_threshold", "condition_on_prev_tokens")
     sounds = {"audio": (folder / "sound.wav", [sound, sound], sound), "model": models, "threads": (1, 2)}
 

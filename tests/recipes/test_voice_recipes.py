@@ -11,7 +11,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, seed_everyth
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mmdec.audio import save_audio
+from mmdec.audio import load_audio, save_audio
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.training.__main__ import TrainingCLI
 from mmdec.training.daspeech.acoustic import AcousticData, AcousticModule
@@ -179,7 +179,41 @@ def test_two_processes_may_build_the_cache_at_once(corpus: Path, tmp_path: Path,
 
     monkeypatch.setattr(os, "replace", late)
     assert len(EnglishSpeech(root, "train")) == 6
-    assert not list((tmp_path / "cache").glob("*.part"))
+    (left,) = (tmp_path / "cache").iterdir()
+    assert (left / "index.json").is_file()
+
+
+def test_what_is_kept_is_whole(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    root = tmp_path / "cvss_c"
+    shutil.copytree(corpus, root)
+
+    def fail(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("numpy.save", fail)
+        with pytest.raises(OSError, match="full"):
+            EnglishSpeech(root, "train")
+    assert not list((tmp_path / "cache").iterdir())
+    assert not EnglishSpeech.ready(root, "train")
+    assert len(EnglishSpeech(root, "train")) == 6
+
+
+def test_other_recordings_have_a_folder_of_their_own(corpus: Path, tmp_path: Path):
+    """Two corpora with the same texts beside each other, and one whose recordings were made again."""
+    root, other = tmp_path / "cvss_c", tmp_path / "another_voice"
+    shutil.copytree(corpus, root)
+    shutil.copytree(corpus, other)
+    for path in (other / "train").glob("*.wav"):
+        save_audio(path, 0.5 * load_audio(path))
+    first = EnglishSpeech(root, "train")
+    assert not EnglishSpeech.ready(other, "train")
+    second = EnglishSpeech(other, "train")
+    assert [first.rows, first.units] == [second.rows, second.units]
+    assert not torch.equal(first.mel(0), second.mel(0))
+    path = next((root / "train").glob("*.wav"))
+    save_audio(path, torch.cat([load_audio(path), torch.zeros(160)]))
+    assert not EnglishSpeech.ready(root, "train")
 
 
 def test_the_first_process_makes_all_caches(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

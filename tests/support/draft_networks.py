@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from mmdec.drafters.flash import Flash
+from mmdec.drafters.registry import network_class
 from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.nn.draft_network import DraftNetwork
-from mmdec.nn.draft_registry import network_class
 from mmdec.nn.flash import FlashNetwork
 from mmdec.training.vlm_drafters.teacher import Reading
 from mmdec.training.vlm_drafters.unroll import read_columns, unrolled

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from typing_extensions import Unpack
 
-from mmdec.checks.arguments import check_callable, check_threads
+from mmdec.checks.arguments import check_callable, check_threads, naming_options
 from mmdec.hub.vlm import DEFAULT_MODEL
 from mmdec.images import to_pil
 from mmdec.pipelines.confidence import check_min_confidence, too_unsure
@@ -83,7 +83,8 @@ class Chat:
             inputs["past_key_values"] = cache
             listeners = Listeners(on_text)
             pictures = [(*self._pictures, *question.pictures)]  # an answer may be about any of them
-            (answer,) = describe_batch(self._request, inputs, pictures, stopwatch.lap(), listeners)
+            with naming_options(DescribeOptions.__annotations__.keys() - {*LACKING}):
+                (answer,) = describe_batch(self._request, inputs, pictures, stopwatch.lap(), listeners)
             refusal = too_unsure(answer.confidence, self._request.min_confidence, question.argument)
             if refusal is not None:
                 raise refusal

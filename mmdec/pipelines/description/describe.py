@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel, ProcessorMixin
 from typing_extensions import TypedDict, Unpack
 
-from mmdec.checks.arguments import check_callable, check_threads, check_whole, show
+from mmdec.checks.arguments import check_callable, check_threads, check_whole, naming_options, show
 from mmdec.decode.budget import Nodes
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import RuleName
@@ -125,7 +125,7 @@ def describe(
     questions = _questions(image, prompt)
     vlm = as_vlm(model, processor, device, dtype)
     request = request_of(vlm, drafter, rule, num_speculative_tokens, seed, statistics, options, least)
-    with with_threads(threads):
+    with with_threads(threads), naming_options(DescribeOptions.__annotations__):
         errors: dict[int, InputError] = {}
         read = _read(request, questions, errors)
         descriptions = _in_batches(request, read, errors, batch_size, listeners)

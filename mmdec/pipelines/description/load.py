@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +11,7 @@ from transformers import PreTrainedModel, ProcessorMixin
 
 from mmdec.checks.arguments import show
 from mmdec.checks.devices import check_device
-from mmdec.drafters.registry import NAME, drafter_entry, drafter_names
+from mmdec.drafters.registry import NAME, auto_names, drafter_entry, drafter_names
 from mmdec.generation.drafter_choice import DraftedBy, load_drafter
 from mmdec.hub.find import drafter_by_name, drafter_folder, version
 from mmdec.hub.vlm import LoadedVlm, load_vlm
@@ -22,9 +21,7 @@ from mmdec.types import Drafter, InputError
 Model = str | os.PathLike[str] | PreTrainedModel | LoadedVlm
 
 AUTO = "auto"
-PREFERRED = ("eagle", "msd", "vispec", "specvlm", "flash")  # of drafters with weights, where there are several
-OTHERWISE = "lookup"
-_loading = threading.RLock()
+OTHERWISE = "lookup"  # where the model has no drafter with weights
 
 
 def as_vlm(
@@ -33,7 +30,13 @@ def as_vlm(
     device: str | torch.device | None,
     dtype: torch.dtype | None,
 ) -> LoadedVlm:
-    """`model` as `describe` takes it -> a model with its processor. Raises InputError where they do not fit."""
+    """A vision-language model with its processor.
+
+    model: a shipped name, a directory or a hub id, which is loaded once for each device and dtype; or a loaded model,
+    which `processor` must come with. `device` None takes a GPU where there is one, `dtype` None float32; or both the
+    loaded model's own. Raises InputError where there is no such model, its files are damaged, the processor is lacking,
+    given in vain or another model's, and for a device or dtype that the loaded model has not.
+    """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise InputError(f"`dtype` must be one of torch's floating types, but is {show(dtype)}. Try torch.bfloat16.")
     if isinstance(model, (str, bytes, os.PathLike)):
@@ -65,9 +68,15 @@ def as_vlm(
 
 
 def as_drafter(vlm: LoadedVlm, drafter: DraftedBy) -> DraftedBy:
-    """`drafter` as `describe` takes it -> as `speculate` takes it: "auto" is chosen, folders are read once."""
+    """What `speculate` takes, from what `describe` takes.
+
+    "auto" becomes the first drafter of the registry's `auto_names` whose weights lie with the model, else "lookup". The
+    name of a drafter with weights, a folder or a hub id becomes that drafter: read once, on the model's device and in
+    its precision. Names without weights, dotted paths, models, objects and None stay as they are. Raises InputError
+    where the weights are missing, damaged, or another model's.
+    """
     if isinstance(drafter, str) and drafter == AUTO:
-        folders = (_beside(vlm, name) for name in PREFERRED)
+        folders = (_beside(vlm, name) for name in auto_names())
         folder = next((folder for folder in folders if folder is not None), None)
         return OTHERWISE if folder is None else _loaded(vlm, folder)
     named = drafter_by_name(drafter, "drafter")
@@ -87,6 +96,13 @@ def as_drafter(vlm: LoadedVlm, drafter: DraftedBy) -> DraftedBy:
     return drafter
 
 
+def available_drafters(vlm: LoadedVlm) -> dict[str, str]:
+    """The drafters with weights for this model, in the order in which "auto" prefers them -> a line on each."""
+    names = [name for name in auto_names() if _beside(vlm, name) is not None]
+    entries = {name: drafter_entry(name) for name in names}
+    return {name: entry.note for name, entry in entries.items() if entry is not None}
+
+
 def _beside(vlm: LoadedVlm, name: str) -> Path | None:
     return None if vlm.directory is None else drafter_folder(vlm.directory, name)
 
@@ -99,11 +115,7 @@ def _is_folder(path: str | os.PathLike[str]) -> bool:
 
 
 def _loaded(vlm: LoadedVlm, folder: Path) -> Drafter:
-    key = version(folder)
-    with _loading:
-        if key not in vlm.drafters:
-            vlm.drafters[key] = load_drafter(folder, vlm.model)
-        return vlm.drafters[key]
+    return vlm.drafters.get(version(folder), lambda: load_drafter(folder, vlm.model))
 
 
 def _without_weights(vlm: LoadedVlm, name: str) -> InputError:

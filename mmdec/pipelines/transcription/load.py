@@ -24,7 +24,13 @@ Model = str | os.PathLike[str] | WhisperForConditionalGeneration | LoadedWhisper
 
 
 def as_whisper(model: Model, processor: WhisperProcessor | None, device: str | torch.device | None) -> LoadedWhisper:
-    """`model` as `transcribe` takes it -> a model with its processor. Raises InputError where they do not fit."""
+    """A Whisper with its processor.
+
+    model: a shipped name, a directory or a hub id, which is loaded in float32 once for each device; or a loaded model,
+    which `processor` must come with. `device` None takes a GPU where there is one, or the loaded model's own.
+    Raises InputError where there is no such model, its files are damaged, a processor is lacking or given in vain, and
+    for another device than the loaded model's.
+    """
     if isinstance(model, (str, bytes, os.PathLike)):
         if processor is not None:
             raise InputError("`processor` must be left out for a `model` that is named, which has one, but is given.")
@@ -50,7 +56,12 @@ def as_whisper(model: Model, processor: WhisperProcessor | None, device: str | t
 
 
 def as_drafter(whisper: LoadedWhisper, drafter: DraftedBy) -> DraftedBy:
-    """`drafter` as `transcribe` takes it -> as `speculate` takes it: folders of heads are read."""
+    """What `speculate` takes, from what `transcribe` takes.
+
+    "medusa" becomes the heads in the model's folder, and a folder or a hub id of heads those heads: read once, on the
+    model's device and in its precision. Names without weights, dotted paths, other drafters' folders, models, objects
+    and None stay as they are. Raises InputError where there are no heads, or none for this model.
+    """
     if isinstance(drafter, str) and drafter != HEADS and (drafter_entry(drafter) is not None or is_dotted(drafter)):
         return drafter
     drafter = drafter_by_name(drafter, "drafter") or drafter

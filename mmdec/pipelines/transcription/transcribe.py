@@ -15,7 +15,7 @@ from transformers import WhisperProcessor
 from typing_extensions import TypedDict, Unpack
 
 from mmdec.audio import SAMPLE_RATE
-from mmdec.checks.arguments import check_callable, check_threads, check_whole
+from mmdec.checks.arguments import check_callable, check_threads, check_whole, naming_options
 from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import LOSSY, RuleName
@@ -50,6 +50,7 @@ class TranscribeOptions(TypedDict, total=False, extra_items=Any):
     batch_size: int
     rule: RuleName | None
     num_speculative_tokens: Nodes
+    seed: int | None
     device: str | torch.device | None
     threads: int | None
     progress: Progress | None
@@ -80,6 +81,7 @@ def transcribe(
     batch_size: int = 8,
     rule: RuleName | None = None,
     num_speculative_tokens: Nodes = None,
+    seed: int | None = None,
     device: str | torch.device | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
@@ -96,7 +98,8 @@ def transcribe(
 
     `drafter` is "medusa" (the heads in the model's folder), "lookup", "recycling" or another registered name, a
     drafter's folder, its hub id, "whisper-phrasebook/medusa" for the shipped one, a dotted path, a smaller Whisper of
-    the same vocabulary, a `Drafter`, or None. `rule`, `num_speculative_tokens` and `statistics`: see `mmdec.speculate`.
+    the same vocabulary, a `Drafter`, or None. `rule`, `num_speculative_tokens`, `seed` and `statistics`: see
+    `mmdec.speculate`; each window begins with the seed.
 
     `timestamps` "segment" or "word" fills the segments: "segment" with the model's own times, "word" with words, where
     a segment begins with its first word and ends, with its last, where the model says. `language` is a name or a code,
@@ -117,11 +120,11 @@ def transcribe(
     whisper = as_whisper(model, processor, device)
     request = TranscriptionRequest.of(whisper, timestamps, language, task, prompt, options, len(batch))
     chosen = as_drafter(whisper, drafter)
-    speculation = speculate(chosen, rule, num_speculative_tokens, None, on_round, None, statistics)
+    speculation = speculate(chosen, rule, num_speculative_tokens, seed, on_round, None, statistics)
     loaded = speculation.drafter_for(whisper.model)
     if loaded is not None:  # before any recording is read
         loaded.check(target_of(whisper.model))
-    with with_threads(threads):
+    with with_threads(threads), naming_options(TranscribeOptions.__annotations__):
         recordings = batch.read(request.check)
         transcripts = _in_batches(request, recordings, batch_size, speculation, rule not in LOSSY, progress)
     _refuse(transcripts, least, batch)

@@ -16,6 +16,7 @@ from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import options_error
 from mmdec.decode.loop import Round
 from mmdec.generation.model_lock import reading
+from mmdec.generation.prompt import option_names
 from mmdec.generation.speculation import Speculation
 from mmdec.hub.whisper import LoadedWhisper
 from mmdec.pipelines.confidence import confidence
@@ -66,7 +67,7 @@ def transcribe_batch(
         except Exception as error:
             # transformers refuses arguments by ValueError; odd types fail anywhere before the first window.
             if isinstance(error, ValueError) or not meter.prompts:
-                raise options_error(request.given, error) from error
+                raise options_error(request.given, error, option_names(model)) from error
             raise
     codes = _languages(request.whisper, meter.prompts)
     texts = [_segments(request, segments, code) for segments, code in zip(output["segments"], codes, strict=True)]

@@ -5,6 +5,10 @@ temperature; it runs the rounds and counts them. Two things happen outside of it
 its passes are timed where they happen. And transformers drops recordings that have ended, and decodes some of a window
 again at another temperature, without saying which: the first is told by its `monitor_progress`, the second is found
 out by comparing the features that the encoder is given.
+
+A limit: features do not tell equal recordings of one batch apart. They come to differ only after they were sampled, at
+a temperature above 0. If then one of them alone is decoded again, the first of them is taken for it. Their rounds,
+seconds and confidence may be exchanged; their texts are right, and so is what the batch cost.
 """
 
 from __future__ import annotations

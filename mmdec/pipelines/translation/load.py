@@ -23,11 +23,13 @@ def load(
     *,
     vocoder: str | os.PathLike[str] | None = None,
 ) -> SpeechTranslator:
-    """A translator, ready to run; loaded once for each model, device and vocoder.
+    """A translator in float32, ready to run; loaded once for each model, device and vocoder, and shared.
 
-    `device` None takes a GPU where there is one. `vocoder` None is the model's own, "griffin-lim" needs no weights;
-    anything else names published HiFi-GAN weights: a directory or a hub id.
-    Raises InputError where the model is not found, damaged, outside its folder or no safetensors.
+    model: a shipped name, a directory or a hub id. `device` None takes a GPU where there is one. `vocoder` None is the
+    model's own, "griffin-lim" needs no weights; anything else names published HiFi-GAN weights: a directory or a hub
+    id. A folder whose files were written again is loaded anew.
+    Raises InputError where model or vocoder is not found (the message says how to get it), is damaged, lies outside its
+    folder or holds no safetensors, and for a device that this machine has not.
     """
     directory = resolve(model)
     checked = check_device(device)
@@ -44,7 +46,11 @@ def as_translator(
     device: str | torch.device | None,
     vocoder: str | os.PathLike[str] | None,
 ) -> SpeechTranslator:
-    """`model` as `translate_speech` takes it -> a translator. Raises InputError for arguments that contradict it."""
+    """A translator, from what `translate_speech` takes.
+
+    model: as for `load`, or a loaded translator, which has its device and its vocoder: `vocoder` is then left out, and
+    `device` is None or the translator's. Raises InputError where they are not, and whatever `load` raises.
+    """
     if not isinstance(model, SpeechTranslator):
         return load(model, device, vocoder=vocoder)
     if vocoder is not None:

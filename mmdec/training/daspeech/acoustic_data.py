@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,11 +17,12 @@ from mmdec.audio import LOG_FLOOR, MELS, load_audio
 from mmdec.checks.errors import InputError
 from mmdec.corpora.alignment import parse_alignment, phone_names
 from mmdec.corpora.cvss import SPECIALS, BadRows, holds_samples, read_alignments, read_translations
+from mmdec.hub.publish import whole_folder
 from mmdec.nn.fastspeech2 import AcousticBatch
 from mmdec.training.daspeech.acoustic_targets import acoustic_targets
 
 _PAUSE_FRAMES = 12  # between two joined items
-_FORMAT = 2  # of the cache; a change makes the old one void
+_FORMAT = 3  # of the cache; a change makes the old one void
 
 
 class EnglishSpeech:
@@ -56,10 +55,11 @@ class EnglishSpeech:
 
     @staticmethod
     def folder(root: Path, split: str, rows: Sequence[tuple[str, str, str]]) -> Path:
-        """Where the targets of these rows are kept."""
-        digest = hashlib.blake2b(digest_size=8)
+        """Where the targets of these rows are kept: other texts, alignments or recordings have another folder."""
+        digest = hashlib.blake2b(f"{root.resolve().name}\n".encode(), digest_size=8)
         for row in rows:
-            digest.update("\t".join(row).encode())
+            size = (root / split / f"{row[0]}.wav").stat().st_size
+            digest.update("\t".join((*row, f"{size}\n")).encode())
         return root.parent / "cache" / f"english-{split}-{_FORMAT}-{digest.hexdigest()}"
 
     @classmethod
@@ -121,9 +121,7 @@ class EnglishSpeech:
         return mean, deviation, pitch, energy
 
     def _build(self, folder: Path) -> None:
-        """Write the cache: into a folder of this process's own, renamed at the end."""
-        part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
-        part.mkdir(parents=True, exist_ok=True)
+        """Write the cache, whole or not at all. Processes that do so at once write the same."""
         bad, kept, units, frames, firsts = BadRows(), [], [], [], []
         phones: list[np.ndarray] = []
         mels: list[np.ndarray] = []
@@ -141,16 +139,11 @@ class EnglishSpeech:
             firsts.append(targets.first_frame)
             phones.append(torch.stack([targets.durations.float(), targets.pitch, targets.energy], 1).numpy())
             mels.append(targets.mel.half().numpy())
-        np.save(part / "phones.npy", np.concatenate(phones) if phones else np.zeros((0, 3), np.float32))
-        np.save(part / "mel.npy", np.concatenate(mels) if mels else np.zeros((0, MELS), np.float16))
         index = {"kept": kept, "units": units, "frames": frames, "first_frames": firsts, "bad": bad.names}
-        (part / "index.json").write_text(json.dumps(index), encoding="utf-8")
-        try:
-            os.replace(part, folder)
-        except OSError:
-            if not (folder / "index.json").is_file():
-                raise
-            shutil.rmtree(part)  # another process was first, with the same content
+        with whole_folder(folder) as fresh:
+            np.save(fresh / "phones.npy", np.concatenate(phones) if phones else np.zeros((0, 3), np.float32))
+            np.save(fresh / "mel.npy", np.concatenate(mels) if mels else np.zeros((0, MELS), np.float16))
+            (fresh / "index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
 def acoustic_batch(phones: Sequence[Tensor], mels: Sequence[Tensor]) -> AcousticBatch:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 from typer.testing import CliRunner
 
 import mmdec
@@ -19,6 +19,7 @@ from mmdec.cli import app
 from mmdec.drafters.lookup import Lookup
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from tests.conftest import RATE, buzz
+from tests.support.tiny_text import language_model
 from tests.support.tiny_whisper import write
 
 BENCHES = ("bench speech x.wav", "bench paper", "bench core", "bench asr")
@@ -26,11 +27,8 @@ IDS = torch.tensor([[1, 2, 3, 1, 2, 3]])
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2)
-    config.num_attention_heads = config.num_key_value_heads = 2
-    return LlamaForCausalLM(config).eval()
+def model() -> PreTrainedModel:
+    return language_model(vocab_size=60)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +71,7 @@ DOORS: tuple[Callable[..., Any], ...] = (mmdec.generate, mmdec.stream)
         (IDS - 2, "from 0 to 59"),
     ],
 )
-def test_inputs(model: LlamaForCausalLM, door: Callable[..., Any], inputs: Any, part: str) -> None:
+def test_inputs(model: PreTrainedModel, door: Callable[..., Any], inputs: Any, part: str) -> None:
     refused(lambda: door(model, inputs), "`input", part)
 
 
@@ -98,7 +96,7 @@ class Half:
 
 
 @pytest.mark.parametrize("wrong", [3, [], Half(), Lookup, object(), b"lookup", np.array(["lookup", "x"]), {"a": 1}])
-def test_drafters_that_are_none(model: LlamaForCausalLM, whisper: LoadedWhisper, wrong: Any) -> None:
+def test_drafters_that_are_none(model: PreTrainedModel, whisper: LoadedWhisper, wrong: Any) -> None:
     for call in (
         lambda: mmdec.speculate(wrong),
         lambda: mmdec.generate(model, IDS, wrong),
@@ -111,7 +109,7 @@ def test_drafters_that_are_none(model: LlamaForCausalLM, whisper: LoadedWhisper,
 @pytest.mark.parametrize(
     "wrong", ["a", "4", 10**6, MAX_NODES + 1, -1, 2.5, True, float("nan"), (4, 0), (1, 2, 3), {}, ("a", 2)]
 )
-def test_sizes_of_a_draft(model: LlamaForCausalLM, whisper: LoadedWhisper, wrong: Any) -> None:
+def test_sizes_of_a_draft(model: PreTrainedModel, whisper: LoadedWhisper, wrong: Any) -> None:
     for call in (
         lambda: mmdec.speculate("lookup", num_speculative_tokens=wrong),
         lambda: mmdec.generate(model, IDS, num_speculative_tokens=wrong),
@@ -145,7 +143,7 @@ def test_threads_on_the_command_line(verb: str, tmp_path: Path, monkeypatch: pyt
     assert "`threads` must be a whole number" in str(done.exception)
 
 
-def test_seeds_rules_and_listeners(model: LlamaForCausalLM) -> None:
+def test_seeds_rules_and_listeners(model: PreTrainedModel) -> None:
     for seed in ("1", 1.5, 2**70, True, []):
         refused(lambda seed=seed: mmdec.generate(model, IDS, seed=seed), "`seed` must be ")
     for rule in ("best", 3, ["greedy"], np.array(["greedy", "sampled"])):
@@ -174,17 +172,16 @@ def test_files_that_are_closed_or_fail(tiny_model: Path, whisper: LoadedWhisper)
             assert caught.value.results[1].text is not None
 
 
-def test_the_message_names_the_callers_options_alone(model: LlamaForCausalLM, whisper: LoadedWhisper) -> None:
+def test_the_message_names_the_callers_options_alone(model: PreTrainedModel, whisper: LoadedWhisper) -> None:
     text = refused(
         lambda: mmdec.transcribe(
-            buzz(0.3), sample_rate=RATE, model=whisper, drafter=None, language="en", max_new_tokns=4, top_k=5
+            buzz(0.3), sample_rate=RATE, model=whisper, drafter=None, language="en", max_new_tokens=4000, top_k=5
         ),
         "`options` must be what `model.generate` takes",
-        "(`max_new_tokns`, `top_k`)",
+        "(`max_new_tokens`, `top_k`)",
     )
     assert "temperature" not in text
     assert "`task`" not in text
-    refused(lambda: mmdec.generate(model, IDS, rule="greedy", max_new_tokns=4), "`options` must ", "(`max_new_tokns`)")
     refused(lambda: mmdec.generate(model, IDS, temperature="hot", do_sample=True), "`options` must ", "`temperature`")
     for name in ("logits_processor", "stopping_criteria"):
         refused(lambda name=name: mmdec.generate(model, IDS, **{name: [3]}), f"`{name}` must be a list of functions")
@@ -194,6 +191,26 @@ def test_the_message_names_the_callers_options_alone(model: LlamaForCausalLM, wh
     refused(
         lambda: mmdec.generate(model, {"input_ids": IDS, "attention_mask": IDS}, attention_mask=IDS), "`attention_mask`"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("max_new_tokns", "max_new_tokens"), ("temprature", "temperature"), ("statistic", "statistics"), ("qqqqqq", "")],
+)
+def test_a_misspelt_option_is_told_in_one_sentence(
+    given: str, meant: str, model: PreTrainedModel, whisper: LoadedWhisper
+) -> None:
+    sentence = f"`{given}` must be an option of this call or of `model.generate`, but is none."
+    sentence += f" Did you mean '{meant}'? Check the spelling." if meant else " Check the spelling."
+    options: dict[str, Any] = {given: 4}
+    heard = {"sample_rate": RATE, "model": whisper, "drafter": None}
+    assert refused(lambda: mmdec.generate(model, IDS, top_k=5, **options), sentence) == sentence
+    assert refused(lambda: mmdec.transcribe(buzz(0.3), **heard, **options), sentence) == sentence
+
+
+def test_an_option_of_the_call_itself_is_meant(whisper: LoadedWhisper) -> None:
+    heard = {"sample_rate": RATE, "model": whisper, "drafter": None}
+    refused(lambda: mmdec.transcribe(buzz(0.3), **heard, min_confidense=0.5), "`min_confidense`", "'min_confidence'?")
 
 
 def test_what_the_callers_own_functions_raise_is_theirs(whisper: LoadedWhisper) -> None:

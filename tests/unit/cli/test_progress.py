@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from mmdec.cli.progress import EVERY, progress_bar
+from mmdec.cli.progress import EVERY, progress_bar, tell_loading
+
+ROOT = Path(__file__).parents[3]
 
 
 def clock(*seconds: float) -> Iterator[float]:
@@ -25,6 +32,44 @@ def test_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.out == ""
     # asked at 1, 30, 31, 60, 90, 120 and 121 seconds: the first, the third and the last are too soon
     assert said.err.splitlines() == ["a.wav: 1 of 4", "b.wav: 2 of 4", "c.wav: 2 of 4", "c.wav: 3 of 4"]
+
+
+def test_what_is_loaded_is_said_on_a_terminal_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell_loading("whisper-phrasebook")
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    tell_loading("whisper-phrasebook", quiet=True)
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    tell_loading("a\nb")
+    assert capsys.readouterr() == ("", "loading a\\nb ...\n")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+@pytest.mark.parametrize("call", ["translate x.wav -o out", "transcribe x.wav", "describe x.png"])
+def test_a_verb_says_what_it_loads_before_it_does(call: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mmdec", *call.split(), "--model", "nowhere"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with open_terminal() as (terminal, screen):
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=terminal)
+        try:
+            assert os.read(screen, 4096).decode() == "loading nowhere ...\r\n"
+        finally:
+            process.kill()  # torch need not be imported for this
+            process.wait()
+
+
+@contextmanager
+def open_terminal() -> Iterator[tuple[int, int]]:
+    """The two ends of a pseudo-terminal: where a program writes, and where a person reads."""
+    screen, terminal = os.openpty()
+    try:
+        yield terminal, screen
+    finally:
+        os.close(screen)
+        os.close(terminal)
 
 
 def test_what_has_no_end_is_counted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import copy
 import gc
 import importlib
 import json
+import os
 import pkgutil
 import subprocess
 import sys
@@ -108,6 +109,14 @@ def test_a_failed_save_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest
         DecodingStatistics().save(path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_save_goes_to_a_file_and_to_nothing_else(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"`path` must be a file, but .* is a directory"):
+        warm().save(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="is a pipe"):
+        warm().save(tmp_path / "pipe")
 
 
 def put(*way: Any) -> Callable[[Any], None]:

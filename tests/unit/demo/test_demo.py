@@ -26,11 +26,13 @@ import json, os, sys
 from pathlib import Path
 from runpy import run_path
 import gradio as gr
+import mmdec
 from mmdec.demo import describe, page, samples, transcribe, translate
 from mmdec.demo.background import updates
 from mmdec.hub import demo_file
 from tests.fuzz.odd_files import write_odd
 from tests.fuzz.odd_images import write_odd_image
+from tests.support.tiny_vlm_folder import write
 
 def last(work, *values):
     told = {}
@@ -47,12 +49,21 @@ print(json.dumps({
     "kept": list(blocks.delete_cache),
     "french": last(translate.sample_work, 0, way),
     "english": last(transcribe.sample_work, 1),
-    "street": last(describe.sample_work, 2, describe.drafters()[:1]),
+    "street": last(describe.sample_work, 2, list(describe.drafters())[:1]),
+    "menu": last(describe.sample_work, 0, []),
+    "menu_answer": samples.pictures()[0].answer,
     "errors": [last(translate.work, None, way), last(describe.work, None, "What?", []),
                last(describe.work, str(samples.pictures()[2].path), " ", [])],
 }))
 
 folder, files = Path(sys.argv[1]), int(sys.argv[2])
+toy = write(folder / "tiny") / "toy" / "config.json"
+toy.parent.mkdir()
+toy.write_text('{"system": "toy"}')
+mmdec.register_drafter("toy", loader="docs.examples.toy_drafter:ToyDrafter", auto=True, note="Toy: what followed last.")
+describe.DEFAULT_MODEL = str(folder / "tiny")
+print(json.dumps({"added": describe.drafters()}))
+describe.DEFAULT_MODEL = "vlm-scenes"
 for number in range(files):
     sound = number % 2 == 0
     odd = (write_odd if sound else write_odd_image)(folder, number)
@@ -143,14 +154,21 @@ def test_the_page_and_its_tabs(lines: list[Any]) -> None:
     assert "mm-word" in said["english"]["wave"]
     assert "mm-equal" in said["street"]["race"]
     assert "data:image/png" in said["street"]["picture"]
+    assert "EAGLE-2: one layer that continues the model&#x27;s own states." in said["street"]["race"]
+    assert "BACON 25.80" in said["menu_answer"]  # as the picture shows, whatever the model reads
+    assert words(said["menu"]["text"]).count(said["menu_answer"]) == 1  # as the answer, or as what is really drawn
     nothing, unseen, unasked = (words(error["status"]) for error in said["errors"])
     assert "Record something" in nothing
     assert "Choose a picture" in unseen
     assert "The question must be text, but is empty." in unasked
 
 
+def test_a_drafter_that_is_registered_is_shown_with_its_note(lines: list[Any]) -> None:
+    assert lines[1]["added"] == {"toy": "Toy: what followed last."}
+
+
 def test_malformed_files_are_one_sentence_each(lines: list[Any]) -> None:
-    answers = lines[1:]
+    answers = lines[2:]
     assert len(answers) > FILES
     refused = [answer for answer in answers if 'role="alert"' in answer["status"]]
     assert len(refused) > FILES // 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -102,12 +103,18 @@ def test_a_model_is_scored_by_task(vlm: LoadedVlm, asked: Path, tmp_path: Path) 
         json.dumps(report)
     text = shown(vlm_table(report))
     assert "57.1 [" in text
+    assert rows_of(text) == ["a", "b", "all"]
     assert "refused 6: `image` must be an existing file" in text
     assert "any words" not in text
     swapped = evaluate_vlm(path, asked.parent, vlm, drafter=None, swap=True, limit=2, threads=1)
     assert swapped["n"] == 4
     assert swapped["decoding"]["drafted_per_round"] == 0
     assert "pictures swapped" in shown(vlm_table(swapped))
+
+
+def rows_of(table: str) -> list[str]:
+    """The first word of each line with an interval."""
+    return [line.split()[0] for line in table.splitlines() if re.search(r"\d \[\d.*\] +\d+ ", line)]
 
 
 def test_answers_in_other_words_are_counted_beside(
@@ -123,6 +130,7 @@ def test_answers_in_other_words_are_counted_beside(
     row = report["by_task"]["colour"]
     assert (row["right"]["value"], row["right_in_any_words"]["value"]) == (0.25, 0.5)
     assert "colour, right in any words: 50.0 [" in shown(vlm_table(report))
+    assert rows_of(shown(vlm_table(report))) == ["colour"]  # what all tasks have would be said twice
 
 
 def test_what_shortened_the_images_is_counted_by_task(asked: Path, tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from mmdec.drafters import registry
 
 USE = """
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -27,3 +30,30 @@ FIRST = "import sys, mmdec\nassert not {'torch', 'transformers'} & set(sys.modul
 def test_the_implementation_is_known(before: str) -> None:
     done = subprocess.run([sys.executable, "-c", before + USE], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+FOUND = """
+import sys, mmdec
+assert "mmdec.hub.find" not in sys.modules
+speculation = mmdec.speculate("vlm-scenes/eagle")
+assert "mmdec.hub.find" in sys.modules
+try:
+    mmdec.speculate("no such/thing")
+except mmdec.InputError as error:
+    print(error)
+"""
+
+
+def test_generation_finds_drafters_by_id_though_it_knows_no_hub() -> None:
+    done = subprocess.run([sys.executable, "-c", FOUND], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("`drafter` must be a drafter's folder, a shipped model's name")
+
+
+def test_folders_are_looked_for_by_all_who_offer_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(registry, "_finders", [])
+    assert registry.find_folder("a/b", "drafter") is None
+    registry.add_finder(lambda given, argument: None)
+    registry.add_finder(lambda given, argument: tmp_path if given == "a/b" else None)
+    assert registry.find_folder("a/b", "drafter") == tmp_path
+    assert registry.find_folder("b/a", "drafter") is None

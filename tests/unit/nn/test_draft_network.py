@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
+from mmdec.drafters.registry import network_class
 from mmdec.nn.draft_config import DraftConfig
 from mmdec.nn.draft_network import DraftNetwork
-from mmdec.nn.draft_registry import network_class
 from mmdec.types import InputError
 
 SHAPE: dict[str, Any] = {

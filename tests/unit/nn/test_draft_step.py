@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mmdec.drafters.registry import network_class
 from mmdec.nn.draft_network import DraftNetwork
-from mmdec.nn.draft_registry import network_class
 from mmdec.nn.draft_step import DraftStep
 from tests.unit.nn.test_draft_network import SHAPE
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,17 @@ def test_a_rotated_photo_is_turned_upright(vlm: LoadedVlm) -> None:
 def test_wrong_arguments_are_one_error(vlm: LoadedVlm, options: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         mmdec.describe(pixels(0), QUESTION, **{"model": vlm, **options})
+
+
+@pytest.mark.parametrize(("given", "meant"), [("max_new_token", "max_new_tokens"), ("on_txt", "on_text")])
+def test_a_misspelt_option_is_told_in_one_sentence(vlm: LoadedVlm, given: str, meant: str) -> None:
+    options: dict[str, Any] = {given: 5}
+    said = f"`{given}` must be an option of this call or of `model.generate`, but is none. Did you mean '{meant}'?"
+    with pytest.raises(InputError, match=re.escape(said)):
+        mmdec.describe(pixels(0), model=vlm, drafter=None, **options)
+    if meant != "on_text":  # which a chat takes with a question
+        with pytest.raises(InputError, match=re.escape(said)):
+            mmdec.Chat(model=vlm, drafter=None, **options).ask("What is this?", pixels(0))
 
 
 def test_too_many_images_are_refused(vlm: LoadedVlm) -> None:

@@ -13,11 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import mmdec
+from mmdec.drafters import registry
+from mmdec.drafters.registry import TREE_GROWING, Entry, network_class
 from mmdec.hub.find import drafter_folder
 from mmdec.hub.vlm import LoadedVlm, load_vlm
 from mmdec.hub.vlm_drafters import save_network
-from mmdec.nn.draft_registry import network_class
-from mmdec.pipelines.description.load import as_drafter
+from mmdec.nn.draft_network import DraftNetwork
+from mmdec.pipelines.description.load import as_drafter, available_drafters
 from mmdec.types import InputError
 from tests.support.tiny_vlm_folder import QWEN_TEMPLATE, llava, qwen, write
 from tests.unit.pipelines.description.test_describe import QUESTION, pixels
@@ -67,6 +69,40 @@ def test_a_system_is_found_inside_the_model_s_folder_and_beside_it(folder: Path)
         assert out.drafted > 0
     with pytest.raises(InputError, match="`drafter` must be one of lookup, recycling"):
         mmdec.describe(pixels(0), QUESTION, model=vlm, drafter="eagel")
+
+
+class NewNetwork(DraftNetwork):
+    """What a new drafter brings: here EAGLE's layer under another name."""
+
+    system = "new"
+
+
+def test_one_entry_is_all_that_a_new_drafter_needs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its network is found, saved and read, "auto" takes it, and the demo, which asks here, shows it with its note."""
+    entry = Entry(loader=TREE_GROWING, network=f"{__name__}:NewNetwork", auto=True, note="New: as EAGLE.")
+    monkeypatch.setitem(registry.BUILT_IN, "new", entry)
+    vlm = load_vlm(folder, "cpu")
+    assert available_drafters(vlm) == {}
+    drafter_weights("new", vlm.model, folder / "new")
+    assert available_drafters(vlm) == {"new": "New: as EAGLE."}
+    automatic: Any = as_drafter(vlm, "auto")
+    assert isinstance(automatic.network, NewNetwork)
+    plain = mmdec.describe(pixels(0), QUESTION, model=vlm, drafter=None)
+    drafted = mmdec.describe(pixels(0), QUESTION, model=vlm, num_speculative_tokens=4)
+    assert drafted.tokens == plain.tokens
+    assert drafted.drafted > 0
+    drafter_weights("eagle", vlm.model, folder.with_name("tiny-eagle"))
+    assert list(available_drafters(vlm)) == ["eagle", "new"]  # in the registry's order
+    assert as_drafter(vlm, "auto") is as_drafter(vlm, "eagle")
+
+
+def test_what_is_offered_unasked_has_weights_and_a_note() -> None:
+    assert registry.auto_names() == ["eagle", "msd", "vispec", "specvlm", "flash"]
+    for name in registry.auto_names():
+        entry = registry.BUILT_IN[name]
+        assert entry.loader is not None
+        assert entry.note.endswith(".")
+        assert network_class(name).system == name
 
 
 def test_a_model_without_a_folder_has_no_systems() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,6 +73,18 @@ def test_rounds_are_heard(whisper: LoadedWhisper) -> None:
 def test_typical_acceptance_is_not_lossless(whisper: LoadedWhisper) -> None:
     assert transcribe(model=whisper, drafter="lookup").lossless
     assert not transcribe(model=whisper, drafter="lookup", rule="typical").lossless
+
+
+def test_a_seed_gives_the_same_sample_whatever_drafts(whisper: LoadedWhisper) -> None:
+    sound = [buzz(0.5), buzz(0.7)]
+    options: dict[str, Any] = {"model": whisper, "temperature": 0.9, "max_new_tokens": 12, "language": "en"}
+    plain = [out.tokens for out in transcribe(sound, seed=3, **options)]
+    torch.rand(1)  # torch's own generator has moved on
+    drafted = transcribe(sound, seed=3, drafter="lookup", num_speculative_tokens=4, **options)
+    assert [out.tokens for out in drafted] == plain
+    assert [out.tokens for out in transcribe(sound, seed=4, **options)] != plain
+    with pytest.raises(InputError, match="`seed` must be a whole number"):
+        transcribe(model=whisper, seed="three")
 
 
 def test_no_hook_is_left_after_an_error(whisper: LoadedWhisper) -> None:

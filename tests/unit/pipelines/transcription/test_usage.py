@@ -95,3 +95,21 @@ def test_equal_recordings_that_fall_back_share_alike(whisper: LoadedWhisper) -> 
     assert [first.rounds, second.rounds, third.rounds] == [wanted[number].rounds for number in (0, 1, 0)]
     assert [first.windows, second.windows, third.windows] == [wanted[number].windows for number in (0, 1, 0)]
     assert any(one.windows > 2 for one in wanted)  # else nothing was decoded again
+
+
+def test_equal_recordings_that_were_sampled_cost_together_what_was_spent(
+    whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them may be decoded again and the other not: which one is not known, but each decoding is counted."""
+    decoded, call = list[int](), UsageMeter.__call__
+
+    def counted(meter: UsageMeter, model: Any, input_ids: torch.Tensor, **inputs: Any) -> Any:
+        decoded.append(len(input_ids))
+        return call(meter, model, input_ids, **inputs)
+
+    monkeypatch.setattr(UsageMeter, "__call__", counted)
+    ladder: dict[str, Any] = {"temperature": (0.7, 0.8, 0.9), "logprob_threshold": -2.1, "max_new_tokens": None}
+    both = transcribe([buzz(1.2)] * 2, model=whisper, seed=1, **ladder)
+    assert 1 in decoded  # else both were decoded again each time
+    assert sum(one.windows for one in both) == sum(decoded)
+    assert all(one.windows for one in both)

@@ -1,0 +1,64 @@
+"""The budget on chains that end where the drafter is not sure, simulated with noisy clocks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from mmdec.decode.acceptance import Acceptance
+from mmdec.decode.budget import Budget
+from mmdec.decode.statistics import DecodingStatistics, Pair
+from mmdec.types import Plan
+from tests.unit.decode.test_budget import median, tiny
+
+
+def speed_of_chains(stops: bool, seed: int, honest: bool = True, batch: int = 1) -> float:
+    """Tokens a second against plain decoding, of a drafter whose next token is right in 97 or in 45 of a hundred cases
+    and which knows in which; dishonest: it is always wrong, and sure of itself."""
+    pair = Pair("model", "cpu", "drafter")
+    dice, budget = random.Random(seed), Budget(DecodingStatistics(), pair, (), stops)
+    seconds = tokens = 0.0
+    while tokens < 1500:
+        plan = budget.plan(batch)
+        assert plan.threshold <= 0.6
+        assert not plan.threshold or (stops and plan.nodes == plan.depth)
+        sure, accepted, right, drafted = [1.0] * batch, [0] * batch, [honest] * batch, 0
+        while drafted < plan.nodes and (drafted == 0 or sum(sure) / batch >= plan.threshold):
+            drafted += 1
+            for row in range(batch):
+                chance = dice.choice((0.97, 0.97, 0.45))
+                sure[row] *= chance if honest else 0.97
+                right[row] = right[row] and dice.random() < chance
+                accepted[row] += right[row] and drafted <= plan.depth
+        target, draft = tiny(drafted + 1) + 0.05 * drafted, 0.06 * min(drafted, plan.depth)
+        seconds, tokens = seconds + target + draft, tokens + 1 + sum(accepted) / batch
+        clocks = [value * (1 + abs(dice.gauss(0, 0.2))) for value in (target, draft)]
+        budget.observe(batch, [drafted + 1] * batch, min(drafted, plan.depth), accepted, *clocks)
+    return tokens * tiny(1) / seconds
+
+
+@pytest.mark.parametrize(("batch", "least"), [(1, 1.08), (4, 1.02), (8, 1.0)])
+def test_chains_that_end_where_the_drafter_is_not_sure_are_faster(batch: int, least: float) -> None:
+    gains = []
+    for seed in range(5):
+        gains.append(speed_of_chains(True, seed, batch=batch) / speed_of_chains(False, seed, batch=batch))
+    assert median(gains) > least
+
+
+def test_what_chains_that_end_early_draft_and_give_is_counted() -> None:
+    learned = Acceptance()
+    for _ in range(400):
+        learned.learn(Plan(3, 3, threshold=0.2), [4], 3, [2], True)
+        learned.learn(Plan(3, 3, threshold=0.2), [2], 1, [0], True)
+        learned.learn(Plan(3, 3, threshold=0.2), [1], 0, [0], True)  # nothing proposed
+    drafted, accepted = learned.ending_chains(learned.chain())
+    assert drafted[:3] == pytest.approx([1.0, 1.5, 2.0], abs=0.05)  # of rounds with a draft
+    assert accepted[:3] == pytest.approx([1 / 3, 2 / 3, 2 / 3], abs=0.05)
+    for _ in range(400):
+        learned.learn(Plan(1, 1), [2], 1, [0], True)  # a plan without a threshold teaches, too
+    assert learned.ending_chains(learned.chain())[1][0] < 0.05
+
+
+def test_a_drafter_that_is_falsely_sure_of_itself_costs_little() -> None:
+    assert speed_of_chains(True, 0, honest=False) > 0.92
