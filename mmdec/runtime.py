@@ -19,11 +19,6 @@ def dtype_of(module: nn.Module) -> torch.dtype:
     return next(module.parameters()).dtype
 
 
-def fast_bfloat16(device: torch.device) -> bool:
-    """Whether products in bfloat16 are faster than in float32 there: on a CPU they are not before AVX-512."""
-    return device.type != "cpu" or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-
-
 @final
 class Stopwatch:
     """Wall-clock seconds. Each reading first waits until a GPU has finished its work."""

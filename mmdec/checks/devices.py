@@ -30,3 +30,8 @@ def check_device(device: str | torch.device | None) -> torch.device:
     if checked.type not in ("cpu", "cuda"):
         raise InputError(f"`device` must be 'cpu' or 'cuda', but is '{device}'. Leave it out to have it chosen.")
     return checked
+
+
+def fast_bfloat16(device: torch.device) -> bool:
+    """Whether products in bfloat16 are faster than in float32 there: on a CPU they are not before AVX-512."""
+    return device.type != "cpu" or torch.backends.cpu.get_cpu_capability().startswith("AVX512")

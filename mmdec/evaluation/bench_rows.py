@@ -125,13 +125,9 @@ def _asr(raw: Raw) -> BenchReport:
 def _peer(raw: Raw) -> list[Quantity]:
     """Another engine's seconds over mmdec's, each at its best setting, and the seconds of each."""
     count = raw.get("recordings", 0)
-    best = [
-        Quantity(f"{row['b']} over {row['a']}", row["ratio"], "times", count) for row in raw.get("best", {}).values()
-    ]
-    sides = [
-        Quantity(f"all recordings, {name}", row["seconds"], "s", count) for name, row in raw.get("sides", {}).items()
-    ]
-    return best + sides
+    best, sides = raw.get("best", {}).values(), raw.get("sides", {}).items()
+    times = [Quantity(f"{row['b']} over {row['a']}", row["ratio"], "times", count) for row in best]
+    return times + [Quantity(f"all recordings, {name}", row["seconds"], "s", count) for name, row in sides]
 
 
 def _vlm(raw: Raw) -> BenchReport:

@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 
 from mmdec.audio import SAMPLE_RATE
+from mmdec.checks.devices import fast_bfloat16
 from mmdec.evaluation.harness import Method
 from mmdec.evaluation.harness_transcription import TranscriptionHarness
 from mmdec.evaluation.log import Log, no_log
 from mmdec.hub.whisper import LoadedWhisper
 from mmdec.pipelines.threads import with_threads
-from mmdec.runtime import CPU, Stopwatch, fast_bfloat16
+from mmdec.runtime import CPU, Stopwatch
 from mmdec.types import Drafter, InputError
 
 PEERS = ("ctranslate2",)
@@ -123,7 +124,8 @@ def _mmdec_calls(dtype: str, harness: TranscriptionHarness, drafter: Drafter) ->
 
 
 def _in_bfloat16(whisper: LoadedWhisper, language: str | None) -> TranscriptionHarness:
-    model = copy.deepcopy(whisper.model).to(torch.bfloat16)
+    model: Any = copy.deepcopy(whisper.model)
+    model = model.to(torch.bfloat16)
     return TranscriptionHarness(LoadedWhisper(model, whisper.processor, whisper.directory), language)
 
 

@@ -14,8 +14,8 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 import mmdec.training.lightning_leaves  # noqa: F401 # imported for its effect
+from mmdec.checks.devices import fast_bfloat16
 from mmdec.checks.processes import end_as_told
-from mmdec.runtime import fast_bfloat16
 from mmdec.training.callbacks import WholeEpochs
 from mmdec.training.class_paths import RecipeParser
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Muon, Optimizer
 
-from mmdec.runtime import fast_bfloat16
+from mmdec.checks.devices import fast_bfloat16
 
 
 class MuonAdamW(Optimizer):

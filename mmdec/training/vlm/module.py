@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GenerationConfig
 
+from mmdec.checks.devices import fast_bfloat16
 from mmdec.checks.errors import InputError
 from mmdec.metrics.answer_score import claims_held, right_answer
-from mmdec.runtime import fast_bfloat16
 from mmdec.training.lr_schedule import Schedule
 from mmdec.training.optim import MuonAdamW
 from mmdec.training.vlm.data import Asked

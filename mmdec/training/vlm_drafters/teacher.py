@@ -17,9 +17,9 @@ from transformers import (
     PreTrainedModel,
 )
 
+from mmdec.checks.devices import fast_bfloat16
 from mmdec.checks.errors import InputError
 from mmdec.nn.fingerprint import fingerprint
-from mmdec.runtime import fast_bfloat16
 from mmdec.training.vlm_drafters.prompting import Inputs, append, join
 
 
