@@ -8,7 +8,14 @@ from html import escape
 
 from mmdec.types import InputError, MmdecError
 
-NAMES = {"audio": "The recording", "image": "The picture", "prompt": "The question"}
+NAMES = {
+    "audio": "The recording",
+    "samples": "The recording",
+    "sample_rate": "The sample rate",
+    "path": "The file",
+    "image": "The picture",
+    "prompt": "The question",
+}
 UNEXPECTED = "Something went wrong here, and it is not your doing. Please try again."
 _FOLDER = re.compile(r"'[^'\n]*[/\\]([^'/\\\n]*)'")  # visitors know their file's name, not where the server keeps it
 _LIMIT = 400  # letters
