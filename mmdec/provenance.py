@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,6 +21,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 CARD = "README.md"
 PACKAGES = ("mmdec", "torch", "torchaudio", "transformers", "lightning")
 OPTIONAL = ("triton", "ctranslate2")
+PATHS = re.compile(r"(?<![\w.:/<])/[^\s'\"/<>]+(?:/[^\s'\"/<>]+)+")  # inside a text; at least two names deep
 
 
 def stamp(device: torch.device | None) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def stamp(device: torch.device | None) -> dict[str, Any]:
     if unknown.
     """
     return {
-        "argv": [_portable(argument) for argument in sys.argv],
+        "argv": portable(sys.argv),
         "commit": _commit(),
         "uncommitted": _uncommitted(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -89,6 +91,22 @@ def weights(folder: Path) -> dict[str, str]:
     return hashes
 
 
+def portable(value: Any) -> Any:
+    """JSON, or what can become JSON, without this machine's folders: of an absolute path in a text only what lies
+    below the checkout is kept, else its last name."""
+    if isinstance(value, Mapping):
+        return {name: portable(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [portable(entry) for entry in value]
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str):
+        return value
+    if os.path.isabs(value):
+        return _portable(value)
+    return PATHS.sub(lambda match: _portable(match[0]), value)
+
+
 def _device_name(device: torch.device | None) -> str | None:
     """A GPU's name, else the device's type."""
     if device is None or device.type != "cuda":
@@ -126,11 +144,9 @@ def _git(*words: str) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def _portable(argument: str) -> str:
-    path = Path(argument)
-    if not path.is_absolute():
-        return argument
-    return path.relative_to(CHECKOUT).as_posix() if path.is_relative_to(CHECKOUT) else path.name
+def _portable(path: str) -> str:
+    found = Path(path)
+    return found.relative_to(CHECKOUT).as_posix() if found.is_relative_to(CHECKOUT) else found.name
 
 
 def _version(package: str) -> str | None:

@@ -28,8 +28,25 @@ class Card:
     languages: Sequence[str]
     description: str
     example: str  # Python code after `import mmdec`
+    training: str  # what all of them were trained on, and how
+    data: str  # what the results were measured on
     limits: str
     table: Callable[[Sequence[Report]], list[str]]  # reports -> lines of the table of results
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and on how much a model is measured. home: the folder in models/ that a promotion replaces."""
+
+    home: Path
+    corpus: Path
+    limit: int | None
+    threads: int
+
+
+def alone(run: Path, target: Path, force: bool) -> str:
+    """The check of a model that nothing else depends on."""
+    return ""
 
 
 @dataclass(frozen=True)
@@ -40,10 +57,14 @@ class Promotable:
     corpus: Path
     splits: tuple[str, ...]  # measured for the card, if the corpus has them
     has_split: Callable[[Path, str], bool]  # corpus, split
-    measure: Callable[[Path, Path, str, int | None, int], Report]  # model, corpus, split, limit, threads
+    measure: Callable[[Path, str, Setting], Report]  # model, split, setting
     score: Callable[[Report], tuple[float, ...]]  # lower is better; the first number counts first
     summary: Callable[[Report], str]
     card: Card
+    place: Callable[[Path], Path] = lambda run: Path(run.name.removesuffix("-not-better"))  # below models/
+    instead: Callable[[Path, Path], Path | None] = lambda run, target: None  # the part of `run` that alone is new
+    check: Callable[[Path, Path, bool], str] = alone  # run, target, force; raises InputError; what to warn of
+    finish: Callable[[Path], None] = lambda home: None  # what else the replaced folder says of its parts
 
 
 def render(
@@ -55,9 +76,10 @@ def render(
     head += [f"pipeline_tag: {card.pipeline_tag}", f"tags: [{', '.join(card.tags)}]", "---", "", f"# {name}", ""]
     listed = [f"| `{file}` | {count / 1e6:.2f} M |" for file, count in parameters.items()]
     measured = (
-        f"Measured on {machine['cores']} cores of {machine['cpu']}, {machine['threads']} threads, {machine['dtype']}, "
+        f"Measured on {machine['cores']} cores of {machine['cpu']}, {machine['threads']} "
+        f"{'thread' if machine['threads'] == 1 else 'threads'}, {machine['dtype']}, "
         f"torch {machine['versions']['torch']}, commit {(machine['commit'] or 'unknown')[:12]}, {machine['date']}. "
-        "Training and test recordings are synthetic voices."
+        f"{card.data}"
     )
     return "\n".join(
         [
@@ -65,10 +87,10 @@ def render(
             *(card.description, ""),
             *("```python", "import mmdec", "", card.example, "```", "", "## Files", ""),
             *("| file | parameters |", "|---|---|", *listed, ""),
-            *("## How it was trained", "", "On synthetic voices alone (`data/README.md`), by `make train`.", ""),
+            *("## How it was trained", "", card.training, ""),
             *(f"- {fact}" for fact in facts),
             *("", "## Results", "", measured, "", *card.table(reports), ""),
-            *("## Intended use and limits", "", card.limits, "", "Real voices were not measured.", ""),
+            *("## Intended use and limits", "", card.limits, ""),
             *("## Licences", "", "Weights and text: Apache-2.0.", ""),
         ]
     )

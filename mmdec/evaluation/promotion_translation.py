@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mmdec.evaluation.promotable import Card, Promotable, Report, percent, rate_cell, split_cell
+from mmdec.evaluation.promotable import Card, Promotable, Report, Setting, percent, rate_cell, split_cell
 from mmdec.evaluation.translation import evaluate_speech
 from mmdec.types import InputError
 
 STRATEGIES = ("lookahead", "autoregressive")
 
 
-def measure(model: Path, corpus: Path, split: str, limit: int | None, threads: int) -> Report:
-    return evaluate_speech(split, corpus, model, STRATEGIES, limit=limit, asr=False, device="cpu", threads=threads)
+def measure(model: Path, split: str, setting: Setting) -> Report:
+    return evaluate_speech(
+        split,
+        setting.corpus,
+        model,
+        STRATEGIES,
+        limit=setting.limit,
+        asr=False,
+        device="cpu",
+        threads=setting.threads,
+    )
 
 
 def score(report: Report) -> tuple[float, ...]:
@@ -57,9 +66,12 @@ TRANSLATION = Promotable(
             "on the states along its path, and a vocoder. An autoregressive decoder on the same encoder ships with it."
         ),
         example='out = mmdec.translate_speech("bonjour.wav")\nprint(out.text)\nout.save("hello.wav")',
+        training="On synthetic voices alone (`data/README.md`), by `make train`.",
+        data="Training and test recordings are synthetic voices.",
         limits=(
             "It knows one domain, short phrases of travellers, in French by espeak-ng, and has one English voice, "
-            "flite's `slt`. What people say outside of it comes out as the nearest thing it knows, without warning."
+            "flite's `slt`. What people say outside of it comes out as the nearest thing it knows, without "
+            "warning.\n\nReal voices were not measured."
         ),
         table=table,
     ),
