@@ -3,6 +3,7 @@
 .DEFAULT_GOAL := translate
 PYTHON ?= python3
 MINUTES ?= 25
+WORKERS ?= 2
 TORCH = torch==2.11.0 torchaudio==2.11.0
 BIN = .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -16,11 +17,11 @@ help:  ## this list
 translate: .venv/ready  ## translate the sample recordings into out/
 	$(BIN)/python -m mmdec translate data/samples/*.wav --output out
 
-test: .venv/ready  ## every test
-	$(BIN)/python -m pytest
+test: .venv/ready  ## every test, files spread over WORKERS=2 processes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-all: .venv/ready  ## every test, and grids whole where `test` covers their pairs
-	MMDEC_ALL=1 $(BIN)/python -m pytest
+	MMDEC_ALL=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist load
 
 check: .venv/ready  ## style, types, layers
 	$(BIN)/ruff check .
