@@ -103,6 +103,11 @@ def auto_names() -> list[str]:
     return [name for name, entry in _all().items() if entry.auto]
 
 
+def network_names() -> list[str]:
+    """Names of drafters that are a draft network."""
+    return [name for name, entry in _all().items() if entry.network is not None]
+
+
 def network_class(system: str) -> type[DraftNetwork]:
     """The class of a system's draft network, imported here; its `config_class` makes its configuration. Raises
     InputError for a name that is none."""

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from mmdec import hub
+from mmdec.drafters.registry import network_names
 from mmdec.evaluation.description import PROMPT, questions_of
 from mmdec.evaluation.drafter_pairs import BATCH, counts, difference
 from mmdec.evaluation.harness_description import DescriptionHarness
@@ -24,7 +25,6 @@ from mmdec.generation.drafter_choice import load_drafter
 from mmdec.hub.publish import PROVENANCE
 from mmdec.hub.vlm import load_vlm
 from mmdec.hub.vlm_drafters import CONFIG, PICTURE, read_network
-from mmdec.nn.draft_registry import NETWORKS
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.provenance import CARD, hardware, weights
 from mmdec.runtime import dtype_of
@@ -41,7 +41,7 @@ SPLITS = {
 
 
 def promotable(system: str) -> Promotable:
-    """Drafters of a system, as `mmdec.nn.draft_registry` names it."""
+    """Drafters of a system, as `mmdec.drafters.registry` names it."""
     return Promotable(
         system=system,
         corpus=Path("data/scenes"),
@@ -131,7 +131,9 @@ def trained_for(drafter: Path) -> str:
 
 def drafters(model: Path) -> list[str]:
     """The names of the drafters in a model's folder."""
-    return sorted(file.parent.name for file in model.glob(f"[!.]*/{CONFIG}") if hub.kind(file.parent) in NETWORKS)
+    return sorted(
+        file.parent.name for file in model.glob(f"[!.]*/{CONFIG}") if hub.kind(file.parent) in network_names()
+    )
 
 
 def list_drafters(model: Path) -> None:
@@ -184,4 +186,4 @@ def _read(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-DRAFTERS = {system: promotable(system) for system in NETWORKS}
+DRAFTERS = {system: promotable(system) for system in network_names()}

@@ -28,7 +28,8 @@ from mmdec.types import InputError, MmdecError
             "image '/tmp/gradio/ab12/holiday.png' must be a picture, but its 7 bytes are none.",
             "The picture “holiday.png” must be a picture, but its 7 bytes are none.",
         ),
-        ("`sample_rate` must be\n  a number.", "sample_rate must be a number."),
+        ("`sample_rate` must be\n  a number.", "The sample rate must be a number."),
+        ("`pauses` must be one of two.", "pauses must be one of two."),
     ],
 )
 def test_errors_become_sentences(error: str, said: str) -> None:
