@@ -146,6 +146,10 @@ class UnknownOption(InputError):
             f"{did_you_mean(name, self.names)} Check the spelling."
         )
 
+    def __reduce__(self) -> tuple[type[UnknownOption], tuple[str, list[str]]]:
+        """Processes hand it on."""
+        return UnknownOption, (self.name, self.names)
+
 
 @contextmanager
 def naming_options(names: Iterable[str]) -> Iterator[None]:

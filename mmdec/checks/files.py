@@ -6,12 +6,14 @@ entered, a disk that is full. Each is named as what it is.
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from mmdec.checks.errors import InputError
 
@@ -103,3 +105,16 @@ def _check_regular(mode: int, name: str, argument: str) -> None:
         return
     kind, remedy = next((kind, remedy) for is_kind, kind, remedy in KINDS if is_kind(mode))
     raise InputError(f"`{argument}` must be a file, but {name} is {kind}. {remedy}.")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A file's JSON object; an empty one where there is no file. Raises InputError where it holds something else."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"'{path}' must be JSON, but is not ({error}). Write it anew, or remove it.") from error
+    if not isinstance(found, dict):
+        raise InputError(f"'{path}' must hold a JSON object, but holds another value. Write it anew, or remove it.")
+    return found

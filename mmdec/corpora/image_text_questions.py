@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -171,10 +172,11 @@ def _lines(rows: Sequence[Any], path: Path, given: Path | None) -> list[ImageQue
             raise _refuse(number, path, "a text, or a list of texts, as `answer`", answers)
         pictures = tuple(_picture_path(given or path.parent, name, number, path) for name in named)
         if given is None:
+            apart = path.parent / "images"
             pictures = tuple(
-                picture if picture.exists() else path.parent / "images" / name
+                apart / name if os.path.isdir(apart) and not os.path.exists(picture) else picture
                 for picture, name in zip(pictures, named, strict=True)
-            )
+            )  # os.path: a name that no file can have is one that is not there
         name = str(row.get("question_id", row.get("id", number)))
         task = str(row.get("category", row.get("task", "all")))
         scoring = "" if not answers else "exact" if len(answers) < 10 else "vqav2"

@@ -64,6 +64,7 @@ class Promotable:
     place: Callable[[Path], Path] = lambda run: Path(run.name.removesuffix("-not-better"))  # below models/
     instead: Callable[[Path, Path], Path | None] = lambda run, target: None  # the part of `run` that alone is new
     check: Callable[[Path, Path, bool], str] = alone  # run, target, force; raises InputError; what to warn of
+    left: Callable[[Path], Sequence[str]] = lambda run: ()  # folders of `run` that are not promoted with it
     finish: Callable[[Path], None] = lambda home: None  # what else the replaced folder says of its parts
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from mmdec import hub
+from mmdec.checks.files import read_object
 from mmdec.checks.processes import only_one
 from mmdec.evaluation.log import Log, no_log
 from mmdec.evaluation.promotable import Promotable, Report, Setting, render
@@ -61,6 +63,8 @@ def promote(
             f"`run` must be a model that `make train` made ({', '.join(SYSTEMS)}), but '{run}' is "
             f"{hub.kind(run) or 'none'!r}. Give its folder, runs/daspeech-phrasebook say."
         )
+    if not re.fullmatch(r"\w[\w.-]*", run.name):
+        raise InputError(f"`run` must be a folder with a plain name, but is '{run}'. Give it as runs/NAME.")
     target, root = models / system.place(run), corpus or system.corpus
     if target.exists() and target.resolve() == run.resolve():
         raise InputError(f"`run` must lie in runs/, but '{run}' is the model in {models}. Give the folder of a run.")
@@ -77,11 +81,12 @@ def promote(
         warning = system.check(run, target, force)
         if warning:
             log(warning)
-        measured_weights = weights(run)
+        left = system.left(run)
+        measured_weights = {path: digest for path, digest in weights(run).items() if path.split("/")[0] not in left}
         reports, comparison = _measured(system, run, target, Setting(home, root, limit, threads), force, log)
         if (target / CONFIDENCE).is_file() and not (run / CONFIDENCE).is_file():
             log(f"{run} has no {CONFIDENCE}, which {target} has: calibrate it anew, see docs/confidence.md")
-        _publish(_Found(system, run, target, home, measured_weights, reports, comparison))
+        _publish(_Found(system, run, target, home, measured_weights, reports, comparison, left))
         return target
 
 
@@ -130,6 +135,7 @@ class _Found:
     weights: dict[str, str]
     reports: Sequence[Report]
     comparison: str
+    left: Sequence[str]  # folders of the run that do not come
 
 
 def _publish(found: _Found) -> None:
@@ -139,13 +145,14 @@ def _publish(found: _Found) -> None:
     """
     run, system = found.run, found.system
     path = run / PROVENANCE
-    before: dict[str, Any] = portable(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    before: dict[str, Any] = portable(read_object(path))
     with whole_folder(found.home) as fresh:
         place = fresh / found.target.relative_to(found.home)
         if place != fresh:
             shutil.copytree(found.home, fresh, dirs_exist_ok=True)
             shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(run, place, dirs_exist_ok=True, ignore=lambda folder, _: [CARD] if Path(folder) == run else [])
+        left = [CARD, *found.left]
+        shutil.copytree(run, place, dirs_exist_ok=True, ignore=lambda folder, _: left if Path(folder) == run else [])
         if weights(place) != found.weights:
             raise MmdecError(f"The weights in '{run}' changed while they were measured. Stop what writes there.")
         before.pop("compared", None)

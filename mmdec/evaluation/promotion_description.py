@@ -92,22 +92,28 @@ def check(run: Path, target: Path, force: bool) -> str:
     there, brought = drafters(target), drafters(run)
     if not there and not brought:
         return ""
-    own = fingerprint(load_vlm(run, "cpu").model)
     missing = [name for name in there if name not in brought]
-    stale = [name for name in brought if trained_for(run / name) not in ("", own)]
+    stale = stale_drafters(run)
     if not missing and not stale:
         return ""
     which = "; ".join(
         f"{what} {', '.join(names)}" for what, names in (("lacks", missing), ("has for other weights", stale)) if names
     )
     if force:
-        return f"drafters: '{run}' {which}; those in '{target}' are removed with its weights"
+        return f"drafters: '{run}' {which}; those in '{target}' are removed with its weights, and none of these comes"
     raise InputError(
         f"`run` must bring drafters trained for its own weights, as '{target}' has them ({', '.join(there) or 'none'}),"
         f" but {which}. Train each anew: `python -m mmdec.training fit --config recipes/vlm_drafters/scenes/NAME.yaml "
         f"--data.init_args.base={run}`, and copy runs/vlm_drafters/NAME/drafter to {run}/NAME; or give --force to do "
         "without."
     )
+
+
+def stale_drafters(run: Path) -> list[str]:
+    """The names of its drafters that were not trained for its weights."""
+    names = drafters(run)
+    own = fingerprint(load_vlm(run, "cpu").model) if names else ""
+    return [name for name in names if trained_for(run / name) != own]
 
 
 def _same_model(run: Path, target: Path) -> bool:
@@ -130,6 +136,7 @@ DESCRIPTION = Promotable(
     summary=summary,
     instead=instead,
     check=check,
+    left=stale_drafters,
     finish=list_drafters,
     card=Card(
         pipeline_tag="image-text-to-text",

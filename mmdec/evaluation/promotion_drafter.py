@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from mmdec import hub
+from mmdec.checks.files import read_object
 from mmdec.drafters.registry import network_names
 from mmdec.evaluation.description import PROMPT, questions_of
 from mmdec.evaluation.drafter_pairs import BATCH, counts, difference
@@ -105,7 +106,7 @@ def table(reports: Sequence[Report]) -> list[str]:
 
 def place(run: Path) -> Path:
     """<its model>/<its system>. Raises InputError for a drafter that names no model."""
-    target = str(_read(run / CONFIG).get("target") or "")
+    target = str(read_object(run / CONFIG).get("target") or "")
     if not re.fullmatch(r"\w[\w.-]*", target):
         raise InputError(
             f"`run` must be a drafter whose {CONFIG} names its model as `target`, but '{run}' names {target!r:.60}."
@@ -126,7 +127,7 @@ def check(run: Path, target: Path, force: bool) -> str:
 
 def trained_for(drafter: Path) -> str:
     """The fingerprint of the model that it was trained for; "" where it does not say."""
-    return str(_read(drafter / CONFIG).get("base") or "")
+    return str(read_object(drafter / CONFIG).get("base") or "")
 
 
 def drafters(model: Path) -> list[str]:
@@ -148,7 +149,7 @@ def list_drafters(model: Path) -> None:
         parts = [before.rstrip("\n"), "\n".join(_section(model, names))]
         parts += [rest[after.start() :].rstrip("\n")] if after else []
         card.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    provenance = _read(model / PROVENANCE)
+    provenance = read_object(model / PROVENANCE)
     if "weights" in provenance:
         provenance["weights"] = weights(model)
         text = json.dumps(provenance, indent=2, ensure_ascii=False)
@@ -166,9 +167,10 @@ def _section(model: Path, names: Sequence[str]) -> list[str]:
         "|---|---|---|---|---|",
     ]
     for name in names:
-        provenance = _read(model / name / PROVENANCE)
-        measured = next((report for report in provenance.get("measured") or [] if report["split"] == "dev"), None)
-        trained = ((provenance.get("training") or {}).get("dev") or {}).get("chain")
+        provenance = read_object(model / name / PROVENANCE)
+        reports = [report for report in _items(provenance.get("measured")) if isinstance(report, dict)]
+        measured = next((one for one in reports if one.get("split") == "dev" and "tokens_per_round" in one), None)
+        trained = _mapping(_mapping(provenance.get("training")).get("dev")).get("chain")
         count = sum(weight.numel() for weight in read_network(model / name).parameters())
         found = f"{_figure(measured['tokens_per_round'])}, n = {measured['n']}" if measured else "not measured"
         cells = [f"`{name}`", f"{count / 1e6:.2f} M", found, "-" if trained is None else f"{trained:.2f}"]
@@ -176,14 +178,16 @@ def _section(model: Path, names: Sequence[str]) -> list[str]:
     return lines
 
 
+def _items(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
 def _figure(rate: Mapping[str, float]) -> str:
     return f"{rate['value']:.2f} [{rate['low']:.2f}, {rate['high']:.2f}]"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON object; an empty one where there is none."""
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found if isinstance(found, dict) else {}
 
 
 DRAFTERS = {system: promotable(system) for system in network_names()}

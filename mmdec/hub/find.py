@@ -192,6 +192,10 @@ class LoadedModels(Generic[Model]):
         self._models: dict[Hashable, Model] = {}
         self._lock = threading.RLock()
 
+    def __reduce__(self) -> tuple[type[LoadedModels[Model]], tuple[()]]:
+        """A copy begins empty: a lock cannot be copied, and models would be twice in memory."""
+        return LoadedModels, ()
+
     def get(self, key: Hashable, read: Callable[[], Model]) -> Model:
         """The model of this key; `read` is called where there is none yet."""
         with self._lock:

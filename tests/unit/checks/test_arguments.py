@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,10 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from typer.testing import CliRunner
 
 import mmdec
-from mmdec.checks.arguments import MAX_NODES, MAX_THREADS, did_you_mean, show
+from mmdec.checks.arguments import MAX_NODES, MAX_THREADS, UnknownOption, did_you_mean, show
 from mmdec.cli import app
 from mmdec.drafters.lookup import Lookup
+from mmdec.hub.find import LoadedModels
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from tests.conftest import RATE, buzz
 from tests.support.tiny_text import language_model
@@ -237,3 +240,15 @@ def test_a_misspelt_name_is_told_the_nearest() -> None:
     assert did_you_mean("whatever", ["eagle", "msd"]) == did_you_mean(3, ["eagle"]) == ""
     with pytest.raises(mmdec.InputError, match="Did you mean 'eagle'"):
         mmdec.speculate("eagel")
+
+
+def test_an_unknown_option_travels_between_processes() -> None:
+    error = UnknownOption("max_new_token", ["max_new_tokens", "seed"])
+    copied = pickle.loads(pickle.dumps(error))
+    assert (str(copied), copied.name, copied.names) == (str(error), error.name, error.names)
+
+
+def test_a_copy_of_shared_models_begins_empty() -> None:
+    shared = LoadedModels[int]()
+    assert shared.get("a", lambda: 1) == 1
+    assert copy.deepcopy(shared).get("a", lambda: 2) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -57,6 +58,7 @@ def test_a_verb_says_what_it_loads_before_it_does(call: str, tmp_path: Path) -> 
         try:
             said = ""
             while not said.endswith("\n"):  # a terminal hands over what is there, which may be half a line
+                assert select.select([screen], [], [], 120)[0], "it says nothing"
                 said += os.read(screen, 4096).decode()
             assert said == "loading nowhere ...\r\n"
         finally:

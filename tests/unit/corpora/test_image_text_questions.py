@@ -32,6 +32,7 @@ def test_llava_bench_in_the_wild(tmp_path: Path) -> None:
         {"question_id": 1, "image": "001.jpg", "text": "Describe this photo in detail.", "category": "detail"},
         {"question_id": 2, "image": "001.jpg", "text": "What is recommended here?", "category": "complex"},
     ]
+    (tmp_path / "images").mkdir()
     found = read_questions(lines(tmp_path / "questions.jsonl", rows))
     assert [one.task for one in found] == ["complex", "conv", "detail"]
     assert found[1].question == "What is the name of this famous sight?"
@@ -39,6 +40,8 @@ def test_llava_bench_in_the_wild(tmp_path: Path) -> None:
     assert {one.scoring for one in found} == {""}
     elsewhere = read_questions(tmp_path / "questions.jsonl", tmp_path / "pictures")
     assert elsewhere[0].images == (tmp_path / "pictures" / "001.jpg",)
+    long = lines(tmp_path / "long.jsonl", [{"image": "x" * 300 + ".png", "question": "What?"}])
+    assert read_questions(long)[0].images == (tmp_path / "images" / ("x" * 300 + ".png"),)  # missing, and no traceback
     (tmp_path / "001.jpg").touch()
     beside = read_questions(tmp_path / "questions.jsonl")
     assert beside[0].images == (tmp_path / "001.jpg",)
