@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from transformers import GenerationConfig
 from mmdec.checks.devices import fast_bfloat16
 from mmdec.checks.errors import InputError
 from mmdec.metrics.answer_score import claims_held, right_answer
+from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.lr_schedule import Schedule
 from mmdec.training.optim import MuonAdamW
 from mmdec.training.vlm.data import Asked
@@ -60,8 +62,8 @@ class VlmModule(LightningModule):
     the weight of cells that show nothing. length_power: an answer of n tokens counts as n ** (1 - length_power); at 0
     a description counts as a hundred short answers do, and colours and sizes are learned last. decay_from, decay_steps:
     the linear fall to zero at the end. half: matrix products in bfloat16; None: where the processor is fast in it.
-    compiled: fuse what lies between them (torch.compile). start: a folder with an exported model to begin from;
-    fresh_projector: but not from its projector.
+    compiled: fuse what lies between them (torch.compile). start: a folder with an exported model to begin from,
+    or a run's checkpoint; fresh_projector: but not from its projector.
     """
 
     def __init__(
@@ -116,17 +118,20 @@ class VlmModule(LightningModule):
         self._products = torch.bfloat16 if fast else torch.float32
         self._counts: dict[str, list[float]] = {}
 
-    def begin_from(self, folder: str) -> None:
-        """Take an exported model's weights, but for the projector's where that is to be learned anew."""
-        weights = dict(type(self.model).from_pretrained(folder, dtype=torch.float32).state_dict())
+    def begin_from(self, start: str) -> None:
+        """Take an exported model's weights, but for the projector's where that is to be learned anew; of a checkpoint
+        those of the heads, too."""
+        part: nn.Module = self if Path(start).is_file() else self.model
+        if part is self:
+            weights = read_checkpoint(Path(start))["state_dict"]
+        else:
+            weights = dict(type(self.model).from_pretrained(start, dtype=torch.float32).state_dict())
         if self.hparams["fresh_projector"]:
-            weights |= {
-                name: value for name, value in self.model.state_dict().items() if "multi_modal_projector" in name
-            }
+            weights |= {name: value for name, value in part.state_dict().items() if "multi_modal_projector" in name}
         try:
-            self.model.load_state_dict(weights)
+            part.load_state_dict(weights)
         except RuntimeError as error:
-            raise InputError(f"`start` must fit, but the model of '{folder}' does not: {error}") from None
+            raise InputError(f"`start` must fit, but the model of '{start}' does not: {error}") from None
 
     def factor(self, step: int) -> float:
         """The relative learning rate: each phase rises once, the end falls."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
+from mmdec.checks.errors import InputError
+from mmdec.training.options import token_list
 from mmdec.training.vlm.encoded import NOWHERE
+from mmdec.training.vlm.module import VlmModule
 from mmdec.training.vlm.network import CellHeads, Shape, build_model, cell_loss, see, speak
 from mmdec.training.vlm.packing import IGNORED, pack, turn_mask
 from mmdec.training.vlm.tokens import ASSISTANT, BEGIN, END, IMAGE, answered, asked, build_tokenizer, prefix
@@ -138,3 +143,23 @@ def test_cell_loss_is_a_weighted_mean() -> None:
     assert float(cell_loss(scores, labels, 0.2)) == pytest.approx(total / weights, rel=1e-5)
     shown, colours = CellHeads(16, 8, (54, 11))(torch.randn(2, 4, 16))
     assert (shown.shape, colours.shape) == ((2, 4, 8, 54), (2, 4, 8, 11))
+
+
+def test_a_run_starts_from_a_model_or_with_the_heads_of_a_checkpoint(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    units = token_list(tokenizer)
+    earlier = VlmModule(units, TINY, seed=3)
+    torch.save({"state_dict": earlier.state_dict()}, tmp_path / "last.ckpt")
+    earlier.model.save_pretrained(tmp_path / "model")
+    whole = VlmModule(units, TINY, seed=4, start=str(tmp_path / "last.ckpt")).state_dict()
+    assert all(torch.equal(value, whole[name]) for name, value in earlier.state_dict().items())
+    model_alone = VlmModule(units, TINY, seed=4, start=str(tmp_path / "model"))
+    assert torch.equal(model_alone.model.lm_head.weight, earlier.model.lm_head.weight)
+    assert not torch.equal(model_alone.pointer.weight, earlier.pointer.weight)
+    projector = VlmModule(units, TINY, seed=4, start=str(tmp_path / "last.ckpt"), fresh_projector=True).state_dict()
+    same = {name: torch.equal(value, projector[name]) for name, value in earlier.state_dict().items()}
+    assert not all(same.values())
+    assert all(fine or "projector" in name for name, fine in same.items())
+    with pytest.raises(InputError, match="`start` must fit"):
+        VlmModule(units, Shape(32, 16, 24, 2, 2, 24, 24, 3, 2, 12, 32, 256), start=str(tmp_path / "last.ckpt"))
