@@ -21,7 +21,7 @@ def read_yaml(path: Path) -> object:
         return yaml.load(handle, Loader=_LOADER)
 
 
-RULES: dict = read_yaml(GRAMMAR / "rules.yaml")  # type: ignore[assignment]
+RULES: dict = read_yaml(GRAMMAR / "rules.yaml")  # type: ignore[assignment] # the file holds a mapping
 _FRENCH, _ENGLISH = RULES["french"], RULES["english"]
 _NO_ELISION = frozenset(_FRENCH["no_elision"])
 _VOWELS = frozenset(_FRENCH["vowels"])
