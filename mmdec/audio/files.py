@@ -66,7 +66,7 @@ def sound_seconds(path: str | os.PathLike[str]) -> float:
 
 
 class _FrontToBack(soundfile.SoundFile):
-    """A file that is never sought in. soundfile does it after each block, which GSM 6.10 refuses."""
+    """A file that is read without seeking. soundfile seeks after each block, which GSM 6.10 does not support."""
 
     def seekable(self) -> bool:
         return False
