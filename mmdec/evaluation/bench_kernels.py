@@ -247,12 +247,11 @@ def _peak(run: Callable[[], object]) -> float:
 
 def _launches(run: Callable[[], object]) -> int:
     """Kernels that one call launches, copies of indices left out."""
-    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         run()
         torch.cuda.synchronize()
     # The profiler also records the host's calls, such as cudaLaunchKernel and cudaDeviceSynchronize.
-    on_device = [event for event in recorded.events() or [] if event.device_type == DeviceType.CUDA]
+    on_device = [event for event in recorded.events() or [] if event.device_type.name == "CUDA"]
     return sum(not event.name.startswith("Mem") for event in on_device)
