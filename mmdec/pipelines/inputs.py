@@ -120,9 +120,7 @@ def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
         )
     rate = _rate(sample_rate)
     sound.check_rate(rate)
-    array = audio.detach().cpu() if isinstance(audio, Tensor) else audio
-    if isinstance(array, Tensor):
-        array = (array.float() if array.dtype == torch.bfloat16 else array).numpy()
+    array = _as_numpy(audio) if isinstance(audio, Tensor) else audio
     data = _mono(array)  # (T,) float64 or float32
     sound.check_seconds(len(data) / rate)
     samples = torch.from_numpy(np.ascontiguousarray(data))
@@ -131,6 +129,18 @@ def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
         sound.check_peak(max(float(array.max()), -float(array.min())))  # of all channels: two may cancel
         samples = sound.full_scale(samples)
     return sound.resample(samples.float(), rate)
+
+
+def _as_numpy(audio: Tensor) -> np.ndarray:
+    """The tensor's numbers, unless numpy has none of their kind (sparse, quantised, float8, without data)."""
+    try:
+        array = audio.detach().cpu().resolve_conj().resolve_neg()
+        return (array.float() if array.dtype == torch.bfloat16 else array).numpy()
+    except Exception as error:  # torch raises whatever it likes
+        raise InputError(
+            f"`audio` must be a dense tensor of numbers, but this one of {audio.dtype} gives no array "
+            f"({type(error).__name__}). Convert it to torch.float32."
+        ) from error
 
 
 def _rate(sample_rate: object) -> int:
@@ -162,7 +172,8 @@ def _mono(array: np.ndarray) -> np.ndarray:
         )
     if not array.size:
         return np.zeros(0)
-    data = array.astype(np.float64)
+    with np.errstate(all="ignore"):  # long floats that become infinite are counted later
+        data = array.astype(np.float64)
     if kind.kind in "iu":
         half = 2.0 ** (8 * kind.itemsize - 1)
         data = (data - half if kind.kind == "u" else data) / half
