@@ -111,6 +111,7 @@ class Context:
     images: Mapping[str, Any] | None = None  # pixels and sizes as the processor gave them, where the target got them so
     memory: Tensor | None = None  # (B, S, H)
     room: Tensor | None = None  # (B,) positions that the target has from `next_position` on; None: no end
+    columns: bool = False  # attention has a table by column: every node of a draft takes room, not its depth alone
     shape: TreeShape | None = None  # what runs before this one learned, beginning with the drafter's prior
     past: int = 0  # columns that a given cache held
     vision_seconds: float = 0.0  # seconds in the vision tower during the prompt's pass; 0 if the caller ran the tower
