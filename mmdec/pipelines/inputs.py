@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mmdec import audio as sound
 from mmdec.checks.arguments import show
+from mmdec.checks.files import printable
 from mmdec.types import InputError
 
 Audio = str | os.PathLike[str] | BinaryIO | np.ndarray | Tensor
@@ -82,22 +83,15 @@ class Batch:
 
 def read(audio: Audio, sample_rate: int | None = None) -> Tensor:
     """One recording in any accepted form to 16 kHz mono (T,), or an InputError that says what is wrong with it."""
-    if isinstance(audio, (np.ndarray, Tensor)):
-        samples = from_array(audio, sample_rate)
-    elif isinstance(audio, (str, os.PathLike)) or callable(getattr(audio, "read", None)):
-        try:
-            samples = sound.load_audio(audio)
-        except InputError:
-            raise
-        except (OSError, TypeError, ValueError) as error:  # a name that no file can have
-            raise InputError(
-                f"`audio` must be an existing file, but {show(audio)} cannot be looked for ({error}). Check the path."
-            ) from error
-    else:
+    try:
+        samples = _samples(audio, sample_rate)
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # a name that no file can have; a path, a file or an array of somebody's own class
         raise InputError(
-            f"`audio` must be a path, a file object, an array or a list of these, but is {show(audio)}. "
-            "Convert it with numpy.asarray."
-        )
+            f"`audio` must be a recording that can be read, but {show(audio)} is not "
+            f"({type(error).__name__}: {printable(str(error)):.200}). Check it, or give its path."
+        ) from error
     seconds = len(samples) / sound.SAMPLE_RATE
     if seconds < MIN_SECONDS:
         raise InputError(
@@ -110,6 +104,18 @@ def read(audio: Audio, sample_rate: int | None = None) -> Tensor:
             "Check the microphone, or turn the recording up."
         )
     return samples
+
+
+def _samples(audio: Audio, sample_rate: int | None) -> Tensor:
+    """In any accepted form to 16 kHz mono (T,)."""
+    if isinstance(audio, (np.ndarray, Tensor)):
+        return from_array(audio, sample_rate)
+    if isinstance(audio, (str, os.PathLike)) or callable(getattr(audio, "read", None)):
+        return sound.load_audio(audio)
+    raise InputError(
+        f"`audio` must be a path, a file object, an array or a list of these, but is {show(audio)}. "
+        "Convert it with numpy.asarray."
+    )
 
 
 def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:

@@ -91,12 +91,12 @@ class TextPrompt:
 
     def run_cache(self, config: PreTrainedConfig) -> DynamicCache:
         """The cache of a run: the given one in a batch of one without holes, else one that leaves it as it is."""
-        layers = 0 if self.cache is None else len(self.cache.layers)
-        lengths = {layer.get_seq_length() for layer in self.cache.layers} if self.cache is not None else set[int]()
-        if self.past and (len(lengths) > 1 or layers != len(DynamicCache(config=config).layers)):
+        layers = [] if self.cache is None else cast(list[DynamicLayer], self.cache.layers)
+        lengths = {layer.get_seq_length() for layer in layers}
+        if self.past and (len(lengths) > 1 or len(layers) != len(DynamicCache(config=config).layers)):
             raise InputError(
-                f"`past_key_values` must be this model's own, but holds {layers} layers of {sorted(lengths)} columns. "
-                "Begin with an empty cache."
+                f"`past_key_values` must be this model's own, but holds {len(layers)} layers of "
+                f"{sorted(lengths)} columns. Begin with an empty cache."
             )
         shared = len(self.ids) > 1 or self.holes
         if self.cache is None or (shared and not self.past):

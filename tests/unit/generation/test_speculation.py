@@ -69,7 +69,7 @@ def test_what_is_no_model_is_refused() -> None:
         ("prefix_allowed_tokens_fn", 3),
     ],
 )
-def test_odd_options_are_refused(name: str, value: object) -> None:
+def test_odd_options_are_refused(name: str, value: Any) -> None:
     with pytest.raises(InputError):
         mmdec.generate(model_of("LlamaForCausalLM"), {"input_ids": torch.tensor([[5, 6, 7, 8]])}, **{name: value})
 

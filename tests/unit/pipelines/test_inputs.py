@@ -6,6 +6,7 @@ import inspect
 import io
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,6 +149,25 @@ def test_a_tensor_that_numpy_cannot_hold_costs_no_neighbour(kind: str) -> None:
     batch = Batch([sound, odd, sound], RATE)
     assert [*batch.read()] == [0, 2]
     assert "dense tensor" in str(batch.errors[1])
+
+
+class Pathless:
+    def __fspath__(self) -> str:
+        raise RuntimeError("no path")
+
+
+class Readless:
+    @property
+    def read(self) -> object:
+        raise RuntimeError("no read")
+
+
+def test_an_object_that_fails_by_itself_costs_no_neighbour() -> None:
+    sound = torch.from_numpy(buzz(0.5))
+    items: list[Any] = [sound, Pathless(), Readless(), sound]
+    batch = Batch(items, RATE)
+    assert [*batch.read()] == [0, 3]
+    assert all("RuntimeError: no" in str(error) for error in batch.errors.values())
 
 
 def test_a_tensor_with_its_signs_kept_apart() -> None:
