@@ -111,6 +111,7 @@ class Context:
     images: Mapping[str, Any] | None = None  # the processor's pixels and sizes, if the target received them
     memory: Tensor | None = None  # (B, S, H), the encoder's hidden states
     room: Tensor | None = None  # (B,) positions left before the target's maximum; None: no maximum
+    columns: bool = False  # attention has a table by column: each node of a draft takes a position, not each depth
     shape: TreeShape | None = None  # learned in earlier runs; starts as the drafter's prior
     past: int = 0  # columns that the caller's cache already held
     vision_seconds: float = 0.0  # seconds in the vision tower during the prompt's pass; 0 if the caller ran the tower

@@ -91,7 +91,8 @@ def _drafter(choice: DraftedBy) -> Drafter | None:
             small = target_of(choice)
         except InputError as error:
             raise InputError(str(error).replace("`model`", "`drafter`", 1)) from error
-        return SmallModel(small, memory=small.reads_encoder, positions=small.positions, images=small.reads_images)
+        sees = {"memory": small.reads_encoder, "images": small.reads_images, "columns": small.columns}
+        return SmallModel(small, positions=small.positions, **sees)
     drafter = named_drafter(choice) if isinstance(choice, str) else choice
     _check_methods(drafter)
     return drafter  # type: ignore[return-value] # `_check_methods` has seen that it is a Drafter
