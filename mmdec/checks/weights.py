@@ -28,6 +28,7 @@ PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 MAX_JSON_BYTES = 64 * 2**20
 ALL = ("",)  # prefixes of every tensor's name
 COUNTS = ("layers", "blocks")  # how the settings end that say how many parts a network has
+BOUND = "max_"  # and how those begin that bound a number: Qwen's `max_window_layers` is 80, whatever its layers
 # Settings by which transformers would fetch or run what is not in the folder, or read other files than these.
 NOT_FOLLOWED = (
     "auto_map",
@@ -168,7 +169,7 @@ def check_counts(settings: Mapping[Any, Any], state: Mapping[str, Tensor], argum
     for name, value in settings.items():
         if isinstance(value, Mapping):
             check_counts(value, state, argument)
-        elif str(name).endswith(COUNTS) and isinstance(value, int) and value > len(state):
+        elif _is_count(str(name)) and isinstance(value, int) and value > len(state):
             raise InputError(
                 f"`{argument}` must have weights for all of its layers, but `{name}` is {value} for {len(state)} "
                 "tensors. Fetch it again."
@@ -177,6 +178,10 @@ def check_counts(settings: Mapping[Any, Any], state: Mapping[str, Tensor], argum
             raise InputError(
                 f"`{argument}` must divide its channels into heads, but `{name}` is {value!r:.60}. Fetch it again."
             )
+
+
+def _is_count(name: str) -> bool:
+    return name.endswith(COUNTS) and not name.startswith(BOUND)
 
 
 def fill(build: Callable[[], N], state: Mapping[str, Tensor], argument: str, source: Path) -> N:

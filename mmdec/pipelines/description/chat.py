@@ -127,6 +127,8 @@ class Chat:
     def _so_far(self, ids: Tensor, answer: list[int]) -> Tensor:
         """The dialogue's ids (1, L) with an answer, whose end the template writes."""
         config: Any = self._request.vlm.model.generation_config
-        ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+        given = self._request.options.get("eos_token_id")
+        end: Any = config.eos_token_id if given is None else given
+        ends = end if isinstance(end, list | tuple) else [end]
         continued = answer[:-1] if answer[-1] in ends else answer
         return torch.cat([ids, ids.new_tensor([continued])], 1)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import SpeechT5HifiGan, SpeechT5HifiGanConfig
 
 import mmdec
-from mmdec.checks.weights import check_finite_weights, read_settings, read_weights, shards
+from mmdec.checks.weights import check_counts, check_finite_weights, read_settings, read_weights, shards
 from mmdec.hub.daspeech import WEIGHTS
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import load_whisper
@@ -357,6 +357,14 @@ def test_what_training_begins_from_is_checked_too(tmp_path: Path) -> None:
     refused(lambda: load_acoustic(tmp_path), "lacks 'tts.safetensors'")
     save_file({"a": torch.zeros(1)}, tmp_path / "tts.safetensors")
     refused(lambda: load_acoustic(tmp_path), "`acoustic` must hold its sizes")
+
+
+def test_a_bound_is_no_count() -> None:
+    """Qwen's text settings say `max_window_layers` 80, of two layers too."""
+    state = {"weight": torch.zeros(1)}
+    check_counts({"text_config": {"max_window_layers": 80, "num_hidden_layers": 1}}, state)
+    with pytest.raises(mmdec.InputError, match="`num_hidden_layers` is 80 for 1 tensors"):
+        check_counts({"text_config": {"max_window_layers": 80, "num_hidden_layers": 80}}, state)
 
 
 def test_an_index_without_a_map(tmp_path: Path) -> None:
