@@ -4,7 +4,7 @@
 #     recipes/gpu.sh [out/gpu.json]
 #
 # Each part has its own time limit, and one that fails or runs out of time leaves its error in the JSON and does not stop
-# the others. The exit code says whether all of them passed. Needs the environment of `make install` and an NVIDIA GPU.
+# the others. The exit code says whether all of them passed. Needs the environment that `make translate` makes and an NVIDIA GPU.
 set -u
 cd "$(dirname "$0")/.."
 output="${1:-out/gpu.json}"
