@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def command_line(arguments: Sequence[str] | None = None) -> None:
-    """`main` for people: what mmdec refuses, also where the parser wraps it, is one sentence on stderr and exit code 2."""
+    """`main` for people: what mmdec refuses, also inside the parser's errors, is one sentence on stderr; code 2."""
     try:
         main(arguments)
     except Exception as error:
