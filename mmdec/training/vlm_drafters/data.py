@@ -109,8 +109,8 @@ class DraftData(LightningDataModule):
         chosen = self._read("train", None if many is None else many + few)
         if len(chosen) <= few:
             raise InputError(
-                f"`dev_samples` must leave questions to train on, but takes {few} of {len(chosen)}. Give fewer, or name a "
-                "`dev_split`."
+                f"`dev_samples` must leave questions to train on, but takes {few} of {len(chosen)}. Give fewer, "
+                "or name a `dev_split`."
             )
         return {"train": chosen[:-few], "dev": chosen[-few:]}
 
@@ -197,8 +197,8 @@ class DraftData(LightningDataModule):
         for split, rows in self.parts.items():
             if not rows:
                 raise InputError(
-                    f"`corpus` must have questions that the model answers with two tokens or more, but {split} has none. "
-                    "Ask it with `mmdec describe`."
+                    f"`corpus` must have questions that the model answers with two tokens or more, but {split} has "
+                    "none. Ask it with `mmdec describe`."
                 )
 
     def train_dataloader(self) -> DataLoader[Any]:
