@@ -160,7 +160,7 @@ def tab() -> None:
                 intro("Questions about pictures", NOTE)
                 with gr.Row(elem_classes="mm-samples"):
                     buttons = [sample_button(sample.text.capitalize(), sample.path) for sample in shipped.pictures()]
-                source = gr.File(type="filepath", label="Your own picture", height=110)
+                source = gr.File(type="filepath", label="Picture: choose your own", height=110)
                 question = gr.Textbox(label="Question", value=QUESTION, max_lines=3, max_length=MAX_LETTERS)
                 run, stop = run_and_stop(ID, "Ask")
                 chosen = gr.CheckboxGroup(
