@@ -42,7 +42,7 @@ class DrafterChoice:
         with self._lock:
             device, dtype, drafter = self._loaded.get(model, (None, None, None))
             if drafter is None or (device, dtype) != (model.device, model.dtype):
-                drafter = load_drafter(self._folder, model)
+                drafter = _read(self._folder, model, "drafter")
                 self._loaded[model] = model.device, model.dtype, drafter
             return drafter
 
@@ -56,7 +56,12 @@ def load_drafter(folder: str | os.PathLike[str], model: PreTrainedModel) -> Draf
     """
     path = check_path("folder", folder, "Name the drafter's folder.")
     check_instance("model", model, PreTrainedModel, "a loaded model of transformers", "Load it first.")
-    drafter = folder_drafter(path, model, "folder")
+    return _read(path, model, "folder")
+
+
+def _read(folder: Path, model: PreTrainedModel, argument: str) -> Drafter:
+    """argument: what the caller calls the folder, for errors."""
+    drafter = folder_drafter(folder, model, argument)
     _check_methods(drafter)
     return drafter
 

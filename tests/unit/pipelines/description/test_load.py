@@ -80,6 +80,19 @@ def test_a_system_is_found_inside_the_model_s_folder_and_beside_it(folder: Path)
         mmdec.describe(pixels(0), QUESTION, model=vlm, drafter="eagel")
 
 
+def test_a_name_goes_before_a_folder_so_called(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `generate` and `transcribe`."""
+    here = tmp_path / "here"
+    for name in ("lookup", "eagle"):
+        (here / name).mkdir(parents=True)  # a folder without weights
+    monkeypatch.chdir(here)
+    vlm = load_vlm(folder.resolve(), "cpu")
+    assert as_drafter(vlm, "lookup") == "lookup"
+    drafter_weights("eagle", vlm.model, folder / "eagle")
+    named: Any = as_drafter(vlm, "eagle")
+    assert named.name.startswith("eagle")
+
+
 class NewNetwork(DraftNetwork):
     """What a new drafter brings: here EAGLE's layer under another name."""
 
