@@ -38,7 +38,7 @@ corpus: .venv/ready  ## the French-English phrasebook corpus: needs espeak-ng an
 train: .venv/ready  ## train or resume the shipped models in runs/ for MINUTES=25
 	$(BIN)/python -m mmdec train --minutes $(MINUTES)
 
-demo: .venv/ready  ## the page that records and translates
+demo: .venv/ready  ## the page: translate, transcribe, describe, at http://127.0.0.1:7860
 	$(BIN)/python -m mmdec demo
 
 site: .venv/docs  ## the documentation as web pages: open site/index.html

@@ -7,10 +7,9 @@ import os
 import re
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from mmdec.checks.arguments import SHOWN, show
 from mmdec.checks.errors import InputError
@@ -22,6 +21,16 @@ MAX_PATH = 4096  # letters of a file's name with its folders
 MAX_RATIO = 1000  # of the sides: 10000 x 10 pixels are taken
 _ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]{1,20}:/|^data:", re.IGNORECASE)  # pathlib makes one slash of two
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "DIB", "TIFF")  # others are obscure, or run other programs
+_ORIENTATION = 0x0112  # EXIF's
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 
 ImageSource = str | os.PathLike[str] | bytes | bytearray | memoryview | np.ndarray | Image.Image
@@ -131,7 +140,10 @@ def _decode(image: Image.Image, what: str) -> np.ndarray:
     if 0 in image.size:
         raise InputError(f"{what} must have pixels, but is {image.size[0]} x {image.size[1]}. Give another.")
     _bound(*image.size, what)  # before anything is decoded
-    upright: Any = ImageOps.exif_transpose(image)
+    image.load()  # what is cut off fails here
+    upright = _upright(image)
+    if upright.mode == "La":  # PIL makes nothing else of it
+        upright = upright.convert("LA")
     if upright.mode in _SIXTEEN_BITS:
         values = np.asarray(upright).astype(np.float64)
         scale = 257 if values.max(initial=0) > 255 or upright.mode != "I" else 1
@@ -142,3 +154,14 @@ def _decode(image: Image.Image, what: str) -> np.ndarray:
         upright = upright.convert("RGBA")
         upright = Image.alpha_composite(Image.new("RGBA", upright.size, (255, 255, 255, 255)), upright)
     return np.array(upright.convert("RGB"))
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The picture with its EXIF rotation undone; damaged metadata says nothing of which way is up."""
+    try:
+        turn = _TURNS.get(image.getexif().get(_ORIENTATION))
+    except MemoryError:
+        raise
+    except Exception:  # PIL raises many kinds, a SyntaxError among them
+        return image
+    return image if turn is None else image.transpose(turn)

@@ -21,7 +21,16 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 CARD = "README.md"
 PACKAGES = ("mmdec", "torch", "torchaudio", "transformers", "lightning")
 OPTIONAL = ("triton", "ctranslate2")
-PATHS = re.compile(r"(?<![\w.:/<])/[^\s'\"/<>]+(?:/[^\s'\"/<>]+)+")  # inside a text; at least two names deep
+NAME = r"(?=[^\s\\/]*\w)(?:[^\s'\"\\/<>]|(?<=\w)'(?=\w))+"  # of a file or a folder, without spaces
+FOLDERS = rf"(?:{NAME}(?: {NAME})*(?<!:)[\\/]+)"  # "my runs/": a space inside of a path is one before its last slash
+OPTION = re.compile(r"--?[a-zA-Z][\w-]*=")
+URL = r"\b(?!file:)[a-zA-Z][\w+.-]+://[^\s/][^\s]*"  # of another machine
+PATHS = re.compile(
+    rf"{URL}|(?P<path>"
+    rf"(?:[\w+.-]*\bfile:|\b[a-zA-Z][\w+.-]+:(?=///))[\\/]*{FOLDERS}*{NAME}"  # file:///..., sqlite:///...
+    rf"|(?:\b[a-zA-Z]:[\\/]+|\\\\){FOLDERS}*{NAME}"  # C:\..., \\server\...
+    rf"|(?:(?<![\w.\\/~-])|(?<=(?<![\w-])-[a-zA-Z])|(?<=[^\w-]-))(?:~\w*)?/{FOLDERS}+{NAME})"  # at least two names deep
+)
 
 
 def stamp(device: torch.device | None) -> dict[str, Any]:
@@ -92,19 +101,38 @@ def weights(folder: Path) -> dict[str, str]:
 
 
 def portable(value: Any) -> Any:
-    """JSON, or what can become JSON, without this machine's folders: of an absolute path in a text only what lies
-    below the checkout is kept, else its last name."""
+    """JSON, or what can become JSON, without this machine's folders, in keys of dictionaries, too: of an absolute path
+    or a file's URL in a text only what lies below the checkout is kept, else its last name.
+
+    Where a text leaves open how far a path goes (folders' names may hold spaces), too much is left out, not too little.
+    """
     if isinstance(value, Mapping):
-        return {name: portable(entry) for name, entry in value.items()}
+        return _portable_keys(value)
     if isinstance(value, (list, tuple)):
         return [portable(entry) for entry in value]
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if not isinstance(value, str):
         return value
+    option = OPTION.match(value)  # its value may be a path with spaces
+    if option:
+        return option[0] + portable(value[option.end() :])
     if os.path.isabs(value):
         return _portable(value)
-    return PATHS.sub(lambda match: _portable(match[0]), value)
+    return PATHS.sub(lambda match: _portable(match[0]) if match["path"] else match[0], value)
+
+
+def _portable_keys(value: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Two paths may end in the same name: then the second key becomes "name (2)"."""
+    kept: dict[Any, Any] = {}
+    for key, entry in value.items():
+        name = first = portable(key) if isinstance(key, (str, os.PathLike)) else key
+        count = 1
+        while name in kept:
+            count += 1
+            name = f"{first} ({count})"
+        kept[name] = portable(entry)
+    return kept
 
 
 def _device_name(device: torch.device | None) -> str | None:
@@ -146,7 +174,9 @@ def _git(*words: str) -> str | None:
 
 def _portable(path: str) -> str:
     found = Path(path)
-    return found.relative_to(CHECKOUT).as_posix() if found.is_relative_to(CHECKOUT) else found.name
+    if found.is_relative_to(CHECKOUT):
+        return found.relative_to(CHECKOUT).as_posix()
+    return re.split(r"[\\/]+", path.rstrip("\\/"))[-1]
 
 
 def _version(package: str) -> str | None:

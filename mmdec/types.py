@@ -1,7 +1,7 @@
 """What drafters, targets and the verifier exchange; and the errors, from `mmdec.checks.errors`.
 
-B rows, N nodes of a draft, A nodes of an accepted path, P prompt columns, V vocabulary, H hidden size. torch is
-imported by those who make tensors, not here: `mmdec --help` is to be quick.
+B rows, N nodes of a draft, A nodes of an accepted path, P prompt columns, V vocabulary, H hidden size. This module
+does not import torch, so that `mmdec --help` starts quickly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Draft:
     tokens: Tensor  # (B, N) int64
     parents: Tensor  # (B, N) int64, -1 at the root
     size: Tensor  # (B,) int64, at least 1
-    probs: Tensor | None = None  # (B, N, V): what the children of a node were drawn from; None: they were not drawn
+    probs: Tensor | None = None  # (B, N, V), distribution that a node's children were sampled from; None: not sampled
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Scores:
 class Verdict:
     """What the verifier decided. `tokens` is the text of this round: the path's tokens below the root, then `next`.
 
-    A row that is done was cut where plain decoding would have ended; its `next` is no root of anything.
+    A row that is done ends where plain decoding would end. Its `next` starts no further round.
     """
 
     path: Tensor  # (B, A) int64, accepted nodes from the root down, -1 beyond
@@ -56,10 +56,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Prior:
-    """How often a drafter's guesses are right, as known before it runs."""
+    """How often a drafter's guesses are expected to be right, before anything was measured in a run."""
 
     ranks: tuple[tuple[float, ...], ...]  # [depth][k]: chance of the k-th best token, given that all above it was right
-    measured: bool = True  # False: a guess, which shapes trees and says nothing of how much to draft
+    measured: bool = True  # False: assumed values; they shape trees but do not set the budget
 
     @property
     def chain(self) -> tuple[float, ...]:
@@ -69,36 +69,36 @@ class Prior:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a drafter asks for besides logits; it comes in `Context` and `Scores`."""
+    """What a drafter reads besides logits. The target puts it into `Context` and `Scores`."""
 
     layers: tuple[int, ...] = ()  # hidden states after these layers; -1 is the last, final norm included
     embeds: bool = False  # the prompt's input embeddings
-    memory: bool = False  # the encoder's states
-    prior: Prior | None = None  # where its trees' shape and the budget begin; None: it shapes its trees by itself
-    travels: bool = False  # its memory goes on with a conversation, from turn to turn (`Context.carried`)
-    stops: bool = False  # it ends chains as `Plan.threshold` says
+    memory: bool = False  # the encoder's hidden states
+    prior: Prior | None = None  # first values for tree shapes and the budget; None: the drafter shapes its own trees
+    travels: bool = False  # in a chat its memory is kept for the next turn (`Context.carried`)
+    stops: bool = False  # it ends chains early, as `Plan.threshold` says
 
 
 class TreeShape(Protocol):
-    """Which nodes of a tree are likeliest, for a drafter that guesses each depth by itself. Runs share it."""
+    """Which nodes of a tree are likeliest, for a drafter that guesses each depth independently. Runs share it."""
 
-    width: int  # best tokens of a depth that count
+    width: int  # ranks considered at each depth
 
     def tree(self, nodes: int, depth: int) -> Sequence[tuple[int, int, int]]:
         """(parent, depth from 0, rank) of the nodes below the root."""
         ...
 
     def learn(self, depth: int, rank: int | None) -> None:
-        """At `depth` (from 0) this rank was right; None: no rank was."""
+        """Record which rank was right at `depth` (from 0); None: no rank was right."""
         ...
 
 
 @dataclass(frozen=True)
 class Context:
-    """The prompt after its pass, for drafters that read it.
+    """What the prompt's pass computed, for drafters that read it.
 
-    `features`, `embeds`, `visual` and `positions` cover the fresh columns, the last F of the text: what the prompt's
-    pass read. F = P without a given cache.
+    `features`, `embeds`, `visual` and `positions` cover only the last F columns of the prompt: those that were not yet
+    in a cache which the caller gave. Without such a cache F = P.
     """
 
     tokens: Tensor  # (B, P) int64
@@ -108,13 +108,14 @@ class Context:
     features: Mapping[int, Tensor] = field(default_factory=lambda: {})  # layer -> (B, F, H)
     embeds: Tensor | None = None  # (B, F, H), the first layer's inputs: at visual tokens the projected visual embedding
     visual: Tensor | None = None  # (B, F) bool, True at visual tokens
-    images: Mapping[str, Any] | None = None  # pixels and sizes as the processor gave them, where the target got them so
-    memory: Tensor | None = None  # (B, S, H)
-    room: Tensor | None = None  # (B,) positions that the target has from `next_position` on; None: no end
-    shape: TreeShape | None = None  # what runs before this one learned, beginning with the drafter's prior
-    past: int = 0  # columns that a given cache held
+    images: Mapping[str, Any] | None = None  # the processor's pixels and sizes, if the target received them
+    memory: Tensor | None = None  # (B, S, H), the encoder's hidden states
+    room: Tensor | None = None  # (B,) positions left before the target's maximum; None: no maximum
+    columns: bool = False  # attention has a table by column: each node of a draft takes a position, not each depth
+    shape: TreeShape | None = None  # learned in earlier runs; starts as the drafter's prior
+    past: int = 0  # columns that the caller's cache already held
     vision_seconds: float = 0.0  # seconds in the vision tower during the prompt's pass; 0 if the caller ran the tower
-    carried: Any = None  # the drafter's own memory of the conversation so far, where the run before left one
+    carried: Any = None  # the drafter's memory from the previous turn of a chat; None: there is none
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,10 @@ class Plan:
 
 
 class Target(Protocol):
-    """A model that scores drafts. It knows nothing of how they come about. Weights only: a run lives in its session."""
+    """A model that scores drafts. It does not know how drafts are made.
+
+    The object holds weights only. `prefill` returns a session, which holds the state of one run.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -145,8 +149,8 @@ class Target(Protocol):
     def device(self) -> torch.device: ...
 
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[Any, Context, Draft, Scores]:
-        """The prompt's pass: (session, context, draft, scores). The draft is the last prompt token alone, whose cache
-        entry is already there: committing it changes nothing."""
+        """Run the prompt: (session, context, draft, scores). The draft holds only the last prompt token, which is in
+        the cache already: committing it changes nothing."""
         ...
 
     def score(self, session: Any, draft: Draft) -> Scores:
@@ -158,7 +162,7 @@ class Target(Protocol):
         ...
 
     def select(self, session: Any, live: Tensor) -> None:
-        """Rows live (K,) int64 go on, in that order."""
+        """Keep only the rows with the indices `live` (K,) int64, in that order. The others have ended."""
         ...
 
 
@@ -176,11 +180,11 @@ class Drafter(Protocol):
         ...
 
     def check(self, target: Target) -> None:
-        """Raise InputError if the pair cannot work; says what would."""
+        """Raise InputError if the drafter cannot work with this target. The message says what is supported."""
         ...
 
     def start(self, context: Context) -> Any:
-        """The memory of a run, from its prompt."""
+        """Read the prompt and return the drafter's memory of this run."""
         ...
 
     def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
@@ -188,9 +192,10 @@ class Drafter(Protocol):
         ...
 
     def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """See what became of a draft, whoever proposed it: also of plain rounds and of the prompt's."""
+        """Learn from the verdict on a draft. Called after every round: also after plain rounds, after drafts of another
+        drafter, and after the prompt's pass."""
         ...
 
     def select(self, memory: Any, live: Tensor) -> None:
-        """Rows live (K,) int64 go on, in that order."""
+        """Keep only the rows with the indices `live` (K,) int64, in that order. The others have ended."""
         ...

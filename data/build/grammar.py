@@ -123,7 +123,7 @@ def read_classes() -> dict[str, list[Filler]]:
     """All filler classes by name. A class may take in others (`with`) and leave items out (`without`)."""
     specs: dict[str, dict] = {}
     for path in sorted((GRAMMAR / "classes").glob("*.yaml")):
-        for name, spec in read_yaml(path).items():  # type: ignore[attr-defined]
+        for name, spec in read_yaml(path).items():  # type: ignore[attr-defined] # the file holds a mapping
             if name in specs:
                 raise ValueError(
                     f"`class` names must be unique, but {name!r} is defined twice. Rename it in {path.name}."
@@ -300,7 +300,7 @@ def read_patterns() -> list[Pattern]:
     """All patterns, in file order; a fixed phrase is a pattern without slots."""
     classes, patterns = read_classes(), []
     for path in sorted((GRAMMAR / "patterns").glob("*.yaml")):
-        for spec in read_yaml(path):  # type: ignore[attr-defined]
+        for spec in read_yaml(path):  # type: ignore[attr-defined] # the file holds a list
             english = spec["en"] if isinstance(spec["en"], list) else [spec["en"]]
             names = dict.fromkeys(m for match in _SLOT.finditer(spec["fr"]) for m in _names(match))
             given = spec.get("slots", {})

@@ -2,6 +2,7 @@
 
 import io
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +24,7 @@ MAX_BYTES = 2 * 2**30  # of a file object, which is read into memory
 BLOCK = 1 << 20  # samples that are read at once
 UNRECOGNISED = 1  # libsndfile's SF_ERR_UNRECOGNISED_FORMAT
 HEADERLESS = {".au": "ULAW", ".snd": "ULAW", ".gsm": "GSM610", ".vox": "VOX_ADPCM"}  # telephony, at 8 kHz
+SDS_BITS, SDS_HEADER, SDS_BLOCK = 6, 21, 127  # bytes of a MIDI sample dump; a block holds 120 of samples
 WRITABLE = {  # suffix: libsndfile's format and subtype
     ".wav": ("WAV", "PCM_16"),
     ".flac": ("FLAC", "PCM_16"),
@@ -66,7 +68,7 @@ def sound_seconds(path: str | os.PathLike[str]) -> float:
 
 
 class _FrontToBack(soundfile.SoundFile):
-    """A file that is never sought in. soundfile does it after each block, which GSM 6.10 refuses."""
+    """A file that is read without seeking. soundfile seeks after each block, which GSM 6.10 does not support."""
 
     def seekable(self) -> bool:
         return False
@@ -90,8 +92,8 @@ def _blocks(source: AudioSource) -> Iterator[tuple[int, np.ndarray]]:
             file = stack.enter_context(_open(content, Path(path).suffix.lower()))
             rate = file.samplerate
             check_rate(rate)
-            size = max(1, BLOCK // file.channels)
-            while len(block := file.read(size, dtype="float32", always_2d=True)):
+            size, there = max(1, BLOCK // file.channels), _frames_there(file, content)
+            while len(block := file.read(min(size, there - frames), dtype="float32", always_2d=True)):
                 frames += len(block)
                 if frames > MAX_SECONDS * rate:
                     raise InputError(
@@ -123,6 +125,21 @@ def _open(content: int | io.BytesIO, suffix: str) -> soundfile.SoundFile:
         os.lseek(content, 0, os.SEEK_SET)
         subtype = HEADERLESS[suffix]
         return _FrontToBack(content, samplerate=8000, channels=1, format="RAW", subtype=subtype, closefd=False)
+
+
+def _frames_there(file: soundfile.SoundFile, content: int | io.BytesIO) -> int:
+    """At most so many frames are in it. Of a cut MIDI sample dump libsndfile gives as many as the header declares: the
+    last block over and over."""
+    if file.format != "SDS":
+        return sys.maxsize
+    if isinstance(content, int):
+        place = os.lseek(content, 0, os.SEEK_CUR)
+        os.lseek(content, SDS_BITS, os.SEEK_SET)
+        size, bits = os.fstat(content).st_size, os.read(content, 1)[0]
+        os.lseek(content, place, os.SEEK_SET)
+    else:
+        size, bits = len(content.getbuffer()), content.getbuffer()[SDS_BITS]
+    return max(0, size - SDS_HEADER) // SDS_BLOCK * (60 if bits < 14 else 40 if bits < 21 else 30)
 
 
 class _Content(io.BytesIO):

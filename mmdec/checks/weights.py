@@ -16,6 +16,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from mmdec.checks.errors import InputError
+from mmdec.checks.files import printable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -27,6 +28,7 @@ PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 MAX_JSON_BYTES = 64 * 2**20
 ALL = ("",)  # prefixes of every tensor's name
 COUNTS = ("layers", "blocks")  # how the settings end that say how many parts a network has
+BOUND = "max_"  # and how those begin that bound a number: Qwen's `max_window_layers` is 80, whatever its layers
 # Settings by which transformers would fetch or run what is not in the folder, or read other files than these.
 NOT_FOLLOWED = (
     "auto_map",
@@ -48,6 +50,8 @@ def read_settings(file: Path, argument: str = "model") -> dict[str, Any]:
     try:
         if file.stat().st_size > MAX_JSON_BYTES:
             raise ValueError(f"it has more than {MAX_JSON_BYTES} bytes")
+        if not file.is_file():  # a pipe never ends, nor does /dev/zero
+            raise ValueError("it is no regular file")
         settings = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(settings, dict):
             raise ValueError(f"it holds a {type(settings).__name__}")
@@ -83,15 +87,15 @@ def checked_file(folder: Path, name: str, argument: str = "model") -> Path:
 
     A snapshot in the hub's cache links into the cache's own `blobs`: that counts as inside.
     """
-    file = folder / name
+    file, shown = folder / name, printable(name)
     if not name.endswith(SUFFIX):
         raise InputError(
-            f"`{argument}` must hold its weights as safetensors, but '{folder}' names '{name}'. Pickles are not read: "
+            f"`{argument}` must hold its weights as safetensors, but '{folder}' names '{shown}'. Pickles are not read: "
             "save it with `save_pretrained`."
         )
     if Path(name).name != name or "\\" in name or not lies_inside(file, folder):
         raise InputError(
-            f"`{argument}` must hold its weights in its own folder, but '{name}' of '{folder}' lies outside. Copy the "
+            f"`{argument}` must hold its weights in its own folder, but '{shown}' of '{folder}' lies outside. Copy the "
             "file there."
         )
     try:
@@ -101,7 +105,7 @@ def checked_file(folder: Path, name: str, argument: str = "model") -> Path:
     if not there:
         alone = name == WHOLE and folder.is_dir()
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES) if alone else []
-        fault = f"holds a pickle, {pickles[0]}, which is not read" if pickles else f"lacks '{name}'"
+        fault = f"holds a pickle, {pickles[0]}, which is not read" if pickles else f"lacks '{shown}'"
         raise InputError(
             f"`{argument}` must hold its weights as safetensors, but '{folder}' {fault}. Fetch all its shards, or save "
             "it with `save_pretrained`."
@@ -149,12 +153,14 @@ def check_finite_weights(state: Mapping[str, Tensor], source: Path, argument: st
 
 
 def _finite(tensor: Tensor) -> bool:
+    if tensor.is_complex():  # which float32 would take the real part of
+        tensor = torch.view_as_real(tensor)
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     if tensor.element_size() == 1:  # float8 knows no minimum
         tensor = tensor.float()
     low, high = tensor.aminmax()  # NaN goes through both; no copy of the tensor is made
-    return bool(low.isfinite()) and bool(high.isfinite())
+    return bool(low.float().isfinite()) and bool(high.float().isfinite())  # a float64 may be too large for float32
 
 
 def check_counts(settings: Mapping[Any, Any], state: Mapping[str, Tensor], argument: str = "model") -> None:
@@ -163,7 +169,7 @@ def check_counts(settings: Mapping[Any, Any], state: Mapping[str, Tensor], argum
     for name, value in settings.items():
         if isinstance(value, Mapping):
             check_counts(value, state, argument)
-        elif str(name).endswith(COUNTS) and isinstance(value, int) and value > len(state):
+        elif _is_count(str(name)) and isinstance(value, int) and value > len(state):
             raise InputError(
                 f"`{argument}` must have weights for all of its layers, but `{name}` is {value} for {len(state)} "
                 "tensors. Fetch it again."
@@ -172,6 +178,10 @@ def check_counts(settings: Mapping[Any, Any], state: Mapping[str, Tensor], argum
             raise InputError(
                 f"`{argument}` must divide its channels into heads, but `{name}` is {value!r:.60}. Fetch it again."
             )
+
+
+def _is_count(name: str) -> bool:
+    return name.endswith(COUNTS) and not name.startswith(BOUND)
 
 
 def fill(build: Callable[[], N], state: Mapping[str, Tensor], argument: str, source: Path) -> N:
@@ -209,13 +219,15 @@ def fill_pretrained(network: type[P], config: PreTrainedConfig, folder: Path, ar
     _check_shapes({name: value for name, value in state.items() if name in own}, own, argument, folder)
     from transformers.utils import logging  # with the rest of transformers
 
-    bar = logging.is_progress_bar_enabled()
+    bar, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()  # for less than a second, and on stderr of every script
+    logging.set_verbosity_error()  # a table of what is missing: the error below says it
     try:
         loaded: Any = network.from_pretrained(
             None, config=config, state_dict=state, dtype=torch.float32, output_loading_info=True
         )
     finally:
+        logging.set_verbosity(verbosity)
         if bar:
             logging.enable_progress_bar()
     model, report = loaded

@@ -26,10 +26,10 @@ def tell_loading(model: str, quiet: bool = False) -> None:
 
 
 class Lines:
-    """Says where the work is, at most once in `EVERY` seconds."""
+    """Says where the work is, at most once in `EVERY` seconds. count: as n of m, not in percent."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now, self._last = now, now()
+    def __init__(self, count: bool, now: Callable[[], float] = time.monotonic) -> None:
+        self._count, self._now, self._last = count, now, now()
 
     def tell(self, task: Any) -> None:
         """task: of rich, with description, completed and total."""
@@ -37,8 +37,10 @@ class Lines:
         if now - self._last < EVERY:
             return
         self._last = now
-        of = "" if task.total is None else f" of {task.total:.0f}"
-        print(f"{task.description}: {task.completed:.0f}{of}", file=sys.stderr, flush=True)
+        done = f"{task.completed:.0f}"
+        if task.total:
+            done = f"{done} of {task.total:.0f}" if self._count else f"{100 * task.completed / task.total:.0f} %"
+        print(f"{task.description}: {done}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -61,7 +63,7 @@ def progress_bar(count: bool, now: Callable[[], float] = time.monotonic) -> Iter
             super().advance(task_id, advance)
             lines.tell(self._tasks[task_id])
 
-    lines, console = Lines(now), Console(stderr=True)
+    lines, console = Lines(count, now), Console(stderr=True)
     counter = [MofNCompleteColumn()] if count else []
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), *counter, TimeRemainingColumn())
     kind = Progress if console.is_terminal else Told

@@ -56,8 +56,8 @@ def _conversation(row: object, number: int, listed: Path, folder: Path) -> Conve
     name = row.get("id", number)
     if not isinstance(name, str | int):
         raise refuse("a string or a number as `id`", name)
-    named = row.get("image", [])
-    named = [named] if isinstance(named, str) else named
+    named = row.get("image")
+    named = [] if named is None else [named] if isinstance(named, str) else named  # null, as tables write what lacks
     if not isinstance(named, list) or not all(isinstance(path, str) and path for path in named):
         raise refuse("a path or a list of paths as `image`", named)
     for path in named:

@@ -16,6 +16,7 @@ from mmdec.types import InputError
 PICTURES = 7  # columns image_1 to image_7
 LETTERS = "ABCDEFGHIJ"
 CHOOSE = "\nAnswer with the option's letter from the given choices directly."
+WITHHELD = ("", "?")  # an answer of the test split
 SAY = "\nAnswer the question using a single word or phrase."
 _MARK = re.compile(r"<image (\d)>")
 
@@ -64,6 +65,7 @@ def _question(row: Mapping[str, Any], subject: str, file: Path) -> ImageQuestion
     except (KeyError, TypeError, ValueError, SyntaxError) as error:
         raise InputError(f"`questions` must have MMMU's columns, but a row of '{file}' has not ({error!r}).") from None
     options = dict(zip(LETTERS, map(str, listed), strict=False)) if choice else {}
+    answers = _answers(answer)
     lines = "".join(f"\n({letter}) {option}" for letter, option in options.items())
     text, order = _placed(f"{text}{lines}", tuple(pictures))
     return ImageQuestion(
@@ -71,8 +73,8 @@ def _question(row: Mapping[str, Any], subject: str, file: Path) -> ImageQuestion
         text + (CHOOSE if choice else SAY),
         tuple(pictures[n] for n in order),
         subject,
-        "choice" if choice else "open",
-        _answers(answer),
+        "" if not answers else "choice" if choice else "open",
+        answers,
         options,
     )
 
@@ -95,8 +97,10 @@ def _placed(text: str, pictures: tuple[int, ...]) -> tuple[str, tuple[int, ...]]
 
 
 def _answers(answer: object) -> tuple[str, ...]:
-    """One, or several of which each is right, written as a Python list."""
-    text = str(answer)
+    """One, or several of which each is right, written as a Python list; none where they are withheld."""
+    text = "" if answer is None else str(answer).strip()
+    if text in WITHHELD:
+        return ()
     if text.startswith("["):
         try:
             return tuple(str(item) for item in ast.literal_eval(text))

@@ -129,7 +129,7 @@ def _rows(path: Path) -> Any:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InputError(f"`questions` must have at most {MAX_BYTES} bytes, but '{path}' has more. Divide it.")
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:  # some editors begin a file with a mark
             return [json.loads(line) for line in file if line.strip()] if path.suffix == ".jsonl" else json.load(file)
     except OSError as error:
         raise InputError(
@@ -159,6 +159,7 @@ def _lines(rows: Sequence[Any], path: Path, given: Path | None) -> list[ImageQue
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise _refuse(number, path, "fields", row)
+        row = {name: value for name, value in row.items() if value is not None}  # as tables write what is lacking
         text = row.get("question", row.get("text"))
         if not isinstance(text, str) or not text.strip():
             raise _refuse(number, path, "a text as `question` or `text`", text)
@@ -261,11 +262,13 @@ def _conversations(conversations: Sequence[Conversation]) -> list[ImageQuestion]
         counts: dict[str, int] = defaultdict(int)
         for index, (question, answer) in enumerate(conversation.turns):
             note = notes[index] if isinstance(notes, list) and index < len(notes) else {}
+            note = note if isinstance(note, dict) else {}
+            listed = note["claims"] if isinstance(note.get("claims"), list) else []
             task = str(note.get("task", "all"))
             counts[task] += 1
             if counts[task] > 2:
                 continue
-            claims = tuple(tuple(str(word) for word in claim) for claim in note.get("claims", ()))
+            claims = tuple(tuple(map(str, claim)) for claim in listed if isinstance(claim, list))
             scoring = "claims" if claims else "exact" if note else ""
             questions.append(
                 ImageQuestion(

@@ -34,6 +34,8 @@ def read_utterances(root: str | Path, split: str | None = None) -> list[Utteranc
     path = Path(root)
     if path.is_file():
         utterances = list(_manifest(path, split))
+    elif path.suffix in (".tsv", ".jsonl"):
+        raise InputError(f"`root` must be an existing manifest, but '{path}' is no file. Check the path of the corpus.")
     else:
         folder = path / split if split else path
         if not folder.is_dir():

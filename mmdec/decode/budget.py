@@ -109,8 +109,8 @@ class Budget:
         target_seconds: float,
         draft_seconds: float,
     ) -> None:
-        """What became of the last plan: each row's nodes, root included, and accepted nodes, root excluded; the draft's
-        depth; seconds of the target's pass and of the drafter, 0 where it was not asked."""
+        """Record the result of the last plan: each row's nodes, root included, and accepted nodes, root excluded; the
+        draft's depth; seconds of the target's pass and of the drafter, 0 where it was not asked."""
         if self._constant is not None:
             return
         with self._lock:
@@ -158,7 +158,7 @@ class Budget:
         return own
 
     def plain_seconds(self, batch: int) -> float:
-        """Of a plain pass; where none was timed, what those of more rows say of it; 0 where nothing is known."""
+        """Seconds of a plain pass; if none was timed, estimated from passes with more rows; 0 if there are none."""
         own = self._curves(batch)[0]
         if own.samples(1) or not own.reach:
             return own.at(1)

@@ -22,13 +22,17 @@ class Guard:
     def __init__(self, drafter: Drafter | None, vocab_size: int) -> None:
         self.drafter, self.vocab_size = drafter, vocab_size
         self.memory: Any = None
+        self.columns = False
 
     def start(self, context: Context) -> None:
+        self.columns = context.columns
         if self.drafter is not None:
             self.memory = self._try(self.drafter.start, context)
 
     def propose(self, roots: Tensor, plan: Plan, room: Sequence[int]) -> Draft:
         """A sound draft below each root: within the plan, and no deeper than `room` tokens can still be used."""
+        if self.columns:
+            plan = replace(plan, nodes=min(plan.nodes, min(room) - 1))
         depth = min(plan.depth, max(room) - 1)
         if self.drafter is None or plan.nodes <= 0 or depth < 1:
             return single(roots)

@@ -33,19 +33,19 @@ class Planner(Protocol):
 
 @dataclass(frozen=True)
 class Round:
-    """One draft and one target pass. Lists run over the rows that took part."""
+    """One draft and one target pass. Lists have one entry for each row that took part."""
 
     index: int  # 0 is the prompt's pass
-    rows: list[int]  # their ids: indices in the call's batch
+    rows: list[int]  # indices of these rows in the call's batch
     tokens: list[list[int]]  # the new text; bonus or correction included
     drafted: list[int]  # nodes below the root
-    accepted: list[int]  # of these
-    done: list[bool]
+    accepted: list[int]  # drafted nodes that were accepted
+    done: list[bool]  # whether the row has ended
     target: float = 0.0  # seconds in the target's pass
-    drafter: float = 0.0
-    core: float = 0.0  # everything else
-    vision: float = 0.0  # of the target's seconds, those of the vision tower
-    text: list[str] = field(default_factory=lambda: [])  # of the tokens, where somebody has decoded them
+    drafter: float = 0.0  # seconds in the drafter
+    core: float = 0.0  # seconds in everything else
+    vision: float = 0.0  # seconds in the vision tower, which `target` includes
+    text: list[str] = field(default_factory=lambda: [])  # of the tokens, if they were decoded; else empty
     logprobs: Tensor | None = field(default=None, repr=False, compare=False)  # (rows, T) of the tokens, by the model
 
 

@@ -1,11 +1,11 @@
 """What runs measure for later runs: seconds of passes, acceptance of drafts, accuracy of heads.
 
-One object, passed in: runs that share it learn from each other, runs with another one do not notice. It belongs to no
-model and no drafter. Threads may share it: whoever reads or writes what it holds takes `lock`. Saved and loaded, it
-lets a new process plan as the old one did.
+One object, passed in: runs that share it use each other's measurements; runs with another object are independent. It
+belongs to no model and no drafter. Threads may share it: take `lock` to read or write its contents. Save it and load it
+in a new process, which then plans as the old one did.
 
-Everything is kept under names that tell weights apart (`Target.name`, `Drafter.name`) and the device: a model that is
-gone leaves nothing to a later one at the same address. The least recently used pairs are dropped beyond `MOST`.
+Keys are names that identify weights (`Target.name`, `Drafter.name`) and the device, never memory addresses, which a
+later model may reuse. Of more than `MOST` pairs the least recently used are dropped.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Pair:
 
 @dataclass
 class PairStatistics:
-    """What is known of one pair. Batches are told apart by powers of two: rows end, and the batch shrinks."""
+    """Measurements of one pair, kept for each batch size rounded up to a power of two (rows end, batches shrink)."""
 
     target: dict[int, CostCurve]  # power -> seconds by columns; the same for all drafters of the target
     acceptance: Acceptance
@@ -79,8 +79,12 @@ def drafter_curve() -> CostCurve:
 
 @final
 class DecodingStatistics:
-    """What runs measured. Pass the same object to `generate`, `stream`, `speculate` and `transcribe`, and later runs
-    plan by what earlier ones measured. Seconds are those of one machine: do not carry a file to another."""
+    """What runs measured: seconds of passes and acceptance of drafts.
+
+    Pass the same object to several calls of `generate`, `stream`, `speculate`, `transcribe` or `describe`: later runs
+    choose their drafts by what earlier runs measured. The seconds hold for one machine only: do not use a saved file on
+    another.
+    """
 
     def __init__(self) -> None:
         self.lock = RLock()
@@ -109,7 +113,7 @@ class DecodingStatistics:
             return accuracy
 
     def clear(self) -> None:
-        """Forget everything. Runs under way go on with what they knew, for themselves."""
+        """Remove all measurements. Runs that have started keep the old ones for themselves."""
         with self.lock:
             self._pairs.clear()
             self._targets.clear()

@@ -57,7 +57,7 @@ class RowTree:
         return chain
 
     def match(self, node: int, token: int) -> Step:
-        """Where the token leads to from a node."""
+        """The token, and the node's child that holds it, or -1."""
         for child in self.children[node]:
             if self.tokens[child] == token:
                 return token, child

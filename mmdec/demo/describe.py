@@ -12,7 +12,7 @@ import numpy as np
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import Tell
 from mmdec.demo.layout import Controls, bind, connect, intro, run_and_stop, sample_button
-from mmdec.demo.picture_html import kept_sentence, picture_html
+from mmdec.demo.picture_html import TOKEN, kept_sentence, picture_html
 from mmdec.demo.race import milliseconds, race_html
 from mmdec.demo.sentences import confidence, require, said, status
 from mmdec.demo.tokens import against_plain
@@ -33,6 +33,7 @@ NOTE = (
     "The answer is the same as without it. The model knows drawings of these kinds only."
 )
 START = "The clock starts with the first pass, which reads picture and question."
+READ = f'<h3>What the drafters read of the picture</h3><p class="mm-note">{TOKEN}</p>'
 ID = "mm-describe"
 
 
@@ -135,7 +136,9 @@ def answered(tell: Tell, pixels: np.ndarray, name: str, question: str, chosen: l
     lanes = [(drafter, notes.get(drafter) or "A drafter.", run) for drafter, run in drafted.items()]
     tell(
         status=status("Done.", "done"),
-        picture=f'<div class="mm-figures">{figures}</div>' if figures else picture_html(pixels, name, caption=caption),
+        picture=f'{READ}<div class="mm-figures">{figures}</div>'
+        if figures
+        else picture_html(pixels, name, caption=caption),
         race=race_html(against_plain(tokenizer, lanes, plain), "tokens", start=START),
     )
 
@@ -157,7 +160,7 @@ def tab() -> None:
                 intro("Questions about pictures", NOTE)
                 with gr.Row(elem_classes="mm-samples"):
                     buttons = [sample_button(sample.text.capitalize(), sample.path) for sample in shipped.pictures()]
-                source = gr.File(type="filepath", label="Your own picture", height=110)
+                source = gr.File(type="filepath", label="Picture: choose your own", height=110)
                 question = gr.Textbox(label="Question", value=QUESTION, max_lines=3, max_length=MAX_LETTERS)
                 run, stop = run_and_stop(ID, "Ask")
                 chosen = gr.CheckboxGroup(

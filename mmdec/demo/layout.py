@@ -128,7 +128,7 @@ def run_and_stop(tab: str, label: str) -> tuple[Any, Any]:
     """The two buttons, side by side; `bind` gives them their events."""
     with gr.Row():
         run = gr.Button(label, variant="primary", elem_id=f"{tab}-go")
-        return run, gr.Button("Stop", variant="stop", size="md", min_width=90, scale=0)
+        return run, gr.Button("Stop", variant="stop", min_width=90, scale=0)
 
 
 def bind(

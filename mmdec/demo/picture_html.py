@@ -13,6 +13,17 @@ import numpy as np
 from mmdec.images import to_pil
 
 SIDE = 640  # pixels of the longer side, at most, as it is sent to the browser
+TOKEN = "A visual token is a small square of the picture, as the model sees it."
+_CHOSEN = "Its gate, which reads the question, chose to"
+COMPRESSED = {  # how a drafter made the picture smaller, in words
+    "prune": f"{_CHOSEN} keep the squares that count most.",
+    "pool": f"{_CHOSEN} average neighbours.",
+    "conv": f"{_CHOSEN} fold neighbours into one (a convolution).",
+    "resampler": f"{_CHOSEN} sum the picture up in a few learned vectors (a resampler).",
+    "text-only": f"{_CHOSEN} draft from the text alone.",
+    "queries": "A few learned queries sum them up.",
+    "latents": "Learned vectors (latents) sum them up.",
+}
 
 
 def data_address(pixels: np.ndarray) -> str:
@@ -50,16 +61,13 @@ def kept_svg(kept: Sequence[float]) -> str:
 def kept_sentence(compressor: str | None, kept: Sequence[float] | None, drafter: str) -> str:
     """What the drafter read of the picture, in words."""
     if kept is None:
-        return f"The drafter “{drafter}” reads every visual token (a small square of the picture that the model sees)."
+        return f"{drafter} reads every visual token. {TOKEN}"
     whole = sum(value > 0.0 for value in kept)
-    how = f" Its gate chose the compressor “{compressor}” for this picture." if compressor else ""
+    how = f" {COMPRESSED.get(compressor, f'Its gate chose the compressor “{compressor}”.')}" if compressor else ""
     drawn = ""
     if side_of(len(kept)) and min(kept) < max(kept):
         drawn = "Darker squares are those it left out." if whole < len(kept) else "Darker squares count for less."
-    return (
-        f"The drafter “{drafter}” reads {whole} of {len(kept)} visual tokens (small squares of the picture that the "
-        f"model sees).{how} {drawn}"
-    ).strip()
+    return f"{drafter} reads {whole} of {len(kept)} visual tokens.{how} {drawn}".strip()
 
 
 def picture_html(pixels: np.ndarray, name: str, kept: Sequence[float] | None = None, caption: str = "") -> str:

@@ -47,9 +47,10 @@ def said(text: str) -> str:
 def confidence(value: float, what: str, calibrated: bool) -> str:
     """A model's confidence, 0 to 1, in words. what: of what it is a share, "words" or "answers". calibrated: whether it
     was compared with what is right."""
-    share = f"Confidence {100 * value:.0f} %: of 100 {what} that come out like this, about {100 * value:.0f} are right."
+    percent = min(round(100 * value), 99)  # nothing is certain
+    share = f"Confidence {percent} %: of 100 {what} that come out like this, about {percent} are right."
     if not calibrated:
-        share = f"Confidence {100 * value:.0f} %, as the model itself sees it: nobody has compared that with the truth."
+        share = f"Confidence {percent} %, as the model itself sees it: nobody has compared that with the truth."
     if value >= UNSURE:
         return f'<p class="mm-note">{share}</p>'
     return (

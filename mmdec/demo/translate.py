@@ -43,7 +43,8 @@ NOTE = (
 GRAPH = (
     "In one pass the network fills all these vertices at once. Each can say a sound of English (a phone: ‘iy’ is the "
     "vowel of ‘beach’), and links say which vertex may follow. A path from left to right is a sentence: the bright one "
-    "was chosen; the thicker an arc, the likelier its link. Point at a vertex to see what else it might have said."
+    "was chosen; the thicker an arc, the likelier its link. Point at a vertex to see what else it might have "
+    "said. The drawing is wide: scroll it sideways."
 )
 START = "The clock starts when the French sound has been encoded, which all three share."
 ID = "mm-translate"

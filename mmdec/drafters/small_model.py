@@ -76,14 +76,22 @@ class SmallModel:
     """Drafts with a model of its own, whose cache follows the accepted text."""
 
     def __init__(
-        self, model: Target, width: int = 10, memory: bool = False, positions: int | None = None, images: bool = False
+        self,
+        model: Target,
+        width: int = 10,
+        memory: bool = False,
+        positions: int | None = None,
+        images: bool = False,
+        columns: bool = False,
     ) -> None:
         """width: nodes of a layer that are expanded at most. memory: it has no encoder of its own, but reads the states
         of the target's: a distilled decoder. positions: how many it has. images: it reads those of the target's prompt.
+        columns: each node takes one of them, and so it proposes chains.
         It proposes nothing beyond its positions, nor where it cannot read the images."""
         if width < 1:
             raise InputError(f"`width` must be at least 1, but is {width}. 10 is EAGLE-2's.")
         self._model, self._width, self._positions, self._images = model, width, positions, images
+        self._columns = columns
         self.needs = Needs(memory=memory, stops=True)
 
     @property
@@ -168,7 +176,7 @@ class SmallModel:
             depth = 0
         elif self._positions is not None:  # the deepest nodes are proposed, not read
             depth = min(depth, self._positions - max(memory.roots))
-        if plan.nodes <= plan.depth:
+        if plan.nodes <= plan.depth or self._columns:
             plan = replace(plan, nodes=max(depth, 0))
         if depth < 1:
             return trees_from_lists(roots, [([], [])] * len(roots))

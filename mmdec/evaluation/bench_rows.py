@@ -268,13 +268,14 @@ def _kernels(raw: Raw) -> BenchReport:
         group = " x ".join(map(str, row["shape"]))
         rows += [_paired(entry, "DAG", other, group, "shape", row["what"]) for other, entry in _against(row)]
     reason = raw["why_not"]
+    left_out = {name: why for row in raw["tree_attention"] for name, why in row.get("not_measured", {}).items()}
     return BenchReport(
         bench="kernels",
         title="Operators alone",
         hardware=raw["hardware"],
         exactness=(Exactness("rows whose two sides agree", len(rows), len(rows)),),
         comparisons=tuple(rows),
-        not_measured={} if reason is None else {"GPU kernels": reason},
+        not_measured=left_out if reason is None else {"GPU kernels": reason, **left_out},
         details=dict(raw),
     )
 

@@ -156,18 +156,18 @@ def _publish(found: _Found) -> None:
         if weights(place) != found.weights:
             raise MmdecError(f"The weights in '{run}' changed while they were measured. Stop what writes there.")
         before.pop("compared", None)
-        reports = portable(found.reports)
+        reports, comparison = portable(found.reports), portable(found.comparison)
         provenance = {
             **before,
             "promoted": stamp(torch.device("cpu")),  # where both were measured
             "weights": found.weights,
-            "chosen": found.comparison,
+            "chosen": comparison,
             "measured": reports,
         }
         text = json.dumps(provenance, indent=2, ensure_ascii=False, default=str)
         (place / PROVENANCE).write_text(text + "\n", encoding="utf-8")
         name = found.target.relative_to(found.home.parent).as_posix()
-        facts = [*_facts(before), f"Chosen by {found.comparison}."]
+        facts = [*_facts(before), f"Chosen by {comparison}."]
         card = render(system.card, name, parameters(place), reports, facts)
         (place / CARD).write_text(card, encoding="utf-8")
         system.finish(fresh)

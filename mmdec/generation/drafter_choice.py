@@ -42,7 +42,7 @@ class DrafterChoice:
         with self._lock:
             device, dtype, drafter = self._loaded.get(model, (None, None, None))
             if drafter is None or (device, dtype) != (model.device, model.dtype):
-                drafter = load_drafter(self._folder, model)
+                drafter = _read(self._folder, model, "drafter")
                 self._loaded[model] = model.device, model.dtype, drafter
             return drafter
 
@@ -56,7 +56,12 @@ def load_drafter(folder: str | os.PathLike[str], model: PreTrainedModel) -> Draf
     """
     path = check_path("folder", folder, "Name the drafter's folder.")
     check_instance("model", model, PreTrainedModel, "a loaded model of transformers", "Load it first.")
-    drafter = folder_drafter(path, model, "folder")
+    return _read(path, model, "folder")
+
+
+def _read(folder: Path, model: PreTrainedModel, argument: str) -> Drafter:
+    """argument: what the caller calls the folder, for errors."""
+    drafter = folder_drafter(folder, model, argument)
     _check_methods(drafter)
     return drafter
 
@@ -91,7 +96,8 @@ def _drafter(choice: DraftedBy) -> Drafter | None:
             small = target_of(choice)
         except InputError as error:
             raise InputError(str(error).replace("`model`", "`drafter`", 1)) from error
-        return SmallModel(small, memory=small.reads_encoder, positions=small.positions, images=small.reads_images)
+        sees = {"memory": small.reads_encoder, "images": small.reads_images, "columns": small.columns}
+        return SmallModel(small, positions=small.positions, **sees)
     drafter = named_drafter(choice) if isinstance(choice, str) else choice
     _check_methods(drafter)
     return drafter  # type: ignore[return-value] # `_check_methods` has seen that it is a Drafter

@@ -5,6 +5,7 @@ The calls are in `speculation.py`. Here the processors, criteria and outputs of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, cast, final
 
@@ -74,7 +75,7 @@ def stop(criteria: Any, config: GenerationConfig) -> Stop:
     limit, eos, others = 2**31, set[int](), list[Criterion]()
     for criterion in criteria:
         if isinstance(criterion, MaxLengthCriteria):
-            limit = min(limit, int(criterion.max_length))
+            limit = min(limit, math.ceil(criterion.max_length))
         elif isinstance(criterion, EosTokenCriteria):
             eos |= set(int_list(criterion.eos_token_id.flatten()))
         else:

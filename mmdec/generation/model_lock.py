@@ -27,23 +27,26 @@ T = TypeVar("T")
 
 @final
 class Hold:
-    """One reader's or writer's claim, on behalf of the thread that uses it."""
+    """One reader's or writer's hold on a lock, and the thread that it belongs to."""
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()
 
     def move(self) -> None:
-        """From here on it is the calling thread's: a generator goes on where it is asked for more."""
+        """Give the hold to the calling thread: a generator may be continued in another thread."""
         self.thread = threading.current_thread()
 
 
 @final
 class ModelLock:
-    """Whoever waits to write comes before those who ask to read later. A thread that reads or writes may read again,
-    one that writes may write again; one that reads may not write, for it would wait for itself."""
+    """A read-write lock. New readers wait while a writer waits.
+
+    A thread that reads or writes may read again. A thread that writes may write again. A thread that reads may not
+    write: it would wait for itself.
+    """
 
     def __init__(self, number: int) -> None:
-        self.number = number  # who takes several locks takes them in this order
+        self.number = number  # several locks are always taken in this order, so that no two calls block each other
         # Reentrant: a generator may be collected, and leave, while its thread is inside one of the methods below.
         self._changed = threading.Condition(threading.RLock())
         self._readers: set[Hold] = set()
@@ -52,7 +55,7 @@ class ModelLock:
 
     @contextmanager
     def read(self) -> Generator[Hold]:
-        """Together with other readers. Left by any thread."""
+        """Shared with other readers. Any thread may release it."""
         with self._changed:
             if not self._held(self._readers | self._writers):
                 self._changed.wait_for(lambda: not self._writers and not self.waiting)
@@ -67,7 +70,7 @@ class ModelLock:
 
     @contextmanager
     def write(self) -> Generator[Hold]:
-        """With nobody else. Raises InputError where this thread reads the model already."""
+        """Exclusive. Raises InputError if this thread is already reading the model."""
         with self._changed:
             if not self._held(self._writers):
                 if self._held(self._readers):
@@ -102,7 +105,7 @@ _making = threading.Lock()
 
 
 def model_lock(model: nn.Module) -> ModelLock:
-    """The same for every caller, for as long as the model lives."""
+    """The model's lock. Every call returns the same object, as long as the model exists."""
     with _making:
         if model not in _locks:
             _locks[model] = ModelLock(next(_numbers))
@@ -111,8 +114,8 @@ def model_lock(model: nn.Module) -> ModelLock:
 
 @contextmanager
 def reading(*models: nn.Module, writing: Sequence[nn.Module] = ()) -> Generator[list[Hold]]:
-    """Read these models and write others, all at once; a model that is written is not read besides. Locks are taken in
-    one order, so that two calls with the same models do not wait for each other."""
+    """Hold several models: `models` for reading, `writing` for writing. A model named in both is only written. Locks
+    are taken in one fixed order, so that two calls with the same models cannot block each other."""
     locks = {model_lock(model): model in writing for model in (*models, *writing)}
     with ExitStack() as stack:
         order = sorted(locks, key=lambda lock: lock.number)

@@ -107,10 +107,15 @@ def folder_drafter(folder: Path, model: Any, argument: str = "drafter") -> Draft
     """
     name = folder_system(folder, argument)
     entry = drafter_entry(name)
+    if not name:  # most likely a smaller model
+        raise InputError(
+            f"`{argument}` must hold a drafter of {', '.join(loader_names())}, but the config.json of '{folder}' names "
+            "none. A smaller model drafts, too: load it with transformers, and pass the loaded model."
+        )
     if entry is None or entry.loader is None:
         raise InputError(
             f"`{argument}` must hold a drafter of {', '.join(loader_names())}, but '{folder}' holds "
-            f"{name or 'none'!r}. Name another folder."
+            f"{name!r}. Name another folder."
         )
     loader = import_dotted(entry.loader, argument) if isinstance(entry.loader, str) else entry.loader
     return loader(folder, model)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, GenerationConfig, PreTrainedModel
 
-from mmdec.checks.arguments import check_whole, show
+from mmdec.checks.arguments import check_callable, check_whole, show
 from mmdec.types import InputError
 
 MAX_SEQUENCES = 1024  # of each prompt
@@ -68,6 +68,9 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
         value = {**named, **options}.get(name)
         if value is not None and not isinstance(value, Tensor):
             raise InputError(f"`{name}` must be a tensor, but is {show(value)}. Pass the tokenizer's own.")
+        if name == "attention_mask" and value is not None and not bool(((value == 0) | (value == 1)).all()):
+            raise InputError("`attention_mask` must hold 0 and 1, but holds other numbers. Pass the tokenizer's own.")
+    check_callable("prefix_allowed_tokens_fn", options.get("prefix_allowed_tokens_fn"), "a function of a row and ids")
     cache = {**named, **options}.get("past_key_values")
     if cache is not None and not isinstance(cache, Cache):
         raise InputError(f"`past_key_values` must be a DynamicCache, but is {show(cache)}. Leave it out.")

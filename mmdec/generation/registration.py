@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from types import ModuleType
 from typing import final
 
@@ -33,8 +33,14 @@ def register_when_there(modules: Mapping[str, str]) -> None:
 
 
 def _register(ours: str) -> None:
-    with suppress(ImportError):  # of another release; whatever needs it says so itself
+    """Import `ours`. Only the absence of an optional package is passed over: whatever needs the package says so itself.
+    Any other ImportError is a defect, and what was not registered would be missed without a word."""
+    try:
         import_module(ours)
+    except ModuleNotFoundError as error:
+        package = (error.name or "mmdec").partition(".")[0]
+        if find_spec(package) is not None:  # it is there, but has no such module
+            raise
 
 
 @final

@@ -36,13 +36,13 @@ _statistics = DecodingStatistics()
 
 
 def default_statistics() -> DecodingStatistics:
-    """What the runs of this process measured that were given no `statistics` of their own."""
+    """The statistics of every run in this process that was not given `statistics=`."""
     return _statistics
 
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that is ready to go."""
+    """A run that was checked and put together. Iterating `rounds` executes it."""
 
     text: Sequences
     rounds: Iterator[Round]
@@ -127,7 +127,7 @@ class Speculation:
         synced_gpus: bool | None = None,
         **inputs: Any,
     ) -> PreparedRun:
-        """Everything checked and put together, nothing run yet."""
+        """Check and prepare everything. No pass of the model runs yet."""
         if self.streamer is not None and len(input_ids) > 1:
             raise InputError(f"`streamer` must serve one row, but the batch has {len(input_ids)}. Use `mmdec.stream`.")
         check(target, generation_config, synced_gpus)

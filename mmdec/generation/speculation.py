@@ -32,7 +32,7 @@ from mmdec.types import InputError
 
 @dataclass(frozen=True)
 class Generation:
-    """What a run gave."""
+    """The result of `generate`."""
 
     sequences: Tensor  # (B, L) prompts and new tokens, shorter rows padded on the right
     rounds: list[Round]
@@ -67,10 +67,10 @@ def generate(
     "block" give the model's own distribution and are for drafts that are drawn, as a smaller model's. "typical" is
     LOSSY.
     num_speculative_tokens: nodes of a draft below the root, in a chain; (nodes, depth) is for a tree; None lets a
-    budget learn what pays, 0 is plain decoding. statistics: what such learning begins with and adds to; None is
-    `mmdec.default_statistics()`.
-    options: whatever `generate` takes. Without an EOS token, rows that other criteria end are padded at once, where
-    `generate` writes on in them until the last row has ended.
+    budget choose by measured times and acceptance, 0 is plain decoding. statistics: holds these measurements from
+    earlier runs and receives those of this one; None is `mmdec.default_statistics()`.
+    options: whatever `generate` takes. If a stopping criterion ends a row and there is no EOS token, the row is padded
+    from there. transformers' `generate` keeps writing tokens into such a row until the last row has ended.
 
     Raises InputError for what cannot work: beams, a cache that cannot roll back, a drafter of another vocabulary.
     """
@@ -94,8 +94,8 @@ def stream(
 ) -> Iterator[Round]:
     """The rounds of `generate` as they come: each row's new tokens, and with a tokenizer their text.
 
-    Close the iterator, or drop it, to cancel: nothing runs between two rounds. From its first round to its end it reads
-    the model, which nobody can change meanwhile.
+    Close the iterator, or drop it, to cancel: nothing runs between two rounds. From the first round to the end the
+    iterator holds the model's read lock (`mmdec.model_lock`): the model cannot be changed until then.
     """
     if tokenizer is not None:
         check_methods("tokenizer", tokenizer, ("decode",), "Pass the model's tokenizer.")
@@ -118,7 +118,8 @@ def speculate(
 ) -> Speculation:
     """For `model.generate(..., custom_generate=mmdec.speculate("lookup"))`; arguments as for `mmdec.generate`.
 
-    The object holds no run and may serve many. `on_round` sees every round; `streamer` gets every token (transformers
+    The object has no state of a run and can be used for many. `on_round` is called with every round; `streamer` gets
+    every token (transformers
     does not pass its own on to a custom loop, nor the tokenizer that `stop_strings` needs: give those to
     `mmdec.generate`, or pass a `StopStringCriteria`).
     """

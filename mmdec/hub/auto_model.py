@@ -158,7 +158,7 @@ def _options(options: dict[str, Any]) -> tuple[torch.dtype, dict[str, Any]]:
 
 
 def _uploading(options: dict[str, Any]) -> dict[str, Any]:
-    """What `push_folder` takes. Raises InputError for what it would not heed."""
+    """What `push_folder` takes. Raises InputError for an option that it does not have."""
     unknown = sorted(name for name in options if name not in _UPLOADING)
     if unknown:
         raise InputError(f"`{unknown[0]}` must be left out: the options are {', '.join(_UPLOADING)}.")

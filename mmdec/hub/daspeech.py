@@ -28,7 +28,7 @@ from mmdec.nn.daspeech import DASpeech, DASpeechConfig
 from mmdec.nn.griffin_lim import GriffinLimVocoder
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.phonetics.decoder import WordDecoder
-from mmdec.provenance import stamp
+from mmdec.provenance import portable, stamp
 
 DEFAULT_MODEL = "daspeech-phrasebook"
 GRIFFIN_LIM = "griffin-lim"
@@ -98,7 +98,7 @@ def save_model(
         }
         _write_json(fresh / "config.json", config)
         _write_json(fresh / "units.json", list(units))
-        _write_json(fresh / "provenance.json", {**stamp(next(model.parameters()).device), **(provenance or {})})
+        _write_json(fresh / "provenance.json", {**stamp(next(model.parameters()).device), **portable(provenance or {})})
         state = _half(model.state_dict())
         encoder = {name: state.pop(name) for name in list(state) if name.startswith("encoder.")}
         save_file(encoder, fresh / "encoder.safetensors")

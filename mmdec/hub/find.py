@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -13,7 +12,7 @@ from typing import Any, Generic, TypeVar, final
 
 from mmdec.checks.arguments import show
 from mmdec.checks.errors import InputError, MmdecError
-from mmdec.checks.weights import PICKLES
+from mmdec.checks.weights import PICKLES, read_settings
 from mmdec.drafters.registry import add_finder
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -34,10 +33,10 @@ def names(system: str | None = "daspeech") -> list[str]:
 def kind(directory: Path) -> str:
     """What a model's config.json says it is: one of mmdec's systems or of transformers' types; "" where it does not."""
     try:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        return str(config.get("system") or config.get("model_type") or "")
-    except (OSError, ValueError, AttributeError, RecursionError):
+        config = read_settings(directory / "config.json")
+    except InputError:
         return ""
+    return str(config.get("system") or config.get("model_type") or "")
 
 
 def find(

@@ -23,7 +23,7 @@ import torch
 from mmdec.checks.errors import InputError
 from mmdec.checks.weights import lies_inside
 from mmdec.provenance import CARD as CARD  # what a published folder keeps
-from mmdec.provenance import stamp, weights
+from mmdec.provenance import portable, stamp, weights
 
 PROVENANCE = "provenance.json"
 MOST_OF_A_TEXT = 2**20  # bytes
@@ -55,7 +55,7 @@ def write_provenance(folder: Path, training: Mapping[str, Any], device: torch.de
 
     device: where the command has the weights.
     """
-    text = json.dumps({"training": training, **stamp(device)}, indent=2, default=str)
+    text = json.dumps({"training": portable(training), **stamp(device)}, indent=2, default=str)
     (folder / PROVENANCE).write_text(text + "\n", encoding="utf-8")
 
 

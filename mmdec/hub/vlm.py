@@ -28,6 +28,7 @@ from mmdec.checks.devices import check_device
 from mmdec.checks.errors import InputError
 from mmdec.checks.weights import NOT_FOLLOWED, fill_pretrained, read_settings
 from mmdec.hub.find import LoadedModels, find, kind, version
+from mmdec.hub.generation_settings import check_generation
 
 DEFAULT_MODEL = "vlm-scenes"
 SYSTEM = "llava"  # transformers' model_type of the model that comes with mmdec
@@ -115,6 +116,7 @@ def read_model(directory: Path) -> PreTrainedModel:
         model = fill_pretrained(network, config, directory)
         if (directory / GENERATION).is_file():
             model.generation_config = GenerationConfig.from_dict(read_settings(directory / GENERATION))
+            check_generation(model.generation_config, config.get_text_config(decoder=True), directory)
     except (InputError, MemoryError):
         raise
     except Exception as error:  # transformers has no one error for damaged settings

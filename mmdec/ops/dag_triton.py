@@ -41,6 +41,8 @@ class Jumps(NamedTuple):
     @classmethod
     def of(cls, links: Tensor, size: int, banded: bool) -> Jumps:
         """links (B, L, L), or (B, L, T) with banded=True."""
+        if banded and links.stride(2) == 0:  # expanded; link_0 tells the two layouts apart and must not be 0
+            links = links.contiguous()
         batch, row, column = links.stride()
         if banded:
             return cls(links, batch, row - column, column, -column, min(links.shape[2], size))

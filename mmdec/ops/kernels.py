@@ -77,5 +77,18 @@ def why_not(index: int | None = None) -> str | None:
 
 
 def launch(kernel: Any, grid: tuple[Any, ...]) -> Callable[..., None]:
-    """`kernel[grid]`, free to take num_warps and num_stages: Triton's types know the parameters of a kernel alone."""
-    return kernel[grid]
+    """`kernel[grid]` on the GPU of its first argument, a tensor: Triton itself takes the current GPU.
+
+    It takes num_warps and num_stages, too, which Triton's types do not know.
+    """
+    start = kernel[grid]
+
+    def on_device(*arguments: Any, **options: Any) -> None:
+        device: torch.device = arguments[0].device
+        if device.type != "cuda":  # interpreted
+            start(*arguments, **options)
+            return
+        with torch.cuda.device(device):
+            start(*arguments, **options)
+
+    return on_device

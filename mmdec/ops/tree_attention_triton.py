@@ -48,7 +48,8 @@ class PackedTree:
         packed = (bits.to(torch.int64) * weights).sum(-1)  # 32 bits; the highest is int32's sign
         packed = torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
         depths = ancestors.sum(-1, dtype=torch.int32) - 1
-        return cls(starts.to(torch.int32), ends.to(torch.int32), packed.contiguous(), depths.contiguous())
+        starts, ends = (bound.to(torch.int32).contiguous() for bound in (starts, ends))  # int32 columns of one tensor
+        return cls(starts, ends, packed.contiguous(), depths.contiguous())
 
 
 @triton.jit

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mmdec import audio as sound
 from mmdec.checks.arguments import show
+from mmdec.checks.files import printable
 from mmdec.types import InputError
 
 Audio = str | os.PathLike[str] | BinaryIO | np.ndarray | Tensor
@@ -82,22 +83,15 @@ class Batch:
 
 def read(audio: Audio, sample_rate: int | None = None) -> Tensor:
     """One recording in any accepted form to 16 kHz mono (T,), or an InputError that says what is wrong with it."""
-    if isinstance(audio, (np.ndarray, Tensor)):
-        samples = from_array(audio, sample_rate)
-    elif isinstance(audio, (str, os.PathLike)) or callable(getattr(audio, "read", None)):
-        try:
-            samples = sound.load_audio(audio)
-        except InputError:
-            raise
-        except (OSError, TypeError, ValueError) as error:  # a name that no file can have
-            raise InputError(
-                f"`audio` must be an existing file, but {show(audio)} cannot be looked for ({error}). Check the path."
-            ) from error
-    else:
+    try:
+        samples = _samples(audio, sample_rate)
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # a name that no file can have; a path, a file or an array of somebody's own class
         raise InputError(
-            f"`audio` must be a path, a file object, an array or a list of these, but is {show(audio)}. "
-            "Convert it with numpy.asarray."
-        )
+            f"`audio` must be a recording that can be read, but {show(audio)} is not "
+            f"({type(error).__name__}: {printable(str(error)):.200}). Check it, or give its path."
+        ) from error
     seconds = len(samples) / sound.SAMPLE_RATE
     if seconds < MIN_SECONDS:
         raise InputError(
@@ -112,6 +106,18 @@ def read(audio: Audio, sample_rate: int | None = None) -> Tensor:
     return samples
 
 
+def _samples(audio: Audio, sample_rate: int | None) -> Tensor:
+    """In any accepted form to 16 kHz mono (T,)."""
+    if isinstance(audio, (np.ndarray, Tensor)):
+        return from_array(audio, sample_rate)
+    if isinstance(audio, (str, os.PathLike)) or callable(getattr(audio, "read", None)):
+        return sound.load_audio(audio)
+    raise InputError(
+        f"`audio` must be a path, a file object, an array or a list of these, but is {show(audio)}. "
+        "Convert it with numpy.asarray."
+    )
+
+
 def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
     """Samples of any usual type and layout to 16 kHz mono (T,). Integers are scaled by their type's range."""
     if sample_rate is None:
@@ -120,9 +126,7 @@ def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
         )
     rate = _rate(sample_rate)
     sound.check_rate(rate)
-    array = audio.detach().cpu() if isinstance(audio, Tensor) else audio
-    if isinstance(array, Tensor):
-        array = (array.float() if array.dtype == torch.bfloat16 else array).numpy()
+    array = _as_numpy(audio) if isinstance(audio, Tensor) else audio
     data = _mono(array)  # (T,) float64 or float32
     sound.check_seconds(len(data) / rate)
     samples = torch.from_numpy(np.ascontiguousarray(data))
@@ -131,6 +135,18 @@ def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
         sound.check_peak(max(float(array.max()), -float(array.min())))  # of all channels: two may cancel
         samples = sound.full_scale(samples)
     return sound.resample(samples.float(), rate)
+
+
+def _as_numpy(audio: Tensor) -> np.ndarray:
+    """The tensor's numbers, unless numpy has none of their kind (sparse, quantised, float8, without data)."""
+    try:
+        array = audio.detach().cpu().resolve_conj().resolve_neg()
+        return (array.float() if array.dtype == torch.bfloat16 else array).numpy()
+    except Exception as error:  # torch raises whatever it likes
+        raise InputError(
+            f"`audio` must be a dense tensor of numbers, but this one of {audio.dtype} gives no array "
+            f"({type(error).__name__}). Convert it to torch.float32."
+        ) from error
 
 
 def _rate(sample_rate: object) -> int:
@@ -162,7 +178,8 @@ def _mono(array: np.ndarray) -> np.ndarray:
         )
     if not array.size:
         return np.zeros(0)
-    data = array.astype(np.float64)
+    with np.errstate(all="ignore"):  # long floats that become infinite are counted later
+        data = array.astype(np.float64)
     if kind.kind in "iu":
         half = 2.0 ** (8 * kind.itemsize - 1)
         data = (data - half if kind.kind == "u" else data) / half

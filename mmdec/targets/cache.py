@@ -26,7 +26,8 @@ STEP = 4096  # a pool is doubled when full, but never grows by more columns
 
 @final
 class GrowingLayer(DynamicLayer):
-    """One layer's keys and values (B, H, S, D): views of pools. Replaced from outside, it is a stock layer again."""
+    """One layer's keys and values (B, H, S, D): views of pools. If other code replaces `keys`, the layer
+    behaves as a stock layer from then on."""
 
     def __init__(self, store: KVPool) -> None:
         super().__init__()
@@ -79,7 +80,7 @@ class Kind:
 
 
 class Memory(Protocol):
-    """Where a run's pools lie, if not in memory of its own."""
+    """Provides the memory of a run's pools, for example a slot of the fast pass."""
 
     def pools(self, kinds: Sequence[Kind], rows: int, length: int) -> list[Tensor]:
         """One of each kind, as `Kind.pool` makes it, with room for `length` columns; those of before, if they will do.

@@ -73,6 +73,7 @@ class DecoderTarget(HfTarget, ABC):
         # Rotations have no end, a table of positions has; what else a configuration may mean counts as a table.
         turned = getattr(config, "rope_parameters", None) is not None
         self.positions = None if turned else getattr(config, "max_position_embeddings", None)
+        self.columns = config.model_type == "gpt_neo"
 
     @abstractmethod
     def _read(self, inputs: Mapping[str, Any]) -> Prompt:
@@ -134,6 +135,7 @@ class DecoderTarget(HfTarget, ABC):
             visual=prompt.visual,
             images=prompt.images,
             room=None if self.positions is None else self.positions - 1 - text.positions[:, -1],
+            columns=self.columns,
             past=text.past,
             vision_seconds=prompt.vision_seconds,
         )

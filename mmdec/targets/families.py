@@ -11,6 +11,7 @@ import inspect
 import json
 import re
 import warnings
+from contextlib import suppress
 from functools import lru_cache
 from threading import Lock
 from typing import Any
@@ -21,7 +22,7 @@ from transformers.utils import logging
 
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.probe import BOUND, Scorer, difference
-from mmdec.targets.tiny import OWN, is_window
+from mmdec.targets.tiny import OWN, SIZES, WINDOW, is_window
 from mmdec.types import InputError
 
 ATTENTION = ("sdpa", "eager", TREE_ATTENTION)
@@ -134,11 +135,23 @@ def _probe(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             apart = difference(kind, config.from_dict(given), attention, scorer)
+            for name in _numbers(kind, config, given):
+                with suppress(Exception):  # this number is no window, and cannot be small
+                    apart = max(apart, difference(kind, config.from_dict({**given, name: WINDOW}), attention, scorer))
     except Exception as error:  # whatever a foreign class may raise
         return f"could not be tried in small ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
     finally:
         logging.set_verbosity(verbosity)
     return "" if apart <= BOUND else f"differs by {apart:.1g} of its largest logit"
+
+
+def _numbers(kind: type[PreTrainedModel], config: type[PreTrainedConfig], given: dict[str, Any]) -> list[str]:
+    """What may bound how far a class that is not transformers' own sees, whatever its author named it."""
+    if kind.__module__.startswith("transformers.models."):
+        return []
+    sizes = {*SIZES, *config.attribute_map, *config.attribute_map.values()}
+    numbers = [name for name, value in given.items() if type(value) is int and value > WINDOW]
+    return [name for name in numbers if name not in sizes and not name.endswith("_token_id")]
 
 
 def known_families() -> str:

@@ -90,7 +90,7 @@ class Slot:
         self.replays: dict[tuple[int, tuple[int, ...]], Replay] = {}  # by nodes and the layers that are read
 
     def clear(self) -> None:
-        """What nobody has written is masked; but a mask hides numbers alone, not NaN."""
+        """Set everything to 0. Columns that are not written yet are masked, but a mask does not hide NaN."""
         for pool in self.pools:
             pool.zero_()
 
@@ -119,8 +119,8 @@ class Slot:
 class FastPass:
     """A model's slots, and whether they are used.
 
-    `enabled`: None, the default, uses them on a GPU; False never does; True does on a CPU, too, where nothing is
-    captured: tests see that texts are the same.
+    `enabled`: None, the default, uses them on a GPU only; False never; True on a CPU, too. A CPU captures no graphs:
+    True is for tests, which compare the tokens.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -134,16 +134,16 @@ class FastPass:
 
     @property
     def bytes(self) -> int:
-        """Held by slots and graphs, those in use included."""
+        """Memory in bytes held by slots and graphs, those in use included."""
         return sum(slot.bytes for slot in list(self._known))
 
     @property
     def captured(self) -> int:
-        """Graphs that there are."""
+        """Number of captured graphs."""
         return sum(replay.graph is not None for slot in list(self._known) for replay in slot.replays.values())
 
     def why_not(self) -> str | None:
-        """The reason that drafts are scored in shapes of their own; None: the fast pass is used."""
+        """The reason that the fast pass is not used; None: it is used."""
         model = self._model()
         if self.enabled is False:
             return "it is switched off"
@@ -176,7 +176,7 @@ class FastPass:
         return FastRun(self, cache.cross_attention_cache if isinstance(cache, EncoderDecoderCache) else None)
 
     def take(self, kinds: Sequence[Kind], rows: int, columns: int, encoder: Cache | None) -> Slot:
-        """A slot that nobody uses."""
+        """A free slot for these, or a new one."""
         with self._lock:
             for index, slot in enumerate(self._idle):
                 if slot.holds(kinds, rows, columns, encoder):
@@ -187,7 +187,7 @@ class FastPass:
             return slot
 
     def give_back(self, slots: list[Slot]) -> None:
-        """Of a run that is through."""
+        """Return the slots of a run that has ended."""
         with self._lock:
             while slots:
                 slot = slots.pop()
@@ -263,7 +263,7 @@ class FastRun:
 
 
 def fast_pass(model: PreTrainedModel) -> FastPass:
-    """The same for every caller, for as long as the model lives."""
+    """The model's fast pass. Every call returns the same object, as long as the model exists."""
     with _making:
         if model not in _passes:
             _passes[model] = FastPass(model)

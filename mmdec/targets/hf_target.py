@@ -22,6 +22,7 @@ class HfTarget(Target, Protocol):
     reads_images: ClassVar[bool] = False  # it reads images among its token ids, as a smaller model that drafts does
     refused_outputs: ClassVar[tuple[str, ...]] = ()  # flags of a generation config that the target cannot serve
     batch_processors: ClassVar[tuple[type, ...]] = ()  # logits processors that read the whole batch and change nothing
+    columns: bool = False  # attention has a table of as many columns: every node of a draft takes one
     positions: int | None  # how many the model has; None: no end
 
     def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

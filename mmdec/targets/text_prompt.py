@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedConfig
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 
 from mmdec.targets.cache import check_cache, shallow_copy
@@ -41,7 +41,9 @@ class TextPrompt:
                 "`inputs` must hold `input_ids` and may hold `attention_mask`, `position_ids` and `past_key_values`, "
                 f"but holds {unknown or sorted(inputs)}. Leave the others out."
             )
-        cache: DynamicCache | None = inputs.get("past_key_values")
+        cache: Any = inputs.get("past_key_values")
+        if isinstance(cache, EncoderDecoderCache):
+            raise InputError("`past_key_values` must be a DynamicCache, but is an EncoderDecoderCache. Leave it out.")
         if cache is not None:
             check_cache(cache)
         past = 0 if cache is None else cache.get_seq_length()
@@ -76,7 +78,8 @@ class TextPrompt:
         positions = (counted - 1).masked_fill(~mask, 0)
         given_positions = inputs.get("position_ids")
         if given_positions is not None:
-            if given_positions.ndim != 2 or given_positions.shape[1] not in (fresh.shape[1], mask.shape[1]):
+            fits = given_positions.ndim == 2 and len(given_positions) in (1, len(ids))
+            if not fits or given_positions.shape[1] not in (fresh.shape[1], mask.shape[1]):
                 shape = tuple(given_positions.shape)
                 raise InputError(f"`position_ids` must be (B, {mask.shape[1]}), but is {shape}. Leave it out.")
             positions = torch.cat(
@@ -88,6 +91,13 @@ class TextPrompt:
 
     def run_cache(self, config: PreTrainedConfig) -> DynamicCache:
         """The cache of a run: the given one in a batch of one without holes, else one that leaves it as it is."""
+        layers = [] if self.cache is None else cast(list[DynamicLayer], self.cache.layers)
+        lengths = {layer.get_seq_length() for layer in layers}
+        if self.past and (len(lengths) > 1 or len(layers) != len(DynamicCache(config=config).layers)):
+            raise InputError(
+                f"`past_key_values` must be this model's own, but holds {len(layers)} layers of "
+                f"{sorted(lengths)} columns. Begin with an empty cache."
+            )
         shared = len(self.ids) > 1 or self.holes
         if self.cache is None or (shared and not self.past):
             return DynamicCache(config=config)

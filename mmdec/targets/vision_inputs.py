@@ -1,4 +1,4 @@
-"""The images and videos of a prompt: encoded once for a run, and dealt out to the placeholders in its token ids.
+"""The images and videos of a prompt: encoded once for a run, and assigned to the placeholders in its token ids.
 
 `generate` of transformers runs the vision tower before it hands over; where it is not asked to, the tower runs here.
 Either way a run holds the outputs itself, and later passes do not run the tower again.

@@ -57,7 +57,7 @@ class FastDecoder(nn.Module):
 
     def remember(self, states: Tensor, cache: EncoderDecoderCache) -> None:
         """Put the keys and values of the encoder's states (B, S, H) into an empty cache, as views of what the maps
-        give: the stock pass copies them twice, and new memory is dear (30 MB for the shipped Whisper)."""
+        give: the stock pass copies them twice, and allocating is slow (30 MB for the shipped Whisper)."""
         memory = cache.cross_attention_cache
         for index, layer in enumerate(self.layers_of):
             if index == len(memory.layers):

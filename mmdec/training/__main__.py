@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 import mmdec.training.lightning_leaves  # noqa: F401 # imported for its effect
 from mmdec.checks.devices import fast_bfloat16
+from mmdec.checks.errors import MmdecError
 from mmdec.checks.processes import end_as_told
 from mmdec.training.callbacks import WholeEpochs
 from mmdec.training.class_paths import RecipeParser
@@ -83,6 +85,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
 
 
+def command_line(arguments: Sequence[str] | None = None) -> None:
+    """`main` for people: what mmdec refuses, also inside the parser's errors, is one sentence on stderr; code 2."""
+    try:
+        main(arguments)
+    except Exception as error:
+        told: BaseException | None = error
+        while told is not None and not isinstance(told, MmdecError):
+            told = told.__cause__
+        if told is None:
+            raise
+        print(f"error: {told}", file=sys.stderr)
+        raise SystemExit(2) from error
+
+
 if __name__ == "__main__":
     end_as_told()
-    main()
+    command_line()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 import mmdec
 from mmdec.targets.tiny import VOCABULARY
@@ -158,6 +158,23 @@ def test_a_refused_call_leaves_the_cache_as_it_was() -> None:
             mmdec.generate(network, given, "lookup", past_key_values=held, **{**OPTIONS, **options})
         assert held.get_seq_length() == length
         assert torch.equal(held.layers[0].keys, kept)  # type: ignore[arg-type]
+
+
+def test_a_cache_of_another_model_is_refused() -> None:
+    network, ids = model("LlamaForCausalLM"), torch.arange(6, 14)[None]
+
+    def held() -> DynamicCache:
+        filled = DynamicCache(config=network.config)
+        network(ids[:, :4], past_key_values=filled, use_cache=True)
+        return filled
+
+    shallow, uneven = held(), held()
+    shallow.layers.pop()
+    uneven.layers[1].keys = uneven.layers[1].keys[:, :, :2]  # type: ignore[index]
+    uneven.layers[1].values = uneven.layers[1].values[:, :, :2]  # type: ignore[index]
+    for odd in (shallow, uneven, EncoderDecoderCache(held(), DynamicCache())):
+        with pytest.raises(InputError, match="`past_key_values` must be"):
+            mmdec.generate(network, ids, "lookup", past_key_values=odd, **OPTIONS)
 
 
 def test_a_stream_that_is_left_keeps_the_text_so_far() -> None:

@@ -66,6 +66,23 @@ def test_a_familys_texts_are_its_own_and_its_trees_are_its_paths(family: str) ->
             assert torch.equal(found.sequences, wanted)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("drafter", ["recycling", "small"])
+def test_a_table_by_column_holds_a_tree(drafter: str) -> None:
+    """GPT-Neo's mask is a table: near its end a tree's nodes would be beyond it, deep or not."""
+    shape = tiny(config_of("GPTNeoForCausalLM"), max_position_embeddings=24)
+    torch.manual_seed(0)
+    small = transformers.GPTNeoForCausalLM(shape).eval()
+    large = small if drafter == "recycling" else model_of("LlamaForCausalLM")
+    ids = torch.tensor([[5, 6, 7, 8] * 4])
+    more = 8 if drafter == "recycling" else 20
+    options: dict[str, Any] = {"max_new_tokens": more, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    wanted = large.generate(ids, **options)  # type: ignore[operator]
+    given = small if drafter == "small" else drafter
+    found = mmdec.generate(large, ids, given, num_speculative_tokens=(12, 3), **options)
+    assert torch.equal(found.sequences, wanted)
+
+
 def test_a_window_that_no_check_knows_is_found() -> None:
     """Doge attends to `keep_window_size` columns, chosen anew for each pass; its cache keeps all."""
     torch.manual_seed(0)
@@ -95,6 +112,31 @@ class Bounded(LlamaForCausalLM):
         return super().forward(
             input_ids, attention_mask, position_ids, past_key_values, logits_to_keep=logits_to_keep, **given
         )
+
+
+class Spanned(LlamaForCausalLM):
+    """Sees the last `attention_span` columns of a pass: a window that its configuration calls otherwise."""
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        logits_to_keep: Any = 0,
+        **given: Any,
+    ) -> Any:
+        if attention_mask is not None and attention_mask.ndim == 4:
+            attention_mask = attention_mask.clone()
+            attention_mask[..., : -self.config.attention_span] = torch.finfo(attention_mask.dtype).min
+        return super().forward(
+            input_ids, attention_mask, position_ids, past_key_values, logits_to_keep=logits_to_keep, **given
+        )
+
+
+def test_a_window_of_any_name_is_found() -> None:
+    with pytest.raises(InputError, match="Spanned differs"):
+        TextTarget(Spanned(LlamaConfig(**SIZES, attention_span=64, another_number=64)))
 
 
 class Renamed(LlamaForCausalLM):

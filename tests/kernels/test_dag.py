@@ -121,3 +121,19 @@ def test_of_equal_paths_the_first_is_taken() -> None:
     last, ends = torch.tensor([2]).to(DEVICE), torch.tensor([4]).to(DEVICE)
     path = dag_triton.best_alignment_triton(match, links, last, ends, banded=False)
     assert path.tolist() == [[0, 1, -1, -1, 2]]
+
+
+def test_links_may_be_expanded() -> None:
+    """A band whose jumps of all lengths are one number in memory: its gradient is in the band's layout, too."""
+    torch.manual_seed(0)
+    match, numbers = torch.randn(2, 3, 6), torch.randn(2, 6, 1)
+    last, ends = torch.tensor([2, 1]), torch.tensor([5, 4])
+    links, exact = (part.expand(2, 6, 4).detach().requires_grad_() for part in (numbers.to(DEVICE), numbers.double()))
+    got = dag_triton.marginal_triton(match.to(DEVICE), links, last.to(DEVICE), ends.to(DEVICE), banded=True)
+    want = dag_marginal(match.double(), exact, last + 1, ends + 1, banded=True)
+    got.sum().backward()
+    want.sum().backward()
+    assert links.grad is not None
+    assert exact.grad is not None
+    torch.testing.assert_close(got.cpu().double(), want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(links.grad.cpu().double(), exact.grad, rtol=1e-5, atol=1e-5)

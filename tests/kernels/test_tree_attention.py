@@ -81,6 +81,10 @@ def test_ancestors_are_bits() -> None:
     bits = packed.words[..., None].long() >> torch.arange(32) & 1
     assert torch.equal(bits.flatten(2).bool(), above)
     assert torch.equal(packed.depths, above.sum(2).int() - 1)
+    starts, ends = torch.tensor([[0, 5], [1, 6], [2, 7]], dtype=torch.int32).unbind(1)
+    strided = tree_attention_triton.PackedTree.of(starts, ends, above)
+    assert strided.starts.is_contiguous()  # the kernel reads row after row
+    assert strided.ends.is_contiguous()
 
 
 def test_the_mask_of_a_window_is_the_reference_s() -> None:

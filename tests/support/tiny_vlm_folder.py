@@ -90,7 +90,6 @@ def qwen(seed: int = 0) -> tuple[Qwen2_5_VLForConditionalGeneration, Any]:
             "hidden_size": 32,
             "intermediate_size": 48,
             "num_hidden_layers": 3,
-            "max_window_layers": 3,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "head_dim": 8,

@@ -67,6 +67,23 @@ def test_exif_rotation_is_undone(turn: int) -> None:
     np.testing.assert_array_equal(read_image(encoded(stored, exif=exif)), gradient())
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_damaged_metadata_does_not_lose_a_picture(kind: str) -> None:
+    pixels, exif = gradient(), Image.Exif()
+    exif[0x0112] = 6
+    options = {} if kind == "JPEG" else {"lossless": True}
+    wanted = read_image(encoded(Image.fromarray(pixels), kind, **options))
+    for damaged in (b"Exif\0\0no header at all", b"Exif\0\0II", b"xx", b"Exif\0\0" + exif.tobytes()[6:-9]):
+        np.testing.assert_array_equal(
+            read_image(encoded(Image.fromarray(pixels), kind, exif=damaged, **options)), wanted
+        )
+    # The rotation counts, whatever else is wrong: here a tag of letters that is said to hold fractions.
+    mixed = (
+        b"Exif\0\0II*\0\x08\0\0\0\x02\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\x1a\x01\x05\0\x01\0\0\0\xff\xff\0\0\0\0\0\0"
+    )
+    assert read_image(encoded(Image.fromarray(pixels), kind, exif=mixed, **options)).shape == (8, 6, 3)
+
+
 def test_modes() -> None:
     pixels = gradient()
     rgb = Image.fromarray(pixels)

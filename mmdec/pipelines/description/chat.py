@@ -34,7 +34,7 @@ LACKING = ("batch_size", "on_text", "on_round")  # options of `describe` that me
 class Chat:
     """A dialogue with a model: `chat.ask("What is this?", "menu.png")`, then `chat.ask("And what is cheapest?")`.
 
-    Options are those of `mmdec.describe`. One dialogue at a time: threads wait for each other.
+    Options are those of `mmdec.describe`. An object is one dialogue; if several threads ask, they wait for each other.
     """
 
     def __init__(self, **options: Unpack[DescribeOptions]) -> None:
@@ -70,7 +70,7 @@ class Chat:
     def ask(self, prompt: str, image: Pictures = (), *, on_text: OnText | None = None) -> Description:
         """The next answer. image: none, one, or a tuple of several that come with this question.
 
-        A question that is refused, or an answer that is broken off, leaves the dialogue as it was.
+        If a question is refused or an answer is interrupted, the dialogue stays as it was before the question.
         """
         check_callable("on_text", on_text, "a function of a piece of text")
         with self._lock, with_threads(self._threads):
@@ -127,6 +127,8 @@ class Chat:
     def _so_far(self, ids: Tensor, answer: list[int]) -> Tensor:
         """The dialogue's ids (1, L) with an answer, whose end the template writes."""
         config: Any = self._request.vlm.model.generation_config
-        ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+        given = self._request.options.get("eos_token_id")
+        end: Any = config.eos_token_id if given is None else given
+        ends = end if isinstance(end, list | tuple) else [end]
         continued = answer[:-1] if answer[-1] in ends else answer
         return torch.cat([ids, ids.new_tensor([continued])], 1)

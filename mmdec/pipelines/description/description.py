@@ -24,12 +24,16 @@ class Description:
     tokens_per_round: float  # correction or bonus and end of text included; the prompt's pass is not counted
     timings: Mapping[str, float] = field(repr=False)
     drafted: int = 0  # tokens that the drafter proposed
-    accepted: int = 0  # of these
+    accepted: int = 0  # drafted tokens that were accepted
     lossless: bool = True  # False for typical acceptance
     compressor: str | None = None  # how the drafter shortened the image, where it did
     confidence: float = 0.0  # 0 to 1: how likely the answer is right, see `mmdec.pipelines.confidence`
-    evidence: Mapping[str, float] = field(default_factory=lambda: {}, repr=False)  # what that was told from
-    kept: list[float] | None = field(default=None, repr=False)  # of each visual token: how far it is kept, 0 to 1
+    evidence: Mapping[str, float] = field(
+        default_factory=lambda: {}, repr=False
+    )  # what the confidence was computed from
+    kept: list[float] | None = field(
+        default=None, repr=False
+    )  # for each visual token the weight, 0 to 1, that the compressor gave it
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and texts."""

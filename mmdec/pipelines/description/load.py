@@ -82,17 +82,18 @@ def as_drafter(vlm: LoadedVlm, drafter: DraftedBy) -> DraftedBy:
     named = drafter_by_name(drafter, "drafter")
     if named is not None:
         return _loaded(vlm, named)
-    if isinstance(drafter, (str, os.PathLike)) and _is_folder(drafter):
-        return _loaded(vlm, Path(drafter))
-    if isinstance(drafter, str) and NAME.fullmatch(drafter):
+    entry = None
+    if isinstance(drafter, str) and NAME.fullmatch(drafter):  # a name goes before a folder of the same name
         entry = drafter_entry(drafter)
         if entry is not None and entry.factory is not None:
             return drafter
         folder = _beside(vlm, drafter)
         if folder is not None:
             return _loaded(vlm, folder)
-        if entry is not None:
-            raise _without_weights(vlm, drafter)
+    if isinstance(drafter, (str, os.PathLike)) and _is_folder(drafter):
+        return _loaded(vlm, Path(drafter))
+    if entry is not None:
+        raise _without_weights(vlm, str(drafter))
     return drafter
 
 

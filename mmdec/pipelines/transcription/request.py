@@ -150,7 +150,7 @@ class TranscriptionRequest:
 
     def arguments(self, indices: Sequence[int], long: bool) -> dict[str, Any]:
         """For `generate`, but for features and the loop."""
-        arguments: dict[str, Any] = {**self.options, "return_segments": True}
+        arguments: dict[str, Any] = {**self.options, "return_segments": True, "return_dict_in_generate": False}
         if isinstance(self.languages, str):
             arguments["language"] = self.languages
         elif self.languages is not None:

@@ -28,10 +28,10 @@ class Word:
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece that the model itself cut off, between two of its timestamps.
+    """The text between two timestamp tokens of the model.
 
-    Without words `start` and `end` are those timestamps. With words it begins with the first of them, which is nearer
-    to the truth, and its last word ends with it: see `mmdec.pipelines.transcription.word_timestamps.agree`.
+    Without words, `start` and `end` are these two timestamps. With words, `start` is the start of the first word, which
+    is more exact, and the last word ends at `end`: see `mmdec.pipelines.transcription.word_timestamps.agree`.
     """
 
     start: float
@@ -62,7 +62,9 @@ class Transcript:
     seconds: float = 0.0  # the recording's length
     lossless: bool = True  # False for typical acceptance
     confidence: float = 0.0  # 0 to 1: the share of words that are likely right, see `mmdec.pipelines.confidence`
-    evidence: Mapping[str, float] = field(default_factory=lambda: {}, repr=False)  # what that was told from
+    evidence: Mapping[str, float] = field(
+        default_factory=lambda: {}, repr=False
+    )  # what the confidence was computed from
     windows: int = 1  # prompts' passes among the rounds: one for each window, and for each time it was decoded again
 
     def to_dict(self) -> dict[str, Any]:

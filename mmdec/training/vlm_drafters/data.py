@@ -107,6 +107,11 @@ class DraftData(LightningDataModule):
         if self.splits["dev"] is not None:
             return {split: self._read(split, self.counts[split]) for split in ("train", "dev")}
         chosen = self._read("train", None if many is None else many + few)
+        if len(chosen) <= few:
+            raise InputError(
+                f"`dev_samples` must leave questions to train on, but takes {few} of {len(chosen)}. Give fewer, "
+                "or name a `dev_split`."
+            )
         return {"train": chosen[:-few], "dev": chosen[-few:]}
 
     def _read(self, split: str, count: int | None) -> list[Sample]:
@@ -191,7 +196,10 @@ class DraftData(LightningDataModule):
         }
         for split, rows in self.parts.items():
             if not rows:
-                raise InputError(f"`corpus` must have questions with answers of two tokens, but {split} has none.")
+                raise InputError(
+                    f"`corpus` must have questions that the model answers with two tokens or more, but {split} has "
+                    "none. Ask it with `mmdec describe`."
+                )
 
     def train_dataloader(self) -> DataLoader[Any]:
         assert self.trainer is not None

@@ -214,3 +214,19 @@ def test_trimming_leaves_the_speech() -> None:
     trimmed = audio.trim_silence(sound)
     assert 0.9 * RATE < len(trimmed) < 2 * RATE
     assert trimmed.square().sum() == pytest.approx(sound.square().sum().item(), rel=0.02)
+
+
+@pytest.mark.parametrize("subtype", ["PCM_S8", "PCM_16", "PCM_24"])
+def test_a_cut_sample_dump_is_as_long_as_what_is_left(tmp_path: Path, subtype: str) -> None:
+    """libsndfile repeats its last block until the declared length."""
+    content = io.BytesIO()
+    soundfile.write(content, buzz(1.0), RATE, format="SDS", subtype=subtype)
+    whole = audio.load_audio(io.BytesIO(content.getvalue()))
+    cut = content.getvalue()[: len(content.getvalue()) // 2]
+    (tmp_path / "cut.sds").write_bytes(cut)
+    (tmp_path / "whole.sds").write_bytes(content.getvalue())
+    assert len(whole) >= RATE
+    assert torch.equal(audio.load_audio(tmp_path / "whole.sds"), whole)
+    for found in (audio.load_audio(tmp_path / "cut.sds"), audio.load_audio(io.BytesIO(cut))):
+        assert 0.45 * RATE < len(found) <= 0.5 * RATE + 60
+        assert torch.equal(found, whole[: len(found)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import SpeechT5HifiGan, SpeechT5HifiGanConfig
 
 import mmdec
-from mmdec.checks.weights import read_weights, shards
+from mmdec.checks.weights import check_counts, check_finite_weights, read_settings, read_weights, shards
 from mmdec.hub.daspeech import WEIGHTS
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import load_whisper
@@ -95,6 +96,7 @@ def test_shards_give_what_one_file_gives(whisper: Path, pristine: Path) -> None:
         ("loop.safetensors", "outside|lacks"),
         ("model-00009-of-00002.safetensors", r"lacks 'model-00009-of-00002\.safetensors'"),
         ("\0.safetensors", "`model` must hold"),
+        ("\ud800.safetensors", r"'\\ud800\.safetensors'"),
         ("x" * 300 + ".safetensors", "`model` must hold"),
     ],
 )
@@ -175,6 +177,29 @@ def test_weights_that_are_not_finite_are_named(whisper: Path, tiny_model: Path, 
     refused(lambda: mmdec.load(tiny_model, "cpu", vocoder=voice), f"`vocoder` must hold finite weights, but '{name}'")
     torch.save({"state_dict": {"a.weight": torch.tensor([1.0, value])}}, tmp_path / "step=1.ckpt")
     refused(lambda: read_checkpoint(tmp_path / "step=1.ckpt"), "`checkpoint` must hold finite weights, but 'a.weight'")
+
+
+@pytest.mark.parametrize(
+    "value", [torch.tensor([1.0, 1e300], dtype=torch.float64), torch.tensor([complex(1, math.nan)])]
+)
+def test_weights_that_float32_does_not_hold_are_named(value: torch.Tensor) -> None:
+    refused(lambda: check_finite_weights({"a.weight": value}, Path(WHOLE)), "finite weights, but 'a.weight'")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
+def test_settings_without_end_are_not_waited_for(whisper: Path, make: Callable[[Path], None]) -> None:
+    (whisper / "config.json").unlink()
+    make(whisper / "config.json")
+    refused(lambda: load_whisper(whisper, "cpu"), "`model` must be a Whisper")
+    refused(lambda: read_settings(whisper / "config.json"), "it is no regular file")
+
+
+def test_weights_that_are_missing_are_one_error(whisper: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    state = load_file(whisper / WHOLE)
+    del state["model.encoder.layer_norm.weight"]
+    save_file(state, whisper / WHOLE, {"format": "pt"})
+    refused(lambda: load_whisper(whisper, "cpu"), "lacks 'model.encoder.layer_norm.weight', 1 in all")
+    assert "MISSING" not in "".join(capfd.readouterr())
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json", WHOLE, "tokenizer.json"])
@@ -332,6 +357,14 @@ def test_what_training_begins_from_is_checked_too(tmp_path: Path) -> None:
     refused(lambda: load_acoustic(tmp_path), "lacks 'tts.safetensors'")
     save_file({"a": torch.zeros(1)}, tmp_path / "tts.safetensors")
     refused(lambda: load_acoustic(tmp_path), "`acoustic` must hold its sizes")
+
+
+def test_a_bound_is_no_count() -> None:
+    """Qwen's text settings say `max_window_layers` 80, of two layers too."""
+    state = {"weight": torch.zeros(1)}
+    check_counts({"text_config": {"max_window_layers": 80, "num_hidden_layers": 1}}, state)
+    with pytest.raises(mmdec.InputError, match="`num_hidden_layers` is 80 for 1 tensors"):
+        check_counts({"text_config": {"max_window_layers": 80, "num_hidden_layers": 80}}, state)
 
 
 def test_an_index_without_a_map(tmp_path: Path) -> None:

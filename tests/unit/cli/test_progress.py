@@ -82,3 +82,11 @@ def test_what_has_no_end_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bar(count=False, now=lambda: next(times)) as progress:
         progress.update(progress.add_task("talk.mp3", total=None), completed=12.0)
     assert capsys.readouterr().err == "talk.mp3: 12\n"
+
+
+def test_what_is_not_counted_is_told_in_percent(capsys: pytest.CaptureFixture[str]) -> None:
+    """Seconds of sound, "21 of 21", say little without their unit."""
+    times = clock(0.0, EVERY)
+    with progress_bar(count=False, now=lambda: next(times)) as progress:
+        progress.update(progress.add_task("talk.mp3", total=20.0), completed=5.0)
+    assert capsys.readouterr().err == "talk.mp3: 25 %\n"

@@ -40,6 +40,7 @@ def test_rows_as_they_are_published(tmp_path: Path) -> None:
     assert third.images == ()
     assert [path.name for path in fourth.images] == ["a.png", "c.png"]
     assert read_conversations(listed, tmp_path / "other")[0].images[0] == tmp_path / "other" / "coco/train/1.jpg"
+    assert read_conversations(write(tmp_path, [row(image=None)]))[0].images == ()  # as tables write what is lacking
     behind = [{"from": "human", "value": "What is it?\n<image>"}, {"from": "gpt", "value": "x"}]
     assert read_conversations(write(tmp_path, [row(conversations=behind)]))[0].turns[0][0] == "What is it?"
 

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from mmdec.corpora.image_text_questions import SHORT, read_questions, swapped
+from mmdec.corpora.image_text_questions import SHORT, ImageQuestion, read_questions, swapped
+from mmdec.evaluation.description import score
 from mmdec.types import InputError
 
 
@@ -56,6 +57,10 @@ def test_a_list_of_ones_own(tmp_path: Path) -> None:
     assert own.images == (tmp_path / "a.png", tmp_path / "b/c.png")
     assert (own.task, own.scoring, own.answers) == ("all", "exact", ("The first",))
     assert (quiet.images, quiet.scoring) == ((), "vqav2")
+    blank = {"image": None, "question": "Say.", "answer": None, "category": None, "question_id": None}
+    assert read_questions(lines(tmp_path / "blank.jsonl", [blank])) == [ImageQuestion("0", "Say.", (), "all")]
+    (tmp_path / "marked.jsonl").write_text((tmp_path / "q.jsonl").read_text(), encoding="utf-8-sig")
+    assert read_questions(tmp_path / "marked.jsonl", tmp_path) == [own, quiet]  # as some editors write it
 
 
 def test_textvqa(tmp_path: Path) -> None:
@@ -195,6 +200,17 @@ def test_mmmu(tmp_path: Path) -> None:
         read_questions(tmp_path / "other.parquet")
 
 
+@pytest.mark.parametrize("answer", ["?", "", None])
+def test_mmmu_s_withheld_answers_are_not_scored(tmp_path: Path, answer: Any) -> None:
+    """The test split: a "?" is no letter that a model could choose, and an empty text is in every answer."""
+    kinds = enumerate((["a", "b"], []))
+    rows = [mmmu_row(f"test_Art_{n}", "<image 1> Which?", options, answer, picture("red")) for n, options in kinds]
+    mmmu(tmp_path, "Art", rows, "test-00000-of-00001.parquet")
+    for question in read_questions(tmp_path):
+        assert (question.scoring, question.answers) == ("", ())
+        assert score(question, "A") == (0.0, 0)
+
+
 def test_conversations_with_notes(tmp_path: Path) -> None:
     said = [
         ("<image>\nDescribe this image.", "A red star."),
@@ -219,6 +235,9 @@ def test_conversations_with_notes(tmp_path: Path) -> None:
     assert again.question == "And its colour?"
     assert (described.scoring, described.claims) == ("claims", (("red", "star"),))
     assert described.images == (tmp_path / "images" / "a.png",)
+    for odd in (None, 3, {"claims": None}, {"claims": 3}):  # somebody else's field of that name
+        foreign = read_questions(written(tmp_path / "odd.json", [{**row, "turns": [odd]}]))
+        assert (foreign[0].task, foreign[0].claims) == ("all", ())
     plain = read_questions(written(tmp_path / "mix.json", [row]))
     assert [one.scoring for one in plain] == ["", ""]
 

@@ -130,6 +130,9 @@ def test_what_was_kept_in_words() -> None:
     assert "Darker" not in kept_sentence(None, [1.0, 0.0, 0.5], "flash")
     assert "Darker squares count for less." in kept_sentence("queries", [1.0, 0.2, 0.5, 0.3], "vispec")
     assert "Darker" not in kept_sentence("pool", [1.0] * 4, "specvlm")
+    assert "Its gate, which reads the question, chose to average" in kept_sentence("pool", [1.0] * 4, "specvlm")
+    assert "gate" not in kept_sentence("queries", [1.0] * 4, "vispec")  # neither has one
+    assert "gate" not in kept_sentence("latents", [1.0] * 4, "flash")
     assert "every visual token" in kept_sentence(None, None, "msd")
 
 

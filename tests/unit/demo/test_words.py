@@ -59,6 +59,7 @@ def test_confidence_in_words() -> None:
     assert "Confidence 93 %: of 100 words that come out like this, about 93 are right." in confidence(
         0.934, "words", True
     )
+    assert "Confidence 99 %" in confidence(1.0, "words", True)  # nothing is certain
     assert "unsure" not in confidence(0.5, "words", True)
     low = ElementTree.fromstring(confidence(0.31, "answers", False))
     assert "".join(low.itertext()).startswith(

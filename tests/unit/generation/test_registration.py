@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmdec.drafters import registry
+from mmdec.generation.registration import register_when_there
 
 USE = """
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -57,3 +58,27 @@ def test_folders_are_looked_for_by_all_who_offer_to(monkeypatch: pytest.MonkeyPa
     registry.add_finder(lambda given, argument: tmp_path if given == "a/b" else None)
     assert registry.find_folder("a/b", "drafter") == tmp_path
     assert registry.find_folder("b/a", "drafter") is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["from mmdec.hub import no_such_name", "import mmdec.hub.no_such_module", "from torch import no_such_name"],
+)
+def test_a_broken_module_of_ours_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str) -> None:
+    (tmp_path / "registers_broken.py").write_text(line, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match="no_such"):
+        register_when_there({"sys": "registers_broken"})
+
+
+def test_an_optional_package_may_be_absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "registers_optional.py").write_text("import no_such_package.part", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    register_when_there({"sys": "registers_optional"})
+
+
+def test_drafters_of_the_hub_do_not_vanish_without_a_word() -> None:
+    broken = "import sys, mmdec.hub\nsys.modules['mmdec.hub.find'] = None\nmmdec.speculate('vlm-scenes/eagle')"
+    done = subprocess.run([sys.executable, "-c", broken], capture_output=True, text=True, timeout=300)
+    assert "import of mmdec.hub.find halted" in done.stderr
+    assert "InputError" not in done.stderr

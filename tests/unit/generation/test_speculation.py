@@ -12,6 +12,7 @@ import mmdec
 from mmdec.hub.vlm import load_vlm
 from mmdec.targets.vlm import VlmTarget
 from mmdec.types import InputError
+from tests.exactness.families import model_of
 from tests.support.tiny_vlm import KINDS, Picture, batch_of, vision_model
 from tests.support.tiny_vlm_folder import write
 
@@ -57,3 +58,24 @@ def test_a_description_makes_its_target_once_when_its_drafter_is_known(tmp_path:
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(InputError, match="`model` must be a loaded model of transformers, but is 'llama'"):
         mmdec.generate("llama", torch.tensor([[1, 2]]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("attention_mask", torch.full((1, 4), 2)),
+        ("attention_mask", torch.full((1, 4), float("nan"))),
+        ("attention_mask", torch.ones(2, 4)),
+        ("prefix_allowed_tokens_fn", 3),
+    ],
+)
+def test_odd_options_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(InputError):
+        mmdec.generate(model_of("LlamaForCausalLM"), {"input_ids": torch.tensor([[5, 6, 7, 8]])}, **{name: value})
+
+
+def test_half_a_token_is_one_as_in_generate() -> None:
+    model, ids = model_of("LlamaForCausalLM"), torch.tensor([[5, 6, 7, 8]])
+    options: dict[str, Any] = {"max_new_tokens": 2.5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    wanted = model.generate(ids, **options)  # type: ignore[operator] # mixed in
+    assert torch.equal(mmdec.generate(model, ids, **options).sequences, wanted)

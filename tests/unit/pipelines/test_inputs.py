@@ -6,6 +6,7 @@ import inspect
 import io
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import soundfile
 import torch
 
 import mmdec
-from mmdec.pipelines.inputs import read
+from mmdec.pipelines.inputs import Batch, read
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz
 
@@ -134,6 +135,45 @@ def test_wrong_shape(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("dtype", [np.complex64, np.bool_, np.int64, np.uint64, object, "U3"])
 def test_wrong_type_of_sample(dtype: object) -> None:
     refused("floats or integers of at most 32 bit", np.ones(RATE).astype(dtype), RATE)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("kind", ["float8", "sparse", "meta", "quantised"])
+def test_a_tensor_that_numpy_cannot_hold_costs_no_neighbour(kind: str) -> None:
+    sound = torch.from_numpy(buzz(0.5))
+    odd = {
+        "float8": sound.to(torch.float8_e4m3fn),
+        "sparse": sound.to_sparse(),
+        "meta": sound.to("meta"),
+        "quantised": torch.quantize_per_tensor(sound.float(), 0.1, 0, torch.qint8),
+    }[kind]
+    batch = Batch([sound, odd, sound], RATE)
+    assert [*batch.read()] == [0, 2]
+    assert "dense tensor" in str(batch.errors[1])
+
+
+class Pathless:
+    def __fspath__(self) -> str:
+        raise RuntimeError("no path")
+
+
+class Readless:
+    @property
+    def read(self) -> object:
+        raise RuntimeError("no read")
+
+
+def test_an_object_that_fails_by_itself_costs_no_neighbour() -> None:
+    sound = torch.from_numpy(buzz(0.5))
+    items: list[Any] = [sound, Pathless(), Readless(), sound]
+    batch = Batch(items, RATE)
+    assert [*batch.read()] == [0, 3]
+    assert all("RuntimeError: no" in str(error) for error in batch.errors.values())
+
+
+def test_a_tensor_with_its_signs_kept_apart() -> None:
+    sound = torch.from_numpy(buzz(0.5)).float()
+    negated = torch.view_as_complex(torch.stack([sound, -sound], 1)).conj().imag
+    assert torch.equal(read(negated, RATE), read(sound, RATE))
 
 
 @pytest.mark.parametrize("audio", [None, 3, 1.5, {"audio": 1}, b"RIFF", object()])

@@ -73,6 +73,17 @@ def test_turns_are_those_of_generate(loaded: tuple[Any, Any], drafter: str | Non
     assert text.count(end) == (3 if processor.image_token == "<image>" else 7)  # between turns, never twice
 
 
+def test_the_end_of_an_answer_is_the_caller_s(loaded: tuple[Any, Any]) -> None:
+    model, processor = loaded
+    said = mmdec.Chat(model=model, processor=processor).ask(*TURNS[0]).tokens
+    end = next(token for token in said[2:] if token not in said[:2])
+    for given in (end, [end, 3]):
+        chat = mmdec.Chat(model=model, processor=processor, eos_token_id=given)
+        answer = chat.ask(*TURNS[0]).tokens
+        assert answer == said[: said.index(end) + 1]
+        assert chat.tokens[-len(answer) :][1:] == answer[:-1]  # the template writes the end
+
+
 def test_a_turn_that_is_broken_off_leaves_the_dialogue_as_it_was(loaded: tuple[Any, Any]) -> None:
     model, processor = loaded
     wanted, chat = (mmdec.Chat(model=model, processor=processor, drafter="recycling") for _ in range(2))

@@ -47,6 +47,15 @@ def settings(folder: Path, name: str, **changes: Any) -> None:
     (folder / name).write_text(json.dumps(kept), encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("eos_token_id", "x"), ("eos_token_id", -5), ("pad_token_id", 10**9), ("suppress_tokens", "a")]
+)
+def test_a_broken_generation_config_is_refused_when_it_is_read(folder: Path, name: str, value: object) -> None:
+    settings(folder, "generation_config.json", **{name: value})
+    with pytest.raises(InputError, match=f"`{name}` must be .*generation config"):
+        load_vlm(folder, "cpu")
+
+
 def test_a_system_is_found_inside_the_model_s_folder_and_beside_it(folder: Path) -> None:
     vlm = load_vlm(folder, "cpu")
     plain = mmdec.describe(pixels(0), QUESTION, model=vlm, drafter=None)
@@ -69,6 +78,19 @@ def test_a_system_is_found_inside_the_model_s_folder_and_beside_it(folder: Path)
         assert out.drafted > 0
     with pytest.raises(InputError, match="`drafter` must be one of lookup, recycling"):
         mmdec.describe(pixels(0), QUESTION, model=vlm, drafter="eagel")
+
+
+def test_a_name_goes_before_a_folder_so_called(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `generate` and `transcribe`."""
+    here = tmp_path / "here"
+    for name in ("lookup", "eagle"):
+        (here / name).mkdir(parents=True)  # a folder without weights
+    monkeypatch.chdir(here)
+    vlm = load_vlm(folder.resolve(), "cpu")
+    assert as_drafter(vlm, "lookup") == "lookup"
+    drafter_weights("eagle", vlm.model, folder / "eagle")
+    named: Any = as_drafter(vlm, "eagle")
+    assert named.name.startswith("eagle")
 
 
 class NewNetwork(DraftNetwork):

@@ -96,6 +96,13 @@ def test_models_that_lack_something(loose: LoadedWhisper) -> None:
     assert caught.value.results[1] is None
 
 
+def test_a_generation_config_that_asks_for_an_output_object(loose: LoadedWhisper) -> None:
+    known: Any = loose.model.generation_config
+    wanted = transcribe(model=loose).tokens
+    known.return_dict_in_generate = True
+    assert transcribe(model=loose).tokens == wanted
+
+
 def test_heads_of_another_whisper(loose: LoadedWhisper, tmp_path: Path, whisper: LoadedWhisper) -> None:
     assert whisper.directory is not None
     other = network(loose.tokenizer, d_model=16)

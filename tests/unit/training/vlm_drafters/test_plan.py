@@ -66,3 +66,11 @@ def test_an_epoch_is_all_samples_where_no_steps_are_given() -> None:
 def test_a_ramp_needs_pictures() -> None:
     with pytest.raises(InputError, match="`ramp` needs samples with pictures"):
         taken(data(0, 8, ramp=Ramp(1)), 0)
+
+
+def test_a_corpus_too_small_for_what_is_held_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a split for development."""
+    made = DraftData("base", "corpus", dev_split=None, dev_samples=10)
+    monkeypatch.setattr(made, "_read", lambda split, count: [Sample(f"v{n}", "?") for n in range(10)])
+    with pytest.raises(InputError, match="`dev_samples` must leave questions to train on, but takes 10 of 10"):
+        _ = made.samples

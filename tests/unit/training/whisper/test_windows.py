@@ -97,6 +97,8 @@ def test_a_wrong_manifest_is_refused(tmp_path: Path, name: str, content: str, me
 def test_a_split_that_is_not_there_is_refused(corpus: Path):
     with pytest.raises(InputError, match="is no folder"):
         read_utterances(corpus, "test")
+    with pytest.raises(InputError, match="must be an existing manifest"):
+        read_utterances(corpus / "recordings.tsv", "train")
 
 
 def test_features_are_whispers():
