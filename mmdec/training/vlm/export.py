@@ -11,9 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import GenerationConfig, LlavaProcessor, PreTrainedTokenizerFast, SiglipImageProcessor
+from transformers import (
+    GenerationConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+    SiglipImageProcessor,
+)
 
+from mmdec.checks.errors import InputError
 from mmdec.hub.publish import CARD, whole_folder, write_provenance
+from mmdec.nn.fingerprint import fingerprint
 from mmdec.training.daspeech.export import average, newest, read_checkpoint
 from mmdec.training.vlm.module import VlmModule
 from mmdec.training.vlm.network import Shape
@@ -30,6 +38,19 @@ def load_module(checkpoints: Sequence[Path]) -> tuple[VlmModule, int]:
     return module.eval(), int(last["global_step"])
 
 
+@torch.no_grad()
+def mix(model: LlavaForConditionalGeneration, other: Path, share: float) -> LlavaForConditionalGeneration:
+    """Give the model the mean of its weights, by `share`, and those of the folder `other`. Returns the other model."""
+    earlier = type(model).from_pretrained(other, dtype=torch.float32)
+    weights = earlier.state_dict()
+    own = model.state_dict()
+    if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in weights.items()}:
+        raise InputError(f"`mean_with` must have the run's sizes, but the model of '{other}' has others.")
+    means = {name: weights[name].lerp(value.float(), share) for name, value in own.items()}
+    model.load_state_dict(means)
+    return earlier
+
+
 def build_processor(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> LlavaProcessor:
     """Pictures of any size are scaled to the model's square, values -1 to 1; the text is a chat."""
     return LlavaProcessor(
@@ -43,12 +64,20 @@ def build_processor(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> LlavaPr
     )
 
 
-def export(checkpoints: Sequence[Path], tokenizer_folder: Path, out: Path) -> Path:
+def export(
+    checkpoints: Sequence[Path], tokenizer_folder: Path, out: Path, mean_with: Path | None = None, share: float = 0.5
+) -> Path:
     """Write the model's folder in half precision and in one step: on an error the old one stays.
 
-    An earlier card is kept.
+    mean_with: the model that the run began from: the weights are the mean of both, those of the run by `share`, 0 to 1
+    (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models"). An earlier card is kept.
     """
+    if not 0 <= share <= 1:
+        raise InputError(f"`share` must be from 0 to 1, but is {share}.")
     module, step = load_module(checkpoints)
+    blend: dict[str, object] = {}
+    if mean_with is not None:
+        blend = {"mean_with": fingerprint(mix(module.model, mean_with, share)), "share": share}
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder)
     model = module.model.half()
     model.generation_config = GenerationConfig(
@@ -62,7 +91,7 @@ def export(checkpoints: Sequence[Path], tokenizer_folder: Path, out: Path) -> Pa
         model.save_pretrained(fresh)
         build_processor(tokenizer, module.shape).save_pretrained(fresh)
         parameters = {name: value for name, value in module.hparams.items() if name != "units"}
-        training = {"checkpoints": len(checkpoints), "step": step, "hyperparameters": parameters}
+        training = {"checkpoints": len(checkpoints), "step": step, "hyperparameters": parameters, **blend}
         write_provenance(fresh, training, model.device)
         if (out / CARD).is_file():
             shutil.copy(out / CARD, fresh)
@@ -75,9 +104,12 @@ def main() -> None:
     parser.add_argument("--run", type=Path, default=Path("runs/vlm"))
     parser.add_argument("--average", type=int, default=1, help="checkpoints to average, the last ones")
     parser.add_argument("--out", type=Path, default=Path("models/vlm-scenes"))
+    parser.add_argument("--mean-with", type=Path, help="write the mean with this exported model's weights")
+    parser.add_argument("--share", type=float, default=0.5, help="of the run's weights in that mean (default 0.5)")
     options = parser.parse_args()
     torch.set_grad_enabled(False)
-    print(export(newest(options.run / "checkpoints", options.average), options.run / "tokenizer", options.out))
+    checkpoints = newest(options.run / "checkpoints", options.average)
+    print(export(checkpoints, options.run / "tokenizer", options.out, options.mean_with, options.share))
 
 
 if __name__ == "__main__":

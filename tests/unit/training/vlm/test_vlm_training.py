@@ -13,6 +13,7 @@ from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
 from mmdec.checks.errors import InputError
 from mmdec.training.options import token_list
 from mmdec.training.vlm.encoded import NOWHERE
+from mmdec.training.vlm.export import mix
 from mmdec.training.vlm.module import VlmModule
 from mmdec.training.vlm.network import CellHeads, Shape, build_model, cell_loss, see, speak
 from mmdec.training.vlm.packing import IGNORED, pack, turn_mask
@@ -163,3 +164,16 @@ def test_a_run_starts_from_a_model_or_with_the_heads_of_a_checkpoint(
     assert all(fine or "projector" in name for name, fine in same.items())
     with pytest.raises(InputError, match="`start` must fit"):
         VlmModule(units, Shape(32, 16, 24, 2, 2, 24, 24, 3, 2, 12, 32, 256), start=str(tmp_path / "last.ckpt"))
+
+
+def test_the_mean_of_two_models(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    units = token_list(tokenizer)
+    earlier, later = (build_model(TINY, units, seed) for seed in (1, 2))
+    earlier.save_pretrained(tmp_path / "model")
+    before = {name: value.clone() for name, value in later.state_dict().items()}
+    mix(later, tmp_path / "model", 0.25)
+    for name, value in later.state_dict().items():
+        torch.testing.assert_close(value, 0.75 * earlier.state_dict()[name] + 0.25 * before[name])
+    assert later.lm_head.weight is later.get_input_embeddings().weight  # counted once
+    with pytest.raises(InputError, match="`mean_with` must have"):
+        mix(build_model(Shape(32, 16, 24, 2, 2, 24, 24, 3, 2, 12, 32, 256), units, 1), tmp_path / "model", 0.5)
