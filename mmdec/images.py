@@ -159,7 +159,7 @@ def _decode(image: Image.Image, what: str) -> np.ndarray:
 def _upright(image: Image.Image) -> Image.Image:
     """The picture with its EXIF rotation undone; damaged metadata says nothing of which way is up."""
     try:
-        turn = _TURNS.get(image.getexif().get(_ORIENTATION))
+        turn = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
     except MemoryError:
         raise
     except Exception:  # PIL raises many kinds, a SyntaxError among them
