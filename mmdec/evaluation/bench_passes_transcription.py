@@ -45,7 +45,7 @@ def random_speech_model(size: str, device: torch.device, dtype: torch.dtype) -> 
     """A Whisper of `SPEECHES` with random weights, made on the device. It never ends a text: that token's row of the
     output matrix is 0."""
     torch.manual_seed(0)
-    sizes = dict(SPEECHES[size])
+    sizes: dict[str, Any] = dict(SPEECHES[size])
     width, layers, heads = sizes.pop("d_model"), sizes.pop("layers"), sizes.pop("heads")
     config = WhisperConfig(
         d_model=width,
