@@ -153,6 +153,25 @@ def kernels(
 
 @app.command(cls=ReportCommand)
 @reporting
+def passes(
+    text: Annotated[str | None, typer.Option(help="Language model: 30M or 7B. Default: 7B on a GPU.")] = None,
+    prefix: Annotated[int | None, typer.Option(min=1, max=131072, help="Tokens before its draft.")] = None,
+    speech: Annotated[str | None, typer.Option(help="Speech model: tiny or small. Default: small on a GPU.")] = None,
+    repeats: Pairs = 15,
+    device: BenchDevice = "cpu",
+    threads: BenchThreads = 1,
+    *,
+    to: Destinations,
+) -> None:
+    """Time whole passes, random weights: tree attention against SDPA, and a round with the fast pass on and off."""
+    from mmdec.evaluation.bench_passes import bench_passes, sizes_for
+
+    sizes = sizes_for(device, text=text, prefix=prefix, speech=speech)
+    _deliver("passes", bench_passes(sizes, repeats=repeats, device=device, threads=threads, log=log), to)
+
+
+@app.command(cls=ReportCommand)
+@reporting
 def asr(
     recordings: Annotated[
         list[Path] | None,

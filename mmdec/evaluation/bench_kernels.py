@@ -101,7 +101,7 @@ def _attention(
         _same(f"tree attention and {other}", tree_attention(q, k, v, mask, scale), result)
         row["against"][other] = asdict(paired(lambda: tree_attention(q, k, v, mask, scale), run, repeats, device))
     if copy is not None:
-        seconds = _seconds(lambda: tree_attention(q, k, v, mask, scale), repeats)
+        seconds = _seconds(lambda: tree_attention(q, k, v, mask, scale), repeats, device)
         moved = 2 * k.numel() * k.element_size()
         row |= {"microseconds": 1e6 * seconds, "gb_s": moved / seconds / 1e9, "of_copy": moved / seconds / 1e9 / copy}
     return row
@@ -145,8 +145,8 @@ def _gather(device: torch.device, dtype: torch.dtype, repeats: int) -> dict[str,
         "against": {"a copy for each layer": asdict(result)},
     }
     if device.type == "cuda":
-        row["microseconds"] = 1e6 * _seconds(lambda: kv_gather(pool, [path], [1001]), repeats)
-        row["launches"] = _launches(lambda: kv_gather(pool, [path], [1001]))
+        row["microseconds"] = 1e6 * _seconds(lambda: kv_gather(pool, [path], [1001]), repeats, device)
+        row["launches"] = _launches(lambda: kv_gather(pool, [path], [1001]), device)
     return row
 
 
@@ -177,7 +177,7 @@ def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> l
         against = {"dense torch": asdict(paired(a, b, repeats, device))}
         row = {"shape": shape, "what": what, **_kind(match), "against": against}
         if device.type == "cuda":
-            row["peak_mib"], row["dense_peak_mib"] = (_peak(run) for run in (a, b))
+            row["peak_mib"], row["dense_peak_mib"] = (_peak(run, device) for run in (a, b))
         else:
             row["least_cpu_ms"] = 1e3 * _least(a, 4 * repeats)
         rows.append(row)
@@ -217,15 +217,15 @@ def _least(run: Callable[[], object], repeats: int) -> float:
     return min(laps)
 
 
-def _seconds(run: Callable[[], object], repeats: int) -> float:
-    """Median seconds on the GPU of one of 20 calls in a row."""
-    laps = []
+def _seconds(run: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Median seconds on this GPU of one of 20 calls in a row."""
+    laps, stream = [], torch.cuda.current_stream(device)  # an event of its own accord asks the current GPU's
     for _ in range(repeats + 1):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
+        begin.record(stream)
         for _ in range(20):
             run()
-        end.record()
+        end.record(stream)
         end.synchronize()
         laps.append(begin.elapsed_time(end) / 20e3)
     return statistics.median(laps[1:])
@@ -235,23 +235,23 @@ def _copy_bandwidth(device: torch.device) -> float:
     """GB/s read and written by a copy of 1 GiB."""
     source = torch.empty(2**30, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
-    return 2 * source.numel() / _seconds(lambda: target.copy_(source), 9) / 1e9
+    return 2 * source.numel() / _seconds(lambda: target.copy_(source), 9, device) / 1e9
 
 
-def _peak(run: Callable[[], object]) -> float:
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+def _peak(run: Callable[[], object], device: torch.device) -> float:
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
     run()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
+    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
 
 
-def _launches(run: Callable[[], object]) -> int:
+def _launches(run: Callable[[], object], device: torch.device) -> int:
     """Kernels that one call launches, copies of indices left out."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         run()
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
     # The profiler also records the host's calls, such as cudaLaunchKernel and cudaDeviceSynchronize.
     on_device = [event for event in recorded.events() or [] if event.device_type.name == "CUDA"]
     return sum(not event.name.startswith("Mem") for event in on_device)

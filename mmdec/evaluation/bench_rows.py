@@ -78,6 +78,7 @@ def _middle(group: str) -> float | None:
 
 
 def _asr(raw: Raw) -> BenchReport:
+    clips = raw["clips"]
     rows: list[Comparison] = []
     for row in raw["curve"]:
         group = f"{row['words']} words"
@@ -106,12 +107,7 @@ def _asr(raw: Raw) -> BenchReport:
         exactness=tuple(exact),
         comparisons=tuple(rows),
         quantities=(
-            Quantity(
-                "clips of few words slower than greedy decoding",
-                raw["clips"]["slower"],
-                "clips",
-                len(raw["clips"]["each"]),
-            ),
+            Quantity("clips of few words slower than greedy decoding", clips["slower"], "clips", len(clips["each"])),
             Quantity("audio decoded in a repeat", raw["seconds_of_audio"], "s", raw["recordings"]),
             *_peer(raw.get("peer", {})),
         ),
@@ -181,17 +177,12 @@ def _speech(raw: Raw) -> BenchReport:
         comparisons=tuple(rows),
         quantities=(
             Quantity("verified: phones in each pass of the baseline", verified["units_per_pass"], "phones", count),
-            Quantity(
-                "file to samples, for a second of source",
-                1e3 * rate["median"],
-                "ms",
-                rate["n"],
-                high=1e3 * rate["worst"],
-            ),
+            Quantity("file to samples, for a second of source", 1e3 * rate["median"], "ms", rate["n"],
+                     high=1e3 * rate["worst"]),
         ),
         stages=raw.get("stages", {}),
         details=dict(raw),
-    )
+    )  # fmt: skip
 
 
 def _over(rows: Sequence[Raw], subject: str, baseline: str, group: str, timed: str) -> Comparison:
@@ -228,10 +219,8 @@ def _core(raw: Raw) -> BenchReport:
                 tokens_per_round=row["tokens_per_round"])
         for size, texts in raw["lookup"]["sizes"].items() for text, row in texts.items()
     ]  # fmt: skip
-    rows += [
-        _paired(_turned(row), "always wrong", "plain generate", size, "all", WALL)
-        for size, row in raw["always_wrong"].items()
-    ]
+    for size, row in raw["always_wrong"].items():
+        rows.append(_paired(_turned(row), "always wrong", "plain generate", size, "all", WALL))
     return BenchReport(
         bench="core",
         title="Language models, random weights, greedy",
@@ -239,21 +228,15 @@ def _core(raw: Raw) -> BenchReport:
         exactness=(Exactness("kinds of run whose tokens equal plain generate's", len(rows) + 1, len(rows) + 1),),
         comparisons=tuple(rows),
         quantities=(
-            Quantity(
-                f"{share['size']}: the core's time over the target's pass",
-                100 * share["share"],
-                "%",
-                share["n"],
-                100 * share["low"],
-                100 * share["high"],
-            ),
+            Quantity(f"{share['size']}: the core's time over the target's pass", 100 * share["share"], "%", share["n"],
+                     100 * share["low"], 100 * share["high"]),
             Quantity(
                 f"{batch['size']}: tokens a second of 8 rows over those of one", batch["times"], "times", batch["n"]
             ),
         ),
         not_measured={"acceptance": "random weights say nothing of it: two kinds of text bound it"},
         details=dict(raw),
-    )
+    )  # fmt: skip
 
 
 def _kernels(raw: Raw) -> BenchReport:
@@ -282,6 +265,22 @@ def _kernels(raw: Raw) -> BenchReport:
 
 def _against(row: Raw) -> list[tuple[str, Raw]]:
     return list(row["against"].items())
+
+
+def _passes(raw: Raw) -> BenchReport:
+    rows = [
+        _paired(row["pair"], row["subject"], row["baseline"], row["group"], "shape", row["timed"])
+        for row in raw["rows"]
+    ]
+    return BenchReport(
+        bench="passes",
+        title="Whole passes and rounds, random weights",
+        hardware=raw["hardware"],
+        exactness=(Exactness("rows whose two sides agree", len(rows), len(rows)),),
+        comparisons=tuple(rows),
+        not_measured=raw["not_measured"],
+        details=dict(raw),
+    )
 
 
 def _compressor(raw: Raw) -> BenchReport:
@@ -314,6 +313,7 @@ READERS: dict[str, Callable[[Raw], BenchReport]] = {
     "vlm": _vlm,
     "core": _core,
     "kernels": _kernels,
+    "passes": _passes,
     "compressor": _compressor,
     "paper": _paper,
 }

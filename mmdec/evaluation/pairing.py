@@ -29,6 +29,13 @@ class Paired:
     high: float
     n: int
 
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[float, float]]) -> Paired:
+        """Of the seconds of neighbouring runs."""
+        low, middle, high = _quartiles([y / x for x, y in pairs])
+        a, b = (1e3 * statistics.median(side) for side in zip(*pairs, strict=True))
+        return cls(a_ms=a, b_ms=b, ratio=middle, low=low, high=high, n=len(pairs))
+
 
 def paired(
     a: Callable[[], Result],
@@ -52,15 +59,7 @@ def paired(
             pair.append(wall if seconds is None else seconds(result))
         if number:
             pairs.append((pair[0], pair[1]))
-    low, middle, high = _quartiles([y / x for x, y in pairs])
-    return Paired(
-        a_ms=1e3 * statistics.median(x for x, _ in pairs),
-        b_ms=1e3 * statistics.median(y for _, y in pairs),
-        ratio=middle,
-        low=low,
-        high=high,
-        n=len(pairs),
-    )
+    return Paired.of(pairs)
 
 
 def compare(measured: Measurements, a: Method, b: Method, groups: Sequence[int]) -> dict[str, Any]:

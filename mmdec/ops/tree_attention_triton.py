@@ -199,8 +199,9 @@ def tree_attention_triton(
 ) -> Tensor:
     """(B, Hq, N, E) for q (B, Hq, N, D), k (B, Hkv, S + N, D), v (B, Hkv, S + N, E), N at most `NODES`.
 
-    Any strides. window: how many positions a node sees, its own among them. splits: of the prefix, by default as many
-    as fill the GPU.
+    Any strides. window: how many positions a node sees, its own among them. Targets pass none: they refuse a model
+    with sliding windows, because its cache drops columns and drafts could not be taken back. splits: of the prefix, by
+    default as many as fill the GPU.
     """
     batch, heads, nodes, width = q.shape
     key_heads, columns, v_width = k.shape[1], k.shape[2] - nodes, v.shape[3]

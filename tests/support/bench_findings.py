@@ -130,6 +130,16 @@ def kernels() -> dict[str, Any]:
     }
 
 
+def passes() -> dict[str, Any]:
+    text = {"subject": "tree attention", "baseline": "SDPA, dense mask", "group": "7B", "timed": "draft's pass"}
+    speech = {"subject": "fast pass, CUDA graphs", "baseline": "pass by pass", "group": "small", "timed": "round"}
+    return {
+        "rows": [{**text, "pair": paired(1.1)}, {**speech, "pair": paired(3.2)}],
+        "not_measured": {"tree attention's kernel": "no GPU"},
+        "hardware": HARDWARE,
+    }
+
+
 def compressor() -> dict[str, Any]:
     row = {"compressor": "pool", "visual": 1024, "cache": 0.06, "prompt": paired(0.44), "round": paired(0.8)}
     return {"rows": [row], "hardware": HARDWARE}
@@ -141,6 +151,7 @@ ALL = {
     "vlm": vlm,
     "core": core,
     "kernels": kernels,
+    "passes": passes,
     "compressor": compressor,
     "paper": paper,
 }

@@ -43,3 +43,33 @@ def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_kernels, "dag_marginal", lambda *given: right(*given) + 0.1)
     with pytest.raises(MmdecError, match="log P: the two sides must agree"):
         bench_kernels.bench_kernels(repeats=1)
+
+
+def test_a_gpu_that_is_not_the_current_one_is_timed_on_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--device cuda:1`: events, memory and waiting name it. There is no GPU here: torch's calls are stand-ins."""
+    asked: list[object] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None: ...
+
+        def record(self, stream: object = "the current GPU's") -> None:
+            asked.append(stream)
+
+        def synchronize(self) -> None: ...
+
+        def elapsed_time(self, end: object) -> float:
+            return 20.0
+
+    def number(device: object = "the current GPU") -> int:
+        asked.append(device)
+        return 0
+
+    second = torch.device("cuda:1")
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    for name in ("reset_peak_memory_stats", "memory_allocated", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, number)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device="the current GPU": device)
+    assert bench_kernels._seconds(lambda: None, 3, second) == pytest.approx(1e-3)
+    bench_kernels._peak(lambda: None, second)
+    assert len(asked) == 2 * 4 + 3
+    assert set(asked) == {second}
