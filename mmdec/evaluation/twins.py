@@ -14,8 +14,8 @@ from mmdec.decode.tree import trees_from_lists
 from mmdec.targets.registry import target_of
 from mmdec.types import Draft, MmdecError, Needs, Verdict
 
-# Of the relative difference, see `difference`. In bfloat16 28 layers of random weights turn roundings into a tenth; one
-# node with a wrong parent, behind a short prompt, is off by a half and more.
+# Of the relative difference, see `difference`. In bfloat16 28 layers of random weights turn roundings into a twentieth;
+# one node with a wrong parent, behind a short prompt, is off by a half and more.
 LIMITS = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 ROUNDS = 4  # that are compared: the fast pass makes a graph at the third and replays it then
 
