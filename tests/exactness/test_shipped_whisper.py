@@ -132,3 +132,14 @@ def test_segments_and_words_agree(sounds: dict[str, Tensor]):
 def test_other_languages_are_refused(sounds: dict[str, Tensor]):
     with pytest.raises(InputError, match="language"):
         mmdec.transcribe(sounds["sentence"], sample_rate=16000, language="fr")
+
+
+def test_times_do_not_make_a_transcript_less_sure(whisper: LoadedWhisper) -> None:
+    """Tokens of time are no part of the text: what they cost is no evidence of it."""
+    paths = [SAMPLES / "sentence.flac", SAMPLES / "unseen_voice.flac"]
+    plain = mmdec.transcribe(paths, model=whisper)
+    timed = mmdec.transcribe(paths, model=whisper, timestamps="segment")
+    for one, other in zip(plain, timed, strict=True):
+        assert one.text == other.text
+        assert other.confidence == pytest.approx(one.confidence, abs=0.05)
+        assert other.evidence["count"] == one.evidence["count"]

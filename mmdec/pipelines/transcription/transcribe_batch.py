@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from mmdec.hub.whisper import LoadedWhisper
 from mmdec.pipelines.confidence import confidence
 from mmdec.pipelines.transcription.request import TranscriptionRequest
 from mmdec.pipelines.transcription.transcript import Segment, Transcript
-from mmdec.pipelines.transcription.usage import Usage, UsageMeter
+from mmdec.pipelines.transcription.usage import Usage, UsageMeter, first_time
 from mmdec.pipelines.transcription.word_timestamps import UNSPACED, agree, words
 from mmdec.runtime import Stopwatch
 from mmdec.targets.whisper_generate import attention_restored
@@ -91,8 +91,13 @@ def transcribe_batch(
         )
         for segments, code, usage, samples in zip(texts, codes, meter.usage, recordings, strict=True)
         for tokens in [[token for segment in segments for token in segment.tokens]]
-        for seen in [usage.evidence | {"rate": math.log((len(tokens) + 1) * SAMPLE_RATE / len(samples))}]
+        for seen in [usage.evidence | {"rate": _rate(tokens, first_time(model), len(samples))}]
     ]
+
+
+def _rate(tokens: Sequence[int], first: int, samples: int) -> float:
+    """The logarithm of the text's tokens for each second, those of times (from `first` on) left out."""
+    return math.log((sum(token < first for token in tokens) + 1) * SAMPLE_RATE / samples)
 
 
 def _timings(usage: Usage, features: float, rest: float) -> dict[str, float]:
@@ -102,8 +107,7 @@ def _timings(usage: Usage, features: float, rest: float) -> dict[str, float]:
 
 def _segments(request: TranscriptionRequest, timed: Sequence[dict[str, Any]], language: str | None) -> list[Segment]:
     """transformers' segments, with their text and, where they were asked for, words whose times agree with them."""
-    tokenizer, settings = request.whisper.tokenizer, cast(Any, request.whisper.model.generation_config)
-    first = getattr(settings, "no_timestamps_token_id", request.whisper.model.config.vocab_size) + 1
+    tokenizer, first = request.whisper.tokenizer, first_time(request.whisper.model)
     special = set(tokenizer.all_special_ids)
     segments = []
     for segment in timed:

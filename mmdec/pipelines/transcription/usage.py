@@ -29,6 +29,13 @@ from mmdec.runtime import Stopwatch, timed_passes
 from mmdec.targets.registry import target_of
 
 
+def first_time(model: WhisperForConditionalGeneration) -> int:
+    """The number of the first time token; those from it on say when, and nothing of how sure the text is."""
+    settings: Any = model.generation_config
+    mark: int | None = getattr(settings, "no_timestamps_token_id", None)
+    return int(model.config.vocab_size) if mark is None else mark + 1
+
+
 @dataclass
 class Usage:
     """One recording's share of a batch, in seconds, and its rounds."""
@@ -39,7 +46,7 @@ class Usage:
     encoder: float = 0.0
     decoder: float = 0.0
     drafter: float = 0.0
-    logprobs: list[float] = field(default_factory=list)  # of the tokens of earlier windows
+    logprobs: list[float] = field(default_factory=list)  # of the text's tokens of earlier windows
     window: list[float] = field(default_factory=list)  # of this one, decoded last
 
     @property
@@ -73,6 +80,7 @@ class UsageMeter:
         self._model, self._speculation, self._on_window = model, speculation, on_window
         self._on_round = on_round
         self.networks = speculation.networks  # the drafter's own
+        self._first_time = first_time(model)
         self._stopwatch = Stopwatch(model.device)
         self._recordings: Sequence[int] = range(recordings)  # indices in the batch of the rows that are decoded now
         self._begins = True  # a window that has not been decoded yet
@@ -141,7 +149,7 @@ class UsageMeter:
         )
         for row, tokens, chosen in zip(round_.rows, round_.tokens, logprobs, strict=True):
             usage = self.usage[self._recordings[row]]
-            usage.window += chosen[: len(tokens)]
+            usage.window += [chance for token, chance in zip(tokens, chosen, strict=False) if token < self._first_time]
             usage.rounds += 1
             usage.drafter += seconds / len(round_.rows)
             self._rounds[self._recordings[row]] = self._rounds.get(self._recordings[row], 0.0) + 1 / len(round_.rows)
