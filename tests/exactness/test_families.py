@@ -97,6 +97,10 @@ def test_no_field_of_a_config_refuses_a_family_that_works() -> None:
 class Bounded(LlamaForCausalLM):
     """Sees no token before the last eight columns of a pass: a window of which no field and no cache knows."""
 
+    @property
+    def span(self) -> int:
+        return WINDOW
+
     def forward(  # type: ignore[override]
         self,
         input_ids: Any = None,
@@ -108,30 +112,18 @@ class Bounded(LlamaForCausalLM):
     ) -> Any:
         if attention_mask is not None and attention_mask.ndim == 4:
             attention_mask = attention_mask.clone()
-            attention_mask[..., :-WINDOW] = torch.finfo(attention_mask.dtype).min
+            attention_mask[..., : -self.span] = torch.finfo(attention_mask.dtype).min
         return super().forward(
             input_ids, attention_mask, position_ids, past_key_values, logits_to_keep=logits_to_keep, **given
         )
 
 
-class Spanned(LlamaForCausalLM):
+class Spanned(Bounded):
     """Sees the last `attention_span` columns of a pass: a window that its configuration calls otherwise."""
 
-    def forward(  # type: ignore[override]
-        self,
-        input_ids: Any = None,
-        attention_mask: Any = None,
-        position_ids: Any = None,
-        past_key_values: Any = None,
-        logits_to_keep: Any = 0,
-        **given: Any,
-    ) -> Any:
-        if attention_mask is not None and attention_mask.ndim == 4:
-            attention_mask = attention_mask.clone()
-            attention_mask[..., : -self.config.attention_span] = torch.finfo(attention_mask.dtype).min
-        return super().forward(
-            input_ids, attention_mask, position_ids, past_key_values, logits_to_keep=logits_to_keep, **given
-        )
+    @property
+    def span(self) -> int:
+        return int(self.config.attention_span)
 
 
 def test_a_window_of_any_name_is_found() -> None:

@@ -14,6 +14,7 @@ from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import show
 from mmdec.hub.whisper import LoadedWhisper
 from mmdec.pipelines.confidence import Calibration, read_calibrations
+from mmdec.pipelines.transcription.usage import first_time
 from mmdec.targets.whisper_generate import LANGUAGE_CODES
 from mmdec.types import InputError
 
@@ -75,9 +76,7 @@ class TranscriptionRequest:
     ) -> TranscriptionRequest:
         """Raises InputError for what this model cannot do."""
         settings: Any = whisper.model.generation_config
-        has_timestamps = getattr(settings, "no_timestamps_token_id", whisper.model.config.vocab_size) + 1 < (
-            whisper.model.config.vocab_size
-        )
+        has_timestamps = first_time(whisper.model) < whisper.model.config.vocab_size
         if timestamps is not None and not (isinstance(timestamps, str) and timestamps in TIMESTAMPS):
             raise InputError(f'`timestamps` must be None, "segment" or "word", but is {show(timestamps)}. Choose one.')
         if timestamps and not has_timestamps:
