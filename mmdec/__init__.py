@@ -4,20 +4,21 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mmdec.generation.registration import register_when_there
 from mmdec.types import InputError, MmdecError
 
 if TYPE_CHECKING:
     from mmdec import audio
+    from mmdec.drafters.registry import register_drafter
     from mmdec.generation.model_lock import model_lock
-    from mmdec.generation.named_drafters import register_drafter
+    from mmdec.generation.registration import register
     from mmdec.generation.run import DecodingStatistics, default_statistics
     from mmdec.generation.speculation import Generation, generate, speculate, stream
+    from mmdec.hub.drafters import load_drafter
     from mmdec.pipelines.description.chat import Chat
     from mmdec.pipelines.description.describe import describe
     from mmdec.pipelines.description.description import Description
     from mmdec.pipelines.inputs import BatchError
-    from mmdec.pipelines.load import load, load_drafter
+    from mmdec.pipelines.load import load
     from mmdec.pipelines.transcription.transcribe import transcribe
     from mmdec.pipelines.transcription.transcript import Segment, Transcript, Word
     from mmdec.pipelines.translation.translate import Translation, translate_speech
@@ -45,6 +46,7 @@ __all__ = [
     "load",
     "load_drafter",
     "model_lock",
+    "register",
     "register_drafter",
     "speculate",
     "stream",
@@ -61,21 +63,15 @@ _LAZY = {
     "Description": "mmdec.pipelines.description.description",
     "describe": "mmdec.pipelines.description.describe",
     "fast_pass": "mmdec.targets.fast_pass",
-    **dict.fromkeys(("load", "load_drafter"), "mmdec.pipelines.load"),
+    "load": "mmdec.pipelines.load",
+    "load_drafter": "mmdec.hub.drafters",
     **dict.fromkeys(("DecodingStatistics", "default_statistics"), "mmdec.generation.run"),
     "model_lock": "mmdec.generation.model_lock",
-    "register_drafter": "mmdec.generation.named_drafters",
+    "register": "mmdec.generation.registration",
+    "register_drafter": "mmdec.drafters.registry",
     "transcribe": "mmdec.pipelines.transcription.transcribe",
 }
 _MODULES = ("audio",)
-_REGISTERED = {  # after this module, that of mmdec
-    "transformers.modeling_utils": "mmdec.targets.attention",
-    "transformers.models.auto.configuration_auto": "mmdec.hub.auto_config",
-    "transformers.models.auto.modeling_auto": "mmdec.hub.auto_model",
-    "mmdec.generation.drafter_choice": "mmdec.hub.find",  # drafters by hub id
-}
-
-register_when_there(_REGISTERED)
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # who uses mmdec decides what is shown, and where
 
 

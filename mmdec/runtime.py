@@ -1,4 +1,4 @@
-"""Dtypes, and the stopwatch that the whole package uses."""
+"""Dtypes, the stopwatch that the whole package uses, and lines of progress."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ import torch
 from torch import nn
 
 CPU = torch.device("cpu")
+Log = Callable[[str], None]  # takes a line of progress
+
+
+def no_log(line: str) -> None:
+    """Drop the line."""
 
 
 def dtype_of(module: nn.Module) -> torch.dtype:

@@ -45,8 +45,8 @@ Pairs = Annotated[int, typer.Option("--repeats", min=1, help="Pairs of runs time
 
 
 def _deliver(bench: str, raw: Mapping[str, Any], to: Destinations) -> None:
-    from mmdec.evaluation.bench_report import BenchRun
-    from mmdec.evaluation.bench_rows import report_of
+    from mmdec.evaluation.bench.report import BenchRun
+    from mmdec.evaluation.bench.rows import report_of
 
     to.deliver(BenchRun((report_of(bench, raw),)))
 
@@ -66,7 +66,7 @@ def speech(
     to: Destinations,
 ) -> None:
     """Time speech translation: the DAG against autoregressive decoding by source length, and file to samples."""
-    from mmdec.evaluation.bench_translation import bench_speech
+    from mmdec.evaluation.bench.translation import bench_speech
 
     paths = [*(recordings or ()), *(audio or ())] or sorted(Path("data/samples").glob("*.wav"))
     _deliver("speech", bench_speech(paths, model, repeats=repeats, device=device, threads=threads, log=log), to)
@@ -75,24 +75,16 @@ def speech(
 @app.command(cls=ReportCommand)
 @reporting
 def paper(
-    beside: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Saved JSON of other benchmarks, for our figures.")
-    ] = None,
     repeats: Pairs = 5,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
     *,
     to: Destinations,
 ) -> None:
-    """Published figures beside ours; DASpeech of the paper's size, random weights, is timed against an S2UT decoder."""
-    from mmdec.evaluation.bench_published import with_published
-    from mmdec.evaluation.bench_report import BenchRun, load_run
-    from mmdec.evaluation.bench_rows import report_of
-    from mmdec.evaluation.bench_translation import bench_paper
+    """Time DASpeech of the paper's size, with random weights, against an S2UT decoder."""
+    from mmdec.evaluation.bench.translation import bench_paper
 
-    saved = [report for path in beside or () for report in load_run(path).reports]
-    report = report_of("paper", bench_paper(repeats=repeats, device=device, threads=threads, log=log))
-    to.deliver(BenchRun((with_published(report, saved),)))
+    _deliver("paper", bench_paper(repeats=repeats, device=device, threads=threads, log=log), to)
 
 
 @app.command(cls=ReportCommand)
@@ -106,7 +98,7 @@ def core(
     to: Destinations,
 ) -> None:
     """Time mmdec's loop against transformers' own, on language models with random weights."""
-    from mmdec.evaluation.bench_core import SIZES, bench_core
+    from mmdec.evaluation.bench.core import SIZES, bench_core
 
     names = [size.strip() for size in sizes.split(",")]
     if not set(names) <= set(SIZES):
@@ -127,7 +119,7 @@ def compressor(
     to: Destinations,
 ) -> None:
     """Time SpecVLM's drafter against EAGLE-2's by the number of visual tokens, with random weights."""
-    from mmdec.evaluation.bench_compressor import SIZES, bench_compressor
+    from mmdec.evaluation.bench.compressor import SIZES, bench_compressor
 
     if size not in SIZES:
         raise InputError(f"`size` must be one of {', '.join(SIZES)}, but is {size!r:.60}. Choose one.")
@@ -146,7 +138,7 @@ def kernels(
     to: Destinations,
 ) -> None:
     """Time the operators alone: GPU kernels against SDPA, FlexAttention and dense torch; on a CPU the torch forms."""
-    from mmdec.evaluation.bench_kernels import bench_kernels
+    from mmdec.evaluation.bench.kernels import bench_kernels
 
     _deliver("kernels", bench_kernels(repeats=repeats, device=device, threads=threads, log=log), to)
 
@@ -164,7 +156,7 @@ def passes(
     to: Destinations,
 ) -> None:
     """Time whole passes, random weights: tree attention against SDPA, and a round with the fast pass on and off."""
-    from mmdec.evaluation.bench_passes import bench_passes, sizes_for
+    from mmdec.evaluation.bench.passes import bench_passes, sizes_for
 
     sizes = sizes_for(device, text=text, prefix=prefix, speech=speech)
     _deliver("passes", bench_passes(sizes, repeats=repeats, device=device, threads=threads, log=log), to)
@@ -201,7 +193,7 @@ def asr(
     to: Destinations,
 ) -> None:
     """Time Medusa heads against transformers' greedy decoding, prompt lookup and an assistant, tokens equal."""
-    from mmdec.evaluation.bench_transcription import PLANS, bench_asr
+    from mmdec.evaluation.bench.transcription import PLANS, bench_asr
 
     raw = bench_asr(
         [*(recordings or ()), *(audio or ())],
@@ -246,7 +238,7 @@ def vlm(
     to: Destinations,
 ) -> None:
     """Time drafters for pictures against transformers' greedy decoding, its prompt lookup and plain decoding."""
-    from mmdec.evaluation.bench_description import bench_vlm
+    from mmdec.evaluation.bench.description import bench_vlm
 
     raw = bench_vlm(
         questions,

@@ -53,7 +53,7 @@ def everything(
     unknown = sorted(set(only or ()) - set(ORDER))
     if unknown:
         raise InputError(f"`--only` must be one of {', '.join(ORDER)}, but is {unknown[0]!r:.60}. Choose from these.")
-    from mmdec.evaluation.bench_report import BenchRun, load_run, merged
+    from mmdec.evaluation.bench.report import BenchRun, load_run, merged
 
     chosen = [name for name in ORDER if not only or name in only]
     runs: list[BenchRun] = []
@@ -62,9 +62,7 @@ def everything(
         for name in chosen:
             path = Path(folder) / f"{name}.json"
             log(f"{name}: at most {minutes:g} minutes")
-            saved = [Path(folder) / f"{other}.json" for other in chosen]
-            beside = [path for path in saved if path.is_file()] if name == "paper" else []
-            reason = _run(_command(name, path, device, threads, quick, beside), 60 * minutes)
+            reason = _run(_command(name, path, device, threads, quick), 60 * minutes)
             if reason:
                 log(f"{name}: {reason}")
                 left_out[name] = reason
@@ -83,9 +81,20 @@ QUICK: dict[str, list[str]] = {
 }
 
 
-def _command(name: str, path: Path, device: str, threads: int, quick: bool, beside: Sequence[Path]) -> list[str]:
-    words = [sys.executable, "-m", "mmdec", "bench", name, "--json", str(path), "--device", device]
-    words += ["--threads", str(threads), *(word for other in beside for word in ("--beside", str(other)))]
+def _command(name: str, path: Path, device: str, threads: int, quick: bool) -> list[str]:
+    words = [
+        sys.executable,
+        "-m",
+        "mmdec",
+        "bench",
+        name,
+        "--json",
+        str(path),
+        "--device",
+        device,
+        "--threads",
+        str(threads),
+    ]
     if name == "asr" and not WHISPER_CORPUS.exists():
         words += map(str, sorted(SAMPLES.glob("*.flac")))
     if name == "vlm" and not SCENES.exists() and PICTURES.exists():
@@ -138,7 +147,7 @@ def show_saved(
     against: Against = None,
 ) -> None:
     """Show saved runs again: as a table, as Markdown, as plots, beside another run. Nothing is measured."""
-    from mmdec.evaluation.bench_report import load_run, merged
+    from mmdec.evaluation.bench.report import load_run, merged
 
     to = Destinations(None, json_to, markdown, plots, against, metrics)
     to.deliver(merged([load_run(path) for path in files]))

@@ -57,8 +57,8 @@ def speech(
     threads: BenchThreads = 2,
 ) -> None:
     """Score speech translation: phone error rate, exact sentences, BLEU, numbers, ASR-BLEU and latency."""
-    from mmdec.evaluation.tables import table
-    from mmdec.evaluation.translation import COMPARED, evaluate_speech
+    from mmdec.evaluation.quality.tables import table
+    from mmdec.evaluation.quality.translation import COMPARED, evaluate_speech
 
     report = evaluate_speech(
         split,
@@ -103,9 +103,9 @@ def asr(
     threads: BenchThreads = 2,
 ) -> None:
     """Score a Whisper: word and character error rate, tokens per round, seconds and speedup."""
-    from mmdec.evaluation.harness import parse_plan
-    from mmdec.evaluation.tables import asr_table
-    from mmdec.evaluation.transcription import evaluate_asr
+    from mmdec.evaluation.quality.harness import parse_plan
+    from mmdec.evaluation.quality.tables import asr_table
+    from mmdec.evaluation.quality.transcription import evaluate_asr
 
     report = evaluate_asr(
         split or None,
@@ -148,9 +148,9 @@ def vlm(
     threads: BenchThreads = 2,
 ) -> None:
     """Score a vision-language model: what is right by task, tokens per round, and the drafter's share of the time."""
-    from mmdec.evaluation.description import evaluate_vlm
-    from mmdec.evaluation.harness import parse_plan
-    from mmdec.evaluation.tables_description import vlm_table
+    from mmdec.evaluation.quality.description import evaluate_vlm
+    from mmdec.evaluation.quality.harness import parse_plan
+    from mmdec.evaluation.quality.tables_description import vlm_table
 
     report = evaluate_vlm(
         questions,

@@ -39,7 +39,7 @@ def promote(
     as_json: AsJson = False,
 ) -> None:
     """Replace a model or a drafter in models/ by a better one from runs/, and write its card from new measurements."""
-    from mmdec.evaluation import promotion
+    from mmdec.evaluation.release import promotion
 
     directory = promotion.promote(run, force=force, corpus=corpus, limit=limit, threads=threads, log=log)
     text = f"{directory}: weights, card and provenance are new. README.md still has the old tables."

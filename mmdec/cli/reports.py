@@ -21,7 +21,7 @@ from mmdec.cli.output_files import json_text, write_text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from mmdec.evaluation.bench_report import BenchRun
+    from mmdec.evaluation.bench.report import BenchRun
 
 STDOUT = "-"
 WIDTH = 80  # columns of a table at most, however wide the terminal is
@@ -118,26 +118,26 @@ class Destinations:
         if self.metrics is not None and self.plots is None:
             raise InputError("`--metrics` must come with `--plots`, but that is missing. Name a directory.")
         if self.against is not None:
-            from mmdec.evaluation.bench_report import load_run
+            from mmdec.evaluation.bench.report import load_run
 
             load_run(self.against)
         if self.plots is not None:
-            from mmdec.evaluation.bench_plots import check_plots
+            from mmdec.evaluation.bench.plots import check_plots
 
             check_plots(self.metrics)
 
     def deliver(self, run: BenchRun) -> None:
         """Write and print the run."""
-        from mmdec.evaluation.bench_against import against
-        from mmdec.evaluation.bench_report import load_run, to_json
-        from mmdec.evaluation.bench_tables import markdown, screen
+        from mmdec.evaluation.bench.against import against
+        from mmdec.evaluation.bench.report import load_run, to_json
+        from mmdec.evaluation.bench.tables import markdown, screen
 
         changes = None if self.against is None else against(run, load_run(self.against), self.against.name)
         text = to_json(run, **({} if changes is None else {"against": asdict(changes)}))
         if self.output is not None:
             write_text(self.output, text)
         if self.plots is not None:
-            from mmdec.evaluation.bench_plots import plot_run
+            from mmdec.evaluation.bench.plots import plot_run
 
             for path in plot_run(run, self.plots, self.metrics):
                 print(path, file=sys.stderr)

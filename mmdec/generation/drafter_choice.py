@@ -11,15 +11,15 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import PreTrainedModel
 
-from mmdec.checks.arguments import check_instance, check_methods, check_path, did_you_mean, show
-from mmdec.drafters.registry import drafter_entry, drafter_names, find_folder, is_dotted, loader_names
+from mmdec.checks.arguments import did_you_mean, show
+from mmdec.drafters.registry import check_drafter, drafter_entry, drafter_names, is_dotted, loader_names, named_drafter
 from mmdec.drafters.small_model import SmallModel
-from mmdec.generation.named_drafters import folder_drafter, named_drafter
+from mmdec.hub.drafters import load_drafter
+from mmdec.hub.find import drafter_by_name
 from mmdec.targets.registry import target_of
-from mmdec.types import Drafter, InputError, Needs
+from mmdec.types import Drafter, InputError
 
 DraftedBy = Drafter | PreTrainedModel | str | os.PathLike[str] | None
-METHODS = ("check", "start", "propose", "update", "select")  # of `mmdec.types.Drafter`
 
 
 @final
@@ -42,28 +42,9 @@ class DrafterChoice:
         with self._lock:
             device, dtype, drafter = self._loaded.get(model, (None, None, None))
             if drafter is None or (device, dtype) != (model.device, model.dtype):
-                drafter = _read(self._folder, model, "drafter")
+                drafter = load_drafter(self._folder, model, "drafter")
                 self._loaded[model] = model.device, model.dtype, drafter
             return drafter
-
-
-def load_drafter(folder: str | os.PathLike[str], model: PreTrainedModel) -> Drafter:
-    """The drafter with weights in `folder`, for this model: on its device and in its precision.
-
-    The folder's config.json names the drafter ({"system": "<name>", ...}). Call it once and pass the drafter to
-    `generate`, `stream`, `speculate`, `transcribe` or `describe`: it holds weights only and may serve many calls.
-    Raises InputError for a folder without a drafter, for damaged files, and for a drafter of another model.
-    """
-    path = check_path("folder", folder, "Name the drafter's folder.")
-    check_instance("model", model, PreTrainedModel, "a loaded model of transformers", "Load it first.")
-    return _read(path, model, "folder")
-
-
-def _read(folder: Path, model: PreTrainedModel, argument: str) -> Drafter:
-    """argument: what the caller calls the folder, for errors."""
-    drafter = folder_drafter(folder, model, argument)
-    _check_methods(drafter)
-    return drafter
 
 
 def _folder(choice: str | os.PathLike[str]) -> Path | None:
@@ -71,7 +52,7 @@ def _folder(choice: str | os.PathLike[str]) -> Path | None:
     is none of them."""
     if isinstance(choice, str) and (drafter_entry(choice) is not None or is_dotted(choice)):
         return None
-    found = find_folder(choice, "drafter")
+    found = drafter_by_name(choice, "drafter")
     if found is not None:
         return found
     try:
@@ -99,14 +80,5 @@ def _drafter(choice: DraftedBy) -> Drafter | None:
         sees = {"memory": small.reads_encoder, "images": small.reads_images, "columns": small.columns}
         return SmallModel(small, positions=small.positions, **sees)
     drafter = named_drafter(choice) if isinstance(choice, str) else choice
-    _check_methods(drafter)
-    return drafter  # type: ignore[return-value] # `_check_methods` has seen that it is a Drafter
-
-
-def _check_methods(drafter: object) -> None:
-    remedy = f"Choose one of {', '.join(drafter_names())}, a smaller model, or write one after `mmdec.types.Drafter`."
-    check_methods("drafter", drafter, METHODS, remedy)
-    if not isinstance(getattr(drafter, "name", None), str) or not isinstance(getattr(drafter, "needs", None), Needs):
-        raise InputError(
-            f"`drafter` must have a `name` and its `needs`, an mmdec.types.Needs, but {show(drafter)} has not. {remedy}"
-        )
+    check_drafter(drafter)
+    return drafter  # type: ignore[return-value] # `check_drafter` has seen that it is a Drafter

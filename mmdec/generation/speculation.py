@@ -24,10 +24,13 @@ from mmdec.decode.verify import LOSSY, RuleName
 from mmdec.generation.drafter_choice import DraftedBy
 from mmdec.generation.model_lock import read_while, reading
 from mmdec.generation.prompt import check_options, option_names, prompt_inputs
+from mmdec.generation.registration import register
 from mmdec.generation.run import PreparedRun, Speculation
 from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.registry import target_of
 from mmdec.types import InputError
+
+register()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What transformers' `AutoConfig` reads of the folders that mmdec writes: one class for translators, one for drafters.
 
-`import mmdec` registers them as soon as `AutoConfig` is there: see `generation/registration.py`. They carry the
-settings as the folder's config.json has them; the networks are built by mmdec's own readers, which check them.
+`mmdec.register` makes `AutoConfig` know them. They carry the settings as the folder's config.json has
+them; the networks are built by mmdec's own readers, which check them.
 """
 
 from __future__ import annotations

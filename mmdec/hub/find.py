@@ -13,7 +13,6 @@ from typing import Any, Generic, TypeVar, final
 from mmdec.checks.arguments import show
 from mmdec.checks.errors import InputError, MmdecError
 from mmdec.checks.weights import PICKLES, read_settings
-from mmdec.drafters.registry import add_finder
 
 PACKAGE = Path(__file__).resolve().parents[1]
 FOLDERS = (PACKAGE / "_models", PACKAGE.parent / "models")  # an installed wheel, then a checkout
@@ -76,9 +75,6 @@ def drafter_by_name(drafter: object, argument: str = "folder") -> Path | None:
     if isinstance(drafter, str) and "/" in drafter and not os.path.exists(drafter):
         return drafter_path(drafter, argument=argument)
     return None
-
-
-add_finder(drafter_by_name)
 
 
 def drafter_path(

@@ -1,4 +1,4 @@
-"""`mmdec.load` and `mmdec.load_drafter`: any model folder of mmdec, by shipped name, directory or hub id."""
+"""`mmdec.load`: any model folder of mmdec, by shipped name, directory or hub id."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from mmdec.drafters.registry import loader_names
-from mmdec.hub.find import drafter_by_name, find, kind
-from mmdec.types import Drafter, InputError
+from mmdec.hub.find import find, kind
+from mmdec.types import InputError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from mmdec.hub.vlm import LoadedVlm
     from mmdec.pipelines.transcription.load import LoadedTranscriber
     from mmdec.pipelines.translation.translator import SpeechTranslator
@@ -61,16 +59,3 @@ def load(
     from mmdec.hub.vlm import load_vlm
 
     return load_vlm(model, device)
-
-
-def load_drafter(folder: str | os.PathLike[str], model: PreTrainedModel) -> Drafter:
-    """The drafter with weights in `folder`, for this model: on its device and in its precision.
-
-    folder: a directory, a hub id, or a shipped model's name and the drafter's ("vlm-scenes/eagle"). Its config.json
-    names the drafter ({"system": "medusa", ...}). Call it once and pass the drafter to `generate`, `stream`,
-    `speculate`, `transcribe` or `describe`: it holds weights only and may serve many calls.
-    Raises InputError for a folder without a drafter, for damaged files, and for a drafter of another model.
-    """
-    from mmdec.generation.drafter_choice import load_drafter as read_drafter
-
-    return read_drafter(drafter_by_name(folder) or folder, model)

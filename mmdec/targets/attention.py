@@ -1,5 +1,5 @@
-"""Registers the tree operator with transformers, as "mmdec_tree", on import, which `import mmdec` sees to (see
-`generation/registration.py`). Nothing else touches its registries.
+"""Registers the tree operator with transformers, as "mmdec_tree", on import (`mmdec.register`).
+Nothing else touches its registries.
 
     model.set_attn_implementation(TREE_ATTENTION)
 

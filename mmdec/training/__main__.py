@@ -19,7 +19,6 @@ from mmdec.checks.devices import fast_bfloat16
 from mmdec.checks.errors import MmdecError
 from mmdec.checks.processes import end_as_told
 from mmdec.training.callbacks import WholeEpochs
-from mmdec.training.class_paths import RecipeParser
 
 
 def _units(data: LightningDataModule) -> list[str]:
@@ -40,9 +39,6 @@ def keep_metrics(folder: Path) -> None:
 
 class TrainingCLI(LightningCLI):
     """LightningCLI in subclass mode; what the model must know of the data is linked, not written twice."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"parser_class": RecipeParser, **kwargs})
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("data", "model.init_args.units", compute_fn=_units, apply_on="instantiate")

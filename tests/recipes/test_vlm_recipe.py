@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from transformers import LlavaForConditionalGeneration, LlavaProcessor
 
-from mmdec.evaluation.description import evaluate_vlm
+from mmdec.evaluation.quality.description import evaluate_vlm
 from mmdec.training.__main__ import main
 from mmdec.training.daspeech.export import read_checkpoint
 from mmdec.training.vlm.data import SceneData, picture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmdec.evaluation.bench_report import BenchRun
-from mmdec.evaluation.bench_rows import report_of
+from mmdec.evaluation.bench.report import BenchRun
+from mmdec.evaluation.bench.rows import report_of
 
 HARDWARE: dict[str, Any] = {
     "cpu": "AMD EPYC 9R14 96-Core Processor",

@@ -12,7 +12,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from mmdec.corpora.cvss import read_pairs, vocabulary
+from mmdec.training.corpora.cvss import read_pairs, vocabulary
 from mmdec.training.daspeech import timed
 from mmdec.training.daspeech.export import assemble
 from mmdec.training.daspeech.module import DASpeechModule

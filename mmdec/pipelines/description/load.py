@@ -12,7 +12,8 @@ from transformers import PreTrainedModel, ProcessorMixin
 from mmdec.checks.arguments import show
 from mmdec.checks.devices import check_device
 from mmdec.drafters.registry import NAME, auto_names, drafter_entry, drafter_names
-from mmdec.generation.drafter_choice import DraftedBy, load_drafter
+from mmdec.generation.drafter_choice import DraftedBy
+from mmdec.hub.drafters import load_drafter
 from mmdec.hub.find import drafter_by_name, drafter_folder, version
 from mmdec.hub.vlm import LoadedVlm, load_vlm
 from mmdec.targets.model_source import source_folder

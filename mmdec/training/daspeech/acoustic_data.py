@@ -15,10 +15,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mmdec.audio import LOG_FLOOR, MELS, load_audio
 from mmdec.checks.errors import InputError
-from mmdec.corpora.alignment import parse_alignment, phone_names
-from mmdec.corpora.cvss import SPECIALS, BadRows, holds_samples, read_alignments, read_translations
 from mmdec.hub.publish import whole_folder
 from mmdec.nn.fastspeech2 import AcousticBatch
+from mmdec.training.corpora.alignment import parse_alignment, phone_names
+from mmdec.training.corpora.cvss import SPECIALS, BadRows, holds_samples, read_alignments, read_translations
 from mmdec.training.daspeech.acoustic_targets import acoustic_targets
 
 _PAUSE_FRAMES = 12  # between two joined items

@@ -7,7 +7,7 @@ from typing import Any
 
 from mmdec.audio import load_audio
 from mmdec.checks.errors import InputError
-from mmdec.corpora.cvss import SpeechPair, read_pairs
+from mmdec.training.corpora.cvss import SpeechPair, read_pairs
 from mmdec.training.daspeech.acoustic_data import EnglishSpeech
 from mmdec.training.daspeech.acoustic_targets import acoustic_targets
 from mmdec.training.daspeech.features import FeatureStore, extract

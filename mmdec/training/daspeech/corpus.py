@@ -20,10 +20,10 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from mmdec.checks.errors import InputError
-from mmdec.corpora.cvss import BadRows, SpeechPair, canonical, normalise, read_pairs, vocabulary
 from mmdec.nn.dag_decoder import BOS, EOS, PAD, UNK
 from mmdec.nn.fastspeech2 import AcousticBatch
 from mmdec.phonetics.lexicon import PAUSE
+from mmdec.training.corpora.cvss import BadRows, SpeechPair, canonical, normalise, read_pairs, vocabulary
 from mmdec.training.daspeech.acoustic_data import EnglishSpeech, acoustic_batch
 from mmdec.training.daspeech.features import FeatureStore
 

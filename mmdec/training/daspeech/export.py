@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 from mmdec import hub
 from mmdec.checks.errors import InputError
 from mmdec.checks.weights import checked_file, fill, read_settings, read_weights
-from mmdec.corpora.cvss import read_pairs
 from mmdec.nn.daspeech import DASpeech, SpeechToUnits
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.phonetics.decoder import WordDecoder
 from mmdec.phonetics.lexicon import read_lexicon
 from mmdec.training.checkpoints import average, newest, read_checkpoint
+from mmdec.training.corpora.cvss import read_pairs
 from mmdec.training.daspeech.module import DASpeechModule
 
 

@@ -11,7 +11,6 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from mmdec.checks.errors import InputError
-from mmdec.metrics.text import phone_distance
 from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig, Lattice, SpeechToUnits
 from mmdec.nn.fastspeech2 import acoustic_loss
@@ -19,6 +18,7 @@ from mmdec.training.daspeech import losses
 from mmdec.training.daspeech.augment import Augmentation
 from mmdec.training.daspeech.corpus import Batch, SpeechTranslationData
 from mmdec.training.lr_schedule import Schedule
+from mmdec.training.metrics.text import phone_distance
 from mmdec.training.options import keep_options
 
 SIZES = {"paper": DASpeechConfig.paper, "small": DASpeechConfig.small}

@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from mmdec.checks.errors import InputError, MmdecError
-from mmdec.corpora.cvss import read_pairs, vocabulary
 from mmdec.training.checkpoints import newest, read_checkpoint
+from mmdec.training.corpora.cvss import read_pairs, vocabulary
 from mmdec.training.daspeech.affordable import affordable_rows
 from mmdec.training.daspeech.compare import phone_errors
 from mmdec.training.daspeech.export import assemble, load_module, save_network

@@ -20,8 +20,8 @@ from transformers import WhisperForConditionalGeneration
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.errors import InputError
-from mmdec.corpora.librispeech import Utterance, read_splits
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
+from mmdec.training.corpora.librispeech import Utterance, read_splits
 from mmdec.training.options import token_list
 from mmdec.training.whisper.window_data import durations
 from mmdec.training.whisper.windows import (

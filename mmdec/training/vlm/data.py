@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import PreTrainedTokenizerFast
 
 from mmdec.checks.errors import InputError
-from mmdec.corpora.image_text import Conversation, read_conversations
 from mmdec.images import read_image
+from mmdec.training.corpora.image_text import Conversation, read_conversations
 from mmdec.training.options import token_list
 from mmdec.training.vlm.encoded import FIELDS, NOWHERE, Encoded, encode
 from mmdec.training.vlm.packing import Batch, pack

@@ -12,7 +12,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from mmdec.checks.files import write_whole
-from mmdec.corpora.image_text import Conversation
+from mmdec.training.corpora.image_text import Conversation
 from mmdec.training.vlm.tokens import answered, asked
 
 NOWHERE = 255

@@ -21,9 +21,9 @@ from transformers import GenerationConfig
 
 from mmdec.checks.devices import fast_bfloat16
 from mmdec.checks.errors import InputError
-from mmdec.metrics.answer_score import claims_held, right_answer
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.lr_schedule import Schedule
+from mmdec.training.metrics.answer_score import claims_held, right_answer
 from mmdec.training.optim import MuonAdamW
 from mmdec.training.vlm.data import Asked
 from mmdec.training.vlm.encoded import NOWHERE

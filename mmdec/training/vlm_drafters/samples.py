@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from mmdec.checks.errors import InputError
-from mmdec.corpora.image_text import Conversation, read_conversations
+from mmdec.training.corpora.image_text import Conversation, read_conversations
 
 FORMAT = 1  # of the samples' names; a change makes stored answers void
 LONG = 20  # words of the corpus's own answer, from which it counts as a long one

@@ -16,7 +16,7 @@ from transformers import WhisperTokenizer
 
 from mmdec.audio import sound_seconds
 from mmdec.checks.errors import InputError
-from mmdec.corpora.librispeech import Utterance, read_splits, read_utterances
+from mmdec.training.corpora.librispeech import Utterance, read_splits, read_utterances
 from mmdec.training.options import token_list
 from mmdec.training.whisper.tokenizer import END, build_tokenizer
 from mmdec.training.whisper.windows import (

@@ -17,7 +17,7 @@ from transformers import WhisperTokenizer
 from transformers.audio_utils import mel_filter_bank
 
 from mmdec.audio import SAMPLE_RATE, load_audio
-from mmdec.corpora.librispeech import Utterance
+from mmdec.training.corpora.librispeech import Utterance
 from mmdec.training.whisper.augment import (
     add_babble,
     add_coloured_noise,

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from mmdec import cli
 from mmdec.cli import output_files as outputs
 from mmdec.cli.translate import AUDIO_SUFFIXES
-from mmdec.evaluation.translation import COMPARED
+from mmdec.evaluation.quality.translation import COMPARED
 from mmdec.pipelines.translation.translator import STRATEGIES
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz

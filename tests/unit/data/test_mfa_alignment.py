@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from mmdec.corpora.cvss import read_pairs
+from mmdec.training.corpora.cvss import read_pairs
 from tests.support.tiny_corpus import read_table, write_corpus, write_table
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmdec.corpora.cvss import SPECIALS
 from mmdec.nn.dag_decoder import BOS, EOS, UNK, DagConfig, DagDecoder, Lattice, graph_sizes
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig, SpeechToUnits
 from mmdec.nn.vocoder import Vocoder
+from mmdec.training.corpora.cvss import SPECIALS
 
 PLAIN = DagConfig(
     d_model=32, ffn=48, heads=4, layers=2, upsample=0.25, max_vertices=64, link_heads=2, link_dim=8

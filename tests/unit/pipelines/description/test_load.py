@@ -101,7 +101,7 @@ class NewNetwork(DraftNetwork):
 
 def test_one_entry_is_all_that_a_new_drafter_needs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its network is found, saved and read, "auto" takes it, and the demo, which asks here, shows it with its note."""
-    entry = Entry(loader=TREE_GROWING, network=f"{__name__}:NewNetwork", auto=True, note="New: as EAGLE.")
+    entry = Entry(drafter=TREE_GROWING, network=f"{__name__}:NewNetwork", auto=True, note="New: as EAGLE.")
     monkeypatch.setitem(registry.BUILT_IN, "new", entry)
     vlm = load_vlm(folder, "cpu")
     assert available_drafters(vlm) == {}
@@ -122,7 +122,7 @@ def test_what_is_offered_unasked_has_weights_and_a_note() -> None:
     assert registry.auto_names() == ["eagle", "msd", "vispec", "specvlm", "flash"]
     for name in registry.auto_names():
         entry = registry.BUILT_IN[name]
-        assert entry.loader is not None
+        assert entry.drafter is not None
         assert entry.note.endswith(".")
         assert network_class(name).system == name
 

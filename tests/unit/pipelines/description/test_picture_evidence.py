@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import mmdec
-from mmdec.evaluation.calibration_examples import EMPTY, empty_picture
+from mmdec.evaluation.calibration.examples import EMPTY, empty_picture
 from mmdec.hub.vlm import LoadedVlm, load_vlm
 from mmdec.images import read_image
 from mmdec.pipelines.confidence import Calibration, write_calibrations

@@ -10,8 +10,8 @@ import soundfile
 import torch
 
 from mmdec import audio
-from mmdec.corpora.cvss import canonical, read_pairs, vocabulary
 from mmdec.nn.daspeech import DASpeechConfig
+from mmdec.training.corpora.cvss import canonical, read_pairs, vocabulary
 from mmdec.training.daspeech import features as features_module
 from mmdec.training.daspeech.corpus import (
     BOS,

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmdec import hub
-from mmdec.corpora.cvss import read_pairs, vocabulary
 from mmdec.phonetics.lexicon import lower_case, read_lexicon
 from mmdec.pipelines.translation.load import load
 from mmdec.training.checkpoints import average, newest, read_checkpoint
+from mmdec.training.corpora.cvss import read_pairs, vocabulary
 from mmdec.training.daspeech import compare as judge
 from mmdec.training.daspeech.export import assemble, load_module, save_network
 from mmdec.training.daspeech.module import DASpeechModule, load_network

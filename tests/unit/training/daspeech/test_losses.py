@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmdec.metrics.text import phone_distance
 from mmdec.nn.dag_decoder import BOS, EOS, PAD, DagConfig, DagDecoder, Lattice
 from mmdec.nn.daspeech import DASpeech
 from mmdec.nn.fastspeech2 import AcousticBatch
@@ -16,6 +15,7 @@ from mmdec.ops.dag import dag_best_alignment
 from mmdec.training.daspeech.corpus import Batch
 from mmdec.training.daspeech.losses import autoregressive_loss, ctc_loss, glance, graph_loss, matches
 from mmdec.training.daspeech.module import DASpeechModule
+from mmdec.training.metrics.text import phone_distance
 from mmdec.types import InputError
 from tests.support.naive_dag import enumerated_paths
 from tests.support.tiny_translator import tiny_sizes

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mmdec.corpora.cvss import read_pairs, vocabulary
+from mmdec.training.corpora.cvss import read_pairs, vocabulary
 from mmdec.training.daspeech import timed
 from mmdec.training.daspeech.compare import phone_errors
 from tests.support.pretended_training import BATCHES, MADE, SHIPPED, STAGES, Checkout, weights

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmdec.corpora.image_text import Conversation
+from mmdec.training.corpora.image_text import Conversation
 from mmdec.training.vlm.data import Rows, SceneData
 from mmdec.training.vlm.encoded import NOWHERE, Encoded, encode, patches_read
 from mmdec.training.vlm.tokens import answered, asked, build_tokenizer

@@ -10,7 +10,7 @@ import torch
 from transformers import WhisperFeatureExtractor, WhisperTokenizer
 
 from mmdec.audio import save_audio
-from mmdec.corpora.librispeech import read_utterances
+from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.whisper.tokenizer import build_tokenizer, generation_config
 from mmdec.training.whisper.windows import (
     IGNORED,

@@ -1,0 +1,162 @@
+"""SpecVLM's drafter against EAGLE-2's of the same sizes, by the number of visual tokens: cache, prompt, rounds.
+
+Weights, embeddings and features are random, which costs what trained ones cost; what is accepted is set, by an oracle
+that takes the first `accepted` nodes of each draft, wherever they lie: random weights grow shallow trees. No target
+runs: its pass is the same for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from mmdec.checks.arguments import check_threads
+from mmdec.checks.devices import check_device
+from mmdec.decode.tree import single
+from mmdec.drafters.draft_memory import Memory
+from mmdec.drafters.tree_growing import TreeGrowing
+from mmdec.evaluation.bench.pairing import paired
+from mmdec.nn.draft_config import DraftConfig
+from mmdec.nn.draft_network import DraftNetwork
+from mmdec.nn.elastic import CHOICES
+from mmdec.nn.specvlm import SpecVLM, SpecVLMConfig
+from mmdec.provenance import hardware
+from mmdec.runtime import Log, no_log
+from mmdec.types import Context, Draft, Plan, Scores, Verdict
+
+SIZES: dict[str, dict[str, int]] = {  # channels of a drafter for the shipped model, for one of 1 B, and LLaVA-1.5-7B's
+    "small": {"hidden_size": 160, "vocab_size": 821, "intermediate_size": 432, "num_attention_heads": 4},
+    "medium": {"hidden_size": 1024, "vocab_size": 8192, "intermediate_size": 2816, "num_attention_heads": 16},
+    "7B": {"hidden_size": 4096, "vocab_size": 32064, "intermediate_size": 11008, "num_attention_heads": 32},
+}
+VISUAL = (64, 256, 1024)  # tokens of the image
+BEFORE, AFTER = 8, 24  # text tokens around it
+PLAN = Plan(nodes=59, depth=7)  # EAGLE-2's and SpecVLM's, root not counted
+ROUNDS = 8  # of a run
+
+
+class Run:
+    """One prompt, and rounds in which the oracle accepts."""
+
+    def __init__(self, drafter: TreeGrowing, visual: int, accepted: int, rounds: int = ROUNDS) -> None:
+        self.drafter, self.accepted, self.rounds = drafter, accepted, rounds
+        weight = drafter.output.weight
+        length = BEFORE + visual + AFTER
+        drawn = torch.Generator().manual_seed(0)
+        states = torch.randn(2, 1, length, weight.shape[1], generator=drawn).to(weight)
+        columns = torch.arange(length, device=weight.device)
+        mask = torch.ones(1, length, dtype=torch.bool, device=weight.device)
+        visual_mask = ((columns >= BEFORE) & (columns < BEFORE + visual))[None]
+        tokens = torch.zeros(1, length, dtype=torch.long, device=weight.device)
+        self.context = Context(
+            tokens, mask, columns[None, None], columns[-1:] + 1, {-1: states[0]}, embeds=states[1], visual=visual_mask
+        )
+
+    @torch.inference_mode()
+    def prompt(self) -> Memory:
+        """The drafter's own pass over the prompt."""
+        memory = self.drafter.start(self.context)
+        self._accept(memory, single(torch.ones_like(self.context.tokens[:, 0])), 0)
+        self.drafter.take_in(memory).hidden(self.drafter.network, memory.cache, memory.packed)
+        return memory
+
+    @torch.inference_mode()
+    def begun(self) -> Memory:
+        """A memory behind the prompt and a plain round."""
+        memory = self.prompt()
+        self._accept(memory, single(torch.ones_like(self.context.tokens[:, 0])), 0)
+        return memory
+
+    @torch.inference_mode()
+    def decode(self, memory: Memory) -> None:
+        """The rounds after it."""
+        roots = torch.ones_like(self.context.tokens[:, 0])
+        for _ in range(self.rounds):
+            self._accept(memory, self.drafter.propose(memory, roots, PLAN), self.accepted)
+
+    def _accept(self, memory: Memory, draft: Draft, count: int) -> None:
+        nodes = torch.arange(count + 1, device=draft.tokens.device)[None]
+        features = self.context.features[-1][:, :1].expand(-1, draft.tokens.shape[1], -1)
+        tokens = torch.cat([draft.tokens.gather(1, nodes[:, 1:]), torch.ones_like(nodes[:, :1])], 1)
+        ended = torch.zeros_like(nodes[:, 0], dtype=torch.bool)
+        verdict = Verdict(nodes, tokens[:, -1], ended, tokens, torch.full_like(nodes[:, 0], count + 1))
+        self.drafter.update(memory, draft, Scores(features, {-1: features}), verdict)
+
+
+def bench_compressor(
+    size: str = "medium",
+    visual: Sequence[int] = VISUAL,
+    compressors: Sequence[str] = CHOICES,
+    accepted: int = 3,
+    repeats: int = 5,
+    device: str = "cpu",
+    threads: int = 2,
+    log: Log = no_log,
+) -> dict[str, Any]:
+    """For each compressor alone and each number of visual tokens: columns of both caches and their share, and pairs of
+    prompt passes and of rounds, a = EAGLE-2, b = SpecVLM, in milliseconds and as the ratio b / a."""
+    check_threads(threads)
+    check_device(device)
+    torch.set_num_threads(threads)
+    torch_device = torch.device(device)
+    dtype = torch.float32 if torch_device.type == "cpu" else torch.bfloat16
+    eagle = random_drafter(size, None, torch_device, dtype)
+    rows = []
+    for name in compressors:
+        log(f"compressor {name}, visual tokens: {', '.join(map(str, visual))}")
+        specvlm = random_drafter(size, name, torch_device, dtype)
+        for count in visual:
+            rows.append(
+                {"compressor": name, "visual": count} | _row(eagle, specvlm, count, accepted, repeats, torch_device)
+            )
+    return {
+        "what": f"random weights, {size}, {BEFORE} + {AFTER} text tokens, drafts of {PLAN.nodes} nodes, {PLAN.depth} "
+        f"deep, {accepted} accepted by an oracle, {ROUNDS} rounds; a = EAGLE-2 with SpecVLM's input norm, b = SpecVLM",
+        "rows": rows,
+        "hardware": hardware(device=torch_device, dtype=dtype, batch=1, threads=threads),
+    }
+
+
+def _row(
+    eagle: TreeGrowing, specvlm: TreeGrowing, visual: int, accepted: int, repeats: int, device: torch.device
+) -> dict[str, Any]:
+    a, b = (Run(drafter, visual, accepted) for drafter in (eagle, specvlm))
+    columns = [max(run.prompt().cache.lengths) for run in (a, b)]
+    prompt = paired(a.prompt, b.prompt, repeats, device)
+    rounds = paired(_rounds(a), _rounds(b), repeats, device)
+    return {
+        "columns": columns,
+        "cache": columns[1] / columns[0],
+        "prompt": asdict(prompt),
+        "round": {**asdict(rounds), "a_ms": rounds.a_ms / ROUNDS, "b_ms": rounds.b_ms / ROUNDS},
+    }
+
+
+def _rounds(run: Run) -> Callable[[], None]:
+    """The rounds of one memory after another: the cache grows by what is accepted, as a text does."""
+    memory = run.begun()
+    return lambda: run.decode(memory)
+
+
+def random_drafter(size: str, compressor: str | None, device: torch.device, dtype: torch.dtype) -> TreeGrowing:
+    """SpecVLM's with this compressor alone; None: EAGLE-2's."""
+    sizes = SIZES[size]
+    heads = sizes["num_attention_heads"]
+    fields: dict[str, Any] = {
+        **sizes,
+        "num_key_value_heads": heads,
+        "head_dim": sizes["hidden_size"] // heads,
+        "input_norm": True,
+    }
+    torch.manual_seed(0)
+    if compressor is None:
+        network: DraftNetwork = DraftNetwork(DraftConfig(**fields))
+    else:
+        network = SpecVLM(SpecVLMConfig(**fields, compressors=(compressor,)))
+    embedding = nn.Embedding(sizes["vocab_size"], sizes["hidden_size"], device=device, dtype=dtype)
+    output = nn.Linear(sizes["hidden_size"], sizes["vocab_size"], bias=False, device=device, dtype=dtype)
+    return TreeGrowing(network.to(device, dtype), embedding, output)

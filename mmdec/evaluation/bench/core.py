@@ -1,0 +1,199 @@
+"""mmdec's loop against transformers' own, on language models with random weights. Tokens are compared before timing.
+
+Random weights say nothing about acceptance, so two kinds of text bound it: "repeating", from weights that fall into
+loops, where nearly every copied token is accepted, and "wandering", where nearly none is.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from mmdec.checks.arguments import check_threads
+from mmdec.checks.devices import check_device
+from mmdec.decode.loop import Round
+from mmdec.decode.statistics import DecodingStatistics
+from mmdec.decode.tree import trees_from_lists
+from mmdec.evaluation.bench.pairing import paired
+from mmdec.generation.speculation import generate, speculate
+from mmdec.provenance import hardware
+from mmdec.runtime import Log, no_log
+from mmdec.types import Context, Draft, MmdecError, Needs, Plan, Scores, Target, Verdict
+
+SIZES: dict[str, dict[str, int]] = {  # about 2, 30 and 130 million parameters
+    "2M": {"vocab_size": 4096, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6},
+    "30M": {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8},
+    "130M": {"vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12},
+}
+TEXTS = {"repeating": 0.02, "wandering": 0.12}  # deviation of the weights
+PROMPT = 64
+ROWS = 8  # of the batch
+DTYPE = torch.float32
+COPIED = 10  # tokens that transformers' prompt lookup copies at most: the value in its documentation
+
+
+class Noise:
+    """A drafter that is almost always wrong: random trees of the plan's size."""
+
+    name = "noise"
+    needs = Needs()
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def check(self, target: Target) -> None:
+        """Every target is supported."""
+
+    def start(self, context: Context) -> torch.Generator:
+        return torch.Generator().manual_seed(0)
+
+    def propose(self, memory: torch.Generator, roots: Tensor, plan: Plan) -> Draft:
+        tokens = torch.randint(self.vocab_size, (len(roots), plan.nodes), generator=memory).tolist()
+        parents = [max(0, node - 2) for node in range(plan.nodes)]
+        return trees_from_lists(roots, [(row, parents) for row in tokens])
+
+    def update(self, memory: torch.Generator, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Nothing is learned."""
+
+    def select(self, memory: torch.Generator, live: Tensor) -> None:
+        """No state belongs to a row."""
+
+
+def random_model(size: str, text: str = "repeating", device: str = "cpu") -> PreTrainedModel:
+    """A Llama of `SIZES` with random weights."""
+    torch.manual_seed(0)
+    heads = {"num_attention_heads": SIZES[size]["hidden_size"] // 64, "max_position_embeddings": 1024}
+    sizes: dict[str, Any] = {**SIZES[size], **heads}
+    config = LlamaConfig(**sizes, initializer_range=TEXTS[text], eos_token_id=None, pad_token_id=0)
+    model: Any = LlamaForCausalLM(config).eval()  # whose wrapped `to` type checkers misread
+    return cast(PreTrainedModel, model.to(torch.device(device), DTYPE))
+
+
+def bench_core(
+    sizes: Sequence[str] = tuple(SIZES),
+    repeats: int = 5,
+    new_tokens: int = 128,
+    device: str = "cpu",
+    threads: int = 2,
+    log: Log = no_log,
+) -> dict[str, Any]:
+    """The core's share of a round, prompt lookup against transformers', batch 8 against 1, a drafter that is wrong."""
+    check_threads(threads)
+    check_device(device)
+    torch.set_num_threads(threads)
+    largest = sizes[-1]
+    lookup: dict[str, dict[str, Any]] = {}
+    for size in sizes:
+        log(f"lookup against prompt lookup: {size}")
+        lookup[size] = {text: _lookup(size, text, repeats, new_tokens, device) for text in TEXTS}
+    log(f"batches, the core's share and a drafter that is always wrong: {', '.join(sizes)}")
+    return {
+        "what": f"random weights, greedy, {PROMPT} + {new_tokens} tokens, wall clock of whole calls",
+        "core_share": _core_share(largest, new_tokens, device),
+        "lookup": {"what": f"a = ours, budget on; b = prompt_lookup_num_tokens={COPIED}", "sizes": lookup},
+        "batch": _batch(largest, repeats, new_tokens, device),
+        "always_wrong": {size: _wrong(size, repeats, new_tokens, device) for size in sizes},
+        "hardware": hardware(device=torch.device(device), dtype=DTYPE, batch=(1, ROWS), threads=threads),
+    }
+
+
+def _prompts(model: PreTrainedModel, batch: int) -> Tensor:
+    """Token ids (B, PROMPT): a phrase, four times."""
+    generator = torch.Generator().manual_seed(1)
+    phrase = torch.randint(3, model.config.vocab_size, (batch, PROMPT // 4), generator=generator)
+    return phrase.repeat(1, 4).to(model.device)
+
+
+def _run(model: PreTrainedModel, ids: Tensor, count: int, **options: Any) -> Tensor:
+    mask, network = torch.ones_like(ids), cast(Any, model)  # PreTrainedModel declares no `generate`
+    return network.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False, **options)
+
+
+def _equal(a: Callable[[], Tensor], b: Callable[[], Tensor]) -> None:
+    """Raise MmdecError if two runs give different tokens: they must not be timed."""
+    if not torch.equal(a(), b()):
+        raise MmdecError("The drafted run differs from plain decoding: no timing is reported. Report this as a bug.")
+
+
+def _core_share(size: str, count: int, device: str) -> dict[str, Any]:
+    """Seconds of the core over those of the target pass, in rounds of 16 nodes (root included), nothing accepted."""
+    model = random_model(size, device=device)
+    drafter = Noise(model.config.vocab_size)
+    generation = generate(
+        model, _prompts(model, 1), drafter, num_speculative_tokens=15, max_new_tokens=count, do_sample=False
+    )
+    rounds = generation.rounds[4:]  # the first rounds allocate memory
+    shares = [r.core / r.target for r in rounds]
+    low, middle, high = np.quantile(shares, (0.25, 0.5, 0.75)).tolist()
+    return {
+        "size": size,
+        "nodes": 16,
+        "core_ms": 1e3 * statistics.median(r.core for r in rounds),
+        "target_ms": 1e3 * statistics.median(r.target for r in rounds),
+        "share": middle,
+        "low": low,
+        "high": high,
+        "n": len(rounds),
+    }
+
+
+def _lookup(size: str, text: str, repeats: int, count: int, device: str) -> dict[str, Any]:
+    model = random_model(size, text, device)
+    ids = _prompts(model, 1)
+    rounds: list[Round] = []
+    plug = speculate("lookup", on_round=rounds.append, statistics=DecodingStatistics())
+
+    def drafted() -> Tensor:
+        rounds.clear()
+        return _run(model, ids, count, custom_generate=plug)
+
+    def stock() -> Tensor:
+        return _run(model, ids, count, prompt_lookup_num_tokens=COPIED)
+
+    plain = _run(model, ids, count)
+    for run in (drafted, stock):
+        _equal(run, lambda: plain)
+    result = paired(drafted, stock, repeats, model.device)
+    return {**asdict(result), "rounds": len(rounds) - 1, "tokens_per_round": (count - 1) / max(len(rounds) - 1, 1)}
+
+
+def _batch(size: str, repeats: int, count: int, device: str) -> dict[str, Any]:
+    """Tokens per second of a batch of `ROWS` over those of one row, same drafter."""
+    model = random_model(size, device=device)
+    ids = _prompts(model, ROWS)
+    plug = speculate("lookup", statistics=DecodingStatistics())
+
+    def batched() -> Tensor:
+        return _run(model, ids, count, custom_generate=plug)
+
+    def single() -> Tensor:
+        return _run(model, ids[:1], count, custom_generate=plug)
+
+    _equal(batched, lambda: _run(model, ids, count))
+    result = paired(batched, single, repeats, model.device)
+    return {"size": size, "a_ms": result.a_ms, "b_ms": result.b_ms, "times": ROWS * result.ratio, "n": result.n}
+
+
+def _wrong(size: str, repeats: int, count: int, device: str) -> dict[str, Any]:
+    """Seconds with a drafter that is always wrong, learned draft sizes, over those of plain `generate`."""
+    model = random_model(size, device=device)
+    ids = _prompts(model, 1)
+    statistics = DecodingStatistics()
+    plug = speculate(Noise(model.config.vocab_size), statistics=statistics)
+
+    def drafted() -> Tensor:
+        statistics.clear()  # each run learns anew that the drafter is wrong
+        return _run(model, ids, count, custom_generate=plug)
+
+    def plain() -> Tensor:
+        return _run(model, ids, count)
+
+    _equal(drafted, plain)
+    return asdict(paired(plain, drafted, repeats, model.device))

@@ -1,0 +1,169 @@
+"""Drafters for a vision-language model against transformers' own loops: equal tokens first, then timed in turn.
+
+Before any timing, each method answers each question once. If the tokens of one of mmdec's methods differ from those of
+greedy `generate`, there is no report. A question on which transformers' prompt lookup differs is left out of that
+comparison and counted. Then all methods run in turn, A B C D A B C D, question by question: mmdec through
+`mmdec.describe`, transformers through `model.generate` on the same tensors. Wall clock is from the pictures' files to
+text.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mmdec.checks.arguments import check_threads, check_whole
+from mmdec.evaluation.bench.depths import recorded
+from mmdec.evaluation.bench.pairing import compare, stages
+from mmdec.evaluation.quality.description import PROMPT, questions_of
+from mmdec.evaluation.quality.harness import Measurements, Method, parse_plan
+from mmdec.evaluation.quality.harness_description import DescriptionHarness
+from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
+from mmdec.pipelines.description.load import AUTO, as_drafter
+from mmdec.provenance import hardware
+from mmdec.runtime import Log, dtype_of, no_log
+from mmdec.training.corpora.image_text_questions import ImageQuestion
+from mmdec.types import InputError, MmdecError
+
+LENGTHS = ((1, 8), (9, 32), (33, 64), (65, 100_000))  # new tokens of an answer
+FEW = 5  # words of a short answer
+COPIED = 10  # tokens that transformers' prompt lookup copies at most: the value in its documentation
+PLAIN = "plain"  # mmdec's own loop without a drafter
+LOOKUP = "prompt lookup"
+
+
+@dataclass(frozen=True)
+class AnsweredQuestion:
+    """A question, and how long its answer is."""
+
+    question: ImageQuestion
+    tokens: int
+    words: int
+
+
+def bench_vlm(
+    questions: str | os.PathLike[str] | None = None,
+    images: str | os.PathLike[str] | None = None,
+    model: str | os.PathLike[str] | LoadedVlm = DEFAULT_MODEL,
+    *,
+    prompt: str = PROMPT,
+    drafters: Sequence[str] = (AUTO,),
+    plan: str = "learned",
+    per_task: int = 6,
+    repeats: int = 5,
+    max_new_tokens: int | None = None,
+    device: str | None = "cpu",
+    threads: int = 2,
+    log: Log = no_log,
+) -> dict[str, Any]:
+    """Time drafters against greedy `generate`, its prompt lookup, and mmdec's plain decoding; a JSON-ready report.
+
+    questions, images, prompt: as for `evaluate_vlm`; per_task of each task are taken, evenly spaced. drafters: as
+    `describe` takes them; the first is compared with the others, too. plan: draft size, see `parse_plan`. Raises
+    InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
+    """
+    check_whole("per_task", per_task, 1, 2**31, "6 of each task give a first impression.")
+    check_whole("repeats", repeats, 1, 10_000, "5 give quartiles.")
+    check_threads(threads)
+    if not drafters or len(set(drafters)) < len(drafters):
+        raise InputError(f"`drafters` must be different names, at least one, but are {list(drafters)}. Name them once.")
+    nodes = parse_plan(plan)
+    torch.set_num_threads(threads)
+    vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, device)
+    chosen = questions_of(questions, images, prompt, per_task)
+    drafted = [Method.drafted(name, as_drafter(vlm, name), nodes) for name in drafters]
+    harness = DescriptionHarness(vlm, max_new_tokens)
+    return {
+        "what": "a = mmdec with a drafter, b = the other; ratios are b / a",
+        "model": vlm.directory.name if vlm.directory else "given",
+        "plan": plan,
+        **_all_methods(harness, drafted, chosen, repeats, log),
+        "hardware": hardware(
+            device=vlm.model.device, dtype=dtype_of(vlm.model), batch=1, threads=torch.get_num_threads()
+        ),
+    }
+
+
+def _all_methods(
+    harness: DescriptionHarness,
+    drafted: Sequence[Method],
+    chosen: Sequence[ImageQuestion],
+    repeats: int,
+    log: Log,
+) -> dict[str, Any]:
+    greedy, plain = Method.greedy(), Method.drafted(PLAIN, None)
+    baselines, left_out = [Method(LOOKUP, "transformers", {"prompt_lookup_num_tokens": COPIED})], dict[str, str]()
+    for method in list(baselines):
+        try:  # not every model of transformers can
+            harness.measure(chosen[:1], method)
+        except (MmdecError, MemoryError):
+            raise
+        except Exception as error:
+            left_out[method.name] = f"transformers cannot run it here ({type(error).__name__}: {error!s:.200})"
+            baselines.remove(method)
+    methods = [drafted[0], greedy, plain, *drafted[1:], *baselines]
+    log(f"{len(chosen)} questions; methods: {', '.join(method.name for method in methods)}")
+    singles = [[question] for question in chosen]
+    watched, recorders = recorded(methods)
+    equal = harness.gate(watched, singles, log, [method for method in watched[2:] if method.loop == "mmdec"])
+    measured = harness.interleave(methods, singles, repeats, log)
+    answered = [
+        AnsweredQuestion(question, len(calls[0].tokens[0]), len(calls[0].texts[0].split()))
+        for question, calls in zip(chosen, measured[greedy.name], strict=True)
+    ]
+    groups = _groups(answered)
+    return {
+        "questions": len(answered),
+        "tokens": sum(entry.tokens for entry in answered),
+        "repeats": repeats,
+        "stages": stages(measured, range(len(answered))),
+        "depths": {name: recorder.shares() for name, recorder in recorders.items()},
+        "left_out": left_out,
+        "drafters": {
+            method.name: {
+                "drafter": getattr(method.options["drafter"], "name", method.options["drafter"]),
+                "against": {
+                    other.name: _against(measured, method, other, groups, equal[other.name])
+                    for other in (greedy, *baselines, plain, *drafted)
+                    if other is not method
+                },
+                "short_answers": _short(measured, method, greedy, answered),
+            }
+            for method in drafted
+        },
+    }
+
+
+def _groups(answered: Sequence[AnsweredQuestion]) -> dict[str, list[int]]:
+    """Indices of all questions, of each task and of each length."""
+    groups = {"all": list(range(len(answered)))}
+    for task in sorted({entry.question.task for entry in answered}):
+        groups[f"task {task}"] = [index for index, entry in enumerate(answered) if entry.question.task == task]
+    for low, high in LENGTHS:
+        name = f"{low}+ tokens" if (low, high) == LENGTHS[-1] else f"{low}-{high} tokens"
+        groups[name] = [index for index, entry in enumerate(answered) if low <= entry.tokens <= high]
+    return groups
+
+
+def _against(
+    measured: Measurements, method: Method, other: Method, groups: dict[str, list[int]], equal: Sequence[bool]
+) -> dict[str, Any]:
+    """Each group by itself, without the questions on which the other side's tokens differ."""
+    rows = {}
+    for name, indices in groups.items():
+        same = [index for index in indices if equal[index]]
+        if indices:
+            rows[name] = {"identical": len(same), "of": len(indices), **compare(measured, method, other, same)}
+    return rows
+
+
+def _short(
+    measured: Measurements, method: Method, greedy: Method, answered: Sequence[AnsweredQuestion]
+) -> dict[str, Any]:
+    """Answers of few words: drafting must not make them slower."""
+    indices = [index for index, entry in enumerate(answered) if entry.words <= FEW]
+    return {"words": f"{FEW} and fewer", **compare(measured, method, greedy, indices)}

@@ -1,0 +1,257 @@
+"""The operators alone: on a GPU their kernels beside what torch offers, on a CPU the torch forms beside the plain ones.
+
+Before a row is timed, both sides are compared; a difference ends the benchmark. Sides are timed in turn. On a GPU bytes
+that must be read (keys, values) over seconds are set against the card's own copy bandwidth, measured here, too.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from mmdec.checks.devices import check_device
+from mmdec.evaluation.bench.pairing import paired
+from mmdec.ops.dag import dag_marginal
+from mmdec.ops.kernels import KERNELS, runs_on, why_not
+from mmdec.ops.kv_gather import kv_gather
+from mmdec.ops.tree_attention import TreeMask, tree_attention, tree_mask
+from mmdec.provenance import hardware
+from mmdec.runtime import Log, no_log
+from mmdec.types import MmdecError
+
+HEADS = {"Llama-3-8B": (32, 8, 128), "Qwen2.5-VL-7B": (28, 4, 128)}  # query heads, key heads, width
+SHAPES = {"cpu": ((16, 1024),), "cuda": ((64, 8192), (64, 32768))}  # nodes, prefix
+GRAPHS = {"cpu": ((1, 60, 480),), "cuda": ((1, 60, 480), (8, 128, 1024))}  # batch, tokens, vertices
+LAYERS = {"cpu": 12, "cuda": 32}
+FLEX = "FlexAttention"
+
+
+def bench_kernels(
+    *, repeats: int = 15, device: str | None = "cpu", threads: int = 1, log: Log = no_log
+) -> dict[str, Any]:
+    """Time every operator; a JSON-ready report. Raises MmdecError where two sides differ."""
+    torch_device = check_device(device)
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if torch_device.type == "cuda" else torch.float32
+    bandwidth = _copy_bandwidth(torch_device) if torch_device.type == "cuda" else None
+    log("tree attention, moves of keys and values, the graph's operators: no line until they are done")
+    batches = [batch for batch, _, _ in GRAPHS[torch_device.type]]
+    report: dict[str, Any] = {
+        "what": "a = mmdec, b = the other; ratios are b / a",
+        "kernels": {name: runs_on(torch_device) for name in KERNELS},
+        "why_not": None if runs_on(torch_device) else why_not(torch_device.index) or "the CPU was asked for",
+        "copy_gb_s": bandwidth,
+        "tree_attention": [
+            _attention(name, nodes, columns, torch_device, dtype, repeats, bandwidth)
+            for name in HEADS
+            for nodes, columns in SHAPES[torch_device.type]
+        ],
+        "kv_gather": _gather(torch_device, dtype, repeats),
+        "dag": [row for shape in GRAPHS[torch_device.type] for row in _graph(shape, torch_device, repeats)],
+        # dtype: of keys and values; each row has its own.
+        "hardware": hardware(device=torch_device, dtype=dtype, batch=[1, *batches], threads=threads),
+    }
+    return report
+
+
+def _attention(
+    name: str, nodes: int, columns: int, device: torch.device, dtype: torch.dtype, repeats: int, copy: float | None
+) -> dict[str, Any]:
+    heads, key_heads, width = HEADS[name]
+    q = torch.randn(1, heads, nodes, width, dtype=dtype, device=device)
+    k, v = torch.randn(2, 1, key_heads, columns + nodes, width, dtype=dtype, device=device)
+    parents = [-1, *((node - 1) // 2 for node in range(1, nodes))]
+    above = torch.eye(nodes, dtype=torch.bool)
+    for node in range(1, nodes):
+        above[node] |= above[parents[node]]
+    starts, ends = torch.tensor([[0], [columns]], device=device)
+    mask = tree_mask(starts, ends, above[None].to(device), columns, dtype)
+    scale = width**-0.5
+
+    def repeated(part: Tensor) -> Tensor:
+        return part.repeat_interleave(heads // key_heads, 1)
+
+    others: dict[str, Callable[[], Tensor]] = {
+        "SDPA, dense mask, heads repeated": lambda: scaled_dot_product_attention(
+            q, repeated(k), repeated(v), mask.additive, scale=scale
+        ),
+        "SDPA, dense mask, FORCE_GQA": lambda: scaled_dot_product_attention(
+            q, k, v, mask.additive, scale=scale, enable_gqa=True
+        ),
+    }
+    if device.type == "cuda":
+        others[FLEX] = _flex(q, k, v, mask, columns, scale)
+    row: dict[str, Any] = {"heads": name, "nodes": nodes, "prefix": columns, **_kind(q), "against": {}}
+    for other, run in others.items():
+        try:
+            result = run()
+        except Exception as error:  # it is compiled now, which needs a C compiler and a shape that it supports
+            if other != FLEX:
+                raise
+            row["not_measured"] = {FLEX: f"{type(error).__name__}: {error}"[:300]}
+            continue
+        _same(f"tree attention and {other}", tree_attention(q, k, v, mask, scale), result)
+        row["against"][other] = asdict(paired(lambda: tree_attention(q, k, v, mask, scale), run, repeats, device))
+    if copy is not None:
+        seconds = _seconds(lambda: tree_attention(q, k, v, mask, scale), repeats, device)
+        moved = 2 * k.numel() * k.element_size()
+        row |= {"microseconds": 1e6 * seconds, "gb_s": moved / seconds / 1e9, "of_copy": moved / seconds / 1e9 / copy}
+    return row
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, mask: TreeMask, columns: int, scale: float) -> Callable[[], Tensor]:
+    """FlexAttention, compiled, with the same tree."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    above = mask.ancestors[0]
+    nodes = len(above)
+
+    def visible(batch: Tensor, head: Tensor, node: Tensor, column: Tensor) -> Tensor:
+        return (column < columns) | above[node, (column - columns).clamp(0, nodes - 1)]
+
+    block = create_block_mask(visible, None, None, nodes, columns + nodes, device=str(q.device))
+    compiled: Any = torch.compile(flex_attention, dynamic=False)
+    return lambda: compiled(q, k, v, block_mask=block, scale=scale, enable_gqa=True)
+
+
+def _gather(device: torch.device, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
+    """An accepted path of six nodes moved in all layers of a Llama-3-8B's width, against one copy a layer."""
+    layers = LAYERS[device.type]
+    pool = torch.randn(2 * layers, 1, 8, 2048, 128, dtype=dtype, device=device)
+    path = [1000, 1002, 1005, 1009, 1014, 1020]
+    index = torch.tensor(path, device=device)
+
+    def one_by_one(pool: Tensor = pool) -> None:
+        for layer in pool:
+            layer[:, :, 1001 : 1001 + len(path)] = layer[:, :, index]
+
+    moved, wanted = pool[:2].clone(), pool[:2].clone()
+    kv_gather(moved, [path], [1001])
+    one_by_one(wanted)
+    _same("moved keys and values", moved, wanted)
+    result = paired(lambda: kv_gather(pool, [path], [1001]), one_by_one, repeats, device)
+    row: dict[str, Any] = {
+        "layers": layers,
+        "path": len(path),
+        **_kind(pool[0]),
+        "against": {"a copy for each layer": asdict(result)},
+    }
+    if device.type == "cuda":
+        row["microseconds"] = 1e6 * _seconds(lambda: kv_gather(pool, [path], [1001]), repeats, device)
+        row["launches"] = _launches(lambda: kv_gather(pool, [path], [1001]), device)
+    return row
+
+
+def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> list[dict[str, Any]]:
+    """The loss and its gradient against the dense torch form with autograd: time, and a GPU's peak memory."""
+    batch, tokens, size = shape
+    match = torch.randn(batch, tokens, size, device=device)
+    links = torch.randn(batch, size, size, device=device)
+    links = links.masked_fill(torch.ones(size, size, dtype=torch.bool, device=device).tril(), -torch.inf)
+    links = links.log_softmax(2).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+    lengths = torch.full((batch,), tokens, device=device), torch.full((batch,), size, device=device)
+
+    def gradient(form: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        inputs = match.clone().requires_grad_(), links.clone().requires_grad_()
+        score = form(*inputs)
+        score.sum().backward()
+        return score.detach()
+
+    def marginal(match: Tensor, links: Tensor) -> Tensor:
+        return dag_marginal(match, links, *lengths)
+
+    _same("the graph's log P", marginal(match, links), dense_marginal(match, links))
+    rows = []
+    for what, a, b in (
+        ("forward", lambda: marginal(match, links), lambda: dense_marginal(match, links)),
+        ("forward and backward", lambda: gradient(marginal), lambda: gradient(dense_marginal)),
+    ):
+        against = {"dense torch": asdict(paired(a, b, repeats, device))}
+        row = {"shape": shape, "what": what, **_kind(match), "against": against}
+        if device.type == "cuda":
+            row["peak_mib"], row["dense_peak_mib"] = (_peak(run, device) for run in (a, b))
+        else:
+            row["least_cpu_ms"] = 1e3 * _least(a, 4 * repeats)
+        rows.append(row)
+    return rows
+
+
+def dense_marginal(match: Tensor, links: Tensor) -> Tensor:
+    """Log P (B,) of whole graphs as the formula has it: (B, L, L) log-sum-exps, one for each token."""
+    alpha = torch.full_like(match[:, 0], -torch.inf)
+    alpha[:, 0] = match[:, 0, 0]
+    for t in range(1, match.shape[1]):
+        scores = alpha[:, :, None] + links
+        top = scores.detach().amax(1).clamp(min=torch.finfo(scores.dtype).min)
+        alpha = (scores - top[:, None]).exp().sum(1).clamp(min=1e-38).log() + top + match[:, t]
+    return alpha[:, -1]
+
+
+def _kind(tensor: Tensor) -> dict[str, Any]:
+    """dtype and batch of an operator's input (B, ...)."""
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "batch": len(tensor)}
+
+
+def _same(what: str, result: Tensor, reference: Tensor) -> None:
+    near = 3e-2 if result.dtype == torch.bfloat16 else 1e-3
+    if not torch.allclose(result.float(), reference.float(), rtol=near, atol=near):
+        worst = float((result.float() - reference.float()).abs().max())
+        raise MmdecError(f"{what}: the two sides must agree, but differ by {worst:.3g}. No time was taken.")
+
+
+def _least(run: Callable[[], object], repeats: int) -> float:
+    """Smallest CPU time of this thread. Other processes disturb this figure least."""
+    laps = []
+    for _ in range(repeats):
+        begin = time.thread_time()
+        run()
+        laps.append(time.thread_time() - begin)
+    return min(laps)
+
+
+def _seconds(run: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Median seconds on this GPU of one of 20 calls in a row."""
+    laps, stream = [], torch.cuda.current_stream(device)  # an event of its own accord asks the current GPU's
+    for _ in range(repeats + 1):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record(stream)
+        for _ in range(20):
+            run()
+        end.record(stream)
+        end.synchronize()
+        laps.append(begin.elapsed_time(end) / 20e3)
+    return statistics.median(laps[1:])
+
+
+def _copy_bandwidth(device: torch.device) -> float:
+    """GB/s read and written by a copy of 1 GiB."""
+    source = torch.empty(2**30, dtype=torch.int8, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.numel() / _seconds(lambda: target.copy_(source), 9, device) / 1e9
+
+
+def _peak(run: Callable[[], object], device: torch.device) -> float:
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    run()
+    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+
+
+def _launches(run: Callable[[], object], device: torch.device) -> int:
+    """Kernels that one call launches, copies of indices left out."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        run()
+        torch.cuda.synchronize(device)
+    # The profiler also records the host's calls, such as cudaLaunchKernel and cudaDeviceSynchronize.
+    on_device = [event for event in recorded.events() or [] if event.device_type.name == "CUDA"]
+    return sum(not event.name.startswith("Mem") for event in on_device)

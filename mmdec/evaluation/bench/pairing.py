@@ -1,0 +1,137 @@
+"""Two sides timed in turn, A B A B: on a noisy machine only the ratio of neighbouring runs means something."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+
+from mmdec.runtime import Stopwatch
+
+if TYPE_CHECKING:
+    from mmdec.evaluation.quality.harness import Measurement, Measurements, Method
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Two sides timed in turn: medians in milliseconds, and the median of the ratios b / a with its quartiles."""
+
+    a_ms: float
+    b_ms: float
+    ratio: float
+    low: float
+    high: float
+    n: int
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[float, float]]) -> Paired:
+        """Of the seconds of neighbouring runs."""
+        low, middle, high = _quartiles([y / x for x, y in pairs])
+        a, b = (1e3 * statistics.median(side) for side in zip(*pairs, strict=True))
+        return cls(a_ms=a, b_ms=b, ratio=middle, low=low, high=high, n=len(pairs))
+
+
+def paired(
+    a: Callable[[], Result],
+    b: Callable[[], Result],
+    repeats: int,
+    device: torch.device,
+    seconds: Callable[[Result], float] | None = None,
+) -> Paired:
+    """Run a and b alternately, after one warm-up of each.
+
+    seconds: reads the cost from a result; None takes the wall clock of the call.
+    """
+    pairs: list[tuple[float, float]] = []
+    stopwatch = Stopwatch(device)
+    for number in range(repeats + 1):
+        pair = []
+        for side in (a, b):
+            stopwatch.lap()
+            result = side()
+            wall = stopwatch.lap()
+            pair.append(wall if seconds is None else seconds(result))
+        if number:
+            pairs.append((pair[0], pair[1]))
+    return Paired.of(pairs)
+
+
+def compare(measured: Measurements, a: Method, b: Method, groups: Sequence[int]) -> dict[str, Any]:
+    """A JSON object: b over a, on some groups of recordings.
+
+    groups: indices of groups. Seconds are sums over the groups of the median of the repeats, and `ratio` is that of the
+    sums; `median` and the quartiles `low` and `high` are of the ratios of neighbouring runs. Tokens per round include
+    the bonus or correction, but not the pass over the prompt; tokens per pass of b are None for batches.
+    """
+    if not groups:
+        return {"n": 0}
+    a_runs, b_runs = ([measured[method.name][group] for group in groups] for method in (a, b))
+    passes = sum(repeats[0].passes - repeats[0].windows for repeats in b_runs)
+    return {
+        "n": len(groups),
+        "decoder": _ratios(a_runs, b_runs, lambda measurement: measurement.decoder),
+        "wall": _ratios(a_runs, b_runs, lambda measurement: measurement.total),
+        "a_tokens_per_round": _tokens(a_runs) / max(sum(repeats[-1].rounds for repeats in a_runs), 1),
+        "a_passes": sum(repeats[-1].passes for repeats in a_runs),
+        "b_passes": sum(repeats[0].passes for repeats in b_runs),
+        "b_tokens_per_pass": _tokens(a_runs) / max(passes, 1) if len(a_runs[0][0].tokens) == 1 else None,
+        "a_decoder_share": _share(a_runs),
+        "b_decoder_share": _share(b_runs),
+        "seconds": {
+            "features": _sum(b_runs, lambda measurement: measurement.features),
+            "encoder": _sum(b_runs, lambda measurement: measurement.encoder),
+            "drafter": _sum(a_runs, lambda measurement: measurement.drafter),
+        },
+    }
+
+
+def stages(measured: Measurements, groups: Sequence[int]) -> dict[str, dict[str, float]]:
+    """For each method the milliseconds that a group's stages took: the mean over the groups of the median of the
+    repeats. The drafter's are not part of the decoder's here; transformers' loops do not report them."""
+    spent: dict[str, dict[str, float]] = {}
+    for name, runs in measured.items():
+        chosen = [runs[group] for group in groups]
+        parts = {
+            "features": _sum(chosen, lambda measurement: measurement.features),
+            "encoder": _sum(chosen, lambda measurement: measurement.encoder),
+            "decoder": _sum(chosen, lambda measurement: measurement.decoder - measurement.drafter),
+            "drafter": _sum(chosen, lambda measurement: measurement.drafter),
+        }
+        spent[name] = {stage: 1e3 * seconds / max(len(chosen), 1) for stage, seconds in parts.items()}
+    return spent
+
+
+def _ratios(
+    a_runs: Sequence[Sequence[Measurement]],
+    b_runs: Sequence[Sequence[Measurement]],
+    seconds: Callable[[Measurement], float],
+) -> dict[str, float | int]:
+    ratios = [seconds(y) / seconds(x) for a, b in zip(a_runs, b_runs, strict=True) for x, y in zip(a, b, strict=True)]
+    low, middle, high = _quartiles(ratios)
+    a, b = _sum(a_runs, seconds), _sum(b_runs, seconds)
+    return {"a_s": a, "b_s": b, "ratio": b / a, "median": middle, "low": low, "high": high, "pairs": len(ratios)}
+
+
+def _quartiles(ratios: Sequence[float]) -> tuple[float, float, float]:
+    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
+    return low, middle, high
+
+
+def _sum(measured: Sequence[Sequence[Measurement]], seconds: Callable[[Measurement], float]) -> float:
+    return sum(statistics.median(seconds(measurement) for measurement in repeats) for repeats in measured)
+
+
+def _share(measured: Sequence[Sequence[Measurement]]) -> float:
+    return _sum(measured, lambda measurement: measurement.decoder) / _sum(
+        measured, lambda measurement: measurement.total
+    )
+
+
+def _tokens(measured: Sequence[Sequence[Measurement]]) -> int:
+    return sum(repeats[-1].drafted_tokens for repeats in measured)

@@ -1,0 +1,178 @@
+"""Whole passes of models with random weights: what tree attention and the fast pass gain end to end.
+
+Rows: a language model's pass over a draft's tree behind a long prefix, tree attention against SDPA with a dense mask;
+and a round of a speech model, the fast pass on against off (`bench_passes_transcription.py`). Random weights cost what
+trained ones cost. Logits of both sides are compared before anything is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+
+from mmdec.checks.arguments import check_threads
+from mmdec.checks.devices import check_device
+from mmdec.evaluation.bench.pairing import paired
+from mmdec.evaluation.bench.passes_transcription import GRAPHS, SPEECHES, speech_rounds
+from mmdec.evaluation.bench.twins import Run, binary_tree, compare, twin
+from mmdec.ops.kernels import why_not
+from mmdec.provenance import hardware
+from mmdec.runtime import Log, no_log
+from mmdec.targets.attention import TREE_ATTENTION
+from mmdec.targets.fast_pass import fast_pass
+from mmdec.types import InputError
+
+TEXTS: dict[str, dict[str, int]] = {  # of language models: about 30 million parameters, and Qwen2.5-VL-7B's
+    "30M": {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8,
+            "num_attention_heads": 8, "num_key_value_heads": 2},
+    "7B": {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+           "num_attention_heads": 28, "num_key_value_heads": 4},
+}  # fmt: skip
+SHORT = 16  # tokens of a prefix behind which the tree's own columns weigh much: a wrong mask shows in the logits
+DENSE = "SDPA, dense mask"
+Part = Callable[[], tuple[list[dict[str, Any]], dict[str, str]]]  # rows, and what was not measured and why
+SPEECH_DTYPES = {"cpu": (torch.float32,), "cuda": (torch.float32, torch.bfloat16)}
+
+
+@dataclass(frozen=True)
+class PassSizes:
+    """What is measured."""
+
+    text: str  # a key of `TEXTS`
+    prefix: int  # tokens before the draft
+    nodes: int  # of the draft, root included
+    speech: str  # a key of `bench_passes_transcription.SPEECHES`
+
+
+SIZES = {"cpu": PassSizes("30M", 1024, 16, "tiny"), "cuda": PassSizes("7B", 8192, 64, "small")}
+
+
+def bench_passes(
+    sizes: PassSizes | None = None,
+    *,
+    repeats: int = 15,
+    device: str | None = "cpu",
+    threads: int = 1,
+    log: Log = no_log,
+) -> dict[str, Any]:
+    """Time both rows; a JSON-ready report. A row that does not fit into the GPU's memory is left out, and said so.
+
+    sizes: None takes those of `SIZES` for the device. Raises MmdecError where two sides differ.
+    """
+    check_threads(threads)
+    torch_device = check_device(device)
+    torch.set_num_threads(threads)
+    chosen = sizes or SIZES[torch_device.type]
+    text_dtype = torch.bfloat16 if torch_device.type == "cuda" else torch.float32
+    rows: list[dict[str, Any]] = []
+    not_measured = _wanted_a_gpu() if torch_device.type == "cpu" else {}
+    parts: dict[str, Part] = {
+        f"pass of the {chosen.text} language model": partial(text_pass, chosen, torch_device, text_dtype, repeats)
+    }
+    for dtype in SPEECH_DTYPES[torch_device.type]:
+        name = f"round of the {chosen.speech} speech model, {_short(dtype)}"
+        parts[name] = partial(speech_rounds, chosen.speech, torch_device, dtype, repeats)
+    for name, measure in parts.items():
+        log(name)
+        try:
+            measured, missing = measure()
+        except torch.OutOfMemoryError as error:
+            measured, missing = [], {name: f"not enough GPU memory: {str(error).partition(chr(10))[0]}"[:300]}
+        rows += measured
+        not_measured |= missing
+    return {
+        "what": "random weights, one row; a = mmdec's tree attention or the fast pass, b = without; ratios are b / a",
+        "sizes": asdict(chosen),
+        "rows": rows,
+        "not_measured": not_measured,
+        # dtype: of the language model; each row has its own.
+        "hardware": hardware(device=torch_device, dtype=text_dtype, batch=1, threads=threads),
+    }
+
+
+def sizes_for(
+    device: str | None, *, text: str | None = None, prefix: int | None = None, speech: str | None = None
+) -> PassSizes:
+    """Those of `SIZES` for the device, with what is given instead. Raises InputError for unknown names."""
+    for what, name, known in (("text", text, TEXTS), ("speech", speech, SPEECHES)):
+        if name is not None and name not in known:
+            raise InputError(f"`{what}` must be one of {', '.join(known)}, but is {name!r:.60}. Choose one.")
+    given = {"text": text, "prefix": prefix, "speech": speech}
+    return replace(
+        SIZES[check_device(device).type], **{name: value for name, value in given.items() if value is not None}
+    )
+
+
+def random_text_model(size: str, positions: int, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """A Llama of `TEXTS` with random weights, made on the device; it attends by tree attention."""
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {**TEXTS[size], "max_position_embeddings": positions}
+    # With this deviation each map keeps its input's size: what a layer attends to reaches the logits at every width.
+    config = LlamaConfig(**shape, initializer_range=shape["hidden_size"] ** -0.5, eos_token_id=None, pad_token_id=0)
+    with torch.device(device):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=TREE_ATTENTION)
+    return model.eval()
+
+
+def text_pass(
+    sizes: PassSizes, device: torch.device, dtype: torch.dtype, repeats: int
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The pass of a draft, its acceptance included: rows, and what was not measured.
+
+    In the fast pass SDPA reads a slot's free columns, too, at most a quarter more than there are tokens, which tree
+    attention passes over. So where the fast pass is used, SDPA is timed without it as well.
+    """
+    tree = random_text_model(sizes.text, 2 * sizes.prefix, device, dtype)
+    dense: Any = twin(tree)
+    dense.set_attn_implementation("sdpa")
+    baselines = {DENSE: dense}
+    if fast_pass(dense).why_not() is None:
+        baselines[f"{DENSE}, fast pass off"] = twin(dense)
+        fast_pass(baselines[f"{DENSE}, fast pass off"]).enabled = False
+    vocabulary = tree.config.vocab_size
+    draft = binary_tree(sizes.nodes, vocabulary, device)
+    short, whole = ({"input_ids": _tokens(prefix, vocabulary).to(device)} for prefix in (SHORT, sizes.prefix))
+    rows = []
+    for baseline, model in baselines.items():
+        near = compare(f"a pass behind {SHORT} tokens, {baseline}", Run(tree, short), Run(model, short), draft)
+        a, b = Run(tree, whole), Run(model, whole)
+        far = compare(f"a pass behind {sizes.prefix} tokens, {baseline}", a, b, draft)
+        row = {
+            "subject": "tree attention",
+            "baseline": baseline,
+            "group": f"{sizes.text} language model, {sizes.nodes} nodes, {sizes.prefix} before",
+            "timed": "draft's pass",
+            "pair": asdict(paired(partial(a, draft), partial(b, draft), repeats, device)),
+            "dtype": _short(dtype),
+            "batch": 1,
+            "differences": [near, far],  # behind the short prefix, behind the whole one
+            "graphs": [fast_pass(side).captured for side in (tree, model)],
+        }
+        rows.append(row)
+    reason = why_not(device.index) if device.type == "cuda" else None
+    return rows, {} if reason is None else {"tree attention's kernel": reason}
+
+
+def _tokens(count: int, vocabulary: int) -> Tensor:
+    """Random ids (1, count)."""
+    return torch.randint(1, vocabulary, (1, count), generator=torch.Generator().manual_seed(1))
+
+
+def _wanted_a_gpu() -> dict[str, str]:
+    """The rows of a GPU, where the CPU was asked for."""
+    gpu = SIZES["cuda"]
+    reason = "the CPU was asked for" if torch.cuda.is_available() else "no GPU"
+    return {
+        f"{gpu.text} language model, {gpu.nodes} nodes, {gpu.prefix} before": reason,
+        f"{gpu.speech} speech model, {GRAPHS}": reason,
+    }
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,158 @@
+"""Rounds of a Whisper with random weights and Medusa heads: the fast pass on against off.
+
+On a GPU the fast pass replays CUDA graphs; on a CPU it only takes its fixed shapes. A round is the drafter, the
+target's pass and the core, as `decode/loop.py` times them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForSpeechSeq2Seq, PreTrainedModel, WhisperConfig
+from transformers.modeling_outputs import BaseModelOutput
+
+from mmdec.decode.loop import Round
+from mmdec.decode.statistics import DecodingStatistics
+from mmdec.drafters.medusa import Medusa
+from mmdec.evaluation.bench.pairing import Paired
+from mmdec.evaluation.bench.twins import Run, binary_tree, compare, twin
+from mmdec.evaluation.quality.harness import quiet
+from mmdec.generation.speculation import speculate
+from mmdec.nn.medusa import MedusaConfig, MedusaHeads
+from mmdec.targets.fast_pass import fast_pass
+from mmdec.types import MmdecError
+
+SPEECHES: dict[str, dict[str, int]] = {  # Whisper's sizes: channels, layers, heads
+    "tiny": {"d_model": 384, "layers": 4, "heads": 6},
+    "small": {"d_model": 768, "layers": 12, "heads": 12},
+}
+NODES, DEPTH = 16, 6  # of a draft, root included: the shape that `bench asr` reports
+NEW_TOKENS = 96
+HEADS = 10  # Medusa's
+GRAPHS, SHAPES = "CUDA graphs", "fixed shapes without graphs"  # what the fast pass is on a GPU, and on a CPU
+PARTS: dict[str, Callable[[Round], float]] = {
+    "round": lambda round_: round_.target + round_.drafter + round_.core,
+    "draft's pass": lambda round_: round_.target,
+}
+
+
+def random_speech_model(size: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """A Whisper of `SPEECHES` with random weights, made on the device. It never ends a text: that token's row of the
+    output matrix is 0."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = dict(SPEECHES[size])
+    width, layers, heads = sizes.pop("d_model"), sizes.pop("layers"), sizes.pop("heads")
+    config = WhisperConfig(
+        d_model=width,
+        encoder_layers=layers,
+        decoder_layers=layers,
+        encoder_attention_heads=heads,
+        decoder_attention_heads=heads,
+        encoder_ffn_dim=4 * width,
+        decoder_ffn_dim=4 * width,
+        init_std=width**-0.5,  # each map keeps its input's size
+        **sizes,
+    )
+    with torch.device(device):
+        model: Any = AutoModelForSpeechSeq2Seq.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[config.eos_token_id] = 0
+    return model.eval()
+
+
+def speech_rounds(
+    size: str, device: torch.device, dtype: torch.dtype, repeats: int, new_tokens: int = NEW_TOKENS
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Rows of a whole round and of its target pass, and what was not measured.
+
+    Logits are compared first; in float32 the texts must be equal, too. In bfloat16 a rounding may turn the choice
+    between two words of a random model: then the row says so.
+    """
+    on = random_speech_model(size, device, dtype)
+    off = twin(on)
+    gpu = device.type == "cuda"
+    fast_pass(on).enabled, fast_pass(off).enabled = None if gpu else True, False
+    group = f"{size} speech model, {NODES} nodes, {str(dtype).removeprefix('torch.')}"
+    kind = GRAPHS if gpu else SHAPES
+    if reason := fast_pass(on).why_not():
+        return [], {f"{group}, {kind}": reason}
+    inputs, draft = prompt_of(on), binary_tree(NODES, on.config.vocab_size, device)
+    found = compare(f"fast pass, {group}", Run(on, inputs), Run(off, inputs), draft)
+
+    features = _features(on)
+    runs = [_decoding(model, features, new_tokens) for model in (on, off)]
+    (words, _), (plain, _) = (run() for run in runs)  # the warm-up
+    equal = torch.equal(words, plain)
+    if dtype == torch.float32 and not equal:
+        raise MmdecError(
+            f"fast pass, {group}: the texts of the two sides differ. No time was taken. Report this as a bug."
+        )
+    laps = [[run()[1] for run in runs] for _ in range(repeats)]
+    fast = fast_pass(on)
+    if gpu and not fast.captured:
+        return [], {f"{group}, {kind}": fast.why_not() or "no graph was captured"}
+    row = {
+        "subject": f"fast pass, {kind}",
+        "baseline": "pass by pass",
+        "group": group,
+        "dtype": str(dtype).removeprefix("torch."),
+        "batch": 1,
+        "differences": found,
+        "equal_texts": equal,
+        "rounds": len(laps[0][0]),
+        "graphs": fast.captured,
+        "fast_pass_mib": fast.bytes / 2**20,
+    }
+    return [
+        {**row, "timed": timed, "pair": asdict(Paired.of([(_median(a, part), _median(b, part)) for a, b in laps]))}
+        for timed, part in PARTS.items()
+    ], {}
+
+
+def _decoding(model: PreTrainedModel, features: Tensor, new_tokens: int) -> Callable[[], tuple[Tensor, list[Round]]]:
+    """A call of `generate` with random heads: its tokens, and the rounds after the prompt's."""
+    network: Any = model  # PreTrainedModel declares no `generate`
+    torch.manual_seed(1)
+    heads = MedusaHeads(MedusaConfig(model.config.d_model, model.config.vocab_size, heads=HEADS))
+    drafter = Medusa(heads.to(model.device, model.dtype), network.proj_out)
+    rounds: list[Round] = []
+    plug = speculate(
+        drafter,
+        num_speculative_tokens=(NODES - 1, DEPTH),
+        on_round=rounds.append,
+        statistics=DecodingStatistics(),
+    )
+
+    def run() -> tuple[Tensor, list[Round]]:
+        rounds.clear()
+        with quiet():
+            ids = network.generate(
+                input_features=features, max_new_tokens=new_tokens, do_sample=False, custom_generate=plug
+            )
+        return ids, rounds[1:]
+
+    return run
+
+
+def prompt_of(model: PreTrainedModel) -> dict[str, Any]:
+    """A prompt of a few tokens, with the encoder's states of random sound, as the target's `prefill` takes it."""
+    network: Any = model
+    with torch.no_grad():
+        states = network.get_encoder()(_features(model)).last_hidden_state
+    ids = torch.tensor([[model.config.decoder_start_token_id, 3, 1, 4]], device=model.device)
+    return {"input_ids": ids, "encoder_outputs": BaseModelOutput(last_hidden_state=states)}
+
+
+def _features(model: PreTrainedModel) -> Tensor:
+    """(1, mels, T) of a whole window, random."""
+    shape = 1, model.config.num_mel_bins, 2 * model.config.max_source_positions
+    return torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(model.device, model.dtype)
+
+
+def _median(rounds: list[Round], part: Callable[[Round], float]) -> float:
+    return statistics.median(part(round_) for round_ in rounds)

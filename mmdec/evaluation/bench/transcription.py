@@ -1,0 +1,247 @@
+"""Medusa heads against transformers' own loops with the same Whisper: equal tokens first, then timed in turn.
+
+Before any timing, each method decodes each recording once. If mmdec's tokens differ from those of greedy `generate`,
+there is no report. A recording on which another method differs is left out of that comparison and counted. Then all
+methods run in turn, A B C D A B C D, recording by recording: mmdec through `mmdec.transcribe`, transformers through
+`model.generate` on the same features. Decoder seconds are all of the call but features and encoder; wall clock is from
+samples in memory to text (see `harness_transcription.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmdec.audio import SAMPLE_RATE
+from mmdec.checks.arguments import check_threads
+from mmdec.evaluation.bench.assistants_transcription import assistants
+from mmdec.evaluation.bench.depths import recorded
+from mmdec.evaluation.bench.pairing import compare, stages
+from mmdec.evaluation.bench.peer_transcription import against_peer
+from mmdec.evaluation.quality.harness import Measurements, Method, parse_plan
+from mmdec.evaluation.quality.harness_transcription import TranscriptionHarness
+from mmdec.generation.speculation import Nodes
+from mmdec.hub.whisper import DEFAULT_MODEL, LoadedWhisper, load_whisper
+from mmdec.provenance import hardware
+from mmdec.runtime import Log, dtype_of, no_log
+from mmdec.training.corpora.librispeech import read_splits
+from mmdec.training.corpora.tables import evenly_spaced
+from mmdec.types import Drafter, InputError
+
+SPLITS = ("test", "paragraphs")
+BINS = ((1, 5), (6, 10), (11, 20), (21, 39), (40, 10_000))  # words
+SHORT, LONG = BINS[0], BINS[-1]
+COPIED = 10  # tokens that transformers' prompt lookup copies at most: the value in its documentation
+PLANS = ("learned", "2", "4", "6", "8", "10", "8x4", "12x6", "16x6", "16x8", "24x8", "32x8", "48x8")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What is decoded, and how long it is."""
+
+    name: str
+    words: int
+    samples: Tensor  # (T,)
+
+    @property
+    def bin(self) -> tuple[int, int]:
+        return next(words for words in BINS if words[0] <= max(self.words, 1) <= words[1])
+
+
+def bench_asr(
+    recordings: Sequence[Path] = (),
+    corpus: str | os.PathLike[str] = "data/english",
+    splits: Sequence[str] = SPLITS,
+    model: str | os.PathLike[str] | LoadedWhisper = DEFAULT_MODEL,
+    *,
+    heads: str | os.PathLike[str] | None = None,
+    assistant: str | os.PathLike[str] | None = None,
+    plan: str = "learned",
+    sweep: Sequence[str] = (),
+    per_bin: int = 6,
+    repeats: int = 5,
+    batch: int = 8,
+    peer: str | None = None,
+    language: str | None = "en",
+    max_new_tokens: int | None = None,
+    device: str | None = "cpu",
+    threads: int = 2,
+    log: Log = no_log,
+) -> dict[str, Any]:
+    """Time Medusa heads against greedy decoding, prompt lookup and an assistant; a JSON-ready report.
+
+    recordings: audio files; none takes `per_bin` of each length from the corpus's splits. assistant: directory of a
+    smaller Whisper; None makes one of the model's own layers. plan: draft size, see `parse_plan`. sweep: more draft
+    sizes, timed on the long recordings alone and in batches. batch: long recordings in a batch. peer: another engine
+    ("ctranslate2") to time with the same weights on the long recordings of one window. Raises InputError, and
+    MmdecError if mmdec's tokens differ from those of greedy decoding.
+    """
+    if min(per_bin, repeats, batch) < 1:
+        raise InputError(f"`repeats`, `per_bin` and `batch` must be at least 1, but are {repeats}, {per_bin}, {batch}.")
+    nodes, plans = parse_plan(plan), {size: parse_plan(size) for size in sweep}
+    check_threads(threads)
+    torch.set_num_threads(threads)
+    whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, device)
+    bench = _Bench(TranscriptionHarness(whisper, language, max_new_tokens), repeats, batch, log)
+    drafter = whisper.heads(heads)
+    chosen = _given(bench.harness, recordings) if recordings else from_corpus(bench.harness, corpus, splits, per_bin)
+    report = {
+        "what": "a = mmdec with Medusa heads, b = the other; ratios are b / a",
+        "model": whisper.directory.name if whisper.directory else "given",
+        "drafter": drafter.name,
+        "plan": plan,
+        **bench.all_methods(Method.drafted("medusa", drafter, nodes), assistants(whisper.model, assistant), chosen),
+    }
+    if plans:
+        report["sweep"] = bench.sweep(drafter, plans, [chosen[index] for index in _long(chosen)])
+    if peer is not None:
+        longest = [chosen[index].samples for index in _long(chosen)]
+        report["peer"] = against_peer(
+            whisper, drafter, longest, peer, heads=heads, repeats=repeats, language=language, log=log
+        )
+    network = whisper.model
+    report["hardware"] = hardware(
+        device=network.device, dtype=dtype_of(network), batch=(1, batch), threads=torch.get_num_threads()
+    )
+    return report
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """How all comparisons are run."""
+
+    harness: TranscriptionHarness
+    repeats: int
+    batch_size: int
+    log: Log
+
+    def all_methods(self, medusa: Method, helpers: Sequence[Method], chosen: Sequence[Recording]) -> dict[str, Any]:
+        """Our method against greedy decoding by length, and against prompt lookup and an assistant on long ones."""
+        long = _long(chosen)
+        longest = [chosen[index] for index in long]
+        greedy, lookup = Method.greedy(), Method("prompt lookup", "transformers", {"prompt_lookup_num_tokens": COPIED})
+        helper = fastest(self.harness, helpers, [longest[0].samples]) if len(helpers) > 1 else helpers[0]
+        methods = [medusa, greedy, lookup, helper]
+        names = ", ".join(method.name for method in methods)
+        self.log(f"{len(chosen)} recordings, {len(longest)} of them long; methods: {names}")
+        singles = [[recording.samples] for recording in chosen]
+        watched, recorders = recorded(methods)
+        equal = self.harness.gate(watched, singles, self.log)
+        measured = self.harness.interleave(methods, singles, self.repeats, self.log)
+        of_length = {bin: [index for index, recording in enumerate(chosen) if recording.bin == bin] for bin in BINS}
+        return {
+            "recordings": len(chosen),
+            "stages": stages(measured, range(len(chosen))),
+            "depths": {name: recorder.shares() for name, recorder in recorders.items()},
+            "long": {"words": f"{LONG[0]} and more", **compare(measured, medusa, greedy, long)},
+            "curve": [
+                {
+                    "words": f"{low}-{high}" if (low, high) != LONG else f"{low}+",
+                    **compare(measured, medusa, greedy, indices),
+                }
+                for (low, high), indices in of_length.items()
+                if indices
+            ],
+            "clips": _clips(measured, medusa, greedy, of_length[SHORT], chosen),
+            "against": {
+                method.name: {
+                    "identical": sum(equal[method.name][index] for index in long),
+                    "of": len(long),
+                    **compare(measured, medusa, method, [index for index in long if equal[method.name][index]]),
+                }
+                for method in (lookup, helper)
+            },
+            "batch": self.batches([medusa, greedy], longest),
+            "seconds_of_audio": sum(len(recording.samples) for recording in chosen) / SAMPLE_RATE,
+        }
+
+    def batches(self, methods: Sequence[Method], longest: Sequence[Recording]) -> dict[str, Any]:
+        """The first method against the second, long recordings in batches."""
+        groups = _groups(longest, self.batch_size)
+        self.harness.gate(methods, groups, self.log)
+        measured = self.harness.interleave(methods, groups, self.repeats, self.log)
+        return {"size": self.batch_size, **compare(measured, methods[0], methods[1], range(len(groups)))}
+
+    def sweep(self, drafter: Drafter, plans: dict[str, Nodes], longest: Sequence[Recording]) -> list[dict[str, Any]]:
+        """Each draft size against greedy decoding: long recordings one by one, and in batches."""
+        greedy, rows = Method.greedy(), []
+        drafted = [Method.drafted(name, drafter, nodes) for name, nodes in plans.items()]
+        singles = [[recording.samples] for recording in longest]
+        for size, groups in ((1, singles), (self.batch_size, _groups(longest, self.batch_size))):
+            for method in drafted:
+                self.harness.gate([method, greedy], groups, self.log)
+            measured = self.harness.interleave([greedy, *drafted], groups, self.repeats, self.log)
+            for method in drafted:
+                row = compare(measured, method, greedy, range(len(groups)))
+                rows.append(
+                    {
+                        "plan": method.name,
+                        "batch": size,
+                        "decoder": row["decoder"]["ratio"],
+                        "wall": row["wall"]["ratio"],
+                        "tokens_per_round": row["a_tokens_per_round"],
+                    }
+                )
+        return rows
+
+
+def _long(chosen: Sequence[Recording]) -> list[int]:
+    """Indices of the recordings in the bin of the longest, or of the longest recording."""
+    indices = [index for index, recording in enumerate(chosen) if recording.bin == LONG]
+    return indices or [max(range(len(chosen)), key=lambda index: chosen[index].words)]
+
+
+def from_corpus(
+    harness: TranscriptionHarness, corpus: str | os.PathLike[str], splits: Sequence[str], per_bin: int
+) -> list[Recording]:
+    """`per_bin` recordings of each length, evenly spaced over the splits."""
+    rows = read_splits(os.fspath(corpus), list(splits))
+    chosen = []
+    for low, high in BINS:
+        fitting = [row for row in rows if low <= len(row.text.split()) <= high]
+        for row in evenly_spaced(fitting, per_bin):
+            chosen.append(Recording(row.path.name, len(row.text.split()), harness.read(row.path)))
+    return chosen
+
+
+def _given(harness: TranscriptionHarness, paths: Sequence[Path]) -> list[Recording]:
+    """The given recordings; words are counted in the text of greedy decoding."""
+    given = []
+    for path in paths:
+        samples = harness.read(path)
+        text = harness.measure([samples], Method.greedy()).texts[0]
+        given.append(Recording(path.name, len(text.split()), samples))
+    return given
+
+
+def _clips(
+    measured: Measurements, medusa: Method, greedy: Method, indices: Sequence[int], chosen: Sequence[Recording]
+) -> dict[str, Any]:
+    """Each short clip by itself: none should be slower than greedy decoding."""
+    rows = []
+    for index in indices:
+        wall = compare(measured, medusa, greedy, [index])["wall"]
+        rows.append({"name": chosen[index].name, "words": chosen[index].words, "wall": wall["median"]})
+    rows.sort(key=lambda row: row["wall"])
+    return {"words": f"{SHORT[1]} and fewer", "slower": sum(row["wall"] < 1 for row in rows), "each": rows}
+
+
+def _groups(longest: Sequence[Recording], size: int) -> list[list[Tensor]]:
+    """Whole batches of long recordings; a single batch repeats recordings if there are too few."""
+    count = max(1, len(longest) // size)
+    return [[longest[(batch * size + row) % len(longest)].samples for row in range(size)] for batch in range(count)]
+
+
+def fastest(harness: TranscriptionHarness, helpers: Sequence[Method], recordings: Sequence[Tensor]) -> Method:
+    """The assistant whose second call on the recordings has the fewest decoder seconds."""
+    seconds = []
+    for method in helpers:
+        harness.measure(recordings, method)
+        seconds.append(harness.measure(recordings, method).decoder)
+    return helpers[seconds.index(min(seconds))]

@@ -1,0 +1,256 @@
+"""Timing of speech translation. Outputs are compared first, then both sides of a ratio run in turn, A B A B.
+
+`bench_speech`: the shipped model through `mmdec.translate_speech`, from file to samples, and the linguistic decoding of
+each strategy against the autoregressive baseline. By source length, the two decoders alone: the baseline's length is
+fixed there, for which there is no public call. `bench_paper`: a model of the paper's size with random weights against a
+decoder of S2UT's shape. Reports give the median of the paired ratios, their spread and the hardware.
+
+Checked before any timing: verified units equal the baseline's; the baseline's cached decoding gives the units of its
+full pass, and its beam search with one beam gives the greedy units.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmdec import audio
+from mmdec.checks.arguments import check_threads
+from mmdec.checks.devices import check_device
+from mmdec.evaluation.bench.pairing import paired
+from mmdec.hub import DEFAULT_MODEL
+from mmdec.nn.ar_decoder import ArConfig, ArDecoder
+from mmdec.nn.dag_decoder import BOS, EOS, LatticePath
+from mmdec.nn.daspeech import DASpeech, DASpeechConfig
+from mmdec.pipelines.translation.load import load
+from mmdec.pipelines.translation.translate import Translation, translate_speech
+from mmdec.pipelines.translation.translator import SpeechTranslator
+from mmdec.provenance import hardware
+from mmdec.runtime import Log, Stopwatch, dtype_of, no_log
+from mmdec.types import InputError, MmdecError
+
+UNITS_A_SECOND = 10.0  # phones of English for a second of French, as in the phrasebook
+S2UT_UNITS_A_SECOND = 25.0
+S2UT = ArConfig(d_model=512, ffn=2048, heads=8, layers=6)
+S2UT_VOCABULARY = 1004
+GATE_UNITS = 40
+GATE_SLACK = 1e-3  # in logits: the cached and the full pass round differently, and two units may nearly tie
+
+
+def bench_speech(
+    recordings: Sequence[Path],
+    model: str = DEFAULT_MODEL,
+    seconds: Sequence[float] = (1.5, 3, 6, 10, 20),
+    repeats: int = 15,
+    device: str = "cpu",
+    threads: int = 2,
+    log: Log = no_log,
+) -> dict[str, Any]:
+    """The shipped model: linguistic decoding by source length, and `mmdec.translate_speech` on `recordings`.
+
+    By length, recordings are joined end to end. The baseline decodes `UNITS_A_SECOND` units for each second, whether
+    the text ends or not, so that its length is fixed; the size of the DAG follows from the frames. From file to samples
+    includes reading, features, all networks and words. Strategies are compared by the seconds of linguistic decoding
+    that the call returns. Raises InputError, and MmdecError if an output is wrong: then nothing is timed.
+    """
+    if not recordings:
+        raise InputError("`recordings` must name at least one sound file, but is empty. Try data/samples/*.wav.")
+    check_threads(threads)
+    check_device(device)
+    torch.set_num_threads(threads)
+    translator = load(model, device)
+    network = translator.model
+    log(f"decoders by length of the source: {', '.join(f'{length:g}' for length in seconds)} s")
+    with torch.inference_mode():
+        curve = _curve(translator, recordings, seconds, repeats)
+    log(f"{len(recordings)} recordings: verified and lookahead against the baseline, then file to samples")
+    verified = [_against_baseline(path, translator, "verified", repeats) for path in recordings]
+    lookahead = [_against_baseline(path, translator, "lookahead", repeats) for path in recordings]
+    calls = [call for path in recordings for call in _calls(path, translator)]
+    rates = [rate for rate, _ in calls]
+    return {
+        "what": "shipped model; a = graph, lookahead; b = autoregressive baseline, greedy; after the encoder",
+        "curve": curve,
+        "graph": {
+            "what": "whole recordings, linguistic seconds of translate_speech; a = lookahead; b = autoregressive",
+            "recordings": lookahead,
+            "median_ratio": statistics.median(row["ratio"] for row in lookahead),
+        },
+        "verified": {
+            "what": "whole recordings, linguistic seconds of translate_speech; a = verified; b = autoregressive",
+            "recordings": verified,
+            "median_ratio": statistics.median(row["ratio"] for row in verified),
+            "units_per_pass": sum(row["units"] for row in verified) / sum(row["passes"] for row in verified),
+        },
+        "wav_to_wav_per_second": {
+            "what": "seconds from the file's path to English samples, reading included, for a second of source",
+            "median": statistics.median(rates),
+            "worst": max(rates),
+            "n": len(rates),
+        },
+        "stages": {
+            "lookahead": {
+                stage: 1e3 * statistics.median(timings[stage] for _, timings in calls) for stage in calls[0][1]
+            }
+        },
+        "hardware": hardware(device=translator.device, dtype=dtype_of(network), batch=1, threads=threads),
+    }
+
+
+def _curve(
+    translator: SpeechTranslator, recordings: Sequence[Path], seconds: Sequence[float], repeats: int
+) -> list[dict[str, Any]]:
+    """The DAG against the baseline, after the encoder, for each length of source."""
+    network, device = translator.model, translator.device
+    sounds = [audio.load_audio(path) for path in recordings]
+    states, sizes, _ = _encoded(network, sounds[:1], len(sounds[0]) / audio.SAMPLE_RATE, device)
+    gate(network.ar, states, sizes)
+    curve = []
+    for length in seconds:
+        states, sizes, frames = _encoded(network, sounds, length, device)
+        count = round(length * UNITS_A_SECOND)
+
+        def graph(states: Tensor = states, sizes: Tensor = sizes, frames: Tensor = frames) -> LatticePath:
+            lattice = network.lattice(states, sizes, frames)
+            return lattice.path("lookahead")
+
+        def baseline(states: Tensor = states, sizes: Tensor = sizes, count: int = count) -> list[list[int]]:
+            return network.ar.generate(states, sizes, count, min_length=count)
+
+        result = paired(graph, baseline, repeats, device)
+        vertices = int(network.lattice(states, sizes, frames).lengths[0])
+        curve.append({"seconds": length, "vertices": vertices, "units": count, "passes": count + 1, **asdict(result)})
+    return curve
+
+
+def _calls(path: Path, translator: SpeechTranslator) -> list[tuple[float, Mapping[str, float]]]:
+    """Seconds from a file to samples, for a second of source, and those of each stage; three calls after a warm-up."""
+    translate_speech(path, model=translator)
+    calls = []
+    for _ in range(3):
+        stopwatch = Stopwatch(translator.device)
+        translation = translate_speech(path, model=translator)
+        calls.append((stopwatch.lap() / translation.seconds_source, translation.timings))
+    return calls
+
+
+def _against_baseline(path: Path, translator: SpeechTranslator, strategy: str, repeats: int) -> dict[str, Any]:
+    """One recording, a strategy against autoregressive decoding. Both decode up to </s>.
+
+    Raises MmdecError if verified units differ from the baseline's.
+    """
+
+    def verified() -> Translation:
+        return translate_speech(path, model=translator, strategy=strategy)
+
+    def baseline() -> Translation:
+        return translate_speech(path, model=translator, strategy="autoregressive")
+
+    first, plain = verified(), baseline()
+    if strategy == "verified" and first.units != plain.units:
+        raise MmdecError("Verified units are not the baseline's: no timing is reported. Report this as a bug.")
+    result = paired(
+        verified, baseline, repeats, translator.device, lambda translation: translation.timings["linguistic"]
+    )
+    # The baseline takes one pass for each unit, </s> included.
+    return {"seconds": plain.seconds_source, "units": plain.passes, "passes": first.passes, **asdict(result)}
+
+
+def bench_paper(
+    seconds: Sequence[float] = (3, 6, 12, 20),
+    repeats: int = 5,
+    device: str = "cpu",
+    threads: int = 2,
+    beams: int = 10,
+    log: Log = no_log,
+) -> dict[str, Any]:
+    """A DASpeech of the paper's size against a decoder of S2UT's shape, both with random weights: timing only.
+
+    a: DAG decoder, lookahead, adaptor and FastSpeech 2 with `UNITS_A_SECOND` phones of equal duration. b: 6 layers of
+    width 512 over 1000 units, 25 a second, greedy and with beams. Neither side includes encoder and vocoder; the
+    encoder states are random, of the paper's shape.
+    """
+    check_threads(threads)
+    check_device(device)
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    target = check_device(device)
+    config = DASpeechConfig.paper()
+    network = DASpeech(config, 76).eval().to(target)
+    s2ut = ArDecoder(S2UT, S2UT_VOCABULARY, config.encoder.d_model).eval().to(target)
+    rows = []
+    with torch.inference_mode():
+        memory = torch.randn(1, 75, config.encoder.d_model, device=target)  # of 3 seconds
+        gate(s2ut, memory, torch.tensor([75], device=target), GATE_UNITS)
+        for length in seconds:
+            log(f"{length:g} s of source")
+            rows.append(_paper_row(network, s2ut, length, beams, repeats))
+    return {
+        "what": "paper-sized, random weights, timing only; a = DAG and acoustic decoding; b = S2UT-shaped decoder",
+        "curve": rows,
+        "hardware": hardware(device=target, dtype=dtype_of(network), batch=1, threads=threads),
+    }
+
+
+def _paper_row(network: DASpeech, s2ut: ArDecoder, length: float, beams: int, repeats: int) -> dict[str, Any]:
+    """Both sides for `length` seconds of source, in random encoder states of the paper's shape."""
+    target = next(network.parameters()).device
+    frames = torch.tensor([round(100 * length)], device=target)
+    sizes = (frames + 3) // 4
+    states = torch.randn(1, int(sizes[0]), network.config.encoder.d_model, device=target)
+    phones, units = round(length * UNITS_A_SECOND), round(length * S2UT_UNITS_A_SECOND)
+    mel_frames = round(length * audio.SAMPLE_RATE / audio.HOP)
+    durations = torch.full((1, phones), mel_frames // phones, device=target)
+
+    def parallel() -> Tensor:
+        lattice = network.lattice(states, sizes, frames)
+        lattice.path("lookahead")
+        hidden = lattice.hidden[:, :phones]
+        count = torch.tensor([phones], device=target)
+        return network.tts(network.acoustic_input(hidden), count, durations).mel
+
+    def greedy() -> list[list[int]]:
+        return s2ut.generate(states, sizes, units, min_length=units)
+
+    def beam() -> list[int]:
+        return s2ut.beam_search(states, sizes, beams, units, min_length=units)
+
+    return {
+        "seconds": length,
+        "greedy": asdict(paired(parallel, greedy, repeats, target)),
+        f"beam {beams}": asdict(paired(parallel, beam, repeats, target)),
+    }
+
+
+def _encoded(network: DASpeech, sounds: Sequence[Tensor], seconds: float, device: torch.device) -> tuple[Tensor, ...]:
+    """Encoder states (1, S, d) of `seconds` of joined recordings, the number of states (1,), and of frames (1,)."""
+    count = round(seconds * audio.SAMPLE_RATE)
+    joined = torch.cat(list(sounds))
+    joined = joined.repeat(-(-count // len(joined)))[:count]
+    features = audio.fbank(joined)[None].to(device)
+    frames = torch.tensor([features.shape[1]], device=device)
+    states, sizes = network.encode(features, frames)
+    return states, sizes, frames
+
+
+def gate(decoder: ArDecoder, states: Tensor, sizes: Tensor, min_length: int = 0) -> None:
+    """Check the baseline on encoder states (1, S, d). Raises MmdecError if it is wrong: it must not be timed."""
+    units = decoder.generate(states, sizes, GATE_UNITS, min_length)[0]
+    tokens = torch.tensor([[BOS, *units]], device=states.device)
+    logits = decoder(tokens, states, sizes)[0]  # (M + 1, V)
+    logits[:min_length, EOS] = -torch.inf
+    ended = [EOS] if len(units) < GATE_UNITS else []
+    decoded = torch.tensor([*units, *ended], device=states.device)
+    best = logits[: len(decoded)].max(-1).values
+    if not bool((logits[: len(decoded)].gather(1, decoded[:, None])[:, 0] >= best - GATE_SLACK).all()):
+        raise MmdecError(
+            "The cached decoder disagrees with its full pass: no timing is reported. Report this as a bug."
+        )
+    if min_length == GATE_UNITS and decoder.beam_search(states, sizes, 1, GATE_UNITS, min_length) != units:
+        raise MmdecError("Beam search with one beam is not greedy: no timing is reported. Report this as a bug.")

@@ -1,0 +1,1 @@
+"""What a confidence means: fitted to development data, measured on test data."""

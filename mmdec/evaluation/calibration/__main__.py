@@ -1,0 +1,216 @@
+"""Fits the confidence of a model's outputs to the truth, and measures it on held-out data.
+
+python -m mmdec.evaluation.calibration speech --corpus data/corpus --other data/english --write
+python -m mmdec.evaluation.calibration asr --corpus data/english --other data/corpus --write
+python -m mmdec.evaluation.calibration vlm --corpus data/scenes --write
+
+It decodes development recordings, clean and in noise, and nonsense (noise, tones, speech of another language; pictures
+of one colour, a gradient or noise), fits a logistic curve to the share of words or claims that are right, and measures
+on the test split: the expected calibration error in ten bins (Guo et al., "On calibration of modern neural networks",
+2017) and the area under the ROC of unseen sentences against nonsense. The result goes to confidence.json in the model's
+folder, with --write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from mmdec.evaluation.calibration import transcription
+from mmdec.evaluation.calibration.examples import EMPTY, SEEDS, Example, Sound, empty_picture, sounds, words_right
+from mmdec.hub.daspeech import resolve
+from mmdec.hub.vlm import load_vlm
+from mmdec.pipelines.confidence import Calibration, write_calibrations
+from mmdec.pipelines.description.describe import describe
+from mmdec.pipelines.description.describe_batch import ANSWER
+from mmdec.pipelines.translation.load import load
+from mmdec.pipelines.translation.translator import AUTOREGRESSIVE, GRAPH
+from mmdec.training.corpora.cvss import read_pairs
+from mmdec.training.corpora.image_text import read_conversations
+from mmdec.training.corpora.librispeech import read_utterances
+from mmdec.training.corpora.tables import evenly_spaced
+from mmdec.training.metrics.answer_score import claims_held, right_answer
+from mmdec.types import InputError
+
+BINS = 10
+RIDGE = 1e-3  # keeps weights finite where sentences and nonsense can be told apart without error
+
+
+def fit(examples: Sequence[Example]) -> Calibration:
+    """The logistic curve of the least cross-entropy with the shares that are right, and what evidence is typical."""
+    names = sorted(examples[0].evidence)
+    inputs = torch.tensor([[example.evidence[name] for name in names] for example in examples], dtype=torch.float64)
+    right = torch.tensor([example.right for example in examples], dtype=torch.float64)
+    middle, spread = inputs.mean(0), inputs.std(0).clamp_min(1e-6)
+    scaled = (inputs - middle) / spread
+    parameters = torch.zeros(len(names) + 1, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([parameters], max_iter=200, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        scores = scaled @ parameters[:-1] + parameters[-1]
+        total = binary_cross_entropy_with_logits(scores, right) + RIDGE * parameters[:-1].square().sum()
+        total.backward()
+        return total
+
+    with torch.enable_grad():
+        optimizer.step(loss)
+    slopes = parameters.detach()[:-1] / spread
+    bias = float(parameters.detach()[-1] - (slopes * middle).sum())
+    sensible = torch.tensor([not example.nonsense for example in examples])
+    typical = inputs[sensible].mean(0) if sensible.any() else middle
+    weights, usual = (dict(zip(names, values.tolist(), strict=True)) for values in (slopes, typical))
+    return Calibration(weights, bias, usual)
+
+
+def calibration_error(confidences: Sequence[float], right: Sequence[float]) -> float:
+    """Expected calibration error: over ten bins of equal width, the mean distance of confidence and truth."""
+    gaps = [row["count"] * abs(row["said"] - row["right"]) for row in reliability(confidences, right)]
+    return float(sum(gaps) / len(confidences))
+
+
+def roc_area(above: Sequence[float], below: Sequence[float]) -> float:
+    """The chance that one of `above` exceeds one of `below`; equal ones count half."""
+    a, b = np.asarray(above)[:, None], np.asarray(below)[None]
+    return float((a > b).mean() + 0.5 * (a == b).mean())
+
+
+def reliability(confidences: Sequence[float], right: Sequence[float]) -> list[dict[str, float]]:
+    """Of each bin that is not empty: how many outputs, their mean confidence and how right they are."""
+    said, true = np.asarray(confidences), np.asarray(right)
+    bins = np.minimum((said * BINS).astype(int), BINS - 1)
+    return [
+        {
+            "count": int((bins == index).sum()),
+            "said": float(said[bins == index].mean()),
+            "right": float(true[bins == index].mean()),
+        }
+        for index in range(BINS)
+        if (bins == index).any()
+    ]
+
+
+def measure(calibration: Calibration, examples: Sequence[Example]) -> dict[str, Any]:
+    """What a calibration gives on examples that it was not fitted to."""
+    said = [calibration(example.evidence) for example in examples]
+    right = [example.right for example in examples]
+    pairs = list(zip(said, examples, strict=True))
+    plain = [value for value, example in pairs if example.kind in ("speech", "picture")]
+    kinds = dict.fromkeys(example.kind for example in examples)
+    return {
+        "outputs": len(examples),
+        "calibration_error": calibration_error(said, right),
+        "calibration_error_of_speech_or_pictures": calibration_error(
+            *zip(*[(value, example.right) for value, example in pairs if not example.nonsense], strict=True)
+        ),
+        "roc_area": roc_area(plain, [value for value, example in pairs if example.nonsense]),
+        "roc_area_by_kind": {
+            kind: roc_area(plain, [value for value, example in pairs if example.kind == kind])
+            for kind in kinds
+            if any(example.nonsense for example in examples if example.kind == kind)
+        },
+        "reliability": reliability(said, right),
+    }
+
+
+def _speech(options: argparse.Namespace, split: str) -> list[Sound]:
+    pairs = read_pairs(options.corpus / "cv" / "fr", options.corpus / "cvss_c", split, scoring=True)[0]
+    own = [(pair.clip, pair.references) for pair in evenly_spaced(pairs, options.count)]
+    other = [row.path for row in evenly_spaced(read_utterances(options.other, split), options.count)]
+    return sounds(own, other, SEEDS[split])
+
+
+def translated(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
+    """Of each kind of decoding."""
+    translator = load(options.model or "daspeech-phrasebook")
+    recordings = _speech(options, split)
+    examples: dict[str, list[Example]] = {}
+    for kind, strategy in ((GRAPH, "lookahead"), (AUTOREGRESSIVE, "verified")):
+        outputs = [translator.translate([torch.from_numpy(sound.samples)], strategy)[0] for sound in recordings]
+        examples[kind] = [
+            Example(output.evidence, words_right(output.text, sound.references), sound.kind)
+            for output, sound in zip(outputs, recordings, strict=True)
+        ]
+    return examples
+
+
+def described(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
+    """Of answers: every task in turn, and questions about pictures that show nothing."""
+    vlm = load_vlm(options.model or "vlm-scenes")
+    draw = np.random.default_rng(SEEDS[split])
+    examples = []
+    for index, conversation in enumerate(
+        evenly_spaced(read_conversations(options.corpus / f"{split}.json"), options.count)
+    ):
+        turn = int(draw.integers(len(conversation.turns)))
+        (question, reference), note = conversation.turns[turn], conversation.notes["turns"][turn]
+        picture: Any = conversation.images[0]
+        kind = "picture"
+        if index % 3 == 2:
+            empty = EMPTY[index // 3 % len(EMPTY)]
+            picture, kind = empty_picture(empty, draw), f"empty picture: {empty}"
+        out = describe(picture, question, model=vlm)
+        if note["task"] == "describe":
+            right = claims_held(out.text, note["claims"]) / max(len(note["claims"]), 1)
+        else:
+            right = float(right_answer(out.text, reference, note["expected"], note["task"]))
+        examples.append(Example(out.evidence, right if kind == "picture" else 0.0, kind))
+    return {ANSWER: examples}
+
+
+def _translator_folder(model: str | None) -> Path:
+    return resolve(model or "daspeech-phrasebook")
+
+
+def _vlm_folder(model: str | None) -> Path:
+    folder = load_vlm(model or "vlm-scenes").directory
+    assert folder is not None
+    return folder
+
+
+TASKS: dict[str, tuple[Callable[[argparse.Namespace, str], dict[str, list[Example]]], Callable[[str | None], Path]]] = {
+    "speech": (translated, _translator_folder),
+    "asr": (transcription.transcribed, transcription.folder),
+    "vlm": (described, _vlm_folder),
+}
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=sorted(TASKS))
+    parser.add_argument("--model", help="a shipped name or a folder; default: the shipped one")
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--other", type=Path, help="speech of the other language, as nonsense")
+    parser.add_argument("--count", type=int, default=250, help="recordings or pictures of each split")
+    parser.add_argument("--examples", type=Path, help="write what was decoded to this JSON file, to look at it")
+    parser.add_argument("--write", action="store_true", help="write confidence.json into the model's folder")
+    options = parser.parse_args()
+    if options.task != "vlm" and options.other is None:
+        raise InputError("`other` must be given for speech, but is not. Name the corpus of the other language.")
+    torch.set_grad_enabled(False)
+    decoded, folder = TASKS[options.task]
+    held, tests = decoded(options, "dev"), decoded(options, "test")
+    calibrations = {kind: fit(examples) for kind, examples in held.items()}
+    measured = {kind: measure(calibrations[kind], examples) for kind, examples in tests.items()}
+    print(json.dumps(measured, indent=1))
+    if options.examples is not None:
+        listed = {
+            split: {kind: [asdict(example) for example in group] for kind, group in kinds.items()}
+            for split, kinds in (("dev", held), ("test", tests))
+        }
+        options.examples.write_text(json.dumps(listed))
+    if options.write:
+        print(write_calibrations(folder(options.model), calibrations, measured))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""What confidence is fitted to and measured on: outputs, clean and in noise, and nonsense."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mmdec.audio import SAMPLE_RATE, load_audio
+from mmdec.pipelines.confidence import Evidence
+from mmdec.training.metrics.text import normalise_words
+from mmdec.training.metrics.word_errors import word_edits
+
+LEVELS = (None, 20.0, 10.0, 5.0, 0.0)  # dB of speech over noise; None: as recorded
+SEEDS = {"dev": 1, "test": 2}  # of noise and nonsense, by split
+NONSENSE = ("white noise", "hum", "tones", "chirps", "other language")
+EMPTY = ("one colour", "white noise", "gradient", "blurred noise")  # pictures that show nothing
+SIDE = 128  # pixels of these
+
+
+@dataclass(frozen=True)
+class Example:
+    """One output. right: the share of its words or claims that are right; 0 for nonsense, whatever was said."""
+
+    evidence: Evidence
+    right: float
+    kind: str  # of the input: a noise level, or a kind of nonsense
+
+    @property
+    def nonsense(self) -> bool:
+        return not self.kind.startswith("speech") and not self.kind.startswith("picture")
+
+
+def words_right(text: str, references: Sequence[str]) -> float:
+    """One minus the word errors per word against the nearest reference, at least 0."""
+    said = " ".join(normalise_words(text))
+    best = 0.0
+    for reference in references:
+        words = " ".join(normalise_words(reference))
+        best = max(best, 1 - word_edits(words, said).errors / max(len(words.split()), 1))
+    return best
+
+
+def noisy(samples: np.ndarray, level: float | None, draw: np.random.Generator) -> np.ndarray:
+    """Speech with noise `level` dB below it: white, or of falling spectrum."""
+    if level is None:
+        return samples
+    noise = draw.normal(size=len(samples))
+    if draw.random() < 0.5:
+        noise = np.cumsum(noise)
+        noise -= np.convolve(noise, np.ones(801) / 801, mode="same")
+    power = float(np.mean(samples**2)) / 10 ** (level / 10)
+    mixed = samples + noise * np.sqrt(power / max(float(np.mean(noise**2)), 1e-12))
+    return (mixed / max(1.0, float(np.abs(mixed).max()))).astype(np.float32)
+
+
+def nonsense(kind: str, draw: np.random.Generator) -> np.ndarray:
+    """Sound that is no speech, 1 to 5 seconds at 16 kHz."""
+    size = int(draw.uniform(1, 5) * SAMPLE_RATE)
+    time = np.arange(size) / SAMPLE_RATE
+    if kind == "white noise":
+        sound = draw.normal(size=size)
+    elif kind == "hum":
+        sound = sum(np.sin(2 * np.pi * draw.choice((50, 60)) * n * time) / n for n in range(1, 8)) + 0.1 * draw.normal(
+            size=size
+        )
+    elif kind == "tones":
+        notes = draw.uniform(200, 2000, size=int(draw.integers(2, 12)))
+        sound = np.sin(2 * np.pi * np.repeat(notes, -(-size // len(notes)))[:size] * time)
+    else:
+        sound = np.sin(2 * np.pi * (200 + draw.uniform(100, 900) * time) * time) * (np.sin(2 * np.pi * 3 * time) > -0.3)
+    sound = np.asarray(sound) * draw.uniform(0.02, 0.5)
+    return (sound / max(1.0, float(np.abs(sound).max()))).astype(np.float32)
+
+
+def empty_picture(kind: str, draw: np.random.Generator) -> np.ndarray:
+    """One of `EMPTY`, (128, 128, 3) uint8: of any colours, direction, contrast and width of the blur."""
+    shape = (SIDE, SIDE, 3)
+    if kind == "one colour":
+        return np.broadcast_to(draw.integers(0, 256, 3, dtype=np.uint8), shape).copy()
+    if kind == "white noise":
+        return draw.integers(0, 256, shape, dtype=np.uint8)
+    if kind == "gradient":
+        (down, across), (begin, end) = draw.normal(size=2), draw.integers(0, 256, (2, 3))
+        ramp = down * np.arange(SIDE)[:, None] + across * np.arange(SIDE)
+        share = (ramp - ramp.min()) / (ramp.max() - ramp.min())
+        return (begin + (end - begin) * share[..., None]).round().astype(np.uint8)
+    radius, contrast = draw.uniform(1, 8), draw.uniform(20, 60)  # pixels, grey levels; both as standard deviations
+    waves = np.exp(-2 * (np.pi * radius * np.fft.fftfreq(SIDE)) ** 2)  # the Gaussian's own transform
+    noise = np.fft.fft2(draw.normal(size=shape), axes=(0, 1)) * (waves[:, None] * waves)[..., None]
+    blurred = np.fft.ifft2(noise, axes=(0, 1)).real
+    return (128 + contrast * blurred / blurred.std()).round().clip(0, 255).astype(np.uint8)
+
+
+@dataclass(frozen=True)
+class Sound:
+    """What is decoded. references: of speech."""
+
+    samples: np.ndarray
+    references: tuple[str, ...]
+    kind: str
+
+
+def sounds(own: Sequence[tuple[Path, tuple[str, ...]]], other: Sequence[Path], seed: int) -> list[Sound]:
+    """Each recording at one level of noise in turn, and half as much nonsense of all kinds."""
+    draw = np.random.default_rng(seed)
+    recordings = []
+    for index, (path, references) in enumerate(own):
+        level = LEVELS[index % len(LEVELS)]
+        kind = "speech" if level is None else f"speech at {level:g} dB"
+        recordings.append(Sound(noisy(load_audio(path).numpy(), level, draw), references, kind))
+    for index in range(len(own) // 2):
+        kind = NONSENSE[index % len(NONSENSE)]
+        foreign = kind == "other language"
+        samples = load_audio(other[index % len(other)]).numpy() if foreign else nonsense(kind, draw)
+        recordings.append(Sound(samples, (), kind))
+    return recordings

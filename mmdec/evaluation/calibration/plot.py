@@ -1,0 +1,98 @@
+"""The reliability plot of models' confidence: what they said against how right they were, in ten bins.
+
+python -m mmdec.evaluation.calibration.plot models/* --output docs/pictures/confidence.png
+
+It draws what confidence.json says was measured on test data, one panel for each kind of decoding; see
+`mmdec.evaluation.calibration`, which wrote that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmdec.evaluation.bench.plots import Axes, import_pyplot, new_figure
+from mmdec.pipelines.confidence import FILE, read_calibrations
+from mmdec.types import InputError
+
+COLUMNS = 2
+PANEL = (3.1, 2.8)  # inches
+DOTS = 96  # pixels an inch: a small file, for a page loads it
+LARGEST = 260.0  # points squared: the dot of a bin with all outputs
+
+
+def plot_reliability(folders: Sequence[Path], path: Path) -> Path:
+    """Draw the confidence.json of models' folders as one PNG. Raises InputError for a folder without measured entry."""
+    panels = [(f"{folder.name}: {kind}", entry) for folder in folders for kind, entry in measured(folder).items()]
+    columns = min(COLUMNS, len(panels))
+    rows = -(-len(panels) // columns)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_figure(import_pyplot(), rows, columns, PANEL) as (figure, axes):
+        flat = list(axes.flat) if len(panels) > 1 else [axes]
+        for axis, (title, entry) in zip(flat, panels, strict=False):
+            _panel(axis, title, entry)
+        for axis in flat[len(panels) :]:
+            axis.set_axis_off()
+        figure.supxlabel("confidence, mean of a bin", fontsize=8)
+        figure.supylabel("share that is right", fontsize=8)
+        # without a name of the program the same figures give the same bytes
+        figure.savefig(path, dpi=DOTS, metadata={"Software": None}, pil_kwargs={"optimize": True})
+    return path
+
+
+def measured(folder: Path) -> dict[str, Mapping[str, Any]]:
+    """By kind of decoding, what a model's confidence.json says was measured. Raises InputError where it says nothing
+    that can be drawn."""
+    read_calibrations(folder)  # says what is wrong with a damaged file
+    try:
+        content = json.loads((folder / FILE).read_text(encoding="utf-8"))["measured"]
+        kinds = {str(kind): entry for kind, entry in content.items()}
+        numbers = [entry["calibration_error"] for entry in kinds.values()]
+        for entry in kinds.values():
+            numbers += [bin_[name] for bin_ in entry["reliability"] for name in ("count", "said", "right")]
+        if not numbers or not all(math.isfinite(number) for number in numbers):
+            raise ValueError("it has no measured bins")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"`folders` must have a {FILE} with what was measured, but '{folder}' has none ({type(error).__name__}: "
+            f"{error!s:.200}). Run `python -m mmdec.evaluation.calibration` with --write."
+        ) from None
+    return kinds
+
+
+def _panel(axes: Axes, title: str, entry: Mapping[str, Any]) -> None:
+    """A dot for each bin, its area and the number beside it the outputs in it; the diagonal is the truth."""
+    bins = entry["reliability"]
+    said, right, counts = ([bin_[name] for bin_ in bins] for name in ("said", "right", "count"))
+    total = max(sum(counts), 1)
+    axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8, linestyle="--")
+    axes.scatter(said, right, [max(LARGEST * count / total, 4.0) for count in counts], alpha=0.7, linewidths=0)
+    for x, y, count in zip(said, right, counts, strict=True):
+        above = y > x  # away from the diagonal
+        shift, side = (0, 7 if above else -7), "bottom" if above else "top"
+        axes.annotate(str(count), (x, y), shift, textcoords="offset points", fontsize=7, ha="center", va=side)
+    axes.set_title(
+        f"{title}\n{total} outputs, calibration error {entry['calibration_error']:.3f}", fontsize=8, loc="left"
+    )
+    axes.set_xticks((0, 0.5, 1))
+    axes.set_yticks((0, 0.5, 1))
+    axes.tick_params(labelsize=7)
+    axes.set_xlim(-0.08, 1.08)
+    axes.set_ylim(-0.12, 1.12)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", type=Path, nargs="+", help="of models that have a confidence.json")
+    parser.add_argument("--output", type=Path, required=True, help="the PNG")
+    options = parser.parse_args()
+    print(plot_reliability(options.folders, options.output))
+
+
+if __name__ == "__main__":
+    main()

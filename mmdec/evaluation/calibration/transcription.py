@@ -1,0 +1,35 @@
+"""Transcripts for the calibration of confidence: see `calibration.py`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mmdec.audio import SAMPLE_RATE
+from mmdec.evaluation.calibration.examples import SEEDS, Example, sounds, words_right
+from mmdec.hub.whisper import DEFAULT_MODEL, load_whisper
+from mmdec.pipelines.transcription.transcribe import transcribe
+from mmdec.pipelines.transcription.transcribe_batch import TRANSCRIPT
+from mmdec.training.corpora.cvss import read_pairs
+from mmdec.training.corpora.librispeech import read_utterances
+from mmdec.training.corpora.tables import evenly_spaced
+
+
+def transcribed(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
+    """Recordings of a split, clean and in noise, and nonsense."""
+    rows = evenly_spaced(read_utterances(options.corpus, split), options.count)
+    pairs = read_pairs(options.other / "cv" / "fr", options.other / "cvss_c", split, scoring=True)[0]
+    recordings = sounds([(row.path, (row.text,)) for row in rows], [pair.clip for pair in pairs], SEEDS[split])
+    whisper = load_whisper(options.model or DEFAULT_MODEL)
+    examples = []
+    for sound in recordings:
+        out = transcribe(sound.samples, sample_rate=SAMPLE_RATE, model=whisper)
+        examples.append(Example(out.evidence, words_right(out.text, sound.references), sound.kind))
+    return {TRANSCRIPT: examples}
+
+
+def folder(model: str | None) -> Path:
+    """The model's directory."""
+    directory = load_whisper(model or DEFAULT_MODEL).directory
+    assert directory is not None
+    return directory

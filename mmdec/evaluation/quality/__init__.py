@@ -1,0 +1,1 @@
+"""How good the outputs are, through the calls that people make."""

@@ -1,0 +1,251 @@
+"""Scores a vision-language model on questions about pictures: what is right by task, and what decoding cost.
+
+`mmdec.describe` is scored. Questions are those of drawn scenes, of a person's own list, or of a published benchmark:
+see `corpora/image_text_questions.py`. `tables_description.vlm_table(report)` prints the report.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+from mmdec.checks.arguments import check_threads, check_whole
+from mmdec.evaluation.quality.harness import Method
+from mmdec.evaluation.quality.harness_description import DescriptionHarness
+from mmdec.generation.drafter_choice import DraftedBy
+from mmdec.generation.speculation import Nodes
+from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
+from mmdec.pipelines.description.description import Description
+from mmdec.pipelines.description.load import AUTO, as_drafter
+from mmdec.pipelines.inputs import BatchError
+from mmdec.provenance import hardware
+from mmdec.runtime import Log, dtype_of, no_log
+from mmdec.training.corpora.image_text_questions import ImageQuestion, asked_of, by_task, read_questions, swapped
+from mmdec.training.metrics import text as metrics
+from mmdec.training.metrics.answer_score import claims_held, normalise, right_answer, right_in_other_words
+from mmdec.types import InputError
+
+QUESTIONS = "data/scenes/test.json"
+PROMPT = "Describe this image."  # about a person's own pictures
+EVERY = 50  # questions between two lines of progress
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One question with its answer; none where it was refused."""
+
+    question: ImageQuestion
+    answer: Description | None
+    right: float  # of `of`
+    of: int  # 1; the claims of a description; 0 where nothing says what is right
+    error: str = ""
+    other_words: bool = False  # not `right`, but what is expected stands in another sentence
+
+
+def score(question: ImageQuestion, text: str) -> tuple[float, int]:
+    """How much of an answer is right, and of how much: 1, or the claims of a description; (0, 0) without a reference.
+
+    "exact" is right where the answer is one of the listed or the reference, but for case and the full stop; of the
+    scenes' counts the total alone must be right.
+    """
+    kind = question.scoring
+    if kind == "claims":
+        return claims_held(text, question.claims), len(question.claims)
+    if kind == "exact":
+        if question.reference:
+            expected = question.answers[0] if question.answers else ""
+            return float(right_answer(text, question.reference, expected, question.task)), 1
+        return float(normalise(text) in {normalise(answer) for answer in question.answers}), 1
+    return 0.0, 0
+
+
+def evaluate_vlm(
+    questions: str | os.PathLike[str] | None = None,
+    images: str | os.PathLike[str] | None = None,
+    model: str | os.PathLike[str] | LoadedVlm = DEFAULT_MODEL,
+    *,
+    prompt: str = PROMPT,
+    drafter: DraftedBy = AUTO,
+    plan: Nodes = None,
+    swap: bool = False,
+    limit: int | None = None,
+    max_new_tokens: int | None = None,
+    batch_size: int = 1,
+    device: str | None = None,
+    threads: int = 2,
+    worst: int = 10,
+    log: Log = no_log,
+) -> dict[str, Any]:
+    """Score a model; a JSON-ready report.
+
+    questions: a file or folder, see `read_questions`; None: the drawn scenes, or where images are given, `prompt` about
+    each of them. images: the folder of the pictures, or one picture. limit: questions of each
+    task, evenly spaced. swap: ask about another picture of the same task; what is still right then is what the
+    language alone tells. plan: draft size, as `num_speculative_tokens`. worst: wrong answers that are listed.
+
+    "right" asks for the reference's own words; where answers say the same in another sentence, "right_in_any_words"
+    counts them, too.
+
+    Intervals are Wilson's, of 95 %. A question that `mmdec.describe` refuses counts as wrong and is named. Raises
+    InputError.
+    """
+    check_threads(threads)
+    check_whole("batch_size", batch_size, 1, 4096, "1 asks one by one.")
+    if limit is not None:
+        check_whole("limit", limit, 1, 2**31, "Leave it out for all questions.")
+    chosen = questions_of(questions, images, prompt, limit)
+    chosen = swapped(chosen) if swap else chosen
+    torch.set_num_threads(threads)
+    vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, device)
+    loaded_drafter = as_drafter(vlm, drafter)
+    method = Method("drafted", "mmdec", {"drafter": loaded_drafter, "num_speculative_tokens": plan})
+    answered = _answers(DescriptionHarness(vlm, max_new_tokens), method, chosen, batch_size, log)
+    named = loaded_drafter if isinstance(loaded_drafter, str) else getattr(loaded_drafter, "name", None) or "none"
+    return {
+        "model": vlm.directory.name if vlm.directory else "given",
+        "questions": os.fspath(questions if questions is not None else images or QUESTIONS),
+        "swapped": swap,
+        "n": len(answered),
+        "drafter": named,
+        "batch_size": batch_size,
+        **_report(answered, worst),
+        "hardware": hardware(
+            device=vlm.model.device, dtype=dtype_of(vlm.model), batch=batch_size, threads=torch.get_num_threads()
+        ),
+    }
+
+
+def _report(answered: Sequence[Answered], worst: int) -> dict[str, Any]:
+    """What the answers say of the model: right ones, cost, refused questions, and `worst` wrong answers."""
+    scored = [entry for entry in answered if entry.of]
+    return {
+        "by_task": _by_task(answered),
+        "right": _rate(scored),
+        "decoding": _cost([entry.answer for entry in answered if entry.answer is not None]),
+        "refused": {entry.question.id: entry.error for entry in answered if entry.error},
+        "worst": _wrong(scored)[:worst],
+    }
+
+
+def questions_of(
+    questions: str | os.PathLike[str] | None, images: str | os.PathLike[str] | None, prompt: str, limit: int | None
+) -> list[ImageQuestion]:
+    """Those of a file, or one about each of a person's own pictures. Raises InputError where there are none."""
+    if questions is None and images is not None:
+        return by_task(asked_of(os.fspath(images), prompt), limit)
+    listed = os.fspath(QUESTIONS if questions is None else questions)
+    if questions is None and not os.path.isfile(listed):
+        raise InputError(
+            f"`questions` must be given where '{listed}' is not there. Draw the scenes with `python "
+            "data/build/scenes.py --out data/scenes`, or name a list of your own."
+        )
+    chosen = read_questions(listed, None if images is None else os.fspath(images), limit)
+    if not chosen:
+        raise InputError(f"`questions` must hold questions, but '{listed}' has none. Check the file.")
+    return chosen
+
+
+def _wrong(scored: Sequence[Answered]) -> list[dict[str, Any]]:
+    """Answers that are not right, or not in all points, with what they should be."""
+    return [
+        {
+            "id": entry.question.id,
+            "task": entry.question.task,
+            "question": entry.question.question,
+            "answer": entry.answer.text if entry.answer else "",
+            "right": entry.right,
+            "of": entry.of,
+            "expected": entry.question.reference or ", ".join(entry.question.answers[:3]),
+        }
+        for entry in scored
+        if entry.right < entry.of
+    ]
+
+
+def _answers(
+    harness: DescriptionHarness, method: Method, questions: Sequence[ImageQuestion], batch_size: int, log: Log
+) -> list[Answered]:
+    answered: list[Answered] = []
+    for start in range(0, len(questions), batch_size):
+        batch, before = questions[start : start + batch_size], len(answered)
+        errors: dict[int, InputError] = {}
+        try:
+            answers: list[Any] = [*harness.describe(batch, method)]
+        except BatchError as error:
+            answers, errors = error.results, error.errors
+        for index, (question, answer) in enumerate(zip(batch, answers, strict=True)):
+            right, of = score(question, answer.text if answer else "")
+            reason = str(errors[index]) if index in errors else ""
+            other = answer is not None and not right and _in_other_words(question, answer.text)
+            answered.append(Answered(question, answer, 0.0 if answer is None else right, of, reason, other))
+        if len(answered) // EVERY > before // EVERY or len(answered) == len(questions):
+            log(f"answered {len(answered)} of {len(questions)}")
+    return answered
+
+
+def _by_task(answered: Sequence[Answered]) -> dict[str, dict[str, Any]]:
+    tasks: dict[str, list[Answered]] = defaultdict(list)
+    for entry in answered:
+        tasks[entry.question.task].append(entry)
+    return {
+        task: {
+            "questions": len(group),
+            "scoring": group[0].question.scoring,
+            "right": _rate(group),
+            **({"right_in_any_words": _any_words(group)} if any(entry.other_words for entry in group) else {}),
+            "decoding": _cost([entry.answer for entry in group if entry.answer is not None]),
+        }
+        for task, group in sorted(tasks.items())
+    }
+
+
+def _rate(answered: Sequence[Answered]) -> dict[str, Any]:
+    """n counts the claims of descriptions."""
+    right: Any = sum(entry.right for entry in answered)  # a fraction for VQA accuracy, which `Rate` takes as it is
+    return metrics.Rate(right, sum(entry.of for entry in answered)).summary()
+
+
+def _in_other_words(question: ImageQuestion, text: str) -> bool:
+    return (
+        question.scoring == "exact"
+        and bool(question.reference and question.answers)
+        and right_in_other_words(text, question.answers[0])
+    )
+
+
+def _any_words(answered: Sequence[Answered]) -> dict[str, Any]:
+    """With the answers that are right in other words than the reference's."""
+    right: Any = sum(entry.right + entry.other_words for entry in answered)
+    return metrics.Rate(right, sum(entry.of for entry in answered)).summary()
+
+
+def _cost(answers: Sequence[Description]) -> dict[str, Any]:
+    """Rounds after the prompts' passes, and seconds; the drafter's share of decoding and of everything; how the drafter
+    shortened the images, where it did."""
+    if not answers:
+        return {}
+    compressors = Counter(answer.compressor for answer in answers if answer.compressor is not None)
+    rounds = sum(answer.rounds - 1 for answer in answers)
+    tokens = sum(len(answer.tokens) for answer in answers)
+    seconds = {stage: sum(answer.timings[stage] for answer in answers) for stage in answers[0].timings}
+    decoding = sum(seconds[stage] for stage in ("decoder", "drafter", "core"))
+    return {
+        "tokens": tokens,
+        "rounds": rounds,
+        "tokens_per_round": (tokens - len(answers)) / rounds if rounds else None,  # bonus included
+        "accepted_per_round": sum(answer.accepted for answer in answers) / rounds if rounds else None,
+        "drafted_per_round": sum(answer.drafted for answer in answers) / rounds if rounds else None,
+        "drafter_share": {
+            "of_decoding": seconds["drafter"] / decoding if decoding else None,
+            "of_all": seconds["drafter"] / seconds["total"] if seconds["total"] else None,
+        },
+        "seconds": seconds,
+        "median_seconds": median(answer.timings["total"] for answer in answers),
+        "compressors": dict(compressors.most_common()),
+    }

@@ -1,0 +1,156 @@
+"""Two kinds of drafters, several seeds of each, on the same questions: tokens a round, paired by picture.
+
+python -m mmdec.evaluation.quality.drafter_pairs --a runs/msd-1 runs/msd-2 --b runs/eagle-1 runs/eagle-2
+
+Each drafter also drafts with the picture's columns in another order, while the target sees the picture as it is: what
+tokens a round lose by that is what the drafter gains by looking. Intervals of 95 % come from drawing pictures with
+replacement (Efron, "Bootstrap methods: another look at the jackknife", 1979).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmdec.decode.forwarding import ForwardingDrafter
+from mmdec.evaluation.quality.description import PROMPT, QUESTIONS, questions_of
+from mmdec.evaluation.quality.harness import Method, parse_plan
+from mmdec.evaluation.quality.harness_description import DescriptionHarness
+from mmdec.generation.speculation import Nodes
+from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
+from mmdec.pipelines.description.load import as_drafter
+from mmdec.provenance import hardware
+from mmdec.runtime import Log, dtype_of, no_log
+from mmdec.training.corpora.image_text_questions import ImageQuestion
+from mmdec.types import Context, Drafter, InputError
+
+DRAWS = 2000  # of the bootstrap
+BATCH = 16  # questions at once: tokens a round do not depend on it, for the plan is fixed
+Counts = np.ndarray  # (pictures, 2): tokens after the first one, rounds after the prompt's
+
+
+class ShuffledPicture(ForwardingDrafter):
+    """The drafter sees each picture's columns in another order, the same for pictures of equal size."""
+
+    def start(self, context: Context) -> Any:
+        if context.visual is None or context.embeds is None:
+            return self.drafter.start(context)
+        order = torch.stack([_order(row) for row in context.visual])[..., None]
+        features = {layer: _taken(values, order) for layer, values in context.features.items()}
+        return self.drafter.start(replace(context, embeds=_taken(context.embeds, order), features=features))
+
+
+def _order(visual: Tensor) -> Tensor:
+    """(F,) bool -> (F,) columns, the visual ones in another order."""
+    order = torch.arange(len(visual))
+    columns = visual.nonzero()[:, 0].cpu()
+    order[columns] = columns[torch.randperm(len(columns), generator=torch.Generator().manual_seed(0))]
+    return order.to(visual.device)
+
+
+def _taken(values: Tensor, order: Tensor) -> Tensor:
+    return values.gather(1, order.expand_as(values))
+
+
+def counts(
+    harness: DescriptionHarness, questions: Sequence[ImageQuestion], drafter: Drafter, plan: Nodes, log: Log = no_log
+) -> Counts:
+    """Of each picture, in the questions' order."""
+    method = Method("drafted", "mmdec", {"drafter": drafter, "num_speculative_tokens": plan})
+    pictures = {name: index for index, name in enumerate(dict.fromkeys(map(_picture, questions)))}
+    totals = np.zeros((len(pictures), 2))
+    for start in range(0, len(questions), BATCH):
+        batch = questions[start : start + BATCH]
+        for question, answer in zip(batch, harness.describe(batch, method), strict=True):
+            totals[pictures[_picture(question)]] += (len(answer.tokens) - 1, answer.rounds - 1)
+        log(f"{min(start + BATCH, len(questions))} of {len(questions)}")
+    return totals
+
+
+def _picture(question: ImageQuestion) -> tuple[str, ...]:
+    return tuple(map(str, question.images))
+
+
+def tokens_per_round(totals: Counts) -> float:
+    tokens, rounds = totals.sum(0)
+    return float(tokens / max(rounds, 1))
+
+
+def difference(a: Counts, b: Counts, seed: int = 0) -> dict[str, float]:
+    """Tokens a round of a less those of b, over the same pictures, with the interval."""
+    draw = np.random.default_rng(seed)
+    drawn = draw.integers(0, len(a), (DRAWS, len(a)))
+    sides = [values[drawn].sum(1) for values in (a, b)]
+    gaps = [side[:, 0] / np.maximum(side[:, 1], 1) for side in sides]
+    low, high = np.percentile(gaps[0] - gaps[1], (2.5, 97.5))
+    return {"value": tokens_per_round(a) - tokens_per_round(b), "low": float(low), "high": float(high)}
+
+
+def compare_drafters(
+    a: Sequence[str | Path],
+    b: Sequence[str | Path],
+    questions: str | Path = QUESTIONS,
+    model: str | Path | LoadedVlm = DEFAULT_MODEL,
+    *,
+    plan: str = "16x6",
+    limit: int | None = 20,
+    threads: int = 1,
+    log: Log = no_log,
+) -> dict[str, Any]:
+    """A JSON-ready report. a, b: folders of drafters, as many seeds of each; limit: questions of each task. Raises
+    InputError."""
+    if not a or len(a) != len(b):
+        raise InputError(f"`a` and `b` must name as many drafters, at least one, but name {len(a)} and {len(b)}.")
+    nodes = parse_plan(plan)
+    if nodes is None:
+        raise InputError("`plan` must be a fixed draft size here, but is 'learned'. Try 16x6.")
+    torch.set_num_threads(threads)
+    vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, "cpu")
+    asked = questions_of(str(questions), None, PROMPT, limit)
+    harness = DescriptionHarness(vlm)
+    sides: dict[str, list[Counts]] = {}
+    for side, folders in (("a", a), ("b", b)):
+        for folder in folders:
+            drafter: Any = as_drafter(vlm, Path(folder))
+            for name, seen in ((side, drafter), (f"{side} shuffled", ShuffledPicture(drafter))):
+                log(f"{name}: {Path(folder).name}")
+                sides.setdefault(name, []).append(counts(harness, asked, seen, nodes))
+    sums = {name: np.sum(seeds, 0) for name, seeds in sides.items()}
+    return {
+        "plan": plan,
+        "questions": len(asked),
+        "pictures": len(sums["a"]),
+        "tokens_per_round": {name: [tokens_per_round(totals) for totals in seeds] for name, seeds in sides.items()},
+        "a_less_b": difference(sums["a"], sums["b"]),
+        "a_less_a_shuffled": difference(sums["a"], sums["a shuffled"]),
+        "b_less_b_shuffled": difference(sums["b"], sums["b shuffled"]),
+        "hardware": hardware(
+            device=vlm.model.device, dtype=dtype_of(vlm.model), batch=BATCH, threads=torch.get_num_threads()
+        ),
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--a", nargs="+", required=True, help="folders of drafters")
+    parser.add_argument("--b", nargs="+", required=True, help="as many of the other kind")
+    parser.add_argument("--questions", default=QUESTIONS)
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--plan", default="16x6", help="nodes x depth of a tree, or nodes of a chain")
+    parser.add_argument("--limit", type=int, default=20, help="questions of each task")
+    parser.add_argument("--threads", type=int, default=1)
+    options = vars(parser.parse_args())
+    print(json.dumps(compare_drafters(**options, log=print), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Several methods to decode the same inputs: their tokens are compared first, then they are timed in turn.
+
+What a method is and what is measured, for all tasks. `harness_transcription.py` measures transcription.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from mmdec.generation.drafter_choice import DraftedBy
+from mmdec.generation.speculation import Nodes
+from mmdec.runtime import Log
+from mmdec.types import InputError, MmdecError
+
+PLAN = re.compile(r"(\d+)(?:x(\d+))?")
+GREEDY = "greedy"
+Input = TypeVar("Input")  # what is decoded: a recording, a question
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to decode: whose loop runs, and its options."""
+
+    name: str
+    loop: Literal["mmdec", "transformers"]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    networks: Sequence[PreTrainedModel] = ()  # beside the model: an assistant
+
+    @classmethod
+    def greedy(cls) -> Method:
+        """Greedy decoding by transformers: the baseline."""
+        return cls(GREEDY, "transformers")
+
+    @classmethod
+    def drafted(cls, name: str, drafter: DraftedBy, nodes: Nodes = None) -> Method:
+        """mmdec's loop; drafter and nodes as for `mmdec.speculate`."""
+        return cls(name, "mmdec", {"drafter": drafter, "num_speculative_tokens": nodes})
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The output and the cost of one call on one batch; times in seconds for the whole batch."""
+
+    tokens: list[list[int]]  # of each input, without prompt and padding
+    texts: list[str]
+    features: float  # preprocessing
+    encoder: float
+    decoder: float  # all the rest up to the text, the drafter included
+    drafter: float  # 0 for transformers, which does not report it
+    total: float  # wall clock, from samples in memory to texts
+    passes: int = 0  # of the model's decoder
+    windows: int = 0  # passes of its encoder
+    rounds: int = 0  # of all inputs in mmdec's loop, without the pass over the prompt
+    drafted_tokens: int = 0  # tokens from these rounds, bonus or correction included
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Of mmdec's loop, for each input, bonus included; 1 without a round."""
+        return self.drafted_tokens / self.rounds if self.rounds else 1.0
+
+
+Measurements = Mapping[str, Sequence[Sequence[Measurement]]]  # method name -> each group of inputs -> its repeats
+
+
+class Harness(ABC, Generic[Input]):
+    """A model whose methods are compared. A subclass says how one batch is measured."""
+
+    what: ClassVar[str] = "recording"  # a member of a batch
+
+    @abstractmethod
+    def measure(self, inputs: Sequence[Input], method: Method) -> Measurement:
+        """Decode inputs as one batch."""
+
+    def gate(
+        self, methods: Sequence[Method], groups: Sequence[Sequence[Input]], log: Log, equals: Sequence[Method] = ()
+    ) -> dict[str, list[bool]]:
+        """For each method and group, whether the tokens equal those of the second method, greedy decoding.
+
+        Raises MmdecError if those of the first method, or of one in `equals`, differ: it must not be timed.
+        """
+        baseline, strict = methods[1], (methods[0], *equals)
+        equal: dict[str, list[bool]] = {method.name: [] for method in methods}
+        for number, inputs in enumerate(groups):
+            expected = self.measure(inputs, baseline).tokens
+            for method in methods:
+                equal[method.name].append(self.measure(inputs, method).tokens == expected)
+            for method in strict:
+                if not equal[method.name][-1]:
+                    raise MmdecError(
+                        f"`{method.name}` differs from greedy decoding on {self.what} {number}: no timing is reported. "
+                        "Report this as a bug."
+                    )
+        for method in methods[2:]:
+            log(f"{method.name}: {sum(equal[method.name])} of {len(groups)} have the tokens of greedy decoding")
+        return equal
+
+    def interleave(
+        self, methods: Sequence[Method], groups: Sequence[Sequence[Input]], repeats: int, log: Log
+    ) -> Measurements:
+        """Measure all methods in turn, A B C A B C, group by group. `gate` was the warm-up."""
+        measured: dict[str, list[list[Measurement]]] = {method.name: [[] for _ in groups] for method in methods}
+        for repeat in range(repeats):
+            for number, inputs in enumerate(groups):
+                for method in methods:
+                    measured[method.name][number].append(self.measure(inputs, method))
+            log(f"repeat {repeat + 1} of {repeats}")
+        return measured
+
+
+@contextmanager
+def counted(module: nn.Module) -> Iterator[list[int]]:
+    """A list that gets an entry for each pass through the module."""
+    passes: list[int] = []
+    hook = module.register_forward_hook(lambda *_: passes.append(1))
+    try:
+        yield passes
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers: some of its loops print a line at each step, which would count towards their time."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+def parse_plan(plan: str) -> Nodes:
+    """A draft size in words: "learned", "8" (a chain of 8 tokens), "16x6" (a tree of 16 tokens, at most 6 deep)."""
+    if plan == "learned":
+        return None
+    match = PLAN.fullmatch(plan)
+    if match is None:
+        raise InputError(
+            f"`plan` must be 'learned', nodes of a chain or nodes x depth of a tree, but is {plan!r}. Try 16x6."
+        )
+    return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))

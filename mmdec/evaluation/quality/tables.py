@@ -1,0 +1,172 @@
+"""Reports of `mmdec eval` as tables for a terminal of 80 columns. Nothing is computed here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mmdec.evaluation.bench.tables import machine
+
+TOGETHER = 2  # strategies side by side: more do not fit
+LABEL = 30  # columns of a label, which may be folded; figures are not
+
+
+def grid_of(*names: str) -> Table:
+    """An empty table: a column of labels, and one of figures for each name."""
+    grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    grid.add_column("", max_width=LABEL)
+    for name in names:
+        grid.add_column(name, justify="right", no_wrap=True)
+    return grid
+
+
+def table(report: dict[str, Any]) -> RenderableType:
+    """A report of `evaluate_speech`: a column for each strategy, two of them side by side."""
+    names = [*report["strategies"]]
+    shown = [label for label, show in _LINES if any(show(scores) != "-" for scores in report["strategies"].values())]
+    grids = []
+    for start in range(0, len(names), TOGETHER):
+        some = names[start : start + TOGETHER]
+        grid = grid_of(*some)
+        for label, show in _LINES:
+            if label in shown:
+                grid.add_row(label, *(show(report["strategies"][name]) for name in some))
+        grids.append(grid)
+    title = f"{report['model']} on {report['split']}, n = {report['n']}"
+    return Group(Text(title), *grids, Text("\n".join(_speech_notes(report))))
+
+
+def _speech_notes(report: dict[str, Any]) -> list[str]:
+    strategies = report["strategies"]
+    notes = [f"BLEU {next(iter(strategies.values()))['bleu']['signature']}"]
+    if "recordings" in report:
+        recordings = report["recordings"]
+        notes.append(
+            f"reference recordings: ASR-BLEU {recordings['asr_bleu']:.1f}, "
+            f"word errors of the recogniser {100 * recordings['judge_word_error_rate']:.1f} %; "
+            f"noise {report['asr_bleu_noise']:.1f}"
+        )
+    return [*notes, machine(report["hardware"])]
+
+
+def asr_table(report: dict[str, Any]) -> RenderableType:
+    """A report of `evaluate_asr`: a column for each method of decoding."""
+    methods: dict[str, Any] = report["decoding"]
+    title = f"{report['model']} on {report['split'] or 'the whole corpus'}, n = {report['n']}"
+    grid = grid_of(*methods)
+    for label, key in _ASR_RATES:
+        entry = report[key]
+        edits = (
+            ""
+            if "length" not in entry
+            else f"{entry['substitutions']} S {entry['deletions']} D {entry['insertions']} I"
+        )
+        grid.add_row(label, f"{_percent(key)(report)}\n{edits}".strip(), *[""] * (len(methods) - 1))
+    for label, show in _ASR_COSTS:
+        grid.add_row(label, *(show(cost) if cost else "-" for cost in methods.values()))
+    notes = [f"normaliser: {report['normaliser']}, batch {report['batch_size']}"]
+    if "speedup" in report:
+        same, faster = report["identical"], report["speedup"]
+        notes.append(
+            f"identical to greedy: {same['count']} of {same['n']}; "
+            + ", ".join(f"{faster[key]['value']:.2f} times in {key} seconds" for key in ("decoder", "wall"))
+        )
+    notes += [
+        f"{row['errors']} of {row['words']} wrong: {row['reference']!r} transcribed as {row['transcript']!r}"
+        for row in report["worst"]
+    ]
+    notes += [f"refused {name}: {error}" for name, error in report["refused"].items()]
+    notes.append(machine(report["hardware"]))
+    return Group(Text(title), grid, Text("\n".join(notes)))
+
+
+def _percent(key: str) -> Callable[[dict[str, Any]], str]:
+    def show(scores: dict[str, Any]) -> str:
+        entry = scores.get(key)
+        if entry is None or (isinstance(entry, dict) and (entry.get("n") == 0 or entry["value"] is None)):
+            return "-"
+        if not isinstance(entry, dict):
+            return f"{100 * entry:.1f}"
+        spread = f" [{100 * entry['low']:.1f}, {100 * entry['high']:.1f}]" if "low" in entry else ""
+        return f"{100 * entry['value']:.1f}{spread}"
+
+    return show
+
+
+def _points(key: str) -> Callable[[dict[str, Any]], str]:
+    def show(scores: dict[str, Any]) -> str:
+        entry = scores.get(key)
+        value = entry["value"] if isinstance(entry, dict) else entry
+        return "-" if value is None else f"{value:.1f}"
+
+    return show
+
+
+def _number(kind: str) -> Callable[[dict[str, Any]], str]:
+    return lambda scores: _percent(kind)(scores["number_accuracy"])
+
+
+def _three(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _two(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _stages(scores: dict[str, Any]) -> str:
+    return "\n".join(
+        f"{stage} {1e3 * entry['median']:.1f} / {1e3 * entry['p90']:.1f}" for stage, entry in scores["latency"].items()
+    )
+
+
+_LINES: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+    ("exact sentences, any reference, % [95 %]", _percent("exact")),
+    ("  of sentences with one reference", _percent("exact_one_rendering")),
+    ("  of sentences with several references", _percent("exact_several_renderings")),
+    ("phone error rate, %, against the reference recording", _percent("phone_error_rate")),
+    ("  against the nearest reference", _percent("phone_error_rate_nearest")),
+    ("BLEU, all references", _points("bleu")),
+    ("chrF, all references", _points("chrf")),
+    ("numbers, times and prices right, %", _number("all")),
+    ("  numbers", _number("numbers")),
+    ("  times", _number("times")),
+    ("  prices", _number("prices")),
+    ("ASR-BLEU", _points("asr_bleu")),
+    ("  over that of the reference recordings, %", _percent("asr_bleu_ratio")),
+    ("  shuffled", _points("asr_bleu_shuffled")),
+    ("refused recordings", lambda scores: str(len(scores["refused"])) if scores["refused"] else "-"),
+    ("milliseconds, median / 90th percentile", _stages),
+    ("real-time factor", lambda scores: _three(scores["real_time_factor"])),
+)
+
+_ASR_RATES = (
+    ("word error rate, %, normalised [95 %]", "wer"),
+    ("character error rate, %", "cer"),
+    ("word error rate with case and punctuation, %", "wer_raw"),
+    ("character error rate with case and punctuation, %", "cer_raw"),
+    ("exact transcripts, %, normalised", "exact"),
+    ("  with case and punctuation", "exact_raw"),
+)
+
+
+def _seconds(stage: str) -> Callable[[dict[str, Any]], str]:
+    return lambda cost: f"{cost['seconds'][stage]:.2f}"
+
+
+_ASR_COSTS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+    ("seconds: features", _seconds("features")),
+    ("  encoder", _seconds("encoder")),
+    ("  decoder, drafter included", _seconds("decoder")),
+    ("    drafter", _seconds("drafter")),
+    ("  total", _seconds("total")),
+    ("decoder's share, %", lambda cost: f"{100 * cost['decoder_share']:.1f}"),
+    ("decoder passes", lambda cost: str(cost["decoder_passes"])),
+    ("tokens per round, bonus included", lambda cost: _two(cost["tokens_per_round"])),
+    ("real-time factor", lambda cost: _three(cost["real_time_factor"])),
+)

@@ -1,0 +1,281 @@
+"""Scores a Whisper on a split: word and character error rate, and the cost of decoding with and without drafts.
+
+`mmdec.transcribe` is scored and timed; transformers' own loop gets the same features (`harness_transcription.py`).
+`tables.asr_table(report)` prints the report. The corpus is in LibriSpeech's layout or a manifest: see
+`corpora/librispeech.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmdec.audio import SAMPLE_RATE
+from mmdec.checks.arguments import check_threads
+from mmdec.evaluation.quality.harness import Measurement, Method
+from mmdec.evaluation.quality.harness_transcription import TranscriptionHarness, has_heads
+from mmdec.generation.speculation import Nodes
+from mmdec.hub.whisper import DEFAULT_MODEL, LoadedWhisper, load_whisper
+from mmdec.provenance import hardware
+from mmdec.runtime import Log, dtype_of, no_log
+from mmdec.training.corpora.librispeech import Utterance, read_recordings, read_utterances
+from mmdec.training.corpora.tables import evenly_spaced
+from mmdec.training.metrics import text as metrics
+from mmdec.training.metrics.word_errors import Edits, character_edits, rate, ratio, word_edits
+from mmdec.types import InputError
+
+ENGLISH = ("en", "english")
+EVERY = 50  # utterances between two lines of progress
+
+
+@dataclass(frozen=True)
+class Transcribed:
+    """One utterance and its transcript, which is empty if the recording was refused."""
+
+    row: Utterance
+    text: str
+    seconds: float
+    identical: bool = True  # its tokens equal those of transformers' own loop
+    error: str = ""
+
+
+def evaluate_asr(
+    split: str | None = "test",
+    corpus: str | os.PathLike[str] = "data/english",
+    model: str | os.PathLike[str] | LoadedWhisper = DEFAULT_MODEL,
+    *,
+    recordings: Sequence[str | os.PathLike[str]] = (),
+    heads: str | os.PathLike[str] | None = None,
+    plan: Nodes = None,
+    plain: bool = True,
+    language: str | None = "en",
+    batch_size: int = 1,
+    limit: int | None = None,
+    max_new_tokens: int | None = None,
+    device: str | None = None,
+    threads: int = 2,
+    worst: int = 10,
+    log: Log = no_log,
+) -> dict[str, Any]:
+    """Score a Whisper; a JSON-ready report.
+
+    recordings: sound files with their transcripts beside them (.txt), instead of the corpus. heads: a directory; None
+    takes the model's own. Without heads, transformers decodes, and there is no speedup. plan: draft size, as
+    `num_speculative_tokens` of `mmdec.speculate`. plain: also decode each batch with transformers' own loop, right
+    after mmdec's, for the speedup and to compare tokens. language: None detects it. limit: use this many utterances,
+    evenly spaced. worst: how many transcripts with most errors are listed.
+
+    A recording that `mmdec.transcribe` refuses counts as an empty transcript and is named. A recording of more than a
+    window (30 s) is decoded alone, by transformers' long-form code. Raises InputError.
+    """
+    _check(limit, batch_size, threads)
+    found = (
+        read_recordings([os.fspath(path) for path in recordings])
+        if recordings
+        else read_utterances(os.fspath(corpus), split)
+    )
+    rows = evenly_spaced(found, limit)
+    torch.set_num_threads(threads)
+    whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, device)
+    methods = _methods(whisper, heads, plan, plain)
+    harness = TranscriptionHarness(whisper, language, max_new_tokens)
+    transcribed, measured = _decode_all(harness, methods, rows, batch_size, log)
+    normalise, normaliser_name = normaliser(whisper.tokenizer, language)
+    network = whisper.model
+    return {
+        "model": whisper.directory.name if whisper.directory else "given",
+        "split": "own recordings" if recordings else split,
+        "n": len(rows),
+        "source_seconds": sum(result.seconds for result in transcribed),
+        "batch_size": batch_size,
+        "language": language,
+        "normaliser": normaliser_name,
+        **_report(transcribed, measured, normalise, worst),
+        "hardware": hardware(
+            device=network.device, dtype=dtype_of(network), batch=batch_size, threads=torch.get_num_threads()
+        ),
+    }
+
+
+def _report(
+    transcribed: Sequence[Transcribed],
+    measured: Mapping[str, Sequence[Measurement]],
+    normalise: Callable[[str], str],
+    worst: int,
+) -> dict[str, Any]:
+    """What the transcripts say of the model: errors, cost, speedup, refused recordings, and the `worst` transcripts."""
+    report: dict[str, Any] = {
+        **_scores(transcribed, normalise),
+        "by_speaker": _by_speaker(transcribed, normalise),
+        "worst": _worst(transcribed, normalise, worst),
+        "refused": {result.row.path.name: result.error for result in transcribed if result.error},
+        "decoding": {method: _cost(calls, transcribed) for method, calls in measured.items()},
+    }
+    if len(measured) == 2:
+        report |= _speedup(transcribed, *measured.values())
+    return report
+
+
+def _check(limit: int | None, batch_size: int, threads: int) -> None:
+    check_threads(threads)
+    if limit is not None and limit < 1:
+        raise InputError(f"`limit` must be at least 1, but is {limit}. Leave it out for the whole split.")
+    if batch_size < 1:
+        raise InputError(f"`batch_size` must be at least 1, but is {batch_size}. 1 decodes one by one.")
+
+
+def normaliser(tokenizer: Any, language: str | None) -> tuple[Callable[[str], str], str]:
+    """Whisper's own normaliser for the language, and its name.
+
+    The English one writes numbers and British spellings in one way ("twenty five", "25"), if the tokenizer has the
+    spellings (normalizer.json). The basic one drops case, punctuation and bracketed text.
+    """
+    if language is None or language.lower() not in ENGLISH:
+        return tokenizer.basic_normalize, "basic"
+    if tokenizer.english_spelling_normalizer is not None:
+        return tokenizer.normalize, "english"
+    bare = copy.copy(tokenizer)
+    bare.english_spelling_normalizer = {}
+    return bare.normalize, "english, without British spellings"
+
+
+def _methods(whisper: LoadedWhisper, heads: str | os.PathLike[str] | None, plan: Nodes, plain: bool) -> list[Method]:
+    if heads is None and not has_heads(whisper):
+        return [Method.greedy()]
+    drafted = Method.drafted("medusa", whisper.heads(heads), plan)
+    return [drafted, Method.greedy()] if plain else [drafted]
+
+
+def _decode_all(
+    harness: TranscriptionHarness, methods: Sequence[Method], rows: Sequence[Utterance], batch_size: int, log: Log
+) -> tuple[list[Transcribed], dict[str, list[Measurement]]]:
+    """Each utterance's transcript by the first method, and the cost of each batch by method name."""
+    transcribed: list[Transcribed] = []
+    measured: dict[str, list[Measurement]] = {method.name: [] for method in methods}
+    for start in range(0, len(rows), batch_size):
+        before = len(transcribed)
+        _decode(harness, methods, rows[start : start + batch_size], transcribed, measured)
+        if len(transcribed) // EVERY > before // EVERY or len(transcribed) == len(rows):
+            log(f"transcribed {len(transcribed)} of {len(rows)}")
+    return transcribed, measured
+
+
+def _decode(
+    harness: TranscriptionHarness,
+    methods: Sequence[Method],
+    rows: Sequence[Utterance],
+    transcribed: list[Transcribed],
+    measured: dict[str, list[Measurement]],
+) -> None:
+    """Decode one batch by all methods in turn; each recording of more than a window alone."""
+    recordings: list[tuple[Utterance, Tensor]] = []
+    for row in rows:
+        try:
+            recordings.append((row, harness.read(row.path)))
+        except InputError as error:
+            transcribed.append(Transcribed(row, "", 0.0, error=str(error)))
+    short = [pair for pair in recordings if not harness.is_long(pair[1])]
+    for batch in [short, *([pair] for pair in recordings if harness.is_long(pair[1]))]:
+        if not batch:
+            continue
+        inputs = [samples for _, samples in batch]
+        if not any(measured.values()):
+            for method in methods:
+                harness.measure(inputs, method)  # the first call includes lazy set-up
+        results = [harness.measure(inputs, method) for method in methods]
+        for method, result in zip(methods, results, strict=True):
+            measured[method.name].append(result)
+        drafted, greedy = results[0], results[-1]
+        for (row, samples), text, a, b in zip(batch, drafted.texts, drafted.tokens, greedy.tokens, strict=True):
+            transcribed.append(Transcribed(row, text, len(samples) / SAMPLE_RATE, identical=a == b))
+
+
+def _speedup(
+    transcribed: Sequence[Transcribed], drafted: Sequence[Measurement], greedy: Sequence[Measurement]
+) -> dict[str, Any]:
+    accepted = [result for result in transcribed if not result.error]
+    return {
+        "identical": {"count": sum(result.identical for result in accepted), "n": len(accepted)},
+        "speedup": {
+            "what": "transformers' greedy seconds over ours, same batches in turn",
+            "decoder": _ratio(drafted, greedy, lambda measurement: measurement.decoder),
+            "wall": _ratio(drafted, greedy, lambda measurement: measurement.total),
+        },
+    }
+
+
+def _scores(transcribed: Sequence[Transcribed], normalise: Callable[[str], str]) -> dict[str, Any]:
+    plain = [(normalise(result.row.text), normalise(result.text)) for result in transcribed]
+    raw = [(" ".join(result.row.text.split()), " ".join(result.text.split())) for result in transcribed]
+    return {
+        "wer": rate([word_edits(*pair) for pair in plain]),
+        "cer": rate([character_edits(*pair) for pair in plain]),
+        "wer_raw": rate([word_edits(*pair) for pair in raw]),
+        "cer_raw": rate([character_edits(*pair) for pair in raw]),
+        "exact": metrics.Rate(sum(a == b for a, b in plain), len(plain)).summary(),
+        "exact_raw": metrics.Rate(sum(a == b for a, b in raw), len(raw)).summary(),
+    }
+
+
+def _by_speaker(transcribed: Sequence[Transcribed], normalise: Callable[[str], str]) -> dict[str, dict[str, Any]]:
+    edits: dict[str, list[Edits]] = defaultdict(list)
+    for result in transcribed:
+        edits[result.row.speaker].append(word_edits(normalise(result.row.text), normalise(result.text)))
+    return {speaker: {"n": len(rows), "wer": rate(rows)["value"]} for speaker, rows in sorted(edits.items())}
+
+
+def _worst(transcribed: Sequence[Transcribed], normalise: Callable[[str], str], count: int) -> list[dict[str, Any]]:
+    """Transcripts with most errors; of equally many, the shorter references first."""
+    scored = [(word_edits(normalise(result.row.text), normalise(result.text)), result) for result in transcribed]
+    scored.sort(key=lambda pair: (-pair[0].errors, pair[0].length))
+    return [
+        {
+            "path": result.row.path.name,
+            "speaker": result.row.speaker,
+            "errors": edits.errors,
+            "words": edits.length,
+            "reference": result.row.text,
+            "transcript": result.text,
+        }
+        for edits, result in scored[:count]
+        if edits.errors
+    ]
+
+
+def _cost(calls: Sequence[Measurement], transcribed: Sequence[Transcribed]) -> dict[str, Any]:
+    """Seconds, passes and rounds of one method."""
+    if not calls:
+        return {}
+    total = sum(call.total for call in calls)
+    rounds, tokens = sum(call.rounds for call in calls), sum(call.drafted_tokens for call in calls)
+    latencies = [call.total for call in calls]
+    return {
+        "seconds": {
+            "features": sum(call.features for call in calls),
+            "encoder": sum(call.encoder for call in calls),
+            "decoder": sum(call.decoder for call in calls),  # the drafter included
+            "drafter": sum(call.drafter for call in calls),
+            "total": total,  # reading included
+        },
+        "decoder_share": sum(call.decoder for call in calls) / total,
+        "decoder_passes": sum(call.passes for call in calls),
+        "rounds": rounds,  # of all utterances, without passes over prompts
+        "tokens_per_round": tokens / rounds if rounds else None,
+        "latency": {"median": median(latencies), "p90": metrics.percentile(latencies, 0.9), "of": "a batch"},
+        "real_time_factor": total / sum(result.seconds for result in transcribed if not result.error),
+    }
+
+
+def _ratio(
+    drafted: Sequence[Measurement], greedy: Sequence[Measurement], seconds: Callable[[Measurement], float]
+) -> dict[str, float]:
+    value, low, high = ratio([seconds(call) for call in greedy], [seconds(call) for call in drafted])
+    return {"value": value, "low": low, "high": high}

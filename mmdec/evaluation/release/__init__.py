@@ -1,0 +1,1 @@
+"""A candidate beside the shipped weights: promoted where it measures better."""

@@ -1,0 +1,198 @@
+"""`mmdec promote RUN`: replaces a model in models/ by a better one from runs/, and writes its card.
+
+Both models are measured on the development split. Card and provenance are written from measurements of the new weights;
+nothing of the old ones is kept. A drafter is put into its model's folder, which is replaced with it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from mmdec import hub
+from mmdec.checks.files import read_object
+from mmdec.checks.processes import only_one
+from mmdec.evaluation.release.description import DESCRIPTION
+from mmdec.evaluation.release.drafter import DRAFTERS
+from mmdec.evaluation.release.promotable import Promotable, Report, Setting, render
+from mmdec.evaluation.release.transcription import TRANSCRIPTION
+from mmdec.evaluation.release.translation import TRANSLATION
+from mmdec.hub.publish import PROVENANCE, whole_folder
+from mmdec.pipelines.confidence import FILE as CONFIDENCE
+from mmdec.provenance import CARD, portable, stamp, weights
+from mmdec.runtime import Log, no_log
+from mmdec.types import InputError, MmdecError
+
+CHOSEN_BY = "dev"
+SYSTEMS = {system.system: system for system in (TRANSLATION, TRANSCRIPTION, DESCRIPTION)} | DRAFTERS
+RUNS = "runs"
+
+
+def promote(
+    run: Path,
+    *,
+    force: bool = False,
+    models: Path = Path("models"),
+    corpus: Path | None = None,
+    limit: int | None = None,
+    threads: int = 2,
+    log: Log = no_log,
+) -> Path:
+    """Put the model in `run` into `models`, under its folder's name, if it is better than the one there.
+
+    A drafter goes into the folder of the model that its config.json names. Of a run whose model is the one in `models`
+    and which has one new drafter, this drafter is promoted.
+
+    corpus: where it is measured; None takes the system's own. limit: use this many utterances of each split, or
+    questions of each task, evenly spaced. force: replace the old model even if the new one is not better, or comes
+    without the drafters that the old one has. Returns the folder of what is new. Raises InputError, with both figures,
+    for a model that is not better, for a folder that is no model, and while `make train` writes in runs/.
+    """
+    system = SYSTEMS.get(hub.kind(run))
+    if system is None:
+        raise InputError(
+            f"`run` must be a model that `make train` made ({', '.join(SYSTEMS)}), but '{run}' is "
+            f"{hub.kind(run) or 'none'!r}. Give its folder, runs/daspeech-phrasebook say."
+        )
+    if not re.fullmatch(r"\w[\w.-]*", run.name):
+        raise InputError(f"`run` must be a folder with a plain name, but is '{run}'. Give it as runs/NAME.")
+    target, root = models / system.place(run), corpus or system.corpus
+    if target.exists() and target.resolve() == run.resolve():
+        raise InputError(f"`run` must lie in runs/, but '{run}' is the model in {models}. Give the folder of a run.")
+    part = None if force or not hub.kind(target) else system.instead(run, target)
+    if part is not None:
+        log(f"the model in {run} is the one in {target}: {part} alone is new")
+        return promote(part, models=models, corpus=corpus, limit=limit, threads=threads, log=log)
+    if not system.has_split(root, CHOSEN_BY):
+        raise InputError(
+            f"`corpus` must have a split {CHOSEN_BY}, but '{root}' has none. Build it: see data/README.md."
+        )
+    home = models / target.relative_to(models).parts[0]
+    with only_one(_runs(run), "mmdec promote"):
+        warning = system.check(run, target, force)
+        if warning:
+            log(warning)
+        left = system.left(run)
+        measured_weights = {path: digest for path, digest in weights(run).items() if path.split("/")[0] not in left}
+        reports, comparison = _measured(system, run, target, Setting(home, root, limit, threads), force, log)
+        if (target / CONFIDENCE).is_file() and not (run / CONFIDENCE).is_file():
+            log(f"{run} has no {CONFIDENCE}, which {target} has: calibrate it anew, see docs/confidence.md")
+        _publish(_Found(system, run, target, home, measured_weights, reports, comparison, left))
+        return target
+
+
+def _runs(run: Path) -> Path:
+    """The folder that `make train` holds while it works: runs/ above the run, else the one it lies in."""
+    return next((folder for folder in run.resolve().parents if folder.name == RUNS), run.parent)
+
+
+def _measured(
+    system: Promotable, run: Path, target: Path, setting: Setting, force: bool, log: Log
+) -> tuple[list[Report], str]:
+    """Reports of `run`, that of the development split first, and how it compares. Raises InputError where it is not
+    better."""
+    log(f"measuring {run} on {CHOSEN_BY}")
+    new = system.measure(run, CHOSEN_BY, setting)
+    old = None
+    if hub.kind(target):
+        log(f"measuring {target} on {CHOSEN_BY}")
+        old = system.measure(target, CHOSEN_BY, setting)
+    comparison = f"{system.summary(new)} on {CHOSEN_BY}, n = {new['n']}"
+    if old is not None:
+        comparison += f", where the one in {target.parent} had {system.summary(old)}"
+        if system.score(new) >= system.score(old):
+            if not force:
+                raise InputError(
+                    f"`run` must be better than '{target}', but has {comparison}. Train on, or give --force."
+                )
+            comparison += " (forced)"
+    log(comparison)
+    reports = [new]
+    for split in system.splits:
+        if split != CHOSEN_BY and system.has_split(setting.corpus, split):
+            log(f"measuring {run} on {split}")
+            reports.append(system.measure(run, split, setting))
+    return reports, comparison
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What is to be published."""
+
+    system: Promotable
+    run: Path
+    target: Path  # home, or a folder in it
+    home: Path
+    weights: dict[str, str]
+    reports: Sequence[Report]
+    comparison: str
+    left: Sequence[str]  # folders of the run that do not come
+
+
+def _publish(found: _Found) -> None:
+    """Write the folder `home` in one step: on an error the old one stays.
+
+    Raises MmdecError if the weights are no longer those measured.
+    """
+    run, system = found.run, found.system
+    path = run / PROVENANCE
+    before: dict[str, Any] = portable(read_object(path))
+    with whole_folder(found.home) as fresh:
+        place = fresh / found.target.relative_to(found.home)
+        if place != fresh:
+            shutil.copytree(found.home, fresh, dirs_exist_ok=True)
+            shutil.rmtree(place, ignore_errors=True)
+        left = [CARD, *found.left]
+        shutil.copytree(run, place, dirs_exist_ok=True, ignore=lambda folder, _: left if Path(folder) == run else [])
+        if weights(place) != found.weights:
+            raise MmdecError(f"The weights in '{run}' changed while they were measured. Stop what writes there.")
+        before.pop("compared", None)
+        reports, comparison = portable(found.reports), portable(found.comparison)
+        provenance = {
+            **before,
+            "promoted": stamp(torch.device("cpu")),  # where both were measured
+            "weights": found.weights,
+            "chosen": comparison,
+            "measured": reports,
+        }
+        text = json.dumps(provenance, indent=2, ensure_ascii=False, default=str)
+        (place / PROVENANCE).write_text(text + "\n", encoding="utf-8")
+        name = found.target.relative_to(found.home.parent).as_posix()
+        facts = [*_facts(before), f"Chosen by {comparison}."]
+        card = render(system.card, name, parameters(place), reports, facts)
+        (place / CARD).write_text(card, encoding="utf-8")
+        system.finish(fresh)
+
+
+def _facts(provenance: Mapping[str, Any]) -> list[str]:
+    """Lines about the training, from the run's provenance."""
+    training = provenance.get("training") or {}
+    facts = [f"Written on {provenance.get('date', 'an unknown day')} at commit {str(provenance.get('commit'))[:12]}."]
+    if "step" in training:
+        facts.append(f"The last stage had {training['step']} steps; `provenance.json` has its hyperparameters.")
+    start = (training.get("hyperparameters") or {}).get("start")
+    return [*facts, f"It began from `{start}`."] if start else facts
+
+
+def parameters(folder: Path) -> dict[str, int]:
+    """The number of parameters in each safetensors file of a folder, by path in the folder."""
+    counts = {}
+    for path in sorted(folder.rglob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 # not iterable itself
+        except SafetensorError as error:
+            raise InputError(
+                f"`run` must hold sound safetensors, but '{path}' is none ({error}). Train again."
+            ) from error
+        counts[path.relative_to(folder).as_posix()] = sum(math.prod(shape) for shape in shapes)
+    return counts

@@ -1,0 +1,105 @@
+"""A speech recogniser for ASR-BLEU that this project did not train: pocketsphinx with its US English acoustic model.
+
+Its language model is a trigram of the *training* translations, without case and punctuation. Its dictionary is
+pocketsphinx's; words missing there take pronunciations from the corpus's lexicon. Each utterance is recognised
+independently of those before.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from mmdec.phonetics.lexicon import PAUSE
+from mmdec.phonetics.ngram import NGram
+from mmdec.training.metrics.text import Lexicon, normalise_words
+from mmdec.types import InputError
+
+SAMPLE_RATE = 16_000  # Hz, of the acoustic model
+SPELLED = {"ax": "AH", "axr": "ER"}  # lexicon phone -> the acoustic model's; all others differ by case only
+PHONES = frozenset(
+    "AA AE AH AO AW AY B CH D DH EH ER EY F G HH IH IY JH K L M N NG OW OY P R S SH T TH UH UW V W Y Z ZH".split()  # noqa: SIM905 # a list would take 40 lines
+)
+SETTINGS: Mapping[str, float] = {"lw": 6.5, "wip": 0.65}  # language weight, word insertion penalty; tuned on dev
+PEAK = 0.5  # of full scale; samples are scaled to it
+
+
+@final
+class Recogniser:
+    """English speech to lower-case words. Needs the extra `mmdec[eval]`."""
+
+    def __init__(self, sentences: Iterable[str], lexicon: Lexicon, *, settings: Mapping[str, float] = SETTINGS) -> None:
+        """`lexicon`: lower-case word -> pronunciations, for words that pocketsphinx's dictionary lacks."""
+        try:
+            from pocketsphinx import Config, Decoder, get_model_path
+        except ImportError as error:
+            raise InputError("ASR-BLEU needs pocketsphinx, which is not installed. pip install mmdec[eval]") from error
+        texts = [spoken_words(sentence) for sentence in sentences]
+        model = NGram.build([text for text in texts if text])
+        pronunciations = dictionary(model.vocabulary, lexicon, Path(get_model_path("en-us/cmudict-en-us.dict")))
+        self.unknown = tuple(sorted(model.vocabulary - pronunciations.keys()))  # words without a pronunciation
+        with tempfile.TemporaryDirectory() as folder:
+            words, grams = Path(folder) / "words.dict", Path(folder) / "words.arpa"
+            lines = [
+                f"{word}{f'({rank})' if rank > 1 else ''} {' '.join(phones)}\n"
+                for word, variants in sorted(pronunciations.items())
+                for rank, phones in enumerate(variants, 1)
+            ]
+            words.write_text("".join(lines), encoding="utf-8")
+            model.save(grams)
+            config = Config(
+                hmm=get_model_path("en-us/en-us"),
+                dict=str(words),
+                lm=str(grams),
+                samprate=float(SAMPLE_RATE),
+                cmn="batch",
+                loglevel="FATAL",
+                **settings,
+            )
+            self._decoder: Any = Decoder(config)
+
+    def transcribe(self, samples: np.ndarray | Sequence[float], sample_rate: int = SAMPLE_RATE) -> str:
+        """Mono samples (T,) in [-1, 1] at 16 kHz to words; "" if nothing is recognised. Raises InputError."""
+        if sample_rate != SAMPLE_RATE:
+            raise InputError(f"`sample_rate` must be {SAMPLE_RATE} Hz, but is {sample_rate}. Resample the audio first.")
+        signal = np.asarray(samples, dtype=np.float32)
+        if signal.ndim != 1 or not np.isfinite(signal).all():
+            raise InputError(f"`samples` must be finite and of shape (T,), but are {signal.shape}. Mix down to mono.")
+        peak = float(np.abs(signal).max(initial=0.0))
+        if peak == 0.0:
+            return ""
+        level = (signal * (PEAK / peak * 32767)).astype(np.int16)
+        self._decoder.start_utt()
+        self._decoder.process_raw(level.tobytes(), no_search=False, full_utt=True)
+        self._decoder.end_utt()
+        hypothesis = self._decoder.hyp()
+        return hypothesis.hypstr if hypothesis is not None else ""
+
+
+def spoken_words(text: str) -> list[str]:
+    """Lower-case words without punctuation. Hyphens separate words; apostrophes are kept."""
+    return [part for word in normalise_words(text) for part in word.split("-") if part]
+
+
+def dictionary(words: Iterable[str], lexicon: Lexicon, published: Path) -> dict[str, list[list[str]]]:
+    """Pronunciations in the acoustic model's phones, from the published dictionary, else from the lexicon. Words
+    without a pronunciation are left out."""
+    wanted = set(words)
+    pronunciations: dict[str, list[list[str]]] = {}
+    with published.open(encoding="utf-8") as file:
+        for line in file:
+            entry, *phones = line.split()
+            word = entry.partition("(")[0]
+            if word in wanted:
+                pronunciations.setdefault(word, []).append(phones)
+    for word in wanted - pronunciations.keys():
+        sounds = [[phone for phone in variant if phone != PAUSE] for variant in lexicon.get(word, ())]
+        spelled = [[SPELLED.get(phone, phone.upper()) for phone in variant] for variant in sounds]
+        valid = [phones for phones in spelled if phones and PHONES.issuperset(phones)]
+        if valid:
+            pronunciations[word] = valid
+    return pronunciations

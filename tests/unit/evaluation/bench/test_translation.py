@@ -1,0 +1,111 @@
+"""The gate of the timings, and what a report holds; the timings themselves are no test's business."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import soundfile
+import torch
+
+from mmdec.evaluation.bench import translation as bench
+from mmdec.nn.ar_decoder import ArConfig, ArDecoder
+from mmdec.nn.daspeech import DASpeechConfig
+from mmdec.pipelines.translation.translate import Translation
+from mmdec.types import InputError, MmdecError
+from tests.conftest import RATE, buzz
+from tests.support.tiny_translator import tiny_sizes
+
+
+def decoder() -> ArDecoder:
+    torch.manual_seed(1)
+    return ArDecoder(ArConfig(d_model=16, ffn=32, heads=2, layers=2), 30, 16).eval()
+
+
+@pytest.mark.parametrize("least", [0, bench.GATE_UNITS])
+def test_the_gate_lets_a_right_decoder_pass(least: int) -> None:
+    with torch.inference_mode():
+        bench.gate(decoder(), torch.randn(1, 12, 16), torch.tensor([12]), least)
+
+
+def test_the_gate_stops_a_wrong_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong, step = decoder(), ArDecoder.step
+    monkeypatch.setattr(wrong, "step", lambda tokens, cache: -step(wrong, tokens, cache))
+    with torch.inference_mode(), pytest.raises(MmdecError, match="disagrees with its full pass"):
+        bench.gate(wrong, torch.randn(1, 12, 16), torch.tensor([12]), bench.GATE_UNITS)
+
+
+def test_the_gate_stops_a_wrong_beam_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = decoder()
+    monkeypatch.setattr(wrong, "beam_search", lambda *arguments: [5])
+    with torch.inference_mode(), pytest.raises(MmdecError, match="one beam is not greedy"):
+        bench.gate(wrong, torch.randn(1, 12, 16), torch.tensor([12]), bench.GATE_UNITS)
+
+
+def test_speech_is_timed_through_the_public_call(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the path of a file, and by the seconds that the call returns."""
+    path = tmp_path / "x.wav"
+    soundfile.write(path, buzz(1.0), RATE)
+    asked: list[tuple[object, str]] = []
+    translate = bench.translate_speech
+
+    def listen(audio: Path, model: Any, strategy: str = "lookahead") -> Translation:
+        asked.append((audio, strategy))
+        said = translate(audio, model=model, strategy=strategy)
+        return replace(
+            said, timings={"linguistic": {"lookahead": 1.0, "verified": 2.0, "autoregressive": 6.0}[strategy]}
+        )
+
+    monkeypatch.setattr(bench, "translate_speech", listen)
+    report = bench.bench_speech([path], str(tiny_model), seconds=(0.5,), repeats=2, threads=1)
+    assert {audio for audio, _ in asked} == {path}
+    strategies = [strategy for _, strategy in asked]
+    assert strategies == ["verified", "autoregressive"] * 4 + ["lookahead", "autoregressive"] * 4 + ["lookahead"] * 4
+    assert (report["verified"]["median_ratio"], report["graph"]["median_ratio"]) == (3.0, 6.0)
+    row = report["verified"]["recordings"][0]
+    assert (row["a_ms"], row["b_ms"], row["n"]) == (2000.0, 6000.0, 2)
+    assert row["passes"] <= row["units"]
+    assert report["curve"][0]["n"] == 2
+    assert report["curve"][0]["passes"] == 6
+    assert report["wav_to_wav_per_second"]["n"] == 3
+    assert "reading included" in report["wav_to_wav_per_second"]["what"]
+    machine = report["hardware"]
+    assert (machine["threads"], machine["dtype"], machine["batch"], machine["target"]) == (1, "float32", 1, "cpu")
+    with pytest.raises(InputError, match="must name at least one sound file"):
+        bench.bench_speech([], str(tiny_model))
+
+
+def test_no_timing_of_verified_units_that_differ(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.wav"
+    soundfile.write(path, buzz(1.0), RATE)
+    translate = bench.translate_speech
+
+    def wrong(audio: Path, model: Any, strategy: str = "lookahead") -> Translation:
+        said = translate(audio, model=model, strategy=strategy)
+        return replace(said, units=[*said.units, "ax"]) if strategy == "verified" else said
+
+    monkeypatch.setattr(bench, "translate_speech", wrong)
+    with pytest.raises(MmdecError, match="not the baseline's"):
+        bench.bench_speech([path], str(tiny_model), seconds=(0.5,), repeats=1, threads=1)
+
+
+def test_the_paper_sized_timing_is_gated(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = DASpeechConfig.small().to_dict()
+    for name, value in tiny_sizes().items():
+        part, _, key = name.partition(".")
+        if key:
+            sizes[part][key] = value
+    monkeypatch.setattr(DASpeechConfig, "paper", lambda: DASpeechConfig.from_dict(sizes))
+    monkeypatch.setattr(bench, "S2UT", ArConfig(d_model=16, ffn=16, heads=2, layers=1))
+    gated: list[int] = []
+    gate = bench.gate
+    monkeypatch.setattr(bench, "gate", lambda *arguments: (gated.append(arguments[-1]), gate(*arguments)))
+    report = bench.bench_paper(seconds=(0.5,), repeats=1, threads=1, beams=2)
+    assert gated == [bench.GATE_UNITS]
+    assert {"greedy", "beam 2"} < report["curve"][0].keys()

@@ -1,0 +1,145 @@
+"""The fit of confidence and its measures, on numbers whose answer is known."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from mmdec.decode.loop import chosen_logprobs
+from mmdec.evaluation.calibration import __main__ as calibration
+from mmdec.evaluation.calibration.__main__ import calibration_error, fit, measure, reliability, roc_area
+from mmdec.evaluation.calibration.examples import (
+    EMPTY,
+    LEVELS,
+    NONSENSE,
+    Example,
+    empty_picture,
+    noisy,
+    nonsense,
+    words_right,
+)
+from mmdec.training.corpora.image_text import Conversation
+from mmdec.types import Verdict
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chosen_logprobs_are_those_of_each_rows_tokens(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    logits = (8 * torch.randn(2, 4, 7)).to(dtype)
+    path = torch.tensor([[0, 1, 3], [0, 2, -1]])
+    tokens = torch.tensor([[5, 6, 1], [2, 4, -1]])
+    verdict = Verdict(path, torch.tensor([1, 4]), torch.tensor([False, False]), tokens, torch.tensor([3, 2]))
+    told = chosen_logprobs(logits, verdict)
+    for row, length in enumerate((3, 2)):
+        for step in range(length):
+            expected = logits[row, path[row, step]].float().log_softmax(-1)[tokens[row, step]]
+            assert float(told[row, step]) == pytest.approx(float(expected), abs=1e-5)
+    alone = chosen_logprobs(
+        logits[:1], Verdict(path[:1], tokens[:1, -1], verdict.done[:1], tokens[:1], verdict.lengths[:1])
+    )
+    assert torch.allclose(alone, told[:1])
+
+
+def test_measures_of_known_numbers() -> None:
+    assert calibration_error([0.05, 0.15, 0.95], [0.0, 0.0, 1.0]) == pytest.approx((0.05 + 0.15 + 0.05) / 3)
+    assert calibration_error([0.5, 0.5], [1.0, 0.0]) == pytest.approx(0)
+    assert roc_area([0.9, 0.8], [0.1, 0.8]) == pytest.approx((1 + 1 + 1 + 0.5) / 4)
+    assert reliability([0.05, 1.0, 0.92], [0, 1, 0.5]) == [
+        {"count": 1, "said": pytest.approx(0.05), "right": 0},
+        {"count": 2, "said": pytest.approx(0.96), "right": 0.75},
+    ]
+
+
+def test_a_fit_is_calibrated_where_the_curve_is_logistic() -> None:
+    draw = np.random.default_rng(0)
+
+    def examples(count: int) -> list[Example]:
+        made = []
+        for value in draw.normal(size=count):
+            chance = 1 / (1 + np.exp(-(1 - 2 * value)))
+            made.append(Example({"mean": float(value)}, float(draw.random() < chance), "speech"))
+        return made
+
+    curve = fit(examples(4000))
+    assert curve.weights["mean"] == pytest.approx(-2, abs=0.25)
+    assert curve.bias == pytest.approx(1, abs=0.2)
+    nothing = [Example({"mean": 5.0}, 0.0, "hum")] * 10
+    measured = measure(curve, [*examples(2000), *nothing])
+    assert measured["calibration_error"] < 0.05
+    assert measured["roc_area_by_kind"]["hum"] > 0.95
+
+
+def test_what_is_typical_is_the_mean_of_what_is_no_nonsense() -> None:
+    pictures = [Example({"structure": value}, 1.0, "picture") for value in (-2.0, -1.0)]
+    empty = [Example({"structure": -6.0}, 0.0, f"empty picture: {kind}") for kind in EMPTY]
+    curve = fit([*pictures, *empty])
+    assert curve.typical == {"structure": pytest.approx(-1.5)}
+    assert curve({}) == curve({"structure": -1.5}) > 0.5 > curve({"structure": -6.0})
+    measured = measure(curve, [*pictures, *empty])
+    assert measured["roc_area_by_kind"] == {f"empty picture: {kind}": 1.0 for kind in EMPTY}
+    assert fit(empty).typical == {"structure": pytest.approx(-6)}
+
+
+def test_empty_pictures_are_what_they_are_called() -> None:
+    made = {kind: empty_picture(kind, np.random.default_rng(3)).astype(float) for kind in EMPTY}
+    assert {image.shape for image in made.values()} == {(128, 128, 3)}
+    deviation = {kind: image.std((0, 1)).max() for kind, image in made.items()}
+    step = {kind: np.abs(np.diff(image, axis=1)).max() for kind, image in made.items()}
+    assert deviation["one colour"] == 0
+    assert step["gradient"] <= 4 < 10 < deviation["gradient"]
+    assert step["white noise"] > 200
+    neighbours = np.corrcoef(made["blurred noise"][:, :-1].ravel(), made["blurred noise"][:, 1:].ravel())[0, 1]
+    assert (
+        neighbours
+        > 0.7
+        > 0.1
+        > np.corrcoef(made["white noise"][:, :-1].ravel(), made["white noise"][:, 1:].ravel())[0, 1]
+    )
+    assert deviation["blurred noise"] > 15
+    again = empty_picture("blurred noise", np.random.default_rng(4))
+    assert (again != made["blurred noise"]).any()
+
+
+def test_every_third_answer_is_about_an_empty_picture_of_each_kind_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = {"turns": [{"task": "word", "expected": "SALE", "claims": []}]}
+    row = Conversation("1", (Path("scene.png"),), (("Read it.", "SALE"),), notes)
+    seen: list[object] = []
+
+    def describe(picture: object, question: str, model: object) -> SimpleNamespace:
+        seen.append(picture)
+        return SimpleNamespace(text="SALE", evidence={"mean": 0.0})
+
+    monkeypatch.setattr(calibration, "read_conversations", lambda path: [row] * 15)
+    monkeypatch.setattr(calibration, "load_vlm", lambda name: None)
+    monkeypatch.setattr(calibration, "describe", describe)
+    options = Namespace(model=None, corpus=Path("scenes"), count=15)
+    (examples,) = calibration.described(options, "dev").values()
+    kinds = [f"empty picture: {kind}" for kind in [*EMPTY, EMPTY[0]]]
+    assert [example.kind for example in examples] == [kind for empty in kinds for kind in ("picture", "picture", empty)]
+    assert [example.right for example in examples] == [1, 1, 0] * 5
+    assert [isinstance(picture, np.ndarray) for picture in seen] == [False, False, True] * 5
+
+
+def test_noise_has_its_level_and_nonsense_its_length() -> None:
+    draw = np.random.default_rng(1)
+    speech = np.sin(np.arange(16000) / 20).astype(np.float32) * 0.3
+    for level in LEVELS[1:]:
+        mixed = noisy(speech, level, draw)
+        scale = float((mixed @ speech) / (speech @ speech))
+        rest = mixed / scale - speech
+        assert 10 * np.log10(np.mean(speech**2) / np.mean(rest**2)) == pytest.approx(level, abs=1.0)
+    for kind in NONSENSE[:-1]:
+        sound = nonsense(kind, draw)
+        assert 16000 <= len(sound) <= 80000
+        assert 0 < np.abs(sound).max() <= 1
+
+
+def test_words_right_takes_the_nearest_reference() -> None:
+    assert words_right("The train is late.", ["A bus is late", "the train is late"]) == 1
+    assert words_right("The train is here.", ["the train is late"]) == pytest.approx(0.75)
+    assert words_right("anything", []) == 0

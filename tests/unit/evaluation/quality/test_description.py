@@ -1,0 +1,247 @@
+"""`mmdec eval vlm` and `mmdec bench vlm`: scores by task, costs, and a gate that no wrong method passes."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+import mmdec
+from mmdec.evaluation.bench.description import bench_vlm
+from mmdec.evaluation.bench.report import BenchRun
+from mmdec.evaluation.bench.rows import report_of
+from mmdec.evaluation.bench.tables import screen
+from mmdec.evaluation.quality.description import evaluate_vlm, score
+from mmdec.evaluation.quality.harness import Method
+from mmdec.evaluation.quality.harness_description import DescriptionHarness
+from mmdec.evaluation.quality.tables_description import vlm_table
+from mmdec.hub.vlm import LoadedVlm, load_vlm
+from mmdec.training.corpora.image_text_questions import ImageQuestion, read_questions
+from mmdec.types import InputError, MmdecError
+from tests.support.tiny_vlm_folder import llava, qwen, write
+from tests.unit.pipelines.description.test_describe import pixels
+from tests.unit.pipelines.description.test_load import drafter_weights
+
+
+@pytest.fixture(scope="module", params=["llava", "qwen"])
+def vlm(request: pytest.FixtureRequest) -> LoadedVlm:
+    return LoadedVlm(*(llava() if request.param == "llava" else qwen()))
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six questions of two tasks about four pictures."""
+    folder = tmp_path_factory.mktemp("asked")
+    for seed in range(4):
+        Image.fromarray(pixels(seed)).save(folder / f"{seed}.png")
+    rows = [
+        {"image": f"{number % 4}.png", "question": f"What is {number}?", "category": "ab"[number // 3], "answer": "x"}
+        for number in range(6)
+    ]
+    path = folder / "questions.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return path
+
+
+def shown(table: Any) -> str:
+    file = io.StringIO()
+    Console(width=200, file=file).print(table)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said", "right"),
+    [
+        ({"scoring": "exact", "answers": ("A red star",)}, "a red star.", (1, 1)),
+        ({"scoring": "exact", "answers": ("no", "none")}, "None", (1, 1)),
+        ({"scoring": "exact", "answers": ("no",)}, "yes", (0, 1)),
+        ({"scoring": "exact", "answers": ("red",), "reference": "It is red."}, "It is red.", (1, 1)),
+        ({"scoring": "exact", "answers": ("3",), "reference": "1, 2: 3.", "task": "count"}, "2, 1: 3.", (1, 1)),
+        ({"scoring": "claims", "claims": (("red", "star"), ("blue", "bus"))}, "A red star.", (1, 2)),
+        ({}, "anything", (0, 0)),
+    ],
+)
+def test_scores(fields: dict[str, Any], said: str, right: tuple[float, int]) -> None:
+    question = ImageQuestion("1", "?", (), **{"task": "t", **fields})
+    assert score(question, said) == pytest.approx(right)
+
+
+def test_a_model_is_scored_by_task(vlm: LoadedVlm, asked: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in asked.read_text(encoding="utf-8").splitlines()]
+    call: dict[str, Any] = {"model": vlm, "num_speculative_tokens": 3, "drafter": "lookup"}
+    answers = [mmdec.describe(asked.parent / row["image"], row["question"], **call) for row in rows]
+    for row, answer in zip(rows[:4], answers, strict=False):
+        row["answer"] = answer.text.upper() + "."  # four are right, three of them of the first task
+    rows.append({"image": "none.png", "question": "Missing?", "category": "b", "answer": "x"})
+    path = tmp_path / "q.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    for size in (1, 4):
+        report = evaluate_vlm(path, asked.parent, vlm, drafter="lookup", plan=3, batch_size=size, threads=1)
+        assert {task: (row["right"]["value"], row["right"]["n"]) for task, row in report["by_task"].items()} == {
+            "a": (1.0, 3),
+            "b": (0.25, 4),
+        }
+        assert report["right"]["n"] == 7
+        assert 0 < report["right"]["low"] < 4 / 7 < report["right"]["high"] < 1
+        assert list(report["refused"]) == ["6"]
+        cost = report["decoding"]
+        assert cost["tokens"] == sum(len(answer.tokens) for answer in answers)
+        assert cost["rounds"] == sum(answer.rounds - 1 for answer in answers)
+        assert cost["accepted_per_round"] == sum(answer.accepted for answer in answers) / cost["rounds"]
+        assert 0 < cost["drafter_share"]["of_all"] < cost["drafter_share"]["of_decoding"] < 1
+        json.dumps(report)
+    text = shown(vlm_table(report))
+    assert "57.1 [" in text
+    assert rows_of(text) == ["a", "b", "all"]
+    assert "refused 6: `image` must be an existing file" in text
+    assert "any words" not in text
+    swapped = evaluate_vlm(path, asked.parent, vlm, drafter=None, swap=True, limit=2, threads=1)
+    assert swapped["n"] == 4
+    assert swapped["decoding"]["drafted_per_round"] == 0
+    assert "pictures swapped" in shown(vlm_table(swapped))
+
+
+def rows_of(table: str) -> list[str]:
+    """The first word of each line with an interval."""
+    return [line.split()[0] for line in table.splitlines() if re.search(r"\d \[\d.*\] +\d+ ", line)]
+
+
+def test_answers_in_other_words_are_counted_beside(
+    vlm: LoadedVlm, asked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = [ImageQuestion(str(n), "?", (), "colour", "exact", ("red",), reference="Red.") for n in range(4)]
+    said = ["Red.", "The house is red.", "The red house.", "The house is blue."]
+    monkeypatch.setattr("mmdec.evaluation.quality.description.questions_of", lambda *_: questions)
+    answer = mmdec.describe(next(asked.parent.glob("*.png")), model=vlm, max_new_tokens=2)
+    given = [replace(answer, text=text) for text in said]
+    monkeypatch.setattr(DescriptionHarness, "describe", lambda *_: [given.pop(0)])
+    report = evaluate_vlm(asked, None, vlm, drafter=None, threads=1)
+    row = report["by_task"]["colour"]
+    assert (row["right"]["value"], row["right_in_any_words"]["value"]) == (0.25, 0.5)
+    assert "colour, right in any words: 50.0 [" in shown(vlm_table(report))
+    assert rows_of(shown(vlm_table(report))) == ["colour"]  # what all tasks have would be said twice
+
+
+def test_what_shortened_the_images_is_counted_by_task(asked: Path, tmp_path: Path) -> None:
+    folder = write(tmp_path / "tiny")
+    drafter_weights("specvlm", load_vlm(folder, "cpu").model, folder / "specvlm")
+    report = evaluate_vlm(asked, asked.parent, folder, drafter="specvlm", plan=(4, 2), device="cpu", threads=1)
+    rows = [json.loads(line) for line in asked.read_text(encoding="utf-8").splitlines()]
+    chosen = [
+        mmdec.describe(
+            asked.parent / row["image"], row["question"], model=folder, drafter="specvlm", num_speculative_tokens=(4, 2)
+        ).compressor
+        for row in rows
+    ]
+    assert None not in chosen
+    assert report["by_task"]["a"]["decoding"]["compressors"] == Counter(chosen[:3])
+    assert report["decoding"]["compressors"] == Counter(chosen)
+    assert f"images shortened, a: {chosen[0]}" in shown(vlm_table(report))
+    without = evaluate_vlm(asked, asked.parent, folder, drafter="lookup", limit=1, device="cpu", threads=1)
+    assert without["decoding"]["compressors"] == {}
+    assert "images shortened" not in shown(vlm_table(without))
+
+
+def test_methods_are_timed_when_their_tokens_are_equal(vlm: LoadedVlm, asked: Path) -> None:
+    lines: list[str] = []
+    report = bench_vlm(
+        asked, asked.parent, vlm, drafters=["lookup", "recycling"], plan="3", per_task=2, repeats=2, threads=1,
+        max_new_tokens=9, log=lines.append,
+    )  # fmt: skip
+    assert report["questions"] == 4
+    names = {"greedy", "plain", *({"prompt lookup"} - set(report["left_out"]))}
+    for name, other in (("lookup", "recycling"), ("recycling", "lookup")):
+        against = report["drafters"][name]["against"]
+        assert set(against) == {*names, other}
+        row = against["greedy"]
+        assert {"all", "task a", "task b"} <= set(row)
+        assert sum(group["n"] for key, group in row.items() if "tokens" in key) == 4
+        assert row["all"]["identical"] == row["all"]["of"] == row["all"]["n"] == 4
+        assert row["all"]["wall"]["pairs"] == 8
+        assert row["all"]["a_tokens_per_round"] >= 1
+        assert row["all"]["seconds"]["encoder"] > 0
+        assert against["plain"]["all"]["wall"]["ratio"] > 0
+    assert "repeat 2 of 2" in lines
+    assert report["depths"].keys() == {"lookup", "recycling"}
+    assert report["stages"]["lookup"].keys() == {"features", "encoder", "decoder", "drafter"}
+    assert report["stages"]["lookup"]["drafter"] > report["stages"]["plain"]["drafter"]
+    assert "task b" in shown(screen(BenchRun((report_of("vlm", report),))))
+    json.dumps(report)
+
+
+def test_tokens_of_both_loops_are_compared_whole(vlm: LoadedVlm) -> None:
+    """Ends included, padding not; pictures with the model's own marks."""
+    harness = DescriptionHarness(vlm, 24)
+    questions = [ImageQuestion(str(n), "<image>What is this?", (pixels(n),), "t") for n in range(4)]  # type: ignore[arg-type]
+    ours = harness.measure(questions, Method.drafted("lookup", "lookup"))
+    theirs = harness.measure(questions, Method.greedy())
+    assert ours.tokens == theirs.tokens
+    assert ours.texts == theirs.texts
+    assert theirs.passes == max(map(len, theirs.tokens))
+    assert ours.passes <= theirs.passes
+    for one in (ours, theirs):
+        assert min(one.features, one.encoder, one.decoder) > 0
+
+
+def test_a_method_that_says_something_else_is_not_timed(
+    vlm: LoadedVlm, asked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = DescriptionHarness.describe
+
+    def wrong(self: DescriptionHarness, questions: Any, method: Method) -> Any:
+        found = own(self, questions, method)
+        if method.name == "recycling":
+            found[-1].tokens[-1] += 1
+        return found
+
+    monkeypatch.setattr(DescriptionHarness, "describe", wrong)
+    with pytest.raises(MmdecError, match="`recycling` differs from greedy decoding on question 0"):
+        bench_vlm(asked, asked.parent, vlm, drafters=["lookup", "recycling"], per_task=1, repeats=1, threads=1)
+
+
+def test_wrong_arguments(vlm: LoadedVlm, asked: Path, tmp_path: Path) -> None:
+    for options in ({"per_task": 0}, {"repeats": 0}, {"threads": 0}, {"drafters": ()}, {"plan": "many"}):
+        with pytest.raises(InputError, match=next(iter(options))):
+            bench_vlm(asked, asked.parent, vlm, **{"threads": 1, **options})
+    for wrong in ({"batch_size": 0}, {"limit": 0}, {"drafter": "eagel"}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            evaluate_vlm(asked, asked.parent, vlm, **{"threads": 1, **wrong})
+    (tmp_path / "empty.jsonl").touch()
+    for call in (bench_vlm, evaluate_vlm):
+        with pytest.raises(InputError, match="`questions` must hold questions"):
+            call(tmp_path / "empty.jsonl", None, vlm, threads=1)
+
+
+def test_a_persons_own_pictures_are_asked_one_question(vlm: LoadedVlm, asked: Path) -> None:
+    options: Any = {"prompt": "What is this?", "threads": 1, "max_new_tokens": 4}
+    report = evaluate_vlm(None, asked.parent, vlm, drafter="lookup", limit=2, **options)
+    assert (report["n"], report["right"]["n"]) == (2, 0)  # nothing says what is right
+    assert report["decoding"]["tokens"] > 0
+    report = bench_vlm(None, asked.parent / "1.png", vlm, drafters=["lookup"], repeats=1, **options)
+    assert report["questions"] == 1
+    assert "task own pictures" in report["drafters"]["lookup"]["against"]["greedy"]
+
+
+def test_pictures_are_found_beside_the_questions_too(tmp_path: Path) -> None:
+    row = json.dumps({"image": "a.png", "question": "What?"})
+    for folder, pictures in ((tmp_path / "beside", ""), (tmp_path / "apart", "images")):
+        (folder / pictures).mkdir(parents=True)
+        (folder / pictures / "a.png").write_bytes(b"")
+        (folder / "q.jsonl").write_text(row, encoding="utf-8")
+        assert read_questions(folder / "q.jsonl")[0].images == (folder / pictures / "a.png",)
+
+
+def test_without_scenes_the_error_says_how_to_draw_them(
+    vlm: LoadedVlm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"data/build/scenes\.py"):
+        evaluate_vlm(model=vlm)
