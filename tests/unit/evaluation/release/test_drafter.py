@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.evaluation.test_promotion_description import add_drafter, files, write_scenes
+from tests.unit.evaluation.release.test_description import add_drafter, files, write_scenes
 
 from mmdec.checks.processes import only_one
 from mmdec.drafters.registry import auto_names
