@@ -166,17 +166,17 @@ def test_without_a_corpus_the_samples_are_measured(monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
     Path("data/samples").symlink_to(samples)
-    asked = bench_runs._command("vlm", Path("a.json"), "cpu", 1, False, [])
+    asked = bench_runs._command("vlm", Path("a.json"), "cpu", 1, False)
     listed = Path(asked[asked.index("--questions") + 1])
     questions = read_questions(listed)
     assert len(questions) == len(listed.read_text(encoding="utf-8").splitlines()) - 1
     assert all(Path(str(picture)).is_file() for question in questions for picture in question.images)
     assert {"describe", "price_of"} <= {question.task for question in questions}
-    recordings = bench_runs._command("asr", Path("a.json"), "cpu", 1, False, [])
+    recordings = bench_runs._command("asr", Path("a.json"), "cpu", 1, False)
     assert sum(word.endswith(".flac") for word in recordings) == 3
     Path("data/scenes").mkdir()
     Path("data/scenes/test.json").touch()
-    assert "--questions" not in bench_runs._command("vlm", Path("a.json"), "cpu", 1, False, [])
+    assert "--questions" not in bench_runs._command("vlm", Path("a.json"), "cpu", 1, False)
 
 
 @pytest.mark.parametrize("lines", [[], ["file\tquestion"], ["a.png\tb\tWhat?"], ["../a.png\tb\tWhat?\tThat."]])
