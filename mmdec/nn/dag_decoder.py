@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal, cast
 
 import torch
@@ -22,6 +22,7 @@ from mmdec.nn.dropout import PooledDropout
 from mmdec.nn.transformer import DecoderLayer, sinusoids
 from mmdec.ops.dag import PosteriorVariant, dag_best_alignment, dag_marginal, dag_posterior, expected_states
 from mmdec.ops.dag_decode import LatticePath, LatticeStrategy, decode_lattice
+from mmdec.ops.log_softmax_gather import log_softmax_gather
 
 BOS, PAD, EOS, UNK = 0, 1, 2, 3  # the first four units of every vocabulary
 
@@ -50,9 +51,18 @@ class Lattice:
     """A batch of graphs; vertex 0 starts every path, vertex lengths-1 ends it."""
 
     hidden: Tensor  # (B, L, D)
-    emissions: Tensor  # (B, L, V) log-probabilities, fp32
+    logits: Tensor  # (B, L, V) of units
     links: Tensor  # (B, L, L) log-probabilities, fp32; -inf where j <= i or beyond a row's end
     lengths: Tensor  # (B,)
+
+    @cached_property
+    def emissions(self) -> Tensor:
+        """Log-probabilities of units, fp32: (B, L, V). Training needs few of them: see `matches`."""
+        return self.logits.float().log_softmax(-1)
+
+    def matches(self, units: Tensor) -> Tensor:
+        """log P(y_t | v_j) of units (B, M): (B, M, L), without a log-softmax of the whole vocabulary."""
+        return log_softmax_gather(self.logits, units)
 
     def path(self, strategy: str = "lookahead", **options: Any) -> LatticePath:
         """Each row's path and its tokens; options as `ops.dag_decode.decode_lattice` takes them."""
@@ -241,8 +251,7 @@ class DagDecoder(nn.Module):
             memory_mask = additive(lengths_to_mask(state_lengths, states.shape[1]))
         for layer in self.layers:
             x = layer(x, self_mask, states, memory_mask)
-        emissions = F.linear(x, self.embed_tokens.weight).float().log_softmax(-1)
-        return Lattice(x, emissions, self.links(x, lengths), lengths)
+        return Lattice(x, F.linear(x, self.embed_tokens.weight), self.links(x, lengths), lengths)
 
 
 def additive(real: Tensor) -> Tensor:

@@ -5,14 +5,14 @@ graph's last vertex, jumps forward only (DASpeech, section 3.1). The operations 
 they take log-probabilities of emissions and links, on any device.
 
     match          (B, M, L)  log P(y_t | v_j)
-    links          (B, L, L)  log E_ij, or (B, L, T) with banded=True (see `mmdec.ops.dag_links`)
+    links          (B, L, L)  log E_ij; jumps go forward only: entries with j <= i are ignored, whatever they hold
     target_lengths (B,)       1 .. M
     graph_lengths  (B,)       1 .. L
 
 Log-probabilities may be -inf. Padding may hold anything, NaN included: it is never read.
 
-On a GPU the work is done by `dag_triton.py`, in float32 and bands as they are, unless an input is float64; everywhere
-else in float64 by `dag_scan.py`, which unrolls a band: it then saves memory for the network that computes it alone.
+On a GPU the work is done by `dag_triton.py`, in float32 unless an input is float64; everywhere else in float64 by
+`dag_scan.py`.
 """
 
 from typing import Any, Literal
@@ -29,19 +29,17 @@ from mmdec.types import InputError
 PosteriorVariant = Literal["paper", "released"]
 
 
-def dag_marginal(
-    match: Tensor, links: Tensor, target_lengths: Tensor, graph_lengths: Tensor, *, banded: bool = False
-) -> Tensor:
+def dag_marginal(match: Tensor, links: Tensor, target_lengths: Tensor, graph_lengths: Tensor) -> Tensor:
     """Log P(Y | X), summed over all paths: (B,). Differentiable once, in match and links.
 
     An impossible sample (graph shorter than the target, or no path of finite score) gives -inf and zero gradients.
     The result has the dtype of match, float32 at least.
     """
-    match, links, last, ends = _checked(match, links, target_lengths, graph_lengths, banded)
+    match, links, last, ends = _checked(match, links, target_lengths, graph_lengths)
     if _kernels_take(match, links):
         from mmdec.ops.dag_triton import marginal_triton
 
-        return marginal_triton(match, links, last, ends, banded=banded)
+        return marginal_triton(match, links, last, ends)
     return _Marginal.apply(match, links, last, ends)
 
 
@@ -51,7 +49,6 @@ def dag_posterior(
     target_lengths: Tensor,
     graph_lengths: Tensor,
     *,
-    banded: bool = False,
     variant: PosteriorVariant = "paper",
 ) -> Tensor:
     """P(y_t is emitted by v_j | X, Y): (B, M, L), without gradient. Rows of padding and of impossible samples are 0.
@@ -63,12 +60,11 @@ def dag_posterior(
     if variant not in ("paper", "released"):
         raise InputError(f'`variant` must be "paper" or "released", but is {variant!r}. The first is the default.')
     with torch.no_grad():
-        unroll = variant == "released"
-        match, links, last, ends = _checked(match, links, target_lengths, graph_lengths, banded, unroll=unroll)
+        match, links, last, ends = _checked(match, links, target_lengths, graph_lengths)
         if variant == "paper" and _kernels_take(match, links):
             from mmdec.ops.dag_triton import posterior_triton
 
-            return posterior_triton(match, links, last, ends, banded=banded)
+            return posterior_triton(match, links, last, ends)
         if variant == "paper":
             return forward_backward(match, links, last, ends, counted=False).vertices.to(_result_dtype(match))
         masked, forward = masked_inputs(match, links, last, ends)
@@ -79,19 +75,17 @@ def dag_posterior(
         return scores.masked_fill(empty, 0.0).softmax(2).masked_fill(empty, 0.0).to(_result_dtype(match))
 
 
-def dag_best_alignment(
-    match: Tensor, links: Tensor, target_lengths: Tensor, graph_lengths: Tensor, *, banded: bool = False
-) -> Tensor:
+def dag_best_alignment(match: Tensor, links: Tensor, target_lengths: Tensor, graph_lengths: Tensor) -> Tensor:
     """The most probable path: (B, L), the index of the token that each vertex emits, or -1. No gradient.
 
     Every vertex of an impossible sample gets -1.
     """
     with torch.no_grad():
-        match, links, last, ends = _checked(match, links, target_lengths, graph_lengths, banded)
+        match, links, last, ends = _checked(match, links, target_lengths, graph_lengths)
         if _kernels_take(match, links):
             from mmdec.ops.dag_triton import best_alignment_triton
 
-            return best_alignment_triton(match, links, last, ends, banded=banded)
+            return best_alignment_triton(match, links, last, ends)
         batch, steps, size = match.shape
         match, links = masked_inputs(match, links, last, ends)
         sources = links.transpose(1, 2).contiguous()  # (B, L, L), [j, i]
@@ -160,16 +154,16 @@ def _kernels_take(match: Tensor, links: Tensor) -> bool:
 
 
 def _checked(
-    match: Tensor, links: Tensor, target_lengths: Tensor, graph_lengths: Tensor, banded: bool, *, unroll: bool = False
+    match: Tensor, links: Tensor, target_lengths: Tensor, graph_lengths: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Match, links (dense, unless kernels take them), and the indices of the last token and the last vertex (B,)."""
+    """Match, links, and the indices of the last token and the last vertex (B,)."""
     if match.dim() != 3 or 0 in match.shape[1:] or not match.is_floating_point():
         raise InputError(
             f"`match` must be floating-point log-probabilities (B, M, L), but is {match.dtype} of shape "
             f"{tuple(match.shape)}. Gather log P(y_t | v_j) from the emissions."
         )
     batch, steps, size = match.shape
-    links = checked_links(links, batch, size, banded, unrolled=unroll or not _kernels_take(match, links))
+    links = checked_links(links, batch, size)
     last = checked_lengths("target_lengths", target_lengths, batch, steps, match.device) - 1
     ends = checked_lengths("graph_lengths", graph_lengths, batch, size, match.device) - 1
     return match, links, last, ends

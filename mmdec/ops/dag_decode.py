@@ -51,7 +51,7 @@ def decode_lattice(
     bos: int | None = 0,
     eos: int | None = 2,
 ) -> LatticePath:
-    """Decode log-probabilities emissions (B, L, V) and dense links (B, L, L); padding is never read.
+    """Decode log-probabilities emissions (B, L, V) and links (B, L, L); padding is never read.
 
     bos, eos: the tokens of the first and the last vertex; None lets that vertex emit its most probable token.
         A graph of one vertex emits bos.
@@ -196,7 +196,7 @@ def _checked(
             f"{tuple(emissions.shape)}. Give a single lattice a batch of one."
         )
     batch, size, vocabulary = emissions.shape
-    checked_links(links, batch, size, banded=False)
+    checked_links(links, batch, size)
     for name, value in (("lookahead_weight", lookahead_weight), ("length_penalty", length_penalty)):
         if not 0.0 <= value < float("inf"):
             raise InputError(f"`{name}` must be at least 0 and finite, but is {value}. The default is 1.0.")

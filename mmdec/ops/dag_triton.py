@@ -8,13 +8,12 @@ In log space throughout, sums in float32 whatever the inputs: no sample needs re
 Besides alpha and beta, (B, M, L) each, no memory is taken that grows with both L and M; a dense autograd tape holds
 (B, M, L, L). Launches go to the current stream and can be captured in a graph.
 
-Dense and banded links are one layout with other strides: the jump i -> j lies at i * link_i + j * link_j + link_0, and
-exists for 1 <= j - i <= reach. The best path is the same recursion with a maximum in place of the sum.
+The best path is the same recursion with a maximum in place of the sum.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -26,27 +25,6 @@ from mmdec.ops.kernels import launch
 
 NEG_INF = float("-inf")
 NARROW, WIDE = 32, 128  # vertices that a program answers for, and that it reads at a time
-
-
-class Jumps(NamedTuple):
-    """Links, dense or banded, as the kernels address them."""
-
-    links: Tensor
-    batch_stride: int
-    link_i: int
-    link_j: int
-    link_0: int
-    reach: int  # the longest jump
-
-    @classmethod
-    def of(cls, links: Tensor, size: int, banded: bool) -> Jumps:
-        """links (B, L, L), or (B, L, T) with banded=True."""
-        if banded and links.stride(2) == 0:  # expanded; link_0 tells the two layouts apart and must not be 0
-            links = links.contiguous()
-        batch, row, column = links.stride()
-        if banded:
-            return cls(links, batch, row - column, column, -column, min(links.shape[2], size))
-        return cls(links, batch, row, column, 0, size)
 
 
 @triton.jit
@@ -66,8 +44,8 @@ def _log(top, total):
 
 @triton.jit(do_not_specialize=["t"])
 def _alpha_step(
-    match, links, alpha, last, ends, t, size, reach,
-    m_b, m_t, m_j, l_b, l_i, l_j, l_0, a_b, a_t,
+    match, links, alpha, last, ends, t, size,
+    m_b, m_t, m_j, l_b, l_i, l_j, a_b, a_t,
     BEST: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """alpha_t of NARROW vertices; with BEST the best path's score instead of the sum."""
@@ -84,12 +62,12 @@ def _alpha_step(
         top = tl.full([NARROW], float("-inf"), tl.float32)
         total = tl.zeros([NARROW], tl.float32)
         lowest = tl.program_id(0) * NARROW
-        for begin in range(tl.maximum(t - 1, lowest - reach), tl.minimum(lowest + NARROW - 1, size - 1), WIDE):
+        for begin in range(t - 1, tl.minimum(lowest + NARROW - 1, size - 1), WIDE):
             i = begin + tl.arange(0, WIDE)
             before = tl.load(here - a_t + i, mask=(i >= 0) & (i < size), other=float("-inf"))
             jump = j[None] - i[:, None]
-            real = (jump >= 1) & (jump <= reach) & (i >= 0)[:, None] & open_j[None]
-            jumps = links + row * l_b + l_0 + i[:, None].to(tl.int64) * l_i + j[None].to(tl.int64) * l_j
+            real = (jump >= 1) & (i >= 0)[:, None] & open_j[None]
+            jumps = links + row * l_b + i[:, None].to(tl.int64) * l_i + j[None].to(tl.int64) * l_j
             scores = before[:, None] + tl.load(jumps, mask=real, other=float("-inf")).to(tl.float32)
             if BEST:
                 top = tl.maximum(top, tl.max(scores, 0))
@@ -102,8 +80,8 @@ def _alpha_step(
 
 @triton.jit(do_not_specialize=["t"])
 def _beta_step(
-    match, links, beta, last, ends, t, size, reach,
-    m_b, m_t, m_j, l_b, l_i, l_j, l_0, b_b, b_t,
+    match, links, beta, last, ends, t, size,
+    m_b, m_t, m_j, l_b, l_i, l_j, b_b, b_t,
     NARROW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """beta_t of NARROW vertices."""
@@ -118,14 +96,14 @@ def _beta_step(
         top = tl.full([NARROW], float("-inf"), tl.float32)
         total = tl.zeros([NARROW], tl.float32)
         lowest = tl.program_id(0) * NARROW
-        for begin in range(lowest + 1, tl.minimum(lowest + NARROW + reach, end - final + t + 2), WIDE):
+        for begin in range(lowest + 1, end - final + t + 2, WIDE):
             j = begin + tl.arange(0, WIDE)
             open_j = (j >= t + 1) & (j <= end - final + t + 1)
             emitted = tl.load(match + row * m_b + (t + 1) * m_t + j * m_j, mask=open_j, other=float("-inf"))
             after = tl.load(here + b_t + j, mask=open_j, other=float("-inf"))
             jump = j[None] - i[:, None]
-            real = (jump >= 1) & (jump <= reach) & open_i[:, None] & open_j[None]
-            jumps = links + row * l_b + l_0 + i[:, None].to(tl.int64) * l_i + j[None].to(tl.int64) * l_j
+            real = (jump >= 1) & open_i[:, None] & open_j[None]
+            jumps = links + row * l_b + i[:, None].to(tl.int64) * l_i + j[None].to(tl.int64) * l_j
             scores = (emitted.to(tl.float32) + after)[None] + tl.load(jumps, mask=real, other=float("-inf")).to(
                 tl.float32
             )
@@ -135,8 +113,8 @@ def _beta_step(
 
 @triton.jit
 def _link_counts(
-    match, links, alpha, beta, log_prob, scale, counts, last, ends, size, reach,
-    m_b, m_t, m_j, l_b, l_i, l_j, l_0, a_b, a_t, c_b, c_i, c_j, c_0,
+    match, links, alpha, beta, log_prob, scale, counts, last, ends, size,
+    m_b, m_t, m_j, l_b, l_i, l_j, a_b, a_t, c_b, c_i, c_j,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A tile of links: how often each is expected to be used, times the sample's gradient."""
@@ -145,10 +123,10 @@ def _link_counts(
     j = (tl.program_id(0) + tl.program_id(1)) * BLOCK + tl.arange(0, BLOCK)
     final, end = tl.load(last + row), tl.load(ends + row)
     jump = j[None] - i[:, None]
-    inside = (jump >= 1) & (jump <= reach) & (j < size)[None]
+    inside = (jump >= 1) & (j < size)[None]
     real = inside & (j <= end)[None]
     offset = i[:, None].to(tl.int64) * l_i + j[None].to(tl.int64) * l_j
-    link = tl.load(links + row * l_b + l_0 + offset, mask=real, other=float("-inf")).to(tl.float32)
+    link = tl.load(links + row * l_b + offset, mask=real, other=float("-inf")).to(tl.float32)
     link -= tl.load(log_prob + row)
     total = tl.zeros([BLOCK, BLOCK], tl.float32)
     for t in range(0, final):
@@ -159,12 +137,12 @@ def _link_counts(
         total += tl.exp(before[:, None] + link + (emitted.to(tl.float32) + after)[None])
     total *= tl.load(scale + row)
     target = i[:, None].to(tl.int64) * c_i + j[None].to(tl.int64) * c_j
-    tl.store(counts + row * c_b + c_0 + target, total.to(counts.dtype.element_ty), mask=inside)
+    tl.store(counts + row * c_b + target, total.to(counts.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _trace(links, best, path, last, ends, size, reach, l_b, l_i, l_j, l_0, a_b, a_t, WIDE: tl.constexpr):
-    """The way back of one sample, from its last vertex; of equal predecessors the first. path (B, L), all -1 before."""
+def _trace(links, best, path, last, ends, size, l_b, l_i, l_j, a_b, a_t, WIDE: tl.constexpr):
+    """Backtrace one sample from its last vertex. On ties take the lowest index. path (B, L), all -1 before."""
     row = tl.program_id(0).to(tl.int64)
     final, vertex = tl.load(last + row), tl.load(ends + row)
     if tl.load(best + row * a_b + final * a_t + vertex) > float("-inf"):
@@ -173,11 +151,11 @@ def _trace(links, best, path, last, ends, size, reach, l_b, l_i, l_j, l_0, a_b, 
             t = final - back
             top = float("-inf")
             chosen = vertex - 1
-            for begin in range(tl.maximum(t - 1, vertex - reach), vertex, WIDE):
+            for begin in range(t - 1, vertex, WIDE):
                 i = begin + tl.arange(0, WIDE)
                 real = (i >= 0) & (i < vertex)
                 before = tl.load(best + row * a_b + (t - 1) * a_t + i, mask=real, other=float("-inf"))
-                jumps = links + row * l_b + l_0 + i.to(tl.int64) * l_i + vertex.to(tl.int64) * l_j
+                jumps = links + row * l_b + i.to(tl.int64) * l_i + vertex.to(tl.int64) * l_j
                 scores = before + tl.load(jumps, mask=real, other=float("-inf")).to(tl.float32)
                 score = tl.max(scores, 0)
                 if score > top:
@@ -186,27 +164,25 @@ def _trace(links, best, path, last, ends, size, reach, l_b, l_i, l_j, l_0, a_b, 
             tl.store(path + row * size + vertex, t - 1)
 
 
-def alphas(match: Tensor, jumps: Jumps, last: Tensor, ends: Tensor, *, best: bool = False) -> Tensor:
+def alphas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, best: bool = False) -> Tensor:
     """alpha (B, M, L) float32, -inf where no path passes. best: scores of the best path so far."""
     batch, steps, size = match.shape
     alpha = torch.empty(batch, steps, size, dtype=torch.float32, device=match.device)
-    links, *strides, reach = jumps
     for t in range(steps):
         launch(_alpha_step, (triton.cdiv(size, NARROW), batch))(
-            match, links, alpha, last, ends, t, size, reach, *match.stride(), *strides, *alpha.stride()[:2],
+            match, links, alpha, last, ends, t, size, *match.stride(), *links.stride(), *alpha.stride()[:2],
             BEST=best, NARROW=NARROW, WIDE=WIDE, num_warps=8,
         )  # fmt: skip
     return alpha
 
 
-def betas(match: Tensor, jumps: Jumps, last: Tensor, ends: Tensor) -> Tensor:
+def betas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
     """beta (B, M, L) float32, -inf where no path passes."""
     batch, steps, size = match.shape
     beta = torch.empty(batch, steps, size, dtype=torch.float32, device=match.device)
-    links, *strides, reach = jumps
     for t in range(steps - 1, -1, -1):
         launch(_beta_step, (triton.cdiv(size, NARROW), batch))(
-            match, links, beta, last, ends, t, size, reach, *match.stride(), *strides, *beta.stride()[:2],
+            match, links, beta, last, ends, t, size, *match.stride(), *links.stride(), *beta.stride()[:2],
             NARROW=NARROW, WIDE=WIDE, num_warps=8,
         )  # fmt: skip
     return beta
@@ -219,7 +195,7 @@ def final_scores(alpha: Tensor, last: Tensor, ends: Tensor) -> Tensor:
 
 def link_gradient(
     match: Tensor,
-    jumps: Jumps,
+    links: Tensor,
     alpha: Tensor,
     beta: Tensor,
     log_prob: Tensor,
@@ -229,69 +205,62 @@ def link_gradient(
 ) -> Tensor:
     """Expected counts of the links times scale (B,), in the links' own layout and dtype."""
     batch, _, size = match.shape
-    links, *strides, reach = jumps
     counts = torch.zeros(links.shape, dtype=links.dtype, device=links.device)
-    _, *target, _ = Jumps.of(counts, size, banded=strides[3] != 0)
     block = 32
     tiles = triton.cdiv(size, block)
-    launch(_link_counts, (tiles, min(tiles, triton.cdiv(reach, block) + 1), batch))(
-        match, links, alpha, beta, log_prob, scale, counts, last, ends, size, reach,
-        *match.stride(), *strides, *alpha.stride()[:2], *target, BLOCK=block, num_warps=4,
+    launch(_link_counts, (tiles, tiles, batch))(
+        match, links, alpha, beta, log_prob, scale, counts, last, ends, size,
+        *match.stride(), *links.stride(), *alpha.stride()[:2], *counts.stride(), BLOCK=block, num_warps=4,
     )  # fmt: skip
     return counts
 
 
 class _Marginal(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, match: Tensor, links: Tensor, last: Tensor, ends: Tensor, banded: bool) -> Tensor:
-        alpha = alphas(match, Jumps.of(links, match.shape[2], banded), last, ends)
+    def forward(ctx: Any, match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
+        alpha = alphas(match, links, last, ends)
         log_prob = final_scores(alpha, last, ends)
         ctx.save_for_backward(match, links, last, ends, alpha, log_prob)
-        ctx.banded = banded
         return log_prob.clone()
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] # the decorator makes `ctx` position-only
         ctx: Any, *grads: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, None, None]:
         match, links, last, ends, alpha, log_prob = ctx.saved_tensors
-        jumps = Jumps.of(links, match.shape[2], ctx.banded)
         possible = log_prob > NEG_INF
         # A loss may hand an impossible sample an infinite gradient; its counts are 0, and 0 * inf is not.
         scale = grads[0].masked_fill(~possible, 0.0).float().contiguous()
         shift = log_prob.masked_fill(~possible, 0.0)
-        beta = betas(match, jumps, last, ends)
+        beta = betas(match, links, last, ends)
         wants_match, wants_links = ctx.needs_input_grad[:2]
-        links_grad = link_gradient(match, jumps, alpha, beta, shift, scale, ends, last) if wants_links else None
+        links_grad = link_gradient(match, links, alpha, beta, shift, scale, ends, last) if wants_links else None
         if not wants_match:
-            return None, links_grad, None, None, None
+            return None, links_grad, None, None
         vertices = beta.add_(alpha).sub_(shift[:, None, None]).exp_().mul_(scale[:, None, None])
-        return vertices.to(match.dtype), links_grad, None, None, None
+        return vertices.to(match.dtype), links_grad, None, None
 
 
-def marginal_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, banded: bool) -> Tensor:
+def marginal_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
     """Log P (B,) float32, differentiable once; last token and last vertex (B,) as indices. See `dag.dag_marginal`."""
-    return _Marginal.apply(match, links, last, ends, banded)
+    return _Marginal.apply(match, links, last, ends)
 
 
-def posterior_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, banded: bool) -> Tensor:
+def posterior_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
     """The paper's posterior (B, M, L) float32, without gradient; 0 where a sample is impossible."""
-    jumps = Jumps.of(links, match.shape[2], banded)
-    alpha = alphas(match, jumps, last, ends)
+    alpha = alphas(match, links, last, ends)
     log_prob = final_scores(alpha, last, ends)
     shift = log_prob.masked_fill(log_prob == NEG_INF, 0.0)[:, None, None]
-    return alpha.add_(betas(match, jumps, last, ends)).sub_(shift).exp_()
+    return alpha.add_(betas(match, links, last, ends)).sub_(shift).exp_()
 
 
-def best_alignment_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, banded: bool) -> Tensor:
+def best_alignment_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
     """(B, L) int64: the token that each vertex of the best path emits, or -1."""
-    jumps = Jumps.of(links, match.shape[2], banded)
-    best = alphas(match, jumps, last, ends, best=True)
+    best = alphas(match, links, last, ends, best=True)
     batch, _, size = match.shape
     path = torch.full((batch, size), -1, dtype=torch.long, device=match.device)
-    links, *strides, reach = jumps
     launch(_trace, (batch,))(
-        links, best, path, last, ends, size, reach, *strides, *best.stride()[:2], WIDE=WIDE, num_warps=4
+        links, best, path, last, ends, size, *links.stride(), *best.stride()[:2], WIDE=WIDE, num_warps=4
     )  # fmt: skip
     return path

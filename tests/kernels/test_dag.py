@@ -13,7 +13,6 @@ from tests.support.interpreter import DEVICE  # before the kernels
 
 from mmdec.ops import dag_triton  # isort: skip
 from mmdec.ops.dag import dag_best_alignment, dag_marginal, dag_posterior
-from mmdec.ops.dag_links import dense_to_banded
 from tests.support.poison import poisoned
 
 
@@ -21,7 +20,6 @@ from tests.support.poison import poisoned
 class Case:
     tokens: list[int]  # of each sample
     vertices: list[int]
-    band: int | None = None  # the longest jump, of banded links
     dtype: torch.dtype = torch.float32
     scale: float = 1.0
     holes: float = 0.0
@@ -35,12 +33,8 @@ CASES = {
     "holes": Case([4, 3], [12, 9], holes=0.3),
     "far apart": Case([5], [33], scale=60.0),
     "wider than a block": Case([3, 2], [161, 140]),
-    "banded": Case([5, 3], [11, 7], band=3),
-    "banded, wider than a block": Case([6], [140], band=40),
-    "a band that reaches beyond the graph": Case([3], [5], band=9),
-    "a band too short": Case([2, 2], [9, 3], band=2),
     "bfloat16": Case([6, 4], [20, 15], dtype=torch.bfloat16),
-    "float16, banded": Case([6, 4], [20, 15], band=7, dtype=torch.float16),
+    "float16": Case([6, 4], [20, 15], dtype=torch.float16),
 }
 NEAR = {torch.float32: 2e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # gradients come in the inputs' dtype
 
@@ -57,11 +51,6 @@ def graph(case: Case, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     for row, (tokens, vertices) in enumerate(zip(case.tokens, case.vertices, strict=True)):
         match[row, tokens:] = match[row, :, vertices:] = torch.nan
         links[row, vertices:] = links[row, :, vertices:] = torch.nan
-    if case.band is not None:
-        outside = dense_to_banded(links, case.band)
-        links = (
-            torch.where(outside == -torch.inf, outside.new_tensor(torch.nan), outside) if not case.holes else outside
-        )
     last, ends = torch.tensor(case.tokens) - 1, torch.tensor(case.vertices) - 1
     return match.to(case.dtype), links.to(case.dtype), last, ends
 
@@ -70,27 +59,26 @@ def difference(module: ModuleType, case: Case, seed: int = 0) -> float:
     """The largest distance from float64, of log P (relative to its size), gradients, posterior; infinite where what is
     possible, or the best path's score, differs."""
     match, links, last, ends = graph(case, seed)
-    banded = case.band is not None
     weight = torch.linspace(0.5, 1.0, len(last))
     exact_match, exact_links = (part.double().requires_grad_() for part in (match, links))
-    want = dag_marginal(exact_match, exact_links, last + 1, ends + 1, banded=banded)
+    want = dag_marginal(exact_match, exact_links, last + 1, ends + 1)
     (want.masked_fill(~want.isfinite(), 0.0) * weight).sum().backward()
     own_match, own_links = (part.to(DEVICE).requires_grad_() for part in (match, links))
     on_device = last.to(DEVICE), ends.to(DEVICE)
     with poisoned():
-        got = module.marginal_triton(own_match, own_links, *on_device, banded=banded)
+        got = module.marginal_triton(own_match, own_links, *on_device)
         (got * weight.to(DEVICE)).sum().backward()
-        posterior = module.posterior_triton(own_match.detach(), own_links.detach(), *on_device, banded=banded).cpu()
-        path = module.best_alignment_triton(own_match.detach(), own_links.detach(), *on_device, banded=banded).cpu()
+        posterior = module.posterior_triton(own_match.detach(), own_links.detach(), *on_device).cpu()
+        path = module.best_alignment_triton(own_match.detach(), own_links.detach(), *on_device).cpu()
     got = got.detach().cpu()
     if not torch.equal(got.isfinite(), want.isfinite()):
         return torch.inf
-    best = dag_best_alignment(exact_match.detach(), exact_links.detach(), last + 1, ends + 1, banded=banded)
+    best = dag_best_alignment(exact_match.detach(), exact_links.detach(), last + 1, ends + 1)
     if not torch.equal(path, best):
         return torch.inf
     possible = want.isfinite()
     parts = [((got - want) / want.abs().clamp(min=1.0))[possible]]
-    wanted = dag_posterior(exact_match.detach(), exact_links.detach(), last + 1, ends + 1, banded=banded)
+    wanted = dag_posterior(exact_match.detach(), exact_links.detach(), last + 1, ends + 1)
     parts.append(posterior - wanted)
     for own, exact in ((own_match, exact_match), (own_links, exact_links)):
         assert own.grad is not None
@@ -109,7 +97,7 @@ def test_agrees_with_float64(name: str) -> None:
 def test_an_infinite_gradient_of_an_impossible_sample_is_dropped() -> None:
     match, links, last, ends = (part.to(DEVICE) for part in graph(CASES["one token of two vertices is impossible"]))
     match.requires_grad_()
-    score = dag_triton.marginal_triton(match, links, last, ends, banded=False)
+    score = dag_triton.marginal_triton(match, links, last, ends)
     score.backward(torch.tensor([torch.inf, 1.0], device=DEVICE))
     assert match.grad is not None
     assert not match.grad[0].any()
@@ -119,21 +107,5 @@ def test_an_infinite_gradient_of_an_impossible_sample_is_dropped() -> None:
 def test_of_equal_paths_the_first_is_taken() -> None:
     match, links = torch.zeros(1, 3, 5).to(DEVICE), torch.zeros(1, 5, 5).to(DEVICE)
     last, ends = torch.tensor([2]).to(DEVICE), torch.tensor([4]).to(DEVICE)
-    path = dag_triton.best_alignment_triton(match, links, last, ends, banded=False)
+    path = dag_triton.best_alignment_triton(match, links, last, ends)
     assert path.tolist() == [[0, 1, -1, -1, 2]]
-
-
-def test_links_may_be_expanded() -> None:
-    """A band whose jumps of all lengths are one number in memory: its gradient is in the band's layout, too."""
-    torch.manual_seed(0)
-    match, numbers = torch.randn(2, 3, 6), torch.randn(2, 6, 1)
-    last, ends = torch.tensor([2, 1]), torch.tensor([5, 4])
-    links, exact = (part.expand(2, 6, 4).detach().requires_grad_() for part in (numbers.to(DEVICE), numbers.double()))
-    got = dag_triton.marginal_triton(match.to(DEVICE), links, last.to(DEVICE), ends.to(DEVICE), banded=True)
-    want = dag_marginal(match.double(), exact, last + 1, ends + 1, banded=True)
-    got.sum().backward()
-    want.sum().backward()
-    assert links.grad is not None
-    assert exact.grad is not None
-    torch.testing.assert_close(got.cpu().double(), want, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(links.grad.cpu().double(), exact.grad, rtol=1e-5, atol=1e-5)

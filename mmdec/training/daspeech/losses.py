@@ -11,12 +11,6 @@ from torch.nn import functional as F
 from mmdec.nn.dag_decoder import PAD, DagDecoder, Lattice
 
 
-def matches(lattice: Lattice, units: Tensor) -> Tensor:
-    """log P(y_t | v_j): (B, M, L) from emissions (B, L, V) and units (B, M)."""
-    size = lattice.emissions.shape[1]
-    return lattice.emissions.gather(2, units[:, None].expand(-1, size, -1)).transpose(1, 2)
-
-
 @dataclass(frozen=True)
 class GraphLoss:
     """Value and what else a step wants to know."""
@@ -32,7 +26,7 @@ def graph_loss(lattice: Lattice, units: Tensor, unit_lengths: Tensor, forced: Te
     `forced` (B, L) holds at a vertex the index of the target token that GLAT showed it, -1 elsewhere: such a vertex
     emits that token for sure and no other, without a gradient.
     """
-    match = matches(lattice, units)
+    match = lattice.matches(units)
     if forced is not None:
         steps = torch.arange(units.shape[1], device=units.device)[None, :, None]
         shown = forced[:, None, :]  # (B, 1, L)
@@ -61,11 +55,11 @@ def glance(
     devices = [states.device] if states.is_cuda else []
     with torch.random.fork_rng(devices):  # nothing drawn here is missing from the second pass's dropout
         lattice = decoder(states, state_lengths, frame_lengths)
-        noise = torch.rand(lattice.emissions.shape[:2], device=states.device)
-    path = lattice.best_alignment(matches(lattice, units), unit_lengths)  # (B, L)
+        noise = torch.rand(lattice.logits.shape[:2], device=states.device)
+    path = lattice.best_alignment(lattice.matches(units), unit_lengths)  # (B, L)
     aligned = path >= 0
     gold = torch.where(aligned, units.gather(1, path.clamp(min=0)), -1)
-    right = ((lattice.emissions.argmax(-1) == gold) & aligned).sum(1)
+    right = ((lattice.logits.argmax(-1) == gold) & aligned).sum(1)
     count = (ratio * (unit_lengths - right)).round().clamp(min=0)
     order = torch.where(aligned, noise, 2.0).argsort(1).argsort(1)
     chosen = aligned & (order < count[:, None])

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from mmdec.ops import dag_scan, dag_scan_cpu
 from mmdec.ops.dag import dag_best_alignment, dag_marginal, dag_posterior, expected_states
-from mmdec.ops.dag_links import banded_to_dense, dense_to_banded
 from mmdec.types import InputError
 from tests.support.naive_dag import naive_marginal, path_score
 
@@ -32,10 +31,10 @@ def random_graph(
     return match, links, target_lengths, graph_lengths
 
 
-def gradients(match: Tensor, links: Tensor, *lengths: Tensor, banded: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def gradients(match: Tensor, links: Tensor, *lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Log P, and the gradients of the sum of log P over the possible samples."""
     match, links = match.detach().clone().requires_grad_(), links.detach().clone().requires_grad_()
-    result = dag_marginal(match, links, *lengths, banded=banded)
+    result = dag_marginal(match, links, *lengths)
     result[result.isfinite()].sum().backward()
     assert match.grad is not None
     assert links.grad is not None
@@ -82,36 +81,9 @@ def test_finite_differences() -> None:
     def marginal(match: Tensor, links: Tensor) -> Tensor:
         return dag_marginal(match, links, targets, graphs)
 
-    def banded_marginal(match: Tensor, links: Tensor) -> Tensor:
-        return dag_marginal(match, links, targets, graphs, banded=True)
-
     match.requires_grad_()
     finite_links = links.masked_fill(links == -INF, 0.0).requires_grad_()
     assert torch.autograd.gradcheck(marginal, (match, finite_links))
-    assert torch.autograd.gradcheck(banded_marginal, (match, torch.randn(2, 5, 3).double().requires_grad_()))
-
-
-@pytest.mark.parametrize("width", [1, 3, 8, 12])
-def test_banded_equals_dense(width: int) -> None:
-    match, _, targets, graphs = random_graph(5, 5, 9)
-    banded = torch.randn(5, 9, width, dtype=torch.float64)
-    dense = banded_to_dense(banded)
-    for b, i, j in ((0, 0, 1), (2, 3, 6), (4, 1, 8)):
-        assert dense[b, i, j] == (banded[b, i, j - i - 1] if j - i - 1 < width else -INF)
-    assert (dense.tril() == -INF)[:, torch.ones(9, 9).tril().bool()].all()
-    again = dense_to_banded(dense, width)
-    inside = torch.arange(9)[:, None] + 1 + torch.arange(width) < 9
-    assert torch.equal(again, banded.masked_fill(~inside, -INF))
-
-    result, match_grad, links_grad = gradients(match, banded, targets, graphs, banded=True)
-    dense_result, dense_match_grad, dense_links_grad = gradients(match, dense, targets, graphs)
-    assert torch.equal(result, dense_result)
-    assert torch.equal(match_grad, dense_match_grad)
-    expected = dense_to_banded(dense_links_grad, width).masked_fill(~inside, 0.0)
-    assert torch.equal(links_grad, expected)
-    for operation in (dag_posterior, dag_best_alignment):
-        from_banded = operation(match, banded, targets, graphs, banded=True)
-        assert torch.equal(from_banded, operation(match, dense, targets, graphs))
 
 
 def test_padding_changes_nothing() -> None:
@@ -320,13 +292,5 @@ def test_wrong_inputs_are_named() -> None:
         for operation in (dag_marginal, dag_posterior, dag_best_alignment):
             with pytest.raises(InputError, match=message):
                 operation(*arguments)
-    with pytest.raises(InputError, match=r"`links` must have shape \(3, 7, T\) when banded"):
-        dag_marginal(match, links[:, :6], targets, graphs, banded=True)
     with pytest.raises(InputError, match='`variant` must be "paper" or "released"'):
         dag_posterior(match, links, targets, graphs, variant="both")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InputError, match="`width` must be at least 1"):
-        dense_to_banded(links, 0)
-    with pytest.raises(InputError, match="`links` must be dense"):
-        dense_to_banded(links[:, :6], 2)
-    with pytest.raises(InputError, match="`links` must be banded"):
-        banded_to_dense(links[0])

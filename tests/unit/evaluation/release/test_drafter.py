@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.evaluation.release.test_description import add_drafter, files, write_scenes
 
 from mmdec.checks.processes import only_one
 from mmdec.drafters.registry import auto_names
@@ -19,6 +18,7 @@ from mmdec.hub.vlm import load_vlm
 from mmdec.provenance import weights
 from mmdec.types import InputError, MmdecError
 from tests.support.tiny_squares import write_target
+from tests.unit.evaluation.release.test_description import add_drafter, files, write_scenes
 from tests.unit.pipelines.description.test_load import settings
 
 HOME, PLACE, RUN = Path("models/tiny"), Path("models/tiny/eagle"), Path("runs/vlm_drafters/eagle/drafter")

@@ -13,7 +13,7 @@ from mmdec.nn.daspeech import DASpeech
 from mmdec.nn.fastspeech2 import AcousticBatch
 from mmdec.ops.dag import dag_best_alignment
 from mmdec.training.daspeech.corpus import Batch
-from mmdec.training.daspeech.losses import autoregressive_loss, ctc_loss, glance, graph_loss, matches
+from mmdec.training.daspeech.losses import autoregressive_loss, ctc_loss, glance, graph_loss
 from mmdec.training.daspeech.module import DASpeechModule
 from mmdec.training.metrics.text import phone_distance
 from mmdec.types import InputError
@@ -40,7 +40,7 @@ def random_lattice(lengths: Tensor = SIZES, seed: int = 0) -> Lattice:
 
 def enumerated(lattice: Lattice, forced: Tensor | None = None) -> float:
     """-mean over rows of log P(Y|X) / M by the list of all paths."""
-    match = matches(lattice, TARGETS).detach()
+    match = lattice.matches(TARGETS).detach()
     total = 0.0
     for row, (steps, size) in enumerate(zip(TARGET_LENGTHS.tolist(), SIZES.tolist(), strict=True)):
         part = match[row, :steps, :size].clone()
@@ -59,7 +59,7 @@ def test_graph_loss_equals_enumeration():
     assert loss.value.item() == pytest.approx(enumerated(lattice), rel=1e-5)
     assert loss.invalid.item() == 0
     assert loss.match.shape == (3, 5, 7)
-    assert loss.match[0, 1, 3] == lattice.emissions[0, 3, 4]
+    assert loss.match[0, 1, 3] == lattice.logits[0, 3, 4]
 
 
 def test_forced_vertices_emit_their_token_for_sure():
@@ -68,7 +68,7 @@ def test_forced_vertices_emit_their_token_for_sure():
     forced[0, 2], forced[0, 4], forced[1, 0], forced[2, 1] = 1, 3, 0, 1
     loss = graph_loss(lattice, TARGETS, TARGET_LENGTHS, forced)
     assert loss.value.item() == pytest.approx(enumerated(lattice, forced), rel=1e-5)
-    (gradient,) = torch.autograd.grad(loss.value, lattice.emissions)
+    (gradient,) = torch.autograd.grad(loss.value, lattice.logits)
     for row, vertex in ((0, 2), (0, 4), (1, 0), (2, 1)):
         assert not gradient[row, vertex].any()
     assert gradient[0, 3].any()
@@ -84,7 +84,7 @@ def test_rows_that_do_not_fit_are_counted_and_harmless():
     assert graph_loss(alone, TARGETS, TARGET_LENGTHS).invalid.item() == 0
     emissions, links = torch.autograd.grad(
         graph_loss(lattice := random_lattice(torch.tensor([7, 2, 4])), TARGETS, TARGET_LENGTHS).value,
-        (lattice.emissions, lattice.links),
+        (lattice.logits, lattice.links),
     )
     assert emissions.isfinite().all()
     assert links.isfinite().all()
@@ -95,7 +95,7 @@ def test_rows_that_do_not_fit_are_counted_and_harmless():
 def shown(lattice: Lattice, ratio: float) -> tuple[Tensor, Tensor, Tensor]:
     states, lengths = torch.zeros(3, 4, 8), torch.tensor([4, 4, 4])
     given, forced = glance(lambda *_: lattice, states, lengths, lengths, TARGETS, TARGET_LENGTHS, ratio)  # type: ignore[arg-type]
-    path = dag_best_alignment(matches(lattice, TARGETS), lattice.links, TARGET_LENGTHS, lattice.lengths)
+    path = dag_best_alignment(lattice.matches(TARGETS), lattice.links, TARGET_LENGTHS, lattice.lengths)
     return given, forced, path
 
 
@@ -106,7 +106,7 @@ def test_glancing_shows_a_share_of_what_is_still_wrong(ratio: float):
     for row, steps in enumerate(TARGET_LENGTHS.tolist()):
         on_path = [(vertex, int(step)) for vertex, step in enumerate(path[row]) if step >= 0]
         assert len(on_path) == steps
-        found = lattice.emissions[row].argmax(-1).tolist()
+        found = lattice.logits[row].argmax(-1).tolist()
         right = sum(found[vertex] == TARGETS[row, step].item() for vertex, step in on_path)
         assert (given[row] >= 0).sum() == round(ratio * (steps - right))
         for vertex in range(7):
