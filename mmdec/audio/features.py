@@ -5,18 +5,21 @@ one frame grid: 16 kHz, window and FFT 1024, hop 256, centred, so T samples give
 """
 
 import math
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Any
 
+import numpy as np
 import torch
-import torchaudio.compliance.kaldi as kaldi
-import torchaudio.functional as F
 from torch import Tensor
+from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 
 SAMPLE_RATE = 16_000  # Hz, of every network here
 HOP = 256  # samples between target frames
 WINDOW = 1024  # samples in a target frame
 MELS = 80
 LOG_FLOOR = 1e-5
+MOMENTUM = 0.99  # of fast Griffin-Lim
+_KALDI_FLOOR = float(np.finfo(np.float32).eps)  # of a filter's energy
 
 
 def fbank(samples: Tensor) -> Tensor:
@@ -26,7 +29,21 @@ def fbank(samples: Tensor) -> Tensor:
     """
     if samples.shape[-1] < 400:
         samples = torch.nn.functional.pad(samples, (0, 400 - samples.shape[-1]))
-    features = kaldi.fbank(samples[None] * 32768.0, num_mel_bins=MELS, sample_frequency=SAMPLE_RATE, dither=0.0)
+    logs = spectrogram(
+        samples.detach().cpu().numpy() * 32768.0,
+        window_function(400, "povey", periodic=False),
+        frame_length=400,
+        hop_length=160,
+        fft_length=512,
+        power=2.0,
+        center=False,
+        preemphasis=0.97,
+        remove_dc_offset=True,
+        mel_filters=_kaldi_filters(),
+        mel_floor=_KALDI_FLOOR,
+        log_mel="log",
+    )  # (80, N)
+    features = torch.from_numpy(np.ascontiguousarray(logs.T, np.float32)).to(samples.device)
     spread, mean = torch.std_mean(features, dim=0, correction=0)
     return (features - mean) / spread.clamp(min=1e-5)  # (N, 80)
 
@@ -81,21 +98,21 @@ def pitch(samples: Tensor, low: float = 60.0, high: float = 400.0, threshold: fl
 
 
 def griffin_lim(mel: Tensor, iterations: int = 32) -> Tensor:
-    """Log mel (F, 80) to samples (F * 256,) without weights: the named fallback where no vocoder was trained."""
+    """Log mel (F, 80) to samples (F * 256,) without weights: the named fallback where no vocoder was trained.
+
+    Source: Perraudin et al., "A fast Griffin-Lim algorithm", 2013.
+    """
     filters = _mel_filters(mel.device)  # (513, 80)
     power = (mel.exp() @ torch.linalg.pinv(filters)).clamp(min=0).T  # (513, F)
-    samples = F.griffinlim(
-        power[None],
-        window=_window(mel.device),
-        n_fft=WINDOW,
-        hop_length=HOP,
-        win_length=WINDOW,
-        power=1.0,
-        n_iter=iterations,
-        momentum=0.99,
-        length=(mel.shape[0] - 1) * HOP,
-        rand_init=False,
-    )[0]
+    frame: dict[str, Any] = {"n_fft": WINDOW, "hop_length": HOP, "window": _window(mel.device)}
+    phases = torch.ones_like(power, dtype=torch.complex64)
+    before = torch.zeros_like(phases)
+    for _ in range(iterations):
+        heard = torch.istft(power * phases, **frame, length=(mel.shape[0] - 1) * HOP)
+        rebuilt = torch.stft(heard, **frame, return_complex=True)
+        step = rebuilt - MOMENTUM / (1 + MOMENTUM) * before
+        phases, before = step / step.abs().clamp(min=1e-16), rebuilt
+    samples = torch.istft(power * phases, **frame, length=(mel.shape[0] - 1) * HOP)
     return torch.nn.functional.pad(samples, (0, HOP))
 
 
@@ -108,5 +125,10 @@ def _window(device: torch.device) -> Tensor:
 @lru_cache(maxsize=8)
 def _mel_filters(device: torch.device) -> Tensor:  # (513, 80)
     with torch.inference_mode(False):
-        filters = F.melscale_fbanks(WINDOW // 2 + 1, 20.0, 8000.0, MELS, SAMPLE_RATE, norm="slaney", mel_scale="slaney")
-        return filters.to(device)
+        filters = mel_filter_bank(WINDOW // 2 + 1, MELS, 20.0, 8000.0, SAMPLE_RATE, norm="slaney", mel_scale="slaney")
+        return torch.from_numpy(filters).float().to(device)
+
+
+@cache
+def _kaldi_filters() -> np.ndarray:  # (257, 80)
+    return mel_filter_bank(257, MELS, 20.0, 8000.0, SAMPLE_RATE, mel_scale="kaldi", triangularize_in_mel_space=True)

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+import torchaudio.compliance.kaldi as kaldi
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torchaudio import functional
 
 from mmdec import audio
 from mmdec.audio import features
@@ -144,6 +146,28 @@ def test_noise_and_silence_have_no_pitch() -> None:
 def test_energy_follows_the_level() -> None:
     sound = torch.from_numpy(buzz(1.0))
     assert torch.allclose(audio.energy(2 * sound), 2 * audio.energy(sound), rtol=1e-2)
+
+
+def test_features_are_those_of_torchaudio() -> None:
+    """The networks were trained on them."""
+    sound = torch.from_numpy(buzz(2.0))
+    bands = kaldi.fbank(sound[None] * 32768.0, num_mel_bins=audio.MELS, sample_frequency=RATE, dither=0.0)
+    spread, mean = torch.std_mean(bands, dim=0, correction=0)
+    assert (audio.fbank(sound) - (bands - mean) / spread.clamp(min=1e-5)).abs().max() < 2e-4
+    filters = functional.melscale_fbanks(513, 20.0, 8000.0, audio.MELS, RATE, norm="slaney", mel_scale="slaney")
+    assert (features._mel_filters(torch.device("cpu")) - filters).abs().max() < 1e-6
+
+
+def test_griffin_lim_is_torchaudio_s() -> None:
+    mel = audio.log_mel(torch.from_numpy(buzz(0.5)))
+    power = (mel.exp() @ torch.linalg.pinv(features._mel_filters(mel.device))).clamp(min=0).T
+    window = torch.hann_window(audio.WINDOW)
+    sizes = {"n_fft": audio.WINDOW, "hop_length": audio.HOP, "win_length": audio.WINDOW}
+    length = (len(mel) - 1) * audio.HOP
+    wanted = functional.griffinlim(
+        power[None], window=window, **sizes, power=1.0, n_iter=4, momentum=0.99, length=length, rand_init=False
+    )[0]
+    assert (audio.griffin_lim(mel, iterations=4)[:length] - wanted).abs().max() < 1e-4
 
 
 def test_griffin_lim_returns_a_sound_of_like_spectrum() -> None:
