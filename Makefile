@@ -4,8 +4,9 @@
 PYTHON ?= python3
 MINUTES ?= 25
 WORKERS ?= 2
-TORCH = torch==2.11.0 torchaudio==2.11.0
+TORCH ?=
 BIN = .venv/bin
+DEV = .venv-dev/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONUNBUFFERED = 1
 
@@ -17,47 +18,57 @@ help:  ## this list
 translate: .venv/ready  ## translate the sample recordings into out/
 	$(BIN)/python -m mmdec translate data/samples/*.wav --output out
 
-test: .venv/ready  ## every test, files spread over WORKERS=2 processes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+test: .venv-dev/ready  ## every test, files spread over WORKERS=2 processes
+	OMP_NUM_THREADS=1 $(DEV)/python -m pytest -n $(WORKERS) --dist loadfile
 
-test-all: .venv/ready  ## every test, and grids whole where `test` covers their pairs
-	MMDEC_ALL=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist load
+test-all: .venv-dev/ready  ## every test, and grids whole where `test` covers their pairs
+	MMDEC_ALL=1 OMP_NUM_THREADS=1 $(DEV)/python -m pytest -n $(WORKERS) --dist load
 
-check: .venv/ready  ## style, types, layers
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/pyright
-	$(BIN)/lint-imports
+check: .venv-dev/ready  ## style, types, layers
+	$(DEV)/ruff check .
+	$(DEV)/ruff format --check .
+	$(DEV)/pyright
+	$(DEV)/lint-imports
 
-bench: .venv/ready  ## every benchmark, ten minutes at most each, into out/bench.json
-	$(BIN)/python -m mmdec bench all --json out/bench.json
+bench: .venv-dev/ready  ## every benchmark, ten minutes at most each, into out/bench.json
+	$(DEV)/python -m mmdec bench all --json out/bench.json
 
-corpus: .venv/ready  ## the French-English phrasebook corpus: needs espeak-ng and flite
-	$(BIN)/python data/build/phrasebook.py --out data/corpus
+corpus: .venv-dev/ready  ## the French-English phrasebook corpus: needs espeak-ng and flite
+	$(DEV)/python data/build/phrasebook.py --out data/corpus
 
-train: .venv/ready  ## train or resume the shipped models in runs/ for MINUTES=25
-	$(BIN)/python -m mmdec train --minutes $(MINUTES)
+train: .venv-dev/ready  ## train or resume the shipped models in runs/ for MINUTES=25
+	$(DEV)/python -m mmdec train --minutes $(MINUTES)
 
 demo: .venv/ready  ## the page: translate, transcribe, describe, at http://127.0.0.1:7860
 	$(BIN)/python -m mmdec demo
 
-site: .venv/docs  ## the documentation as web pages: open site/index.html
-	$(BIN)/python -m sphinx -W --keep-going -q -b html -d .doctrees docs site
+site: .venv-dev/docs  ## the documentation as web pages: open site/index.html
+	$(DEV)/python -m sphinx -W --keep-going -q -b html -d .doctrees docs site
 
 wheel: .venv/ready  ## dist/mmdec-*.whl, with the models in it
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
-clean:  ## what the commands above wrote, but not .venv
+clean:  ## what the commands above wrote, but not .venv and .venv-dev
 	rm -rf dist out site .doctrees .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
+# What calls need. Without a GPU a processor-only torch is taken where the index has one; TORCH=torch==2.11.0 overrides.
 .venv/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("mmdec needs Python 3.11 or newer, but $(PYTHON) is %d.%d. Name another: make PYTHON=python3.12" % v[:2])'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "installing into .venv: about 5.5 GB, a few minutes"
-	$(BIN)/python -m pip install --quiet $(TORCH) --editable '.[test]'
-	@$(BIN)/python -m pip install --quiet kenlm 2> /dev/null || echo "kenlm cannot be built here: the tests that it judges are skipped"
+	@echo "installing into .venv: about 1.6 GB (5.3 GB where torch comes as its CUDA build), a minute or more"
+	@test -n "$(TORCH)" || command -v nvidia-smi > /dev/null || $(BIN)/python -m pip install --quiet torch==2.13.0+cpu 2> /dev/null || true
+	$(BIN)/python -m pip install --quiet $(TORCH) --editable '.[demo]'
 	@touch $@
 
-.venv/docs: .venv/ready
-	$(BIN)/python -m pip install --quiet $(TORCH) --editable '.[docs]'
+# What tests, checks and training need as well. torchaudio, their reference for features, needs torch's CUDA build.
+.venv-dev/ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("mmdec needs Python 3.11 or newer, but $(PYTHON) is %d.%d. Name another: make PYTHON=python3.12" % v[:2])'
+	test -x $(DEV)/python || $(PYTHON) -m venv .venv-dev
+	@echo "installing into .venv-dev: about 5.5 GB, a few minutes"
+	$(DEV)/python -m pip install --quiet torch==2.11.0 torchaudio==2.11.0 --editable '.[test]'
+	@$(DEV)/python -m pip install --quiet kenlm 2> /dev/null || echo "kenlm cannot be built here: the tests that it judges are skipped"
+	@touch $@
+
+.venv-dev/docs: .venv-dev/ready
+	$(DEV)/python -m pip install --quiet torch==2.11.0 torchaudio==2.11.0 --editable '.[docs]'
 	@touch $@

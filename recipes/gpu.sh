@@ -5,11 +5,11 @@
 #
 # Each part has its own time limit, 25 minutes in all. One that fails or runs out of time leaves its error in the JSON and
 # does not stop the others. The exit code says whether all of them passed. Needs an NVIDIA GPU and the environment of
-# `make .venv/ready`, or another one that PYTHON names. FlexAttention's rows need a C compiler.
+# `make .venv-dev/ready`, or another one that PYTHON names. FlexAttention's rows need a C compiler.
 set -u
 cd "$(dirname "$0")/.."
 output="${1:-out/gpu.json}"
-python="${PYTHON:-.venv/bin/python}"
+python="${PYTHON:-.venv-dev/bin/python}"
 parts="$(mktemp -d)"
 trap 'rm -rf "$parts"' EXIT
 failed=0
