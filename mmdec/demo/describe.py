@@ -9,6 +9,7 @@ from typing import Any
 import gradio as gr
 import numpy as np
 
+from mmdec.decode.loop import Round
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import Tell
 from mmdec.demo.layout import Controls, bind, connect, intro, run_and_stop, sample_button
@@ -21,7 +22,6 @@ from mmdec.pipelines.confidence import read_calibrations
 from mmdec.pipelines.description.describe import DEFAULT_MODEL, describe
 from mmdec.pipelines.description.description import Description
 from mmdec.pipelines.description.load import as_vlm, available_drafters
-from mmdec.pipelines.rounds import Round
 
 DRAFT = (24, 5)  # tokens of a drafted tree, and its depth: fixed, so that the race shows drafting and not a budget
 MAX_NEW_TOKENS = 200

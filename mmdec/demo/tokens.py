@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from mmdec.decode.loop import Round
 from mmdec.demo.race import Lane, Step, equality
-from mmdec.pipelines.rounds import Round
 
 BROKEN = "\ufffd"  # a token that is part of a letter shows nothing until the letter is whole
 

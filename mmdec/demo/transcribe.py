@@ -9,6 +9,7 @@ from typing import Any
 import gradio as gr
 from torch import Tensor
 
+from mmdec.decode.loop import Round
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import Tell
 from mmdec.demo.layout import (
@@ -27,7 +28,6 @@ from mmdec.demo.sentences import confidence, said, status
 from mmdec.demo.tokens import against_plain, steps
 from mmdec.demo.waveform_svg import waveform_html
 from mmdec.pipelines.confidence import read_calibrations
-from mmdec.pipelines.rounds import Round
 from mmdec.pipelines.transcription.load import as_whisper
 from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL, HEADS, transcribe
 from mmdec.pipelines.transcription.transcript import Transcript

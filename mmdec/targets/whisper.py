@@ -26,17 +26,68 @@ from transformers.generation.utils import GenerateEncoderDecoderOutput
 
 from mmdec.decode.tree import single
 from mmdec.ops.tree_attention import LARGEST, TreeMask
-from mmdec.targets.cache import KVPool
+from mmdec.targets.cache import KVPool, check_cache
 from mmdec.targets.fast_pass import FastRun, fast_pass
 from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.model_source import model_name
 from mmdec.targets.row_layout import RowLayout, keep_path
 from mmdec.targets.whisper_decoder import FastDecoder
-from mmdec.targets.whisper_outputs import output_states
-from mmdec.targets.whisper_prompt import WhisperPrompt
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
 ATTENTION = ("sdpa", "eager")
+READ = {"input_ids", "encoder_outputs", "decoder_attention_mask", "past_key_values"}
+LET_BE = {"use_cache", "attention_mask", "output_attentions", "output_hidden_states"}  # Whisper masks no features
+
+
+@dataclass(frozen=True)
+class WhisperPrompt:
+    """The arguments of a prompt's pass, checked and brought into one form."""
+
+    ids: Tensor  # (B, P)
+    states: Tensor  # (B, S, H)
+    mask: Tensor  # (B, P) bool
+    mask_given: Tensor | None  # where the caller has one
+    positions: Tensor  # (B, P)
+    holes: bool  # whether a row has padding after its first token
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, Any], most: int) -> WhisperPrompt:
+        unknown = sorted(name for name, value in inputs.items() if name not in READ | LET_BE and value is not None)
+        ids, encoded = inputs.get("input_ids"), inputs.get("encoder_outputs")
+        if unknown or not isinstance(ids, Tensor) or encoded is None:
+            raise InputError(
+                "`inputs` must hold the decoder's `input_ids` and `encoder_outputs` and may hold "
+                f"`decoder_attention_mask`, but holds {unknown or sorted(inputs)}. Call `model.generate(features, "
+                "custom_generate=mmdec.speculate(...))`, which prepares them."
+            )
+        cache = inputs.get("past_key_values")
+        if cache is not None:
+            check_cache(cache)
+            if cache.get_seq_length():
+                raise InputError(
+                    f"`past_key_values` must be empty, but holds {cache.get_seq_length()} columns. Leave it out."
+                )
+        batch, width = ids.shape
+        if width > most:
+            raise InputError(f"`input_ids` must have at most {most} columns, but has {width}. Shorten the prompt.")
+        given = inputs.get("decoder_attention_mask")
+        if given is None:
+            mask = torch.ones_like(ids, dtype=torch.bool)
+            positions = torch.arange(width, device=ids.device).expand(batch, -1)
+            return cls(ids, encoded[0], mask, None, positions, False)
+        if given.shape != ids.shape or not bool(given[:, -1].all()):
+            raise InputError(
+                f"`decoder_attention_mask` must be {tuple(ids.shape)} with 1 at the end of every row, but is "
+                f"{tuple(given.shape)}. Pad on the left."
+            )
+        mask = given.bool()
+        counted = mask.long().cumsum(-1)
+        holes = bool((counted[:, -1] + mask.long().argmax(1) != width).any())
+        return cls(ids, encoded[0], mask, given, (counted - 1).masked_fill(~mask, 0), holes)
+
+    def rows(self) -> RowLayout:
+        """Where the rows lie once their holes are closed."""
+        return RowLayout.of_prompt(self.mask, self.positions)
 
 
 @dataclass
@@ -258,3 +309,34 @@ def check_model(model: WhisperForConditionalGeneration) -> None:
             f"`attn_implementation` must be one of {', '.join(ATTENTION)}, but is {attention}: it takes no tree. "
             'Call `model.set_attn_implementation("sdpa")`.'
         )
+
+
+def output_states(
+    decoded: Any, encoded: Mapping[str, Any], prompt: int, length: int, config: GenerationConfig
+) -> dict[str, Any]:
+    """What an output object holds besides tokens, scores and cache, as far as `config` asks for it.
+
+    decoded: the decoder's output for `length` columns, of which the first `prompt` are the prompt's; encoded: the
+    encoder's output.
+    """
+    states: dict[str, Any] = {}
+    if config.output_attentions:
+        states["decoder_attentions"] = _steps(decoded.attentions, prompt, length, 2, square=True)
+        states["cross_attentions"] = _steps(decoded.cross_attentions, prompt, length, 2)
+        states["encoder_attentions"] = encoded.get("attentions")
+    if config.output_hidden_states:
+        states["decoder_hidden_states"] = _steps(decoded.hidden_states, prompt, length, 1)
+        states["encoder_hidden_states"] = encoded.get("hidden_states")
+    return states
+
+
+def _steps(
+    layers: tuple[Tensor, ...], prompt: int, length: int, axis: int, square: bool = False
+) -> tuple[tuple[Tensor, ...], ...]:
+    """Each layer's (..., T, ...) of `length` columns: the prompt's, then one tuple for each later token. Empty tuples
+    where there are no layers ("sdpa" gives no attentions). `square` attentions see no column after their own."""
+    cuts = [(0, prompt), *((step, step + 1) for step in range(prompt, length))]
+    return tuple(
+        tuple((layer[..., :end] if square else layer).narrow(axis, begin, end - begin) for layer in layers)
+        for begin, end in cuts
+    )

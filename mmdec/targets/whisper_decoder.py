@@ -7,14 +7,15 @@ The arithmetic is transformers' own, operation by operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
-from transformers import EncoderDecoderCache
+from transformers import EncoderDecoderCache, WhisperForCausalLM, WhisperForConditionalGeneration
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.models.whisper.modeling_whisper import WhisperAttention, WhisperDecoder, WhisperDecoderLayer
@@ -141,3 +142,27 @@ def _direct(module: Any) -> Map:
 def _bare(module: nn.Module) -> bool:
     """Nothing hangs on it; the decoder's own hooks are told."""
     return "forward" not in vars(module) if type(module) is WhisperDecoder else not hooked(module)
+
+
+def decoder_of_layers(model: WhisperForConditionalGeneration, layers: Sequence[int]) -> WhisperForCausalLM:
+    """A decoder of the model's `layers`, for transformers' assisted generation.
+
+    It shares the model's embeddings, last norm and output, and reads the model's encoder states. Each layer is a copy:
+    its index in the cache is its index in the smaller decoder.
+    """
+    config = copy.deepcopy(model.config)
+    config.decoder_layers = len(layers)
+    config._attn_implementation = model.config._attn_implementation
+    with torch.device("meta"):  # every parameter is replaced below
+        assistant = WhisperForCausalLM(config).eval()
+    small: Any = assistant.model.decoder
+    large = model.model.decoder
+    for name in ("embed_tokens", "embed_positions", "layer_norm"):
+        setattr(small, name, getattr(large, name))
+    for index, layer in enumerate(layers):
+        copied: Any = copy.deepcopy(large.layers[layer])
+        copied.self_attn.layer_idx = copied.encoder_attn.layer_idx = index
+        small.layers[index] = copied
+    assistant.proj_out = model.proj_out
+    assistant.generation_config = copy.deepcopy(model.generation_config)
+    return assistant

@@ -1,7 +1,8 @@
-"""What Whisper's own `generate` does besides the decoding loop: logits processors, languages, attention."""
+"""What Whisper's own `generate` does besides the decoding loop: logits processors, languages, attention, warnings."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from transformers.generation.logits_process import (
 )
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
+OWN_WARNINGS = ("Passing `generation_config` together with", "Both `max_new_tokens`")
 LANGUAGE_CODES: dict[str, str] = TO_LANGUAGE_CODE  # English name in lower case -> code: "french" -> "fr"
 
 
@@ -45,3 +47,19 @@ def attention_restored(model: WhisperForConditionalGeneration) -> Iterator[None]
         yield
     finally:
         model.set_attn_implementation(before)
+
+
+@contextmanager
+def without_own_warnings() -> Iterator[None]:
+    """Drop what `generate` (5.23) warns of its own calls: it hands every window a generation config and settings beside
+    it, which it deprecates."""
+    log = logging.getLogger("transformers.generation.utils")
+
+    def drop(record: logging.LogRecord) -> bool:  # one for each call: a thread that ends takes away its own alone
+        return not record.getMessage().startswith(OWN_WARNINGS)
+
+    log.addFilter(drop)
+    try:
+        yield
+    finally:
+        log.removeFilter(drop)

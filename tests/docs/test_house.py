@@ -64,7 +64,7 @@ def test_top_floor_is_short() -> None:
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_file_is_short_and_says_what_it_is(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 320
+    assert len(text.splitlines()) <= 500
     assert ast.get_docstring(ast.parse(text))
 
 

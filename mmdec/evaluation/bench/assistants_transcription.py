@@ -13,7 +13,7 @@ from transformers import WhisperForConditionalGeneration
 
 from mmdec.evaluation.quality.harness import Method
 from mmdec.hub.whisper import load_whisper
-from mmdec.targets.whisper_layers import decoder_of_layers
+from mmdec.targets.whisper_decoder import decoder_of_layers
 
 
 def assistants(model: WhisperForConditionalGeneration, directory: str | os.PathLike[str] | None) -> list[Method]:

@@ -25,8 +25,7 @@ from mmdec.pipelines.transcription.transcript import Segment, Transcript
 from mmdec.pipelines.transcription.usage import Usage, UsageMeter, first_time
 from mmdec.pipelines.transcription.word_timestamps import UNSPACED, agree, words
 from mmdec.runtime import Stopwatch
-from mmdec.targets.whisper_generate import attention_restored
-from mmdec.targets.whisper_settings import settings_in_config
+from mmdec.targets.whisper_generate import attention_restored, without_own_warnings
 from mmdec.types import InputError
 
 TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
@@ -54,7 +53,7 @@ def transcribe_batch(
     arguments = request.arguments(indices, request.is_long(len(recordings[0])))
     with (
         _attention(model, request.timestamps == "word", meter.networks),
-        settings_in_config(model),
+        without_own_warnings(),
         meter.running(),
     ):
         stopwatch.lap()  # waiting for the model's lock is not the model's time

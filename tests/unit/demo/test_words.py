@@ -10,10 +10,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from mmdec.decode.loop import Round
 from mmdec.demo import samples
 from mmdec.demo.sentences import UNEXPECTED, confidence, require, sentence, status
 from mmdec.demo.tokens import against_plain, pieces, steps
-from mmdec.pipelines.rounds import Round
 from mmdec.types import InputError, MmdecError
 
 

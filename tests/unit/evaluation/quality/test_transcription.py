@@ -25,7 +25,7 @@ from mmdec.evaluation.quality.harness import Measurement, Method, parse_plan
 from mmdec.evaluation.quality.harness_transcription import TranscriptionHarness
 from mmdec.evaluation.quality.tables import asr_table
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
-from mmdec.targets.whisper_layers import decoder_of_layers
+from mmdec.targets.whisper_decoder import decoder_of_layers
 from mmdec.types import InputError, MmdecError
 from tests.support.tiny_whisper import write
 

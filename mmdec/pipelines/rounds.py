@@ -1,3 +1,0 @@
-"""The round as callers of `transcribe` and `describe` hear of it (`on_round`)."""
-
-from mmdec.decode.loop import Round as Round
