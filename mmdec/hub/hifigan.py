@@ -32,8 +32,8 @@ from mmdec.nn.hifigan import ESPNET, SPEECHT5, HifiGanVocoder, MelKind
 MELS_KEY = "mmdec_mels"  # where a converted generator's config keeps its mels
 
 
-def load_hifigan(vocoder: str | Path, expects: MelKind | None = None) -> HifiGanVocoder:
-    """The vocoder in a directory with safetensors. `expects`: other mels than usual for its kind.
+def load_hifigan(vocoder: str | Path) -> HifiGanVocoder:
+    """The vocoder in a directory with safetensors.
 
     Raises InputError where there are no such weights, or where they were trained on mels that ours cannot become.
     """
@@ -44,7 +44,7 @@ def load_hifigan(vocoder: str | Path, expects: MelKind | None = None) -> HifiGan
             "read. Convert the authors' generator file with `mmdec convert hifigan IN OUT`."
         )
     try:
-        return _read(path, expects)
+        return _read(path)
     except (InputError, MemoryError):
         raise
     except Exception as error:  # transformers has no one error for damaged settings
@@ -54,7 +54,7 @@ def load_hifigan(vocoder: str | Path, expects: MelKind | None = None) -> HifiGan
         ) from error
 
 
-def _read(folder: Path, expects: MelKind | None) -> HifiGanVocoder:
+def _read(folder: Path) -> HifiGanVocoder:
     if not (folder / "config.json").is_file():
         raise InputError(f"`vocoder` must hold a config.json, but '{folder}' does not. Check the path.")
     described = read_settings(folder / "config.json", "vocoder")
@@ -72,13 +72,13 @@ def _read(folder: Path, expects: MelKind | None) -> HifiGanVocoder:
     if MELS_KEY in described:
         usual = MelKind(**described[MELS_KEY])
     rate = described.get("sampling_rate", usual.sample_rate)  # not every kind names it
-    if expects is None and rate != usual.sample_rate:
+    if rate != usual.sample_rate:
         raise InputError(
             f"`vocoder` of the kind {kind} must speak at {usual.sample_rate} Hz, where its mels are known, "
-            f"but speaks at {rate}. Load it with load_hifigan(..., expects=MelKind(...))."
+            f"but speaks at {rate}. Convert the authors' own file, whose mels are told: `mmdec convert hifigan IN OUT`."
         )
-    _check_mels(config.model_in_dim, math.prod(config.upsample_rates), (expects or usual).hop)
-    return HifiGanVocoder(fill_pretrained(network, config, folder, "vocoder").eval(), expects or usual)
+    _check_mels(config.model_in_dim, math.prod(config.upsample_rates), usual.hop)
+    return HifiGanVocoder(fill_pretrained(network, config, folder, "vocoder").eval(), usual)
 
 
 def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:

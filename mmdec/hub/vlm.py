@@ -28,7 +28,7 @@ from mmdec.checks.devices import check_device
 from mmdec.checks.errors import InputError
 from mmdec.checks.weights import NOT_FOLLOWED, fill_pretrained, read_settings
 from mmdec.hub.find import LoadedModels, find, kind, version
-from mmdec.hub.generation_settings import check_generation
+from mmdec.hub.settings import check_generation
 
 DEFAULT_MODEL = "vlm-scenes"
 SYSTEM = "llava"  # transformers' model_type of the model that comes with mmdec

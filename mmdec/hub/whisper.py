@@ -23,9 +23,8 @@ from mmdec.checks.weights import NOT_FOLLOWED, fill_pretrained, lies_inside, rea
 from mmdec.drafters.medusa import Medusa
 from mmdec.drafters.registry import drafter_names
 from mmdec.hub.find import LoadedModels, find, kind, path_text, version
-from mmdec.hub.generation_settings import check_generation
 from mmdec.hub.medusa import WEIGHTS, load_heads
-from mmdec.hub.whisper_settings import check_extractor
+from mmdec.hub.settings import check_extractor, check_generation
 
 DEFAULT_MODEL = "whisper-phrasebook"
 KIND = "whisper"  # transformers' model_type

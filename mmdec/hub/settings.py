@@ -1,4 +1,4 @@
-"""The generation config in a model's folder: what would fail, or be ignored, in the middle of a call is refused."""
+"""Settings in a model's folder that would fail, be ignored, or ask for endless memory in the middle of a call."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from mmdec.checks.errors import InputError
+from mmdec.checks.weights import read_settings
+
+LARGEST = {  # of the feature extractor: 128 mels and FFTs of 400 in published models
+    "feature_size": 1024,
+    "n_fft": 2**14,
+    "hop_length": 2**14,
+    "chunk_length": 3600,
+    "sampling_rate": 192_000,
+}
+EXTRACTORS = ("processor_config.json", "preprocessor_config.json")  # of today, and of before
 
 
 def check_generation(settings: Any, config: Any, folder: Path) -> None:
@@ -62,3 +72,19 @@ def check_generation(settings: Any, config: Any, folder: Path) -> None:
             f"`model` must have a generation config that `generate` takes, but that of '{folder}' is refused "
             f"({error!s:.300}). Fetch it again."
         ) from error
+
+
+def check_extractor(folder: Path) -> None:
+    """Raise InputError for sizes of the feature extractor that no Whisper has: its filters would fill the memory."""
+    for name in EXTRACTORS:
+        if not (folder / name).is_file():
+            continue
+        settings = read_settings(folder / name)
+        sizes = settings.get("feature_extractor", settings)
+        for key, most in LARGEST.items():
+            value = sizes.get(key, 1) if isinstance(sizes, dict) else None
+            if type(value) is not int or not 1 <= value <= most:
+                raise InputError(
+                    f"`{key}` must be a whole number from 1 to {most}, but {name} of '{folder}' has {value!r:.100}. "
+                    "Fetch it again."
+                )
