@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mmdec.checks.errors import InputError
 from mmdec.corpora.image_text import IMAGE
 from mmdec.corpora.image_text_questions import ImageQuestion
 from mmdec.corpora.tables import evenly_spaced
-from mmdec.types import InputError
+from mmdec.corpora.text_files import check_text, shown
 
 PICTURES = 7  # columns image_1 to image_7
 LETTERS = "ABCDEFGHIJ"
@@ -47,24 +48,33 @@ def read_mmmu(path: Path, limit: int | None = None) -> list[ImageQuestion]:
                 start = 0
                 for batch in opened.iter_batches(batch_size=16):
                     rows = [row for row in range(len(batch)) if start + row in chosen]
-                    questions += [_question(row, subject, file) for row in batch.take(rows).to_pylist()]
+                    for row, fields in zip(rows, batch.take(rows).to_pylist(), strict=True):
+                        questions.append(_question(fields, subject, f"row {start + row} of {shown(file)}"))
                     start += len(batch)
-        except (OSError, ArrowException) as error:
+        except InputError:
+            raise
+        except (OSError, ValueError, ArrowException) as error:
             raise InputError(
                 f"`questions` must be whole parquet, but '{file}' is damaged ({error!s:.200}). Fetch it again."
             ) from None
     return questions
 
 
-def _question(row: Mapping[str, Any], subject: str, file: Path) -> ImageQuestion:
+def _question(row: Mapping[str, Any], subject: str, place: str) -> ImageQuestion:
     try:
-        name, text, answer = str(row["id"]), str(row["question"]), row["answer"]
+        name, answer = str(row["id"]), row["answer"]
+        text = check_text(str(row["question"]), "questions", place)
         choice = row["question_type"] == "multiple-choice"
         listed = ast.literal_eval(row["options"]) if isinstance(row["options"], str) else list(row["options"])
-        pictures = {n: row[f"image_{n}"]["bytes"] for n in range(1, PICTURES + 1) if row.get(f"image_{n}")}
-    except (KeyError, TypeError, ValueError, SyntaxError) as error:
-        raise InputError(f"`questions` must have MMMU's columns, but a row of '{file}' has not ({error!r}).") from None
-    options = dict(zip(LETTERS, map(str, listed), strict=False)) if choice else {}
+        listed = [str(option) for option in listed]
+        pictures = {n: bytes(row[f"image_{n}"]["bytes"]) for n in range(1, PICTURES + 1) if row.get(f"image_{n}")}
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        raise InputError(
+            f"`questions` must have MMMU's columns, but {place} has not ({error!r:.200}). Fetch it again."
+        ) from None
+    options = dict(zip(LETTERS, listed, strict=False)) if choice else {}
     answers = _answers(answer)
     lines = "".join(f"\n({letter}) {option}" for letter, option in options.items())
     text, order = _placed(f"{text}{lines}", tuple(pictures))

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mmdec.corpora.cvss import SpeechPair
-from mmdec.corpora.tables import read_table
+from mmdec.corpora.text_files import read_table
 from mmdec.evaluation.log import Log
 from mmdec.metrics import text as metrics
 from mmdec.metrics.recogniser import Recogniser
@@ -39,7 +39,7 @@ def build_recogniser(cvss: Path, lexicon: Lexicon | None, log: Log) -> Recognise
             f"`asr` must have the training text, but '{training}' does not exist. Pass asr=False to do without."
         )
     log("preparing the recogniser")
-    return Recogniser((line[1] for line in read_table(training) if len(line) > 1), lexicon or {})
+    return Recogniser((line[1] for _, line in read_table(training) if len(line) > 1), lexicon or {})
 
 
 def add_asr_bleu(

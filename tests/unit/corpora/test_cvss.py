@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mmdec.corpora.cvss import SPECIALS, BadRows, canonical, normalise, read_pairs, vocabulary
+from mmdec.corpora.admission import BadRows
+from mmdec.corpora.cvss import SPECIALS, canonical, normalise, read_pairs, vocabulary
 from mmdec.phonetics.lexicon import spoken
 from mmdec.types import InputError
 from tests.support.tiny_corpus import TinyCorpus, phones_of, read_table, write_corpus, write_table
