@@ -32,6 +32,10 @@ Limit = Annotated[int | None, typer.Option(min=1, help="Use only this many utter
 WhisperCorpus = Annotated[
     Path, typer.Option("--corpus", help="A folder in LibriSpeech's layout, or a .tsv or .jsonl with path and text.")
 ]
+AbsolutePaths = Annotated[
+    bool,
+    typer.Option("--allow-absolute-paths", help="Lists may name absolute paths, and links may lead out of the corpus."),
+]
 Heads = Annotated[Path | None, typer.Option(help="A directory with Medusa heads. Default: the model's own.")]
 Plan = Annotated[
     str,

@@ -105,7 +105,7 @@ class Names:
 
     def _refuse(self, place: str, problem: str, remedy: str) -> InputError:
         return InputError(
-            f"{place[0].upper()}{place[1:]} must name a file inside the folder {shown(self.folder)}, but {problem}. "
+            f"{place[0].upper()}{place[1:]} must have a name inside the folder {shown(self.folder)}, but {problem}. "
             f"{remedy}"
         )
 
@@ -123,7 +123,7 @@ def _encodable(name: str) -> bool:
 
 
 def check_apart(splits: Iterable[Iterable[str]], what: str, remedy: str) -> None:
-    """splits: what is trained on, and what is held out. Raise InputError where they share something, of the kind `what`."""
+    """Raise InputError where the two splits, to train on and for development, share something. what: of which kind."""
     train, dev = map(set, splits)
     both = sorted(train & dev)
     if both:

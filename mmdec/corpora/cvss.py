@@ -21,7 +21,8 @@ from typing import TypeVar
 from mmdec.checks.errors import InputError
 from mmdec.corpora.admission import STRICT, Admission, BadRows
 from mmdec.corpora.alignment import parse_alignment
-from mmdec.corpora.text_files import read_table, shown
+from mmdec.corpora.tables import read_table
+from mmdec.corpora.text_files import shown
 from mmdec.phonetics.lexicon import lower_case, read_lexicon, spoken
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")

@@ -23,8 +23,8 @@ from typing import Any
 from mmdec.checks.errors import InputError
 from mmdec.corpora.admission import STRICT, Admission
 from mmdec.corpora.image_text import IMAGE, Conversation, read_conversations
-from mmdec.corpora.tables import evenly_spaced
-from mmdec.corpora.text_files import check_text, json_lines, read_json, read_table, shown
+from mmdec.corpora.tables import evenly_spaced, read_table
+from mmdec.corpora.text_files import check_text, json_lines, read_json, shown
 
 MAX_BYTES = 2_000_000_000  # of a list of questions
 MAX_IMAGES = 64  # of one question

@@ -9,7 +9,8 @@ from typing import Any
 
 from mmdec.checks.errors import InputError
 from mmdec.corpora.admission import STRICT, Admission
-from mmdec.corpora.text_files import check_text, json_lines, problem_of, read_table, shown, text_lines
+from mmdec.corpora.tables import read_table
+from mmdec.corpora.text_files import check_text, json_lines, problem_of, shown, text_lines
 
 SOUNDS = (".flac", ".wav", ".mp3", ".ogg")
 MANIFEST = "a manifest with `path` and `text`"

@@ -1,4 +1,4 @@
-"""Text files of corpora: lines, tables and JSON. Every error names the file and the line.
+"""Text files of corpora: lines and JSON. Every error names the file and the line.
 
 A byte order mark is passed over: some editors begin a file with it, and joined files have it within.
 """
@@ -45,17 +45,6 @@ def text_lines(path: Path, argument: str) -> Iterator[tuple[int, str]]:
                 raise refuse("be lines of text", f"has {problem}", "Save it as UTF-8 with plain line ends.")
             if line.strip():
                 yield number, line
-
-
-def read_table(path: Path, argument: str = "corpus") -> Iterator[tuple[int, list[str]]]:
-    """Number and columns of each line of a tab-separated table; nothing if there is no file. Quotes mean nothing."""
-    if not path.exists():
-        return
-    for number, line in text_lines(path, argument):
-        fields = line.split("\t")
-        for field in fields:
-            check_text(field, argument, f"line {number} of {shown(path)}")
-        yield number, fields
 
 
 def json_lines(path: Path, argument: str, rule: str = "JSON") -> Iterator[tuple[int, Any]]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mmdec.corpora.cvss import SpeechPair
-from mmdec.corpora.text_files import read_table
+from mmdec.corpora.tables import read_table
 from mmdec.evaluation.log import Log
 from mmdec.metrics import text as metrics
 from mmdec.metrics.recogniser import Recogniser

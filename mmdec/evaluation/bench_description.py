@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from mmdec.checks.arguments import check_threads, check_whole
+from mmdec.corpora.admission import Admission
 from mmdec.corpora.image_text_questions import ImageQuestion
 from mmdec.evaluation.depths import recorded
 from mmdec.evaluation.description import PROMPT, questions_of
@@ -51,6 +52,7 @@ def bench_vlm(
     images: str | os.PathLike[str] | None = None,
     model: str | os.PathLike[str] | LoadedVlm = DEFAULT_MODEL,
     *,
+    allow_absolute_paths: bool = False,
     prompt: str = PROMPT,
     drafters: Sequence[str] = (AUTO,),
     plan: str = "learned",
@@ -63,9 +65,9 @@ def bench_vlm(
 ) -> dict[str, Any]:
     """Time drafters against greedy `generate`, its prompt lookup, and mmdec's plain decoding; a JSON-ready report.
 
-    questions, images, prompt: as for `evaluate_vlm`; per_task of each task are taken, evenly spaced. drafters: as
-    `describe` takes them; the first is compared with the others, too. plan: draft size, see `parse_plan`. Raises
-    InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
+    questions, images, allow_absolute_paths, prompt: as for `evaluate_vlm`; per_task of each task are taken,
+    evenly spaced. drafters: as `describe` takes them; the first is compared with the others, too. plan: draft size, see
+    `parse_plan`. Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
     check_whole("per_task", per_task, 1, 2**31, "6 of each task give a first impression.")
     check_whole("repeats", repeats, 1, 10_000, "5 give quartiles.")
@@ -75,7 +77,7 @@ def bench_vlm(
     nodes = parse_plan(plan)
     torch.set_num_threads(threads)
     vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, device)
-    chosen = questions_of(questions, images, prompt, per_task)
+    chosen = questions_of(questions, images, prompt, per_task, Admission(allow_absolute_paths))
     drafted = [Method.drafted(name, as_drafter(vlm, name), nodes) for name in drafters]
     harness = DescriptionHarness(vlm, max_new_tokens)
     return {

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import check_threads
+from mmdec.corpora.admission import Admission
 from mmdec.corpora.librispeech import Utterance, read_recordings, read_utterances
 from mmdec.corpora.tables import evenly_spaced
 from mmdec.evaluation.harness import Measurement, Method
@@ -54,6 +55,7 @@ def evaluate_asr(
     model: str | os.PathLike[str] | LoadedWhisper = DEFAULT_MODEL,
     *,
     recordings: Sequence[str | os.PathLike[str]] = (),
+    allow_absolute_paths: bool = False,
     heads: str | os.PathLike[str] | None = None,
     plan: Nodes = None,
     plain: bool = True,
@@ -68,11 +70,11 @@ def evaluate_asr(
 ) -> dict[str, Any]:
     """Score a Whisper; a JSON-ready report.
 
-    recordings: sound files with their transcripts beside them (.txt), instead of the corpus. heads: a directory; None
-    takes the model's own. Without heads, transformers decodes, and there is no speedup. plan: draft size, as
-    `num_speculative_tokens` of `mmdec.speculate`. plain: also decode each batch with transformers' own loop, right
-    after mmdec's, for the speedup and to compare tokens. language: None detects it. limit: use this many utterances,
-    evenly spaced. worst: how many transcripts with most errors are listed.
+    recordings: sound files with their transcripts beside them (.txt), instead of the corpus. allow_absolute_paths: see
+    `Admission`. heads: a directory; None takes the model's own. Without heads, transformers decodes, and there is no
+    speedup. plan: draft size, as `num_speculative_tokens` of `mmdec.speculate`. plain: also decode each batch with
+    transformers' own loop, right after mmdec's, for the speedup and to compare tokens. language: None detects it.
+    limit: use this many utterances, evenly spaced. worst: how many transcripts with most errors are listed.
 
     A recording that `mmdec.transcribe` refuses counts as an empty transcript and is named. A recording of more than a
     window (30 s) is decoded alone, by transformers' long-form code. Raises InputError.
@@ -81,7 +83,7 @@ def evaluate_asr(
     found = (
         read_recordings([os.fspath(path) for path in recordings])
         if recordings
-        else read_utterances(os.fspath(corpus), split)
+        else read_utterances(os.fspath(corpus), split, Admission(allow_absolute_paths))
     )
     rows = evenly_spaced(found, limit)
     torch.set_num_threads(threads)
