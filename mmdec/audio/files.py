@@ -51,20 +51,37 @@ def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE) -> Tensor:
     check_rate(sample_rate)
     blocks: list[np.ndarray] = []
     rates, peak = [sample_rate], 0.0
+    of = _of(source)
     for rate, block in _blocks(source):  # (<= 2^20 / channels, channels)
         rates.append(rate)
         peak = float(np.fmax.reduce(np.abs(block), axis=None, initial=peak))  # of all channels: two may cancel
         with np.errstate(all="ignore"):  # infinities are counted below
             blocks.append(block.mean(axis=1))
     samples = torch.from_numpy(np.concatenate(blocks)) if blocks else torch.zeros(0)
-    check_samples(samples)
-    check_peak(peak)
+    check_samples(samples, of)
+    check_peak(peak, of)
     return resample(full_scale(samples), rates[-1], sample_rate)
 
 
 def sound_seconds(path: str | os.PathLike[str]) -> float:
     """Length of a sound file, decoded to its end: a header may declare any. Raises InputError as `load_audio` does."""
-    return sum(len(block) / rate for rate, block in _blocks(path))
+    of, seconds, peak = _of(path), 0.0, 0.0
+    for rate, block in _blocks(path):
+        with np.errstate(all="ignore"):  # as `load_audio` mixes it down
+            check_samples(torch.from_numpy(block.mean(axis=1)), of)
+        peak = float(np.abs(block).max(initial=peak))
+        seconds += len(block) / rate
+    if not seconds:
+        check_samples(torch.zeros(0), of)
+    check_peak(peak, of)
+    return seconds
+
+
+def _of(source: AudioSource) -> str:
+    """Which file it is, for what is said of it."""
+    if isinstance(source, (str, os.PathLike)):
+        return f" in '{printable(os.fsdecode(source))}'"
+    return " in the file object"
 
 
 class _FrontToBack(soundfile.SoundFile):
@@ -91,7 +108,7 @@ def _blocks(source: AudioSource) -> Iterator[tuple[int, np.ndarray]]:
                 content = _read_whole(source)
             file = stack.enter_context(_open(content, Path(path).suffix.lower()))
             rate = file.samplerate
-            check_rate(rate)
+            check_rate(rate, _of(source))
             size, there = max(1, BLOCK // file.channels), _frames_there(file, content)
             while len(block := file.read(min(size, there - frames), dtype="float32", always_2d=True)):
                 frames += len(block)

@@ -18,14 +18,14 @@ MAX_SECONDS = 3_600.0
 MAX_PEAK = 2.0**31  # of floats: what was recorded with 32 bits may have kept its integers' scale
 
 
-def check_rate(rate: int) -> None:
-    """Refuse sample rates outside 8 to 192 kHz."""
+def check_rate(rate: int, of: str = "") -> None:
+    """Refuse sample rates outside 8 to 192 kHz. of: " in 'a.wav'", for what is said of it."""
     if isinstance(rate, bool) or not isinstance(rate, (int, np.integer)):
         raise InputError(f"`sample_rate` must be a whole number of Hz, but is {show(rate)}. Round it.")
     if rate < MIN_RATE:
-        raise InputError(f"`sample_rate` must be at least {MIN_RATE} Hz, but is {rate}. Resample the audio first.")
+        raise InputError(f"`sample_rate` must be at least {MIN_RATE} Hz, but is {rate}{of}. Resample the audio first.")
     if rate > MAX_RATE:
-        raise InputError(f"`sample_rate` must be at most {MAX_RATE} Hz, but is {rate}. Resample the audio first.")
+        raise InputError(f"`sample_rate` must be at most {MAX_RATE} Hz, but is {rate}{of}. Resample the audio first.")
 
 
 def check_seconds(seconds: float) -> None:
@@ -36,24 +36,24 @@ def check_seconds(seconds: float) -> None:
         )
 
 
-def check_samples(samples: Tensor) -> None:
-    """Refuse (T,) samples that hold no sound at all, or that are not finite numbers."""
+def check_samples(samples: Tensor, of: str = "") -> None:
+    """Refuse (T,) samples that hold no sound at all, or that are not finite numbers. of: as for `check_rate`."""
     if samples.numel() == 0:
-        raise InputError("`audio` must hold at least one sample, but is empty. Check the recording.")
+        raise InputError(f"`audio` must hold at least one sample, but is empty{of}. Check the recording.")
     finite = torch.isfinite(samples)
     if not bool(finite.all()):
         count = int((~finite).sum())
         raise InputError(
-            f"`audio` must hold finite numbers, but {count} of {samples.numel()} samples are NaN or infinite. "
+            f"`audio` must hold finite numbers, but {count} of {samples.numel()} samples{of} are NaN or infinite. "
             "Replace them, with zeros for instance."
         )
 
 
-def check_peak(peak: float) -> None:
-    """Refuse floats that no recording holds: 32-bit integers left at their scale are the loudest."""
+def check_peak(peak: float, of: str = "") -> None:
+    """Refuse floats that no recording holds: 32-bit integers left at their scale are the loudest. of: as above."""
     if peak > MAX_PEAK:
         raise InputError(
-            f"`audio` must hold samples of at most {MAX_PEAK:.3g}, but its peak is {peak:.3g}. "
+            f"`audio` must hold samples of at most {MAX_PEAK:.3g}, but its peak is {peak:.3g}{of}. "
             "Scale it to full scale, which is 1."
         )
 

@@ -14,6 +14,7 @@ from mmdec.cli.options import (
     VLM_MODEL,
     WHISPER_CORPUS,
     WHISPER_MODEL,
+    AbsolutePaths,
     AnswerTokens,
     BenchDevice,
     BenchThreads,
@@ -49,6 +50,7 @@ def speech(
         Path | None, typer.Option(help="Folder of Common Voice, if it is not inside the corpus.")
     ] = None,
     cvss: Annotated[Path | None, typer.Option(help="Folder of CVSS, if it is not inside the corpus.")] = None,
+    allow_absolute_paths: AbsolutePaths = False,
     limit: Limit = None,
     asr: Annotated[bool, typer.Option(help="Compute ASR-BLEU, too, with pocketsphinx as the recogniser.")] = True,
     output: Report = None,
@@ -67,6 +69,7 @@ def speech(
         strategy or COMPARED,
         common_voice=common_voice,
         cvss=cvss,
+        allow_absolute_paths=allow_absolute_paths,
         limit=limit,
         asr=asr,
         device=device,
@@ -82,6 +85,7 @@ def asr(
         str | None, typer.Option(help="Split of the corpus: test, test_voices, paragraphs or dev; '' for all.")
     ] = "test",
     corpus: WhisperCorpus = WHISPER_CORPUS,
+    allow_absolute_paths: AbsolutePaths = False,
     audio: Annotated[
         list[Path] | None,
         typer.Option(
@@ -112,6 +116,7 @@ def asr(
         corpus,
         model,
         recordings=audio or (),
+        allow_absolute_paths=allow_absolute_paths,
         heads=heads,
         plan=parse_plan(plan),
         plain=plain,
@@ -131,6 +136,7 @@ def asr(
 def vlm(
     questions: Questions = None,
     images: Pictures = None,
+    allow_absolute_paths: AbsolutePaths = False,
     prompt: OwnPrompt = OWN_PROMPT,
     model: Model = VLM_MODEL,
     drafter: Annotated[str, typer.Option("--drafter", "-d", help="As for `mmdec describe`.")] = "auto",
@@ -156,6 +162,7 @@ def vlm(
         questions,
         images,
         model,
+        allow_absolute_paths=allow_absolute_paths,
         prompt=prompt,
         drafter=None if drafter == "none" else drafter,
         plan=parse_plan(plan),

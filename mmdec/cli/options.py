@@ -32,6 +32,10 @@ Limit = Annotated[int | None, typer.Option(min=1, help="Use only this many utter
 WhisperCorpus = Annotated[
     Path, typer.Option("--corpus", help="A folder in LibriSpeech's layout, or a .tsv or .jsonl with path and text.")
 ]
+AbsolutePaths = Annotated[
+    bool,
+    typer.Option("--allow-absolute-paths", help="Lists may name absolute paths, and links may lead out of the corpus."),
+]
 Heads = Annotated[Path | None, typer.Option(help="A directory with Medusa heads. Default: the model's own.")]
 Plan = Annotated[
     str,
@@ -42,7 +46,7 @@ Questions = Annotated[
     typer.Option(
         help="What is asked: a .jsonl with image, question and perhaps answer; a table like that of the sample "
         "pictures, data/samples/images/samples.tsv; the file of TextVQA, VQAv2 or "
-        "LLaVA-Bench; a folder with MMMU's parquet; or drawn scenes. Default: data/scenes/test.json; with --images "
+        "LLaVA-Bench; or drawn scenes. Default: data/scenes/test.json; with --images "
         "alone --prompt about each of them.",
         show_default=False,
     ),

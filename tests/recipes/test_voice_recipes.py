@@ -50,7 +50,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number in range(count):
             letters = [*"abcd"[: 2 + number % 3], "pau", *"eb"[: 1 + number // 3]]
             phones = [("pau", 0.1), *[(phone, 0.1 + 0.15 * (i + 1)) for i, phone in enumerate(letters)], ("pau", 1.4)]
-            name = f"common_voice_fr_{number:08d}.mp3"
+            name = f"common_voice_fr_{number + 100 * (split == 'dev'):08d}.mp3"
             save_audio(root / split / f"{name}.wav", speech(phones, generator))
             table.append(f"{name}\t{' '.join(letters)}.")
             alignments.append(f"{name}\t{' '.join(f'{phone}:{end:.3f}' for phone, end in phones)}")

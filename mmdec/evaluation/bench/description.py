@@ -26,6 +26,7 @@ from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.pipelines.description.load import AUTO, as_drafter
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log
+from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.image_text_questions import ImageQuestion
 from mmdec.types import InputError, MmdecError
 
@@ -50,6 +51,7 @@ def bench_vlm(
     images: str | os.PathLike[str] | None = None,
     model: str | os.PathLike[str] | LoadedVlm = DEFAULT_MODEL,
     *,
+    allow_absolute_paths: bool = False,
     prompt: str = PROMPT,
     drafters: Sequence[str] = (AUTO,),
     plan: str = "learned",
@@ -62,9 +64,9 @@ def bench_vlm(
 ) -> dict[str, Any]:
     """Time drafters against greedy `generate`, its prompt lookup, and mmdec's plain decoding; a JSON-ready report.
 
-    questions, images, prompt: as for `evaluate_vlm`; per_task of each task are taken, evenly spaced. drafters: as
-    `describe` takes them; the first is compared with the others, too. plan: draft size, see `parse_plan`. Raises
-    InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
+    questions, images, allow_absolute_paths, prompt: as for `evaluate_vlm`; per_task of each task are taken,
+    evenly spaced. drafters: as `describe` takes them; the first is compared with the others, too. plan: draft size, see
+    `parse_plan`. Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
     check_whole("per_task", per_task, 1, 2**31, "6 of each task give a first impression.")
     check_whole("repeats", repeats, 1, 10_000, "5 give quartiles.")
@@ -74,7 +76,7 @@ def bench_vlm(
     nodes = parse_plan(plan)
     torch.set_num_threads(threads)
     vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, device)
-    chosen = questions_of(questions, images, prompt, per_task)
+    chosen = questions_of(questions, images, prompt, per_task, Admission(allow_absolute_paths))
     drafted = [Method.drafted(name, as_drafter(vlm, name), nodes) for name in drafters]
     harness = DescriptionHarness(vlm, max_new_tokens)
     return {

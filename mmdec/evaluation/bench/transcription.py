@@ -30,6 +30,7 @@ from mmdec.generation.speculation import Nodes
 from mmdec.hub.whisper import DEFAULT_MODEL, LoadedWhisper, load_whisper
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log
+from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.librispeech import read_splits
 from mmdec.training.corpora.tables import evenly_spaced
 from mmdec.types import Drafter, InputError
@@ -60,6 +61,7 @@ def bench_asr(
     splits: Sequence[str] = SPLITS,
     model: str | os.PathLike[str] | LoadedWhisper = DEFAULT_MODEL,
     *,
+    allow_absolute_paths: bool = False,
     heads: str | os.PathLike[str] | None = None,
     assistant: str | os.PathLike[str] | None = None,
     plan: str = "learned",
@@ -76,11 +78,11 @@ def bench_asr(
 ) -> dict[str, Any]:
     """Time Medusa heads against greedy decoding, prompt lookup and an assistant; a JSON-ready report.
 
-    recordings: audio files; none takes `per_bin` of each length from the corpus's splits. assistant: directory of a
-    smaller Whisper; None makes one of the model's own layers. plan: draft size, see `parse_plan`. sweep: more draft
-    sizes, timed on the long recordings alone and in batches. batch: long recordings in a batch. peer: another engine
-    ("ctranslate2") to time with the same weights on the long recordings of one window. Raises InputError, and
-    MmdecError if mmdec's tokens differ from those of greedy decoding.
+    recordings: audio files; none takes `per_bin` of each length from the corpus's splits. allow_absolute_paths: see
+    `Admission`. assistant: directory of a smaller Whisper; None makes one of the model's own layers. plan: draft size,
+    see `parse_plan`. sweep: more draft sizes, timed on the long recordings alone and in batches. batch: long recordings
+    in a batch. peer: another engine ("ctranslate2") to time with the same weights on the long recordings of one window.
+    Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
     if min(per_bin, repeats, batch) < 1:
         raise InputError(f"`repeats`, `per_bin` and `batch` must be at least 1, but are {repeats}, {per_bin}, {batch}.")
@@ -90,7 +92,8 @@ def bench_asr(
     whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, device)
     bench = _Bench(TranscriptionHarness(whisper, language, max_new_tokens), repeats, batch, log)
     drafter = whisper.heads(heads)
-    chosen = _given(bench.harness, recordings) if recordings else from_corpus(bench.harness, corpus, splits, per_bin)
+    admission = Admission(allow_absolute_paths)
+    chosen = _given(bench.harness, recordings) or from_corpus(bench.harness, corpus, splits, per_bin, admission)
     report = {
         "what": "a = mmdec with Medusa heads, b = the other; ratios are b / a",
         "model": whisper.directory.name if whisper.directory else "given",
@@ -198,10 +201,14 @@ def _long(chosen: Sequence[Recording]) -> list[int]:
 
 
 def from_corpus(
-    harness: TranscriptionHarness, corpus: str | os.PathLike[str], splits: Sequence[str], per_bin: int
+    harness: TranscriptionHarness,
+    corpus: str | os.PathLike[str],
+    splits: Sequence[str],
+    per_bin: int,
+    admission: Admission = STRICT,
 ) -> list[Recording]:
     """`per_bin` recordings of each length, evenly spaced over the splits."""
-    rows = read_splits(os.fspath(corpus), list(splits))
+    rows = read_splits(os.fspath(corpus), list(splits), admission)
     chosen = []
     for low, high in BINS:
         fitting = [row for row in rows if low <= len(row.text.split()) <= high]

@@ -39,7 +39,7 @@ def build_recogniser(cvss: Path, lexicon: Lexicon | None, log: Log) -> Recognise
             f"`asr` must have the training text, but '{training}' does not exist. Pass asr=False to do without."
         )
     log("preparing the recogniser")
-    return Recogniser((line[1] for line in read_table(training) if len(line) > 1), lexicon or {})
+    return Recogniser((line[1] for _, line in read_table(training) if len(line) > 1), lexicon or {})
 
 
 def add_asr_bleu(

@@ -26,6 +26,7 @@ from mmdec.pipelines.description.load import AUTO, as_drafter
 from mmdec.pipelines.inputs import BatchError
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log
+from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.image_text_questions import ImageQuestion, asked_of, by_task, read_questions, swapped
 from mmdec.training.metrics import text as metrics
 from mmdec.training.metrics.answer_score import claims_held, normalise, right_answer, right_in_other_words
@@ -70,6 +71,7 @@ def evaluate_vlm(
     images: str | os.PathLike[str] | None = None,
     model: str | os.PathLike[str] | LoadedVlm = DEFAULT_MODEL,
     *,
+    allow_absolute_paths: bool = False,
     prompt: str = PROMPT,
     drafter: DraftedBy = AUTO,
     plan: Nodes = None,
@@ -85,9 +87,9 @@ def evaluate_vlm(
     """Score a model; a JSON-ready report.
 
     questions: a file or folder, see `read_questions`; None: the drawn scenes, or where images are given, `prompt` about
-    each of them. images: the folder of the pictures, or one picture. limit: questions of each
-    task, evenly spaced. swap: ask about another picture of the same task; what is still right then is what the
-    language alone tells. plan: draft size, as `num_speculative_tokens`. worst: wrong answers that are listed.
+    each of them. images: the folder of the pictures, or one picture. allow_absolute_paths: see `Admission`. limit:
+    questions of each task, evenly spaced. swap: ask about another picture of the same task; what is still right then is
+    what the language alone tells. plan: draft size, as `num_speculative_tokens`. worst: wrong answers that are listed.
 
     "right" asks for the reference's own words; where answers say the same in another sentence, "right_in_any_words"
     counts them, too.
@@ -99,7 +101,7 @@ def evaluate_vlm(
     check_whole("batch_size", batch_size, 1, 4096, "1 asks one by one.")
     if limit is not None:
         check_whole("limit", limit, 1, 2**31, "Leave it out for all questions.")
-    chosen = questions_of(questions, images, prompt, limit)
+    chosen = questions_of(questions, images, prompt, limit, Admission(allow_absolute_paths))
     chosen = swapped(chosen) if swap else chosen
     torch.set_num_threads(threads)
     vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, device)
@@ -134,7 +136,11 @@ def _report(answered: Sequence[Answered], worst: int) -> dict[str, Any]:
 
 
 def questions_of(
-    questions: str | os.PathLike[str] | None, images: str | os.PathLike[str] | None, prompt: str, limit: int | None
+    questions: str | os.PathLike[str] | None,
+    images: str | os.PathLike[str] | None,
+    prompt: str,
+    limit: int | None,
+    admission: Admission = STRICT,
 ) -> list[ImageQuestion]:
     """Those of a file, or one about each of a person's own pictures. Raises InputError where there are none."""
     if questions is None and images is not None:
@@ -145,7 +151,7 @@ def questions_of(
             f"`questions` must be given where '{listed}' is not there. Draw the scenes with `python "
             "data/build/scenes.py --out data/scenes`, or name a list of your own."
         )
-    chosen = read_questions(listed, None if images is None else os.fspath(images), limit)
+    chosen = read_questions(listed, None if images is None else os.fspath(images), limit, admission)
     if not chosen:
         raise InputError(f"`questions` must hold questions, but '{listed}' has none. Check the file.")
     return chosen

@@ -26,6 +26,7 @@ from mmdec.generation.speculation import Nodes
 from mmdec.hub.whisper import DEFAULT_MODEL, LoadedWhisper, load_whisper
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log
+from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.librispeech import Utterance, read_recordings, read_utterances
 from mmdec.training.corpora.tables import evenly_spaced
 from mmdec.training.metrics import text as metrics
@@ -53,6 +54,7 @@ def evaluate_asr(
     model: str | os.PathLike[str] | LoadedWhisper = DEFAULT_MODEL,
     *,
     recordings: Sequence[str | os.PathLike[str]] = (),
+    allow_absolute_paths: bool = False,
     heads: str | os.PathLike[str] | None = None,
     plan: Nodes = None,
     plain: bool = True,
@@ -67,11 +69,11 @@ def evaluate_asr(
 ) -> dict[str, Any]:
     """Score a Whisper; a JSON-ready report.
 
-    recordings: sound files with their transcripts beside them (.txt), instead of the corpus. heads: a directory; None
-    takes the model's own. Without heads, transformers decodes, and there is no speedup. plan: draft size, as
-    `num_speculative_tokens` of `mmdec.speculate`. plain: also decode each batch with transformers' own loop, right
-    after mmdec's, for the speedup and to compare tokens. language: None detects it. limit: use this many utterances,
-    evenly spaced. worst: how many transcripts with most errors are listed.
+    recordings: sound files with their transcripts beside them (.txt), instead of the corpus. allow_absolute_paths: see
+    `Admission`. heads: a directory; None takes the model's own. Without heads, transformers decodes, and there is no
+    speedup. plan: draft size, as `num_speculative_tokens` of `mmdec.speculate`. plain: also decode each batch with
+    transformers' own loop, right after mmdec's, for the speedup and to compare tokens. language: None detects it.
+    limit: use this many utterances, evenly spaced. worst: how many transcripts with most errors are listed.
 
     A recording that `mmdec.transcribe` refuses counts as an empty transcript and is named. A recording of more than a
     window (30 s) is decoded alone, by transformers' long-form code. Raises InputError.
@@ -80,7 +82,7 @@ def evaluate_asr(
     found = (
         read_recordings([os.fspath(path) for path in recordings])
         if recordings
-        else read_utterances(os.fspath(corpus), split)
+        else read_utterances(os.fspath(corpus), split, Admission(allow_absolute_paths))
     )
     rows = evenly_spaced(found, limit)
     torch.set_num_threads(threads)

@@ -19,6 +19,7 @@ import numpy as np
 from mmdec.checks.arguments import check_threads
 from mmdec.evaluation.quality.asr_bleu import add_asr_bleu, build_recogniser, read_samples
 from mmdec.runtime import Log, no_log
+from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.cvss import SpeechPair, corpus_lexicon, read_pairs
 from mmdec.training.corpora.tables import evenly_spaced
 from mmdec.training.metrics import text as metrics
@@ -69,6 +70,7 @@ def evaluate_speech(
     *,
     common_voice: str | os.PathLike[str] | None = None,
     cvss: str | os.PathLike[str] | None = None,
+    allow_absolute_paths: bool = False,
     limit: int | None = None,
     asr: bool = True,
     device: str | None = None,
@@ -78,9 +80,9 @@ def evaluate_speech(
 ) -> dict[str, Any]:
     """Score a speech translator; a JSON-ready report.
 
-    limit: use this many utterances, evenly spaced. asr: compute ASR-BLEU, too. translator: replaces the model. log:
-    gets lines of progress. The strategies run in turn on each recording, after one warm-up each. A recording that is
-    refused counts as an empty translation and is named. Raises InputError.
+    allow_absolute_paths: see `Admission`. limit: use this many utterances, evenly spaced. asr: compute ASR-BLEU, too.
+    translator: replaces the model. log: gets lines of progress. The strategies run in turn on each recording, after one
+    warm-up each. A recording that is refused counts as an empty translation and is named. Raises InputError.
     """
     if limit is not None and limit < 1:
         raise InputError(f"`limit` must be at least 1, but is {limit}. Leave it out for the whole split.")
@@ -90,7 +92,7 @@ def evaluate_speech(
     root = Path(corpus)
     target = Path(cvss) if cvss is not None else root / "cvss_c"
     source = Path(common_voice) if common_voice is not None else root / "cv" / "fr"
-    usable, skipped = read_pairs(source, target, split, scoring=True)
+    usable, skipped = read_pairs(source, target, split, scoring=True, admission=Admission(allow_absolute_paths))
     rows = evenly_spaced(usable, limit)
     lexicon = corpus_lexicon(root)
     recogniser = build_recogniser(target, lexicon, log) if asr else None

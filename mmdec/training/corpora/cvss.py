@@ -14,16 +14,20 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
+from mmdec.checks.errors import InputError
 from mmdec.phonetics.lexicon import lower_case, read_lexicon, spoken
+from mmdec.training.corpora.admission import STRICT, Admission, BadRows
 from mmdec.training.corpora.alignment import parse_alignment
 from mmdec.training.corpora.tables import read_table
-from mmdec.types import InputError
+from mmdec.training.corpora.text_files import shown
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 WAV_HEADER = 44  # bytes of a WAV file that holds no samples
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,42 +50,22 @@ class SpeechPair:
         return phones[spoken(phones)]
 
 
-@dataclass
-class BadRows:
-    """Rows left out: their names by reason."""
-
-    names: dict[str, list[str]] = field(default_factory=dict)
-
-    def add(self, reason: str, name: str) -> None:
-        self.names.setdefault(reason, []).append(name)
-
-    @property
-    def count(self) -> int:
-        return sum(len(names) for names in self.names.values())
-
-    def report(self, shown: int = 5) -> str:
-        """One line a reason: how many rows, and the first names."""
-        return "\n".join(
-            f"{reason}: {len(names)} ({', '.join(names[:shown])}{', ...' if len(names) > shown else ''})"
-            for reason, names in sorted(self.names.items())
-        )
-
-
 def read_pairs(
-    common_voice: Path, cvss: Path, split: str, *, scoring: bool = False
+    common_voice: Path, cvss: Path, split: str, *, scoring: bool = False, admission: Admission = STRICT
 ) -> tuple[list[SpeechPair], BadRows]:
     """The usable rows of a split, in the order of its table, and those left out.
 
-    scoring: read rows without a source sentence or an alignment, too. Raises InputError for a missing table, and if no
-    row can be used.
+    scoring: read rows without a source sentence or an alignment, too. Raises InputError for a missing table, for names
+    that lead out of their folders, and if no row can be used.
     """
-    translations = read_translations(cvss, split)
+    translations = read_translations(cvss, split, admission)
     sentences = {} if scoring else _read_sentences(common_voice, split)
     alignments = read_alignments(cvss, split, required=not scoring)
-    references = {line[0]: tuple(filter(None, line[1:])) for line in read_table(cvss / f"{split}.references.tsv")}
+    references = _keyed(cvss / f"{split}.references.tsv")
+    clips = admission.names(common_voice / "clips")
     pairs, bad = [], BadRows()
     for name, translation in translations:
-        clip, recording = common_voice / "clips" / name, cvss / split / f"{name}.wav"
+        clip, recording = clips(name, f"a row of {shown(cvss / f'{split}.tsv')}"), cvss / split / f"{name}.wav"
         alignment = _parse_or_empty(alignments.get(name, ""))
         if not scoring and name not in sentences:
             bad.add("no source sentence", name)
@@ -96,21 +80,36 @@ def read_pairs(
         elif not holds_samples(recording):
             bad.add("target recording missing or empty", name)
         else:
-            accepted = references.get(name) or (translation,)
+            accepted = tuple(filter(None, references.get(name, ()))) or (translation,)
             pair = SpeechPair(name, clip, recording, translation, accepted, alignment, *sentences.get(name, ()))
             if pair.units or scoring:
                 pairs.append(pair)
             else:
                 bad.add("alignment of pauses alone", name)
     if not pairs:
-        raise InputError(f"`split` must hold usable rows, but '{split}' has none. Check the paths.\n{bad.report()}")
+        raise no_rows(split, bad)
     return pairs, bad
 
 
-def read_translations(cvss: Path, split: str) -> list[tuple[str, str]]:
+def no_rows(split: str, bad: BadRows) -> InputError:
+    """What is said of a split that has nothing but bad rows."""
+    found = bad.report(between="; ") or "its table is empty"
+    return InputError(f"`split` must hold usable rows, but '{split}' has none ({found}). Check the paths.")
+
+
+def read_translations(cvss: Path, split: str, admission: Admission = STRICT) -> list[tuple[str, str]]:
     """(name, translation) of each row of a split; an empty translation if the row has none."""
     table = _check_exists(cvss / f"{split}.tsv")
-    return [(line[0], line[1] if len(line) > 1 else "") for line in read_table(table)]
+    names = admission.names(cvss / split)
+    rows: dict[tuple[str, str], None] = {}  # a line that is repeated counts once
+    first: dict[str, tuple[str, int]] = {}
+    for number, (name, *rest) in read_table(table):
+        names(f"{name}.wav", f"line {number} of {shown(table)}")
+        text = rest[0] if rest else ""
+        if text.strip():
+            _check_same(first, name, text, table, number)
+        rows[name, text] = None
+    return list(rows)
 
 
 def read_alignments(cvss: Path, split: str, required: bool = True) -> dict[str, str]:
@@ -118,7 +117,27 @@ def read_alignments(cvss: Path, split: str, required: bool = True) -> dict[str, 
     table = cvss / f"{split}.alignment.tsv"
     if required:
         _check_exists(table)
-    return {line[0]: line[1] if len(line) > 1 else "" for line in read_table(table)}
+    return {name: rest[0] if rest else "" for name, rest in _keyed(table).items()}
+
+
+def _keyed(table: Path) -> dict[str, list[str]]:
+    """The columns after the first by the first, which is unique; nothing if there is no table."""
+    rows: dict[str, list[str]] = {}
+    first: dict[str, tuple[list[str], int]] = {}
+    for number, (name, *rest) in read_table(table):
+        _check_same(first, name, rest, table, number)
+        rows[name] = rest
+    return rows
+
+
+def _check_same(first: dict[str, tuple[T, int]], name: str, value: T, table: Path, number: int) -> None:
+    """Refuse a name that comes again with something else."""
+    known, line = first.setdefault(name, (value, number))
+    if known != value:
+        raise InputError(
+            f"`corpus` must name each recording once, but line {number} of {shown(table)} has '{name:.80}' again, with "
+            f"something else than line {line}. Remove one of them."
+        )
 
 
 def normalise(text: str) -> str:
@@ -169,16 +188,24 @@ def _parse_or_empty(text: str) -> tuple[tuple[str, float], ...]:
 def _read_sentences(common_voice: Path, split: str) -> dict[str, tuple[str, str]]:
     """Source sentence and speaker of each clip."""
     table = common_voice / f"{split}.tsv"
-    lines = read_table(_check_exists(table if table.is_file() else common_voice / "validated.tsv"))
-    columns = next(lines, [])
+    table = _check_exists(table if table.is_file() else common_voice / "validated.tsv")
+    lines = read_table(table)
+    _, columns = next(lines, (1, []))
     try:
         path, sentence, speaker = (columns.index(name) for name in ("path", "sentence", "client_id"))
     except ValueError as error:
         raise InputError(
-            f"`{table.name}` must have the columns client_id, path and sentence, but has {columns}. "
-            "Use Common Voice's own tables."
+            f"`{table.name}` must have the columns client_id, path and sentence, but line 1 of {shown(table)} has "
+            f"{columns!s:.200}. Use Common Voice's own tables."
         ) from error
-    return {line[path]: (line[sentence], line[speaker]) for line in lines if len(line) > max(path, sentence, speaker)}
+    sentences: dict[str, tuple[str, str]] = {}
+    first: dict[str, tuple[tuple[str, str], int]] = {}
+    for number, line in lines:
+        if len(line) > max(path, sentence, speaker):
+            said = line[sentence], line[speaker]
+            _check_same(first, line[path], said, table, number)
+            sentences[line[path]] = said
+    return sentences
 
 
 def corpus_lexicon(root: Path) -> dict[str, list[tuple[str, ...]]] | None:

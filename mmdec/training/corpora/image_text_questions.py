@@ -11,18 +11,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
+from mmdec.checks.errors import InputError
+from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.image_text import IMAGE, Conversation, read_conversations
 from mmdec.training.corpora.tables import evenly_spaced, read_table
-from mmdec.types import InputError
+from mmdec.training.corpora.text_files import check_text, json_lines, read_json, shown
 
 MAX_BYTES = 2_000_000_000  # of a list of questions
 MAX_IMAGES = 64  # of one question
@@ -46,7 +47,7 @@ class ImageQuestion:
 
 
 def read_questions(
-    listed: str | Path, images: str | Path | None = None, limit: int | None = None
+    listed: str | Path, images: str | Path | None = None, limit: int | None = None, admission: Admission = STRICT
 ) -> list[ImageQuestion]:
     """The questions of a file. images: the folder of the pictures; by default where the layout has it.
 
@@ -54,18 +55,18 @@ def read_questions(
     too large or in none of the layouts, naming the row.
     """
     path = Path(listed)
-    if path.suffix == ".tsv":
-        return by_task(_table(path, path.parent if images is None else Path(images)), limit)
-    rows = _rows(path)
     folder = None if images is None else Path(images)
+    if path.suffix == ".tsv":
+        return by_task(_table(path, folder or path.parent, admission), limit)
+    if path.suffix == ".jsonl":
+        return by_task(_lines(path, folder, admission), limit)
+    rows = read_json(path, "questions", "JSON", MAX_BYTES)
     if isinstance(rows, dict) and isinstance(rows.get("data"), list):
-        questions = _textvqa(rows["data"], path, folder or path.parent / "train_images")
+        questions = _textvqa(rows["data"], path, folder or path.parent / "train_images", admission)
     elif isinstance(rows, dict) and isinstance(rows.get("questions"), list):
         questions = _vqav2(rows, path, folder)
-    elif path.suffix == ".jsonl" and isinstance(rows, list):
-        questions = _lines(rows, path, folder)
     elif isinstance(rows, list):
-        questions = _conversations(read_conversations(path, folder))
+        questions = _conversations(read_conversations(path, folder, admission))
     else:
         raise InputError(
             f"`questions` must be .jsonl, .tsv, a JSON list, or TextVQA's or VQAv2's JSON, but '{path}' is "
@@ -119,92 +120,85 @@ def swapped(questions: Sequence[ImageQuestion]) -> list[ImageQuestion]:
     return [replace(question, images=others[id(question)]) for question in questions]
 
 
-def _rows(path: Path) -> Any:
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"`questions` must have at most {MAX_BYTES} bytes, but '{path}' has more. Divide it.")
-        with open(path, encoding="utf-8-sig") as file:  # some editors begin a file with a mark
-            return [json.loads(line) for line in file if line.strip()] if path.suffix == ".jsonl" else json.load(file)
-    except OSError as error:
+def _refuse(place: str, rule: str, value: object) -> InputError:
+    return InputError(f"{place[0].upper()}{place[1:]} must have {rule}, but has {str(value)[:80]!r}. Mend it.")
+
+
+def _check_once(seen: dict[str, str], name: str, place: str) -> str:
+    """The id of a question. Raises InputError for one that comes again."""
+    if seen.setdefault(name, place) != place:
         raise InputError(
-            f"`questions` must be a readable file, but '{path}' is not: {error}. Check the path."
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"`questions` must be JSON, but '{path}' is not: {error}. Mend the file.") from None
+            f"`questions` must have an id for each question, but {place} has '{name:.80}' again, as {seen[name]}. Give "
+            "it another."
+        )
+    return check_text(name, "questions", place)
 
 
-def _refuse(number: int, path: Path, rule: str, value: object) -> InputError:
-    return InputError(f"Row {number} of '{path}' must have {rule}, but has {str(value)[:80]!r}. Mend the row.")
-
-
-def _picture_path(folder: Path, name: object, number: int, path: Path) -> Path:
-    """A picture inside the folder."""
-    if not isinstance(name, str) or not name:
-        raise _refuse(number, path, "a path, or a list of paths, as `image`", name)
-    inside = PurePosixPath(name)
-    if inside.is_absolute() or ".." in inside.parts or "\0" in name:
-        raise _refuse(number, path, "an `image` inside the folder of images", name)
-    return folder / name
-
-
-def _lines(rows: Sequence[Any], path: Path, given: Path | None) -> list[ImageQuestion]:
+def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQuestion]:
     """Without a folder a picture beside the list is taken where it is there, else images/, as LLaVA-Bench has it."""
-    questions = []
-    for number, row in enumerate(rows):
+    questions, seen = [], dict[str, str]()
+    names, apart = admission.names(given or path.parent), path.parent / "images"
+    names_apart = admission.names(apart) if given is None and apart.is_dir() else None
+    for index, (number, row) in enumerate(json_lines(path, "questions")):
+        place = f"line {number} of {shown(path)}"
         if not isinstance(row, dict):
-            raise _refuse(number, path, "fields", row)
+            raise _refuse(place, "fields", row)
         row = {name: value for name, value in row.items() if value is not None}  # as tables write what is lacking
         text = row.get("question", row.get("text"))
         if not isinstance(text, str) or not text.strip():
-            raise _refuse(number, path, "a text as `question` or `text`", text)
+            raise _refuse(place, "a text as `question` or `text`", text)
         named = row.get("image", [])
         named = [named] if isinstance(named, str) else named
-        if not isinstance(named, list) or len(named) > MAX_IMAGES:
-            raise _refuse(number, path, f"at most {MAX_IMAGES} paths as `image`", named)
+        if not isinstance(named, list) or len(named) > MAX_IMAGES or not all(isinstance(name, str) for name in named):
+            raise _refuse(place, f"at most {MAX_IMAGES} paths as `image`", named)
         answers = row.get("answers", row.get("answer", []))
         answers = [answers] if isinstance(answers, str) else answers
         if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
-            raise _refuse(number, path, "a text, or a list of texts, as `answer`", answers)
-        pictures = tuple(_picture_path(given or path.parent, name, number, path) for name in named)
-        if given is None:
-            apart = path.parent / "images"
+            raise _refuse(place, "a text, or a list of texts, as `answer`", answers)
+        for said in (text, *answers):
+            check_text(said, "questions", place)
+        pictures = tuple(names(name, place) for name in named)
+        if names_apart is not None:
             pictures = tuple(
-                apart / name if os.path.isdir(apart) and not os.path.exists(picture) else picture
+                picture if os.path.exists(picture) else names_apart(name, place)
                 for picture, name in zip(pictures, named, strict=True)
             )  # os.path: a name that no file can have is one that is not there
-        name = str(row.get("question_id", row.get("id", number)))
+        name = row.get("question_id", row.get("id"))
+        name = str(index) if name is None else _check_once(seen, str(name), place)
         task = str(row.get("category", row.get("task", "all")))
         scoring = "" if not answers else "exact" if len(answers) < 10 else ""
         questions.append(ImageQuestion(name, text.strip(), pictures, task, scoring, tuple(answers)))
     return questions
 
 
-def _table(path: Path, folder: Path) -> list[ImageQuestion]:
+def _table(path: Path, folder: Path, admission: Admission) -> list[ImageQuestion]:
     """Answers are whole sentences: nothing says which part of them counts."""
-    questions = []
-    rows = list(read_table(path))
-    if not rows or rows[0] != COLUMNS:
-        raise _refuse(0, path, f"the columns {', '.join(COLUMNS)}", rows[0] if rows else "no row")
-    for number, row in enumerate(rows[1:], 1):
+    questions, names = [], admission.names(folder)
+    rows = list(read_table(path, "questions"))
+    columns = f"the columns {', '.join(COLUMNS)}"
+    if not rows or rows[0][1] != COLUMNS:
+        raise _refuse(f"line 1 of {shown(path)}", columns, rows[0][1] if rows else "no row")
+    for index, (number, row) in enumerate(rows[1:], 1):
+        place = f"line {number} of {shown(path)}"
         if len(row) != len(COLUMNS) or not row[2].strip():
-            raise _refuse(number, path, f"the columns {', '.join(COLUMNS)}, with a text as `question`", row)
+            raise _refuse(place, f"{columns}, with a text as `question`", row)
         file, task, text, answer = row
-        picture = _picture_path(folder, file, number, path)
-        questions.append(ImageQuestion(f"{file}-{number}", text, (picture,), task, reference=answer))
+        questions.append(ImageQuestion(f"{file}-{index}", text, (names(file, place),), task, reference=answer))
     return questions
 
 
-def _textvqa(rows: Sequence[Any], path: Path, folder: Path) -> list[ImageQuestion]:
-    questions = []
+def _textvqa(rows: Sequence[Any], path: Path, folder: Path, admission: Admission) -> list[ImageQuestion]:
+    questions, names, seen = [], admission.names(folder), dict[str, str]()
     for number, row in enumerate(rows):
+        place = f"row {number} of {shown(path)}"
         try:
-            picture = _picture_path(folder, f"{row['image_id']}.jpg", number, path)
+            file = f"{row['image_id']}.jpg"
             answers = tuple(str(answer) for answer in row.get("answers", ()))
-            text = str(row["question"]).strip() + SHORT
-            name = str(row["question_id"])
+            text = check_text(str(row["question"]).strip() + SHORT, "questions", place)
+            name = _check_once(seen, str(row["question_id"]), place)
         except (KeyError, TypeError, AttributeError) as error:
-            raise _refuse(number, path, "`image_id`, `question` and `question_id`, as TextVQA's", error) from None
-        questions.append(ImageQuestion(name, text, (picture,), "textvqa", answers=answers))
+            raise _refuse(place, "`image_id`, `question` and `question_id`, as TextVQA's", error) from None
+        questions.append(ImageQuestion(name, text, (names(file, place),), "textvqa", answers=answers))
     return questions
 
 
@@ -215,16 +209,20 @@ def _vqav2(rows: Mapping[str, Any], path: Path, folder: Path | None) -> list[Ima
         raise InputError(f"`questions` must name its `data_subtype` in letters, but '{path}' has {subset[:80]!r}.")
     coco = subset.replace("test-dev", "test")
     notes = _annotations(path)
-    questions = []
+    questions, seen = [], dict[str, str]()
     for number, row in enumerate(rows["questions"]):
+        place = f"row {number} of {shown(path)}"
         try:
             name, picture = int(row["question_id"]), int(row["image_id"])
-            text = str(row["question"]).strip() + SHORT
+            text = check_text(str(row["question"]).strip() + SHORT, "questions", place)
             note = notes.get(name, {})
             answers = tuple(str(answer["answer"]) for answer in note.get("answers", ()))
             task = str(note.get("answer_type", "all"))
+        except InputError:
+            raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _refuse(number, path, "`question_id`, `image_id` and `question`, as VQAv2's", error) from None
+            raise _refuse(place, "`question_id`, `image_id` and `question`, as VQAv2's", error) from None
+        _check_once(seen, str(name), place)
         file = (folder or path.parent / coco) / f"COCO_{coco}_{picture:012d}.jpg"
         questions.append(ImageQuestion(str(name), text, (file,), task, answers=answers))
     return questions
@@ -238,7 +236,7 @@ def _annotations(path: Path) -> dict[int, Mapping[str, Any]]:
     beside = path.with_name(name)
     if beside == path or not beside.is_file():
         return {}
-    rows = _rows(beside)
+    rows = read_json(beside, "questions", "JSON", MAX_BYTES)
     try:
         return {int(row["question_id"]): row for row in rows["annotations"]}
     except (KeyError, TypeError, ValueError) as error:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from mmdec.types import InputError
+from mmdec.checks.errors import InputError
+from mmdec.training.corpora.admission import STRICT, Admission
+from mmdec.training.corpora.tables import read_table
+from mmdec.training.corpora.text_files import check_text, json_lines, problem_of, shown, text_lines
 
 SOUNDS = (".flac", ".wav", ".mp3", ".ogg")
+MANIFEST = "a manifest with `path` and `text`"
 
 
 @dataclass(frozen=True)
@@ -21,30 +24,37 @@ class Utterance:
     text: str
     speaker: str
     chapter: str
+    place: str = field(default="", compare=False)  # where it is listed
 
 
-def read_utterances(root: str | Path, split: str | None = None) -> list[Utterance]:
+def read_utterances(root: str | Path, split: str | None = None, admission: Admission = STRICT) -> list[Utterance]:
     """The utterances of a corpus, in order.
 
     root: a folder in LibriSpeech's layout ({split}/{speaker}/{chapter}/*.trans.txt beside the sound files), or a
     manifest, .tsv with a header or .jsonl, of `path` (relative to the manifest), `text`, perhaps `speaker`, `chapter`
-    and `split`. split: a folder below root, or the manifest's rows of that split. Raises InputError for what is not
-    there.
+    and `split`. split: a folder below root, or the manifest's rows of that split. A recording that is missing is left
+    to its reader, unless all are. Raises InputError, which names file and line, for what is not there.
     """
     path = Path(root)
     if path.is_file():
-        utterances = list(_manifest(path, split))
+        utterances = list(_manifest(path, split, admission))
     elif path.suffix in (".tsv", ".jsonl"):
         raise InputError(f"`root` must be an existing manifest, but '{path}' is no file. Check the path of the corpus.")
     else:
         folder = path / split if split else path
         if not folder.is_dir():
             raise InputError(f"`root` must hold '{split or ''}', but '{folder}' is no folder. Check corpus and split.")
-        utterances = [row for file in sorted(folder.rglob("*.trans.txt")) for row in _chapter(file)]
+        utterances = [row for file in sorted(folder.rglob("*.trans.txt")) for row in _chapter(file, admission)]
     if not utterances:
         raise InputError(
             f"`root` must hold transcripts (*.trans.txt, or a manifest's rows), but '{path}' has none for split "
             f"{split!r}. LibriSpeech's layout or a .tsv or .jsonl of `path` and `text` is read."
+        )
+    if not any(row.path.is_file() for row in utterances):
+        first = utterances[0]
+        raise InputError(
+            f"`root` must name existing sound files, but none of {len(utterances)} is there: {shown(first.path)} of "
+            f"{first.place} does not exist. Check the path of the corpus."
         )
     return utterances
 
@@ -55,55 +65,89 @@ def read_recordings(paths: Sequence[str | Path]) -> list[Utterance]:
     for number, path in enumerate(map(Path, paths)):
         beside = path.with_suffix(".txt")
         try:
-            text = beside.read_text(encoding="utf-8").strip()
-        except (OSError, ValueError):
+            text = " ".join(line for _, line in text_lines(beside, "recordings"))
+        except InputError as error:
             raise InputError(
-                f"`recordings` must have their transcripts beside them, but '{beside}' cannot be read. Write what is "
-                "said there, as UTF-8; `mmdec bench asr` needs none."
+                f"`recordings` must have their transcripts beside them, but '{beside}' cannot be read: "
+                f"{problem_of(error)}. Write what is said there; `mmdec bench asr` needs none."
             ) from None
         if not path.is_file():
             raise InputError(f"`recordings` must be sound files, but '{path}' is none. Check the path.")
-        utterances.append(Utterance(path, " ".join(text.split()), str(number), str(number)))
+        utterances.append(Utterance(path, " ".join(text.split()), str(number), str(number), shown(path)))
     return utterances
 
 
-def read_splits(root: str | Path, splits: str | list[str] | None) -> list[Utterance]:
+def read_splits(root: str | Path, splits: str | list[str] | None, admission: Admission = STRICT) -> list[Utterance]:
     """Those of one split, of several, or (None) of a whole manifest."""
     named = splits if isinstance(splits, list) else [splits]
-    return [row for split in named for row in read_utterances(root, split)]
+    return [row for split in named for row in read_utterances(root, split, admission)]
 
 
-def _chapter(file: Path) -> Iterator[Utterance]:
+def _chapter(file: Path, admission: Admission) -> Iterator[Utterance]:
     speaker, chapter = file.parent.parent.name, f"{file.parent.parent.name}-{file.parent.name}"
-    for line in file.read_text(encoding="utf-8").splitlines():
+    names, lines = admission.names(file.parent), dict[str, int]()
+    for number, line in text_lines(file, "root"):
         name, _, text = line.strip().partition(" ")
-        if not name:
-            continue
-        paths = [path for suffix in SOUNDS if (path := file.parent / f"{name}{suffix}").is_file()]
-        if not paths:
-            raise InputError(f"`root` must hold each utterance's sound, but '{file.parent / name}.flac' is missing.")
-        yield Utterance(paths[0], text.strip(), speaker, chapter)
+        place = f"line {number} of {shown(file)}"
+        if not text.strip():
+            raise InputError(f"`root` must have a text for each recording, but {place} has none. Leave the line out.")
+        if lines.setdefault(name, number) != number:
+            raise InputError(
+                f"`root` must name each recording once, but {place} has '{name:.80}' again, as line {lines[name]}. "
+                "Remove one of them."
+            )
+        paths = [names(f"{name}{suffix}", place) for suffix in SOUNDS]
+        path = next((path for path in paths if path.is_file()), paths[0])
+        yield Utterance(path, check_text(text.strip(), "root", place), speaker, chapter, place)
 
 
-def _manifest(file: Path, split: str | None) -> Iterator[Utterance]:
-    text = file.read_text(encoding="utf-8")
-    try:
-        if file.suffix == ".jsonl":
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-        else:
-            rows = list(csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
-        for number, row in enumerate(rows):
-            if split is not None and row.get("split") not in (None, split):
-                continue
+def _manifest(file: Path, split: str | None, admission: Admission) -> Iterator[Utterance]:
+    """The rows of a split; all rows are checked."""
+    names, lines = admission.names(file.parent), dict[Path, int]()
+    for number, row in _rows(file):
+        place = f"line {number} of {shown(file)}"
+        for column in ("path", "text"):
+            value = row.get(column)
+            if not isinstance(value, str) or not value.strip():
+                raise InputError(f"`root` must be {MANIFEST}, but {place} has no `{column}`. Write it there.")
+            check_text(value, "root", place)
+        path, own = names(row["path"], place), row.get("split")
+        if lines.setdefault(path, number) != number:
+            raise InputError(
+                f"`root` must name each recording once, but {place} has '{row['path']:.80}' again, as line "
+                f"{lines[path]}. Remove one of them."
+            )
+        if split is not None and (not isinstance(own, str) or not own.strip()):
+            raise InputError(
+                f"`root` must say the split of each row, but {place} has no `split`. Write train or dev there, as in "
+                "every row."
+            )
+        if split is None or str(own).strip() == split:
             speaker = str(row.get("speaker") or number)
-            path = file.parent / row["path"]
-            if not path.is_file():
+            yield Utterance(path, row["text"].strip(), speaker, str(row.get("chapter") or speaker), place)
+
+
+def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line and fields of each row."""
+    if file.suffix == ".jsonl":
+        for number, row in json_lines(file, "root", MANIFEST):
+            if not isinstance(row, dict):
+                raise InputError(f"`root` must be {MANIFEST}, but line {number} of {shown(file)} has no fields.")
+            yield number, row
+        return
+    header: list[str] = []
+    for number, fields in read_table(file, "root"):
+        if not header:
+            header = [name.strip() for name in fields]
+            if not {"path", "text"} <= set(header) or len(set(header)) < len(header):
                 raise InputError(
-                    f"`root` must name existing sound files, but '{path}' does not exist. Check row {number + 1}."
+                    f"`root` must be {MANIFEST}, but line {number} of {shown(file)} has the columns "
+                    f"{', '.join(header):.200}. Give .tsv with a header and tabs, or .jsonl."
                 )
-            yield Utterance(path, str(row["text"]).strip(), speaker, str(row.get("chapter") or speaker))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise InputError(
-            f"`root` must be a manifest with `path` and `text`, but '{file}' is not ({error}). Give .tsv with a "
-            "header, or .jsonl."
-        ) from error
+        elif len(fields) != len(header):
+            raise InputError(
+                f"`root` must have {len(header)} columns in each row, but line {number} of {shown(file)} has "
+                f"{len(fields)}. Is there a tab too few, or one within the text?"
+            )
+        else:
+            yield number, dict(zip(header, fields, strict=True))

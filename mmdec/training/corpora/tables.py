@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from mmdec.training.corpora.text_files import check_text, shown, text_lines
+
 T = TypeVar("T")
 
 
-def read_table(path: Path) -> Iterator[list[str]]:
-    """The lines of a tab-separated table, split into columns; nothing if there is no file. Quotes mean nothing."""
-    if not path.is_file():
+def read_table(path: Path, argument: str = "corpus") -> Iterator[tuple[int, list[str]]]:
+    """Number and columns of each line of a tab-separated table; nothing if there is no file. Quotes mean nothing."""
+    if not path.exists():
         return
-    with path.open(encoding="utf-8", newline="") as file:
-        yield from (line for line in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if line)
+    for number, line in text_lines(path, argument):
+        fields = line.split("\t")
+        for field in fields:
+            check_text(field, argument, f"line {number} of {shown(path)}")
+        yield number, fields
 
 
 def evenly_spaced(rows: Sequence[T], limit: int | None) -> list[T]:

@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader
 
 from mmdec.checks.errors import InputError
 from mmdec.nn.fastspeech2 import AcousticBatch, AcousticLoss, FastSpeech2, FastSpeech2Config, acoustic_loss
-from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems, spoken_vocabulary
+from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission
+from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems, both_splits, spoken_vocabulary
 from mmdec.training.lr_schedule import Schedule
 
 CONFIGS = {"paper": FastSpeech2Config.paper, "small": FastSpeech2Config.small}
@@ -29,6 +30,7 @@ class AcousticData(LightningDataModule):
 
     `root` is the folder with `{split}.tsv`, `{split}.alignment.tsv` and the wavs. An epoch is `steps_per_epoch`
     batches drawn from (seed, epoch) alone: a run that resumes at an epoch's end sees what an unbroken one sees.
+    `max_bad_share`, `allow_absolute_paths`: see `Admission`.
     """
 
     def __init__(
@@ -41,8 +43,11 @@ class AcousticData(LightningDataModule):
         validation_split: str = "dev",
         validation_rows: int = 64,
         seed: int = 0,
+        max_bad_share: float = MAX_BAD_SHARE,
+        allow_absolute_paths: bool = False,
     ) -> None:
         super().__init__()
+        self.admission = Admission(allow_absolute_paths, max_bad_share)
         self.root, self.batch_size, self.steps_per_epoch = Path(root), batch_size, steps_per_epoch
         self.limit, self.max_frames, self.seed = limit, max_frames, seed
         self.validation_split, self.validation_rows = validation_split, validation_rows
@@ -57,14 +62,15 @@ class AcousticData(LightningDataModule):
 
     def prepare_data(self) -> None:
         """The caches, once for all ranks."""
-        EnglishSpeech(self.root, "train", self.limit)
-        EnglishSpeech(self.root, self.validation_split, self.validation_rows)
+        self._splits()
+
+    def _splits(self) -> tuple[EnglishSpeech, EnglishSpeech]:
+        return both_splits(self.root, self.validation_split, self.limit, self.validation_rows, self.admission)
 
     def setup(self, stage: str | None = None) -> None:
         if self.train_set is not None:
             return
-        self.train_set = EnglishSpeech(self.root, "train", self.limit)
-        self.validation_set = EnglishSpeech(self.root, self.validation_split, self.validation_rows)
+        self.train_set, self.validation_set = self._splits()
         self.train_items = [item for item, frames in enumerate(self.train_set.frames) if frames <= self.max_frames]
         for item in set(range(len(self.train_set))) - set(self.train_items):
             self.train_set.bad.add(f"longer than {self.max_frames} frames", self.train_set.rows[item][0])

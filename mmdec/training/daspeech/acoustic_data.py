@@ -17,8 +17,10 @@ from mmdec.audio import LOG_FLOOR, MELS, load_audio
 from mmdec.checks.errors import InputError
 from mmdec.hub.publish import whole_folder
 from mmdec.nn.fastspeech2 import AcousticBatch
+from mmdec.training.corpora.admission import STRICT, Admission, BadRows, check_apart
 from mmdec.training.corpora.alignment import parse_alignment, phone_names
-from mmdec.training.corpora.cvss import SPECIALS, BadRows, holds_samples, read_alignments, read_translations
+from mmdec.training.corpora.cvss import SPECIALS, holds_samples, no_rows, read_alignments, read_translations
+from mmdec.training.corpora.text_files import shown
 from mmdec.training.daspeech.acoustic_targets import acoustic_targets
 
 _PAUSE_FRAMES = 12  # between two joined items
@@ -32,20 +34,19 @@ class EnglishSpeech:
     counted and named in `bad`. Targets are cached in half precision under `<root>/../cache/english-...`.
     """
 
-    def __init__(self, root: Path, split: str, limit: int | None = None) -> None:
+    def __init__(self, root: Path, split: str, limit: int | None = None, admission: Admission = STRICT) -> None:
         self.root, self.split = root, split
-        self.rows, self.bad = _distinct(root, split, limit)  # path, text, alignment
+        self.rows, self.bad = _distinct(root, split, limit, admission)  # path, text, alignment
         folder = self.folder(root, split, self.rows)
-        if not (folder / "index.json").is_file():
+        if not (folder / "index.json").is_file() or self._mended(folder / "index.json"):
             self._build(folder)
         index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-        for reason, names in index["bad"].items():
-            for name in names:
-                self.bad.add(reason, name)
+        for reason, name in BadRows(index["bad"]):
+            self.bad.add(reason, name)
         self.rows = [self.rows[number] for number in index["kept"]]
         self.units: list[list[str]] = [line.split() for line in index["units"]]
         if not self.rows:
-            raise InputError(f"`split` must hold usable rows, but '{split}' has none.\n{self.bad.report()}")
+            raise no_rows(split, self.bad)
         self._phones = np.load(folder / "phones.npy")  # (phones, 3): duration, pitch, energy
         self._mel = np.load(folder / "mel.npy", mmap_mode="r")  # (frames, 80) fp16
         self.frames = np.asarray(index["frames"], dtype=np.int64)
@@ -120,6 +121,13 @@ class EnglishSpeech:
         mean, deviation, pitch, energy = (torch.from_numpy(array).float() for array in (mean, deviation, *pairs))
         return mean, deviation, pitch, energy
 
+    def _mended(self, kept: Path) -> bool:
+        """Whether a recording that was bad has been written again."""
+        bad = [
+            self.root / self.split / f"{name}.wav" for _, name in BadRows(json.loads(kept.read_text("utf-8"))["bad"])
+        ]
+        return any(wav.stat().st_mtime_ns > kept.stat().st_mtime_ns for wav in bad)
+
     def _build(self, folder: Path) -> None:
         """Write the cache, whole or not at all. Processes that do so at once write the same."""
         bad, kept, units, frames, firsts = BadRows(), [], [], [], []
@@ -177,16 +185,31 @@ class EpochItems:
         return len(self.batches)
 
 
+def both_splits(
+    root: Path, dev_split: str, limit: int | None, dev_rows: int, admission: Admission
+) -> tuple[EnglishSpeech, EnglishSpeech]:
+    """Speech to train on and for development. Raises InputError where they share recordings, or too many are bad."""
+    names = ([name for name, _ in read_translations(root, split, admission)] for split in ("train", dev_split))
+    check_apart(names, "recordings", "Take them out of train.tsv.")
+    splits = EnglishSpeech(root, "train", limit, admission), EnglishSpeech(root, dev_split, dev_rows, admission)
+    for speech in splits:
+        total = len(speech) + speech.bad.count
+        admission.check(speech.bad, total, f"distinct rows of {shown(root / f'{speech.split}.tsv')}")
+    return splits
+
+
 def spoken_vocabulary(root: Path, split: str) -> list[str]:
     """The special units, then the phones of a split's alignments in alphabetical order."""
     phones = {phone for alignment in read_alignments(root, split).values() for phone in phone_names(alignment)}
     return [*SPECIALS, *sorted(phones)]
 
 
-def _distinct(root: Path, split: str, limit: int | None) -> tuple[list[tuple[str, str, str]], BadRows]:
+def _distinct(
+    root: Path, split: str, limit: int | None, admission: Admission = STRICT
+) -> tuple[list[tuple[str, str, str]], BadRows]:
     """(name, translation, alignment) of the first recording of each translation with the same phones."""
     bad = BadRows()
-    translations, alignments = read_translations(root, split), read_alignments(root, split)
+    translations, alignments = read_translations(root, split, admission), read_alignments(root, split)
     rows: list[tuple[str, str, str]] = []
     seen: set[tuple[str, str]] = set()
     for name, text in translations:

@@ -19,11 +19,20 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
-from mmdec.checks.errors import InputError
 from mmdec.nn.dag_decoder import BOS, EOS, PAD, UNK
 from mmdec.nn.fastspeech2 import AcousticBatch
 from mmdec.phonetics.lexicon import PAUSE
-from mmdec.training.corpora.cvss import BadRows, SpeechPair, canonical, normalise, read_pairs, vocabulary
+from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, BadRows, check_apart
+from mmdec.training.corpora.cvss import (
+    SpeechPair,
+    canonical,
+    no_rows,
+    normalise,
+    read_pairs,
+    read_translations,
+    vocabulary,
+)
+from mmdec.training.corpora.text_files import shown
 from mmdec.training.daspeech.acoustic_data import EnglishSpeech, acoustic_batch
 from mmdec.training.daspeech.features import FeatureStore
 
@@ -170,7 +179,7 @@ class SpeechTranslationData(LightningDataModule):
     source sentence; `concatenate`: share of items made of two utterances; `steps_per_epoch`: an epoch is a number of
     steps, after which a checkpoint may be written; `upsample`, `min_vertices`: the model's graph size, to leave out
     rows whose units do not fit; `acoustic`: what the joint stage needs besides; `limit`: so many training rows, the
-    first ones: features of more need not be there.
+    first ones: features of more need not be there; `max_bad_share`, `allow_absolute_paths`: see `Admission`.
     """
 
     def __init__(
@@ -190,9 +199,12 @@ class SpeechTranslationData(LightningDataModule):
         validation_rows: int = 200,
         validation_split: str = "dev",
         limit: int | None = None,
+        max_bad_share: float = MAX_BAD_SHARE,
+        allow_absolute_paths: bool = False,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
+        self.admission = Admission(allow_absolute_paths, max_bad_share)
         self.limit = limit
         self.common_voice, self.cvss = Path(common_voice), Path(cvss)
         self.batch_size, self.steps_per_epoch = batch_size, steps_per_epoch
@@ -209,44 +221,50 @@ class SpeechTranslationData(LightningDataModule):
     def units(self) -> list[str]:
         """The vocabulary: that of the training split's alignments."""
         if self._units is None:
-            rows, _ = read_pairs(self.common_voice, self.cvss, "train")
+            rows, _ = read_pairs(self.common_voice, self.cvss, "train", admission=self.admission)
             self._units = vocabulary(rows)
         return self._units
 
     def prepare_data(self) -> None:
         """Features, once for all ranks."""
+        splits = ("train", self.validation_split)
+        names = ([name for name, _ in read_translations(self.cvss, split, self.admission)] for split in splits)
+        check_apart(names, "recordings", "Take them out of train.tsv.")
         for split in ("train", self.validation_split):
             self._dataset(split, BadRows())
 
     def _dataset(self, split: str, bad: BadRows, limit: int | None = None) -> SpeechDataset:
-        rows, missing = read_pairs(self.common_voice, self.cvss, split)
+        rows, broken = read_pairs(self.common_voice, self.cvss, split, admission=self.admission)
+        table, unread = f"rows of {shown(self.cvss / f'{split}.tsv')}", BadRows()
+        self.admission.check(broken, len(rows) + broken.count, table)
         most = self.limit if split == "train" else None
         rows = rows[:most]
         store = FeatureStore(self.cvss.parent / "cache" / split, [row.clip for row in rows], self.jobs)
         indices = {row.name: number for number, row in enumerate(rows)}
         if self.rendering == "canonical":
             rows = canonical(rows)
-        english = EnglishSpeech(self.cvss, split, most) if self.acoustic else None
+        english = EnglishSpeech(self.cvss, split, most, self.admission) if self.acoustic else None
         spoken = english.by_key() if english is not None else None
         kept = []
         for row in rows:
             frames = int(store.lengths[indices[row.name]])
             vertices = max(int(self.upsample * frames), self.min_vertices)
             if frames == 0:
-                bad.add(f"source recording unusable: {store.reasons.get(row.name, '')}", row.name)
+                reason = store.reasons.get(row.clip.name, "").partition(", but ")[0]
+                unread.add(f"source recording unusable: {reason}", row.name)
             elif frames > self.max_frames:
                 bad.add(f"longer than {self.max_frames} frames", row.name)
             elif len(row.units) + 2 > vertices:
                 bad.add("text does not fit the graph", row.name)
             elif spoken is not None and (row.translation, tuple(row.units)) not in spoken:
-                bad.add("no acoustic targets", row.name)
+                unread.add("no acoustic targets", row.name)
             else:
                 kept.append(row)
-        for reason, names in missing.names.items():
-            for name in names:
-                bad.add(reason, name)
+        for reason, name in (*broken, *unread):
+            bad.add(reason, name)
         if not kept:
-            raise InputError(f"`split` must hold usable rows, but '{split}' has none.\n{bad.report()}")
+            raise no_rows(split, bad)
+        self.admission.check(unread, len(rows), table)
         if limit is not None:
             kept = kept[:limit]
         return SpeechDataset(kept, store, [indices[row.name] for row in kept], self.units, english)

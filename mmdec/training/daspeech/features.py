@@ -44,10 +44,14 @@ class FeatureStore:
 
     def __init__(self, folder: Path, clips: Sequence[Path], jobs: int) -> None:
         self.folder = self.cache_folder(folder, clips)
-        if not (self.folder / "index.json").is_file():
+        kept = self.folder / "index.json"
+        if not kept.is_file():
             self._build(clips, jobs)
-        with open(self.folder / "index.json", encoding="utf-8") as file:
-            index = json.load(file)
+        index = json.loads(kept.read_text(encoding="utf-8"))
+        written = kept.stat().st_mtime_ns
+        if any(clip.name in index["bad"] and clip.stat().st_mtime_ns > written for clip in clips):
+            self._build(clips, jobs)  # a bad one was mended
+            index = json.loads(kept.read_text(encoding="utf-8"))
         self.lengths = np.asarray(index["lengths"], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
         self.reasons: dict[str, str] = index["bad"]

@@ -21,7 +21,8 @@ from mmdec.checks.errors import InputError
 from mmdec.checks.weights import check_counts, checked_file, fill, read_settings, read_weights
 from mmdec.nn.fastspeech2 import FastSpeech2, FastSpeech2Config
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
-from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems
+from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission
+from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems, both_splits
 from mmdec.training.daspeech.acoustic_targets import filled
 from mmdec.training.daspeech.discriminators import Discriminators, discriminator_loss, generator_loss
 from mmdec.training.daspeech.spectral_loss import spectral_loss
@@ -57,6 +58,7 @@ class VocoderData(LightningDataModule):
 
     `acoustic` names a folder with `tts.safetensors` and `tts.json`: then half of the pieces come with the mel that
     this model predicts (durations, pitch and energy given), which is what the vocoder will see in use.
+    `max_bad_share`, `allow_absolute_paths`: see `Admission`.
     """
 
     def __init__(
@@ -70,8 +72,11 @@ class VocoderData(LightningDataModule):
         validation_split: str = "dev",
         validation_rows: int = 24,
         seed: int = 0,
+        max_bad_share: float = MAX_BAD_SHARE,
+        allow_absolute_paths: bool = False,
     ) -> None:
         super().__init__()
+        self.admission = Admission(allow_absolute_paths, max_bad_share)
         self.root, self.batch_size, self.crop_frames, self.steps_per_epoch = (
             root,
             batch_size,
@@ -90,15 +95,16 @@ class VocoderData(LightningDataModule):
 
     def prepare_data(self) -> None:
         """The caches of acoustic targets, once for all ranks."""
-        EnglishSpeech(Path(self.root), "train", self.limit)
-        EnglishSpeech(Path(self.root), self.validation_split, self.validation_rows)
+        self._splits()
+
+    def _splits(self) -> tuple[EnglishSpeech, EnglishSpeech]:
+        return both_splits(Path(self.root), self.validation_split, self.limit, self.validation_rows, self.admission)
 
     def setup(self, stage: str | None = None) -> None:
         if self.train_set:
             return
         teacher = load_acoustic(Path(self.acoustic)) if self.acoustic else None
-        train = EnglishSpeech(Path(self.root), "train", self.limit)
-        held = EnglishSpeech(Path(self.root), self.validation_split, self.validation_rows)
+        train, held = self._splits()
         rank_zero_info(
             f"English speech: {len(train)} distinct recordings, {train.bad.count} left out {train.bad.report()}"
         )

@@ -21,9 +21,10 @@ from transformers import WhisperForConditionalGeneration
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.errors import InputError
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
+from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission
 from mmdec.training.corpora.librispeech import Utterance, read_splits
 from mmdec.training.options import token_list
-from mmdec.training.whisper.window_data import durations
+from mmdec.training.whisper.window_data import check_utterances_apart, durations
 from mmdec.training.whisper.windows import (
     PLAIN,
     SECONDS,
@@ -161,6 +162,7 @@ class HeadData(LightningDataModule):
     seconds of speech. repeat_after: epochs after which the same windows come again, in another order, and need not be
     decoded again; 0: never. composition: noise, times, previous text; of its `timestamps` a share of windows is
     labelled with times. language: null is the one that the model hears. kept: a folder for labels and durations.
+    max_bad_share, allow_absolute_paths: see `Admission`.
     """
 
     def __init__(
@@ -180,8 +182,11 @@ class HeadData(LightningDataModule):
         kept: str = "runs/medusa/kept",
         workers: int = 0,
         seed: int = 0,
+        max_bad_share: float = MAX_BAD_SHARE,
+        allow_absolute_paths: bool = False,
     ) -> None:
         super().__init__()
+        self.admission = Admission(allow_absolute_paths, max_bad_share)
         for name, value in {
             "batch_size": batch_size,
             "steps_per_epoch": steps_per_epoch,
@@ -218,7 +223,14 @@ class HeadData(LightningDataModule):
     @cached_property
     def rows(self) -> dict[str, list[Utterance]]:
         """The utterances of both splits."""
-        return {part: read_splits(self.corpus, splits) for part, splits in self.splits.items()}
+        rows = {part: read_splits(self.corpus, splits, self.admission) for part, splits in self.splits.items()}
+        check_utterances_apart(rows["train"], rows["dev"])
+        return rows
+
+    def seconds(self, split: str) -> list[float]:
+        """Of each utterance of a split; NaN of those that cannot be used."""
+        of = f"{split} recordings in '{self.corpus}'"
+        return durations(self.rows[split], self.kept, self.admission, of)
 
     @property
     def units(self) -> list[str]:
@@ -232,13 +244,13 @@ class HeadData(LightningDataModule):
     def prepare_data(self) -> None:
         """Durations, once for all ranks."""
         self.kept.mkdir(parents=True, exist_ok=True)
-        for rows in self.rows.values():
-            durations(rows, self.kept)
+        for split in self.rows:
+            self.seconds(split)
 
     def setup(self, stage: str) -> None:
         self.kept.mkdir(parents=True, exist_ok=True)
         for split, rows in self.rows.items():
-            seconds = durations(rows, self.kept)
+            seconds = self.seconds(split)
             fitting = {
                 row for row, length in enumerate(seconds) if length * 1.12 + self.composition.pause[1] <= SECONDS
             }
@@ -248,7 +260,9 @@ class HeadData(LightningDataModule):
                 raise InputError(
                     f"`corpus` must hold utterances of up to 25 s, but '{self.corpus}' has none for {split}."
                 )
-            rank_zero_info(f"{split}: {len(fitting)} utterances, {len(rows) - len(fitting)} left out as too long")
+            rank_zero_info(
+                f"{split}: {len(fitting)} utterances, {len(rows) - len(fitting)} left out as bad or too long"
+            )
             self.plans[split] = chapters, seconds
 
     def train_dataloader(self) -> DataLoader[HeadBatch]:

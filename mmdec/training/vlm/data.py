@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,31 +12,23 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import PreTrainedTokenizerFast
 
 from mmdec.checks.errors import InputError
+from mmdec.checks.files import reason
 from mmdec.images import read_image
-from mmdec.training.corpora.image_text import Conversation, read_conversations
+from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, BadRows, check_apart
+from mmdec.training.corpora.image_text import Conversation
+from mmdec.training.corpora.text_files import shown
+from mmdec.training.inspection import sizes_of
 from mmdec.training.options import token_list
 from mmdec.training.vlm.encoded import FIELDS, NOWHERE, Encoded, encode
 from mmdec.training.vlm.packing import Batch, pack
+from mmdec.training.vlm.scenes import Question, choose, read_scenes, texts
 from mmdec.training.vlm.tokens import asked, kept_tokenizer, prefix
-
-LEARNED = 40_000  # conversations that the tokenizer is learned from
-
-
-@dataclass
-class Question:
-    """One to be answered. claims: of a description; expected: of a short answer."""
-
-    image: Path
-    question: str
-    reference: str
-    task: str
-    expected: str
-    claims: list[list[str]]
 
 
 @dataclass
@@ -119,7 +111,8 @@ class SceneData(LightningDataModule):
     `pieces` is learned from the training text and kept there, and beside it the encoded text. rows: pictures in a batch
     of one process; length: tokens of a row. dev_questions: of each task, answered at each validation. printed_share: of
     the pictures, those with letters or digits; None: as they come. prefer_reading: 0 to 1, how far questions that are
-    answered by reading go before others where a row does not hold all.
+    answered by reading go before others where a row does not hold all. max_bad_share, allow_absolute_paths: see
+    `Admission`.
     """
 
     def __init__(
@@ -138,8 +131,11 @@ class SceneData(LightningDataModule):
         seed: int = 0,
         printed_share: float | None = None,
         prefer_reading: float = 0.0,
+        max_bad_share: float = MAX_BAD_SHARE,
+        allow_absolute_paths: bool = False,
     ) -> None:
         super().__init__()
+        self.admission = Admission(allow_absolute_paths, max_bad_share)
         if printed_share is not None and not 0 < printed_share <= 1:
             raise InputError(f"`printed_share` must be above 0 and up to 1, but is {printed_share}. Leave it out.")
         self.printed_share, self.prefer_reading = printed_share, prefer_reading
@@ -148,8 +144,8 @@ class SceneData(LightningDataModule):
         self.dev_split, self.kept = dev_split, Path(tokenizer)
         conversations: list[Conversation] | None = None
         if not (self.kept / "tokenizer.json").is_file():
-            conversations = read_conversations(self.corpus / "train.json")
-        self.tokenizer = kept_tokenizer(self.kept, texts(conversations or [])[: 40 * LEARNED], pieces)
+            conversations = read_scenes(self.corpus / "train.json", self.admission)
+        self.tokenizer = kept_tokenizer(self.kept, texts(conversations or []), pieces)
         self.lead = prefix(patches)
         lead = self.tokenizer(self.lead, add_special_tokens=False)["input_ids"]
         self.lead_tokens = np.asarray(lead, np.int64)
@@ -157,6 +153,7 @@ class SceneData(LightningDataModule):
         reads = np.concatenate([[0], np.cumsum(self.encoded.patches != NOWHERE)])
         ends = np.concatenate([[0], self.encoded.bounds[:, 1]])[self.encoded.first]
         self.printed = reads[ends[1:]] > reads[ends[:-1]]  # by conversation
+        self.whole = np.ones(len(self.printed), bool)  # whether its picture can be read, from `setup` on
 
     @property
     def units(self) -> list[str]:
@@ -168,19 +165,59 @@ class SceneData(LightningDataModule):
         if not listed.is_file():
             raise InputError(f"`corpus` must hold train.json, but '{self.corpus}' does not. Build it first.")
         stamp = f"{FIELDS} {listed.resolve()} {listed.stat().st_size} {listed.stat().st_mtime_ns}"
+        stamp += " anywhere" * self.admission.allow_absolute_paths
         kept = self.kept / f"encoded-{hashlib.blake2b(stamp.encode(), digest_size=8).hexdigest()}.npz"
         if not kept.is_file():
-            encode(conversations or read_conversations(listed), self.tokenizer).save(kept)
+            encode(conversations or read_scenes(listed, self.admission), self.tokenizer).save(kept)
         return Encoded.load(kept)
 
+    def prepare_data(self) -> None:
+        """All pictures are looked at, once for all ranks."""
+        self.setup("fit")
+
     def setup(self, stage: str) -> None:
-        self.cells = np.load(self.corpus / "train.cells.npy", mmap_mode="r", allow_pickle=False)
+        cells = self.corpus / "train.cells.npy"
+        try:
+            self.cells = np.load(cells, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise InputError(
+                f"`corpus` must hold the cells of its pictures, but '{cells}' cannot be read ({reason(error)}). Build "
+                "it again."
+            ) from None
         if len(self.cells) != len(self.encoded):
             raise InputError(
                 f"`corpus` must have cells of each picture, but has {len(self.cells)} of {len(self.encoded)}. "
                 "Build it again."
             )
-        self.questions = choose(read_conversations(self.corpus / f"{self.dev_split}.json"), self.dev_questions)
+        listed = self.corpus / f"{self.dev_split}.json"
+        held = read_scenes(listed, self.admission)
+        both = (
+            [os.path.realpath(image) for image in images]
+            for images in (self.encoded.images, [row.images[0] for row in held])
+        )
+        check_apart(both, "pictures", "Take them out of train.json.")
+        self.whole = self._whole([Path(image) for image in self.encoded.images], self.corpus / "train.json")
+        chosen = choose(held, self.dev_questions)
+        seen = self._whole([question.image for question in chosen], listed)
+        self.questions = [question for question, whole in zip(chosen, seen, strict=True) if whole]
+        if not self.whole.any() or not self.questions:
+            raise InputError(
+                f"`corpus` must hold pictures and questions for both splits, but '{self.corpus}' has none for one. "
+                "Build it again."
+            )
+
+    def _whole(self, images: Sequence[Path], listed: Path) -> np.ndarray:
+        """Which pictures can be read. Others are named and counted."""
+        bad = BadRows()
+        found = sizes_of(images, self.kept, self.image)
+        for image, value in zip(images, found, strict=True):
+            if isinstance(value, str):
+                bad.add(value, str(image))
+        if bad.count:
+            of = f"pictures of {shown(listed)}"
+            self.admission.check(bad, len(images), of, rule="hold its pictures")
+            rank_zero_info(f"{bad.count} of the {len(images)} {of} left out: {bad.report()}")
+        return np.array([not isinstance(value, str) for value in found], bool)
 
     def train_dataloader(self) -> DataLoader:
         """Each process takes its part of one endless row of shuffled passes over the corpus."""
@@ -206,17 +243,17 @@ class SceneData(LightningDataModule):
 
     def lap_length(self) -> int:
         """Pictures of one pass over the corpus."""
-        printed = int(self.printed.sum())
-        rest = len(self.printed) - printed
+        printed, count = int((self.printed & self.whole).sum()), int(self.whole.sum())
+        rest = count - printed
         share = self.printed_share if printed else None
-        return len(self.printed) if share is None else printed + min(rest, round(printed * (1 - share) / share))
+        return count if share is None else printed + min(rest, round(printed * (1 - share) / share))
 
     def order(self, lap: int, length: int) -> np.ndarray:
         """A pass: all pictures, or those with print and as many of the others as belong to them."""
         draw = np.random.default_rng([self.seed, lap])
-        if length == len(self.printed):
-            return draw.permutation(length)
-        printed, rest = np.flatnonzero(self.printed), np.flatnonzero(~self.printed)
+        if length == self.whole.sum():
+            return draw.permutation(np.flatnonzero(self.whole))
+        printed, rest = np.flatnonzero(self.printed & self.whole), np.flatnonzero(~self.printed & self.whole)
         return draw.permutation(np.concatenate([printed, draw.permutation(rest)[: length - len(printed)]]))
 
     def val_dataloader(self) -> DataLoader:
@@ -242,23 +279,3 @@ def picture(path: Path, side: int) -> np.ndarray:
     if pixels.shape != (side, side, 3):
         raise InputError(f"'{path}' must be {side} x {side} pixels, but is {pixels.shape[1]} x {pixels.shape[0]}.")
     return pixels.transpose(2, 0, 1)
-
-
-def texts(conversations: Sequence[Conversation]) -> list[str]:
-    """All that is said."""
-    turns = [turn for conversation in conversations[:LEARNED] for turn in conversation.turns]
-    return [part for question, answer in turns for part in (question, f" {answer}")]
-
-
-def choose(conversations: Sequence[Conversation], count: int) -> list[Question]:
-    """`count` questions of each task, at most two of a task about one picture."""
-    chosen: dict[str, list[Question]] = defaultdict(list)
-    for conversation in conversations:
-        used: dict[str, int] = defaultdict(int)
-        for (question, answer), note in zip(conversation.turns, conversation.notes["turns"], strict=True):
-            task = note["task"]
-            if used[task] < 2 and len(chosen[task]) < count:
-                used[task] += 1
-                image = conversation.images[0]
-                chosen[task].append(Question(image, question, answer, task, note["expected"], note["claims"]))
-    return [question for task in sorted(chosen) for question in chosen[task]]

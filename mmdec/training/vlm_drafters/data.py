@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from mmdec.checks.errors import InputError
+from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, check_apart
 from mmdec.training.options import token_list
 from mmdec.training.stores import TokenStore
 from mmdec.training.vlm_drafters.batches import PlannedBatches, QuestionDataset
@@ -37,7 +38,7 @@ class DraftData(LightningDataModule):
     `long_share` of them with long answers; null takes all. max_tokens: of an answer. ramp: MSD's stages; where the
     corpus has no conversations without pictures, the first reads the same questions and answers without their pictures;
     null takes the samples in their order. base_dtype: of the target. kept: a folder for answers and features.
-    answer_batch: questions that are answered at once.
+    answer_batch: questions that are answered at once. max_bad_share, allow_absolute_paths: see `Admission`.
     """
 
     def __init__(
@@ -59,8 +60,11 @@ class DraftData(LightningDataModule):
         answer_batch: int = 32,
         workers: int = 0,
         seed: int = 0,
+        max_bad_share: float = MAX_BAD_SHARE,
+        allow_absolute_paths: bool = False,
     ) -> None:
         super().__init__()
+        self.admission = Admission(allow_absolute_paths, max_bad_share)
         for name, value in {
             "batch_size": batch_size,
             "dev_samples": dev_samples,
@@ -105,18 +109,22 @@ class DraftData(LightningDataModule):
         assert self.splits["train"] is not None
         assert few is not None
         if self.splits["dev"] is not None:
-            return {split: self._read(split, self.counts[split]) for split in ("train", "dev")}
+            both = {split: self._read(split, self.counts[split]) for split in ("train", "dev")}
+            named = ([f"{one.question[:60]} ({one.name})" for one in both[split]] for split in ("train", "dev"))
+            check_apart(named, "questions", "Name splits that do not overlap.")
+            return both
         chosen = self._read("train", None if many is None else many + few)
         if len(chosen) <= few:
             raise InputError(
                 f"`dev_samples` must leave questions to train on, but takes {few} of {len(chosen)}. Give fewer, "
                 "or name a `dev_split`."
             )
-        return {"train": chosen[:-few], "dev": chosen[-few:]}
+        held = {sample.name for sample in chosen[-few:]}  # a question may be listed twice
+        return {"train": [sample for sample in chosen[:-few] if sample.name not in held], "dev": chosen[-few:]}
 
     def _read(self, split: str, count: int | None) -> list[Sample]:
         choice = Choice(count, self.long_share, self.seed)
-        return read_samples(self.corpus, str(self.splits[split]), self.frames, choice)
+        return read_samples(self.corpus, str(self.splits[split]), self.frames, choice, self.admission, self.kept)
 
     @property
     def units(self) -> list[str]:

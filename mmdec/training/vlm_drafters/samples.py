@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_info
 
 from mmdec.checks.errors import InputError
+from mmdec.training.corpora.admission import STRICT, Admission, BadRows, Names
 from mmdec.training.corpora.image_text import Conversation, read_conversations
+from mmdec.training.corpora.text_files import shown
+from mmdec.training.inspection import sizes_of
 
 FORMAT = 1  # of the samples' names; a change makes stored answers void
 LONG = 20  # words of the corpus's own answer, from which it counts as a long one
@@ -28,6 +32,7 @@ class Sample:
     images: tuple[Path, ...] = ()
     video: tuple[Path, ...] = ()  # frames, in their order
     words: int = 0
+    place: str = field(default="", compare=False)  # where it is listed
 
     @property
     def visual(self) -> bool:
@@ -48,14 +53,25 @@ class Choice:
     seed: int = 0
 
 
-def read_samples(corpus: Path, split: str, frames: int, choice: Choice | None = None) -> list[Sample]:
+def read_samples(
+    corpus: Path,
+    split: str,
+    frames: int,
+    choice: Choice | None = None,
+    admission: Admission = STRICT,
+    kept: Path | None = None,
+) -> list[Sample]:
     """Questions of {corpus}/{split}.json, those of the choice; None: all, in their order. frames: of a video, a
-    folder of pictures, so many are taken."""
+    folder of pictures, so many are taken. kept: a folder for what was found of the pictures; None: nowhere.
+
+    Pictures are read once; questions about one that cannot be read are left out, named and counted. Raises InputError,
+    naming the row, and where too many are left out.
+    """
     listed = corpus / f"{split}.json"
     if not listed.is_file():
         raise InputError(f"`corpus` must hold {split}.json, but '{corpus}' does not. Build or download it first.")
-    conversations = read_conversations(listed)
-    choice, root = choice or Choice(), corpus / "images"
+    conversations = read_conversations(listed, admission=admission)
+    choice, root = choice or Choice(), admission.names(corpus / "images")
     if choice.count is None:
         questions: Iterable[Sample] = (question for row in conversations for question in _questions(row, root, frames))
     else:
@@ -63,10 +79,29 @@ def read_samples(corpus: Path, split: str, frames: int, choice: Choice | None = 
         order = draw.permutation(len(conversations)).tolist()
         laps = (_drawn([conversations[number] for number in order], root, frames, choice.seed, lap) for lap in (0, 1))
         questions = chain.from_iterable(laps)
-    return [replace(question, name=_name(question)) for question in choose(questions, choice)]
+    whole = _whole(choose(questions, choice), admission, kept, f"chosen questions of {shown(listed)}")
+    return [replace(question, name=_name(question)) for question in whole]
 
 
-def _drawn(rows: Sequence[Conversation], root: Path, frames: int, seed: int, lap: int) -> Iterator[Sample]:
+def _whole(questions: list[Sample], admission: Admission, kept: Path | None, of: str) -> list[Sample]:
+    """Those whose pictures can all be read."""
+    pictures = list(dict.fromkeys(path for question in questions for path in (*question.images, *question.video)))
+    found = dict(zip(pictures, sizes_of(pictures, kept), strict=True))
+    whole, bad = [], BadRows()
+    for question in questions:
+        looks = [(path, found[path]) for path in (*question.images, *question.video)]
+        path, reason = next(((path, found) for path, found in looks if isinstance(found, str)), (None, ""))
+        if path is None:
+            whole.append(question)
+        else:
+            bad.add(str(reason), f"{path.parent.name}/{path.name} of {question.place}")
+    if bad.count:
+        admission.check(bad, len(questions), of, rule="hold its pictures")
+        rank_zero_info(f"{bad.count} of the {len(questions)} {of} left out: {bad.report()}")
+    return whole
+
+
+def _drawn(rows: Sequence[Conversation], root: Names, frames: int, seed: int, lap: int) -> Iterator[Sample]:
     """Lap 0: of each conversation one question of each kind; lap 1: the rest."""
     for number, row in enumerate(rows):
         questions = list(_questions(row, root, frames))
@@ -94,38 +129,34 @@ def choose(questions: Iterable[Sample], choice: Choice) -> list[Sample]:
     return [question for kind in (True, False) for question in chosen[kind][: counts[kind] + spare[kind]]]
 
 
-def _questions(conversation: Conversation, root: Path, frames: int) -> Iterator[Sample]:
+def _questions(conversation: Conversation, root: Names, frames: int) -> Iterator[Sample]:
     video = _frames(conversation, root, frames)
     for question, answer in conversation.turns:
-        yield Sample("", question, conversation.images, video, len(answer.split()))
+        yield Sample("", question, conversation.images, video, len(answer.split()), conversation.place)
 
 
 def _name(sample: Sample) -> str:
     digest = hashlib.blake2b(f"{FORMAT} {sample.question}\n".encode(), digest_size=12)
     for path in (*sample.images, *sample.video):
-        try:
-            size = path.stat().st_size
-        except OSError as error:
-            raise InputError(f"`corpus` must hold its pictures, but '{path}' is not readable: {error}.") from None
-        digest.update(f"{path.parent.name}/{path.name} {size}\n".encode())
+        digest.update(f"{path.parent.name}/{path.name} {path.stat().st_size}\n".encode())
     return digest.hexdigest()
 
 
-def _frames(conversation: Conversation, root: Path, count: int) -> tuple[Path, ...]:
+def _frames(conversation: Conversation, root: Names, count: int) -> tuple[Path, ...]:
     named = conversation.notes.get("video")
     if named is None:
         return ()
-    if not isinstance(named, str) or PurePosixPath(named).is_absolute() or ".." in PurePosixPath(named).parts:
+    if not isinstance(named, str):
         raise InputError(
-            f"`video` of '{conversation.id}' must be a folder of frames beside the images, but is {named!r:.80}. Mend "
+            f"`video` must be a folder of frames beside the images, but in {conversation.place} is {named!r:.80}. Mend "
             "the row."
         )
-    folder = root / named
+    folder = root(named, conversation.place)
     files = sorted(path for path in folder.glob("*") if path.suffix.lower() in PICTURES) if folder.is_dir() else []
     if not files:
         raise InputError(
-            f"`video` of '{conversation.id}' must be a folder of frames, but '{folder}' holds none. Extract them, e.g. "
-            "with ffmpeg."
+            f"`video` must be a folder of frames, but '{folder}' of {conversation.place} holds none. Extract them, "
+            "e.g. with ffmpeg."
         )
     indices = np.linspace(0, len(files) - 1, min(count, len(files))).round().astype(int)
     return tuple(files[index] for index in indices)

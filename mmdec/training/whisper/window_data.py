@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import WhisperTokenizer
 
-from mmdec.audio import sound_seconds
 from mmdec.checks.errors import InputError
+from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, BadRows, check_apart
 from mmdec.training.corpora.librispeech import Utterance, read_splits, read_utterances
+from mmdec.training.inspection import seconds_of
 from mmdec.training.options import token_list
 from mmdec.training.whisper.tokenizer import END, build_tokenizer
 from mmdec.training.whisper.windows import (
@@ -67,7 +69,8 @@ class WindowData(LightningDataModule):
     corpus: as `read_utterances` takes it. train_split: one or several. tokenizer: a folder; where it is empty, one of
     `pieces` is learned from the training text and kept there. batch_seconds: sound in a batch of one process. lengths:
     (epoch, seconds) pairs: from that epoch on, windows are up to so long. whole: share of the batches that are padded
-    to 30 s. longer: below 1, long windows are drawn more often than short ones.
+    to 30 s. longer: below 1, long windows are drawn more often than short ones. max_bad_share, allow_absolute_paths:
+    see `Admission`.
     """
 
     def __init__(
@@ -85,8 +88,11 @@ class WindowData(LightningDataModule):
         dev_windows: int = 48,
         workers: int = 0,
         seed: int = 0,
+        max_bad_share: float = MAX_BAD_SHARE,
+        allow_absolute_paths: bool = False,
     ) -> None:
         super().__init__()
+        self.admission = Admission(allow_absolute_paths, max_bad_share)
         self.corpus, self.batch_seconds, self.steps_per_epoch = corpus, batch_seconds, steps_per_epoch
         self.lengths, self.whole, self.composition = (
             [(int(a), float(b)) for a, b in lengths],
@@ -98,8 +104,9 @@ class WindowData(LightningDataModule):
             raise InputError(
                 f"`lengths` must begin at epoch 0 and be up to {SECONDS} s, but is {lengths}. Set [[0, 30]]."
             )
-        self.train_rows = read_splits(corpus, train_split)
-        self.dev_rows = read_utterances(corpus, "dev")
+        self.train_rows = read_splits(corpus, train_split, self.admission)
+        self.dev_rows = read_utterances(corpus, "dev", self.admission)
+        check_utterances_apart(self.train_rows, self.dev_rows)
         self.tokenizer = kept_tokenizer(Path(tokenizer), self.train_rows, pieces)
 
     @property
@@ -107,9 +114,26 @@ class WindowData(LightningDataModule):
         """The tokens by their number: what the model must know of the data."""
         return token_list(self.tokenizer)
 
+    def prepare_data(self) -> None:
+        """Durations, once for all ranks."""
+        self._seconds()
+
+    def _seconds(self) -> list[list[float]]:
+        """Of the rows to train on, and of those for development."""
+        root = Path(self.corpus)
+        kept = root if root.is_dir() else root.parent
+        named = (("train", self.train_rows), ("dev", self.dev_rows))
+        return [durations(rows, kept, self.admission, f"{part} recordings in '{root}'") for part, rows in named]
+
     def setup(self, stage: str) -> None:
-        self.train_seconds = durations(self.train_rows, Path(self.corpus))
-        self.chapters = list(chapters_of(self.train_rows))
+        self.train_seconds, heard = self._seconds()
+        self.dev_order = [row for row, seconds in enumerate(heard) if seconds > 0]
+        chapters = ([row for row in chapter if self.train_seconds[row] > 0] for chapter in chapters_of(self.train_rows))
+        self.chapters = [chapter for chapter in chapters if chapter]
+        if not self.chapters or not self.dev_order:
+            raise InputError(
+                f"`corpus` must hold usable recordings in both splits, but '{self.corpus}' has none in one. Check them."
+            )
 
     def train_dataloader(self) -> DataLoader:
         assert self.trainer is not None
@@ -136,7 +160,7 @@ class WindowData(LightningDataModule):
         assert self.trainer is not None
         draw = np.random.default_rng([self.seed, 1])
         dataset = Windows(self.dev_rows, self.tokenizer, replace(PLAIN, pause=self.composition.pause))
-        order = draw.permutation(len(self.dev_rows)).tolist()
+        order = draw.permutation(self.dev_order).tolist()
         windows = [
             Window(tuple(order[(8 * number + item) % len(order)] for item in range(8)), number, SECONDS)
             for number in range(self.dev_windows)
@@ -144,6 +168,12 @@ class WindowData(LightningDataModule):
         mine = windows[self.trainer.global_rank :: self.trainer.world_size]
         batches = [mine[start : start + 12] for start in range(0, len(mine), 12)]
         return DataLoader(dataset, batch_sampler=Plan(batches), collate_fn=dataset.collate)
+
+
+def check_utterances_apart(train: Sequence[Utterance], dev: Sequence[Utterance]) -> None:
+    """Raise InputError where a recording is both trained on and developed on, under whatever name."""
+    both = ((os.path.realpath(row.path) for row in rows) for rows in (train, dev))
+    check_apart(both, "recordings", "Name splits that do not overlap.")
 
 
 def data_options(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -164,14 +194,16 @@ def kept_tokenizer(folder: Path, rows: Sequence[Utterance], pieces: int) -> Whis
     return WhisperTokenizer.from_pretrained(folder)
 
 
-def durations(rows: Sequence[Utterance], root: Path) -> list[float]:
-    """Seconds of each utterance, kept beside the corpus once measured."""
-    digest = hashlib.blake2b("\n".join(str(row.path) for row in rows).encode(), digest_size=8).hexdigest()
-    kept = (root if root.is_dir() else root.parent) / f".durations-{digest}.json"
-    if kept.is_file():
-        return json.loads(kept.read_text(encoding="utf-8"))
-    seconds = [round(sound_seconds(row.path), 3) for row in rows]
-    part = kept.with_suffix(".part")
-    part.write_text(json.dumps(seconds), encoding="utf-8")
-    part.replace(kept)
-    return seconds
+def durations(rows: Sequence[Utterance], kept: Path, admission: Admission, of: str) -> list[float]:
+    """Seconds of each utterance; NaN, which fits nowhere, of one that cannot be used. Those are named and counted.
+
+    kept: a folder for what was found. of: what the rows are called. Raises InputError where too many are bad.
+    """
+    found, bad = seconds_of([row.path for row in rows], kept), BadRows()
+    for row, value in zip(rows, found, strict=True):
+        if isinstance(value, str):
+            bad.add(value, f"{row.path.name} in {row.place}")
+    if bad.count:
+        admission.check(bad, len(rows), of, rule="hold usable recordings")
+        rank_zero_info(f"{bad.count} of the {len(rows)} {of} left out: {bad.report()}")
+    return [math.nan if isinstance(value, str) else value for value in found]

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from mmdec.phonetics.lexicon import spoken
-from mmdec.training.corpora.cvss import SPECIALS, BadRows, canonical, normalise, read_pairs, vocabulary
+from mmdec.training.corpora.admission import BadRows
+from mmdec.training.corpora.cvss import SPECIALS, canonical, normalise, read_pairs, vocabulary
 from mmdec.types import InputError
 from tests.support.tiny_corpus import TinyCorpus, phones_of, read_table, write_corpus, write_table
 

@@ -199,7 +199,7 @@ def test_bad_rows_are_named_and_left_out(corpus: TinyCorpus):
     soundfile.write(clips / names[3], buzz(0.3), RATE, format="WAV")  # 28 frames, 7 vertices
     (clips / names[4]).unlink()
     soundfile.write(clips / names[5], buzz(1)[:4000], 4000, format="WAV")  # a rate that no one speaks at
-    data = data_of(corpus, max_frames=500, min_vertices=2)
+    data = data_of(corpus, max_frames=500, min_vertices=2, max_bad_share=0.5)
     data.setup("fit")
     assert data.train_set is not None
     kept = {row.name for row in data.train_set.rows}
@@ -217,7 +217,7 @@ def test_target_sound_that_is_no_sound_is_named_in_the_joint_stage(corpus: TinyC
     names = [line[0] for line in read_table(corpus.cvss / "train.tsv")]
     for name in names[1::4]:  # every recording of one sentence
         (corpus.cvss / "train" / f"{name}.wav").write_text("not a sound" * 10, encoding="utf-8")
-    data = data_of(corpus, acoustic=True)
+    data = data_of(corpus, acoustic=True, max_bad_share=0.5)
     data.setup("fit")
     assert data.train_set is not None
     assert {row.name for row in data.train_set.rows} == set(names) - set(names[1::4])

@@ -71,7 +71,7 @@ def test_frames_are_spread_over_the_video(tmp_path: Path) -> None:
     ("fields", "message"),
     [
         ({"video": "none"}, "must be a folder of frames"),
-        ({"video": "../film"}, "beside the images"),
+        ({"video": "../film"}, "inside the folder"),
         ({"video": 3}, "beside the images"),
         ({"image": "none.png"}, "must hold its pictures"),
     ],

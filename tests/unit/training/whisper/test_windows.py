@@ -10,6 +10,7 @@ import torch
 from transformers import WhisperFeatureExtractor, WhisperTokenizer
 
 from mmdec.audio import save_audio
+from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.whisper.tokenizer import build_tokenizer, generation_config
 from mmdec.training.whisper.windows import (
@@ -72,11 +73,12 @@ def test_utterances_of_both_layouts(corpus: Path, tmp_path: Path):
     assert [row.text for row in rows] == TEXTS
     assert {(row.speaker, row.chapter) for row in rows} == {("0001", "0001-1")}
     assert list(chapters_of(rows)) == [[0, 1, 2, 3]]
+    anywhere = Admission(allow_absolute_paths=True)
     line = {"path": str(rows[0].path), "text": "Hello.", "speaker": "a", "split": "dev"}
     (tmp_path / "m.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
-    assert [row.text for row in read_utterances(tmp_path / "m.jsonl", "dev")] == ["Hello."]
+    assert [row.text for row in read_utterances(tmp_path / "m.jsonl", "dev", anywhere)] == ["Hello."]
     (tmp_path / "m.tsv").write_text(f'path\ttext\n{rows[0].path}\tHe said "no.\n', encoding="utf-8")
-    assert [row.text for row in read_utterances(tmp_path / "m.tsv")] == ['He said "no.']
+    assert [row.text for row in read_utterances(tmp_path / "m.tsv", admission=anywhere)] == ['He said "no.']
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,112 @@
+"""Text files of corpora: lines and JSON. Every error names the file and the line.
+
+A byte order mark is passed over: some editors begin a file with it, and joined files have it within.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mmdec.checks.errors import InputError
+from mmdec.checks.files import open_regular, printable, reason
+
+MAX_LINE = 1 << 24  # bytes
+MAX_FIELD = 1 << 17  # characters of one text: a line that does not end is longer
+MARK = "\ufeff"  # the byte order mark
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """A path as errors name it."""
+    return f"'{printable(os.fsdecode(path))}'"
+
+
+def text_lines(path: Path, argument: str) -> Iterator[tuple[int, str]]:
+    """Number, from 1, and text of each line that is not blank. Raises InputError about `argument`."""
+
+    def refuse(rule: str, problem: str, remedy: str) -> InputError:
+        return InputError(f"`{argument}` must {rule}, but line {number} of {shown(path)} {problem}. {remedy}")
+
+    with open_regular(path, argument) as descriptor, open(descriptor, "rb", closefd=False) as file:
+        number = 0
+        while raw := file.readline(MAX_LINE + 1):
+            number += 1
+            if len(raw) > MAX_LINE:
+                raise refuse(f"have lines of at most {MAX_LINE} bytes", "has more", "Mend its line ends.")
+            try:
+                line = raw.decode("utf-8").removeprefix(MARK).rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise refuse("be UTF-8", f"has the byte 0x{raw[error.start]:02x}", "Save it as UTF-8.") from None
+            if "\r" in line or "\0" in line:
+                problem = "a carriage return within" if "\r" in line else "a NUL"
+                raise refuse("be lines of text", f"has {problem}", "Save it as UTF-8 with plain line ends.")
+            if line.strip():
+                yield number, line
+
+
+def json_lines(path: Path, argument: str, rule: str = "JSON") -> Iterator[tuple[int, Any]]:
+    """Number and value of each line of a .jsonl that is not blank. rule: what the whole must be."""
+    for number, line in text_lines(path, argument):
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InputError(
+                f"`{argument}` must be {rule}, but line {number} of {shown(path)} is no JSON ({_short(error)}). Mend "
+                "the line."
+            ) from None
+        yield number, value
+
+
+def read_json(path: Path, argument: str, rule: str = "JSON", max_bytes: int = 2_000_000_000) -> Any:
+    """A whole file's value. rule: what it must be. Raises InputError about `argument`."""
+    try:
+        size = path.stat().st_size
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"`{argument}` must be a readable file, but {shown(path)} is not ({reason(error)}). Check the path."
+        ) from None
+    if size > max_bytes:
+        raise InputError(f"`{argument}` must have at most {max_bytes} bytes, but {shown(path)} has more. Divide it.")
+    with open_regular(path, argument) as descriptor, open(descriptor, "rb", closefd=False) as file:
+        content = file.read()
+    try:
+        return json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"`{argument}` must be {rule} in UTF-8, but line {line} of {shown(path)} has the byte "
+            f"0x{content[error.start]:02x}. Save it as UTF-8."
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"`{argument}` must be {rule}, but {shown(path)} is none ({_short(error)}). Mend the file."
+        ) from None
+
+
+def check_text(text: str, argument: str, place: str) -> str:
+    """The text. place: where it stands. Raises InputError for one that is too long, or that no UTF-8 can hold."""
+    if len(text) > MAX_FIELD:
+        raise InputError(
+            f"`{argument}` must have texts of at most {MAX_FIELD} characters, but one in {place} has {len(text)}. Is a "
+            "line end missing?"
+        )
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InputError(
+                f"`{argument}` must be Unicode text, but {place} has half of a surrogate pair. Mend the text."
+            ) from None
+    return text
+
+
+def problem_of(error: InputError) -> str:
+    """What an error says of the value, without the rule before it and the remedy after it."""
+    return str(error).partition(", but ")[2].rpartition(". ")[0]
+
+
+def _short(error: Exception) -> str:
+    return printable(str(error))[:120] or type(error).__name__

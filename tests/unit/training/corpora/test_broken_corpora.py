@@ -1,0 +1,407 @@
+"""Broken corpora of every layout: one sentence names file and place, and nothing held out is trained on."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from mmdec.types import InputError
+from tests.support.small_corpora import LAYOUTS, picture, put, sound
+
+TEXT = list(LAYOUTS)
+LINES = [name for name in TEXT if not LAYOUTS[name].listed.endswith(".json")]
+NAMED = [name for name in TEXT if name not in ("vqav2", "textvqa")]  # numbers name no place
+SOUNDS = ["pairs", "english half", "chapters", "manifest", "json lines"]
+PICTURES = ["scenes", "samples"]
+TRAINED = SOUNDS + PICTURES
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a layout without any damage."""
+    written: dict[str, Path] = {}
+
+    def folder(layout: str) -> Path:
+        if layout not in written:
+            written[layout] = tmp_path_factory.mktemp("whole")
+            LAYOUTS[layout].write(written[layout])
+        return written[layout]
+
+    return folder
+
+
+@pytest.fixture
+def copied(whole: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    """A copy that a test may damage."""
+
+    def folder(layout: str) -> Path:
+        return Path(shutil.copytree(whole(layout), tmp_path / "corpus"))
+
+    return folder
+
+
+def refused(layout: str, root: Path, *words: str, **options: Any) -> None:
+    """One sentence, with its remedy, that has all the words."""
+    with pytest.raises(InputError) as caught:
+        LAYOUTS[layout].take(root, **options)
+    said = str(caught.value)
+    assert "\n" not in said
+    assert ", but " in said
+    assert len(said) < 900
+    for word in words:
+        assert word in said, said
+
+
+def place(layout: str) -> str:
+    """How the second row is called, at the beginning of a sentence or within."""
+    return LAYOUTS[layout].place[1:]
+
+
+def rename(root: Path, layout: str, name: str) -> None:
+    """Let the second row name another file."""
+    file, old = root / LAYOUTS[layout].listed, LAYOUTS[layout].name
+    content = file.read_text(encoding="utf-8")
+    file.write_text(content.replace(old, name if file.suffix in (".tsv", ".txt") else json.dumps(name)[1:-1]), "utf-8")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_without_damage_it_is_taken(layout: str, copied: Callable[[str], Path]) -> None:
+    assert LAYOUTS[layout].take(copied(layout))
+
+
+BYTES: dict[str, Callable[[bytes], bytes]] = {
+    "latin 1": lambda content: content.replace(b"day", b"d\xe9y", 1).replace(b"What", b"Wh\xe0t", 1),
+    "utf-16": lambda content: content.decode().encode("utf-16"),
+    "cut": lambda content: content[: len(content) // 2] + b"\xc3",
+}
+
+
+@pytest.mark.parametrize("damage", BYTES)
+@pytest.mark.parametrize("layout", TEXT)
+def test_bytes_that_are_not_utf8(layout: str, damage: str, copied: Callable[[str], Path]) -> None:
+    root = copied(layout)
+    file = root / LAYOUTS[layout].listed
+    content = file.read_bytes()
+    broken = BYTES[damage](content)
+    file.write_bytes(broken if broken != content else content.replace(b".", b"\xe9", 1))
+    refused(layout, root, "UTF-8", "line ", " has the byte 0x", file.name)
+
+
+@pytest.mark.parametrize("layout", TEXT)
+def test_a_byte_order_mark_is_passed_over(layout: str, copied: Callable[[str], Path]) -> None:
+    root = copied(layout)
+    file = root / LAYOUTS[layout].listed
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert LAYOUTS[layout].take(root)
+
+
+@pytest.mark.parametrize("layout", TEXT)
+def test_a_text_that_is_too_long(layout: str, copied: Callable[[str], Path]) -> None:
+    root = copied(layout)
+    file = root / LAYOUTS[layout].listed
+    content = file.read_text(encoding="utf-8")
+    word = next(word for word in ("hold", "day", "What") if word in content)
+    file.write_text(content.replace(word, "x" * 140_000, 1), encoding="utf-8")
+    refused(layout, root, "at most 131072 characters", file.name, "line " if layout in LINES else "row ")
+
+
+@pytest.mark.parametrize(("damage", "said"), [("\0", "a NUL"), ("\r", "a carriage return")])
+@pytest.mark.parametrize("layout", LINES)
+def test_lines_that_are_no_text(layout: str, damage: str, said: str, copied: Callable[[str], Path]) -> None:
+    root = copied(layout)
+    file = root / LAYOUTS[layout].listed
+    lines = file.read_text(encoding="utf-8").split("\n")
+    lines[1] = lines[1][:9] + damage + lines[1][9:]
+    file.write_bytes("\n".join(lines).encode())
+    refused(layout, root, said, "line 2 of", file.name)
+
+
+@pytest.mark.parametrize("damage", ["missing", "folder", "empty"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_list_that_is_none(layout: str, damage: str, copied: Callable[[str], Path]) -> None:
+    root = copied(layout)
+    file = root / LAYOUTS[layout].listed
+    file.unlink()
+    if damage == "folder":
+        file.mkdir()
+    elif damage == "empty":
+        file.touch()
+    if (layout, damage) == ("questions", "empty"):  # a list of no questions: who asks them says so
+        assert LAYOUTS[layout].take(root) == []
+    else:
+        refused(layout, root, "corpus" if layout == "chapters" else file.stem)
+
+
+@pytest.mark.parametrize("layout", [name for name in TEXT if name not in LINES or name in ("json lines", "questions")])
+def test_json_that_is_cut(layout: str, copied: Callable[[str], Path]) -> None:
+    root = copied(layout)
+    file = root / LAYOUTS[layout].listed
+    file.write_bytes(file.read_bytes()[:-5])
+    refused(layout, root, "JSON", "column", file.name)
+
+
+@pytest.mark.parametrize("name", ["absolute", "../outside/stolen", "link"])
+@pytest.mark.parametrize("layout", NAMED)
+def test_names_that_lead_out(layout: str, name: str, copied: Callable[[str], Path]) -> None:
+    root = copied(layout)
+    own = root / LAYOUTS[layout].file
+    outside = root.parent / "outside" / f"stolen{own.suffix}"
+    put(outside, own.read_bytes())
+    suffix = "" if layout == "chapters" else own.suffix
+    if name == "link":
+        own.unlink()
+        own.symlink_to(outside)
+    elif layout == "english half":
+        rename(root, layout, str(outside.with_suffix("")) if name == "absolute" else name)
+    else:
+        rename(root, layout, str(outside.with_suffix(suffix)) if name == "absolute" else name + suffix)
+    said = {"absolute": "the absolute path", "link": "a link that leads out"}.get(name, "which leads out")
+    words = ("inside the folder", said, Path(LAYOUTS[layout].listed).name)
+    refused(layout, root, *words, "" if (layout, name) == ("pairs", "link") else place(layout))
+    if name == "link":
+        assert LAYOUTS[layout].take(root, allow_absolute_paths=True)
+    elif name.startswith(".."):
+        refused(layout, root, *words, allow_absolute_paths=True)
+    elif layout not in ("pairs", "english half"):  # whose other tables know no such name
+        assert LAYOUTS[layout].take(root, allow_absolute_paths=True)
+
+
+@pytest.mark.parametrize("layout", [name for name in NAMED if LAYOUTS[name].listed.endswith(("json", "jsonl"))])
+@pytest.mark.parametrize("name", ["", ".", "a\0b", "\ud800"])
+def test_names_that_no_file_has(layout: str, name: str, copied: Callable[[str], Path]) -> None:
+    root = copied(layout)
+    rename(root, layout, name)
+    refused(layout, root, place(layout), Path(LAYOUTS[layout].listed).name)
+
+
+@pytest.mark.parametrize("layout", ["chapters", "manifest", "json lines", "questions", "textvqa", "vqav2"])
+def test_ids_that_come_twice(layout: str, copied: Callable[[str], Path]) -> None:
+    root = copied(layout)
+    file = root / LAYOUTS[layout].listed
+    if file.suffix == ".json":
+        (key, rows), *_ = ((key, rows) for key, rows in json.loads(file.read_bytes()).items() if isinstance(rows, list))
+        file.write_text(json.dumps({key: [*rows, rows[1]]}), encoding="utf-8")
+    else:
+        lines = file.read_text(encoding="utf-8").splitlines()
+        file.write_text("\n".join([*lines, lines[1]]) + "\n", encoding="utf-8")
+    refused(layout, root, " again, as ", file.name)
+
+
+@pytest.mark.parametrize("table", ["train.tsv", "train.alignment.tsv", "train.references.tsv", "../cv/fr/train.tsv"])
+def test_rows_that_contradict_each_other(table: str, copied: Callable[[str], Path]) -> None:
+    root = copied("pairs")
+    file = root / "cvss_c" / table
+    lines = file.read_text(encoding="utf-8").splitlines()
+    changed = lines[1].replace("Bonjour", "Bonsoir").replace("ow:", "ax:").replace("low.", "high.")
+    file.write_text("\n".join([*lines, lines[1], changed]) + "\n", encoding="utf-8")
+    refused("pairs", root, "again, with something else", f"line {len(lines) + 2} of", "than line 2", file.name)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("sounds/train-1.flac\tgood day", "has 2"),
+        ("sounds/train-1.flac\tgood\tday\ttrain", "has 4"),
+        ("sounds/train-1.flac\t\ttrain", "has no `text`"),
+        ("\tgood day\ttrain", "has no `path`"),
+        ("sounds/train-1.flac\tgood day\t", "has no `split`"),
+    ],
+)
+def test_rows_of_a_manifest_that_lack_something(line: str, said: str, copied: Callable[[str], Path]) -> None:
+    root = copied("manifest")
+    lines = (root / "m.tsv").read_text(encoding="utf-8").splitlines()
+    lines[2] = line
+    (root / "m.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    refused("manifest", root, said, "line 3 of", "m.tsv")
+
+
+@pytest.mark.parametrize("changes", [{"split": None}, {"split": ""}, {"split": 3}, {"text": None}, {"text": 5}])
+def test_rows_of_json_lines_that_lack_something(changes: dict[str, Any], copied: Callable[[str], Path]) -> None:
+    root = copied("json lines")
+    lines = (root / "m.jsonl").read_text(encoding="utf-8").splitlines()
+    lines[1] = json.dumps(json.loads(lines[1]) | changes)
+    (root / "m.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    refused("json lines", root, f"has no `{next(iter(changes))}`", "line 2 of", "m.jsonl")
+
+
+@pytest.mark.parametrize("layout", ["manifest", "json lines"])
+def test_no_row_has_a_split(layout: str, copied: Callable[[str], Path]) -> None:
+    """They were taken for both splits: the run was trained on what it was measured with."""
+    root = copied(layout)
+    file = root / LAYOUTS[layout].listed
+    content = file.read_text(encoding="utf-8")
+    for old in ("\tsplit", "\ttrain", "\tdev", ', "split": "train"', ', "split": "dev"'):
+        content = content.replace(old, "")
+    file.write_text(content, encoding="utf-8")
+    refused(layout, root, "has no `split`. Write train or dev there", "line ", file.name)
+
+
+SHARED = [
+    ("manifest", {"train_split": None, "dev_split": None}),
+    ("manifest", {"train_split": None}),
+    ("manifest", {"train_split": ["train", "dev"]}),
+    ("json lines", {"train_split": "dev"}),
+    ("json lines", {"dev_split": None}),
+    ("chapters", {"train_split": "dev"}),
+    ("chapters", {"train_split": ["train", "dev"]}),
+    ("pairs", {"validation_split": "train"}),
+    ("english half", {"validation_split": "train"}),
+    ("scenes", {"dev_split": "train"}),
+    ("samples", {"dev_split": "train"}),
+]
+
+
+@pytest.mark.parametrize(("layout", "options"), SHARED)
+def test_nothing_is_trained_on_what_is_held_out(
+    layout: str, options: dict[str, Any], copied: Callable[[str], Path]
+) -> None:
+    refused(layout, copied(layout), "for development than for training", "in both, '", **options)
+
+
+@pytest.mark.parametrize("layout", TRAINED)
+def test_one_file_is_in_both_splits(layout: str, copied: Callable[[str], Path]) -> None:
+    """By a row that is listed in both, or by a link."""
+    root = copied(layout)
+    if layout in ("pairs", "english half"):
+        table = root / "cvss_c" / "dev.tsv"
+        table.write_text(table.read_text() + (root / "cvss_c" / "train.tsv").read_text().splitlines()[1] + "\n")
+    elif layout in PICTURES:
+        row = json.loads((root / "train.json").read_text())[1]
+        (root / "dev.json").write_text(json.dumps([*json.loads((root / "dev.json").read_text()), row]))
+    else:
+        own = root / LAYOUTS[layout].file
+        other = own.with_name("train-0.flac") if layout == "chapters" else own.with_name("dev-0.flac")
+        other = root / "dev" / "7" / "1" / "dev-0.flac" if layout == "chapters" else other
+        own.unlink()
+        own.symlink_to(other)
+    refused(layout, root, "for development than for training", "1 are in both", allow_absolute_paths=True)
+
+
+def test_a_question_held_out_of_one_list_is_not_trained_on(copied: Callable[[str], Path]) -> None:
+    root = copied("samples")
+    rows = json.loads((root / "train.json").read_text())
+    (root / "train.json").write_text(json.dumps([*rows, rows[0]]))
+    data = LAYOUTS["samples"].take(root, dev_split=None, dev_samples=2)
+    held = {sample.name for sample in data.samples["dev"]}
+    assert held.isdisjoint(sample.name for sample in data.samples["train"])
+    assert len(data.samples["train"]) == 4
+
+
+def encoded(samples: np.ndarray, rate: int = 16000) -> bytes:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, samples, rate, format="WAV", subtype="FLOAT")
+    return buffer.getvalue()
+
+
+LOUD = 0.1 * np.ones(16000, np.float32)
+BAD_SOUNDS: dict[str, bytes | None] = {
+    "missing": None,
+    "text": b"Good day, this is text.\n" * 20,
+    "cut": sound()[:2000],
+    "no samples": encoded(np.zeros(0, np.float32)),
+    "NaN": encoded(np.where(np.arange(16000) == 9000, np.nan, LOUD)),
+    "infinite": encoded(np.where(np.arange(16000) == 9000, np.inf, LOUD)),
+    "100 Hz": encoded(LOUD, 100),
+    "1e30": encoded(1e30 * LOUD),
+}
+BAD_PICTURES: dict[str, bytes | None] = {
+    "missing": None,
+    "nothing": b"",
+    "text": b"Good day.",
+    "cut": picture(1, 64)[:2000],
+    "a bomb": picture(1, 1)[:16] + b"\x00\x01\x00\x00" * 2 + picture(1, 1)[24:],
+}
+DAMAGES = [
+    *((layout, name, content) for layout in SOUNDS for name, content in BAD_SOUNDS.items()),
+    *((layout, name, content) for layout in PICTURES for name, content in BAD_PICTURES.items()),
+    ("scenes", "another size", picture(1, 9)),
+]
+
+
+def taken(layout: str, data: Any) -> int:
+    """On how many files it is trained."""
+    count: dict[str, Callable[[], int]] = {
+        "pairs": lambda: len(data.train_set),
+        "english half": lambda: len(data.train_items),
+        "chapters": lambda: sum(map(len, data.chapters)),
+        "manifest": lambda: sum(map(len, data.plans["train"][0])),
+        "json lines": lambda: sum(map(len, data.plans["train"][0])),
+        "scenes": lambda: len(data.order(0, data.lap_length())),
+        "samples": lambda: len(data.samples["train"]),
+    }
+    return count[layout]()
+
+
+@pytest.mark.parametrize(
+    ("layout", "damage", "content"), DAMAGES, ids=lambda value: value if type(value) is str else ""
+)
+def test_one_bad_file_is_left_out_and_named(
+    layout: str,
+    content: bytes | None,
+    copied: Callable[[str], Path],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    root = copied(layout)
+    file = root / LAYOUTS[layout].file
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
+    listed = Path(LAYOUTS[layout].listed).name
+    if layout != "english half":  # whose sentence is said in another recording, too
+        refused(layout, root, file.name, listed if layout != "manifest" else "", "`max_bad_share`", "1 of the ")
+    with caplog.at_level(logging.INFO):
+        data = LAYOUTS[layout].take(root, max_bad_share=0.2)
+    assert file.name.removesuffix(".wav") in caplog.text
+    assert "left out" in caplog.text
+    if layout != "english half":
+        assert taken(layout, data) == (7 if layout == "pairs" else 5)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
+@pytest.mark.parametrize("layout", TRAINED)
+def test_a_share_is_between_none_and_all(layout: str, share: float, copied: Callable[[str], Path]) -> None:
+    refused(layout, copied(layout), "`max_bad_share` must be from 0 to 1", max_bad_share=share)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"image": None}, "a picture in each row"),
+        ({"prints": [["5"]]}, "`prints`"),
+        ({"prints": [["5", [900]]]}, "`prints`"),
+        ({"prints": 5}, "`prints`"),
+    ],
+)
+def test_scenes_with_other_notes(changes: dict[str, Any], said: str, copied: Callable[[str], Path]) -> None:
+    root = copied("scenes")
+    rows = json.loads((root / "train.json").read_text())
+    rows[1] |= changes
+    (root / "train.json").write_text(json.dumps(rows))
+    refused("scenes", root, said, "row 1 of", "train.json")
+
+
+@pytest.mark.parametrize("turns", [None, [], [{}], [{"task": "a", "expected": 5, "claims": []}], [7], 7])
+def test_held_out_scenes_with_other_notes(turns: object, copied: Callable[[str], Path]) -> None:
+    root = copied("scenes")
+    rows = json.loads((root / "dev.json").read_text())
+    rows[1]["turns"] = turns
+    (root / "dev.json").write_text(json.dumps(rows))
+    refused("scenes", root, "as `turns`", "row 1 of", "dev.json")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"nothing"])
+def test_cells_that_are_none(content: bytes | None, copied: Callable[[str], Path]) -> None:
+    root = copied("scenes")
+    (root / "train.cells.npy").unlink()
+    if content is not None:
+        (root / "train.cells.npy").write_bytes(content)
+    refused("scenes", root, "train.cells.npy' cannot be read")
