@@ -143,9 +143,11 @@ def _check_probe(kind: type[PreTrainedModel], config: PreTrainedConfig, attentio
         fault = _probe(kind, type(config), json.dumps(shape, sort_keys=True, default=str), attention, scorer)
     if fault:
         switch = "Set `is_decoder` in its configuration. " if getattr(config, "is_decoder", None) is False else ""
-        works = f"Of models that read pictures {SEEING} work." if reads_pictures(kind) else known_families()
+        named, works = kind.__name__, known_families()
+        if reads_pictures(kind):
+            named, works = f"{named} reads pictures in its own way, and", f"Of models that do, {SEEING} work."
         raise InputError(
-            f"`model` must score a tree of tokens as it scores each path, but {kind.__name__} {fault}. {switch}{works}"
+            f"`model` must score a tree of tokens as it scores each path, but {named} {fault}. {switch}{works}"
         )
 
 

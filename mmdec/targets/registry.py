@@ -19,7 +19,7 @@ TARGETS: tuple[type[WhisperTarget] | type[VlmTarget] | type[TextTarget], ...] = 
 def target_of(model: PreTrainedModel) -> HfTarget:
     """The target for this model. Raises InputError for a model that no target takes, or whose drafts could not be
     scored or taken back."""
-    if model.training and model.is_gradient_checkpointing:
+    if model.training and any(getattr(part, "gradient_checkpointing", False) for part in model.modules()):
         raise InputError(
             "`model` must keep a cache, but is being trained with gradient checkpointing, which allows none. Call "
             "`model.eval()` before, and `model.train()` after."
