@@ -71,7 +71,12 @@ class Medusa:
             raise InputError(f"`ranks` must have a row for each of {config.heads} heads, but has {len(ranks)}.")
         self.heads, self.output = heads.eval(), output
         chances = ranks or expected(config.heads)
-        HeadAccuracy(chances)  # raises InputError for what are no chances
+        width = HeadAccuracy(chances).width  # raises InputError for what are no chances
+        if width > config.vocab_size:
+            raise InputError(
+                f"`heads` must be for a model of at least {width} tokens, one for each rank that is looked at, but are "
+                f"for {config.vocab_size}. Draft with another drafter."
+            )
         self._prior = Prior(tuple(map(tuple, chances)), measured=ranks is not None)
         self.needs = Needs(layers=(-1,), memory=config.kind == "block", prior=self._prior)
 

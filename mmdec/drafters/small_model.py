@@ -87,7 +87,7 @@ class SmallModel:
         """width: nodes of a layer that are expanded at most. memory: it has no encoder of its own, but reads the states
         of the target's: a distilled decoder. positions: how many it has. images: it reads those of the target's prompt.
         columns: each node takes one of them, and so it proposes chains.
-        It proposes nothing beyond its positions, nor where it cannot read the images."""
+        It proposes nothing beyond its positions, after a token it does not know, or where it cannot read the images."""
         if width < 1:
             raise InputError(f"`width` must be at least 1, but is {width}. 10 is EAGLE-2's.")
         self._model, self._width, self._positions, self._images = model, width, positions, images
@@ -105,6 +105,11 @@ class SmallModel:
                 f"`drafter` must have at most the target's {target.vocab_size} tokens, but {self._model.name} has "
                 f"{self._model.vocab_size}. Choose a small model with the target's tokenizer."
             )
+        if self.needs.memory and self._model.vocab_size != target.vocab_size:  # else tokens differ in meaning, too
+            raise InputError(
+                f"`drafter` must have the target's {target.vocab_size} tokens, but {self._model.name} has "
+                f"{self._model.vocab_size}. Choose one distilled from this model."
+            )
         if self.needs.memory and self._model.hidden_size != target.hidden_size:
             raise InputError(
                 f"`drafter` must read the target's encoder, which has {target.hidden_size} channels, but "
@@ -118,10 +123,11 @@ class SmallModel:
     def start(self, context: Context) -> Memory:
         """The small model's own pass over the prompt, unless it is too long for it."""
         lengths = context.mask.sum(1).tolist()
-        silent = Memory(None, [[] for _ in lengths])
-        if self._positions is not None and max(lengths) > self._positions:
+        silent, tokens = Memory(None, [[] for _ in lengths]), context.tokens.masked_fill(~context.mask, 0)
+        too_long = self._positions is not None and max(lengths) > self._positions
+        if too_long or int(tokens.max()) >= self._model.vocab_size:
             return silent
-        inputs: dict[str, Any] = {"input_ids": context.tokens}
+        inputs: dict[str, Any] = {"input_ids": tokens}
         if context.memory is None:
             inputs["attention_mask"] = context.mask.long()
         else:
@@ -144,6 +150,9 @@ class SmallModel:
         if memory.session is None:
             return
         memory.vocab_size = scores.logits.shape[-1]
+        if int(verdict.tokens.masked_fill(verdict.done[:, None], 0).max()) >= self._model.vocab_size:
+            memory.session = None
+            return
         memory.roots = [root + more for root, more in zip(memory.roots, verdict.lengths.tolist(), strict=True)]
         emitted = zip(verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True)
         texts = [row + tokens[:length] for row, (tokens, length) in zip(memory.pending, emitted, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from inspect import signature
 from typing import Any, cast
@@ -58,6 +59,11 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
             f"`custom_generate` must be left out, but is {show(options['custom_generate'])}. Call `model.generate` for "
             "another loop than mmdec's."
         )
+    if options.get("cache_implementation") == "paged":
+        raise InputError(
+            "`cache_implementation` must be left out, but is 'paged', with which transformers runs a decoding loop of "
+            "its own. Call `model.generate_batch` for it."
+        )
     if twice := sorted(options.keys() & named.keys()):
         raise InputError(f"`{twice[0]}` must be given once, but is among `inputs` and the options. Drop one.")
     for name in ("num_beams", "num_return_sequences"):  # by which the rows are multiplied
@@ -78,6 +84,40 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
         listed: object = options.get(name)
         if listed is not None and not _functions(listed):
             raise InputError(f"`{name}` must be a list of functions, but is {show(listed)}. Put it into a list.")
+
+
+def tokenizer_options(options: dict[str, Any], model: PreTrainedModel) -> tuple[Any, bool]:
+    """Take out of `options` what `generate` needs a tokenizer for, which it drops where the loop is another's: the
+    strings at which a text ends, and whether the prompts' last tokens are to be written anew."""
+    taken: dict[str, Any] = {}
+    for name in ("stop_strings", "token_healing"):
+        if own := getattr(model.generation_config, name, None):  # fills what a call leaves out
+            raise InputError(
+                f"`model.generation_config.{name}` must be None, but is {show(own)}. Set it to None, and pass `{name}` "
+                "with `tokenizer`."
+            )
+        value, given = options.pop(name, None), options.get("generation_config")
+        if value is None and getattr(given, name, None) is not None:
+            value = getattr(given, name)
+            options["generation_config"] = given = copy.deepcopy(given)
+            setattr(given, name, None)
+        taken[name] = value
+        if value not in (None, False) and options.get("tokenizer") is None:
+            raise InputError(f"`tokenizer` must be given with `{name}`, but is None. Pass the model's tokenizer.")
+    return taken["stop_strings"], bool(taken["token_healing"])
+
+
+def healed(ids: Tensor, mask: Tensor | None, model: PreTrainedModel, tokenizer: Any) -> Tensor:
+    """Token ids (B, P) as `generate` has them with `token_healing`. Raises InputError where they are fewer or more than
+    before, so that mask (B, P) is none of theirs."""
+    found = cast(Any, model).heal_tokens(ids, tokenizer)
+    if found.shape != ids.shape or mask is None:
+        given = f"have {found.shape[1]} columns for {ids.shape[1]}" if mask is not None else "come without their mask"
+        raise InputError(
+            f"`token_healing` must be given with `attention_mask` and prompts that keep their length, but they {given}."
+            " Pass the tokenizer's own output for texts without spaces at their ends."
+        )
+    return found
 
 
 def option_names(model: PreTrainedModel) -> set[str]:

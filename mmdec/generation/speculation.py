@@ -23,7 +23,7 @@ from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import LOSSY, RuleName
 from mmdec.generation.drafter_choice import DraftedBy
 from mmdec.generation.model_lock import read_while, reading
-from mmdec.generation.prompt import check_options, option_names, prompt_inputs
+from mmdec.generation.prompt import check_options, healed, option_names, prompt_inputs, tokenizer_options
 from mmdec.generation.registration import register
 from mmdec.generation.run import PreparedRun, Speculation
 from mmdec.targets.hf_target import HfTarget
@@ -164,16 +164,15 @@ def _begin(
     options = dict(options)
     if speculation.rule is not None and speculation.rule != "typical":
         options.setdefault("do_sample", speculation.rule != "greedy")
-    tokenizer, strings = options.pop("tokenizer", None), options.pop("stop_strings", None)
-    if strings is not None and tokenizer is None:
-        raise InputError("`tokenizer` must be given with `stop_strings`, but is None. Pass the model's tokenizer.")
-    prepared, held_back = target.hold_back({**options, **named})
     try:
+        strings, heals = tokenizer_options(options, model)
+        tokenizer = options.pop("tokenizer", None)
         if strings is not None:
-            prepared["stopping_criteria"] = [
-                *(prepared.get("stopping_criteria") or ()),
-                StopStringCriteria(tokenizer, strings),
-            ]
+            ends = StopStringCriteria(tokenizer, strings)
+            options["stopping_criteria"] = [*(options.get("stopping_criteria") or ()), ends]
+        if heals:
+            named["input_ids"] = healed(named["input_ids"], named.get("attention_mask"), model, tokenizer)
+        prepared, held_back = target.hold_back({**options, **named})
         run = model.generate(  # type: ignore[operator] # torch types what it finds in a module as a tensor
             **prepared, custom_generate=_Beginning(speculation, target, held_back)
         )

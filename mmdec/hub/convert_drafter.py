@@ -86,6 +86,8 @@ def convert(
         sizes["vocab_size"] = vocab_size
     if name == "vispec":
         sizes["queries"] = len(state["imadpt.q"])
+    if name == "msd":
+        sizes["visual_token"] = "next"  # in its authors' training and decoding
     kind = network_class(name)
     network = fill(lambda: kind(kind.config_class(**sizes)), state, "source", folder)
     dtype = state["fc.weight"].dtype

@@ -1,14 +1,17 @@
 """MSD: a draft network that decouples vision from text (Lin et al. 2025, arXiv 2505.14260).
 
-A text column takes what EAGLE's takes, fc([embedding of token t + 1; feature of token t]). A visual column takes the
-target's projected visual embedding of token t itself, past fc. So no column would read the first token after an image:
-as published, the column before the image takes it as its next token.
+A text column takes what EAGLE's takes, fc([embedding of token t + 1; feature of token t]). A visual column takes a
+token's projected visual embedding as it is, past fc. The paper does not say which token's. In the published code,
+decoding and training alike, the embeddings are moved by one before that, as EAGLE's tokens are: column t is visual
+where token t + 1 is, and takes that token's. So the column of an image's last token is a text column and reads the
+first token after the image, and no column takes the first token of a text. `visual_token` says which layout a
+network was trained in.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar, Literal, cast, final
 
 import torch
 from torch import Tensor
@@ -17,18 +20,24 @@ from mmdec.nn.draft_config import DraftConfig
 from mmdec.nn.draft_network import DraftNetwork
 from mmdec.types import InputError
 
+VisualToken = Literal["next", "own"]
+
 
 @dataclass(frozen=True)
 class MsdConfig(DraftConfig):
-    """Shape of the network. For Qwen2-VL the published one has `input_norm` and `attention_bias`, for LLaVA neither."""
+    """Shape of the network. For Qwen2-VL the published one has `input_norm` and `attention_bias`, for LLaVA neither.
 
-    text_after_image: bool = True  # the column before an image reads the first token after it; False: the image's first
+    visual_token: "next", as published: see above. "own" (ours): column t is visual where token t is, and takes that
+    token's embedding; the column before an image reads the first text token after it, which no other column would.
+    """
+
+    visual_token: VisualToken = "next"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self.text_after_image) is not bool:
+        if self.visual_token not in ("next", "own"):
             raise InputError(
-                f"`text_after_image` must be true or false, but is {self.text_after_image!r:.60}. Choose one."
+                f"`visual_token` must be next or own, but is {self.visual_token!r:.60}. Published networks have next."
             )
 
 
@@ -44,11 +53,10 @@ class MsdNetwork(DraftNetwork):
         if visual is None or not bool(visual.any()):
             return super().inputs(embeds, features)
         following = embeds[:, 1:]
-        assert isinstance(self.config, MsdConfig)
-        if self.config.text_after_image:
-            index = next_text(visual)[:, 1:, None].expand_as(following)  # (B, L - 1, H)
-            following = embeds.gather(1, index)
-        fused = self.fuse(following, features[:, :-1])
+        if cast(MsdConfig, self.config).visual_token == "next":
+            return torch.where(visual[:, 1:, None], following, self.fuse(following, features[:, :-1]))
+        index = next_text(visual)[:, 1:, None].expand_as(following)  # (B, L - 1, H)
+        fused = self.fuse(embeds.gather(1, index), features[:, :-1])
         return torch.where(visual[:, :-1, None], embeds[:, :-1], fused)
 
 

@@ -101,6 +101,10 @@ class DecoderTarget(HfTarget, ABC):
         """Where the model is from, and a digest of its weights."""
         return model_name(self.model)
 
+    def prompt_positions(self, inputs: Mapping[str, Any]) -> list[int]:
+        """How many positions each row's prompt takes. inputs: as for `prefill`; no pass runs."""
+        return inputs["attention_mask"].sum(1).tolist()
+
     @property
     def device(self) -> torch.device:
         return self.model.device

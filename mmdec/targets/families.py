@@ -11,6 +11,7 @@ import inspect
 import json
 import re
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from threading import Lock
@@ -22,7 +23,7 @@ from transformers.utils import logging
 
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.probe import BOUND, Scorer, difference
-from mmdec.targets.tiny import OWN, SIZES, WINDOW, is_window
+from mmdec.targets.tiny import OWN, SIZES, VOCABULARY, WINDOW, is_window
 from mmdec.types import InputError
 
 ATTENTION = ("sdpa", "eager", TREE_ATTENTION)
@@ -36,6 +37,7 @@ CAUSAL = """
     RemBert Roberta RobertaPreLayerNorm SeedOss SmolLM3 SolarOpen StableLm Starcoder2 XGLM XLMRoberta XLMRobertaXL Youtu
 """
 OTHERS = ("BertGenerationDecoder", "BertLMHeadModel", "CTRLLMHeadModel", "GPT2LMHeadModel")
+SEEING = "LLaVA, LLaVA-NeXT, Qwen2-VL, Qwen2.5-VL and Qwen3-VL"  # whose pictures are read
 FAMILIES = frozenset([*(f"{name}ForCausalLM" for name in CAUSAL.split()), *OTHERS])
 _probing = Lock()
 
@@ -99,13 +101,37 @@ def is_decoder_only(model: PreTrainedModel) -> bool:
     config = model.config
     if config.is_encoder_decoder or config.get_text_config(decoder=True) is not config:
         return False
-    arguments = inspect.signature(model.forward).parameters
-    return all(name in arguments for name in ARGUMENTS) and model.can_generate() and not model._is_stateful
+    return not lacking_arguments(model.forward) and model.can_generate() and not model._is_stateful
+
+
+def lacking_arguments(forward: Callable[..., Any]) -> list[str]:
+    """What a draft's pass needs and a `forward` does not name."""
+    arguments = inspect.signature(forward).parameters
+    return [name for name in ARGUMENTS if name not in arguments]
+
+
+def check_forward(model: PreTrainedModel) -> None:
+    """Raise InputError for a known family whose `forward` was replaced by one that does not name what it takes."""
+    lacking = lacking_arguments(model.forward)
+    if lacking and any(_is_family(kind) for kind in type(model).__mro__):
+        raise InputError(
+            f"`model.forward` must name {', '.join(ARGUMENTS)}, but that of this {type(model).__name__} does not name "
+            f"{', '.join(lacking)}: it is none of transformers' own. Give the new one `@functools.wraps` of the old."
+        )
+
+
+def reads_pictures(kind: type[PreTrainedModel]) -> bool:
+    """Whether `forward` names pixels."""
+    return "pixel_values" in inspect.signature(kind.forward).parameters
+
+
+def _is_family(kind: type) -> bool:
+    return kind.__name__ in FAMILIES and kind.__module__.startswith("transformers.models.")
 
 
 def _is_proven(kind: type[PreTrainedModel], config: PreTrainedConfig) -> bool:
     """Whether the tests speak for the class and for what its configuration switches on."""
-    if kind.__name__ not in FAMILIES or not kind.__module__.startswith("transformers.models."):
+    if not _is_family(kind):
         return False
     given = vars(config)
     return given.get("is_decoder") is not False and not any(is_window(*field) for field in given.items())
@@ -117,9 +143,11 @@ def _check_probe(kind: type[PreTrainedModel], config: PreTrainedConfig, attentio
         fault = _probe(kind, type(config), json.dumps(shape, sort_keys=True, default=str), attention, scorer)
     if fault:
         switch = "Set `is_decoder` in its configuration. " if getattr(config, "is_decoder", None) is False else ""
+        named, works = kind.__name__, known_families()
+        if reads_pictures(kind):
+            named, works = f"{named} reads pictures in its own way, and", f"Of models that do, {SEEING} work."
         raise InputError(
-            f"`model` must score a tree of tokens as it scores each path, but {kind.__name__} {fault}. "
-            f"{switch}{known_families()}"
+            f"`model` must score a tree of tokens as it scores each path, but {named} {fault}. {switch}{works}"
         )
 
 
@@ -139,7 +167,11 @@ def _probe(
                 with suppress(Exception):  # this number is no window, and cannot be small
                     apart = max(apart, difference(kind, config.from_dict({**given, name: WINDOW}), attention, scorer))
     except Exception as error:  # whatever a foreign class may raise
-        return f"could not be tried in small ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
+        message = " ".join(str(error).split())[:200]
+        return (
+            f"is not known, and could not be tried: two layers of it with {VOCABULARY} tokens fail "
+            f"({type(error).__name__}: {message})"
+        )
     finally:
         logging.set_verbosity(verbosity)
     return "" if apart <= BOUND else f"differs by {apart:.1g} of its largest logit"

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from transformers import PreTrainedModel
 
-from mmdec.targets.families import known_families
+from mmdec.targets.families import SEEING, check_forward, known_families
 from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.text import TextTarget
 from mmdec.targets.vlm import VlmTarget
@@ -19,11 +19,16 @@ TARGETS: tuple[type[WhisperTarget] | type[VlmTarget] | type[TextTarget], ...] = 
 def target_of(model: PreTrainedModel) -> HfTarget:
     """The target for this model. Raises InputError for a model that no target takes, or whose drafts could not be
     scored or taken back."""
+    if model.training and any(getattr(part, "gradient_checkpointing", False) for part in model.modules()):
+        raise InputError(
+            "`model` must keep a cache, but is being trained with gradient checkpointing, which allows none. Call "
+            "`model.eval()` before, and `model.train()` after."
+        )
     for target in TARGETS:
         if target.takes(model):
             return target(cast(Any, model))  # `takes` has seen its type
+    check_forward(model)
     raise InputError(
-        "`model` must be a Whisper, a LLaVA, LLaVA-NeXT, Qwen2-VL, Qwen2.5-VL or Qwen3-VL, or a decoder-only language "
-        "model with a key-value cache, but is "
+        f"`model` must be a Whisper, one of {SEEING}, or a decoder-only language model with a key-value cache, but is "
         f"{type(model).__name__}. {known_families()}"
     )

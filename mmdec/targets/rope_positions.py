@@ -28,6 +28,17 @@ class RopeOffsets:
     columns: int  # of the cache, from which they hold
 
 
+def longest(config: Any) -> int | None:
+    """How many positions a language model's configuration knows, the widest way that it may mean it: the table, or what
+    rotations are stretched to. None where it says nothing."""
+    most = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    factor = rope.get("factor")
+    if type(most) is not int or not isinstance(factor, int | float):
+        return most if type(most) is int else None
+    return max(most, int(factor * (rope.get("original_max_position_embeddings") or most)))
+
+
 def rope_positions(model: Any, text: TextPrompt, vision: VisionInputs, given: Tensor | None) -> tuple[Tensor, Tensor]:
     """Positions (3, B, F) of the fresh columns, and the offsets (3, B) of what follows. model: without its LM head.
     given: positions that the caller or `generate` has, (B, C) or (3 or 4, B, C); of one axis, `generate`'s are made of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, final
 
@@ -9,9 +10,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmdec.targets.decoder import DecoderTarget, Prompt
-from mmdec.targets.families import check_model, is_decoder_only
+from mmdec.targets.families import SEEING, check_model, is_decoder_only
 from mmdec.targets.text_prompt import TextPrompt
-from mmdec.types import Scores
+from mmdec.types import InputError, Scores
+
+MEDIA = re.compile("pixel_|image|video|mm_|audio|input_features")  # of what a model of another kind sees or hears
 
 
 @final
@@ -30,6 +33,13 @@ class TextTarget(DecoderTarget):
         super().__init__(model)
 
     def _read(self, inputs: Mapping[str, Any]) -> Prompt:
+        seen = [name for name, value in inputs.items() if value is not None and MEDIA.match(name)]
+        if seen:
+            raise InputError(
+                f"`{seen[0]}` must be left to `model.generate` without mmdec, but is given: pictures and sound of "
+                f"{type(self.model).__name__} are not supported, and without them it would answer something else. "
+                f"Pictures of {SEEING} are."
+            )
         text = TextPrompt.of(inputs)
         return Prompt(text, text.positions[None, :, -text.fresh.shape[1] :])
 

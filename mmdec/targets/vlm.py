@@ -72,6 +72,15 @@ class VlmTarget(DecoderTarget):
         vision = prepared.get(HELD) or VisionInputs.of(prepared, len(ids))
         return {name: value for name, value in prepared.items() if name not in NAMES} | {HELD: vision}
 
+    def prompt_positions(self, inputs: Mapping[str, Any]) -> list[int]:
+        """As for a language model. With three axes an image takes fewer than it has tokens: as many as its longer side."""
+        if not self._axes:
+            return super().prompt_positions(inputs)
+        named = {name: value for name, value in inputs.items() if name not in NAMES}
+        vision = VisionInputs.of(inputs, len(inputs["input_ids"]))
+        positions, _ = rope_positions(self._base, TextPrompt.of(named), vision, None)
+        return (1 + positions.amax((0, 2))).tolist()
+
     def _read(self, inputs: Mapping[str, Any]) -> Prompt:
         ids = inputs.get("input_ids")
         vision = inputs.get(HELD) or VisionInputs.of(inputs, len(ids) if isinstance(ids, Tensor) else 1)

@@ -156,7 +156,7 @@ def test_other_classes_are_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         TextTarget(Renamed(LlamaConfig(**SIZES, rope_theta=1234.0)))
         with pytest.raises(InputError, match="Bounded differs"):
             TextTarget(Bounded(LlamaConfig(**SIZES, rope_theta=1234.0)))
-        with pytest.raises(InputError, match="Closed could not be tried in small"):
+        with pytest.raises(InputError, match="Closed is not known, and could not be tried: two layers"):
             TextTarget(Closed(LlamaConfig(**SIZES, rope_theta=1234.0), "open"))
     assert len(asked) == 3
     TextTarget(Renamed(LlamaConfig(**SIZES, rope_theta=4321.0)))

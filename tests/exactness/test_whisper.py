@@ -265,5 +265,9 @@ def test_a_smaller_whisper_drafts_over_the_large_ones_encoder(mode: str, batch: 
         custom = plug(drafting, 4, on_round=rounds.append)
         assert_same(call(MODELS[80], MODES[mode], batch, custom_generate=custom), stock(80, mode, batch, "sdpa"))
     assert sum(map(sum, (one.accepted for one in rounds))) > 10  # the model itself is a good drafter
-    with pytest.raises(InputError, match="channels"):
-        call(MODELS[80], MODES[mode], batch, custom_generate=plug(whisper(80, 4, d_model=48), 4))
+    for other, told in (
+        (whisper(80, 4, d_model=48), "channels"),
+        (whisper(80, 4, vocab_size=VOCABULARY - 1), "tokens"),
+    ):
+        with pytest.raises(InputError, match=told):
+            call(MODELS[80], MODES[mode], batch, custom_generate=plug(other, 4))

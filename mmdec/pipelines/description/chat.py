@@ -22,7 +22,15 @@ from mmdec.pipelines.description.describe import DescribeOptions, Pictures, read
 from mmdec.pipelines.description.describe_batch import Listeners, OnText, describe_batch
 from mmdec.pipelines.description.description import Description
 from mmdec.pipelines.description.load import AUTO, as_vlm
-from mmdec.pipelines.description.prompts import Message, Question, check_accepted, render, tensors, user_message
+from mmdec.pipelines.description.prompts import (
+    Message,
+    Question,
+    check_accepted,
+    render,
+    tensors,
+    too_long,
+    user_message,
+)
 from mmdec.pipelines.threads import with_threads
 from mmdec.runtime import Stopwatch
 from mmdec.types import InputError
@@ -79,8 +87,11 @@ class Chat:
             message = user_message(self._request.vlm, question)
             inputs = self._inputs(question, message)
             cache = DynamicCache(config=self._request.vlm.model.config) if self._cache is None else self._cache
-            self._cache = None  # until the answer is whole
             inputs["past_key_values"] = cache
+            remedy = "Shorten it, or begin a new chat: the dialogue so far counts."
+            for error in too_long(self._request.vlm, inputs, remedy).values():
+                raise error
+            self._cache = None  # until the answer is whole
             listeners = Listeners(on_text)
             pictures = [(*self._pictures, *question.pictures)]  # an answer may be about any of them
             with naming_options(DescribeOptions.__annotations__.keys() - {*LACKING}):

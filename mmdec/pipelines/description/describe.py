@@ -27,7 +27,7 @@ from mmdec.pipelines.confidence import check_min_confidence, read_calibrations, 
 from mmdec.pipelines.description.describe_batch import Listeners, OnRound, OnText, describe_batch
 from mmdec.pipelines.description.description import Description
 from mmdec.pipelines.description.load import AUTO, Model, as_drafter, as_vlm
-from mmdec.pipelines.description.prompts import Question, check_accepted, render, tensors, user_message
+from mmdec.pipelines.description.prompts import Question, check_accepted, render, tensors, too_long, user_message
 from mmdec.pipelines.description.request import DescriptionRequest
 from mmdec.pipelines.inputs import BatchError
 from mmdec.pipelines.threads import with_threads
@@ -265,7 +265,7 @@ def _tensors(
     """A batch's inputs, and the indices of its questions that the processor takes."""
     vlm, chosen = request.vlm, [questions[index] for index in batch]
     try:
-        return tensors(vlm, [question.text for question in chosen], chosen), batch
+        inputs = tensors(vlm, [question.text for question in chosen], chosen)
     except MemoryError:
         raise
     except Exception as error:  # of one of them, unknown which
@@ -280,6 +280,11 @@ def _tensors(
                 f"`image` must be what the model's processor takes, but it refuses these together "
                 f"({type(error).__name__}: {' '.join(str(error).split())[:300]}). Use batch_size=1."
             ) from error
-        errors |= refused
-        remaining = [index for index in batch if index not in refused]
-        return _tensors(request, questions, remaining, errors) if remaining else ({}, remaining)
+    else:
+        remedy = "Shorten it, or ask about fewer or smaller pictures."
+        refused = {batch[row]: error for row, error in too_long(vlm, inputs, remedy).items()}
+        if not refused:
+            return inputs, batch
+    errors |= refused
+    remaining = [index for index in batch if index not in refused]
+    return _tensors(request, questions, remaining, errors) if remaining else ({}, remaining)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,9 @@ import numpy as np
 
 from mmdec.hub.vlm import LoadedVlm
 from mmdec.images import to_pil
+from mmdec.targets.decoder import DecoderTarget
+from mmdec.targets.registry import target_of
+from mmdec.targets.rope_positions import longest
 from mmdec.types import InputError
 
 Message = dict[str, Any]
@@ -86,6 +89,24 @@ def tensors(vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question],
         add_special_tokens=begins and not (begin and texts[0].startswith(begin)),
     )
     return dict(inputs.to(vlm.model.device, vlm.model.dtype))
+
+
+def too_long(vlm: LoadedVlm, inputs: Mapping[str, Any], remedy: str) -> dict[int, InputError]:
+    """What is wrong with the rows of `tensors` that take more positions than the model was made for: it would answer
+    nonsense, or fail. remedy: what to do about it."""
+    most = longest(vlm.model.config.get_text_config(decoder=True))
+    if most is None or inputs["input_ids"].shape[1] <= most:  # no token takes more than one
+        return {}
+    target = target_of(vlm.model)
+    assert isinstance(target, DecoderTarget)
+    return {
+        row: InputError(
+            f"`prompt` must take at most the model's {most} positions, its pictures and the chat template included, "
+            f"but takes {count}. {remedy}"
+        )
+        for row, count in enumerate(target.prompt_positions(inputs))
+        if count > most
+    }
 
 
 def check_accepted(vlm: LoadedVlm, question: Question) -> None:

@@ -38,6 +38,7 @@ RESERVED = {  # what is set here, and by which argument; "" where there is no ot
     "position_ids": "",
     "return_dict_in_generate": "",
     "streamer": "on_text",
+    "token_healing": "",
     "tokenizer": "",
 }
 

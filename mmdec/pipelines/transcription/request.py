@@ -44,9 +44,12 @@ RESERVED = {  # what is set here, and by which argument; "" where there is no ot
     "return_segments": "timestamps",
     "return_timestamps": "timestamps",
     "return_token_timestamps": "timestamps",
+    "stop_strings": "",
     "streamer": "progress",
     "time_precision": "",
     "time_precision_features": "",
+    "token_healing": "",
+    "tokenizer": "",
 }
 
 

@@ -55,6 +55,13 @@ def test_the_blocks_layer_is_whispers() -> None:
     torch.testing.assert_close(made(hidden, states), made.read(wanted, 3), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("tokens", "ranks", "least"), [(7, None, 8), (2, [[0.5, 0.2, 0.1]] * 3, 3)])
+def test_more_ranks_than_the_model_has_tokens_are_refused(tokens: int, ranks: Any, least: int) -> None:
+    made = heads(MedusaConfig(32, tokens, heads=3))
+    with pytest.raises(InputError, match=f"of at least {least} tokens, .* but are for {tokens}"):
+        Medusa(made, nn.Linear(32, tokens, bias=False), ranks)
+
+
 def test_the_drafter_reads_what_training_reads() -> None:
     """Over rounds with paths of any length, rows that leave and rounds without a draft: the heads' best tokens are
     those of one pass over each row's whole text."""

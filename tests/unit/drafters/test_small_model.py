@@ -188,6 +188,23 @@ def test_its_cache_follows_the_text_through_rejections_and_plain_rounds(rows: in
     assert len(session.texts[0]) >= len(PROMPTS[row]) + 1
 
 
+@pytest.mark.parametrize(("prompt", "answer", "silent"), [([1, 7], 2, True), ([1, 2], 7, True), ([1, 2], 2, False)])
+def test_after_a_token_that_it_does_not_know_it_proposes_nothing(prompt: list[int], answer: int, silent: bool) -> None:
+    drafter = SmallModel(Toy(7), width=3)
+    draft = drafter.propose(start(drafter, [prompt], [answer], 8), torch.tensor([answer]), Plan(3, 3))
+    assert int(draft.size[0]) == (1 if silent else 4)
+
+
+def test_an_end_that_it_does_not_know_costs_the_other_rows_nothing() -> None:
+    small = Toy(7)
+    memory, given = start(drafter := SmallModel(small), [[1, 2], [3, 4]], [5, 6], 8), torch.tensor([7, 2])
+    zeros = torch.zeros_like(given)
+    verdict = Verdict(zeros[:, None], given, given == 7, given[:, None], zeros + 1)
+    drafter.update(memory, single(torch.tensor([5, 6])), Scores(torch.zeros(2, 1, 8)), verdict)
+    drafter.select(memory, torch.tensor([1]))
+    assert int(drafter.propose(memory, torch.tensor([2]), Plan(3, 3)).size[0]) == 4
+
+
 def test_after_full_acceptance_the_last_tokens_are_taken_in() -> None:
     small = Toy()
     run(Toy(), SmallModel(small), Budget.fixed(3), [[1, 2]], 18, eos=99)

@@ -148,18 +148,33 @@ def test_eagle_gives_what_is_published(tmp_path: Path, pickled: bool, bias: bool
     torch.testing.assert_close(hidden(network, embeds, features, visual), wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("rounds", [0, 4])
 @pytest.mark.parametrize("qwen", [False, True])
-def test_msd_gives_what_is_published(tmp_path: Path, qwen: bool) -> None:
-    """Text through fc; an image's tokens as they are; the column before the image reads the first token after it."""
+def test_msd_gives_the_published_logits(tmp_path: Path, qwen: bool, rounds: int) -> None:
+    """As its code does it, two images: embeddings and mask are moved by one, fc runs everywhere, then visual columns
+    are overwritten. LLaVA's form has no first norm and no biases of attention; Qwen2-VL's has both, and one number for
+    all three axes of a position. The last columns come as later rounds bring them, each over the cache."""
     state, config = layer(qwen, qwen), QWEN if qwen else LLAVA
     network = read_network(convert(published(tmp_path / "in", state, config), tmp_path / "out"))
-    assert network.system == "msd"
-    embeds, features, visual = row()
-    states = [
-        embeds[t] if visual[t] else fc(state, embeds[9 if visual[t + 1] else t + 1], features[t]) for t in range(13)
-    ]
-    wanted = naive_layer(state, torch.stack(states), torch.arange(13), 1e6 if qwen else 1e4)
-    torch.testing.assert_close(hidden(network, embeds, features, visual), wanted, rtol=1e-4, atol=1e-4)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["visual_token"] == "next"
+    assert (network.config.input_norm, network.config.attention_bias) == (qwen, qwen)
+    embeds, features, visual = row(20)
+    visual[12:14] = True
+    moved, mask = embeds[1:], visual[1:]
+    states = fc(state, moved, features[:-1])
+    states[mask] = moved[mask]
+    wanted = naive_layer(state, states, torch.arange(19), 1e6 if qwen else 1e4)
+    end = 20 - rounds  # of the prompt
+    prompt = network.prompt(embeds[:end], features[:end], visual[:end])
+    parts, past = [network.layer(prompt.states[None], prompt.positions[None])], None
+    for column in range(end - 1, 19):
+        pairs = [pair for _, pair in parts]
+        past = torch.cat([keys for keys, _ in pairs], 2), torch.cat([values for _, values in pairs], 2)
+        fresh = network.fuse(embeds[None, column + 1 : column + 2], features[None, column : column + 1])
+        parts.append(network.layer(fresh, torch.tensor([[column]]), past))
+    found = torch.cat([out for out, _ in parts], 1)[0]
+    head = state["embed_tokens.weight"].T
+    torch.testing.assert_close(found @ head, wanted @ head, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("qwen", [False, True])

@@ -16,7 +16,13 @@ from mmdec.training.vlm_drafters.unroll import read_columns, step_mask, unrolled
 from tests.support.draft_networks import draft_network
 from tests.support.tiny_vlm import vision_model
 
-SYSTEMS = ("eagle", "msd", "specvlm", "vispec")
+SYSTEMS: list[tuple[str, dict[str, Any]]] = [
+    ("eagle", {}),
+    ("msd", {"visual_token": "next"}),
+    ("msd", {"visual_token": "own"}),
+    ("specvlm", {}),
+    ("vispec", {}),
+]
 
 
 def reading(prompt: int, answer: int, seed: int, seen: range = range(0)) -> Reading:
@@ -50,9 +56,9 @@ def drafted(network: DraftNetwork, text: Reading, root: int, steps: int) -> list
     return found
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_every_root_is_drafted_from_as_decoding_would(system: str) -> None:
-    network = draft_network(system, vision_model("llava")).double()
+@pytest.mark.parametrize(("system", "changes"), SYSTEMS)
+def test_every_root_is_drafted_from_as_decoding_would(system: str, changes: dict[str, Any]) -> None:
+    network = draft_network(system, vision_model("llava"), **changes).double()
     outputs = unrolled(network, read_columns(network, TEXTS), 4)
     assert [out.shape[1] for out in outputs] == [8, 7, 6, 5]
     for row, text in enumerate(TEXTS):

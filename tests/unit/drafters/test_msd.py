@@ -1,0 +1,103 @@
+"""MSD over pictures, in both layouts: what a run's rounds and turns add up to is what one pass over all of it gives."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+import mmdec
+from mmdec.drafters.draft_memory import Memory
+from mmdec.targets.registry import target_of
+from mmdec.types import Verdict
+from tests.exactness.test_vision import second_turn
+from tests.support.draft_networks import Checked, tree_growing
+from tests.support.tiny_vlm import AXES, END, IMAGE, START, VIDEO, Picture, batch_of, vision_model
+from tests.support.toy import Changing
+from tests.unit.drafters.test_shortening import ROWS, rounds_of
+from tests.unit.generation.test_conversation import Watched
+
+LAYOUTS = ("next", "own")
+
+
+def double_model() -> Any:
+    model = vision_model("llava")
+    with torch.no_grad():
+        double = type(model)(model.config).double().eval()
+        double.load_state_dict(model.state_dict())
+    return double
+
+
+@pytest.mark.parametrize(
+    ("layout", "row", "begin"),
+    [(layout, row, True) for layout in LAYOUTS for row in ROWS]
+    + [(layout, [Picture.random(3), [20, 21]], False) for layout in LAYOUTS]
+    + [("next", [[5, 6], Picture.random(1), Picture.random(2)], True)],  # ends with an image
+)
+def test_the_cache_gives_what_recomputing_everything_gives(layout: str, row: list[Any], begin: bool) -> None:
+    """Through rejections and plain rounds: every draft, in float64."""
+    model, own = double_model(), batch_of("llava", [row], begin)
+    pixels = {name: part.double() for name, part in own.items() if part.is_floating_point()}
+    own |= pixels
+    checked = Checked(tree_growing("msd", model, width=3, visual_token=layout), model, pixels)
+    rounds = rounds_of(model, checked, Changing(Random(1)), own, 12)
+    plain = rounds_of(model, None, Changing(Random(1), 0), own, 12)
+    assert checked.compared > 3
+    assert [t for one in rounds for t in one.tokens[0]] == [t for one in plain for t in one.tokens[0]]
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen2_vl"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_chat_with_pictures_is_one_row(layout: str, kind: str) -> None:
+    """Three turns over a cached prompt, a picture in each; the last turn begins with its picture."""
+    model, cache = vision_model(kind), DynamicCache(config=vision_model(kind).config)
+    drafter = Watched(tree_growing("msd", model, visual_token=layout))
+    network = drafter.drafter.network
+    row: list[Any] = [[5, 6], Picture.random(1), [7, 8, 9]]
+    turns: list[list[Any]] = [[[20], Picture.random(2), [21, 22]], [Picture.random(3), [30]]]
+    inputs = batch_of(kind, [row])
+    options: dict[str, Any] = {"num_speculative_tokens": (6, 3), "do_sample": False, "max_new_tokens": 8}
+    options["suppress_tokens"] = [START, END, IMAGE, VIDEO]
+    said = mmdec.generate(model, inputs, drafter, past_key_values=cache, **options).sequences
+    for more in turns:
+        memory, mask = drafter.memories[-1], torch.ones_like(inputs["input_ids"])
+        inputs, _ = second_turn(kind, [row], [more], said, mask)
+        said = mmdec.generate(model, inputs, drafter, past_key_values=cache, **options).sequences
+        assert drafter.memories[-1] is memory  # it travels
+        row = [*row, *more]
+    inputs |= {"input_ids": said, "attention_mask": torch.ones_like(said)}
+    if kind in AXES:
+        inputs["mm_token_type_ids"] = (said == IMAGE).long()
+    with torch.inference_mode():
+        drafter.drafter.take_in(memory)
+        _, context, _, _ = target_of(model).prefill(inputs, drafter.needs)
+        assert context.embeds is not None
+        states = network.inputs(context.embeds, context.features[-1], context.visual)
+        wanted = network.project(states, torch.arange(said.shape[1] - 1)[None])[1:]
+    for found, whole in zip(memory.cache.accepted()[:2], wanted, strict=True):
+        torch.testing.assert_close(found, whole, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_of_a_batch_get_the_columns_that_they_get_alone(layout: str) -> None:
+    model = vision_model("llava")
+    drafter, given = tree_growing("msd", model, visual_token=layout), torch.tensor([6, 14, 21])
+    with torch.inference_mode():
+        whole = begun(model, drafter, batch_of("llava", ROWS), given)
+        for row in range(len(ROWS)):
+            alone = begun(model, drafter, batch_of("llava", [ROWS[row]]), given[row : row + 1])
+            for together, own in zip(whole.cache.accepted()[:2], alone.cache.accepted()[:2], strict=True):
+                assert own.shape[2] == whole.cache.lengths[row]
+                torch.testing.assert_close(together[row, :, : own.shape[2]], own[0], atol=1e-5, rtol=1e-5)
+
+
+def begun(model: Any, drafter: Any, inputs: dict[str, Any], given: torch.Tensor) -> Memory:
+    """The memory after a batch's prompts and the tokens (B,) behind them."""
+    _, context, draft, scores = target_of(model).prefill(inputs, drafter.needs)
+    memory, zeros = drafter.start(context), torch.zeros_like(given)
+    drafter.update(memory, draft, scores, Verdict(zeros[:, None], given, zeros.bool(), given[:, None], zeros + 1))
+    drafter.take_in(memory)
+    return memory
