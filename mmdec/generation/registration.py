@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
+REGISTER_THEMSELVES = ("mmdec.targets.attention", "mmdec.hub.auto_config", "mmdec.hub.auto_model")
+
 
 def register() -> None:
     """Make transformers know mmdec's attention implementation and model folders.
@@ -9,6 +13,5 @@ def register() -> None:
     After it `model.set_attn_implementation("mmdec_tree")`, `AutoConfig` and `AutoModel` take mmdec's. Importing
     `mmdec.generation.speculation`, which `mmdec.generate` does, calls it. It loads transformers' model classes.
     """
-    import mmdec.hub.auto_config
-    import mmdec.hub.auto_model
-    import mmdec.targets.attention  # noqa: F401 # each registers itself when it is imported
+    for module in REGISTER_THEMSELVES:
+        import_module(module)
