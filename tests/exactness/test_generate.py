@@ -17,7 +17,7 @@ from mmdec.decode.tree import trees_from_lists
 from mmdec.generation.run import default_statistics
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 from tests.support.pairwise import cover
-from tests.support.tiny_text import VOCABULARY, language_model
+from tests.support.tiny_text import VOCABULARY, language_model, prompts
 
 MODELS = {"llama": language_model("llama"), "qwen2": language_model("qwen2", 1)}
 SMALL = language_model("llama", 2, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
@@ -69,19 +69,6 @@ def fresh() -> Iterator[None]:
     yield
     for network in MODELS.values():
         network.set_attn_implementation("sdpa")
-
-
-def prompts(batch: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Ragged, padded on the left; the texts repeat themselves so that lookup has something to say."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.zeros(batch, 14, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row in range(batch):
-        size = 14 if row == 0 else int(torch.randint(3, 15, (), generator=generator))
-        part = torch.randint(3, VOCABULARY, (5,), generator=generator).repeat(3)[:size]
-        ids[row, 14 - size :] = part
-        mask[row, 14 - size :] = 1
-    return {"input_ids": ids, "attention_mask": mask}
 
 
 def drafter(name: str, target: str) -> Any:
