@@ -152,11 +152,10 @@ class Speculation:
         if self.nodes == 0:
             drafter = None  # it would learn in vain
         together = (drafter is not None or batch > 1) and siblings_matter(model, target)
-        faults = ["the model's scores of a row change with the others"] if together and batch > 1 else []
-        if batch > 1 or (drafter is not None and name == "block"):  # which asks ahead
-            faults += stock_alone(logits_processor, stopping_criteria, batch)
-        if faults:
-            self._warn(faults)
+        asked = batch > 1 or (drafter is not None and name == "block")  # which asks ahead
+        faults = stock_alone(logits_processor, stopping_criteria, batch) if asked else []
+        self._warn(faults)
+        if faults or (together and batch > 1):
             forget(inputs.get("past_key_values"))
             return StockRun(model, input_ids, generation_config, logits_processor, stopping_criteria, inputs, self.seed)
         if together:

@@ -29,21 +29,20 @@ ROWS = 8  # a rounding that flips is rare in one row of a tiny model; of 8 rows 
 PROMPT = 4  # tokens
 FRAMES = 5  # of an encoder
 
-_known: WeakKeyDictionary[PreTrainedModel, tuple[Any, bool]] = WeakKeyDictionary()  # with the state that was measured
+_known: WeakKeyDictionary[PreTrainedModel, dict[Any, bool]] = WeakKeyDictionary()  # by the state that was measured
 _lock = Lock()
 
 
 def siblings_matter(model: PreTrainedModel, target: HfTarget) -> bool:
     """Whether this model scores a node otherwise beside other nodes than alone, beyond the noise of its precision. The
     first time it says so, it warns."""
-    state = (model.training, *map(str, (model.dtype, model.device, model.config._attn_implementation)), *_kinds(model))
+    state = (model.training, str(model.dtype), str(model.device), *_kinds(model))
     with _lock:
-        last, matter = _known.get(model, (None, False))
-        if last != state:
+        known = _known.setdefault(model, {})
+        if state not in known:
             apart, bound = _difference(model, target)
-            matter = not apart <= bound
-            _known[model] = state, matter
-            if matter:
+            known[state] = not apart <= bound
+            if known[state]:
                 warnings.warn(
                     f"{type(model).__name__} scores a token beside others otherwise than alone, by {apart:.1g} of its "
                     "largest logit, as quantised activations do: it decodes without drafts. Quantise the weights alone "
@@ -51,7 +50,7 @@ def siblings_matter(model: PreTrainedModel, target: HfTarget) -> bool:
                     RuntimeWarning,
                     stacklevel=2,
                 )
-        return matter
+        return known[state]
 
 
 def _kinds(model: nn.Module) -> Iterator[type]:

@@ -72,7 +72,7 @@ def test_who_does_not_say_so_is_the_stock_loops(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_single_row_is_drafted_whoever_asks(kind: str) -> None:
     """What the walk visits is what the stock loop passes: each position once, in order."""
-    common, given = {"max_new_tokens": 24, "do_sample": False}, prompts(1, 2)
+    common, given = {"max_new_tokens": 24, "do_sample": False}, prompts(1, 4)
     found, rate = both(given, "speculate", {**common, **options_of(kind, 1)})
     assert torch.equal(found, stock(given, {**common, **options_of(kind, 1)}))
     assert rate > 1

@@ -144,7 +144,7 @@ ROW_WISE: dict[str, Callable[[int, Callable[[Any], Any]], Options]] = {
     "unsure": lambda rows, say: {"stopping_criteria": [say(Unsure())], **SCORES},
 }
 COUPLED: dict[str, Callable[[], Options]] = {
-    "centred": lambda: {"logits_processor": [Centred()], "suppress_tokens": [5, 6]},
+    "centred": lambda: {"logits_processor": [Centred()], "repetition_penalty": 1.1},
     "distinct": lambda: {"logits_processor": [distinct]},
     "shared": lambda: {"logits_processor": [Shared(1.3)]},
     "patience": lambda: {"stopping_criteria": [Patience()]},
