@@ -8,20 +8,52 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import (
+    EosTokenCriteria,
+    LogitsProcessorList,
+    MaxTimeCriteria,
+    PrefixConstrainedLogitsProcessor,
+    StoppingCriteria,
+    TemperatureLogitsWarper,
+)
+from transformers.generation.stopping_criteria import ConfidenceCriteria
 
 import mmdec
 from mmdec.decode.loop import Round
-from tests.support.callers_own import COUPLED, KINDS, ROW_WISE, Counting, Grammar, declared, options_of
+from mmdec.generation.hf_bridge import stock_alone
+from mmdec.hub.whisper import load_whisper
+from tests.conftest import buzz
+from tests.support.callers_own import (
+    COUPLED,
+    KINDS,
+    ROW_WISE,
+    Counting,
+    Endings,
+    Grammar,
+    Patience,
+    Shared,
+    allowed,
+    declared,
+    distinct,
+    options_of,
+)
 from tests.support.tiny_text import language_model, prompts
+from tests.support.tiny_vlm import Picture, batch_of, vision_model
+from tests.support.tiny_whisper import write
+from tests.support.whisper_calls import MODELS, MODES, assert_same, call
 
 MODEL: Any = language_model("llama")
 BATCHES = 25 if os.environ.get("MMDEC_ALL") else 2
+LONG = MODES["long"]
 WARNING = "transformers' own loop decodes, without drafts"
 
 
@@ -130,3 +162,71 @@ def test_without_an_end_token_rows_go_on_after_a_criterion() -> None:
         found = mmdec.generate(MODEL, prompts(2, 1), **own)
     assert torch.equal(found.sequences, stock(prompts(2, 1), {**options, **options_of("occurrences", 2)}))
     assert [len(one.rows) for one in found.rounds] == [2] * len(found.rounds)
+
+
+@pytest.mark.parametrize(
+    ("make", "batch", "drafted"),
+    [
+        (lambda: {"logits_processor": [declared(Grammar())]}, 3, True),
+        (lambda: {"stopping_criteria": [declared(Endings())]}, 3, True),
+        (lambda: {"prefix_allowed_tokens_fn": declared(lambda row, text: [row + 5, row + 6, 60, 75, 80])}, 3, True),
+        *((partial(options_of, kind, 3), 3, False) for kind in ("distinct", "first row", "patience", "all rows")),
+        *((partial(options_of, kind, 1), 1, True) for kind in ("grammar", "counting", "occurrences", "patience")),
+    ],
+)
+def test_whisper_is_generates_own(make: Callable[[], dict[str, Any]], batch: int, drafted: bool) -> None:
+    rounds: list[Round] = []
+    wanted = call(MODELS[80], LONG, batch, **make())
+    plug = mmdec.speculate("recycling", num_speculative_tokens=(12, 4), on_round=rounds.append)
+    with nullcontext() if drafted else pytest.warns(RuntimeWarning, match=WARNING):
+        found = call(MODELS[80], LONG, batch, **make(), custom_generate=plug)
+    assert_same(found, wanted)
+    assert any(sum(one.drafted) for one in rounds) == drafted
+
+
+def test_a_list_of_recordings_is_transcribed_as_generate_does(tmp_path: Path) -> None:
+    """Each window's call sees the batch; one warning serves all, and confidence is that of the text."""
+    whisper = load_whisper(write(tmp_path / "tiny"), "cpu")
+    sounds = [buzz(0.9), buzz(0.9, 1)]
+    options: dict[str, Any] = {"model": whisper, "sample_rate": 16_000, "max_new_tokens": 9}
+    with pytest.warns(RuntimeWarning, match=WARNING) as told:
+        found = mmdec.transcribe(sounds, drafter="lookup", stopping_criteria=[Patience()], **options)
+    assert len(told) == 1
+    plain = [mmdec.transcribe(one, drafter=None, stopping_criteria=[Patience()], **options) for one in sounds]
+    assert [one.tokens for one in found] == [one.tokens for one in plain]
+    assert [one.evidence for one in found] == [pytest.approx(one.evidence, rel=1e-4) for one in plain]
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl"])
+def test_images_go_to_the_stock_loop_as_they_came(kind: str) -> None:
+    model = vision_model(kind)
+    inputs = batch_of(kind, [[[8, 9, 8], Picture.random(1), [8, 9]], [[8, 10], Picture.random(2), [11]]])
+    options = {"max_new_tokens": 12, "do_sample": False}
+    wanted = model.generate(**inputs, **options, logits_processor=[Grammar()])
+    with pytest.warns(RuntimeWarning, match=WARNING) as told:
+        found = mmdec.generate(model, inputs, **options, logits_processor=[Grammar()])
+    assert len(told) == 1
+    assert torch.equal(found.sequences, wanted)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (TemperatureLogitsWarper(0.5), True),
+        (MaxTimeCriteria(9.0), True),
+        (ConfidenceCriteria(0.5), False),  # asks about the first row, for all
+        (Shared(1.2), False),
+        (declared(Shared(1.2)), True),
+        (LogitsProcessorList([Grammar()]), False),
+        (PrefixConstrainedLogitsProcessor(allowed(), 1), False),
+        (PrefixConstrainedLogitsProcessor(declared(allowed()), 1), True),
+        (declared(partial(distinct)), True),
+        (distinct, False),
+    ],
+    ids=lambda given: getattr(given, "__name__", type(given).__name__),
+)
+def test_who_is_known(given: Any, kept: bool) -> None:
+    criterion = isinstance(given, StoppingCriteria)
+    ending = EosTokenCriteria(2)
+    faults = stock_alone([] if criterion else [given], [ending, given] if criterion else [ending], 2)
+    assert (faults == []) == kept

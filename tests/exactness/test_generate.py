@@ -6,10 +6,11 @@ A pairwise cover of target x drafter x nodes x batch x processors; the whole gri
 import copy
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from transformers import TextStreamer
 from transformers.generation import GenerateDecoderOnlyOutput
 
 import mmdec
@@ -215,6 +216,9 @@ def test_the_stream_holds_the_text_and_can_be_left() -> None:
         ({"stop_strings": ["x"]}, "tokenizer"),
         ({"prompt_lookup_num_tokens": 4}, "prompt_lookup_num_tokens"),
         ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha"),
+        ({"force_words_ids": [[[5, 6]]]}, "force_words_ids"),
+        ({"assistant_model": SMALL, "do_sample": True}, "assistant_model"),
+        ({"streamer": TextStreamer(cast(Any, None))}, r"`streamer` must be left out.*mmdec\.stream"),
         ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
     ],
 )
