@@ -1,5 +1,5 @@
-"""Whether a node of a tree is scored as its path alone is: asked once of the caller's own model, whose weights or
-activations may be quantised.
+"""Whether a node of a tree is scored as its path alone is: asked once of the caller's own model, where it has layers or
+weights of kinds that may quantise activations.
 
 A scale that is taken from a whole pass (dynamic quantisation) changes with every other node and row; and even one for
 each token rounds the noise of another kernel up to a step. Quantised weights alone do neither.
@@ -8,7 +8,7 @@ each token rounds the noise of another kernel up to a step. Quantised weights al
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from functools import cache
 from threading import Lock
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -29,18 +29,24 @@ ROWS = 8  # a rounding that flips is rare in one row of a tiny model; of 8 rows 
 PROMPT = 4  # tokens
 FRAMES = 5  # of an encoder
 
+OWN = ("torch.nn.modules.", "transformers.")
+QUANTISED = ("transformers.integrations.", "transformers.quantizers.")
+
 _known: WeakKeyDictionary[PreTrainedModel, dict[Any, bool]] = WeakKeyDictionary()  # by the state that was measured
 _lock = Lock()
 
 
 def siblings_matter(model: PreTrainedModel, target: HfTarget) -> bool:
     """Whether this model scores a node otherwise beside other nodes than alone, beyond the noise of its precision. The
-    first time it says so, it warns."""
-    state = (model.training, str(model.dtype), str(model.device), *_kinds(model))
+    first time it says so, it warns. One of torch's and transformers' own layers and weights is not measured."""
+    kinds = _kinds(model)
+    if all(map(_is_plain, kinds)):
+        return False
+    state = (kinds, str(model.dtype), str(model.device))
     with _lock:
         known = _known.setdefault(model, {})
         if state not in known:
-            apart, bound = _difference(model, target)
+            apart, bound = difference(model, target)
             known[state] = not apart <= bound
             if known[state]:
                 warnings.warn(
@@ -53,15 +59,28 @@ def siblings_matter(model: PreTrainedModel, target: HfTarget) -> bool:
         return known[state]
 
 
-def _kinds(model: nn.Module) -> Iterator[type]:
-    """Of all parts and weights: they change where a model is quantised in place."""
+def _kinds(model: nn.Module) -> frozenset[type]:
+    """Of all parts, their weights, and functions put in the place of a `forward`: they change where a model is
+    quantised in place."""
+    kinds = set[type]()
     for part in model.modules():
-        yield type(part)
-        yield from (type(weight) for weight in part._parameters.values())
+        kinds.add(type(part))
+        kinds.update(map(type, part._parameters.values()))
+        if "forward" in vars(part):
+            kinds.add(type(vars(part)["forward"]))
+    return frozenset(kinds)
+
+
+@cache
+def _is_plain(kind: type) -> bool:
+    """Whether it is a layer or a weight that treats each token by itself."""
+    if kind in (Tensor, nn.Parameter, type(None)):
+        return True
+    return kind.__module__.startswith(OWN) and not kind.__module__.startswith(QUANTISED)
 
 
 @torch.inference_mode()
-def _difference(model: PreTrainedModel, target: HfTarget) -> tuple[float, float]:
+def difference(model: PreTrainedModel, target: HfTarget) -> tuple[float, float]:
     """The largest difference between a node's logits in a tree and after its path alone, over the largest logit; and
     what noise may amount to. Several rows, as many trees."""
     device, order = target.device, torch.Generator().manual_seed(0)

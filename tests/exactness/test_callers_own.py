@@ -171,7 +171,7 @@ def test_without_an_end_token_rows_go_on_after_a_criterion() -> None:
         (lambda: {"stopping_criteria": [declared(Endings())]}, 3, True),
         (lambda: {"prefix_allowed_tokens_fn": declared(lambda row, text: [row + 5, row + 6, 60, 75, 80])}, 3, True),
         *((partial(options_of, kind, 3), 3, False) for kind in ("distinct", "first row", "patience", "all rows")),
-        *((partial(options_of, kind, 1), 1, True) for kind in ("grammar", "counting", "occurrences", "patience")),
+        *((partial(options_of, kind, 1), 1, True) for kind in ("grammar", "counting", "patience")),
     ],
 )
 def test_whisper_is_generates_own(make: Callable[[], dict[str, Any]], batch: int, drafted: bool) -> None:

@@ -20,7 +20,7 @@ from mmdec.hub.vlm import load_vlm
 from mmdec.hub.whisper import load_whisper
 from mmdec.targets import siblings
 from mmdec.targets.registry import target_of
-from mmdec.targets.siblings import siblings_matter
+from mmdec.targets.siblings import difference, siblings_matter
 from tests.conftest import buzz
 from tests.support import tiny_vlm_folder, tiny_whisper
 from tests.support.quantised import dynamic, weights_alone
@@ -103,28 +103,40 @@ def test_transcribe_and_describe(tmp_path: Path) -> None:
     assert (drafted.tokens, drafted.tokens_per_round) == (answer.tokens, 1.0)
 
 
-@pytest.mark.parametrize("kind", ["weights", "bfloat16", "float16", "float64"])
-def test_what_is_exact_or_noise_is_drafted(kind: str) -> None:
-    model = weights_alone(LLAMA) if kind == "weights" else copy.deepcopy(LLAMA).to(getattr(torch, kind))
-    given = prompts(1, 1)
+def test_weights_alone_are_drafted() -> None:
+    model, given = weights_alone(LLAMA), prompts(1, 1)
+    apart, bound = difference(model, target_of(model))
+    assert apart < 1e-5 < bound
     found = mmdec.generate(model, given, "recycling", num_speculative_tokens=(12, 4), **OPTIONS)
     assert found.tokens_per_round > 1
-    if kind in ("weights", "float64"):
-        assert found.sequences[:, 14:].tolist() == by("stock", model, given)
+    assert found.sequences[:, 14:].tolist() == by("stock", model, given)
+
+
+@pytest.mark.parametrize("kind", ["text", "whisper", *KINDS])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_noise_is_none_of_it(kind: str, dtype: torch.dtype) -> None:
+    model: Any = LLAMA if kind == "text" else MODELS[80] if kind == "whisper" else vision_model(kind)
+    model = copy.deepcopy(model).to(dtype)
+    apart, bound = difference(model, target_of(model))
+    assert apart < bound / 2
 
 
 def test_a_model_is_measured_once_and_anew_when_it_was_quantised_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, target, measured, measure = copy.deepcopy(LLAMA), target_of(LLAMA), list[Any](), siblings._difference
+    measured = list[tuple[float, float]]()
 
     def counted(model: Any, target: Any) -> tuple[float, float]:
-        measured.append(measure(model, target))
+        measured.append(difference(model, target))
         return measured[-1]
 
-    monkeypatch.setattr(siblings, "_difference", counted)
-    assert not siblings_matter(model, target_of(model))
-    assert not siblings_matter(model, target)
+    monkeypatch.setattr(siblings, "difference", counted)
+    assert not siblings_matter(LLAMA, target_of(LLAMA))
+    assert not measured  # of torch's and transformers' own parts
+    model = weights_alone(LLAMA)
+    for _ in range(2):
+        assert not siblings_matter(model, target_of(model))
     assert len(measured) == 1
-    assert measured[0][0] < 1e-5 < measured[0][1]
+    model = copy.deepcopy(LLAMA)
+    assert not siblings_matter(model, target_of(model))
     dynamic(model, in_place=True)
     with pytest.warns(RuntimeWarning, match=WARNING):
         assert siblings_matter(model, target_of(model))
