@@ -121,9 +121,9 @@ def speculate(
     """For `model.generate(..., custom_generate=mmdec.speculate("lookup"))`; arguments as for `mmdec.generate`.
 
     The object has no state of a run and can be used for many. `on_round` is called with every round; `streamer` gets
-    every token (transformers
-    does not pass its own on to a custom loop, nor the tokenizer that `stop_strings` needs: give those to
-    `mmdec.generate`, or pass a `StopStringCriteria`).
+    every token. transformers passes neither its own `streamer` on to a custom loop, nor `assistant_model`, nor the
+    tokenizer that `stop_strings` needs: give these here, as `drafter`, and to `mmdec.generate` (or pass a
+    `StopStringCriteria`).
     """
     return Speculation(drafter, rule, num_speculative_tokens, seed, statistics, on_round, streamer)
 
