@@ -28,6 +28,10 @@ class ScoreRecorder:
     def __call__(self, row: int, ids: Tensor, scores: Tensor) -> None:
         self._kept[row][ids.shape[1] - self._start] = scores[0].clone()  # a later processor may write to its input
 
+    def row_steps(self, row: int, count: int) -> tuple[Tensor, ...]:
+        """A row's first `count` scores, (1, V) each."""
+        return tuple(self._kept[row][step][None] for step in range(count))
+
     def steps(self, lengths: Sequence[int]) -> tuple[Tensor, ...]:
         """One (B, V) for each new token of the longest row; zeros after a row's end."""
         blank = torch.zeros_like(self._kept[0][0])

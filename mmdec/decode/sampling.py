@@ -10,7 +10,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, final
+from typing import Any, Protocol, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,9 @@ from mmdec.decode.tree import int_rows
 from mmdec.types import InputError
 
 Processor = Callable[[Tensor, Tensor], Tensor]  # ids (1, L), logits (1, V) -> logits (1, V)
-Criterion = Callable[[Tensor, Tensor | None], Tensor]  # ids (1, L), scores -> (1,) bool
+Steps = tuple[Tensor, ...]  # processed scores (1, V) of every token so far
+Criterion = Callable[[Tensor, Steps | None], Tensor | bool]  # ids (1, L), scores -> (1,) bool
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,23 @@ class WholeBatch:
     row: int = 0
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        out = self.processor(ids.expand(self.batch, -1), scores.repeat(self.batch, 1))
+        out = self.processor(ids.repeat(self.batch, 1), scores.repeat(self.batch, 1))
         return out[self.row : self.row + 1]
+
+
+@dataclass
+class WholeBatchCriterion:
+    """The same for a criterion: it is given the row `batch` times, and its answer at the row's own index counts, or the
+    one that it gives for all."""
+
+    criterion: Criterion
+    batch: int
+    row: int = 0
+
+    def __call__(self, ids: Tensor, scores: Steps | None) -> Tensor | bool:
+        steps = None if scores is None else tuple(step.expand(self.batch, -1) for step in scores)
+        answer = self.criterion(ids.repeat(self.batch, 1), steps)
+        return answer[self.row] if isinstance(answer, Tensor) and answer.ndim else answer
 
 
 @final
@@ -89,9 +106,15 @@ class ListenerProcessor:
 class Sequences:
     """The rows of a run: ids as the plain loop would hold them, and what it would do to the logits at their end."""
 
-    def __init__(self, prompt: Tensor, stop: Stop, processors: Sequence[Processor] = ()) -> None:
+    def __init__(
+        self,
+        prompt: Tensor,
+        stop: Stop,
+        processors: Sequence[Processor] = (),
+        steps: Callable[[int, int], Steps] | None = None,
+    ) -> None:
         """prompt (B, P) int64. Each row has processors of its own, for they may keep a state; networks in them (as for
-        classifier-free guidance) stay shared."""
+        classifier-free guidance) stay shared. steps: a row's first n processed scores, for criteria that read them."""
         batch, start = prompt.shape
         if start == 0:
             raise InputError("`input_ids` must hold at least one token a row, but is empty. Begin with a BOS token.")
@@ -106,10 +129,12 @@ class Sequences:
         self.holds: list[int] | None = None  # how many new tokens of a row the target has positions for; None: no end
         given = list(processors)
         self.processors = [given] + [_copied(given) for _ in range(batch - 1)] if given else None
-        for row, own in enumerate(self.processors or ()):
-            for processor in own:
-                if isinstance(processor, (WholeBatch, ListenerProcessor)):
-                    processor.row = row
+        self._criteria = [list(stop.criteria)] + [_own(stop.criteria) for _ in range(batch - 1)]
+        self._steps = steps
+        for row in range(batch):
+            for each in (*(self.processors[row] if self.processors else ()), *self._criteria[row]):
+                if isinstance(each, (WholeBatch, WholeBatchCriterion, ListenerProcessor)):
+                    each.row = row
         suppressions = [processor for processor in given if isinstance(processor, Suppression)]
         # None: at least one processor must be asked at each position.
         self._suppressions = suppressions if len(suppressions) == len(given) else None
@@ -183,8 +208,10 @@ class Sequences:
         """One more token; whether the row ends with it."""
         self.push(row, token)
         done = token in self.stop.eos or self.room(row) <= 0
-        for criterion in self.stop.criteria:  # all are asked, as in the plain loop: they may keep a state
-            done = bool(criterion(self.row(row), None)) or done
+        if self._criteria[row]:
+            ids, steps = self.row(row), None if self._steps is None else self._steps(row, len(self.tokens[row]))
+            for criterion in self._criteria[row]:  # all are asked, as in the plain loop: they may keep a state
+                done = bool(criterion(ids, steps)) or done
         return done
 
     def padded(self, pad: int) -> Tensor:
@@ -194,19 +221,28 @@ class Sequences:
         return torch.cat([self.prompt, torch.tensor(rows, dtype=torch.long, device=self.prompt.device)], 1)
 
 
-def _copied(processors: list[Processor]) -> list[Processor]:
+def _own(criteria: Sequence[Criterion]) -> list[Criterion]:
+    """Another row's criteria: a copy of each that is asked as a part of the batch; the others keep no state."""
+    return [
+        _copied([each], "stopping_criteria")[0] if isinstance(each, WholeBatchCriterion) else each for each in criteria
+    ]
+
+
+def _copied(given: list[T], argument: str = "logits_processor") -> list[T]:
     networks: dict[int, nn.Module] = {}
-    bare = [processor.processor if isinstance(processor, WholeBatch) else processor for processor in processors]
-    for processor in bare:
-        for value in vars(processor).values() if hasattr(processor, "__dict__") else ():
+    bare: list[Any] = [each.processor if isinstance(each, WholeBatch) else each for each in given]
+    bare = [each.criterion if isinstance(each, WholeBatchCriterion) else each for each in bare]
+    for each in bare:
+        values: dict[str, Any] = getattr(each, "__dict__", {})
+        for value in values.values():
             if isinstance(value, nn.Module):
                 networks[id(value)] = value
     try:
-        return copy.deepcopy(processors, networks)
-    except Exception as error:  # whatever a processor of the caller's may raise
-        names = ", ".join(type(processor).__name__ for processor in processors)
+        return copy.deepcopy(given, networks)
+    except Exception as error:  # whatever a callable of the caller's may raise
+        names = ", ".join(type(each).__name__ for each in bare)
         raise InputError(
-            f"`logits_processor` must be copyable for a batch and for block verification, but is {names}: "
+            f"`{argument}` must be copyable for a batch and for block verification, but is {names}: "
             f"{type(error).__name__}: {error}. Give it `__deepcopy__`, or decode one row at a time by another rule."
         ) from error
 

@@ -6,7 +6,7 @@ The calls are in `speculation.py`. Here the processors, criteria and outputs of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast, final
 
 import torch
@@ -16,26 +16,48 @@ from transformers import (
     EncoderRepetitionPenaltyLogitsProcessor,
     EosTokenCriteria,
     GenerationConfig,
+    LogitsProcessorList,
     MaxLengthCriteria,
+    MaxTimeCriteria,
     PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    StopStringCriteria,
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
 from mmdec.decode.listeners import BatchCollector, ScoreRecorder
-from mmdec.decode.sampling import Criterion, ListenerProcessor, Processor, Stop, Suppression, WholeBatch
+from mmdec.decode.sampling import (
+    Criterion,
+    ListenerProcessor,
+    Processor,
+    Steps,
+    Stop,
+    Suppression,
+    WholeBatch,
+    WholeBatchCriterion,
+)
 from mmdec.decode.tree import int_list
 from mmdec.targets.hf_target import HfTarget, Output
 from mmdec.types import InputError
 
+ROW_WISE = "mmdec_row_wise"  # set to True on a processor, a criterion or a function: a row's result depends on it alone
 BATCH_BOUND = (  # these hold a value for each row of the batch, or ask for a row's index in it
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
-    PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+CRITERIA = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)  # read each row by itself
+OTHER_LOOPS = (
+    "penalty_alpha",
+    "dola_layers",
+    "prompt_lookup_num_tokens",
+    "assistant_early_exit",
+    "use_mtp",
+    "force_words_ids",
+    "constraints",
 )
 
 
@@ -54,7 +76,7 @@ def check(target: HfTarget, config: GenerationConfig, synced_gpus: bool | None) 
     for name in target.refused_outputs:
         if setting(config, name):
             raise InputError(f"`{name}` must be left out, but is True. Rounds hold tokens and timings alone.")
-    for name in ("penalty_alpha", "dola_layers", "prompt_lookup_num_tokens", "assistant_early_exit"):
+    for name in OTHER_LOOPS:
         if getattr(config, name, None):
             raise InputError(
                 f"`{name}` must be left out, but is {getattr(config, name)!r}. It asks for another decoding loop; "
@@ -70,19 +92,70 @@ def pad_token(config: GenerationConfig) -> int:
     return 0 if token is None else int(token)
 
 
-def stop(criteria: Any, config: GenerationConfig) -> Stop:
+def stock_alone(processors: Iterable[Any], criteria: Iterable[Any], batch: int) -> list[str]:
+    """Why only transformers' own loop decodes as it does: sentences without an end, none where drafts cannot be seen.
+
+    transformers' own processors and criteria read each row by itself. The caller's may read other rows, or count calls,
+    unless they say `mmdec_row_wise = True`; a subclass is the caller's.
+    """
+    criteria = list(criteria)
+    foreign = [each for each in processors if not _row_wise(each, _is_stock(each))]
+    foreign += [each for each in criteria if not _row_wise(each, type(each) in CRITERIA)]
+    faults: list[str] = []
+    if foreign:
+        names = ", ".join(
+            dict.fromkeys(getattr(own, "__name__", type(own).__name__) for own in map(_function, foreign))
+        )
+        faults.append(
+            f"{names} may read other rows of the batch or count its calls (set `{ROW_WISE} = True` on it where a row's "
+            "result depends on that row and its index alone, and there are drafts)"
+        )
+    ends = any(type(each) not in (EosTokenCriteria, MaxLengthCriteria) for each in criteria)
+    if batch > 1 and ends and not any(hasattr(each, "eos_token_id") for each in criteria):
+        faults.append(
+            "`eos_token_id` is None, so that a row goes on after a stopping criterion until all rows have one"
+        )
+    return faults
+
+
+def _is_stock(processor: Any) -> bool:
+    kind = type(cast(object, processor))
+    return kind.__module__ == LogitsProcessorList.__module__ and kind is not LogitsProcessorList
+
+
+def _function(given: Any) -> Any:
+    """What the caller wrote: the function in transformers' processor of allowed tokens."""
+    return vars(given)["_prefix_allowed_tokens_fn"] if type(given) is PrefixConstrainedLogitsProcessor else given
+
+
+def _row_wise(given: Any, known: bool) -> bool:
+    function = _function(given)
+    return (known and function is given) or bool(getattr(function, ROW_WISE, False))
+
+
+def stop(criteria: Iterable[Any], config: GenerationConfig, batch: int) -> Stop:
     """The maximum length and the EOS tokens as numbers. Other criteria are called after each token."""
     limit, eos, others = 2**31, set[int](), list[Criterion]()
     for criterion in criteria:
-        if isinstance(criterion, MaxLengthCriteria):
+        if type(criterion) is MaxLengthCriteria:
             limit = min(limit, math.ceil(criterion.max_length))
-        elif isinstance(criterion, EosTokenCriteria):
+        elif type(criterion) is EosTokenCriteria:
             eos |= set(int_list(criterion.eos_token_id.flatten()))
         else:
-            others.append(criterion)
+            own = batch > 1 and type(criterion) not in CRITERIA
+            others.append(WholeBatchCriterion(criterion, batch) if own else criterion)
     if limit == 2**31 and setting(config, "max_length") is not None:
         limit = int(setting(config, "max_length"))
     return Stop(limit, frozenset(eos), tuple(others))
+
+
+class _AllowedTokens(WholeBatch):
+    """transformers' processor of allowed tokens for one row: the caller's function is asked for this row alone."""
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        return PrefixConstrainedLogitsProcessor(lambda _, text: _function(self.processor)(self.row, text), 1)(
+            cast(torch.LongTensor, ids), cast(torch.FloatTensor, scores)
+        )
 
 
 @final
@@ -99,14 +172,22 @@ class Results:
         self.logits = ScoreRecorder(batch, start) if wanted and setting(config, "output_logits") else None
         self.processors: list[Processor] = [] if self.logits is None else [ListenerProcessor(self.logits)]
         for processor in processors:
-            if isinstance(processor, target.batch_processors):
+            kind = type(cast(object, processor))  # a subclass may do something else
+            if kind in target.batch_processors:
                 self.processors.append(ListenerProcessor(BatchCollector(processor, batch, start)))
-            elif batch > 1 and isinstance(cast(object, processor), BATCH_BOUND):
+            elif batch > 1 and kind is PrefixConstrainedLogitsProcessor:
+                self.processors.append(_AllowedTokens(processor, batch))
+            elif batch > 1 and (kind in BATCH_BOUND or not _is_stock(processor)):
                 self.processors.append(WholeBatch(processor, batch))
             else:
                 self.processors.append(_suppression(processor, target.vocab_size, prompt.device) or processor)
         if self.scores is not None:
             self.processors.append(ListenerProcessor(self.scores))
+
+    @property
+    def steps(self) -> Callable[[int, int], Steps] | None:
+        """A row's scores so far, for criteria; None where `generate` gives them none."""
+        return None if self.scores is None else self.scores.row_steps
 
     def output(
         self,

@@ -15,6 +15,10 @@ from mmdec.checks.arguments import check_callable, check_whole, show
 from mmdec.types import InputError
 
 MAX_SEQUENCES = 1024  # of each prompt
+INSTEAD = {  # what `generate` of transformers would not hand over
+    "assistant_model": "Give it as `drafter`.",
+    "streamer": "Iterate over `mmdec.stream`, or call `model.generate(custom_generate=mmdec.speculate(streamer=...))`.",
+}
 
 
 def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
@@ -64,6 +68,9 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
             "`cache_implementation` must be left out, but is 'paged', with which transformers runs a decoding loop of "
             "its own. Call `model.generate_batch` for it."
         )
+    for name, remedy in INSTEAD.items():
+        if options.get(name) is not None:
+            raise InputError(f"`{name}` must be left out, but is {show(options[name])}. {remedy}")
     if twice := sorted(options.keys() & named.keys()):
         raise InputError(f"`{twice[0]}` must be given once, but is among `inputs` and the options. Drop one.")
     for name in ("num_beams", "num_return_sequences"):  # by which the rows are multiplied

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -25,10 +26,12 @@ from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import BlockRule, MatchRule, ResidualRule, Rule, RuleName, Stream, TypicalRule
 from mmdec.generation.conversation import ConversationTurn, forget
 from mmdec.generation.drafter_choice import DraftedBy, DrafterChoice
-from mmdec.generation.hf_bridge import Results, check, pad_token, setting, stop
+from mmdec.generation.hf_bridge import Results, check, pad_token, setting, stock_alone, stop
 from mmdec.generation.model_lock import reading
+from mmdec.generation.stock_loop import StockRun
 from mmdec.targets.hf_target import HfTarget, Output
 from mmdec.targets.registry import target_of
+from mmdec.targets.siblings import siblings_matter
 from mmdec.types import Drafter, InputError
 
 RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "block", "typical")
@@ -52,9 +55,19 @@ class PreparedRun:
     results: Results
     turn: ConversationTurn | None  # the drafter as this run uses it
 
+    @property
+    def rows(self) -> int:
+        """How many the batch has."""
+        return len(self.text.tokens)
+
+    @property
+    def sequences(self) -> Tensor:
+        """(B, L) when all rounds are over."""
+        return self.text.padded(self.pad)
+
     def output(self, config: GenerationConfig) -> Tensor | Output:
         """What `generate` returns, when all rounds are over: sequences (B, L), or transformers' output object."""
-        sequences = self.text.padded(self.pad)
+        sequences = self.sequences
         if not setting(config, "return_dict_in_generate"):
             return sequences
         lengths = [len(tokens) for tokens in self.text.tokens]
@@ -88,6 +101,7 @@ class Speculation:
         self.statistics = default_statistics() if statistics is None else statistics
         self.nodes: Nodes = 0 if isinstance(nodes, tuple) and not nodes[0] else nodes
         self.on_round, self.streamer = on_round, streamer
+        self._told = set[str]()  # the warnings that were given
 
     @property
     def networks(self) -> tuple[PreTrainedModel, ...]:
@@ -126,21 +140,32 @@ class Speculation:
         stopping_criteria: Any = (),
         synced_gpus: bool | None = None,
         **inputs: Any,
-    ) -> PreparedRun:
+    ) -> PreparedRun | StockRun:
         """Check and prepare everything. No pass of the model runs yet."""
         if self.streamer is not None and len(input_ids) > 1:
             raise InputError(f"`streamer` must serve one row, but the batch has {len(input_ids)}. Use `mmdec.stream`.")
         check(target, generation_config, synced_gpus)
-        inputs = {"input_ids": input_ids, **target.prepare_inputs(input_ids, generation_config, inputs)}
         drafter = self.drafter_for(model)
         if drafter is not None:
             drafter.check(target)
-        results = Results(target, input_ids, logits_processor, generation_config)
-        text = Sequences(input_ids, stop(stopping_criteria, generation_config), results.processors)
-        rule = self._rule(generation_config, len(input_ids))
-        budget, shape = learned(self.statistics, target, drafter, self.nodes)
+        name, batch = self._rule_name(generation_config), len(input_ids)
         if self.nodes == 0:
             drafter = None  # it would learn in vain
+        together = (drafter is not None or batch > 1) and siblings_matter(model, target)
+        asked = batch > 1 or (drafter is not None and name == "block")  # which asks ahead
+        faults = stock_alone(logits_processor, stopping_criteria, batch) if asked else []
+        self._warn(faults)
+        if faults or (together and batch > 1):
+            forget(inputs.get("past_key_values"))
+            return StockRun(model, input_ids, generation_config, logits_processor, stopping_criteria, inputs, self.seed)
+        if together:
+            drafter = None
+        inputs = {"input_ids": input_ids, **target.prepare_inputs(input_ids, generation_config, inputs)}
+        results = Results(target, input_ids, logits_processor, generation_config)
+        criteria = stop(stopping_criteria, generation_config, batch)
+        text = Sequences(input_ids, criteria, results.processors, results.steps)
+        rule = self._rule(name, generation_config, batch)
+        budget, shape = learned(self.statistics, target, drafter, self.nodes)
         keeps = target.keeps_cache(inputs, generation_config)
         cache = inputs.get("past_key_values") if keeps and len(input_ids) == 1 else None
         turn = None if drafter is None else ConversationTurn(drafter, target.name, cache)
@@ -152,14 +177,28 @@ class Speculation:
             rounds = _extending(rounds, target, inputs, text, pad)
         return PreparedRun(text, rounds, pad, target, inputs, results, turn)
 
-    def _rule(self, config: GenerationConfig, batch: int) -> Rule:
+    def _warn(self, faults: list[str]) -> None:
+        """Once for each fault, of however many runs."""
+        for fault in faults:
+            if fault not in self._told:
+                self._told.add(fault)
+                warnings.warn(
+                    f"{fault}: transformers' own loop decodes, without drafts; the text is `generate`'s own",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def _rule_name(self, config: GenerationConfig) -> RuleName:
         sampled = bool(setting(config, "do_sample"))
         name: RuleName = self.rule or ("sampled" if sampled else "greedy")
         if name != "typical" and sampled != (name != "greedy"):
             raise InputError(
                 f"`rule` must fit `do_sample`, but is {name!r} with do_sample={sampled}. Leave `rule` out to follow it."
             )
-        seed = self.seed
+        return name
+
+    def _rule(self, name: RuleName, config: GenerationConfig, batch: int) -> Rule:
+        sampled, seed = bool(setting(config, "do_sample")), self.seed
         if sampled and seed is None and (batch > 1 or name in ("residual", "block")):
             seed = int(torch.randint(2**62, ()))  # from torch's own generator: `torch.manual_seed` repeats the run
         if name in ("residual", "block"):

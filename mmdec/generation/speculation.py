@@ -26,6 +26,7 @@ from mmdec.generation.model_lock import read_while, reading
 from mmdec.generation.prompt import check_options, healed, option_names, prompt_inputs, tokenizer_options
 from mmdec.generation.registration import register
 from mmdec.generation.run import PreparedRun, Speculation
+from mmdec.generation.stock_loop import StockRun
 from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.registry import target_of
 from mmdec.types import InputError
@@ -72,8 +73,9 @@ def generate(
     num_speculative_tokens: nodes of a draft below the root, in a chain; (nodes, depth) is for a tree; None lets a
     budget choose by measured times and acceptance, 0 is plain decoding. statistics: holds these measurements from
     earlier runs and receives those of this one; None is `mmdec.default_statistics()`.
-    options: whatever `generate` takes. If a stopping criterion ends a row and there is no EOS token, the row is padded
-    from there. transformers' `generate` keeps writing tokens into such a row until the last row has ended.
+    options: whatever `generate` takes. A processor or criterion of the caller's own in a batch makes transformers' own
+    loop decode, without drafts and with a warning, unless it says by `mmdec_row_wise = True` that what it does to a row
+    depends on that row and its index alone.
 
     Raises InputError for what cannot work: beams, a cache that cannot roll back, a drafter of another vocabulary.
     """
@@ -81,7 +83,7 @@ def generate(
     with _reading(model, speculation):
         run = _begin(model, inputs, speculation, options)
         rounds = list(run.rounds)
-    return Generation(run.text.padded(run.pad), rounds, rule not in LOSSY)
+    return Generation(run.sequences, rounds, rule not in LOSSY)
 
 
 def stream(
@@ -107,7 +109,7 @@ def stream(
     with _reading(model, speculation):
         run = _begin(model, inputs, speculation, options)
     rounds = read_while((model, *speculation.networks), run.rounds)
-    return rounds if tokenizer is None else _with_text(rounds, tokenizer, len(run.text.tokens))
+    return rounds if tokenizer is None else _with_text(rounds, tokenizer, run.rows)
 
 
 def speculate(
@@ -122,9 +124,9 @@ def speculate(
     """For `model.generate(..., custom_generate=mmdec.speculate("lookup"))`; arguments as for `mmdec.generate`.
 
     The object has no state of a run and can be used for many. `on_round` is called with every round; `streamer` gets
-    every token (transformers
-    does not pass its own on to a custom loop, nor the tokenizer that `stop_strings` needs: give those to
-    `mmdec.generate`, or pass a `StopStringCriteria`).
+    every token. transformers passes neither its own `streamer` on to a custom loop, nor `assistant_model`, nor the
+    tokenizer that `stop_strings` needs: give these here, as `drafter`, and to `mmdec.generate` (or pass a
+    `StopStringCriteria`).
     """
     return Speculation(drafter, rule, num_speculative_tokens, seed, statistics, on_round, streamer)
 
@@ -139,7 +141,7 @@ class _Beginning:
 
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
-    ) -> PreparedRun:
+    ) -> PreparedRun | StockRun:
         return self.speculation.begin(self.target, model, input_ids, generation_config, **{**inputs, **self.held})
 
 
@@ -150,7 +152,7 @@ def _reading(model: object, speculation: Speculation) -> AbstractContextManager[
 
 def _begin(
     model: PreTrainedModel, inputs: Tensor | Mapping[str, Any], speculation: Speculation, options: dict[str, Any]
-) -> PreparedRun:
+) -> PreparedRun | StockRun:
     check_instance("model", model, PreTrainedModel, "a loaded model of transformers", "Load it first.")
     target = target_of(model)
     if not target.one_run:
@@ -172,15 +174,16 @@ def _begin(
             options["stopping_criteria"] = [*(options.get("stopping_criteria") or ()), ends]
         if heals:
             named["input_ids"] = healed(named["input_ids"], named.get("attention_mask"), model, tokenizer)
+        prepare: Any = model.generate  # torch types what it finds in a module as a tensor
         prepared, held_back = target.hold_back({**options, **named})
-        run = model.generate(  # type: ignore[operator] # torch types what it finds in a module as a tensor
-            **prepared, custom_generate=_Beginning(speculation, target, held_back)
-        )
+        run = prepare(**prepared, custom_generate=_Beginning(speculation, target, held_back))
+        if held_back and isinstance(run, StockRun):  # whose loop takes all from `generate`
+            run = prepare(**options, **named, custom_generate=_Beginning(speculation, target, {}))
     except (InputError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # nothing has run yet: what transformers prepares fails as it likes
         raise options_error(names, error, {*option_names(model), *signature(generate).parameters}) from error
-    return cast(PreparedRun, run)
+    return cast(PreparedRun | StockRun, run)
 
 
 def _with_text(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[Round]:

@@ -6,10 +6,11 @@ A pairwise cover of target x drafter x nodes x batch x processors; the whole gri
 import copy
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from transformers import TextStreamer
 from transformers.generation import GenerateDecoderOnlyOutput
 
 import mmdec
@@ -17,7 +18,7 @@ from mmdec.decode.tree import trees_from_lists
 from mmdec.generation.run import default_statistics
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 from tests.support.pairwise import cover
-from tests.support.tiny_text import VOCABULARY, language_model
+from tests.support.tiny_text import VOCABULARY, language_model, prompts
 
 MODELS = {"llama": language_model("llama"), "qwen2": language_model("qwen2", 1)}
 SMALL = language_model("llama", 2, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
@@ -69,19 +70,6 @@ def fresh() -> Iterator[None]:
     yield
     for network in MODELS.values():
         network.set_attn_implementation("sdpa")
-
-
-def prompts(batch: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Ragged, padded on the left; the texts repeat themselves so that lookup has something to say."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.zeros(batch, 14, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row in range(batch):
-        size = 14 if row == 0 else int(torch.randint(3, 15, (), generator=generator))
-        part = torch.randint(3, VOCABULARY, (5,), generator=generator).repeat(3)[:size]
-        ids[row, 14 - size :] = part
-        mask[row, 14 - size :] = 1
-    return {"input_ids": ids, "attention_mask": mask}
 
 
 def drafter(name: str, target: str) -> Any:
@@ -228,6 +216,9 @@ def test_the_stream_holds_the_text_and_can_be_left() -> None:
         ({"stop_strings": ["x"]}, "tokenizer"),
         ({"prompt_lookup_num_tokens": 4}, "prompt_lookup_num_tokens"),
         ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha"),
+        ({"force_words_ids": [[[5, 6]]]}, "force_words_ids"),
+        ({"assistant_model": SMALL, "do_sample": True}, "assistant_model"),
+        ({"streamer": TextStreamer(cast(Any, None))}, r"`streamer` must be left out.*mmdec\.stream"),
         ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
     ],
 )

@@ -13,7 +13,8 @@ import mmdec
 from mmdec.drafters.medusa import Medusa
 from mmdec.types import Drafter
 from tests.exactness.test_generate import MODELS as TEXTS
-from tests.exactness.test_generate import SMALL, Wrong, prompts
+from tests.exactness.test_generate import SMALL, Wrong
+from tests.support.tiny_text import prompts
 from tests.support.tiny_whisper import sound
 from tests.support.whisper_calls import MODELS, heads
 

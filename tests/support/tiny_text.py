@@ -41,3 +41,16 @@ def language_model(kind: str = "llama", seed: int = 0, **sizes: Any) -> PreTrain
     torch.manual_seed(seed)
     config, network = KINDS[kind]
     return network(config(**{**SIZES, **sizes})).eval()
+
+
+def prompts(batch: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Ragged, padded on the left; the texts repeat themselves so that lookup has something to say."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.zeros(batch, 14, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row in range(batch):
+        size = 14 if row == 0 else int(torch.randint(3, 15, (), generator=generator))
+        part = torch.randint(3, VOCABULARY, (5,), generator=generator).repeat(3)[:size]
+        ids[row, 14 - size :] = part
+        mask[row, 14 - size :] = 1
+    return {"input_ids": ids, "attention_mask": mask}

@@ -1,0 +1,108 @@
+"""A run of transformers' own loop, for what only that loop does as it does.
+
+A caller's own processor or criterion may read all rows at once; activations that are quantised for a whole batch change
+with each row that ends. There are no drafts then. Whoever asked for rounds gets them: one for each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+
+from mmdec.decode.loop import Round
+from mmdec.decode.tree import bool_list
+from mmdec.decode.watch import Watch
+
+
+@final
+class StockRun:
+    """Iterating `rounds` executes it; they come when the run is over, as the loop cannot be left in between."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        config: GenerationConfig,
+        processors: Any,
+        criteria: Any,
+        inputs: Mapping[str, Any],
+        seed: int | None,
+    ) -> None:
+        """What `generate` hands over, as it is. seed: of torch's generator for this run alone; None leaves it as it
+        is."""
+        self.rows = len(input_ids)
+        self._model, self._ids, self._config, self._seed = model, input_ids, config, seed
+        self._processors, self._criteria, self._inputs = processors, criteria, inputs
+        self._result: Any = None
+        self.rounds = self._run()
+
+    @property
+    def sequences(self) -> Tensor:
+        """(B, L) when all rounds are over."""
+        return self._result if isinstance(self._result, Tensor) else self._result.sequences
+
+    def output(self, config: GenerationConfig) -> Any:
+        """What `generate` returns, when all rounds are over."""
+        return self._result
+
+    def _run(self) -> Iterator[Round]:
+        record = _Record(self._criteria, self._ids, self._model.device)
+        random: Any = torch.random  # untyped
+        gpus = [self._ids.device] if self._ids.device.type == "cuda" else []
+        with torch.no_grad(), random.fork_rng(gpus, enabled=self._seed is not None):
+            if self._seed is not None:
+                random.manual_seed(self._seed)
+            self._result = self._model._sample(  # type: ignore[operator] # mixed in
+                self._ids,
+                logits_processor=LogitsProcessorList([record.logits, *self._processors]),
+                stopping_criteria=record,
+                generation_config=self._config,
+                **self._inputs,
+            )
+        yield from record.rounds
+
+
+@final
+class _Record(StoppingCriteriaList):
+    """The criteria of the run; what they are asked about is kept as rounds."""
+
+    def __init__(self, criteria: Any, ids: Tensor, device: torch.device) -> None:
+        super().__init__(criteria)  # type: ignore[misc] # a list of whatever
+        self.rounds: list[Round] = []
+        self._live = list(range(len(ids)))
+        # Without an end-of-sequence token the loop writes on in rows that have ended.
+        self._pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+        self._ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+        self._raw: Tensor = torch.empty(0)
+        self._watch = Watch(device)
+
+    def logits(self, ids: Tensor, scores: Tensor) -> Tensor:
+        """A processor before all others: raw logits (B, V)."""
+        self._raw = scores.log_softmax(-1)
+        return scores
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        done: Tensor = cast(Any, super()).__call__(input_ids, scores, **kwargs)
+        self._ended = self._ended | done
+        ended = bool_list(self._ended)
+        over = [ended[row] if self._pads else all(ended) for row in self._live]
+        tokens = input_ids[:, -1:]
+        logprobs = self._raw.gather(1, tokens)[self._live]
+        self.rounds.append(
+            Round(
+                index=len(self.rounds),
+                rows=self._live,
+                tokens=tokens[self._live].tolist(),
+                drafted=[0] * len(over),
+                accepted=[0] * len(over),
+                done=over,
+                target=self._watch.passed(),
+                logprobs=logprobs,
+            )
+        )
+        self._live = [row for row, last in zip(self._live, over, strict=True) if not last]
+        return done

@@ -1,0 +1,232 @@
+"""A caller's own processors, criteria and functions in batches: what `generate` makes of them, token for token.
+
+Twelve kinds, both doors. Those that read other rows, or do not say that they do not, are transformers' own loop's, with
+a warning; those that say `mmdec_row_wise = True` are drafted. 24 batches; 300 with MMDEC_ALL=1 (`make test-all`).
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    EosTokenCriteria,
+    LogitsProcessorList,
+    MaxTimeCriteria,
+    PrefixConstrainedLogitsProcessor,
+    StoppingCriteria,
+    TemperatureLogitsWarper,
+)
+from transformers.generation.stopping_criteria import ConfidenceCriteria
+
+import mmdec
+from mmdec.decode.loop import Round
+from mmdec.generation.hf_bridge import stock_alone
+from mmdec.hub.whisper import load_whisper
+from tests.conftest import buzz
+from tests.support.callers_own import (
+    COUPLED,
+    KINDS,
+    ROW_WISE,
+    Counting,
+    Endings,
+    Grammar,
+    Patience,
+    Shared,
+    allowed,
+    declared,
+    distinct,
+    options_of,
+)
+from tests.support.tiny_text import language_model, prompts
+from tests.support.tiny_vlm import Picture, batch_of, vision_model
+from tests.support.tiny_whisper import write
+from tests.support.whisper_calls import MODELS, MODES, assert_same, call
+
+MODEL: Any = language_model("llama")
+BATCHES = 25 if os.environ.get("MMDEC_ALL") else 2
+LONG = MODES["long"]
+WARNING = "transformers' own loop decodes, without drafts"
+
+
+def both(given: dict[str, Tensor], door: str, options: dict[str, Any], drafter: Any = MODEL) -> tuple[Tensor, float]:
+    """The sequences, and the tokens for each row and round after the prompt's."""
+    rounds: list[Round] = []
+    if door == "generate":
+        found = mmdec.generate(MODEL, given, drafter, num_speculative_tokens=6, **options)
+        sequences, rounds = found.sequences, found.rounds
+    else:
+        plug = mmdec.speculate(drafter, num_speculative_tokens=6, on_round=rounds.append)
+        out = MODEL.generate(**given, **options, custom_generate=plug)
+        sequences = out if isinstance(out, Tensor) else out.sequences
+    passes = sum(len(one.rows) for one in rounds[1:])
+    return sequences, sum(len(tokens) for one in rounds[1:] for tokens in one.tokens) / max(passes, 1)
+
+
+def stock(given: dict[str, Tensor], options: dict[str, Any]) -> Tensor:
+    out = MODEL.generate(**given, **options)
+    return out if isinstance(out, Tensor) else out.sequences
+
+
+@pytest.mark.parametrize("index", range(BATCHES))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_is_generates_own(kind: str, index: int) -> None:
+    rows, door = 2 + index % 3, ("generate", "speculate")[index % 2]
+    common: dict[str, Any] = {"max_new_tokens": 24, "do_sample": kind in COUPLED and index % 5 == 1}
+    given = prompts(rows, index)
+    torch.manual_seed(index)
+    wanted = stock(given, {**common, **options_of(kind, rows)})
+    torch.manual_seed(index)
+    with nullcontext() if kind in ROW_WISE else pytest.warns(RuntimeWarning, match=WARNING):
+        found, rate = both(given, door, {**common, **options_of(kind, rows, declared)})
+    assert torch.equal(found, wanted)
+    assert rate > 1 if kind in ROW_WISE else rate <= 1
+
+
+@pytest.mark.parametrize("kind", ROW_WISE)
+def test_who_does_not_say_so_is_the_stock_loops(kind: str) -> None:
+    common, given = {"max_new_tokens": 12, "do_sample": False}, prompts(2, 3)
+    wanted = stock(given, {**common, **options_of(kind, 2)})
+    with pytest.warns(RuntimeWarning, match="mmdec_row_wise = True"):
+        found, rate = both(given, "generate", {**common, **options_of(kind, 2)})
+    assert torch.equal(found, wanted)
+    assert rate <= 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_single_row_is_drafted_whoever_asks(kind: str) -> None:
+    """What the walk visits is what the stock loop passes: each position once, in order."""
+    common, given = {"max_new_tokens": 24, "do_sample": False}, prompts(1, 4)
+    found, rate = both(given, "speculate", {**common, **options_of(kind, 1)})
+    assert torch.equal(found, stock(given, {**common, **options_of(kind, 1)}))
+    assert rate > 1
+
+
+def test_one_warning_serves_many_runs() -> None:
+    plug = mmdec.speculate("lookup")
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "custom_generate": plug}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for seed in range(3):
+            MODEL.generate(**prompts(2, seed), **options, logits_processor=[Grammar()])
+    assert len(told) == 1
+    assert str(told[0].message).startswith("Grammar may read other rows")
+
+
+def test_block_verification_asks_ahead_and_leaves_undeclared_ones_to_the_stock_loop() -> None:
+    counting = Counting()
+    with pytest.warns(RuntimeWarning, match="Counting"):
+        found = mmdec.generate(MODEL, prompts(1), MODEL, rule="block", max_new_tokens=9, logits_processor=[counting])
+    assert counting.calls == found.sequences.shape[1] - 14
+
+
+def test_the_output_object_is_the_stock_loops() -> None:
+    options = {"max_new_tokens": 9, "do_sample": False, "output_logits": True, **options_of("unsure", 3)}
+    wanted = MODEL.generate(**prompts(3), **options)
+    with pytest.warns(RuntimeWarning, match="Unsure"):
+        found = MODEL.generate(**prompts(3), **options, custom_generate=mmdec.speculate("lookup"))
+    for name in ("scores", "logits"):
+        assert all(map(torch.equal, found[name], wanted[name]))
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_rounds_of_the_stock_loop_are_its_steps(sampled: bool) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": sampled, "logits_processor": [Grammar()]}
+    with pytest.warns(RuntimeWarning, match="Grammar"):
+        found = mmdec.generate(MODEL, prompts(3), seed=5, **options)
+    with pytest.warns(RuntimeWarning, match="Grammar"):
+        rounds = list(mmdec.stream(MODEL, prompts(3), seed=5, **options))
+    texts: list[list[int]] = [[], [], []]
+    for one in rounds:
+        assert one.logprobs is not None
+        assert one.logprobs.shape == (len(one.rows), 1)
+        for row, tokens in zip(one.rows, one.tokens, strict=True):
+            texts[row] += tokens
+    for row, text in enumerate(texts):
+        assert found.sequences[row, 14:].tolist() == text + [0] * (found.sequences.shape[1] - 14 - len(text))
+    assert sum(map(sum, (one.done for one in rounds))) == 3
+
+
+def test_without_an_end_token_rows_go_on_after_a_criterion() -> None:
+    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
+    own = {**options, **options_of("occurrences", 2, declared)}
+    with pytest.warns(RuntimeWarning, match="`eos_token_id` is None"):
+        found = mmdec.generate(MODEL, prompts(2, 1), **own)
+    assert torch.equal(found.sequences, stock(prompts(2, 1), {**options, **options_of("occurrences", 2)}))
+    assert [len(one.rows) for one in found.rounds] == [2] * len(found.rounds)
+
+
+@pytest.mark.parametrize(
+    ("make", "batch", "drafted"),
+    [
+        (lambda: {"logits_processor": [declared(Grammar())]}, 3, True),
+        (lambda: {"stopping_criteria": [declared(Endings())]}, 3, True),
+        (lambda: {"prefix_allowed_tokens_fn": declared(lambda row, text: [row + 5, row + 6, 60, 75, 80])}, 3, True),
+        *((partial(options_of, kind, 3), 3, False) for kind in ("distinct", "first row", "patience", "all rows")),
+        *((partial(options_of, kind, 1), 1, True) for kind in ("grammar", "counting", "patience")),
+    ],
+)
+def test_whisper_is_generates_own(make: Callable[[], dict[str, Any]], batch: int, drafted: bool) -> None:
+    rounds: list[Round] = []
+    wanted = call(MODELS[80], LONG, batch, **make())
+    plug = mmdec.speculate("recycling", num_speculative_tokens=(12, 4), on_round=rounds.append)
+    with nullcontext() if drafted else pytest.warns(RuntimeWarning, match=WARNING):
+        found = call(MODELS[80], LONG, batch, **make(), custom_generate=plug)
+    assert_same(found, wanted)
+    assert any(sum(one.drafted) for one in rounds) == drafted
+
+
+def test_a_list_of_recordings_is_transcribed_as_generate_does(tmp_path: Path) -> None:
+    """Each window's call sees the batch; one warning serves all, and confidence is that of the text."""
+    whisper = load_whisper(write(tmp_path / "tiny"), "cpu")
+    sounds = [buzz(0.9), buzz(0.9, 1)]
+    options: dict[str, Any] = {"model": whisper, "sample_rate": 16_000, "max_new_tokens": 9}
+    with pytest.warns(RuntimeWarning, match=WARNING) as told:
+        found = mmdec.transcribe(sounds, drafter="lookup", stopping_criteria=[Patience()], **options)
+    assert len(told) == 1
+    plain = [mmdec.transcribe(one, drafter=None, stopping_criteria=[Patience()], **options) for one in sounds]
+    assert [one.tokens for one in found] == [one.tokens for one in plain]
+    assert [one.evidence for one in found] == [pytest.approx(one.evidence, rel=1e-4) for one in plain]
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl"])
+def test_images_go_to_the_stock_loop_as_they_came(kind: str) -> None:
+    model = vision_model(kind)
+    inputs = batch_of(kind, [[[8, 9, 8], Picture.random(1), [8, 9]], [[8, 10], Picture.random(2), [11]]])
+    options = {"max_new_tokens": 12, "do_sample": False}
+    wanted = model.generate(**inputs, **options, logits_processor=[Grammar()])
+    with pytest.warns(RuntimeWarning, match=WARNING) as told:
+        found = mmdec.generate(model, inputs, **options, logits_processor=[Grammar()])
+    assert len(told) == 1
+    assert torch.equal(found.sequences, wanted)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (TemperatureLogitsWarper(0.5), True),
+        (MaxTimeCriteria(9.0), True),
+        (ConfidenceCriteria(0.5), False),  # asks about the first row, for all
+        (Shared(1.2), False),
+        (declared(Shared(1.2)), True),
+        (LogitsProcessorList([Grammar()]), False),
+        (PrefixConstrainedLogitsProcessor(allowed(), 1), False),
+        (PrefixConstrainedLogitsProcessor(declared(allowed()), 1), True),
+        (declared(partial(distinct)), True),
+        (distinct, False),
+    ],
+    ids=lambda given: getattr(given, "__name__", type(given).__name__),
+)
+def test_who_is_known(given: Any, kept: bool) -> None:
+    criterion = isinstance(given, StoppingCriteria)
+    ending = EosTokenCriteria(2)
+    faults = stock_alone([] if criterion else [given], [ending, given] if criterion else [ending], 2)
+    assert (faults == []) == kept
