@@ -120,8 +120,8 @@ def speculate(
 
     The object has no state of a run and can be used for many. `on_round` is called with every round; `streamer` gets
     every token (transformers
-    does not pass its own on to a custom loop, nor the tokenizer that `stop_strings` needs: give those to
-    `mmdec.generate`, or pass a `StopStringCriteria`).
+    does not pass its own on to a custom loop, nor the tokenizer that `stop_strings` and `token_healing` need: give those
+    to `mmdec.generate`, or pass a `StopStringCriteria`).
     """
     return Speculation(drafter, rule, num_speculative_tokens, seed, statistics, on_round, streamer)
 
