@@ -29,6 +29,6 @@ def target_of(model: PreTrainedModel) -> HfTarget:
             return target(cast(Any, model))  # `takes` has seen its type
     check_forward(model)
     raise InputError(
-        f"`model` must be a Whisper, one of {SEEING}, or a decoder-only language model with a key-value cache, but is "
-        f"{type(model).__name__}. {known_families()}"
+        f"`model` must be a Whisper, a {SEEING.replace(' and', ' or')}, or a decoder-only language model with a "
+        f"key-value cache, but is {type(model).__name__}. {known_families()}"
     )

@@ -73,7 +73,7 @@ class VlmTarget(DecoderTarget):
         return {name: value for name, value in prepared.items() if name not in NAMES} | {HELD: vision}
 
     def prompt_positions(self, inputs: Mapping[str, Any]) -> list[int]:
-        """As for a language model. With three axes an image takes fewer than it has tokens: as many as its longer side."""
+        """As for a language model. With three axes an image takes as many as its longer side has tokens."""
         if not self._axes:
             return super().prompt_positions(inputs)
         named = {name: value for name, value in inputs.items() if name not in NAMES}

@@ -58,15 +58,15 @@ def test_a_prompt_that_just_fits_is_answered(short: dict[str, Any]) -> None:
 
 
 def test_a_chat_counts_all_turns_and_stays_as_it_was(short: dict[str, Any]) -> None:
-    chat = mmdec.Chat(**short, **OPTIONS)
-    chat.ask(QUESTION, pixels(0))
+    chat, config = mmdec.Chat(**short, **OPTIONS), short["model"].config.get_text_config(decoder=True)
+    chat.ask(QUESTION)
     before = chat.tokens
-    with pytest.raises(InputError, match="60 positions, .* begin a new chat"):
-        for _ in range(9):
-            before = chat.tokens
-            chat.ask(QUESTION, pixels(1))
+    most = config.max_position_embeddings = len(before) + 2
+    mmdec.describe((), QUESTION, **short, **OPTIONS)  # alone it fits
+    with pytest.raises(InputError, match=rf"{most} positions, .* begin a new chat"):
+        chat.ask(QUESTION)
     assert chat.tokens == before
-    short["model"].config.get_text_config(decoder=True).max_position_embeddings = 500
+    config.max_position_embeddings = 500
     assert chat.ask(QUESTION).tokens  # over the cache of before
 
 
