@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from mmdec import hub
 from mmdec.checks.errors import InputError
 from mmdec.checks.weights import checked_file, fill, read_settings, read_weights
+from mmdec.corpora.admission import ANYWHERE
 from mmdec.corpora.cvss import read_pairs
 from mmdec.nn.daspeech import DASpeech, SpeechToUnits
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
@@ -53,7 +54,7 @@ def assemble(
     voiced = read_weights([checked_file(vocoder_folder, "vocoder.safetensors", "vocoder")], "vocoder")
     sizes = VocoderConfig(**described["config"])
     vocoder = fill(lambda: Vocoder(sizes), voiced, "vocoder", vocoder_folder)
-    rows, _ = read_pairs(common_voice, cvss, "train")
+    rows, _ = read_pairs(common_voice, cvss, "train", admission=ANYWHERE)  # which this corpus's training admitted
     words = WordDecoder.build(read_lexicon(lexicon), [row.translation for row in rows])
     units: list[str] = module.hparams["units"]
     training = {
