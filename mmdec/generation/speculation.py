@@ -125,8 +125,8 @@ def speculate(
 
     The object has no state of a run and can be used for many. `on_round` is called with every round; `streamer` gets
     every token. transformers passes neither its own `streamer` on to a custom loop, nor `assistant_model`, nor the
-    tokenizer that `stop_strings` and `token_healing` need: give these here, as `drafter`, and to `mmdec.generate` (or pass a
-    `StopStringCriteria`).
+    tokenizer that `stop_strings` and `token_healing` need: give these here, as `drafter`, and to `mmdec.generate` (or
+    pass a `StopStringCriteria`).
     """
     return Speculation(drafter, rule, num_speculative_tokens, seed, statistics, on_round, streamer)
 

@@ -26,9 +26,12 @@ def read_lexicon(path: Path) -> dict[str, list[tuple[str, ...]]]:
         raise InputError(f"`path` must be at most {MAX_FILE_BYTES} bytes, but {path} is larger. Check the file.")
     lexicon: dict[str, list[tuple[str, ...]]] = {}
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
-        raise InputError(f"`path` must be UTF-8 text, but {path} is not. Check the file.") from error
+        line, byte = error.object.count(b"\n", 0, error.start) + 1, error.object[error.start]
+        raise InputError(
+            f"`path` must be UTF-8 text, but line {line} of {path} has the byte 0x{byte:02x}. Save it as UTF-8."
+        ) from error
     for number, line in enumerate(lines, 1):
         word, tab, phones = line.partition("\t")
         if not tab or not phones.split() or word.split() != [word]:

@@ -115,8 +115,8 @@ def describe(
     one question; what they raise ends the call. `min_confidence`, 0 to 1, refuses answers that are less likely to be
     right (`out.confidence`).
 
-    Raises InputError for what cannot be done, as for a prompt that is longer than the model's positions, and BatchError,
-    with the other results, for members of a list.
+    Raises InputError for what cannot be done, as for a prompt that is longer than the model's positions, and
+    BatchError, with the other results, for members of a list.
     """
     batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
     check_threads(threads)

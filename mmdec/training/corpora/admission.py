@@ -67,6 +67,7 @@ class Admission:
 
 
 STRICT = Admission()
+ANYWHERE = Admission(allow_absolute_paths=True)  # where nothing but texts is read
 
 
 class Names:

@@ -119,8 +119,8 @@ def _manifest(file: Path, split: str | None, admission: Admission) -> Iterator[U
             )
         if split is not None and (not isinstance(own, str) or not own.strip()):
             raise InputError(
-                f"`root` must say the split of each row, but {place} has no `split`. Write train or dev there, as in "
-                "every row."
+                f"`root` must say the split of each row, but {place} has no `split`. Write one in every row, train "
+                "or dev, or ask for all rows (null; '' on the command line)."
             )
         if split is None or str(own).strip() == split:
             speaker = str(row.get("speaker") or number)

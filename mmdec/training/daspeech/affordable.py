@@ -7,6 +7,7 @@ from typing import Any
 
 from mmdec.audio import load_audio
 from mmdec.checks.errors import InputError
+from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.cvss import SpeechPair, read_pairs
 from mmdec.training.daspeech.acoustic_data import EnglishSpeech
 from mmdec.training.daspeech.acoustic_targets import acoustic_targets
@@ -22,9 +23,10 @@ def affordable_rows(data: dict[str, Any], time: Allowance, acoustic: bool) -> in
     data: the options of `SpeechTranslationData`. acoustic: whether the English half is needed, too.
     """
     common_voice, cvss = Path(data["common_voice"]), Path(data["cvss"])
-    rows, _ = read_pairs(common_voice, cvss, "train")
+    admission = Admission(data.get("allow_absolute_paths", False))
+    rows, _ = read_pairs(common_voice, cvss, "train", admission=admission)
     heard = FeatureStore.ready(cvss.parent / "cache" / "train", [row.clip for row in rows])
-    spoken = not acoustic or EnglishSpeech.ready(cvss, "train")
+    spoken = not acoustic or EnglishSpeech.ready(cvss, "train", admission=admission)
     if heard and spoken:
         return None
     some = rows[:: max(1, len(rows) // SAMPLE)]

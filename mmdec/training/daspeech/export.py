@@ -20,6 +20,7 @@ from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.phonetics.decoder import WordDecoder
 from mmdec.phonetics.lexicon import read_lexicon
 from mmdec.training.checkpoints import average, newest, read_checkpoint
+from mmdec.training.corpora.admission import ANYWHERE
 from mmdec.training.corpora.cvss import read_pairs
 from mmdec.training.daspeech.module import DASpeechModule
 
@@ -53,7 +54,7 @@ def assemble(
     voiced = read_weights([checked_file(vocoder_folder, "vocoder.safetensors", "vocoder")], "vocoder")
     sizes = VocoderConfig(**described["config"])
     vocoder = fill(lambda: Vocoder(sizes), voiced, "vocoder", vocoder_folder)
-    rows, _ = read_pairs(common_voice, cvss, "train")
+    rows, _ = read_pairs(common_voice, cvss, "train", admission=ANYWHERE)  # which this corpus's training admitted
     words = WordDecoder.build(read_lexicon(lexicon), [row.translation for row in rows])
     units: list[str] = module.hparams["units"]
     training = {

@@ -6,6 +6,7 @@ import importlib.util
 import io
 import os
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -62,6 +63,30 @@ def test_mp3_and_ogg_read(tmp_path: Path) -> None:
     for name in ("x.mp3", "x.ogg"):
         soundfile.write(tmp_path / name, buzz(0.5), RATE)
         assert audio.load_audio(tmp_path / name).shape[0] == pytest.approx(RATE * 0.5, abs=2500)
+
+
+@pytest.mark.parametrize(
+    ("value", "rate", "said"),
+    [
+        (np.nan, RATE, "NaN or infinite"),
+        (np.inf, RATE, "NaN or infinite"),
+        (1e30, RATE, "its peak is"),
+        (0.0, 100, "at least 8000 Hz, but is 100"),
+        (0.0, 500_000, "at most 192000 Hz, but is 500000"),
+        (None, RATE, "at least one sample"),
+    ],
+)
+@pytest.mark.parametrize("read", [audio.load_audio, audio.sound_seconds])
+def test_what_is_said_of_a_recording_names_its_file(
+    tmp_path: Path, read: Callable[[Path], object], value: float | None, rate: int, said: str
+) -> None:
+    path = tmp_path / "odd one.wav"
+    samples = buzz(0.3)
+    samples[1000] = value or samples[1000]
+    soundfile.write(path, samples if value is not None else samples[:0], rate, subtype="FLOAT")
+    with pytest.raises(InputError, match=said) as caught:
+        read(path)
+    assert f"'{path}'" in str(caught.value)
 
 
 def test_a_pipe_is_read() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.types import InputError
 from tests.support.small_corpora import LAYOUTS, picture, put, sound
 
@@ -242,7 +243,7 @@ def test_no_row_has_a_split(layout: str, copied: Callable[[str], Path]) -> None:
     for old in ("\tsplit", "\ttrain", "\tdev", ', "split": "train"', ', "split": "dev"'):
         content = content.replace(old, "")
     file.write_text(content, encoding="utf-8")
-    refused(layout, root, "has no `split`. Write train or dev there", "line ", file.name)
+    refused(layout, root, "has no `split`. Write one in every row", "line ", file.name)
 
 
 SHARED = [
@@ -342,7 +343,9 @@ def taken(layout: str, data: Any) -> int:
 
 
 @pytest.mark.parametrize(
-    ("layout", "damage", "content"), DAMAGES, ids=lambda value: value if type(value) is str else ""
+    ("layout", "content"),
+    [(layout, content) for layout, _, content in DAMAGES],
+    ids=[f"{layout}-{name}" for layout, name, _ in DAMAGES],
 )
 def test_one_bad_file_is_left_out_and_named(
     layout: str,
@@ -364,6 +367,20 @@ def test_one_bad_file_is_left_out_and_named(
     assert "left out" in caplog.text
     if layout != "english half":
         assert taken(layout, data) == (7 if layout == "pairs" else 5)
+
+
+@pytest.mark.parametrize("layout", ["chapters", "manifest", "json lines"])
+def test_an_evaluation_is_left_with_a_missing_recording(layout: str, copied: Callable[[str], Path]) -> None:
+    """It counts as an empty transcript, and is named there; where all are missing, the corpus is another."""
+    root = copied(layout)
+    (root / LAYOUTS[layout].file).unlink()
+    corpus = root if layout == "chapters" else root / LAYOUTS[layout].listed
+    rows = read_utterances(corpus, "train")
+    assert [row.path.is_file() for row in rows] == [True, False, True, True, True, True]
+    for path in root.rglob("train-*.flac"):
+        path.unlink()
+    with pytest.raises(InputError, match=r"none of 6 is there: .*train-0\.flac' of line \d of '.*does not exist"):
+        read_utterances(corpus, "train")
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])

@@ -1,6 +1,7 @@
 """The corpus as tensors: features kept once, batches that follow from (seed, epoch), bad rows named."""
 
 import dataclasses
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,6 +84,21 @@ def test_features_of_an_interrupted_run_are_made_again(corpus: TinyCorpus, tmp_p
     again = FeatureStore(tmp_path / "store", clips_of(corpus), jobs=1)
     assert torch.equal(again[0], store[0])
     assert len(again[14]) == again.lengths[14] > 0
+
+
+def test_a_recording_that_was_mended_is_heard(corpus: TinyCorpus, tmp_path: Path):
+    """As large as before, so its folder is the same."""
+    clips = clips_of(corpus)
+    whole = clips[1].read_bytes()
+    clips[1].write_bytes(bytes(len(whole)))
+    assert list(FeatureStore(tmp_path, clips, jobs=1).reasons) == [clips[1].name]
+    (index,) = tmp_path.glob("*/index.json")
+    clips[1].write_bytes(whole)
+    written = index.stat().st_mtime_ns
+    os.utime(clips[1], ns=(written + 1, written + 1))
+    again = FeatureStore(tmp_path, clips, jobs=1)
+    assert again.reasons == {}
+    assert again.lengths[1] > 0
 
 
 def test_no_usable_recording_is_no_crash(tmp_path: Path):
