@@ -8,7 +8,10 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from jsonargparse import set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser
+
+set_parsing_settings(config_read_mode_fsspec_enabled=False)  # a recipe names what is run: none comes from an address
 
 MOVED = {
     "mmdec.training.acoustic.AcousticData": "mmdec.training.daspeech.acoustic.AcousticData",

@@ -10,10 +10,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from mmdec import hub
 from mmdec.checks.errors import InputError
+from mmdec.checks.files import write_whole
 from mmdec.checks.weights import checked_file, fill, read_settings, read_weights
 from mmdec.corpora.cvss import read_pairs
 from mmdec.nn.daspeech import DASpeech, SpeechToUnits
@@ -36,10 +37,7 @@ def load_module(checkpoints: Sequence[Path]) -> tuple[DASpeechModule, int]:
 
 def save_network(network: SpeechToUnits, path: Path) -> None:
     """A network's weights as safetensors: what `InitialWeights` starts from."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    save_file({name: value.contiguous() for name, value in network.state_dict().items()}, part)
-    part.replace(path)
+    write_whole(path, save({name: value.contiguous() for name, value in network.state_dict().items()}))
 
 
 def assemble(

@@ -16,6 +16,7 @@ from transformers import WhisperTokenizer
 
 from mmdec.audio import sound_seconds
 from mmdec.checks.errors import InputError
+from mmdec.checks.files import write_whole
 from mmdec.corpora.librispeech import Utterance, read_splits, read_utterances
 from mmdec.training.options import token_list
 from mmdec.training.whisper.tokenizer import END, build_tokenizer
@@ -171,7 +172,5 @@ def durations(rows: Sequence[Utterance], root: Path) -> list[float]:
     if kept.is_file():
         return json.loads(kept.read_text(encoding="utf-8"))
     seconds = [round(sound_seconds(row.path), 3) for row in rows]
-    part = kept.with_suffix(".part")
-    part.write_text(json.dumps(seconds), encoding="utf-8")
-    part.replace(kept)
+    write_whole(kept, json.dumps(seconds).encode())
     return seconds
