@@ -82,7 +82,7 @@ class TrainingCLI(LightningCLI):
         expected = (recipe.get("model") or {}).get("class_path")
         if written and expected and renamed(written, "the checkpoint") != expected:
             raise InputError(
-                f"`ckpt_path` must be a checkpoint of {expected}, which the recipe names, but '{path}' is of {written}. "
+                f"`ckpt_path` must be a checkpoint of {expected}, the recipe's class, but '{path}' is of {written}. "
                 "Take one that this recipe wrote."
             )
 

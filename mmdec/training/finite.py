@@ -12,6 +12,7 @@ from torch import Tensor
 from mmdec.checks.errors import MmdecError
 from mmdec.checks.weights import is_finite
 
+REFUSED = 2  # the exit code of a process that ends with an error of mmdec's own
 RATES = ("lr", "learning_rate")  # the recipes' keys of the learning rate
 
 
@@ -42,6 +43,8 @@ class FiniteNumbers(Callback):
     def _end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise MmdecError if there is a fault in any process."""
         if any_process(trainer, bool(self.fault)):
+            if not trainer.is_global_zero:
+                raise SystemExit(REFUSED)  # one process says it
             raise diverged(
                 self.fault or "another process has a loss that is not", trainer.global_step, pl_module.hparams
             )

@@ -23,6 +23,7 @@ import yaml
 from mmdec.checks.errors import MmdecError
 from mmdec.checks.files import write_whole
 from mmdec.checks.processes import TERMINATED, started_here
+from mmdec.training.checkpoints import last_checkpoint
 
 RUNS, MODELS = Path("runs"), Path("models")
 LEAST = 20.0  # seconds, below which a stage is not begun
@@ -87,13 +88,13 @@ class TimedStage:
         return self.folder / "checkpoints" / "last.ckpt"
 
     def run(self, time: Allowance, runner: Runner) -> Recipe:
-        """Train until `time`, from the last checkpoint if there is one; the recipe as it was run."""
+        """Train until `time`, from the last good checkpoint if there is one; the recipe as it was run."""
         recipe = self.configure(time)
         written = self.folder / "schedule.yaml"
         write_whole(written, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).encode())
-        resumed = self.last.is_file()
+        resumed = last_checkpoint([self.last.parent])
         print(f"{self.name}: {time.left / 60:.1f} minutes, {'resumed' if resumed else self.origin}", flush=True)
-        checkpoint = ("--ckpt_path", str(self.last)) if resumed else ()
+        checkpoint = ("--ckpt_path", str(resumed)) if resumed else ()
         runner("mmdec.training", "fit", "--config", str(written), *checkpoint)
         self.finish()
         return recipe

@@ -64,7 +64,7 @@ def test_old_recipes_and_checkpoints_are_read(on_command_line: bool, tmp_path: P
     if not on_command_line:
         recipe |= {"model": {"class_path": OLD_MODEL}, "data": {"class_path": OLD_DATA, "init_args": {"limit": 7}}}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    kept = {"hyper_parameters": {"_class_path": OLD_MODEL, "judged": 3, "_instantiator": "x"}}
+    kept = {"state_dict": {}, "hyper_parameters": {"_class_path": OLD_MODEL, "judged": 3, "_instantiator": "x"}}
     torch.save(kept, tmp_path / "old.ckpt")
     with pytest.warns(FutureWarning, match="the next release does not read"):
         made = parse("fit", f"--config={tmp_path / 'recipe.yaml'}", *given, f"--ckpt_path={tmp_path / 'old.ckpt'}")
