@@ -120,6 +120,11 @@ def reason(error: Exception) -> str:
     return printable(str(error)) or type(error).__name__
 
 
+def one_line(error: BaseException) -> str:
+    """What an error of another library says, with its type, in one line that is not too long."""
+    return printable(f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
+
+
 def _check_regular(mode: int, name: str, argument: str) -> None:
     if stat.S_ISREG(mode):
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,8 +19,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 import mmdec.training.lightning_leaves  # noqa: F401 # imported for its effect
 from mmdec.checks.devices import fast_bfloat16
-from mmdec.checks.errors import InputError, MmdecError
-from mmdec.checks.files import PART
+from mmdec.checks.errors import InputError, MmdecError, told
+from mmdec.checks.files import PART, one_line
 from mmdec.checks.processes import end_as_told, only_one, started_here
 from mmdec.training.checkpoints import WholeCheckpoints, check_local, last_checkpoint, read_resumed
 from mmdec.training.class_paths import RecipeParser, renamed
@@ -63,7 +62,7 @@ class TrainingCLI(LightningCLI):
                     raise
                 raise InputError(
                     f"`ckpt_path` must be a checkpoint of this recipe, but '{self.trainer.ckpt_path}' does not fit it "
-                    f"({type(error).__name__}: {' '.join(str(error).split())[:300]}). Take one that this recipe wrote."
+                    f"({one_line(error)}). Take one that this recipe wrote."
                 ) from error
 
     def _restoring(self) -> bool:
@@ -162,16 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def command_line(arguments: Sequence[str] | None = None) -> None:
     """`main` for people: what mmdec refuses, also inside the parser's errors, is one sentence on stderr; code 2."""
-    try:
+    with told():
         main(arguments)
-    except Exception as error:
-        told: BaseException | None = error
-        while told is not None and not isinstance(told, MmdecError):
-            told = told.__cause__
-        if told is None:
-            raise
-        print(f"error: {told}", file=sys.stderr)
-        raise SystemExit(2) from error
 
 
 if __name__ == "__main__":

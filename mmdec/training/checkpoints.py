@@ -6,22 +6,23 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmdec.checks.errors import InputError, MmdecError
-from mmdec.checks.files import open_regular, printable, reason, whole_file
+from mmdec.checks.files import one_line, open_regular, printable, reason, whole_file
 from mmdec.checks.weights import check_finite_weights
 from mmdec.training.finite import check_finite_training
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # of two letters and more: `C:` is a drive
 _STEP = re.compile(r"step=(\d+)\.ckpt")
+M = TypeVar("M", bound=nn.Module)
 
 
 @final
@@ -111,7 +112,7 @@ def _fault(error: Exception, size: int) -> str:
     code = re.search(r"GLOBAL (\S+)", str(error))
     if code:
         return f"it asks for {printable(code.group(1))}, which would run code"
-    return f"{type(error).__name__}: {printable(str(error).splitlines()[0] if str(error) else '')[:200]}"
+    return one_line(error)
 
 
 def read_resumed(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -173,6 +174,40 @@ def _numbered(folder: Path) -> list[Path]:
 
 def _step(path: Path) -> int:
     return int(path.stem.removeprefix("step="))
+
+
+def load_averaged(build: Callable[[dict[str, Any]], M], checkpoints: Sequence[Path]) -> tuple[M, int]:
+    """A training module with the averaged weights of its checkpoints, and the last one's step.
+
+    build: makes the module from the hyperparameters. Raises InputError for checkpoints of other modules.
+    """
+    last = read_checkpoint(checkpoints[-1])
+    try:
+        # Names with an underscore are the command line's own notes.
+        module = build({name: value for name, value in last["hyper_parameters"].items() if not name.startswith("_")})
+        step = int(last["global_step"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, MmdecError):
+            raise
+        raise InputError(
+            f"`checkpoints` must be of this kind of training, but '{checkpoints[-1]}' is not ({one_line(error)}). Name "
+            "others."
+        ) from error
+    shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    module.load_state_dict(average(_fitting(path, shapes) for path in checkpoints))
+    return module.eval(), step
+
+
+def _fitting(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = read_checkpoint(path)["state_dict"]
+    for name in sorted(shapes.keys() | state.keys()):
+        found, own = tuple(state[name].shape) if name in state else "absent", shapes.get(name, "absent")
+        if found != own:
+            raise InputError(
+                f"`checkpoints` must hold a module's weights, but '{name}' in '{path}' is {found} and not {own}. Name "
+                "others."
+            )
+    return state
 
 
 def average(states: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -9,10 +9,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from mmdec.checks.errors import MmdecError
+from mmdec.checks.errors import REFUSED, MmdecError
 from mmdec.checks.weights import is_finite
 
-REFUSED = 2  # the exit code of a process that ends with an error of mmdec's own
 RATES = ("lr", "learning_rate")  # the recipes' keys of the learning rate
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from mmdec import audio
+from mmdec.checks.errors import told
 from mmdec.corpora.cvss import SpeechPair, corpus_lexicon, read_pairs
 from mmdec.corpora.tables import evenly_spaced
 from mmdec.hub.daspeech import read_parts
@@ -93,4 +94,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with told():
+        main()

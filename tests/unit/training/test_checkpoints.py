@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import re
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,9 +14,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from mmdec.checks.errors import InputError, MmdecError
-from mmdec.training.checkpoints import WholeCheckpoints, check_local, last_checkpoint, newest, read_resumed
+from mmdec.training.checkpoints import (
+    WholeCheckpoints,
+    check_local,
+    last_checkpoint,
+    load_averaged,
+    newest,
+    read_resumed,
+)
 
 
 class Trap:
@@ -155,6 +164,33 @@ def test_what_is_not_finite_becomes_no_checkpoint(run: Path) -> None:
     with pytest.raises(MmdecError, match=r"after step 3, 1 of 2 weights .*'weight' first\. Lower .*lr`, which is 0\.5"):
         WholeCheckpoints().save_checkpoint(checkpoint(fill=float("inf")), run / "new" / "step=3.ckpt")
     assert not (run / "new").exists()
+
+
+class Square(nn.Linear):
+    """A training module: `size` is its hyperparameter."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size, size)
+
+
+def test_averages_are_of_one_module(tmp_path: Path) -> None:
+    places = [tmp_path / f"step={step}.ckpt" for step in (1, 2)]
+    for step, path in enumerate(places, 1):
+        state = {"weight": torch.full((3, 3), float(step)), "bias": torch.zeros(3)}
+        save({"state_dict": state, "global_step": step, "hyper_parameters": {"size": 3, "_note": 1}}, path)
+    module, step = load_averaged(lambda options: Square(**options), places)
+    assert step == 2
+    assert torch.equal(module.weight, torch.full((3, 3), 1.5))
+    for named, found in ((places[0], "(4, 4) and not (3, 3)"), (places[1], "absent and not (3, 3)")):
+        state = {"weight": torch.zeros(4, 4), "bias": torch.zeros(3)} if "(4" in found else {"bias": torch.zeros(3)}
+        before = named.read_bytes()
+        save({"state_dict": state, "global_step": 1, "hyper_parameters": {"size": 3}}, named)
+        with pytest.raises(InputError, match=re.escape(f"'weight' in '{named}' is {found}")):
+            load_averaged(lambda options: Square(**options), places)
+        named.write_bytes(before)
+    save({"state_dict": state, "global_step": 1, "hyper_parameters": {"length": 3}}, places[1])
+    with pytest.raises(InputError, match=r"this kind of training, but '.*step=2.ckpt' is not \(TypeError: "):
+        load_averaged(lambda options: Square(**options), places)
 
 
 def test_checkpoints_have_the_mode_of_the_umask(run: Path) -> None:
