@@ -139,7 +139,7 @@ def recipe(folder: Path, model: str = "Line", **options: Any) -> Path:
     return path
 
 
-def fit(path: Path, *more: str, callback: str = "", **options: Any) -> None:
+def fit(path: Path | str, *more: str, callback: str = "", **options: Any) -> None:
     """Run a recipe in this process. callback: one of this module, with its options."""
     more = (f"--trainer.callbacks+={__name__}.{callback}", *more) if callback else more
     given = [f"--trainer.callbacks.{name}={value}" for name, value in options.items()]
