@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from mmdec.checks.errors import InputError
 
+PART = ".mmdec-"  # how the names begin that files have until they are whole
 KINDS = (
     (stat.S_ISDIR, "a directory", "Name the files in it"),
     (stat.S_ISFIFO, "a pipe", "Save what comes out of it to a file"),
@@ -64,33 +65,52 @@ def unreadable(argument: str, name: str, error: Exception, remedy: str) -> Input
     return InputError(f"`{argument}` must be a file that can be read, but {name} is not ({reason(error)}). {remedy}")
 
 
-def write_whole(path: str | os.PathLike[str], content: bytes) -> Path:
-    """Write a file with the folders it needs: under a temporary name first, then renamed. An existing file is replaced.
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write in, with the folders it needs: beside `path` under another name, renamed where the block ends.
 
-    Raises OSError with `path` in it (a full disk, a folder that nobody may write to), InputError where `path` is
-    something else than a file; then there is nothing new, and an earlier file is as it was.
+    It has the mode that `open(path, "w")` would leave: the caller's umask decides, or the earlier file. Where the block
+    raises there is nothing new, and an earlier file is as it was. Raises OSError with `path` in it (a full disk, a
+    folder that nobody may write to), InputError where `path` is something else than a file.
     """
     path = Path(path)
-    name = f"'{printable(str(path))}'"
     try:
+        mode = _replaced_mode(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{PART}{secrets.token_hex(8)}.part")
         try:
-            _check_regular(os.stat(path).st_mode, name, "path")
-        except FileNotFoundError:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".mmdec-", suffix=".part")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-            os.chmod(temporary, 0o644)
+            with open(temporary, "xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            if mode is not None:
+                os.chmod(temporary, mode)
             os.replace(temporary, path)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
         if error.errno is None:
             raise
         raise OSError(error.errno, os.strerror(error.errno), str(path)) from error  # not the temporary file's name
-    return path
+
+
+def write_whole(path: str | os.PathLike[str], content: bytes) -> Path:
+    """Write a file as `whole_file` does."""
+    with whole_file(path) as file:
+        file.write(content)
+    return Path(path)
+
+
+def _replaced_mode(path: Path) -> int | None:
+    """The permissions of the file that is to be replaced; None where there is none. Raises InputError for what is no
+    file."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return None
+    _check_regular(mode, f"'{printable(str(path))}'", "path")
+    return stat.S_IMODE(mode) & 0o777
 
 
 def reason(error: Exception) -> str:
@@ -98,6 +118,11 @@ def reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return printable(str(error)) or type(error).__name__
+
+
+def one_line(error: BaseException) -> str:
+    """What an error of another library says, with its type, in one line that is not too long."""
+    return printable(f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
 
 
 def _check_regular(mode: int, name: str, argument: str) -> None:

@@ -15,12 +15,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+
+from filelock import FileLock, Timeout
 
 from mmdec.checks.errors import InputError
+from mmdec.checks.files import write_whole
 
 WATCHED = "MMDEC_PARENT"  # the pid that a started process shall end with
 SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 EVERY = 1.0  # seconds between two looks
+TERMINATED = 143  # the exit code of a process that SIGTERM ended: 128 + 15, as shells count
 
 
 def end_with_parent(parent: int | None = None) -> None:
@@ -64,32 +69,39 @@ def _end() -> None:
 def only_one(folder: Path, what: str) -> Iterator[None]:
     """Hold `folder` for this process, which loses it when it ends, however that is.
 
-    The lock is the system's, on the open file `folder`/.lock; the file itself says nothing and stays. Raises InputError
-    where another process, or another call in this one, holds it.
+    The lock is the system's, on `folder`/.lock; the file itself says nothing and stays, as does .owner, which names the
+    holder. Raises InputError where another process, or another call in this one, holds it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "a+", encoding="utf-8") as file:
-        if not _lock(file.fileno()):
-            file.seek(0)
-            owner = file.read(100).strip() or "another process"
-            raise InputError(f"`{what}` must be alone in '{folder}', but {owner} works there. Wait for it, or stop it.")
-        file.truncate(0)
-        file.write(f"{what} (process {os.getpid()})")
-        file.flush()
-        yield
-
-
-def _lock(file: int) -> bool:
-    """Whether this process has the open file now; until it is closed."""
+    lock, owner = FileLock(folder / ".lock"), folder / ".owner"
     try:
-        if sys.platform == "win32":
-            import msvcrt
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        known = owner.read_text(encoding="utf-8") if owner.is_file() else "another process"
+        raise InputError(
+            f"`{what}` must be alone in '{folder}', but {known} works there. Wait for it, or stop it."
+        ) from error
+    try:
+        write_whole(owner, f"{what} (process {os.getpid()})".encode())
+        yield
+    finally:
+        lock.release()
 
-            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
 
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+@contextmanager
+def sigterm_exits() -> Iterator[None]:
+    """Inside, SIGTERM raises SystemExit with `TERMINATED`, once: blocks are left in order. Only the main thread of a
+    process can be told; elsewhere nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would break off what ends in order
+        raise SystemExit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -145,14 +145,15 @@ def read_weights(files: Sequence[Path], argument: str = "model", prefixes: tuple
 def check_finite_weights(state: Mapping[str, Tensor], source: Path, argument: str = "model") -> None:
     """Raise InputError for a tensor that holds NaN or infinity, by its name."""
     for name, tensor in state.items():
-        if not _finite(tensor):
+        if not is_finite(tensor):
             raise InputError(
                 f"`{argument}` must hold finite weights, but '{name}' in '{source}' holds NaN or infinity. Fetch it "
                 "again, or train it again."
             )
 
 
-def _finite(tensor: Tensor) -> bool:
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no element is NaN or infinite, nor too large for float32."""
     if tensor.is_complex():  # which float32 would take the real part of
         tensor = torch.view_as_real(tensor)
     if not tensor.is_floating_point() or not tensor.numel():

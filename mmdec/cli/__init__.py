@@ -18,8 +18,8 @@ from mmdec.cli import bench, convert, demo, describe, evaluate, info, promote, t
 
 EPILOG = (
     "Exit codes: 0 done; 1 some inputs failed, or a benchmark was left out; 2 wrong arguments, a missing or damaged "
-    "model, or an output that differs where it must not; 130 interrupted. Results are on stdout, progress and errors "
-    "on stderr. MMDEC_LOG=info (debug, warning, error) says more or less."
+    "model, or an output that differs where it must not; 130 interrupted; 143 terminated. Results are on stdout, "
+    "progress and errors on stderr. MMDEC_LOG=info (debug, warning, error) says more or less."
 )
 INTERRUPTED = 130
 app = typer.Typer(

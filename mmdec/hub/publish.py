@@ -10,9 +10,10 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import secrets
 import shutil
+import stat
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,10 +42,13 @@ def whole_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
     aside = folder.with_name(f".{folder.name}.old")
     if aside.is_dir() and not folder.exists():
         aside.rename(folder)
-    fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    fresh = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    fresh.mkdir()
     try:
         yield fresh
         readable(fresh)
+        if folder.is_dir():
+            fresh.chmod(stat.S_IMODE(folder.stat().st_mode))
         put(fresh, folder, aside)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -128,10 +132,11 @@ def push_folder(
 
 
 def readable(folder: Path) -> None:
-    """Temporary folders, and weights, are written for their owner alone; a model is for everybody."""
-    folder.chmod(0o755)
+    """Give what is in `folder` the mode that the caller's umask gave the folder itself: the writer of safetensors
+    writes for the owner alone."""
+    mode = stat.S_IMODE(folder.stat().st_mode) & 0o777
     for path in folder.rglob("*"):
-        path.chmod(0o755 if path.is_dir() else 0o644)
+        path.chmod(mode if path.is_dir() else mode & 0o666)
 
 
 def put(fresh: Path, folder: Path, aside: Path) -> None:

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import logging
-import sys
+import os
+import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
+from jsonargparse import set_parsing_settings
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 import mmdec.training.lightning_leaves  # noqa: F401 # imported for its effect
 from mmdec.checks.devices import fast_bfloat16
-from mmdec.checks.errors import MmdecError
-from mmdec.checks.processes import end_as_told
-from mmdec.training.callbacks import WholeEpochs
+from mmdec.checks.errors import InputError, MmdecError, told
+from mmdec.checks.files import PART, one_line
+from mmdec.checks.processes import end_as_told, only_one, started_here
+from mmdec.training.checkpoints import WholeCheckpoints, check_local, last_checkpoint, read_resumed
+from mmdec.training.finite import FiniteNumbers
+from mmdec.training.resumption import Resumption
+from mmdec.training.termination import Termination
+
+set_parsing_settings(config_read_mode_fsspec_enabled=False)  # a recipe names what is run: none comes from an address
+
+NAMED = ("best", "last", "hpc")  # checkpoints that Lightning finds by itself
 
 
 def _units(data: LightningDataModule) -> list[str]:
@@ -40,6 +52,41 @@ def keep_metrics(folder: Path) -> None:
 class TrainingCLI(LightningCLI):
     """LightningCLI in subclass mode; what the model must know of the data is linked, not written twice."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        termination = Termination()
+        always = {"callbacks": [Resumption(), FiniteNumbers(), termination]}
+        with ExitStack() as self.held, termination.heard(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*your dataloader is not resumable")  # `Resumption` sees to it
+            try:
+                super().__init__(*args, **{"trainer_defaults": always, **kwargs})
+            except Exception as error:
+                if isinstance(error, MmdecError) or not self._restoring():
+                    raise
+                raise InputError(
+                    f"`ckpt_path` must be a checkpoint of this recipe, but '{self.trainer.ckpt_path}' does not fit it "
+                    f"({one_line(error)}). Take one that this recipe wrote."
+                ) from error
+
+    def _restoring(self) -> bool:
+        """Whether a checkpoint has been read, and not all of it restored."""
+        trainer = getattr(self, "trainer", None)
+        return trainer is not None and bool(trainer._checkpoint_connector._loaded_checkpoint)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """A checkpoint that is named is read before Lightning, which takes the model's options from it."""
+        super().parse_arguments(parser, args)
+        recipe = self.config.get(str(self.config.get("subcommand"))) or {}
+        path = recipe.get("ckpt_path")
+        if not path or path in NAMED:
+            return
+        written = read_resumed(path).get("hyper_parameters", {}).get("_class_path")
+        expected = (recipe.get("model") or {}).get("class_path")
+        if written and expected and written != expected:
+            raise InputError(
+                f"`ckpt_path` must be a checkpoint of {expected}, the recipe's class, but '{path}' is of {written}. "
+                "Take one that this recipe wrote."
+            )
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("data", "model.init_args.units", compute_fn=_units, apply_on="instantiate")
 
@@ -57,16 +104,49 @@ class TrainingCLI(LightningCLI):
         level = heard.level
         heard.setLevel(logging.WARNING)
         try:
-            trainer = super().instantiate_trainer(**kwargs)
+            plugins = self._get(self.config_init, "trainer").get("plugins") or []
+            plugins = [*(plugins if isinstance(plugins, list) else [plugins]), WholeCheckpoints()]
+            trainer = super().instantiate_trainer(**kwargs, plugins=plugins)
         finally:
             heard.setLevel(level)
-        trainer.callbacks.append(WholeEpochs())  # type: ignore[attr-defined]  # set by Lightning, undeclared
         return trainer
 
     def before_fit(self) -> None:
+        if rank_zero_only.rank == 0 and not self.trainer.fast_dev_run:  # type: ignore[attr-defined] # undeclared
+            self._hold_folders()
+        self._find_last()
         for logger in self.trainer.loggers:
             if isinstance(logger, CSVLogger):
                 keep_metrics(Path(logger.log_dir))
+
+    def before_validate(self) -> None:
+        self._find_last()
+
+    before_test = before_predict = before_validate
+
+    def _find_last(self) -> None:
+        """--ckpt_path=last is the newest good checkpoint of the recipe's folders; none where a run begins."""
+        options = self.config_init[str(self.subcommand)]
+        if options.get("ckpt_path") == "last":
+            folders = self._checkpoint_folders()
+            found = last_checkpoint(folders)
+            if found is None:
+                rank_zero_info(f"No checkpoint in {', '.join(map(str, folders))}: this run begins anew.")
+            options["ckpt_path"] = None if found is None else str(found)
+
+    def _hold_folders(self) -> None:
+        """No other run writes where this one does; what a run that was killed left half-written goes."""
+        root = self._get(self.config_init, "trainer").get("default_root_dir")
+        places = self._checkpoint_folders()
+        runs = {check_local(root, "default_root_dir").resolve()} if root else set()
+        for folder in sorted(runs | {place.resolve().parent for place in places}):
+            self.held.enter_context(only_one(folder, f"python -m mmdec.training {self.subcommand}"))
+        for part in (part for place in places for part in place.glob(f"{PART}*.part")):
+            part.unlink(missing_ok=True)
+
+    def _checkpoint_folders(self) -> list[Path]:
+        found = (one.dirpath for one in self.trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint))
+        return [check_local(folder, "dirpath") for folder in dict.fromkeys(found) if folder]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -83,18 +163,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def command_line(arguments: Sequence[str] | None = None) -> None:
     """`main` for people: what mmdec refuses, also inside the parser's errors, is one sentence on stderr; code 2."""
-    try:
+    with told():
         main(arguments)
-    except Exception as error:
-        told: BaseException | None = error
-        while told is not None and not isinstance(told, MmdecError):
-            told = told.__cause__
-        if told is None:
-            raise
-        print(f"error: {told}", file=sys.stderr)
-        raise SystemExit(2) from error
 
 
 if __name__ == "__main__":
     end_as_told()
+    os.environ.update(started_here())  # the other processes of this run end with this one
     command_line()

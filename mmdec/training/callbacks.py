@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
@@ -94,31 +93,3 @@ def epochs_that_fit(seconds: float, epoch: float, validation: float, done: int, 
     while more and every and more * epoch + ((done + more) // every - done // every) * validation > seconds:
         more -= 1
     return more
-
-
-class WholeEpochs(Callback):
-    """A checkpoint of an epoch's end goes on with the next epoch, from its first batch.
-
-    Left alone, Lightning (2.6) takes it for one from the middle of the epoch wherever `max_steps` is set: the resumed
-    run's first epoch ends after one batch, and every batch and random number from there on differs.
-    """
-
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        loop = checkpoint["loops"]["fit_loop"]
-        if not loop["epoch_loop.batch_progress"]["is_last_batch"]:
-            return
-        for part in ("total", "current"):
-            epochs = loop["epoch_progress"][part]
-            epochs.update(dict.fromkeys(epochs, epochs["ready"]))
-        for name, progress in loop.items():
-            if name.startswith("epoch_loop.") and name.endswith("progress") and ".val_loop." not in name:
-                _start_again(progress)
-
-
-def _start_again(progress: dict[str, Any]) -> None:
-    """Set all counts of the current epoch to zero, at any depth."""
-    for name, value in progress.items():
-        if name == "current":
-            value.update(dict.fromkeys(value, 0))
-        elif isinstance(value, dict):
-            _start_again(value)

@@ -1,41 +1,213 @@
-"""Lightning's checkpoints: read without running code, the newest ones of a folder, and their average."""
+"""Lightning's checkpoints: written whole or not at all, read without running code, found in a folder, averaged."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import re
+import shutil
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, final
 
 import torch
-from torch import Tensor
+from lightning.pytorch.plugins import CheckpointIO
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
 
-from mmdec.checks.errors import InputError
+from mmdec.checks.errors import InputError, MmdecError
+from mmdec.checks.files import one_line, open_regular, printable, reason, whole_file
 from mmdec.checks.weights import check_finite_weights
+from mmdec.training.finite import check_finite_training
+
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # of two letters and more: `C:` is a drive
+_STEP = re.compile(r"step=(\d+)\.ckpt")
+M = TypeVar("M", bound=nn.Module)
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
+@final
+class WholeCheckpoints(CheckpointIO):
+    """Reads and writes a run's checkpoints as files of this machine."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
+    ) -> None:
+        """Write a file that is whole, or none. Raises MmdecError for weights that are not finite, and where the file
+        cannot be written; then an earlier one is as it was."""
+        check_finite_training(checkpoint["state_dict"], checkpoint["global_step"], checkpoint.get("hyper_parameters"))
+        try:
+            with whole_file(check_local(path, "dirpath")) as file:
+                torch.save(checkpoint, file)
+        except (OSError, RuntimeError) as error:  # of the system; of torch's writer, after one of the system
+            told = error.__context__ if isinstance(error.__context__, OSError) else error
+            raise MmdecError(
+                f"The checkpoint '{printable(os.fspath(path))}' cannot be written ({reason(told)}). What was there "
+                "before is as it was."
+            ) from error
+
+    def load_checkpoint(
+        self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """`read_resumed`: code is never run, whatever `weights_only` says."""
+        return read_resumed(path)
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Remove a file, or the folder of a strategy that writes one."""
+        if Path(path).is_dir():
+            shutil.rmtree(path)
+        else:
+            Path(path).unlink(missing_ok=True)
+
+
+def check_local(path: str | os.PathLike[str], argument: str) -> Path:
+    """The path of a file of this machine. Raises InputError for an address: http://, s3:// and all others."""
+    text = os.fspath(path)
+    if _ADDRESS.match(text):
+        raise InputError(
+            f"`{argument}` must be a path of this machine, but is '{printable(text)}'. Fetch it first, from people "
+            "whom you trust; a file of this name is ./NAME."
+        )
+    return Path(text)
+
+
+def read_checkpoint(path: Path, argument: str = "checkpoint") -> dict[str, Any]:
     """One Lightning checkpoint, tensors and plain values only. Raises InputError for one that is damaged, holds more
     than that, or weights that are not finite."""
-    try:
-        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        state: dict[str, Tensor] = checkpoint["state_dict"]
-    except Exception as error:  # a damaged pickle may raise anything
+    with open_regular(path, argument) as descriptor, open(descriptor, "rb", closefd=False) as file:
+        checkpoint: Any = None
+        try:
+            with zipfile.ZipFile(file) as records:
+                damaged = records.testzip()
+            if damaged is not None:
+                fault = f"its record '{printable(damaged)}' is damaged"
+            else:
+                file.seek(0)
+                checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+                fault = _lacks(checkpoint)
+        except Exception as error:  # a damaged pickle may raise anything
+            fault = _fault(error, os.fstat(descriptor).st_size)
+    if fault:
         raise InputError(
-            f"`checkpoint` must hold whole tensors and plain values, but '{path}' does not ({type(error).__name__}: "
-            f"{error!s:.300}). Train again, or take an earlier one."
-        ) from error
-    check_finite_weights(state, path, "checkpoint")
+            f"`{argument}` must hold whole tensors and plain values, but '{printable(str(path))}' does not ({fault}). "
+            "Train again, or take an earlier one."
+        )
+    check_finite_weights(checkpoint["state_dict"], path, argument)
     return checkpoint
+
+
+def _lacks(checkpoint: Any) -> str:
+    if not isinstance(checkpoint, dict):
+        return f"it holds a {type(checkpoint).__name__}"
+    state = checkpoint.get("state_dict")
+    if not isinstance(state, dict):
+        return "it has no state_dict"
+    wrong = [name for name, value in state.items() if not isinstance(value, Tensor)]
+    return f"'{printable(str(wrong[0]))}' in its state_dict is no tensor" if wrong else ""
+
+
+def _fault(error: Exception, size: int) -> str:
+    """Why a file could not be read, in a few words."""
+    if isinstance(error, zipfile.BadZipFile):
+        return f"it is cut off or another file, {size} bytes long"
+    code = re.search(r"GLOBAL (\S+)", str(error))
+    if code:
+        return f"it asks for {printable(code.group(1))}, which would run code"
+    return one_line(error)
+
+
+def read_resumed(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The checkpoint that a run goes on with. Raises InputError for a bad one, with the newest good one beside it."""
+    file = check_local(path, "ckpt_path")
+    try:
+        return read_checkpoint(file, "ckpt_path")
+    except InputError as error:
+        good = newest_good(_numbered(file.parent), besides=file)
+        hint = f" The newest good one there is '{good}': --ckpt_path=last takes it." if good else ""
+        raise InputError(f"{error}{hint}") from error
+
+
+def last_checkpoint(folders: Iterable[Path]) -> Path | None:
+    """What --ckpt_path=last means: the newest last.ckpt, or, where that is bad, the newest good step=N.ckpt; None where
+    there is no checkpoint. Raises InputError where none is good."""
+    places = list(folders)
+    last = [path for folder in places for path in folder.glob("last*.ckpt")]
+    steps = [path for folder in places for path in _numbered(folder)]
+    there = [
+        *sorted(last, key=lambda path: path.lstat().st_mtime, reverse=True)[:1],
+        *sorted(steps, key=_step, reverse=True),
+    ]
+    if not there:
+        return None
+    try:
+        read_checkpoint(there[0], "ckpt_path")
+        return there[0]
+    except InputError as error:
+        good = newest_good(steps, besides=there[0])
+        if good is None:
+            raise InputError(f"{error} No other one there is good.") from error
+        rank_zero_info(f"{error} This run goes on from '{good}'.")
+        return good
+
+
+def newest_good(paths: Iterable[Path], besides: Path) -> Path | None:
+    """The whole and finite one of the highest step; None if there is none."""
+    for path in sorted(set(paths) - {besides}, key=_step, reverse=True):
+        try:
+            read_checkpoint(path)
+        except InputError:
+            continue
+        return path
+    return None
 
 
 def newest(folder: Path, count: int) -> list[Path]:
     """The last `count` checkpoints by step, without last.ckpt's copy."""
-    numbered = sorted(
-        (path for path in folder.glob("step=*.ckpt")), key=lambda path: int(path.stem.removeprefix("step="))
-    )
+    numbered = sorted(_numbered(folder), key=_step)
     if not numbered:
         raise InputError(f"`folder` must hold checkpoints, but '{folder}' holds none. Train first.")
     return numbered[-count:]
+
+
+def _numbered(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("step=*.ckpt") if _STEP.fullmatch(path.name)]
+
+
+def _step(path: Path) -> int:
+    return int(path.stem.removeprefix("step="))
+
+
+def load_averaged(build: Callable[[dict[str, Any]], M], checkpoints: Sequence[Path]) -> tuple[M, int]:
+    """A training module with the averaged weights of its checkpoints, and the last one's step.
+
+    build: makes the module from the hyperparameters. Raises InputError for checkpoints of other modules.
+    """
+    last = read_checkpoint(checkpoints[-1])
+    try:
+        # Names with an underscore are the command line's own notes.
+        module = build({name: value for name, value in last["hyper_parameters"].items() if not name.startswith("_")})
+        step = int(last["global_step"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, MmdecError):
+            raise
+        raise InputError(
+            f"`checkpoints` must be of this kind of training, but '{checkpoints[-1]}' is not ({one_line(error)}). Name "
+            "others."
+        ) from error
+    shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    module.load_state_dict(average(_fitting(path, shapes) for path in checkpoints))
+    return module.eval(), step
+
+
+def _fitting(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = read_checkpoint(path)["state_dict"]
+    for name in sorted(shapes.keys() | state.keys()):
+        found, own = tuple(state[name].shape) if name in state else "absent", shapes.get(name, "absent")
+        if found != own:
+            raise InputError(
+                f"`checkpoints` must hold a module's weights, but '{name}' in '{path}' is {found} and not {own}. Name "
+                "others."
+            )
+    return state
 
 
 def average(states: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:

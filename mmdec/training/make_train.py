@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mmdec.checks.errors import InputError
-from mmdec.checks.processes import only_one
+from mmdec.checks.processes import only_one, sigterm_exits
 from mmdec.training import timed_run
 from mmdec.training.daspeech import timed as daspeech_run
 from mmdec.training.medusa import timed as medusa_run
@@ -58,7 +58,8 @@ def main(
     """Train the systems one after the other, and print what came of it; one outcome for each.
 
     Building a corpus that is missing is not counted. The minutes begin at `begun` by the clock `now`. `fresh` trains
-    from random weights. Raises InputError outside a checkout, and where another `make train` works in runs/.
+    from random weights. SIGTERM is a SystemExit, after the checkpoint of what is trained. Raises InputError outside a
+    checkout, and where another `make train` works in runs/.
     """
     if not minutes > 0:
         raise InputError(f"`minutes` must be positive, but is {minutes}. Try 25.")
@@ -66,7 +67,7 @@ def main(
         raise InputError(
             f"`make train` needs a checkout, but '{Path.cwd()}' has no {RECIPES}. Clone the repository, run it there."
         )
-    with only_one(RUNS, "make train"):
+    with only_one(RUNS, "make train"), sigterm_exits():
         building = now()
         reasons = {system.name: system.missing() for system in systems}
         begun = (building if begun is None else begun) + now() - building

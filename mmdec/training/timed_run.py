@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,7 +21,9 @@ import torch
 import yaml
 
 from mmdec.checks.errors import MmdecError
-from mmdec.checks.processes import started_here
+from mmdec.checks.files import write_whole
+from mmdec.checks.processes import TERMINATED, started_here
+from mmdec.training.checkpoints import last_checkpoint
 
 RUNS, MODELS = Path("runs"), Path("models")
 LEAST = 20.0  # seconds, below which a stage is not begun
@@ -85,14 +88,13 @@ class TimedStage:
         return self.folder / "checkpoints" / "last.ckpt"
 
     def run(self, time: Allowance, runner: Runner) -> Recipe:
-        """Train until `time`, from the last checkpoint if there is one; the recipe as it was run."""
+        """Train until `time`, from the last good checkpoint if there is one; the recipe as it was run."""
         recipe = self.configure(time)
-        self.folder.mkdir(parents=True, exist_ok=True)
         written = self.folder / "schedule.yaml"
-        written.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
-        resumed = self.last.is_file()
+        write_whole(written, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).encode())
+        resumed = last_checkpoint([self.last.parent])
         print(f"{self.name}: {time.left / 60:.1f} minutes, {'resumed' if resumed else self.origin}", flush=True)
-        checkpoint = ("--ckpt_path", str(self.last)) if resumed else ()
+        checkpoint = ("--ckpt_path", str(resumed)) if resumed else ()
         runner("mmdec.training", "fit", "--config", str(written), *checkpoint)
         self.finish()
         return recipe
@@ -152,9 +154,7 @@ def write_outcome(outcome: Outcome) -> Outcome:
     path = outcome.folder / "provenance.json"
     provenance = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     provenance[COMPARED] = {name: value for name, value in asdict(outcome).items() if name != "folder"}
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(provenance, indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
-    part.replace(path)
+    write_whole(path, (json.dumps(provenance, indent=2, ensure_ascii=False, default=str) + "\n").encode())
     return outcome
 
 
@@ -199,12 +199,23 @@ def set_run_aside(folder: Path) -> None:
 
 
 def run(module: str, *arguments: str) -> None:
-    """Another process of this Python, which ends with this one."""
+    """Another process of this Python, which ends with this one: after its checkpoint where SIGTERM ends this one."""
     threads = max(1, min(4, (os.cpu_count() or 1) // 2))  # two processes average their gradients
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **started_here()}
-    done = subprocess.run([sys.executable, "-m", module, *arguments], env=environment, check=False)
-    if done.returncode:
-        raise MmdecError(f"`python -m {module} {' '.join(arguments)}` failed with {done.returncode}. See above.")
+    with subprocess.Popen([sys.executable, "-m", module, *arguments], env=environment) as child:
+        try:
+            code = child.wait()
+        except SystemExit:  # SIGTERM
+            child.terminate()
+            child.wait()
+            raise
+        except BaseException:
+            child.kill()
+            raise
+    if code in (TERMINATED, -signal.SIGTERM):
+        raise SystemExit(TERMINATED)
+    if code:
+        raise MmdecError(f"`python -m {module} {' '.join(arguments)}` failed with {code}. See above.")
 
 
 def run_builder(builder: Path, out: Path) -> int:

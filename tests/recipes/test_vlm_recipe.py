@@ -16,7 +16,7 @@ from transformers import LlavaForConditionalGeneration, LlavaProcessor
 
 from mmdec.evaluation.quality.description import evaluate_vlm
 from mmdec.training.__main__ import main
-from mmdec.training.daspeech.export import read_checkpoint
+from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.vlm.data import SceneData, picture
 from mmdec.training.vlm.encoded import NOWHERE
 from mmdec.training.vlm.export import export

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities import rank_zero_info
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from mmdec.checks.errors import InputError
+from mmdec.checks.files import write_whole
 from mmdec.nn.fastspeech2 import AcousticBatch, AcousticLoss, FastSpeech2, FastSpeech2Config, acoustic_loss
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission
 from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems, both_splits, spoken_vocabulary
@@ -86,15 +87,13 @@ class AcousticData(LightningDataModule):
         assert self.trainer is not None
         train, index = self.train_set, {unit: number for number, unit in enumerate(self.units)}
         rank, world = self.trainer.global_rank, self.trainer.world_size
-        # Where a resumed run stands follows from its steps alone: Lightning's epochs may begin anywhere after resuming.
-        epoch, begun = divmod(self.trainer.global_step, self.steps_per_epoch)
         batches = EpochItems(
             [int(train.frames[item]) for item in self.train_items],
             self.batch_size * world,
             self.steps_per_epoch,
             self.seed,
-            epoch,
-        ).batches[begun:]
+            self.trainer.current_epoch,
+        ).batches
         mine = [[self.train_items[number] for number in batch[rank::world]] for batch in batches]
         numbers: Any = range(len(train))  # a length and items, which is all that is asked of a data set
         return DataLoader(numbers, batch_sampler=mine, collate_fn=lambda items: train.batch(items, index))
@@ -194,10 +193,7 @@ class AcousticModule(LightningModule):
 
     def export(self, folder: Path) -> None:
         """`tts.safetensors` (fp32 weights and statistics) and `tts.json` (sizes and phones)."""
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(
-            {name: value.contiguous().cpu() for name, value in self.tts.state_dict().items()},
-            folder / "tts.safetensors",
-        )
+        state = {name: value.contiguous().cpu() for name, value in self.tts.state_dict().items()}
+        write_whole(folder / "tts.safetensors", save(state))
         described = {"config": asdict(self.tts.config), "units": self.units}
-        (folder / "tts.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
+        write_whole(folder / "tts.json", json.dumps(described, indent=1).encode())

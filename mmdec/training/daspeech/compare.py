@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from mmdec import audio
+from mmdec.checks.errors import told
 from mmdec.hub.daspeech import read_parts
 from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.training.checkpoints import newest
@@ -93,4 +94,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with told():
+        main()

@@ -10,16 +10,17 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from mmdec import hub
-from mmdec.checks.errors import InputError
+from mmdec.checks.errors import InputError, told
+from mmdec.checks.files import write_whole
 from mmdec.checks.weights import checked_file, fill, read_settings, read_weights
 from mmdec.nn.daspeech import DASpeech, SpeechToUnits
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.phonetics.decoder import WordDecoder
 from mmdec.phonetics.lexicon import read_lexicon
-from mmdec.training.checkpoints import average, newest, read_checkpoint
+from mmdec.training.checkpoints import load_averaged, newest
 from mmdec.training.corpora.admission import ANYWHERE
 from mmdec.training.corpora.cvss import read_pairs
 from mmdec.training.daspeech.module import DASpeechModule
@@ -27,20 +28,12 @@ from mmdec.training.daspeech.module import DASpeechModule
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[DASpeechModule, int]:
     """The training module with the averaged weights of its checkpoints, and the last one's step."""
-    last = read_checkpoint(checkpoints[-1])
-    # Names with an underscore are the command line's own notes.
-    options = {name: value for name, value in last["hyper_parameters"].items() if not name.startswith("_")}
-    module = DASpeechModule(**options)
-    module.load_state_dict(average(read_checkpoint(path)["state_dict"] for path in checkpoints))
-    return module.eval(), int(last["global_step"])
+    return load_averaged(lambda options: DASpeechModule(**options), checkpoints)
 
 
 def save_network(network: SpeechToUnits, path: Path) -> None:
     """A network's weights as safetensors: what `InitialWeights` starts from."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    save_file({name: value.contiguous() for name, value in network.state_dict().items()}, part)
-    part.replace(path)
+    write_whole(path, save({name: value.contiguous() for name, value in network.state_dict().items()}))
 
 
 def assemble(
@@ -86,4 +79,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with told():
+        main()

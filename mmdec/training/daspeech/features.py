@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmdec import audio
 from mmdec.checks.errors import MmdecError
-from mmdec.checks.files import write_whole
+from mmdec.checks.files import whole_file, write_whole
 from mmdec.checks.processes import end_with_parent
 
 _FORMAT = 1  # of the features on disk; a change makes the old ones void
@@ -73,11 +73,9 @@ class FeatureStore:
         return (cls.cache_folder(folder, clips) / "index.json").is_file()
 
     def _build(self, clips: Sequence[Path], jobs: int) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         lengths, bad = [], {}
-        part = self.folder / f"fbank.{os.getpid()}.part"
         with ExitStack() as stack:
-            file = stack.enter_context(open(part, "wb"))
+            file = stack.enter_context(whole_file(self.folder / "fbank.f16"))
             names = map(str, clips)
             if jobs > 1:
                 pool = stack.enter_context(ProcessPoolExecutor(jobs, initializer=begin_worker, initargs=(os.getpid(),)))
@@ -91,7 +89,6 @@ class FeatureStore:
                 else:
                     file.write(features.tobytes())
                     lengths.append(len(features))
-        os.replace(part, self.folder / "fbank.f16")
         write_whole(self.folder / "index.json", json.dumps({"lengths": lengths, "bad": bad}).encode())
 
     def __getitem__(self, index: int) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from mmdec.checks.errors import InputError, MmdecError
-from mmdec.training.checkpoints import newest, read_checkpoint
+from mmdec.training.checkpoints import last_checkpoint, newest, read_checkpoint
 from mmdec.training.corpora.cvss import read_pairs, vocabulary
 from mmdec.training.daspeech.affordable import affordable_rows
 from mmdec.training.daspeech.compare import phone_errors
@@ -135,7 +135,8 @@ def unfinished() -> list[Stage]:
     stages = [UNITS]
     for stage in (ACOUSTIC, VOCODER):
         result = (stage.folder / stage.result).is_file()
-        if not result or (stage.last.is_file() and batches_done(stage.last) < total_batches(read_recipe(stage))):
+        found = last_checkpoint([stage.last.parent]) if result else None
+        if not result or (found is not None and batches_done(found) < total_batches(read_recipe(stage))):
             stages.append(stage)
     return [*stages, JOINT]
 

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities import rank_zero_info
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from mmdec.audio import HOP, load_audio, log_mel, pitch
 from mmdec.checks.errors import InputError
+from mmdec.checks.files import write_whole
 from mmdec.checks.weights import check_counts, checked_file, fill, read_settings, read_weights
 from mmdec.nn.fastspeech2 import FastSpeech2, FastSpeech2Config
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
@@ -119,14 +120,11 @@ class VocoderData(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Crops]:
         assert self.trainer is not None
-        module = self.trainer.lightning_module
-        assert isinstance(module, VocoderModule)
-        rank, world = self.trainer.global_rank, self.trainer.world_size
-        epoch, begun = divmod(module.batches, self.steps_per_epoch)  # Lightning's epochs may begin anywhere on resuming
+        rank, world, epoch = self.trainer.global_rank, self.trainer.world_size, self.trainer.current_epoch
         equal = [1] * len(self.train_set)  # crops have one length: no sorting needed
         batches = EpochItems(equal, self.batch_size * world, self.steps_per_epoch, self.seed, epoch).batches
         generator = np.random.default_rng([self.seed, epoch, 1])
-        pieces = [[(item, *generator.random(2)) for item in batch][rank::world] for batch in batches][begun:]
+        pieces = [[(item, *generator.random(2)) for item in batch][rank::world] for batch in batches]
         return DataLoader(_Pieces(self.train_set, self.crop_frames), batch_sampler=pieces, collate_fn=stack)
 
     def val_dataloader(self) -> DataLoader[Crops]:
@@ -312,8 +310,7 @@ class VocoderModule(LightningModule):
 
     def export(self, folder: Path) -> None:
         """`vocoder.safetensors` (fp32 weights and statistics) and `vocoder.json` (sizes)."""
-        folder.mkdir(parents=True, exist_ok=True)
         state = {name: value.contiguous().cpu() for name, value in self.vocoder.state_dict().items()}
-        save_file(state, folder / "vocoder.safetensors")
+        write_whole(folder / "vocoder.safetensors", save(state))
         described = {"config": asdict(self.vocoder.config)}
-        (folder / "vocoder.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
+        write_whole(folder / "vocoder.json", json.dumps(described, indent=1).encode())

@@ -17,7 +17,7 @@ import yaml
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.publish import CARD, whole_folder
 from mmdec.hub.whisper import HEADS, load_whisper
-from mmdec.training.checkpoints import read_checkpoint
+from mmdec.training.checkpoints import last_checkpoint, read_checkpoint
 from mmdec.training.medusa.data import HeadData
 from mmdec.training.medusa.module import MedusaModule
 from mmdec.training.medusa.self_labels import fingerprint
@@ -86,9 +86,10 @@ def last() -> Path:
 
 def begin() -> bool:
     """Whether a run that was cut off can go on; else make way for a new one."""
-    if last().is_file():
+    found = last_checkpoint([last().parent])
+    if found is not None:
         model = load_whisper(start_model(MODEL), "cpu").model
-        same = read_checkpoint(last())["base"] in {fingerprint(model), fingerprint(model, with_path=True)}
+        same = read_checkpoint(found)["base"] in {fingerprint(model), fingerprint(model, with_path=True)}
         if same and not (RUN / "finished").is_file():
             return True
         shutil.rmtree(RUN / "checkpoints")

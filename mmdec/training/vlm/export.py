@@ -19,10 +19,10 @@ from transformers import (
     SiglipImageProcessor,
 )
 
-from mmdec.checks.errors import InputError
+from mmdec.checks.errors import InputError, told
 from mmdec.hub.publish import CARD, whole_folder, write_provenance
 from mmdec.nn.fingerprint import fingerprint
-from mmdec.training.daspeech.export import average, newest, read_checkpoint
+from mmdec.training.checkpoints import load_averaged, newest
 from mmdec.training.vlm.module import VlmModule
 from mmdec.training.vlm.network import Shape
 from mmdec.training.vlm.tokens import IMAGE, TEMPLATE
@@ -30,12 +30,10 @@ from mmdec.training.vlm.tokens import IMAGE, TEMPLATE
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[VlmModule, int]:
     """The training module with the averaged weights of its checkpoints, and the last one's step."""
-    last = read_checkpoint(checkpoints[-1])
-    options = {name: value for name, value in last["hyper_parameters"].items() if not name.startswith("_")}
-    options["shape"] = Shape(**options["shape"])
-    module = VlmModule(**{**options, "start": None, "compiled": False})
-    module.load_state_dict(average(read_checkpoint(path)["state_dict"] for path in checkpoints))
-    return module.eval(), int(last["global_step"])
+    plain = {"start": None, "compiled": False}
+    return load_averaged(
+        lambda options: VlmModule(**{**options, "shape": Shape(**options["shape"]), **plain}), checkpoints
+    )
 
 
 @torch.no_grad()
@@ -113,4 +111,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with told():
+        main()

@@ -21,6 +21,7 @@ from transformers import GenerationConfig
 
 from mmdec.checks.devices import fast_bfloat16
 from mmdec.checks.errors import InputError
+from mmdec.checks.files import one_line
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.lr_schedule import Schedule
 from mmdec.training.metrics.answer_score import claims_held, right_answer
@@ -131,7 +132,7 @@ class VlmModule(LightningModule):
         try:
             part.load_state_dict(weights)
         except RuntimeError as error:
-            raise InputError(f"`start` must fit, but the model of '{start}' does not: {error}") from None
+            raise InputError(f"`start` must fit, but the model of '{start}' does not ({one_line(error)})") from None
 
     def factor(self, step: int) -> float:
         """The relative learning rate: each phase rises once, the end falls."""

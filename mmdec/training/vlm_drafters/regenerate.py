@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from mmdec.checks.errors import InputError
+from mmdec.checks.errors import InputError, told
 from mmdec.training.vlm_drafters.data import DraftData
 from mmdec.training.vlm_drafters.ramp import Ramp
 
@@ -57,4 +57,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with told():
+        main()

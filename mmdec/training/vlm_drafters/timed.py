@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from mmdec.hub.publish import CARD, whole_folder
-from mmdec.training.checkpoints import read_checkpoint
+from mmdec.training.checkpoints import last_checkpoint, read_checkpoint
 from mmdec.training.timed_run import (
     RUNS,
     Allowance,
@@ -81,9 +81,10 @@ def train(time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
 def begin() -> bool:
     """Whether a run that was cut off can go on; else make way for a new one."""
     last = RUN / "checkpoints" / "last.ckpt"
-    if last.is_file():
+    found = last_checkpoint([last.parent])
+    if found is not None:
         base = draft_data(yaml.safe_load(RECIPE.read_text(encoding="utf-8")), base=str(start_model(MODEL)))
-        if read_checkpoint(last)["base"] == base.teacher.name and not (RUN / "finished").is_file():
+        if read_checkpoint(found)["base"] == base.teacher.name and not (RUN / "finished").is_file():
             return True
         shutil.rmtree(RUN / "checkpoints")
     for name in ("drafter", "drafter.part", "drafter.old"):

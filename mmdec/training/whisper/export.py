@@ -14,21 +14,19 @@ from pathlib import Path
 import torch
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperProcessor, WhisperTokenizer
 
+from mmdec.checks.errors import told
 from mmdec.hub.medusa import save_heads
 from mmdec.hub.publish import keep_card, whole_folder, write_provenance
-from mmdec.training.checkpoints import average, newest, read_checkpoint
+from mmdec.training.checkpoints import load_averaged, newest
 from mmdec.training.whisper.module import Shape, WhisperModule
 from mmdec.training.whisper.tokenizer import generation_config
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[WhisperModule, int]:
     """The training module with the averaged weights of its checkpoints, and the last one's step."""
-    last = read_checkpoint(checkpoints[-1])
-    options = {name: value for name, value in last["hyper_parameters"].items() if not name.startswith("_")}
-    options["shape"] = Shape(**options["shape"])
-    module = WhisperModule(**{**options, "start": None})
-    module.load_state_dict(average(read_checkpoint(path)["state_dict"] for path in checkpoints))
-    return module.eval(), int(last["global_step"])
+    return load_averaged(
+        lambda options: WhisperModule(**{**options, "shape": Shape(**options["shape"]), "start": None}), checkpoints
+    )
 
 
 def finished(module: WhisperModule, tokenizer: WhisperTokenizer) -> WhisperForConditionalGeneration:
@@ -76,4 +74,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with told():
+        main()

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from mmdec.checks.errors import InputError
+from mmdec.checks.files import one_line
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import HEADS, read_model
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
@@ -115,7 +116,7 @@ class WhisperModule(LightningModule):
             try:
                 own.load_state_dict(theirs.state_dict())
             except RuntimeError as error:
-                raise InputError(f"`start` must fit, but the {name} of '{folder}' do not: {error}") from None
+                raise InputError(f"`start` must fit, but the {name} of '{folder}' do not ({one_line(error)})") from None
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         torch.manual_seed((self.options.seed * 100_003 + self.current_epoch) * 1_000_003 + batch_idx)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import mmdec
@@ -22,6 +23,7 @@ from mmdec import audio, cli
 from mmdec.checks import files
 from mmdec.cli import output_files as outputs
 from mmdec.cli.translate import AUDIO_SUFFIXES
+from mmdec.hub.publish import whole_folder
 from mmdec.pipelines.inputs import read
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz
@@ -204,11 +206,7 @@ def test_permissions_are_named(tmp_path: Path) -> None:
 
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Temporary files are the system's own full disk."""
-
-    def make(dir: Path, prefix: str, suffix: str) -> tuple[int, str]:
-        return os.open("/dev/full", os.O_WRONLY), str(Path(dir) / f"{prefix}0{suffix}")
-
-    monkeypatch.setattr(files.tempfile, "mkstemp", make)
+    monkeypatch.setattr(files, "open", lambda path, mode: open("/dev/full", "wb"), raising=False)  # noqa: SIM115
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full disk")
@@ -282,6 +280,36 @@ def test_the_longest_names_are_written(tmp_path: Path) -> None:
     long = tmp_path / ("y" * 300)
     found = outputs.output_paths([loop, long], tmp_path / "out", (".wav",), ".wav")
     assert found == [tmp_path / "out" / "loop.wav", tmp_path / "out" / f"{'y' * 300}.wav"]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664), (0o000, 0o666)])
+def test_outputs_have_the_mode_that_open_gives(umask: int, mode: int, tmp_path: Path) -> None:
+    """A new file's is the caller's umask, a replaced one's stays."""
+    before = os.umask(umask)
+    try:
+        outputs.write_text(tmp_path / "new.txt", "text")
+        for name in ("old.txt", "kept.txt"):
+            (tmp_path / name).touch()
+            (tmp_path / name).chmod(0o640)
+        outputs.write_text(tmp_path / "old.txt", "text")
+        with open(tmp_path / "kept.txt", "w") as file:
+            file.write("text")
+        with whole_folder(tmp_path / "model") as fresh:
+            (fresh / "inner").mkdir()
+            save_file({"a": torch.zeros(1)}, fresh / "inner" / "a.safetensors")
+    finally:
+        os.umask(before)
+
+    def found(name: str) -> int:
+        return (tmp_path / name).stat().st_mode & 0o777
+
+    assert found("new.txt") == found("model/inner/a.safetensors") == mode
+    assert found("old.txt") == found("kept.txt") == 0o640
+    assert found("model") == found("model/inner") == 0o777 & ~umask
+    (tmp_path / "model").chmod(0o700)
+    with whole_folder(tmp_path / "model"):
+        pass
+    assert found("model") == 0o700
 
 
 def test_what_ends_an_encoder_is_refused_before(tmp_path: Path) -> None:

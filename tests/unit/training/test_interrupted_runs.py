@@ -1,0 +1,175 @@
+"""Runs that end before their time, and what goes on with them: training's command line on a line of two weights."""
+
+from __future__ import annotations
+
+import csv
+import signal
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+from lightning.pytorch.utilities import rank_zero_only
+
+from mmdec.checks.errors import InputError, MmdecError
+from mmdec.checks.processes import TERMINATED, only_one, sigterm_exits
+from mmdec.training import timed_run
+from mmdec.training.checkpoints import read_checkpoint
+from tests.support.quiet import LIGHTNING
+from tests.support.tiny_run import fit, recipe
+
+pytestmark = LIGHTNING
+
+
+def steps(folder: Path) -> dict[str, str]:
+    """Step -> loss, digit for digit."""
+    with open(folder / "log" / "metrics.csv", encoding="utf-8", newline="") as file:
+        return {line["step"]: line["train/loss"] for line in csv.DictReader(file) if line["train/loss"]}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").glob("*"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three epochs of four steps, in peace."""
+    folder = tmp_path_factory.mktemp("whole")
+    fit(recipe(folder))
+    assert names(folder) == ["last.ckpt", "step=12.ckpt", "step=4.ckpt", "step=8.ckpt"]
+    return folder
+
+
+@pytest.mark.parametrize(("hook", "ends"), [("batch", 4), ("batch", 6), ("validation", 8)])
+def test_a_terminated_run_goes_on_with_its_next_step(hook: str, ends: int, whole: Path, tmp_path: Path):
+    path, handler = recipe(tmp_path), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        fit(path, callback="Asked", hook=hook, at=ends)
+    assert ended.value.code == TERMINATED == 143
+    assert signal.getsignal(signal.SIGTERM) == handler
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    assert read_checkpoint(last)["global_step"] == ends
+    fit(path, "--ckpt_path=last")
+    wanted = steps(whole)
+    assert steps(tmp_path) == {str(step): wanted[str(step)] for step in range(ends, 12)}
+    expected = read_checkpoint(whole / "checkpoints" / "last.ckpt")["state_dict"]
+    for name, value in read_checkpoint(last)["state_dict"].items():
+        assert torch.equal(value, expected[name])
+
+
+def test_a_limit_in_steps_within_an_epoch_loses_no_batch(whole: Path, tmp_path: Path):
+    path = recipe(tmp_path)
+    fit(path, "--trainer.max_steps=6")
+    fit(path, "--ckpt_path=last")
+    wanted = steps(whole)
+    assert steps(tmp_path) == {str(step): wanted[str(step)] for step in range(6, 12)}
+
+
+def test_before_the_first_step_there_is_nothing_to_keep(tmp_path: Path):
+    with pytest.raises(SystemExit) as ended:
+        fit(recipe(tmp_path), callback="Asked", hook="setup")
+    assert ended.value.code == TERMINATED
+    assert names(tmp_path) == []
+
+
+def test_in_its_last_validation_a_run_comes_to_its_end(tmp_path: Path):
+    fit(recipe(tmp_path), callback="Asked", hook="validation", at=12)
+    assert read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == 12
+
+
+@pytest.mark.parametrize(
+    ("manual", "at", "gradient", "said", "kept"),
+    [
+        (False, 1, False, "after step 2, .*loss is nan", []),
+        (True, 1, True, "after step 3, .*loss is nan", []),
+        (True, 4, False, "after step 4, 1 of 2 weights", []),
+        (False, 11, True, "after step 12, 2 of 2 weights", ["last.ckpt", "step=4.ckpt", "step=8.ckpt"]),
+    ],
+)
+def test_what_is_not_finite_ends_the_run(manual: bool, at: int, gradient: bool, said: str, kept: list, tmp_path: Path):
+    path = recipe(tmp_path, lr=0.25, manual=manual)
+    with pytest.raises(MmdecError, match=rf"{said}.*Lower `model\.init_args\.lr`, which is 0\.25\."):
+        fit(path, callback="Spoilt", at=at, gradient=gradient)
+    assert names(tmp_path) == kept
+
+
+def test_a_rate_beyond_all_measure_ends_the_run(tmp_path: Path):
+    with pytest.raises(MmdecError, match=r"Lower `model\.init_args\.lr`, which is 1e\+30\."):
+        fit(recipe(tmp_path, lr=1e30))
+    assert names(tmp_path) == []
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path: Path):
+    path = recipe(tmp_path / "one")
+    elsewhere = f"--trainer.default_root_dir={tmp_path / 'two'}"  # but checkpoints in the first
+    with only_one(tmp_path / "one", "python -m mmdec.training fit"):
+        for more in ((), (elsewhere,)):
+            with pytest.raises(InputError, match=r"must be alone in '.*one', but .* \(process \d+\) works there"):
+                fit(path, *more)
+    half = tmp_path / "one" / "checkpoints" / ".mmdec-0.part"
+    half.parent.mkdir()
+    half.touch()  # as a run that was killed leaves it
+    fit(path, "--trainer.max_steps=1")
+    assert not half.exists()
+
+
+def test_addresses_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path, address = recipe(tmp_path), "http://127.0.0.1:9/x"
+    with pytest.raises(InputError, match=f"`ckpt_path` must be a path of this machine, but is '{address}'"):
+        fit(path, f"--ckpt_path={address}")
+    with pytest.raises(InputError, match="`dirpath` must be a path of this machine, but is 'memory://x'"):
+        fit(path, "--trainer.callbacks.dirpath=memory://x")
+    fsspec.filesystem("memory").pipe("/recipe.yaml", path.read_bytes())
+    with pytest.raises(SystemExit) as ended:
+        fit("memory://recipe.yaml")
+    assert ended.value.code == 2
+    path.write_text(f"{path.read_text()}ckpt_path: {address}\n")
+    with pytest.raises(InputError, match=f"`ckpt_path` must be a path of this machine, but is '{address}'"):
+        fit(path)
+    assert "File does not exist: 'memory://recipe.yaml'" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(whole: Path, tmp_path: Path):
+    last = whole / "checkpoints" / "last.ckpt"
+    with pytest.raises(InputError, match=r"`ckpt_path` must be .*\.Other.*, but '.*last.ckpt' is of .*\.Line\."):
+        fit(recipe(tmp_path, model="Other"), f"--ckpt_path={last}")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.ckpt").write_bytes(last.read_bytes())
+    with pytest.raises(
+        InputError, match=r"last\.ckpt' does not fit it \(RuntimeError: .*size mismatch for line"
+    ) as told:
+        fit(recipe(tmp_path, width=3), "--ckpt_path=last")
+    assert "\n" not in str(told.value)
+
+
+def test_a_damaged_last_one_gives_way_to_the_newest_good_one(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    path, last = recipe(tmp_path), tmp_path / "checkpoints" / "last.ckpt"
+    fit(path, "--ckpt_path=last", "--trainer.max_epochs=2")  # there is none: it begins anew
+    assert list(steps(tmp_path)) == [str(step) for step in range(8)]
+    last.write_bytes(last.read_bytes()[:1000])
+    with pytest.raises(InputError, match=r"last.ckpt' does not .*newest good one there is '.*step=8\.ckpt'"):
+        fit(path, f"--ckpt_path={last}")
+    fit(path, "--ckpt_path=last")
+    assert list(steps(tmp_path)) == [str(step) for step in range(8, 12)]
+
+
+def test_sigterm_reaches_what_make_train_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its child is told, ends in its own time, and only then this process does."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stage.py").write_text(
+        "import os, pathlib, signal, sys, time\n"
+        "def end(number, frame):\n    pathlib.Path('kept').touch()\n    sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "os.kill(os.getppid() if sys.argv[1] == 'parent' else os.getpid(), signal.SIGTERM)\ntime.sleep(600)\n"
+    )
+    for told in ("parent", "child"):
+        with sigterm_exits(), pytest.raises(SystemExit) as ended:
+            timed_run.run("stage", told)
+        assert ended.value.code == TERMINATED
+        (tmp_path / "kept").unlink()
+
+
+def test_only_the_first_process_holds_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    with only_one(tmp_path, "python -m mmdec.training fit"):
+        fit(recipe(tmp_path), "--trainer.max_steps=1", "--trainer.callbacks.save_last=false")
