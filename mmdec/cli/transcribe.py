@@ -12,6 +12,7 @@ import typer
 
 from mmdec import InputError, MmdecError
 from mmdec.checks.files import printable
+from mmdec.cli.compare import Compare, Comparer
 from mmdec.cli.options import WHISPER_MODEL, Device, Inputs, JsonLines, MinConfidence, Model, Threads
 from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, print_unsure, unwritten, write_text
 from mmdec.cli.progress import progress_bar, tell_loading
@@ -86,6 +87,7 @@ def transcribe(
     device: Device = None,
     threads: Threads = None,
     min_confidence: MinConfidence = None,
+    compare: Compare = False,
 ) -> None:
     """Transcribe speech with a Whisper. A drafter makes it faster; the text stays the model's own.
 
@@ -95,6 +97,8 @@ def transcribe(
     if kind in SUBTITLES:
         timestamps = timestamps or "segment"
     targets = _targets(inputs, output, kind)
+    comparer = Comparer(compare, drafter, temperature=bool(temperature))
+    batch_size = 1 if compare else batch_size
     options: dict[str, Any] = {
         "drafter": None if drafter == "none" else drafter,
         "timestamps": timestamps,
@@ -113,16 +117,19 @@ def transcribe(
     errors: list[tuple[Path, str]] = []
     confidences: list[tuple[Path, float]] = []
     tell_loading(model, quiet=as_json)
-    results = _transcripts(inputs, batch_size, model, device, options)
+    results = _transcripts(inputs, batch_size, model, device, options, comparer)
     for source, target, result in zip(inputs, targets, results, strict=True):
         error = result if isinstance(result, str) else _write(result, target, kind)
         if error:
             errors.append((source, error))
         elif not isinstance(result, str):
-            print(_report(source, target, result, kind, as_json, len(inputs) > 1), flush=True)
+            several = len(inputs) > 1
+            print(_report(source, target, result, kind, as_json, several, comparer.fields()), flush=True)
+            comparer.tell(source, several)
             confidences.append((source, result.confidence))
     print_unsure(confidences, model)
     print_failures(errors, len(inputs))
+    comparer.end()
     if errors:
         raise typer.Exit(1)
 
@@ -141,7 +148,12 @@ def _write(result: Transcript, target: Path | None, kind: str) -> str:
 
 
 def _transcripts(
-    inputs: Sequence[Path], batch_size: int, model: str, device: str | None, options: dict[str, Any]
+    inputs: Sequence[Path],
+    batch_size: int,
+    model: str,
+    device: str | None,
+    options: dict[str, Any],
+    comparer: Comparer,
 ) -> Iterator[Transcript | str]:
     """For each input, in order, its transcript or an error message. Inputs are decoded in batches."""
     from transformers.utils import logging
@@ -157,7 +169,8 @@ def _transcripts(
             batch = list(inputs[start : start + batch_size])
             task = progress.add_task(batch[0].name if len(batch) == 1 else f"{batch[0].name} ...", total=None)
             on_progress = partial(_advance, progress, task)
-            results = _results(batch, partial(transcribe, model=whisper, progress=on_progress, **options))
+            call = partial(transcribe, model=whisper, progress=on_progress, **options)
+            results = _results(batch, comparer.both(call))
             progress.remove_task(task)
             yield from results
 
@@ -204,11 +217,19 @@ def _format(kind: str | None, output: Path | None, as_json: bool) -> str:
     return kind
 
 
-def _report(source: Path, target: Path | None, result: Transcript, kind: str, as_json: bool, several: bool) -> str:
+def _report(
+    source: Path,
+    target: Path | None,
+    result: Transcript,
+    kind: str,
+    as_json: bool,
+    several: bool,
+    compared: dict[str, Any],
+) -> str:
     """The lines printed for one file."""
     if as_json:
         paths = {"input": str(source), "output": None if target is None else str(target)}
-        return json_text({**paths, **result.to_dict()})
+        return json_text({**paths, **result.to_dict(), **compared})
     if target is not None:
         stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in result.timings.items())
         return (

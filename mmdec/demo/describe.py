@@ -16,7 +16,7 @@ from mmdec.demo.picture_html import TOKEN, kept_sentence, picture_html
 from mmdec.demo.race import milliseconds, race_html
 from mmdec.demo.sentences import confidence, require, said, status
 from mmdec.demo.tokens import against_plain, listener
-from mmdec.images import read_image
+from mmdec.images import read_image, to_pil
 from mmdec.pipelines.confidence import read_calibrations
 from mmdec.pipelines.description.describe import DEFAULT_MODEL, describe
 from mmdec.pipelines.description.description import Description
@@ -27,6 +27,7 @@ DRAFT = (24, 5)  # tokens of a drafted tree, and its depth: fixed, so that the r
 MAX_NEW_TOKENS = 200
 MAX_LETTERS = 500  # of a question
 MAX_PIXELS = 16_000_000  # of a picture here; the library takes more
+SIDE = 1024  # pixels of the longer side, at most, as drafters and model get it: each run makes it small anew
 QUESTION = "Describe this image."
 NOTE = (
     "A small model answers questions about drawn pictures: menus, timetables, streets, rooms, tickets, maps. A drafter "
@@ -46,9 +47,14 @@ def drafters() -> dict[str, str]:
 
 
 def picture(path: str | Path | None) -> np.ndarray:
-    """An upload as (H, W, 3) uint8. Raises InputError."""
+    """An upload as (H, W, 3) uint8, made smaller where it is large. Raises InputError."""
     require(bool(path), "Choose a picture, or press one of the samples first.")
-    return read_image(str(path), max_pixels=MAX_PIXELS)
+    pixels = read_image(str(path), max_pixels=MAX_PIXELS)
+    if max(pixels.shape) <= SIDE:
+        return pixels
+    smaller = to_pil(pixels)
+    smaller.thumbnail((SIDE, SIDE))
+    return np.array(smaller)
 
 
 def checked(question: str | None) -> str:

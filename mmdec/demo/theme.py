@@ -5,7 +5,8 @@ from __future__ import annotations
 from gradio.themes import Soft
 
 FONTS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"]  # nothing is fetched
-DARKER = {  # Gradio's own teal is too light below white letters, and on white; of each, its value by Gradio's names
+COLOURS = {  # Gradio's own teal is too light below white letters, and on white
+    "background_fill_primary": "*neutral_50",  # the soft theme's own, which `set` forgets
     "block_label_text_color": "*primary_800",
     "block_label_background_fill_dark": "*primary_700",
     "block_title_text_color": "*primary_800",
@@ -27,4 +28,4 @@ DARKER = {  # Gradio's own teal is too light below white letters, and on white; 
 def theme() -> Soft:
     """What `launch` is given. Colours that have no name there are in style.css."""
     soft = Soft(primary_hue="teal", font=FONTS, font_mono=["ui-monospace", "DejaVu Sans Mono", "monospace"])
-    return soft.set(**DARKER)
+    return soft.set(**COLOURS)
