@@ -43,9 +43,7 @@ WRITABLE = {  # suffix: libsndfile's format and subtype
 AudioSource = str | os.PathLike[str] | BinaryIO
 
 
-def load_audio(
-    source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_seconds: float = MAX_SECONDS
-) -> Tensor:
+def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_seconds: float = MAX_SECONDS) -> Tensor:
     """One sound file, mixed down to mono and resampled: (T,) float32 in [-1, 1].
 
     Reads what libsndfile reads: wav, flac, ogg, mp3, aiff; 8 to 32 bit integers and floats. What is in the file is

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -67,9 +66,9 @@ class Comparer:
             for _ in range(TURNS):
                 drafted += call(batch)
                 plain += call(batch, drafter=None)
-            seconds = [min(result.timings["total"] for result in results) for results in (drafted, plain)]
+            fast, slow = (min(result.timings["total"] for result in results) for results in (drafted, plain))
             same = all(result.tokens == plain[0].tokens for result in (*drafted, *plain))
-            self._last = Comparison(*seconds, same)
+            self._last = Comparison(fast, slow, same)
             self._differs = self._differs or not same
             return drafted[:1]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradio.themes import Soft
+from gradio.themes import Base, Soft
 
 FONTS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"]  # nothing is fetched
 COLOURS = {  # Gradio's own teal is too light below white letters, and on white
@@ -25,7 +25,7 @@ COLOURS = {  # Gradio's own teal is too light below white letters, and on white
 }
 
 
-def theme() -> Soft:
+def theme() -> Base:
     """What `launch` is given. Colours that have no name there are in style.css."""
     soft = Soft(primary_hue="teal", font=FONTS, font_mono=["ui-monospace", "DejaVu Sans Mono", "monospace"])
     return soft.set(**COLOURS)
