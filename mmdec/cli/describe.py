@@ -96,9 +96,7 @@ def describe(
             comparer.tell(name, several)
     print_unsure(confidences, model)
     print_failures(errors, len(questions))
-    comparer.end()
-    if errors:
-        raise typer.Exit(1)
+    comparer.end(bool(errors))
 
 
 def _speak(several: bool, image: Any) -> Callable[[str], None]:

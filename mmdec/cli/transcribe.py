@@ -94,18 +94,16 @@ def transcribe(
     If a file fails, the others are still transcribed. Failed files are listed at the end, and the exit code is 1.
     """
     kind = _format(kind, output, as_json)
-    if kind in SUBTITLES:
-        timestamps = timestamps or "segment"
+    timestamps = timestamps or ("segment" if kind in SUBTITLES else None)
     targets = _targets(inputs, output, kind)
     comparer = Comparer(compare, drafter, temperature=bool(temperature))
-    batch_size = 1 if compare else batch_size
     options: dict[str, Any] = {
         "drafter": None if drafter == "none" else drafter,
         "timestamps": timestamps,
         "language": language,
         "task": task,
         "prompt": prompt,
-        "batch_size": batch_size,
+        "batch_size": 1 if compare else batch_size,
         "threads": threads,
         "min_confidence": min_confidence,
         "temperature": tuple(temperature) if temperature and len(temperature) > 1 else temperature and temperature[0],
@@ -117,21 +115,18 @@ def transcribe(
     errors: list[tuple[Path, str]] = []
     confidences: list[tuple[Path, float]] = []
     tell_loading(model, quiet=as_json)
-    results = _transcripts(inputs, batch_size, model, device, options, comparer)
+    results = _transcripts(inputs, model, device, options, comparer)
     for source, target, result in zip(inputs, targets, results, strict=True):
         error = result if isinstance(result, str) else _write(result, target, kind)
         if error:
             errors.append((source, error))
         elif not isinstance(result, str):
-            several = len(inputs) > 1
-            print(_report(source, target, result, kind, as_json, several, comparer.fields()), flush=True)
-            comparer.tell(source, several)
+            print(_report(source, target, result, kind, as_json, len(inputs) > 1, comparer.fields()), flush=True)
+            comparer.tell(source, len(inputs) > 1)
             confidences.append((source, result.confidence))
     print_unsure(confidences, model)
     print_failures(errors, len(inputs))
-    comparer.end()
-    if errors:
-        raise typer.Exit(1)
+    comparer.end(bool(errors))
 
 
 def _write(result: Transcript, target: Path | None, kind: str) -> str:
@@ -148,12 +143,7 @@ def _write(result: Transcript, target: Path | None, kind: str) -> str:
 
 
 def _transcripts(
-    inputs: Sequence[Path],
-    batch_size: int,
-    model: str,
-    device: str | None,
-    options: dict[str, Any],
-    comparer: Comparer,
+    inputs: Sequence[Path], model: str, device: str | None, options: dict[str, Any], comparer: Comparer
 ) -> Iterator[Transcript | str]:
     """For each input, in order, its transcript or an error message. Inputs are decoded in batches."""
     from transformers.utils import logging
@@ -163,10 +153,10 @@ def _transcripts(
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    whisper = load_whisper(model, device)
+    whisper, size = load_whisper(model, device), options["batch_size"]
     with progress_bar(count=False) as progress:
-        for start in range(0, len(inputs), batch_size):
-            batch = list(inputs[start : start + batch_size])
+        for start in range(0, len(inputs), size):
+            batch = list(inputs[start : start + size])
             task = progress.add_task(batch[0].name if len(batch) == 1 else f"{batch[0].name} ...", total=None)
             on_progress = partial(_advance, progress, task)
             call = partial(transcribe, model=whisper, progress=on_progress, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,12 +51,10 @@ def test_both_ways_are_run_in_turn_and_the_faster_run_counts(same: bool, capsys:
     word = "same" if same else "not the same"
     said = f"a.wav: 2.9 times faster, {word} text: 1.000 s with drafts, 2.900 s without\n"
     assert capsys.readouterr() == ("", said)
-    if same:
-        comparer.end()
-    else:
-        with pytest.raises(typer.Exit) as ended:
-            comparer.end()
-        assert ended.value.exit_code == 2
+    for failed in (False, True):
+        with pytest.raises(typer.Exit) if failed or not same else nullcontext() as ended:
+            comparer.end(failed)
+        assert ended is None or ended.value.exit_code == (1 if same else 2)
 
 
 def test_without_the_option_nothing_is_run_twice(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +62,7 @@ def test_without_the_option_nothing_is_run_twice(capsys: pytest.CaptureFixture[s
     assert comparer.both(call) is call
     comparer.tell("a.wav", several=False)
     assert (comparer.fields(), capsys.readouterr()) == ({}, ("", ""))
-    comparer.end()
+    comparer.end(False)
 
 
 def test_an_input_that_fails_is_compared_with_nothing(capsys: pytest.CaptureFixture[str]) -> None:
