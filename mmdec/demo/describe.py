@@ -123,19 +123,13 @@ def preview(tell: Tell, path: str | None) -> None:
 
 
 def answered(tell: Tell, pixels: np.ndarray, name: str, question: str, chosen: list[str], truth: str = "") -> None:
-    """The first drafter's answer first, then the others and plain decoding, for the race."""
+    """The first drafter's answer first, as it is written; then all of them and plain decoding, for the race. What is
+    drawn meanwhile would cost one lane alone time."""
     tell(picture=picture_html(pixels, name))
-    drafted: dict[str, tuple[Description, list[Round]]] = {}
-    for drafter in dict.fromkeys(chosen):
-        drafted[drafter] = decode(tell, pixels, question, drafter, live=not drafted)
-        if len(drafted) == 1:
-            tell(
-                text=text_html(drafted[drafter][0], question, truth),
-                status=status("Answered. Now the others, for the race …", "busy"),
-            )
-    plain = decode(tell, pixels, question, None, live=not drafted)
-    if not drafted:
-        tell(text=text_html(plain[0], question, truth))
+    first, _ = decode(tell, pixels, question, chosen[0] if chosen else None, live=True)
+    tell(text=text_html(first, question, truth), status=status("Answered. Now the race …", "busy"))
+    drafted = {drafter: decode(tell, pixels, question, drafter) for drafter in dict.fromkeys(chosen)}
+    plain = decode(tell, pixels, question, None)
     figures = "".join(
         picture_html(pixels, name, result.kept, kept_sentence(result.compressor, result.kept, drafter))
         for drafter, (result, _) in drafted.items()
