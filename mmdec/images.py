@@ -36,21 +36,23 @@ _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 ImageSource = str | os.PathLike[str] | bytes | bytearray | memoryview | np.ndarray | Image.Image
 
 
-def read_image(source: ImageSource, name: str = "image") -> np.ndarray:
+def read_image(source: ImageSource, name: str = "image", max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """(H, W, 3) uint8, RGB, the right way up: an EXIF rotation is undone.
 
     source: a path; a file's bytes; a PIL image; or an array, uint8, (H, W, 3). Transparency is laid over white, 16 bits
-    become 8, of an animation the first frame is taken. name: what an error calls it. Raises InputError for what is
-    missing, empty, no picture, cut off or too large, and for an address: nothing is downloaded.
+    become 8, of an animation the first frame is taken. name: what an error calls it. max_pixels: what has more by its
+    header is refused before it is decoded, except for a JPEG file of at most MAX_PIXELS: it is decoded at a half, a
+    quarter or an eighth of its sides. Raises InputError for what is missing, empty, no picture, cut off or too large,
+    and for an address: nothing is downloaded.
     """
     if isinstance(source, np.ndarray):
-        return _array(source, name)
+        return _array(source, name, max_pixels)
     if isinstance(source, Image.Image):
-        return _checked(lambda: _decode(source, name), name)
+        return _checked(lambda: _decode(source, name, max_pixels), name)
     if isinstance(source, bytes | bytearray | memoryview):
-        return _open(bytes(source), name)
+        return _open(bytes(source), name, max_pixels)
     if isinstance(source, str | os.PathLike):
-        return _open(_read(source, name), f"{name} '{_shown(source)}'")
+        return _open(_read(source, name), f"{name} '{_shown(source)}'", max_pixels)
     raise InputError(
         f"`{name}` must be a path, bytes, a PIL image or a uint8 array (H, W, 3), but is {show(source)}. Convert it "
         "first."
@@ -59,15 +61,15 @@ def read_image(source: ImageSource, name: str = "image") -> np.ndarray:
 
 def to_pil(pixels: np.ndarray) -> Image.Image:
     """A picture of `read_image` as PIL's, as transformers' processors take it."""
-    return Image.fromarray(_array(pixels, "pixels"))
+    return Image.fromarray(_array(pixels, "pixels", MAX_PIXELS))
 
 
-def _array(pixels: np.ndarray, name: str) -> np.ndarray:
+def _array(pixels: np.ndarray, name: str, max_pixels: int) -> np.ndarray:
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or 0 in pixels.shape:
         raise InputError(
             f"`{name}` must be a uint8 array (H, W, 3), but is {pixels.dtype} {pixels.shape}. Convert it to RGB first."
         )
-    _bound(pixels.shape[1], pixels.shape[0], name)
+    _bound(pixels.shape[1], pixels.shape[0], name, max_pixels)
     return np.ascontiguousarray(pixels)
 
 
@@ -93,7 +95,7 @@ def _read(path: str | os.PathLike[str], name: str) -> bytes:
             ) from None
 
 
-def _open(content: bytes, what: str) -> np.ndarray:
+def _open(content: bytes, what: str, max_pixels: int) -> np.ndarray:
     if not content:
         raise InputError(f"{what} must hold a picture, but is empty. Give a PNG, JPEG, WebP, GIF, BMP or TIFF.")
     if len(content) > MAX_BYTES:
@@ -102,7 +104,8 @@ def _open(content: bytes, what: str) -> np.ndarray:
     def opened() -> np.ndarray:
         Image.init()  # all formats have names from here on
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
-            return _decode(image, what)
+            _shrink(image, max_pixels)
+            return _decode(image, what, max_pixels)
 
     return _checked(opened, what, len(content))
 
@@ -128,18 +131,28 @@ def _checked(decode: Callable[[], np.ndarray], what: str, size: int | None = Non
             ) from None
 
 
-def _bound(width: int, height: int, what: str) -> None:
-    if width * height > MAX_PIXELS or max(width, height) > MAX_RATIO * min(width, height):
+def _bound(width: int, height: int, what: str, max_pixels: int) -> None:
+    if width * height > max_pixels or max(width, height) > MAX_RATIO * min(width, height):
         raise InputError(
-            f"{what} must have at most {MAX_PIXELS} pixels and sides of at most 1 to {MAX_RATIO}, but is {width} x "
+            f"{what} must have at most {max_pixels} pixels and sides of at most 1 to {MAX_RATIO}, but is {width} x "
             f"{height}. Make it smaller."
         )
 
 
-def _decode(image: Image.Image, what: str) -> np.ndarray:
+def _shrink(image: Image.Image, max_pixels: int) -> None:
+    """Have a JPEG that is too large decoded at a part of its sides, where that is enough. Other formats stay as they
+    are."""
+    width, height = image.size
+    if max_pixels < width * height <= MAX_PIXELS:
+        parts = (part for part in (2, 4, 8) if -(-width // part) * -(-height // part) <= max_pixels)
+        part = next(parts, 1)
+        image.draft(None, (max(width // part, 1), max(height // part, 1)))
+
+
+def _decode(image: Image.Image, what: str, max_pixels: int) -> np.ndarray:
     if 0 in image.size:
         raise InputError(f"{what} must have pixels, but is {image.size[0]} x {image.size[1]}. Give another.")
-    _bound(*image.size, what)  # before anything is decoded
+    _bound(*image.size, what, max_pixels)  # before anything is decoded
     image.load()  # what is cut off fails here
     upright = _upright(image)
     if upright.mode == "La":  # PIL makes nothing else of it

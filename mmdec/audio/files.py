@@ -1,4 +1,5 @@
-"""Sound files in and out. No length that a header declares is trusted; an output is written in one step."""
+"""Sound files in and out. What a header declares may refuse a file, but is never trusted to be all that is in it; an
+output is written in one step."""
 
 import io
 import os
@@ -22,6 +23,7 @@ from mmdec.checks.files import open_regular, printable, unreadable, write_whole
 
 MAX_BYTES = 2 * 2**30  # of a file object, which is read into memory
 BLOCK = 1 << 20  # samples that are read at once
+UNKNOWN = 2**63 - 1  # libsndfile's length of a file whose header declares none
 UNRECOGNISED = 1  # libsndfile's SF_ERR_UNRECOGNISED_FORMAT
 HEADERLESS = {".au": "ULAW", ".snd": "ULAW", ".gsm": "GSM610", ".vox": "VOX_ADPCM"}  # telephony, at 8 kHz
 SDS_BITS, SDS_HEADER, SDS_BLOCK = 6, 21, 127  # bytes of a MIDI sample dump; a block holds 120 of samples
@@ -41,18 +43,19 @@ WRITABLE = {  # suffix: libsndfile's format and subtype
 AudioSource = str | os.PathLike[str] | BinaryIO
 
 
-def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE) -> Tensor:
+def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_seconds: float = MAX_SECONDS) -> Tensor:
     """One sound file, mixed down to mono and resampled: (T,) float32 in [-1, 1].
 
     Reads what libsndfile reads: wav, flac, ogg, mp3, aiff; 8 to 32 bit integers and floats. What is in the file is
-    read, whatever its header declares; floats beyond full scale are brought back to it. Raises InputError for
-    anything else, and for audio that `check_samples` or `check_peak` refuses.
+    read, whatever its header declares; floats beyond full scale are brought back to it. max_seconds: what lasts longer
+    is refused, before anything is decoded where its header says so. Raises InputError for anything else, and for audio
+    that `check_samples` or `check_peak` refuses.
     """
     check_rate(sample_rate)
     blocks: list[np.ndarray] = []
     rates, peak = [sample_rate], 0.0
     of = _of(source)
-    for rate, block in _blocks(source):  # (<= 2^20 / channels, channels)
+    for rate, block in _blocks(source, max_seconds):  # (<= 2^20 / channels, channels)
         rates.append(rate)
         peak = float(np.fmax.reduce(np.abs(block), axis=None, initial=peak))  # of all channels: two may cancel
         with np.errstate(all="ignore"):  # infinities are counted below
@@ -66,7 +69,7 @@ def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE) -> Tensor:
 def sound_seconds(path: str | os.PathLike[str]) -> float:
     """Length of a sound file, decoded to its end: a header may declare any. Raises InputError as `load_audio` does."""
     of, seconds, peak = _of(path), 0.0, 0.0
-    for rate, block in _blocks(path):
+    for rate, block in _blocks(path, MAX_SECONDS):
         with np.errstate(all="ignore"):  # as `load_audio` mixes it down
             check_samples(torch.from_numpy(block.mean(axis=1)), of)
         peak = float(np.abs(block).max(initial=peak))
@@ -84,6 +87,14 @@ def _of(source: AudioSource) -> str:
     return " in the file object"
 
 
+def _check_seconds(seconds: float, most: float, name: str) -> None:
+    if seconds > most:
+        raise InputError(
+            f"`audio` must last at most {most:g} seconds, but {name} lasts at least {seconds:.4g}. "
+            "Cut it into several files."
+        )
+
+
 class _FrontToBack(soundfile.SoundFile):
     """A file that is read without seeking. soundfile seeks after each block, which GSM 6.10 does not support."""
 
@@ -91,7 +102,7 @@ class _FrontToBack(soundfile.SoundFile):
         return False
 
 
-def _blocks(source: AudioSource) -> Iterator[tuple[int, np.ndarray]]:
+def _blocks(source: AudioSource, max_seconds: float) -> Iterator[tuple[int, np.ndarray]]:
     """A sound file's rate and samples (T, channels) in pieces, until nothing comes. No declared length is trusted.
 
     Each piece holds as many frames as the decoder gave. `SoundFile.blocks` gives as many as the header declares: where
@@ -110,13 +121,11 @@ def _blocks(source: AudioSource) -> Iterator[tuple[int, np.ndarray]]:
             rate = file.samplerate
             check_rate(rate, _of(source))
             size, there = max(1, BLOCK // file.channels), _frames_there(file, content)
+            if file.frames != UNKNOWN:
+                _check_seconds(min(file.frames, there) / rate, max_seconds, f"{name}, by its header,")
             while len(block := file.read(min(size, there - frames), dtype="float32", always_2d=True)):
                 frames += len(block)
-                if frames > MAX_SECONDS * rate:
-                    raise InputError(
-                        f"`audio` must last at most {MAX_SECONDS:.0f} seconds, but {name} lasts longer. "
-                        "Cut it into several files."
-                    )
+                _check_seconds(frames / rate, max_seconds, name)
                 yield rate, block
         except InputError:
             raise

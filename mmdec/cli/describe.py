@@ -12,6 +12,7 @@ import typer
 
 from mmdec import InputError, MmdecError
 from mmdec.checks.files import printable
+from mmdec.cli.compare import Compare, Comparer
 from mmdec.cli.options import VLM_MODEL, Device, JsonLines, MinConfidence, Model, Threads
 from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, print_unsure, unwritten, write_text
 from mmdec.cli.progress import progress_bar, tell_loading
@@ -54,6 +55,7 @@ def describe(
     device: Device = None,
     threads: Threads = None,
     min_confidence: MinConfidence = None,
+    compare: Compare = False,
 ) -> None:
     """Ask a vision-language model about pictures. A drafter makes it faster; the text stays the model's own.
 
@@ -67,18 +69,21 @@ def describe(
     targets: list[Path | None] = [None] * len(questions)
     if output is not None:
         targets = [*output_paths(sources[: len(questions)], output, (".txt", ".json"), suffix)]
+    comparer = Comparer(compare, drafter, stream=stream)
     options: dict[str, Any] = {
         "drafter": None if drafter == "none" else drafter,
-        "batch_size": 1 if stream else batch_size,
+        "batch_size": 1 if stream or compare else batch_size,
         "max_new_tokens": max_new_tokens,
         "threads": threads,
         "min_confidence": min_confidence,
+        **({"do_sample": False} if compare else {}),
     }
     errors: list[tuple[Path, str]] = []
     confidences: list[tuple[str, float]] = []
     several = len(questions) > 1
     tell_loading(model, quiet=as_json)
-    results = _descriptions(questions, prompt, model, device, options, partial(_speak, several) if stream else None)
+    speaker = partial(_speak, several) if stream else None
+    results = _descriptions(questions, prompt, model, device, options, speaker, comparer)
     for source, target, result in zip(questions, targets, results, strict=True):
         error = result if isinstance(result, str) else _write(result, target, suffix == ".json")
         name = ", ".join(source) if isinstance(source, tuple) else source
@@ -87,11 +92,11 @@ def describe(
         elif not isinstance(result, str):
             confidences.append((name, result.confidence))
             if not stream:
-                print(_report(source, target, result, as_json, several), flush=True)
+                print(_report(source, target, result, as_json, several, comparer.fields()), flush=True)
+            comparer.tell(name, several)
     print_unsure(confidences, model)
     print_failures(errors, len(questions))
-    if errors:
-        raise typer.Exit(1)
+    comparer.end(bool(errors))
 
 
 def _speak(several: bool, image: Any) -> Callable[[str], None]:
@@ -121,6 +126,7 @@ def _descriptions(
     device: str | None,
     options: dict[str, Any],
     speaker: Callable[[Any], Callable[[str], None]] | None,
+    comparer: Comparer,
 ) -> Iterator[Description | str]:
     """For each picture, or tuple of them, in order, its description or an error message."""
     from transformers.utils import logging
@@ -141,7 +147,7 @@ def _descriptions(
     with progress_bar(count=True) as progress:
         task = progress.add_task("pictures", total=len(questions))
         for start in range(0, len(questions), size):
-            results = _results(list(questions[start : start + size]), call)
+            results = _results(list(questions[start : start + size]), comparer.both(call))
             progress.update(task, advance=len(results))
             yield from results
 
@@ -177,12 +183,14 @@ def _results(batch: list[Any], call: Callable[[Any], Any]) -> list[Description |
         return [result for source in batch for result in _results([source], call)]
 
 
-def _report(image: Any, target: Path | None, result: Description, as_json: bool, several: bool) -> str:
+def _report(
+    image: Any, target: Path | None, result: Description, as_json: bool, several: bool, compared: dict[str, Any]
+) -> str:
     """The lines printed for one answer."""
     names = [str(source) for source in (image if isinstance(image, tuple) else (image,))]
     if as_json:
         paths = {"input": names if isinstance(image, tuple) else names[0], "output": target and str(target)}
-        return json_text({**paths, **result.to_dict()})
+        return json_text({**paths, **result.to_dict(), **compared})
     title = printable(", ".join(names))
     if target is not None:
         stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in result.timings.items())

@@ -12,6 +12,7 @@ import typer
 
 from mmdec import InputError, MmdecError
 from mmdec.checks.files import printable
+from mmdec.cli.compare import Compare, Comparer
 from mmdec.cli.options import WHISPER_MODEL, Device, Inputs, JsonLines, MinConfidence, Model, Threads
 from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, print_unsure, unwritten, write_text
 from mmdec.cli.progress import progress_bar, tell_loading
@@ -86,22 +87,23 @@ def transcribe(
     device: Device = None,
     threads: Threads = None,
     min_confidence: MinConfidence = None,
+    compare: Compare = False,
 ) -> None:
     """Transcribe speech with a Whisper. A drafter makes it faster; the text stays the model's own.
 
     If a file fails, the others are still transcribed. Failed files are listed at the end, and the exit code is 1.
     """
     kind = _format(kind, output, as_json)
-    if kind in SUBTITLES:
-        timestamps = timestamps or "segment"
+    timestamps = timestamps or ("segment" if kind in SUBTITLES else None)
     targets = _targets(inputs, output, kind)
+    comparer = Comparer(compare, drafter, temperature=bool(temperature))
     options: dict[str, Any] = {
         "drafter": None if drafter == "none" else drafter,
         "timestamps": timestamps,
         "language": language,
         "task": task,
         "prompt": prompt,
-        "batch_size": batch_size,
+        "batch_size": 1 if compare else batch_size,
         "threads": threads,
         "min_confidence": min_confidence,
         "temperature": tuple(temperature) if temperature and len(temperature) > 1 else temperature and temperature[0],
@@ -113,18 +115,18 @@ def transcribe(
     errors: list[tuple[Path, str]] = []
     confidences: list[tuple[Path, float]] = []
     tell_loading(model, quiet=as_json)
-    results = _transcripts(inputs, batch_size, model, device, options)
+    results = _transcripts(inputs, model, device, options, comparer)
     for source, target, result in zip(inputs, targets, results, strict=True):
         error = result if isinstance(result, str) else _write(result, target, kind)
         if error:
             errors.append((source, error))
         elif not isinstance(result, str):
-            print(_report(source, target, result, kind, as_json, len(inputs) > 1), flush=True)
+            print(_report(source, target, result, kind, as_json, len(inputs) > 1, comparer.fields()), flush=True)
+            comparer.tell(source, len(inputs) > 1)
             confidences.append((source, result.confidence))
     print_unsure(confidences, model)
     print_failures(errors, len(inputs))
-    if errors:
-        raise typer.Exit(1)
+    comparer.end(bool(errors))
 
 
 def _write(result: Transcript, target: Path | None, kind: str) -> str:
@@ -141,7 +143,7 @@ def _write(result: Transcript, target: Path | None, kind: str) -> str:
 
 
 def _transcripts(
-    inputs: Sequence[Path], batch_size: int, model: str, device: str | None, options: dict[str, Any]
+    inputs: Sequence[Path], model: str, device: str | None, options: dict[str, Any], comparer: Comparer
 ) -> Iterator[Transcript | str]:
     """For each input, in order, its transcript or an error message. Inputs are decoded in batches."""
     from transformers.utils import logging
@@ -151,13 +153,14 @@ def _transcripts(
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    whisper = load_whisper(model, device)
+    whisper, size = load_whisper(model, device), options["batch_size"]
     with progress_bar(count=False) as progress:
-        for start in range(0, len(inputs), batch_size):
-            batch = list(inputs[start : start + batch_size])
+        for start in range(0, len(inputs), size):
+            batch = list(inputs[start : start + size])
             task = progress.add_task(batch[0].name if len(batch) == 1 else f"{batch[0].name} ...", total=None)
             on_progress = partial(_advance, progress, task)
-            results = _results(batch, partial(transcribe, model=whisper, progress=on_progress, **options))
+            call = partial(transcribe, model=whisper, progress=on_progress, **options)
+            results = _results(batch, comparer.both(call))
             progress.remove_task(task)
             yield from results
 
@@ -204,11 +207,19 @@ def _format(kind: str | None, output: Path | None, as_json: bool) -> str:
     return kind
 
 
-def _report(source: Path, target: Path | None, result: Transcript, kind: str, as_json: bool, several: bool) -> str:
+def _report(
+    source: Path,
+    target: Path | None,
+    result: Transcript,
+    kind: str,
+    as_json: bool,
+    several: bool,
+    compared: dict[str, Any],
+) -> str:
     """The lines printed for one file."""
     if as_json:
         paths = {"input": str(source), "output": None if target is None else str(target)}
-        return json_text({**paths, **result.to_dict()})
+        return json_text({**paths, **result.to_dict(), **compared})
     if target is not None:
         stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in result.timings.items())
         return (

@@ -12,12 +12,12 @@ import numpy as np
 from mmdec.decode.loop import Round
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import Tell
-from mmdec.demo.layout import Controls, bind, connect, intro, run_and_stop, sample_button
+from mmdec.demo.layout import Controls, bind, connect, intro, run_and_stop, sample_button, say_waiting, status_line
 from mmdec.demo.picture_html import TOKEN, kept_sentence, picture_html
 from mmdec.demo.race import milliseconds, race_html
 from mmdec.demo.sentences import confidence, require, said, status
-from mmdec.demo.tokens import against_plain
-from mmdec.images import read_image
+from mmdec.demo.tokens import against_plain, listener
+from mmdec.images import read_image, to_pil
 from mmdec.pipelines.confidence import read_calibrations
 from mmdec.pipelines.description.describe import DEFAULT_MODEL, describe
 from mmdec.pipelines.description.description import Description
@@ -26,13 +26,17 @@ from mmdec.pipelines.description.load import as_vlm, available_drafters
 DRAFT = (24, 5)  # tokens of a drafted tree, and its depth: fixed, so that the race shows drafting and not a budget
 MAX_NEW_TOKENS = 200
 MAX_LETTERS = 500  # of a question
+MAX_PIXELS = 16_000_000  # of a picture here; the library takes more
+SIDE = 1024  # pixels of the longer side, at most, as drafters and model get it: each run makes it small anew
 QUESTION = "Describe this image."
 NOTE = (
     "A small model answers questions about drawn pictures: menus, timetables, streets, rooms, tickets, maps. A drafter "
     "(a much smaller network) guesses the next tokens (pieces of words), and the model checks all guesses in one pass. "
     "The answer is the same as without it. The model knows drawings of these kinds only."
 )
-START = "The clock starts with the first pass, which reads picture and question."
+START = (
+    "The clock starts with the first pass, which reads picture and question. Tokens per pass are those of the others."
+)
 READ = f'<h3>What the drafters read of the picture</h3><p class="mm-note">{TOKEN}</p>'
 ID = "mm-describe"
 
@@ -43,9 +47,14 @@ def drafters() -> dict[str, str]:
 
 
 def picture(path: str | Path | None) -> np.ndarray:
-    """An upload as (H, W, 3) uint8. Raises InputError."""
+    """An upload as (H, W, 3) uint8, made smaller where it is large. Raises InputError."""
     require(bool(path), "Choose a picture, or press one of the samples first.")
-    return read_image(str(path))
+    pixels = read_image(str(path), max_pixels=MAX_PIXELS)
+    if max(pixels.shape) <= SIDE:
+        return pixels
+    smaller = to_pil(pixels)
+    smaller.thumbnail((SIDE, SIDE))
+    return np.array(smaller)
 
 
 def checked(question: str | None) -> str:
@@ -59,14 +68,13 @@ def checked(question: str | None) -> str:
     return text
 
 
-def decode(tell: Tell, pixels: np.ndarray, question: str, drafter: str | None) -> tuple[Description, list[Round]]:
-    """One run with its rounds. Between two rounds it looks whether it was stopped."""
+def decode(
+    tell: Tell, pixels: np.ndarray, question: str, drafter: str | None, live: bool = False
+) -> tuple[Description, list[Round]]:
+    """One run with its rounds. live: the text is told as it is accepted. Between two rounds it looks whether it was
+    stopped."""
     rounds: list[Round] = []
-
-    def on_round(round_: Round) -> None:
-        rounds.append(round_)
-        tell()
-
+    tokenizer = as_vlm(DEFAULT_MODEL, None, None, None).tokenizer
     nodes = None if drafter is None else DRAFT
     result = describe(
         pixels,
@@ -74,9 +82,14 @@ def decode(tell: Tell, pixels: np.ndarray, question: str, drafter: str | None) -
         drafter=drafter,
         num_speculative_tokens=nodes,
         max_new_tokens=MAX_NEW_TOKENS,
-        on_round=on_round,
+        on_round=listener(tell, tokenizer, rounds, asked(question) if live else None),
     )
     return result, rounds
+
+
+def asked(question: str) -> str:
+    """The question, above its answer."""
+    return f'<p class="mm-from">{escape(question)}</p>'
 
 
 def text_html(result: Description, question: str, truth: str = "") -> str:
@@ -84,10 +97,9 @@ def text_html(result: Description, question: str, truth: str = "") -> str:
     calibrated = bool(read_calibrations(as_vlm(DEFAULT_MODEL, None, None, None).directory))
     drawn = f'<p class="mm-note">Really drawn: {escape(truth)}</p>' if truth and truth != result.text else ""
     return (
-        f'<div class="mm-said"><p class="mm-from">{escape(question)}</p>'
+        f'<div class="mm-said">{asked(question)}'
         f"{said(result.text)}{confidence(result.confidence, 'answers', calibrated)}{drawn}"
-        f'<p class="mm-note">Answered in {milliseconds(result.timings["total"])}: {result.rounds} passes, '
-        f"{result.tokens_per_round:.1f} tokens per pass.</p></div>"
+        f'<p class="mm-note">Answered in {milliseconds(result.timings["total"])}.</p></div>'
     )
 
 
@@ -111,19 +123,13 @@ def preview(tell: Tell, path: str | None) -> None:
 
 
 def answered(tell: Tell, pixels: np.ndarray, name: str, question: str, chosen: list[str], truth: str = "") -> None:
-    """The first drafter's answer first, then the others and plain decoding, for the race."""
+    """The first drafter's answer first, as it is written; then all of them and plain decoding, for the race. What is
+    drawn meanwhile would cost one lane alone time."""
     tell(picture=picture_html(pixels, name))
-    drafted: dict[str, tuple[Description, list[Round]]] = {}
-    for drafter in chosen:
-        drafted[drafter] = decode(tell, pixels, question, drafter)
-        if len(drafted) == 1:
-            tell(
-                text=text_html(drafted[drafter][0], question, truth),
-                status=status("Answered. Now the others, for the race …", "busy"),
-            )
+    first, _ = decode(tell, pixels, question, chosen[0] if chosen else None, live=True)
+    tell(text=text_html(first, question, truth), status=status("Answered. Now the race …", "busy"))
+    drafted = {drafter: decode(tell, pixels, question, drafter) for drafter in dict.fromkeys(chosen)}
     plain = decode(tell, pixels, question, None)
-    if not drafted:
-        tell(text=text_html(plain[0], question, truth))
     figures = "".join(
         picture_html(pixels, name, result.kept, kept_sentence(result.compressor, result.kept, drafter))
         for drafter, (result, _) in drafted.items()
@@ -133,13 +139,14 @@ def answered(tell: Tell, pixels: np.ndarray, name: str, question: str, chosen: l
     caption = " ".join(kept_sentence(None, None, drafter) for drafter in whole[:1])
     tokenizer = as_vlm(DEFAULT_MODEL, None, None, None).tokenizer
     notes = drafters()
-    lanes = [(drafter, notes.get(drafter) or "A drafter.", run) for drafter, run in drafted.items()]
+    ways = [(drafter, notes.get(drafter) or "A drafter.", run) for drafter, run in drafted.items()]
+    lanes = against_plain(tokenizer, ways, plain)
     tell(
-        status=status("Done.", "done"),
+        status=status(f"Done. {lanes[0].name}: {lanes[0].verdict}." if drafted else "Done.", "done"),
         picture=f'{READ}<div class="mm-figures">{figures}</div>'
         if figures
         else picture_html(pixels, name, caption=caption),
-        race=race_html(against_plain(tokenizer, lanes, plain), "tokens", start=START),
+        race=race_html(lanes, "tokens", start=START),
     )
 
 
@@ -160,14 +167,14 @@ def tab() -> None:
                 intro("Questions about pictures", NOTE)
                 with gr.Row(elem_classes="mm-samples"):
                     buttons = [sample_button(sample.text.capitalize(), sample.path) for sample in shipped.pictures()]
-                source = gr.File(type="filepath", label="Picture: choose your own", height=110)
+                source = gr.File(type="filepath", label="Your picture", height=150)
                 question = gr.Textbox(label="Question", value=QUESTION, max_lines=3, max_length=MAX_LETTERS)
                 run, stop = run_and_stop(ID, "Ask")
                 chosen = gr.CheckboxGroup(
                     names, value=names, label="Drafters in the race", info="Plain decoding always runs."
                 )
             with gr.Column(scale=3, min_width=300, elem_id=f"{ID}-results"):
-                line = gr.HTML(status("Press a sample, or choose a picture and ask."))
+                line = status_line("Press a sample, or choose a picture and ask.")
                 text = gr.HTML()
                 seen = gr.HTML()
                 race = gr.HTML()
@@ -175,6 +182,7 @@ def tab() -> None:
             "status": line, "picture": seen, "text": text, "race": race, "source": source, "question": question,
         }  # fmt: skip
         controls = Controls(buttons, run, stop, [source, question], [chosen])
+        say_waiting(question.submit, line, f"{ID}-results")
         others = [
             connect(question.submit, work, [source, question, chosen], outputs),
             connect(source.upload, preview, [source], outputs),

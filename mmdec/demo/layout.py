@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,9 +18,10 @@ from mmdec.demo.sentences import require, status
 from mmdec.pipelines.inputs import read
 
 RATE = 16_000  # Hz of every recording that `read` gives
-MAX_BYTES = 20_000_000  # of an upload
 MAX_SECONDS = 60.0  # of a recording
 SHORT = 0.7  # of the window's height: results that begin below are scrolled to
+WAITING = status("Waiting for a free place …", "busy")
+FAILED = status("The server did not take this. Please try again.", "error")
 
 Work = Callable[..., None]  # (tell, *values of the inputs)
 
@@ -38,14 +40,7 @@ class Controls:
 def recording(path: str | Path | None) -> Tensor:
     """An upload as 16 kHz mono (T,). Raises InputError."""
     require(bool(path), "Record something, choose a file, or press one of the samples first.")
-    samples = read(str(path))
-    seconds = len(samples) / RATE
-    require(
-        seconds <= MAX_SECONDS,
-        f"The recording must last at most {MAX_SECONDS:g} seconds here, but lasts {seconds:.0f}. Cut it, or use the "
-        "command line, which takes an hour.",
-    )
-    return samples
+    return read(str(path), max_seconds=MAX_SECONDS)
 
 
 def playable(samples: Tensor | np.ndarray) -> np.ndarray:
@@ -81,14 +76,23 @@ def connect(event: Any, work: Work, inputs: Sequence[Any], outputs: Mapping[str,
     )
 
 
-def results_into_view(button: Any, results: str) -> None:
-    """On a small screen the results lie below what is pressed: scroll to the element of this id."""
-    button.click(
+def say_waiting(event: Any, line: Any, results: str = "") -> None:
+    """Say in the browser, at once, that a request waits. results: the id of what is scrolled to, for on a small screen
+    it lies below what is pressed."""
+    event(
         None,
-        js=f"() => {{const at = document.getElementById('{results}');"
+        line,
+        line,
+        js=f"(said) => {{const at = document.getElementById('{results}');"
         f" if (at && at.getBoundingClientRect().top > {SHORT} * innerHeight)"
-        " at.scrollIntoView({behavior: 'smooth', block: 'start'});}",
+        " at.scrollIntoView({behavior: 'smooth', block: 'start'});"
+        f" return said.includes('mm-busy') ? said : {json.dumps(WAITING)};}}",
     )
+
+
+def status_line(text: str) -> Any:
+    """The line above the results. Screen readers read out what changes in it."""
+    return gr.HTML(status(text), js_on_load="element.setAttribute('role', 'status');")
 
 
 def bind_stop(button: Any, line: Any, events: Sequence[Any]) -> None:
@@ -141,11 +145,13 @@ def bind(
 ) -> None:
     """Give the buttons their events. `work` gets the values of own and settings; `sample_work` the sample's number and
     those of settings. others: further events that Stop ends."""
+    for button in (*controls.samples, controls.run):  # first: the browser does what a click causes one after the other
+        say_waiting(button.click, outputs["status"], f"{tab}-results")
     events = [connect(controls.run.click, work, [*controls.own, *controls.settings], outputs), *others]
     for number, button in enumerate(controls.samples):
         events.append(connect(button.click, numbered(sample_work, number), controls.settings, outputs))
-    for button in (*controls.samples, controls.run):
-        results_into_view(button, f"{tab}-results")
+    for event in events:
+        event.failure(None, None, outputs["status"], js=f"() => {json.dumps(FAILED)}")
     bind_stop(controls.stop, outputs["status"], events)
 
 

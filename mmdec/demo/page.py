@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from importlib import import_module
 from typing import Any
+from urllib.parse import urlsplit
 
 from mmdec.types import MmdecError
 
 try:
     import gradio as gr
-    from gradio.themes import Soft
 except ImportError as error:
     raise MmdecError("The demo needs gradio, which is not installed. pip install 'mmdec[demo]'") from error
 
+from starlette.middleware import Middleware
+
 from mmdec.demo import describe, samples, transcribe, translate
 from mmdec.demo.background import DECODERS
-from mmdec.demo.layout import MAX_BYTES, style
+from mmdec.demo.guard import AGE, MAX_BYTES, Guard, private_uploads
+from mmdec.demo.layout import style
+from mmdec.demo.theme import theme
 
 TABS = (translate, transcribe, describe)  # in order
 WAITING = 64  # requests in the queue; further ones are told that it is full
-SWEEP, AGE = 600, 3600  # seconds: every so often, uploads and sounds that are older are deleted
+SWEEP = 600  # seconds: every so often, uploads and sounds that are older than AGE are deleted
 LOCAL = "127.0.0.1"  # where Gradio looks whether a port is free, whatever the host is
 TITLE = "mmdec: parallel decoding, pass by pass"
 LEAD = (
@@ -30,7 +35,6 @@ LEAD = (
     "draft is verified, they write exactly what they would have written one by one; each race says whether the outputs "
     "are equal. Press a sample in any tab and watch.</p>"
 )
-FONTS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"]  # nothing is fetched
 
 
 def build() -> gr.Blocks:
@@ -44,11 +48,19 @@ def build() -> gr.Blocks:
     return page
 
 
-def options() -> dict[str, Any]:
-    """What `launch` is given beside host and port. Nothing outside of uploads and samples can be read."""
+def options(page: gr.Blocks, host: str, names: Sequence[str] = ()) -> dict[str, Any]:
+    """What `launch` is given beside port and share. Nothing outside of uploads and samples can be read; what `Guard`
+    does not know is refused. host: the address to listen at; names: further host names of the page."""
+
+    def known() -> Iterable[str]:
+        shared = urlsplit(getattr(page, "share_url", None) or "").hostname  # there once the page is served
+        return (*names, shared) if shared else names
+
     return {
+        "server_name": host,
+        "app_kwargs": {"middleware": [Middleware(Guard, host=host, names=known)]},
         "css": style(),
-        "theme": Soft(primary_hue="teal", font=FONTS, font_mono=["ui-monospace", "DejaVu Sans Mono", "monospace"]),
+        "theme": theme(),
         "max_file_size": MAX_BYTES,
         "allowed_paths": [str(samples.folder())],
         "ssr_mode": False,
@@ -64,17 +76,21 @@ def warm() -> None:
         tab.warm()
 
 
-def serve(port: int = 7860, share: bool = False, host: str = "127.0.0.1") -> None:
-    """Warm the models, build the page and serve it until interrupted. host: "0.0.0.0" lets other machines in.
+def serve(port: int = 7860, share: bool = False, host: str = "127.0.0.1", names: Sequence[str] = ()) -> None:
+    """Warm the models, build the page and serve it until interrupted.
+
+    host: "0.0.0.0" lets other machines in. names: host names under which the page is reached, beside this machine's
+    address: a Space's, or that of a proxy. Requests to other names are refused.
 
     Raises MmdecError, before a model is loaded, where no page can be served at this address.
     """
-    with ExitStack() as kept:
-        for name in dict.fromkeys((host, LOCAL)):
-            kept.enter_context(reserve(name, port))
-        warm()
-        page = build()
-    page.launch(server_name=host, server_port=port, share=share, quiet=False, **options())
+    with private_uploads():
+        with ExitStack() as kept:
+            for name in dict.fromkeys((host, LOCAL)):
+                kept.enter_context(reserve(name, port))
+            warm()
+            page = build()
+        page.launch(server_port=port, share=share, quiet=False, **options(page, host, names))
 
 
 def reserve(host: str, port: int) -> socket.socket:

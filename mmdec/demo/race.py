@@ -37,8 +37,9 @@ class Lane:
     name: str
     note: str  # what it is, in words
     steps: list[Step]
-    verdict: str = ""  # how its output compares
-    equal: bool | None = None  # None where nothing is compared
+    verdict: str = ""  # how its time and its output compare
+    equal: bool | None = None  # None where no output is compared
+    per_pass: float | None = None  # the result's own tokens per round, where it has one
 
     @property
     def seconds(self) -> float:
@@ -47,11 +48,6 @@ class Lane:
     @property
     def pieces(self) -> list[str]:
         return [piece for step in self.steps for piece in step.pieces]
-
-
-def equality(equal: bool, other: str, unit: str) -> str:
-    """A lane's verdict. other: with which decoding it was compared; unit: what was compared, in the singular."""
-    return f"equal to {other}, {unit} for {unit}" if equal else f"not equal to {other}"
 
 
 def pace(lanes: Sequence[Lane]) -> float:
@@ -101,9 +97,10 @@ def lane_html(lane: Lane, unit: str, glue: str, factor: float, longest: float) -
 
 
 def figures(lane: Lane, unit: str) -> str:
-    """Passes, milliseconds, pieces per pass."""
+    """Passes, milliseconds, pieces per pass: the library's figure where there is one."""
     passes, pieces = len(lane.steps), sum(step.count for step in lane.steps)
-    each = f" · {pieces / passes:.1f} {unit} per pass" if passes else ""
+    per_pass = lane.per_pass if lane.per_pass is not None else pieces / passes if passes else None
+    each = "" if per_pass is None else f" · {per_pass:.1f} {unit} per pass"
     return f"<b>{passes}</b> {'pass' if passes == 1 else 'passes'} · <b>{milliseconds(lane.seconds)}</b>{each}"
 
 

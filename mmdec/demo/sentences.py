@@ -22,6 +22,8 @@ _LIMIT = 400  # letters
 LONG = 90  # letters
 UNSURE = 0.5  # a confidence below is called low
 
+WHEEL = '<span class="mm-wheel" aria-hidden="true"></span>'
+
 log = logging.getLogger(__name__)
 
 
@@ -65,7 +67,8 @@ def require(condition: bool, text: str) -> None:
 
 
 def status(text: str, kind: str = "note") -> str:
-    """The line above the results, which screen readers read out. kind: "note", "busy", "done" or "error"."""
-    role = "alert" if kind == "error" else "status"
-    mark = {"note": "", "busy": "", "done": "", "error": '<strong class="mm-mark">Cannot do that. </strong>'}[kind]
-    return f'<p class="mm-status mm-{kind}" role="{role}" aria-live="polite">{mark}{escape(text)}</p>'
+    """The line above the results. kind: "note", "busy", which turns a wheel, "done" or "error", which is read out at
+    once; the others are read out because the line stands in an element with the role of a status."""
+    role = ' role="alert"' if kind == "error" else ""
+    mark = {"busy": WHEEL, "error": '<strong class="mm-mark">Cannot do that. </strong>'}.get(kind, "")
+    return f'<p class="mm-status mm-{kind}"{role}>{mark}{escape(text)}</p>'

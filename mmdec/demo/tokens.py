@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from mmdec.decode.loop import Round
-from mmdec.demo.race import Lane, Step, equality
+from mmdec.demo.background import Tell
+from mmdec.demo.race import Lane, Step, pieces_html
+from mmdec.pipelines.comparison import verdict
 
+REFRESH = 0.15  # seconds between two updates of text that is still being decoded
 BROKEN = "\ufffd"  # a token that is part of a letter shows nothing until the letter is whole
 
 
@@ -16,6 +21,9 @@ class Decoded(Protocol):
 
     @property
     def tokens(self) -> list[int]: ...
+
+    @property
+    def tokens_per_round(self) -> float: ...
 
 
 def pieces(tokenizer: Any, tokens: Sequence[int], before: Sequence[int] = ()) -> list[str]:
@@ -49,6 +57,25 @@ def steps(tokenizer: Any, rounds: Iterable[Round]) -> list[Step]:
     return timeline
 
 
+def listener(tell: Tell, tokenizer: Any, rounds: list[Round], head: str | None = None) -> Callable[[Round], None]:
+    """Keeps every round in `rounds`, and learns between two of them whether to go on.
+
+    head: where it is given, the output "text" is told as it is accepted, below this HTML.
+    """
+    told = -REFRESH
+
+    def on_round(round_: Round) -> None:
+        nonlocal told
+        rounds.append(round_)
+        tell()
+        if head is not None and time.monotonic() - told >= REFRESH:
+            told = time.monotonic()
+            coloured = pieces_html(steps(tokenizer, rounds), "tokens", factor=0.0)
+            tell(text=f'<div class="mm-said">{head}<p class="mm-text mm-live" lang="en">{coloured}</p></div>')
+
+    return on_round
+
+
 def against_plain(
     tokenizer: Any,
     drafted: Iterable[tuple[str, str, tuple[Decoded, Sequence[Round]]]],
@@ -56,10 +83,10 @@ def against_plain(
 ) -> list[Lane]:
     """A lane for each drafted run (name, note, result with its rounds), then plain decoding, with which they are
     compared."""
+    baseline = Lane("Plain decoding", "One token in each pass.", steps(tokenizer, plain[1]))
     lanes: list[Lane] = []
     for name, note, (result, rounds) in drafted:
+        lane = Lane(name, note, steps(tokenizer, rounds), per_pass=result.tokens_per_round)
         equal = result.tokens == plain[0].tokens
-        verdict = equality(equal, "plain decoding", "token")
-        lanes.append(Lane(name, note, steps(tokenizer, rounds), verdict, equal))
-    lanes.append(Lane("Plain decoding", "One token in each pass.", steps(tokenizer, plain[1])))
-    return lanes
+        lanes.append(replace(lane, verdict=verdict(lane.seconds, baseline.seconds, equal), equal=equal))
+    return [*lanes, replace(baseline, per_pass=plain[0].tokens_per_round)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from html import escape
 from typing import Any
 
@@ -22,10 +21,11 @@ from mmdec.demo.layout import (
     recording_input,
     run_and_stop,
     sample_button,
+    status_line,
 )
-from mmdec.demo.race import milliseconds, pieces_html, race_html
+from mmdec.demo.race import milliseconds, race_html
 from mmdec.demo.sentences import confidence, said, status
-from mmdec.demo.tokens import against_plain, steps
+from mmdec.demo.tokens import against_plain, listener
 from mmdec.demo.waveform_svg import waveform_html
 from mmdec.pipelines.confidence import read_calibrations
 from mmdec.pipelines.transcription.load import as_whisper
@@ -38,26 +38,19 @@ NOTE = (
     "(pieces of words); the model checks all guesses in one pass and keeps those that it would have written itself. "
     "The text is the same as without them, and takes fewer passes."
 )
-START = "The clock starts when the sound has been encoded, which both share."
-REFRESH = 0.15  # seconds between two updates of the text while it is decoded
+START = (
+    "The clock starts when the sound has been encoded, which both share. Tokens per pass are those of the passes after "
+    "the first, which reads the prompt."
+)
 ID = "mm-transcribe"
 
 
-def decode(tell: Tell, samples: Tensor, drafter: str | None) -> tuple[Transcript, list[Round]]:
-    """One run with its rounds; the text is told as it is accepted. Between two rounds it looks whether it was
+def decode(tell: Tell, samples: Tensor, drafter: str | None, live: bool = False) -> tuple[Transcript, list[Round]]:
+    """One run with its rounds. live: the text is told as it is accepted. Between two rounds it looks whether it was
     stopped."""
     rounds: list[Round] = []
     tokenizer = as_whisper(DEFAULT_MODEL, None, None).tokenizer
-    told = time.monotonic()
-
-    def on_round(round_: Round) -> None:
-        nonlocal told
-        rounds.append(round_)
-        tell()
-        if time.monotonic() - told >= REFRESH:
-            told = time.monotonic()
-            tell(text=live_html(tokenizer, rounds))
-
+    on_round = listener(tell, tokenizer, rounds, "" if live else None)
     nodes = None if drafter is None else DRAFT
     result = transcribe(
         samples, sample_rate=RATE, drafter=drafter, num_speculative_tokens=nodes, timestamps="word", on_round=on_round
@@ -65,21 +58,14 @@ def decode(tell: Tell, samples: Tensor, drafter: str | None) -> tuple[Transcript
     return result, rounds
 
 
-def live_html(tokenizer: Any, rounds: list[Round]) -> str:
-    """Text that is still being decoded."""
-    coloured = pieces_html(steps(tokenizer, rounds), "tokens", factor=0.0)
-    return f'<div class="mm-said"><p class="mm-text mm-live" lang="en">{coloured}</p></div>'
-
-
 def text_html(result: Transcript, spoken: str = "") -> str:
-    """The text, what was really said, and what it took."""
+    """The text, what was really said, and how long it took."""
     calibrated = bool(read_calibrations(as_whisper(DEFAULT_MODEL, None, None).directory))
     truth = f'<p class="mm-note">Really said: {escape(spoken)}</p>' if spoken and spoken != result.text else ""
     return (
         f'<div class="mm-said">{said(result.text)}'
         f"{confidence(result.confidence, 'words', calibrated)}{truth}"
-        f'<p class="mm-note">{result.seconds:.1f} s of English in {milliseconds(result.timings["total"])}: '
-        f"{result.rounds} passes, {result.tokens_per_round:.1f} tokens per pass.</p></div>"
+        f'<p class="mm-note">{result.seconds:.1f} s of English in {milliseconds(result.timings["total"])}.</p></div>'
     )
 
 
@@ -98,31 +84,22 @@ def sample_work(tell: Tell, number: int) -> None:
 
 
 def transcribed(tell: Tell, samples: Tensor, spoken: str = "") -> None:
-    """The text first, then plain decoding for the race."""
-    fast, rounds = decode(tell, samples, HEADS)
+    """The text first, as it is written; then both ways, for the race. What is drawn meanwhile would cost one lane alone
+    time."""
+    fast, _ = decode(tell, samples, HEADS, live=True)
     words = [word for segment in fast.segments for word in segment.words or ()]
     tell(
-        status=status("Transcribed. Now plain decoding, for the race …", "busy"),
+        status=status("Transcribed. Now the race …", "busy"),
         text=text_html(fast, spoken),
         wave=waveform_html(samples.numpy(), RATE, words),
     )
-    quiet = without_text(tell)
     tokenizer = as_whisper(DEFAULT_MODEL, None, None).tokenizer
-    heads = ("With Medusa heads", "Several tokens in a pass, guessed and checked.", (fast, rounds))
-    lanes = against_plain(tokenizer, [heads], decode(quiet, samples, None))
+    heads = ("With Medusa heads", "Several tokens in a pass, guessed and checked.", decode(tell, samples, HEADS))
+    lanes = against_plain(tokenizer, [heads], decode(tell, samples, None))
     tell(
-        status=status("Done.", "done"),
+        status=status(f"Done. {lanes[0].name}: {lanes[0].verdict}.", "done"),
         race=race_html(lanes, "tokens", start=START),
     )
-
-
-def without_text(tell: Tell) -> Tell:
-    """As `tell`, only to learn whether to go on: the text is there already."""
-
-    def quiet(**values: Any) -> None:
-        tell()
-
-    return quiet
 
 
 def warm() -> None:
@@ -143,7 +120,7 @@ def tab() -> None:
                 source = recording_input(ID, "English")
                 run, stop = run_and_stop(ID, "Transcribe")
             with gr.Column(scale=3, min_width=300, elem_id=f"{ID}-results"):
-                line = gr.HTML(status("Press a sample, or record something and press Transcribe."))
+                line = status_line("Press a sample, or record something and press Transcribe.")
                 text = gr.HTML()
                 race = gr.HTML()
         wave = gr.HTML()

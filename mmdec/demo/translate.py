@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -22,9 +23,11 @@ from mmdec.demo.layout import (
     recording_input,
     run_and_stop,
     sample_button,
+    status_line,
 )
-from mmdec.demo.race import Lane, Step, equality, milliseconds, race_html
+from mmdec.demo.race import Lane, Step, milliseconds, race_html
 from mmdec.demo.sentences import confidence, said, status
+from mmdec.pipelines.comparison import faster, verdict
 from mmdec.pipelines.translation.load import load
 from mmdec.pipelines.translation.passes import Pass
 from mmdec.pipelines.translation.translate import Translation, translate_speech
@@ -77,25 +80,18 @@ def steps(passes: Sequence[Pass]) -> list[Step]:
 
 def lanes(graph: list[Pass], verified: list[Pass], autoregressive: list[Pass]) -> list[Lane]:
     """The three ways, compared with the last."""
-    baseline = [unit for pass_ in autoregressive for unit in pass_.units]
-    drawn = [unit for pass_ in graph for unit in pass_.units]
-    checked = [unit for pass_ in verified for unit in pass_.units]
-    same = drawn == baseline
+    drawn, checked, baseline = (
+        [unit for pass_ in passes for unit in pass_.units] for passes in (graph, verified, autoregressive)
+    )
+    slow = Lane("One by one", "Autoregressive: every phone waits for the one before it.", steps(autoregressive))
+    fast = Lane("Graph", "All phones in one pass, along the brightest path.", steps(graph))
+    note = "The graph drafts, the one-by-one decoder checks many phones in a pass. The first pass drafts."
+    both = Lane("Verified", note, steps(verified), equal=checked == baseline)
+    others = "here the same phones" if drawn == baseline else "other phones, which may be as good"
     return [
-        Lane(
-            "Graph",
-            "All phones in one pass, along the brightest path.",
-            steps(graph),
-            "here the same phones as one by one" if same else "other phones than one by one, which may be as good",
-        ),
-        Lane(
-            "Verified",
-            "The graph drafts, the one-by-one decoder checks many phones in a pass. The first pass drafts.",
-            steps(verified),
-            equality(checked == baseline, "one by one", "phone"),
-            checked == baseline,
-        ),
-        Lane("One by one", "Autoregressive: every phone waits for the one before it.", steps(autoregressive)),
+        replace(fast, verdict=f"{faster(fast.seconds, slow.seconds)}, {others}"),
+        replace(both, verdict=verdict(both.seconds, slow.seconds, checked == baseline, "phones")),
+        slow,
     ]
 
 
@@ -170,7 +166,7 @@ def tab() -> None:
                 with gr.Accordion("How English is read off the graph", open=False):
                     way = gr.Radio(list(WAYS), value=next(iter(WAYS)), label="From vertex to vertex by")
             with gr.Column(scale=3, min_width=300, elem_id=f"{ID}-results"):
-                line = gr.HTML(status("Press a sample, or record a phrase and press Translate."))
+                line = status_line("Press a sample, or record a phrase and press Translate.")
                 text = gr.HTML()
                 speech = gr.Audio(
                     label="English", type="numpy", autoplay=True, interactive=False, elem_id=f"{ID}-speech"

@@ -81,10 +81,13 @@ class Batch:
         return [results[index] for index in range(len(self))]
 
 
-def read(audio: Audio, sample_rate: int | None = None) -> Tensor:
-    """One recording in any accepted form to 16 kHz mono (T,), or an InputError that says what is wrong with it."""
+def read(audio: Audio, sample_rate: int | None = None, max_seconds: float = sound.MAX_SECONDS) -> Tensor:
+    """One recording in any accepted form to 16 kHz mono (T,), or an InputError that says what is wrong with it.
+
+    max_seconds: how long a file may last.
+    """
     try:
-        samples = _samples(audio, sample_rate)
+        samples = _samples(audio, sample_rate, max_seconds)
     except (InputError, MemoryError):
         raise
     except Exception as error:  # a name that no file can have; a path, a file or an array of somebody's own class
@@ -106,12 +109,12 @@ def read(audio: Audio, sample_rate: int | None = None) -> Tensor:
     return samples
 
 
-def _samples(audio: Audio, sample_rate: int | None) -> Tensor:
+def _samples(audio: Audio, sample_rate: int | None, max_seconds: float) -> Tensor:
     """In any accepted form to 16 kHz mono (T,)."""
     if isinstance(audio, (np.ndarray, Tensor)):
         return from_array(audio, sample_rate)
     if isinstance(audio, (str, os.PathLike)) or callable(getattr(audio, "read", None)):
-        return sound.load_audio(audio)
+        return sound.load_audio(audio, max_seconds=max_seconds)
     raise InputError(
         f"`audio` must be a path, a file object, an array or a list of these, but is {show(audio)}. "
         "Convert it with numpy.asarray."

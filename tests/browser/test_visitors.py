@@ -8,10 +8,11 @@ import threading
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.support.demo_server import ROOT, Server
-from tests.support.demo_visitor import Visitor
+from tests.support.demo_visitor import SECONDS, Visitor
 
 WHOLE = bool(os.environ.get("MMDEC_ALL"))
 PEOPLE = 10
@@ -118,3 +119,44 @@ def test_uploads_have_a_limit(server: Server, tmp_path: Path, megabytes: int) ->
     with Visitor(server.address) as visitor, large.open("rb") as file:
         answer = visitor.client.post("gradio_api/upload", files={"files": (large.name, file)})
     assert answer.status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost"}, 200),
+        ({"Host": "demo.example"}, 200),  # the server was started with this name
+        ({"Host": "evil.example"}, 403),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "demo.example", "Origin": "https://demo.example"}, 200),
+    ],
+)
+def test_other_hosts_and_sites_are_refused(server: Server, headers: dict[str, str], status: int) -> None:
+    with httpx.Client(base_url=server.address, timeout=SECONDS) as client:
+        assert client.get("", headers=headers).status_code == status
+        assert client.get("config", headers=headers).status_code == status
+        small = ROOT / "data" / "samples" / "images" / "menu.png"
+        answer = client.post("gradio_api/upload", files={"files": small.read_bytes()}, headers=headers)
+        assert answer.status_code == status
+        joined = client.post("gradio_api/queue/join", json={}, headers=headers)
+        assert (joined.status_code == 403) == (status == 403)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "monitoring",
+        "monitoring/",
+        "monitoring/summary",
+        "openapi.json",
+        "docs",
+        "redoc",
+        "gradio_api/openapi.json",
+        "gradio_api/info",
+    ],
+)
+def test_pages_for_programs_are_closed(server: Server, path: str) -> None:
+    answer = httpx.get(server.address + path, timeout=SECONDS)
+    assert (answer.status_code, answer.text) == (404, "Not found.")

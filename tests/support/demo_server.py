@@ -87,13 +87,23 @@ def sound() -> list[float]:
 
 
 def main() -> None:
-    from mmdec.demo import background, page
+    from mmdec.demo import guard, page
 
     if "warm" in sys.argv:
         page.warm()
-    _, address, _ = page.build().launch(
-        server_name="127.0.0.1", quiet=True, prevent_thread_lock=True, inbrowser=False, **page.options()
-    )
+    with guard.private_uploads():
+        blocks = page.build()
+        _, address, _ = blocks.launch(
+            quiet=True, prevent_thread_lock=True, inbrowser=False, **page.options(blocks, "127.0.0.1", ["demo.example"])
+        )
+        answer(address)
+    os._exit(0)  # Gradio's threads are not waited for
+
+
+def answer(address: str) -> None:
+    """Say the address, then answer questions until the input ends."""
+    from mmdec.demo import background
+
     print(json.dumps({"address": address}), flush=True)
     answers = {
         "running": background.running,
@@ -104,7 +114,6 @@ def main() -> None:
     for line in sys.stdin:
         question = line.strip()
         print(json.dumps({question: answers[question]()}), flush=True)
-    os._exit(0)  # Gradio's threads are not waited for
 
 
 if __name__ == "__main__":

@@ -135,6 +135,44 @@ def bomb(width: int, height: int) -> bytes:
     )
 
 
+def test_pixels_are_bounded_before_they_are_decoded() -> None:
+    """The picture has no data: who decoded it would find it cut off."""
+    assert len(bomb(2000, 2000)) < 100
+    with pytest.raises(InputError, match=r"must have at most 3999999 pixels .* but is 2000 x 2000"):
+        read_image(bomb(2000, 2000), max_pixels=3_999_999)
+    with pytest.raises(InputError, match="cut off"):
+        read_image(bomb(2000, 2000), max_pixels=4_000_000)
+    pixels = gradient(20, 10)
+    for source in (pixels, Image.fromarray(pixels), encoded(Image.fromarray(pixels), "WEBP")):
+        with pytest.raises(InputError, match="at most 199 pixels"):
+            read_image(source, max_pixels=199)
+        assert read_image(source, max_pixels=200).shape == (10, 20, 3)
+
+
+@pytest.mark.parametrize(
+    ("size", "found"),
+    [((40, 20), (40, 20)), ((41, 20), (21, 10)), ((100, 100), (25, 25)), ((161, 303), (21, 38))],
+)
+def test_a_large_jpeg_is_decoded_at_a_part_of_its_sides(size: tuple[int, int], found: tuple[int, int]) -> None:
+    content = encoded(Image.new("RGB", size, (10, 200, 30)), "JPEG")
+    small = read_image(content, max_pixels=800)
+    assert small.shape == (found[1], found[0], 3)
+    assert np.abs(small.astype(int) - (10, 200, 30)).max() <= 3
+
+
+def test_a_large_jpeg_still_stands_upright() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    content = encoded(Image.new("RGB", (80, 40)), "JPEG", exif=exif)
+    assert read_image(content, max_pixels=1000).shape == (40, 20, 3)
+
+
+def test_not_even_a_jpeg_may_have_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "MAX_PIXELS", 3000)
+    with pytest.raises(InputError, match="at most 1000 pixels"):
+        read_image(encoded(Image.new("RGB", (80, 40)), "JPEG"), max_pixels=1000)
+
+
 def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = encoded(Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)))
     files = {

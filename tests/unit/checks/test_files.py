@@ -115,11 +115,36 @@ def test_headers_of_any_length_are_not_believed(tmp_path: Path) -> None:
     assert audio.sound_seconds(tmp_path / "x.wav") == 1.0
 
 
-def test_more_than_an_hour_of_samples_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmdec.audio.files.MAX_SECONDS", 1.0)
-    assert len(audio.load_audio(io.BytesIO(encoded(buzz(1.0), "WAV")))) == RATE
-    with pytest.raises(InputError, match="must last at most 1 seconds, but the file object lasts longer"):
-        audio.load_audio(io.BytesIO(encoded(buzz(1.1), "WAV")))
+def flac_of(seconds: int, samples: np.ndarray) -> bytes:
+    """A FLAC whose header declares a length; 0: none."""
+    content = bytearray(encoded(samples, "FLAC"))
+    content[21] &= 0xF0  # the stream's information begins at byte 8; its last 36 bits of 18 bytes are the length
+    content[22:26] = (seconds * RATE).to_bytes(4, "big")
+    return bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG", "MP3"])
+def test_what_lasts_longer_than_it_may_is_refused(kind: str) -> None:
+    content = encoded(buzz(1.1), kind)
+    assert len(audio.load_audio(io.BytesIO(content), max_seconds=1.2)) == pytest.approx(1.1 * RATE, abs=10)
+    with pytest.raises(
+        InputError, match="must last at most 1 seconds, but the file object, by its header, lasts at le"
+    ):
+        audio.load_audio(io.BytesIO(content), max_seconds=1.0)
+
+
+def test_a_header_is_read_before_the_samples(tmp_path: Path) -> None:
+    content = flac_of(7200, buzz(4.0))
+    (tmp_path / "x.flac").write_bytes(content[: len(content) // 2])  # who decoded it would find it cut off
+    for call in (audio.load_audio, audio.sound_seconds):
+        with pytest.raises(InputError, match=r"at most 3600 seconds, but '.*x\.flac', by its header, .* least 7200"):
+            call(tmp_path / "x.flac")
+
+
+def test_a_header_that_declares_nothing_does_not_hide_a_length() -> None:
+    content = io.BytesIO(flac_of(0, buzz(1.1)))
+    with pytest.raises(InputError, match="must last at most 1 seconds, but the file object lasts at least"):
+        audio.load_audio(content, max_seconds=1.0)
 
 
 @pytest.mark.parametrize("subtype", ["GSM610", "IMA_ADPCM", "MS_ADPCM", "ULAW", "G721_32"])

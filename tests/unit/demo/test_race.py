@@ -48,6 +48,8 @@ def test_verdicts_are_marked_by_more_than_colour() -> None:
 def test_figures() -> None:
     assert re.sub("<.*?>", "", figures(FAST, "phones")) == "1 pass · 4.0 ms · 3.0 phones per pass"
     assert re.sub("<.*?>", "", figures(SLOW, "phones")) == "4 passes · 40 ms · 1.0 phones per pass"
+    of_the_library = Lane("x", "", SLOW.steps, per_pass=3.25)  # its first pass is not counted there
+    assert re.sub("<.*?>", "", figures(of_the_library, "tokens")) == "4 passes · 40 ms · 3.2 tokens per pass"
     assert [milliseconds(value) for value in (0.0034, 0.12, 2.41)] == ["3.4 ms", "120 ms", "2.4 s"]
 
 

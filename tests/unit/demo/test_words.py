@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from mmdec.decode.loop import Round
 from mmdec.demo import samples
 from mmdec.demo.sentences import UNEXPECTED, confidence, require, sentence, status
-from mmdec.demo.tokens import against_plain, pieces, steps
+from mmdec.demo.tokens import against_plain, listener, pieces, steps
 from mmdec.types import InputError, MmdecError
 
 
@@ -52,7 +52,15 @@ def test_the_line_of_status_is_read_out() -> None:
     line = ElementTree.fromstring(status("a < b", "error"))
     assert line.get("role") == "alert"
     assert "".join(line.itertext()).endswith("a < b")
-    assert ElementTree.fromstring(status("fine")).get("role") == "status"
+    assert ElementTree.fromstring(status("fine")).get("role") is None  # that of the element around it
+
+
+def test_who_waits_sees_a_wheel_and_hears_words() -> None:
+    line = ElementTree.fromstring(status("Looking …", "busy"))
+    (wheel,) = line
+    assert (wheel.get("class"), wheel.get("aria-hidden")) == ("mm-wheel", "true")
+    assert "".join(line.itertext()) == "Looking …"
+    assert len(ElementTree.fromstring(status("Done.", "done"))) == 0
 
 
 def test_confidence_in_words() -> None:
@@ -104,17 +112,37 @@ def test_rounds_become_steps_on_one_clock() -> None:
 
 def test_drafted_runs_are_compared_with_plain_decoding() -> None:
     tokens = [1, 2]
-    rounds = [Round(0, [0], [tokens], [1], [1], [True], target=0.5)]
-    same, other = SimpleNamespace(tokens=tokens), SimpleNamespace(tokens=[1, 5])
-    lanes = against_plain(tokenizer(), [("a", "x", (same, rounds)), ("b", "y", (other, rounds))], (same, rounds))
+    fast, slow = ([Round(0, [0], [tokens], [1], [1], [True], target=seconds)] for seconds in (0.5, 1.45))
+    same, other = SimpleNamespace(tokens=tokens, tokens_per_round=3.25), SimpleNamespace(tokens=[1], tokens_per_round=2)
+    plain = SimpleNamespace(tokens=tokens, tokens_per_round=1.0)
+    lanes = against_plain(tokenizer(), [("a", "x", (same, fast)), ("b", "y", (other, fast))], (plain, slow))
     assert [lane.name for lane in lanes] == ["a", "b", "Plain decoding"]
     assert [lane.equal for lane in lanes] == [True, False, None]
     assert [lane.verdict for lane in lanes] == [
-        "equal to plain decoding, token for token",
-        "not equal to plain decoding",
+        "2.9 times faster, same text",
+        "2.9 times faster, not the same text",
         "",
     ]
+    assert [lane.per_pass for lane in lanes] == [3.25, 2, 1.0]
     assert lanes[0].pieces == [" go", " up"]
+
+
+@pytest.mark.parametrize("head", [None, "<p>What?</p>"])
+def test_text_is_told_as_it_is_accepted(head: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmdec.demo.tokens.REFRESH", 0.0)
+    told: list[str] = []
+    rounds: list[Round] = []
+
+    def tell(*, first: bool = False, **values: str) -> None:
+        told.append(values.get("text", ""))
+
+    hear = listener(tell, tokenizer(), rounds, head)
+    given = [Round(0, [0], [[1]], [0], [0], [False]), Round(1, [0], [[2, 5]], [4], [1], [False])]
+    for round_ in given:
+        hear(round_)
+    assert rounds == given
+    texts = ["".join(ElementTree.fromstring(text).itertext()) for text in told if text]
+    assert texts == ([] if head is None else ["What? go", "What? go up!"])
 
 
 def test_the_samples_of_the_page_are_there() -> None:

@@ -1,0 +1,167 @@
+"""What is refused before Gradio sees it: other names and other sites, pages for programs, and too much at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, final
+from urllib.parse import urlsplit
+
+MAX_BYTES = 20_000_000  # of an upload
+MAX_FORM = 100_000  # beside the file in an upload's request
+MAX_MESSAGE = 1_000_000  # bytes of any other request
+TOTAL_BYTES = 1_000_000_000  # of all that the server keeps for its visitors at one time
+LEAST = 4096  # bytes that a file takes on a disk
+AGE = 3600  # seconds after which uploads and sounds are deleted
+LOCAL = ("localhost", "127.0.0.1", "::1")
+UPLOAD = "/gradio_api/upload"
+CLOSED = (  # Gradio's pages for programs and for who runs it
+    "/monitoring",
+    "/docs",
+    "/redoc",
+    "/openapi.json",
+    "/gradio_api/openapi.json",
+    "/gradio_api/info",
+    "/gradio_api/process_recording",
+    "/gradio_api/runs",
+    "/gradio_api/run-history",
+)
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+@final
+class Guard:
+    """An ASGI application in front of another.
+
+    host: the address that is listened at. names: further host names of the page, asked anew each time: what a proxy
+    forwards may come under them. This machine's own names, and the address at which a request arrived, are always
+    taken. total: bytes that may be kept.
+
+    Another site's page can reach a server on its visitor's machine in two ways: by a name of its own that it lets point
+    there, which is another `Host`, or by a form that it sends there, with another `Origin`.
+    """
+
+    def __init__(
+        self, app: App, host: str, names: Callable[[], Iterable[str]] = tuple, total: int = TOTAL_BYTES
+    ) -> None:
+        self._app, self._host, self._names, self._total = app, host.strip("[]"), names, total
+        self._arriving = 0  # bytes of uploads that are on their way
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As servers call it."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        path = scope["path"].rstrip("/")
+        if not self._known(headers, scope):
+            await refuse(scope, send, 403, "This page is not served at this address, or for pages of other sites.")
+        elif any(path == closed or path.startswith(f"{closed}/") for closed in CLOSED):
+            await refuse(scope, send, 404, "Not found.")
+        elif "transfer-encoding" in headers:
+            await refuse(scope, send, 411, "A request must say how long it is.")
+        else:
+            await self._bounded(scope, receive, send, path, _length(headers))
+
+    def _known(self, headers: MutableMapping[str, str], scope: Scope) -> bool:
+        """Whether a request is for this page, and from this page or from no page."""
+        host, origin = headers.get("host", ""), headers.get("origin")
+        names = {name.lower() for name in self._names()}
+        arrived = str((scope.get("server") or ("",))[0]).removeprefix("::ffff:")
+        if name_of(f"//{host}") not in {*names, *LOCAL, self._host.lower(), arrived} - {""}:
+            return False
+        return origin is None or origin.lower().partition("://")[2] == host.lower() or name_of(origin) in names
+
+    async def _bounded(self, scope: Scope, receive: Receive, send: Send, path: str, length: int | None) -> None:
+        """Pass on a request that is not too large, in a server that does not keep too much."""
+        upload = path == UPLOAD
+        most = MAX_BYTES + MAX_FORM if upload else MAX_MESSAGE
+        if length is None or length > most:
+            await refuse(scope, send, 413, f"A request must have at most {most} bytes.")
+            return
+        if not upload:
+            await self._app(scope, receive, send)
+            return
+        self._arriving += length
+        try:
+            kept = await asyncio.to_thread(held, uploads_folder())
+            if kept + self._arriving > self._total:
+                await refuse(scope, send, 503, "Too many files are kept here now. Please try again in an hour.")
+            else:
+                await self._app(scope, receive, send)
+        finally:
+            self._arriving -= length
+
+
+def _length(headers: MutableMapping[str, str]) -> int | None:
+    """Of a request's body, which the server holds it to; None where it is no number."""
+    said = headers.get("content-length", "0").strip()
+    return int(said) if said.isascii() and said.isdigit() and len(said) < 20 else None
+
+
+def name_of(address: str) -> str:
+    """The host's name in an address, in small letters; "" where there is none."""
+    try:
+        return (urlsplit(address).hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+async def refuse(scope: Scope, send: Send, status: int, words: str) -> None:
+    """Answer in a sentence."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    body = words.encode()
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@contextmanager
+def private_uploads() -> Iterator[Path]:
+    """A folder of this server's own for what visitors send and get, which Gradio takes; deleted at the end."""
+    before = os.environ.get("GRADIO_TEMP_DIR")
+    if before:
+        Path(before).mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix="mmdec-demo-", dir=before, ignore_cleanup_errors=True) as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder
+        try:
+            yield Path(folder)
+        finally:
+            os.environ.pop("GRADIO_TEMP_DIR")
+            if before:
+                os.environ["GRADIO_TEMP_DIR"] = before
+
+
+def uploads_folder() -> Path:
+    """Where Gradio keeps files: that of `private_uploads`."""
+    return Path(os.environ["GRADIO_TEMP_DIR"])
+
+
+def held(folder: Path, now: Callable[[], float] = time.time) -> int:
+    """Bytes of all files in the folder, each of at least a disk's block. What was left there when an upload broke off
+    is deleted after `AGE`: Gradio forgets it."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            path = Path(place, name)
+            try:
+                state = path.lstat()
+                if path.parent == folder and now() - state.st_mtime > AGE:
+                    path.unlink()
+                else:
+                    total += max(state.st_size, LEAST)
+            except FileNotFoundError:  # deleted meanwhile
+                continue
+    return total
