@@ -23,6 +23,7 @@ from mmdec.evaluation.log import Log, no_log
 from mmdec.evaluation.pairing import paired
 from mmdec.evaluation.twins import Run, binary_tree, compare, twin
 from mmdec.ops.kernels import why_not
+from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.fast_pass import fast_pass
@@ -67,7 +68,7 @@ def bench_passes(
     """
     check_threads(threads)
     torch_device = check_device(device)
-    torch.set_num_threads(threads)
+    keep_threads(threads)
     chosen = sizes or SIZES[torch_device.type]
     text_dtype = torch.bfloat16 if torch_device.type == "cuda" else torch.float32
     rows: list[dict[str, Any]] = []

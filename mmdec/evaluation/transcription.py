@@ -29,6 +29,7 @@ from mmdec.generation.speculation import Nodes
 from mmdec.hub.whisper import DEFAULT_MODEL, LoadedWhisper, load_whisper
 from mmdec.metrics import text as metrics
 from mmdec.metrics.word_errors import Edits, character_edits, rate, ratio, word_edits
+from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import dtype_of
 from mmdec.types import InputError
@@ -84,7 +85,7 @@ def evaluate_asr(
         else read_utterances(os.fspath(corpus), split)
     )
     rows = evenly_spaced(found, limit)
-    torch.set_num_threads(threads)
+    keep_threads(threads)
     whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, device)
     methods = _methods(whisper, heads, plan, plain)
     harness = TranscriptionHarness(whisper, language, max_new_tokens)

@@ -107,8 +107,8 @@ def transcribe(
     `prompt` is text that might have come before. `options` go to `generate`: temperature (a tuple is the fallback
     ladder), logprob_threshold, compression_ratio_threshold, no_speech_threshold, condition_on_prev_tokens,
     prompt_condition_type, max_new_tokens, repetition_penalty and so on. With a ladder and word timestamps recordings
-    are decoded one by one. `progress` is called with the seconds of sound done and all seconds; `on_round`, for one
-    recording, with every round of the decoder. What either raises ends the call.
+    are decoded one by one. `threads`: see `translate_speech`. `progress` is called with the seconds of sound done and
+    all seconds; `on_round`, for one recording, with every round of the decoder. What either raises ends the call.
 
     Raises InputError for what cannot be done, and BatchError, with the other results, for recordings of a list.
     """
@@ -124,7 +124,7 @@ def transcribe(
     loaded = speculation.drafter_for(whisper.model)
     if loaded is not None:  # before any recording is read
         loaded.check(target_of(whisper.model))
-    with with_threads(threads), naming_options(TranscribeOptions.__annotations__):
+    with with_threads(threads, whisper.model), naming_options(TranscribeOptions.__annotations__):
         recordings = batch.read(request.check)
         transcripts = _in_batches(request, recordings, batch_size, speculation, rule not in LOSSY, progress)
     _refuse(transcripts, least, batch)

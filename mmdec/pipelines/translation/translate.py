@@ -92,12 +92,13 @@ def translate_speech(
     """French speech to English speech and text.
 
     `audio` is a path, a file object, or samples with their `sample_rate` in Hz: (T,), (T, channels) or (channels, T),
-    floats or integers up to 32 bit. A list gives a list back, in order; on a CPU it equals one by one exactly.
-    `model` is a shipped name, a directory, a hub id, or what `load` gave. `strategy` is lookahead (None means that),
-    greedy, viterbi, joint-viterbi, autoregressive or verified. `verify` means strategy "verified": exactly the
-    autoregressive decoder's units, in a few passes over drafts from the graph. `threads` sets torch's threads for this
-    call. `vocoder` None is the model's own, "griffin-lim" needs no weights; else it names published HiFi-GAN weights: a
-    directory or a hub id. `min_confidence`, 0 to 1, refuses translations that are less likely to be right
+    floats or integers up to 32 bit. A list gives a list back, in order; on a CPU it equals one by one exactly. `model`
+    is a shipped name, a directory, a hub id, or what `load` gave. `strategy` is lookahead (None means that), greedy,
+    viterbi, joint-viterbi, autoregressive or verified. `verify` means strategy "verified": exactly the autoregressive
+    decoder's units, in a few passes over drafts from the graph. `threads` sets torch's CPU threads for this call; None
+    keeps what OMP_NUM_THREADS or `torch.set_num_threads` says, else chooses by the model's size and the processors that
+    are free. `vocoder` None is the model's own, "griffin-lim" needs no weights; else it names published HiFi-GAN
+    weights: a directory or a hub id. `min_confidence`, 0 to 1, refuses translations that are less likely to be right
     (`out.confidence`). `pauses` says where a long recording is cut: at quiet places ("energy"), or where WebRTC's
     detector hears no voice ("webrtc", extra `mmdec[vad]`). `on_pass`, for one recording, is called after each pass of
     the linguistic decoder with the units that are final by then, the pass's time and the graph; an exception from it
@@ -115,7 +116,7 @@ def translate_speech(
     if on_pass is not None and not batch.single:
         raise InputError("`on_pass` must be None for a list of recordings, but is given. Translate them one by one.")
     translator = as_translator(model, device, vocoder)
-    with with_threads(threads):
+    with with_threads(threads, translator.model, translator.vocoder):
         recordings = batch.read()
         translations = dict(
             zip(recordings, _translate(translator, list(recordings.values()), strategy, pauses, on_pass), strict=True)
