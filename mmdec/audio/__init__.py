@@ -1,4 +1,4 @@
-"""Sound in, sound out, and the features between them. The only folder that imports torchaudio or soundfile."""
+"""Sound in, sound out, and the features between them. The only folder that imports torchaudio, soundfile or av."""
 
 from mmdec.audio.features import (
     HOP,

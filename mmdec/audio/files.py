@@ -3,8 +3,8 @@
 import io
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,6 +13,7 @@ import soundfile
 import torch
 from torch import Tensor
 
+from mmdec.audio.containers import container_blocks, container_of, conversion
 from mmdec.audio.features import SAMPLE_RATE
 from mmdec.audio.samples import MAX_SECONDS, check_peak, check_rate, check_samples, full_scale, resample
 from mmdec.checks import files
@@ -44,9 +45,10 @@ AudioSource = str | os.PathLike[str] | BinaryIO
 def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE) -> Tensor:
     """One sound file, mixed down to mono and resampled: (T,) float32 in [-1, 1].
 
-    Reads what libsndfile reads: wav, flac, ogg, mp3, aiff; 8 to 32 bit integers and floats. What is in the file is
-    read, whatever its header declares; floats beyond full scale are brought back to it. Raises InputError for
-    anything else, and for audio that `check_samples` or `check_peak` refuses.
+    Reads what libsndfile reads: wav, flac, ogg, mp3, aiff; 8 to 32 bit integers and floats; and with PyAV (extra
+    `mmdec[av]`) the sound of mp4, m4a, mov, webm and mka. What is in the file is read, whatever its header declares;
+    floats beyond full scale are brought back to it. Raises InputError for anything else, and for audio that
+    `check_samples` or `check_peak` refuses.
     """
     check_rate(sample_rate)
     blocks: list[np.ndarray] = []
@@ -89,11 +91,7 @@ def _blocks(source: AudioSource) -> Iterator[tuple[int, np.ndarray]]:
                 content = stack.enter_context(open_regular(path, "audio"))
             else:
                 content = _read_whole(source)
-            file = stack.enter_context(_open(content, Path(path).suffix.lower()))
-            rate = file.samplerate
-            check_rate(rate)
-            size, there = max(1, BLOCK // file.channels), _frames_there(file, content)
-            while len(block := file.read(min(size, there - frames), dtype="float32", always_2d=True)):
+            for rate, block in stack.enter_context(closing(_decoded(content, name, path))):
                 frames += len(block)
                 if frames > MAX_SECONDS * rate:
                     raise InputError(
@@ -103,16 +101,34 @@ def _blocks(source: AudioSource) -> Iterator[tuple[int, np.ndarray]]:
                 yield rate, block
         except InputError:
             raise
-        except Exception as error:  # libsndfile's, soundfile's or the system's: whichever it is, it is this file's
+        except Exception as error:  # a decoder's, soundfile's or the system's: whichever it is, it is this file's
             reason = files.reason(error)
             if isinstance(error, soundfile.LibsndfileError):
                 reason = error.error_string.rstrip(".") or f"error {error.code}"
-            remedy = "Convert it to 16-bit PCM wav."
+            remedy = conversion(path)
             if path.lower().endswith(".raw"):
                 remedy = "Pass samples without a header as an array with its `sample_rate`."
             raise InputError(
                 f"`audio` must be a sound file that libsndfile can read, but {name} is not ({reason}). {remedy}"
             ) from error
+
+
+def _decoded(content: int | io.BytesIO, name: str, path: str) -> Generator[tuple[int, np.ndarray]]:
+    """The same from an open file: libsndfile's, or PyAV's where libsndfile does not know the format."""
+    try:
+        file = _open(content, Path(path).suffix.lower())
+    except soundfile.LibsndfileError:
+        container = container_of(content)
+        if not container:
+            raise
+        yield from container_blocks(content, container, name, path)
+        return
+    with file:
+        check_rate(file.samplerate)
+        frames, size, there = 0, max(1, BLOCK // file.channels), _frames_there(file, content)
+        while len(block := file.read(min(size, there - frames), dtype="float32", always_2d=True)):
+            frames += len(block)
+            yield file.samplerate, block
 
 
 def _open(content: int | io.BytesIO, suffix: str) -> soundfile.SoundFile:
