@@ -55,7 +55,7 @@ class DescribeOptions(TypedDict, total=False, extra_items=Any):
     num_speculative_tokens: Nodes
     seed: int | None
     device: str | torch.device | None
-    dtype: torch.dtype | None
+    dtype: torch.dtype | str | None
     threads: int | None
     on_text: OnText | None
     on_round: OnRound | None
@@ -87,7 +87,7 @@ def describe(
     num_speculative_tokens: Nodes = None,
     seed: int | None = None,
     device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     threads: int | None = None,
     on_text: OnText | None = None,
     on_round: OnRound | None = None,

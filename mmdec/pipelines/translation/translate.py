@@ -60,6 +60,7 @@ class TranslateOptions(TypedDict, total=False):
     strategy: str | None
     verify: bool
     device: str | torch.device | None
+    dtype: torch.dtype | str | None
     threads: int | None
     vocoder: str | os.PathLike[str] | None
     min_confidence: float | None
@@ -83,6 +84,7 @@ def translate_speech(
     strategy: str | None = None,
     verify: bool = False,
     device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
     threads: int | None = None,
     vocoder: str | os.PathLike[str] | None = None,
     min_confidence: float | None = None,
@@ -97,12 +99,12 @@ def translate_speech(
     viterbi, joint-viterbi, autoregressive or verified. `verify` means strategy "verified": exactly the autoregressive
     decoder's units, in a few passes over drafts from the graph. `threads` sets torch's CPU threads for this call; None
     keeps what OMP_NUM_THREADS or `torch.set_num_threads` says, else chooses by the model's size and the processors that
-    are free. `vocoder` None is the model's own, "griffin-lim" needs no weights; else it names published HiFi-GAN
-    weights: a directory or a hub id. `min_confidence`, 0 to 1, refuses translations that are less likely to be right
-    (`out.confidence`). `pauses` says where a long recording is cut: at quiet places ("energy"), or where WebRTC's
-    detector hears no voice ("webrtc", extra `mmdec[vad]`). `on_pass`, for one recording, is called after each pass of
-    the linguistic decoder with the units that are final by then, the pass's time and the graph; an exception from it
-    ends the call.
+    are free. `dtype` is float32, or bfloat16 for the networks' products but the vocoder's. `vocoder` None is the
+    model's own, "griffin-lim" needs no weights; else it names published HiFi-GAN weights: a directory or a hub id.
+    `min_confidence`, 0 to 1, refuses translations that are less likely to be right (`out.confidence`). `pauses` says
+    where a long recording is cut: at quiet places ("energy"), or where WebRTC's detector hears no voice ("webrtc",
+    extra `mmdec[vad]`). `on_pass`, for one recording, is called after each pass of the linguistic decoder with the
+    units that are final by then, the pass's time and the graph; an exception from it ends the call.
 
     Raises InputError for a recording that cannot be translated, also if the model finds no unit in it. For a list it
     raises BatchError, which holds the other results.
@@ -115,7 +117,7 @@ def translate_speech(
     batch = Batch(audio, sample_rate)
     if on_pass is not None and not batch.single:
         raise InputError("`on_pass` must be None for a list of recordings, but is given. Translate them one by one.")
-    translator = as_translator(model, device, vocoder)
+    translator = as_translator(model, device, vocoder, dtype)
     with with_threads(threads, translator.model, translator.vocoder):
         recordings = batch.read()
         translations = dict(
