@@ -76,7 +76,14 @@ def _shown(path: str | os.PathLike[str]) -> str:
     return text if len(text) <= 3 * SHOWN else f"{text[: 3 * SHOWN]}..."
 
 
-def _read(path: str | os.PathLike[str], name: str) -> bytes:
+def check_path(path: str | os.PathLike[str], name: str = "image") -> None:
+    """Refuse a path that leads to no file that can be read, and an address. Raises InputError."""
+    _check_name(path, name)
+    with open_regular(path, name):
+        pass
+
+
+def _check_name(path: str | os.PathLike[str], name: str) -> None:
     text = os.fsdecode(path)
     if _ADDRESS.match(text) and not os.path.lexists(text.partition("\0")[0]):
         raise InputError(
@@ -84,6 +91,10 @@ def _read(path: str | os.PathLike[str], name: str) -> bytes:
         )
     if len(text) > MAX_PATH:
         raise InputError(f"`{name}` must be an existing file, but '{_shown(path)}' is no name. Check the path.")
+
+
+def _read(path: str | os.PathLike[str], name: str) -> bytes:
+    _check_name(path, name)
     with open_regular(path, name) as descriptor, open(descriptor, "rb", closefd=False) as file:
         try:
             return file.read(MAX_BYTES + 1)

@@ -40,7 +40,7 @@ def check_dtype(dtype: object) -> torch.dtype:
     if not isinstance(found, torch.dtype) or found not in DTYPES:
         given = str(dtype) if isinstance(dtype, torch.dtype) else show(dtype)
         raise InputError(
-            f"`dtype` must be float32, bfloat16, float16 or float64, but is {given}. Leave it out for float32."
+            f"`dtype` must be float32, bfloat16, float16 or float64, but is {given}. Choose one, or leave it out."
         )
     return found
 

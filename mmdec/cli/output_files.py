@@ -9,30 +9,43 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from mmdec import InputError, MmdecError
 from mmdec.checks.files import printable, reason, write_whole
+from mmdec.cli.input_files import InputFile
 
 LIKELY_WRONG = 0.5  # confidences below it are warned of
 
 
-def output_paths(inputs: Sequence[Path], output: Path, suffixes: Sequence[str], suffix: str) -> list[Path]:
+def output_paths(
+    inputs: Sequence[Path], output: Path, suffixes: Sequence[str], suffix: str, count: int | None = None
+) -> list[Path]:
     """The output file of each input: `output` itself, if it ends in one of `suffixes`, or a file in the directory
-    `output` that ends in `suffix`. Inputs with the same name get different outputs; no input is overwritten."""
+    `output` that ends in `suffix`. Inputs with the same name get different outputs; no input is overwritten.
+
+    count: of outputs, named as the first inputs are; None: one for each input."""
+    named = inputs[:count]
+    above = next((folder for folder in output.parents if os.path.lexists(folder)), None)
+    if above is not None and not os.path.isdir(above):
+        raise InputError(f"`--output` must lie in a directory, but '{above}' is none. Name another.")
     if output.suffix.lower() in suffixes and not os.path.isdir(output):
-        if len(inputs) > 1:
+        if len(named) > 1:
             raise InputError(
-                f"`--output` must be a directory for {len(inputs)} inputs, but is '{output}'. Name a directory."
+                f"`--output` must be a directory for {len(named)} inputs, but is '{output}'. Name a directory."
             )
         targets = [output]
     else:
         if os.path.lexists(output) and not os.path.isdir(output):
             raise InputError(f"`--output` must be a directory or a {suffix} file, but is '{output}'. Name another.")
+        taken = set[Path]()
         targets = []
-        for source in inputs:
+        for source in named:
             target, number = output / f"{source.stem}{suffix}", 2
-            while target in targets:
+            while target in taken:
                 target, number = output / f"{source.stem}-{number}{suffix}", number + 1
             targets.append(target)
+            taken.add(target)
     sources = {os.path.realpath(source) for source in inputs}  # resolve() raises where links go in circles
     for target in targets:
         if os.path.realpath(target) in sources:
@@ -60,12 +73,25 @@ def failure(error: Exception) -> str:
     return str(error) if isinstance(error, MmdecError) else f"{type(error).__name__}: {printable(str(error))}"
 
 
-def print_failures(failed: Sequence[tuple[Path, str]], total: int) -> None:
-    """Print the failed files with their messages, and how many there are, on stderr."""
+def print_refused(files: Sequence[InputFile]) -> int:
+    """Print on stderr, before anything is loaded, which paths cannot be read. Returns how many."""
+    refused = [(file.path, file.refusal) for file in files if file.refusal]
+    print_failures(refused)
+    return len(refused)
+
+
+def print_failures(failed: Sequence[tuple[Path, str]]) -> None:
+    """Print the failed files with their messages on stderr."""
     for source, message in failed:
         print(f"failed: {printable(str(source))}: {message}", file=sys.stderr)
-    if failed:
-        print(f"{len(failed)} of {total} files failed", file=sys.stderr)
+
+
+def end(failed: Sequence[tuple[Path, str]], refused: int, total: int) -> None:
+    """Print the failed files, and how many there are with those refused at the beginning; exit with 1 if any."""
+    print_failures(failed)
+    if count := len(failed) + refused:
+        print(f"{count} of {total} files failed", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 def print_unsure(results: Sequence[tuple[object, float]], model: str) -> None:

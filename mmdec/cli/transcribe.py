@@ -12,16 +12,40 @@ import typer
 
 from mmdec import InputError, MmdecError
 from mmdec.checks.files import printable
-from mmdec.cli.options import WHISPER_MODEL, Device, Inputs, JsonLines, MinConfidence, Model, Threads
-from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, print_unsure, unwritten, write_text
-from mmdec.cli.progress import progress_bar, tell_loading
+from mmdec.cli.input_files import SOUNDS, check_sound, input_files
+from mmdec.cli.options import (
+    WHISPER_MODEL,
+    Device,
+    Dtype,
+    Inputs,
+    JsonLines,
+    MinConfidence,
+    Model,
+    Threads,
+    dtype_or_quick,
+)
+from mmdec.cli.output_files import (
+    end,
+    failure,
+    json_text,
+    output_paths,
+    print_refused,
+    print_unsure,
+    unwritten,
+    write_text,
+)
+from mmdec.cli.progress import loading, progress_bar
 from mmdec.pipelines.transcription.transcript import FORMATS, SUBTITLES, clock
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from mmdec.pipelines.transcription.load import LoadedTranscriber
     from mmdec.pipelines.transcription.transcript import Transcript
 
+FALLBACK = (
+    "Long recordings, and windows that are decoded again"  # a table of its own: names as long as these need the room
+)
 SUFFIXES = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt"}
 
 Output = Annotated[
@@ -46,23 +70,42 @@ DrafterName = Annotated[
 Language = Annotated[str | None, typer.Option("--language", "-l", help="A name or a code. Default: detected.")]
 Task = Annotated[str, typer.Option(help="transcribe, or translate (into English).")]
 Prompt = Annotated[str | None, typer.Option(help="Text before the recording: gives names and spelling.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Recordings in a batch.")]
+BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Recordings in a batch.")]
 Temperature = Annotated[
     list[float] | None,
-    typer.Option(help="0 is greedy decoding. Repeat it to retry a failed window at higher temperatures."),
+    typer.Option(
+        metavar="T",
+        rich_help_panel=FALLBACK,
+        help="0 is greedy decoding. Repeat it to retry a failed window at higher temperatures.",
+    ),
 ]
 LogprobThreshold = Annotated[
-    float | None, typer.Option(help="Retry a window whose mean log-probability is lower. Whisper's own: -1.")
+    float | None,
+    typer.Option(
+        metavar="P",
+        rich_help_panel=FALLBACK,
+        help="Retry a window whose mean log-probability is lower. Whisper's own: -1.",
+    ),
 ]
 CompressionThreshold = Annotated[
-    float | None, typer.Option(help="Retry a window whose text compresses by more. Whisper's own: 1.35.")
+    float | None,
+    typer.Option(
+        metavar="R", rich_help_panel=FALLBACK, help="Retry a window whose text compresses by more. Whisper's own: 1.35."
+    ),
 ]
 NoSpeechThreshold = Annotated[
     float | None,
-    typer.Option(help="Skip an unlikely window as silence if its no-speech probability is higher. Whisper's own: 0.6."),
+    typer.Option(
+        metavar="P",
+        rich_help_panel=FALLBACK,
+        help="Skip an unlikely window as silence if its no-speech probability is higher. Whisper's own: 0.6.",
+    ),
 ]
 Condition = Annotated[
-    bool, typer.Option("--condition-on-prev-tokens", help="Give each window the text of the window before.")
+    bool,
+    typer.Option(
+        "--condition-on-prev-tokens", rich_help_panel=FALLBACK, help="Give each window the text of the window before."
+    ),
 ]
 
 
@@ -84,17 +127,22 @@ def transcribe(
     no_speech_threshold: NoSpeechThreshold = None,
     condition_on_prev_tokens: Condition = False,
     device: Device = None,
+    dtype: Dtype = None,
     threads: Threads = None,
     min_confidence: MinConfidence = None,
 ) -> None:
     """Transcribe speech with a Whisper. A drafter makes it faster; the text stays the model's own.
 
-    If a file fails, the others are still transcribed. Failed files are listed at the end, and the exit code is 1.
+    If a file fails, the others are still transcribed. Failed files are listed, and the exit code is 1.
     """
     kind = _format(kind, output, as_json)
     if kind in SUBTITLES:
         timestamps = timestamps or "segment"
-    targets = _targets(inputs, output, kind)
+    files = input_files(inputs, SOUNDS, output, check_sound)
+    targets = _targets([file.path for file in files], output, kind)
+    refused = print_refused(files)
+    if refused == len(files):
+        end([], refused, len(files))
     options: dict[str, Any] = {
         "drafter": None if drafter == "none" else drafter,
         "timestamps": timestamps,
@@ -112,19 +160,19 @@ def transcribe(
     }
     errors: list[tuple[Path, str]] = []
     confidences: list[tuple[Path, float]] = []
-    tell_loading(model, quiet=as_json)
-    results = _transcripts(inputs, batch_size, model, device, options)
-    for source, target, result in zip(inputs, targets, results, strict=True):
+    with loading(model, quiet=as_json):
+        whisper = _load(model, device, dtype)
+    whole = [(file.path, target) for file, target in zip(files, targets, strict=True) if not file.refusal]
+    results = _transcripts([source for source, _ in whole], batch_size, whisper, options)
+    for (source, target), result in zip(whole, results, strict=True):
         error = result if isinstance(result, str) else _write(result, target, kind)
         if error:
             errors.append((source, error))
         elif not isinstance(result, str):
-            print(_report(source, target, result, kind, as_json, len(inputs) > 1), flush=True)
+            print(_report(source, target, result, kind, as_json, len(files) > 1), flush=True)
             confidences.append((source, result.confidence))
     print_unsure(confidences, model)
-    print_failures(errors, len(inputs))
-    if errors:
-        raise typer.Exit(1)
+    end(errors, refused, len(files))
 
 
 def _write(result: Transcript, target: Path | None, kind: str) -> str:
@@ -140,18 +188,22 @@ def _write(result: Transcript, target: Path | None, kind: str) -> str:
     return ""
 
 
-def _transcripts(
-    inputs: Sequence[Path], batch_size: int, model: str, device: str | None, options: dict[str, Any]
-) -> Iterator[Transcript | str]:
-    """For each input, in order, its transcript or an error message. Inputs are decoded in batches."""
+def _load(model: str, device: str | None, dtype: str | None) -> LoadedTranscriber:
     from transformers.utils import logging
 
-    from mmdec import transcribe
-    from mmdec.hub.whisper import load_whisper
+    from mmdec.pipelines.transcription.load import load_transcriber
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    whisper = load_whisper(model, device)
+    return load_transcriber(model, device, dtype_or_quick(dtype, device))
+
+
+def _transcripts(
+    inputs: Sequence[Path], batch_size: int, whisper: LoadedTranscriber, options: dict[str, Any]
+) -> Iterator[Transcript | str]:
+    """For each input, in order, its transcript or an error message. Inputs are decoded in batches."""
+    from mmdec import transcribe
+
     with progress_bar(count=False) as progress:
         for start in range(0, len(inputs), batch_size):
             batch = list(inputs[start : start + batch_size])

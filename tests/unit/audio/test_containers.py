@@ -115,9 +115,7 @@ def test_a_film_without_sound_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"#EXTM3U\n#EXTINF:1,\n/etc/hostname\n", b"ffconcat version 1.0\nfile a.wav\n"])
-def test_lists_of_other_files_are_not_followed(
-    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lists_of_other_files_are_not_followed(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FFmpeg would open what they name, on the network too: it is never asked what such a file is."""
     monkeypatch.setattr(av, "open", lambda *_, **__: pytest.fail("it was asked"))
     path = tmp_path / "list.m4a"

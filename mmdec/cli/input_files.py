@@ -1,0 +1,90 @@
+"""Inputs of the command line: files, and folders of them. What is wrong with a path is found before a model is loaded.
+
+The suffixes only say which files of a folder are meant; what a file is, its content says.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from mmdec import InputError
+from mmdec.checks.files import open_regular, reason
+
+SOUNDS = (
+    *(".wav", ".flac", ".ogg", ".oga", ".mp3", ".opus", ".aiff", ".aif", ".au", ".caf", ".w64"),
+    *(".m4a", ".m4b", ".mp4", ".mov", ".webm", ".mka", ".mkv"),
+)
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+
+
+@final
+@dataclass(frozen=True)
+class InputFile:
+    """A path as it was given, or one of a given folder; refusal: why it cannot be read, or ""."""
+
+    name: str
+    refusal: str = ""
+
+    @property
+    def path(self) -> Path:
+        return Path(self.name)
+
+
+def input_files(
+    given: Iterable[str | Path],
+    suffixes: Sequence[str],
+    output: Path | None,
+    check: Callable[[str], object],
+) -> list[InputFile]:
+    """The files, those of folders and of the folders in them in the order of their names.
+
+    suffixes: of the files of a folder. output: a folder of outputs, whose files are no inputs. check: raises InputError
+    for a path that cannot be read.
+    """
+    return [file for name in given for file in _files(str(name), suffixes, output, check)]
+
+
+def _files(
+    name: str, suffixes: Sequence[str], output: Path | None, check: Callable[[str], object]
+) -> Iterator[InputFile]:
+    if not os.path.isdir(name):
+        yield InputFile(name, _refusal(name, check))
+        return
+    own, found = None if output is None else os.path.realpath(output), 0
+    for folder, folders, names in os.walk(name, onerror=(errors := list[OSError]()).append):
+        inside = (one for one in sorted(folders) if not one.startswith("."))
+        folders[:] = [one for one in inside if os.path.realpath(os.path.join(folder, one)) != own]
+        for file in sorted(names):
+            if file.lower().endswith(tuple(suffixes)) and not file.startswith("."):
+                found += 1
+                path = os.path.join(folder, file)
+                yield InputFile(path, _refusal(path, check))
+    for error in errors:
+        yield InputFile(str(error.filename), f"the folder cannot be read: {reason(error)}")
+    if not found and not errors:
+        yield InputFile(name, f"the folder holds no file that ends in {', '.join(suffixes)}. Name the files in it.")
+
+
+def _refusal(name: str, check: Callable[[str], object]) -> str:
+    try:
+        check(name)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def check_sound(name: str) -> None:
+    """Refuse a path that leads to no file that can be read."""
+    with open_regular(name, "audio"):
+        pass
+
+
+def check_picture(name: str) -> None:
+    """The same for a picture, and an address: nothing is downloaded."""
+    from mmdec.images import check_path
+
+    check_path(name)
