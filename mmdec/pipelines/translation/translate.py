@@ -15,6 +15,7 @@ from typing_extensions import TypedDict, Unpack
 
 from mmdec import audio as sound
 from mmdec.checks.arguments import check_callable, check_switch, check_threads, show
+from mmdec.decode.summary import three_lines
 from mmdec.hub.daspeech import DEFAULT_MODEL
 from mmdec.pipelines.confidence import check_min_confidence, refuse_unsure
 from mmdec.pipelines.inputs import SILENCE, Audio, AudioList, Batch, peak
@@ -41,6 +42,12 @@ class Translation:
     seconds_source: float = 0.0  # length of the French recording
     passes: int = 1  # of the linguistic decoder, over all pieces
     confidence: float = 0.0  # 0 to 1: the share of words that are likely right, see `mmdec.pipelines.confidence`
+
+    def __str__(self) -> str:
+        """Three lines: the text, in how many passes, in how many seconds."""
+        each = len(self.units) / max(self.passes, 1)
+        passes = f"{self.passes} pass{'' if self.passes == 1 else 'es'}, {each:.2f} units a pass"
+        return three_lines(self.text, passes, self.timings)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the speech as 16-bit audio in one step: on an error the old one stays. The suffix names the format."""
