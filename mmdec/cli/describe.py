@@ -12,18 +12,10 @@ import typer
 
 from mmdec import InputError, MmdecError
 from mmdec.checks.files import printable
-from mmdec.cli.input_files import PICTURES, InputFile, check_picture, input_files
+from mmdec.cli.input_files import PICTURES, input_files, together_as_one
+from mmdec.cli.jobs import Jobs
 from mmdec.cli.options import VLM_MODEL, Device, Dtype, JsonLines, MinConfidence, Model, Threads, dtype_or_quick
-from mmdec.cli.output_files import (
-    end,
-    failure,
-    json_text,
-    output_paths,
-    print_refused,
-    print_unsure,
-    unwritten,
-    write_text,
-)
+from mmdec.cli.output_files import failure, json_text, output_paths, unwritten, write_text
 from mmdec.cli.progress import loading, progress_bar
 
 if TYPE_CHECKING:
@@ -80,19 +72,13 @@ def describe(
     if stream and (as_json or output is not None):
         raise InputError("`--stream` must be left out with `--json` and `--output`, but is given. Drop one of them.")
     suffix = ".json" if as_json or (output is not None and output.suffix.lower() == ".json") else ".txt"
-    files = input_files(images, PICTURES, output, check_picture)
-    if together:
-        reason = next((file.refusal for file in files if file.refusal), "")
-        questions = [InputFile(", ".join(file.name for file in files), reason)]
-    else:
-        questions = files
+    files = input_files(images, "image", PICTURES, output)
+    questions = [together_as_one(files)] if together else files
     targets: list[Path | None] = [None] * len(questions)
     if output is not None:
         sources = [file.path for file in files]
         targets = [*output_paths(sources, output, (".txt", ".json"), suffix, len(questions))]
-    refused = print_refused(questions)
-    if refused == len(questions):
-        end([], refused, len(questions))
+    jobs = Jobs(questions, targets, model)
     options: dict[str, Any] = {
         "drafter": None if drafter == "none" else drafter,
         "batch_size": 1 if stream else batch_size,
@@ -100,24 +86,19 @@ def describe(
         "threads": threads,
         "min_confidence": min_confidence,
     }
-    errors: list[tuple[Path, str]] = []
-    confidences: list[tuple[str, float]] = []
-    several = len(questions) > 1
     with loading(model, quiet=as_json):
         vlm = _load(model, device, dtype)
-    whole = [(file.name, target) for file, target in zip(questions, targets, strict=True) if not file.refusal]
-    asked: list[Any] = [tuple(file.name for file in files)] if together else [name for name, _ in whole]
-    results = _descriptions(asked, prompt, vlm, options, partial(_speak, several) if stream else None)
-    for source, (name, target), result in zip(asked, whole, results, strict=True):
+    asked: list[Any] = [tuple(file.name for file in files)] if together else [file.name for file, _ in jobs.todo]
+    results = _descriptions(asked, prompt, vlm, options, partial(_speak, jobs.several) if stream else None)
+    for source, (file, target), result in zip(asked, jobs.todo, results, strict=True):
         error = result if isinstance(result, str) else _write(result, target, suffix == ".json")
         if error:
-            errors.append((Path(name), error))
+            jobs.failed(file.name, error)
         elif not isinstance(result, str):
-            confidences.append((name, result.confidence))
+            jobs.done(file.name, result.confidence)
             if not stream:
-                print(_report(source, target, result, as_json, several), flush=True)
-    print_unsure(confidences, model)
-    end(errors, refused, len(questions))
+                print(_report(source, target, result, as_json, jobs.several), flush=True)
+    jobs.end()
 
 
 def _speak(several: bool, image: Any) -> Callable[[str], None]:

@@ -6,7 +6,7 @@ The suffixes only say which files of a folder are meant; what a file is, its con
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -35,24 +35,25 @@ class InputFile:
 
 
 def input_files(
-    given: Iterable[str | Path],
-    suffixes: Sequence[str],
-    output: Path | None,
-    check: Callable[[str], object],
+    given: Iterable[str | Path], argument: str, suffixes: Sequence[str], output: Path | None
 ) -> list[InputFile]:
     """The files, those of folders and of the folders in them in the order of their names.
 
-    suffixes: of the files of a folder. output: a folder of outputs, whose files are no inputs. check: raises InputError
-    for a path that cannot be read.
+    argument: what an error calls a file. suffixes: of the files of a folder. output: a folder of outputs, whose files
+    are no inputs.
     """
-    return [file for name in given for file in _files(str(name), suffixes, output, check)]
+    return [file for name in given for file in _files(str(name), argument, suffixes, output)]
 
 
-def _files(
-    name: str, suffixes: Sequence[str], output: Path | None, check: Callable[[str], object]
-) -> Iterator[InputFile]:
+def together_as_one(files: Sequence[InputFile]) -> InputFile:
+    """Several files that are one input: what is wrong with one of them is wrong with it."""
+    refusal = next((file.refusal for file in files if file.refusal), "")
+    return InputFile(", ".join(file.name for file in files), refusal)
+
+
+def _files(name: str, argument: str, suffixes: Sequence[str], output: Path | None) -> Iterator[InputFile]:
     if not os.path.isdir(name):
-        yield InputFile(name, _refusal(name, check))
+        yield InputFile(name, _refusal(name, argument))
         return
     own, found = None if output is None else os.path.realpath(output), 0
     for folder, folders, names in os.walk(name, onerror=(errors := list[OSError]()).append):
@@ -62,29 +63,16 @@ def _files(
             if file.lower().endswith(tuple(suffixes)) and not file.startswith("."):
                 found += 1
                 path = os.path.join(folder, file)
-                yield InputFile(path, _refusal(path, check))
+                yield InputFile(path, _refusal(path, argument))
     for error in errors:
         yield InputFile(str(error.filename), f"the folder cannot be read: {reason(error)}")
     if not found and not errors:
         yield InputFile(name, f"the folder holds no file that ends in {', '.join(suffixes)}. Name the files in it.")
 
 
-def _refusal(name: str, check: Callable[[str], object]) -> str:
+def _refusal(name: str, argument: str) -> str:
     try:
-        check(name)
+        with open_regular(name, argument):
+            return ""
     except InputError as error:
         return str(error)
-    return ""
-
-
-def check_sound(name: str) -> None:
-    """Refuse a path that leads to no file that can be read."""
-    with open_regular(name, "audio"):
-        pass
-
-
-def check_picture(name: str) -> None:
-    """The same for a picture, and an address: nothing is downloaded."""
-    from mmdec.images import check_path
-
-    check_path(name)

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from mmdec import InputError, MmdecError
 from mmdec.checks.files import printable, reason, write_whole
-from mmdec.cli.input_files import InputFile
-
-LIKELY_WRONG = 0.5  # confidences below it are warned of
 
 
 def output_paths(
@@ -71,49 +65,3 @@ def unwritten(path: Path, error: OSError) -> str:
 def failure(error: Exception) -> str:
     """The message for an input that failed, in one line; for errors other than mmdec's own, with their type."""
     return str(error) if isinstance(error, MmdecError) else f"{type(error).__name__}: {printable(str(error))}"
-
-
-def print_refused(files: Sequence[InputFile]) -> int:
-    """Print on stderr, before anything is loaded, which paths cannot be read. Returns how many."""
-    refused = [(file.path, file.refusal) for file in files if file.refusal]
-    print_failures(refused)
-    return len(refused)
-
-
-def print_failures(failed: Sequence[tuple[Path, str]]) -> None:
-    """Print the failed files with their messages on stderr."""
-    for source, message in failed:
-        print(f"failed: {printable(str(source))}: {message}", file=sys.stderr)
-
-
-def end(failed: Sequence[tuple[Path, str]], refused: int, total: int) -> None:
-    """Print the failed files, and how many there are with those refused at the beginning; exit with 1 if any."""
-    print_failures(failed)
-    if count := len(failed) + refused:
-        print(f"{count} of {total} files failed", file=sys.stderr)
-        raise typer.Exit(1)
-
-
-def print_unsure(results: Sequence[tuple[object, float]], model: str) -> None:
-    """Warn on stderr of each output, (its input's name, its confidence), that is likely wrong. Only a model whose
-    confidence was fitted is believed."""
-    unsure = [(name, value) for name, value in results if value < LIKELY_WRONG]
-    if not unsure or not _fitted(model):
-        return
-    for name, value in unsure:
-        print(
-            f"warning: {printable(str(name))}: the output is likely wrong: its confidence is {value:.2f}, below "
-            f"{LIKELY_WRONG}.",
-            file=sys.stderr,
-        )
-
-
-def _fitted(model: str) -> bool:
-    """Whether the model's folder holds a curve of confidence."""
-    from mmdec.hub.find import find
-    from mmdec.pipelines.confidence import FILE, read_calibrations
-
-    try:
-        return bool(read_calibrations(find(model, files=["config.json", FILE])))
-    except InputError:  # gone meanwhile
-        return False

@@ -12,7 +12,8 @@ import typer
 
 from mmdec import InputError, MmdecError
 from mmdec.checks.files import printable
-from mmdec.cli.input_files import SOUNDS, check_sound, input_files
+from mmdec.cli.input_files import SOUNDS, input_files
+from mmdec.cli.jobs import Jobs
 from mmdec.cli.options import (
     WHISPER_MODEL,
     Device,
@@ -24,16 +25,7 @@ from mmdec.cli.options import (
     Threads,
     dtype_or_quick,
 )
-from mmdec.cli.output_files import (
-    end,
-    failure,
-    json_text,
-    output_paths,
-    print_refused,
-    print_unsure,
-    unwritten,
-    write_text,
-)
+from mmdec.cli.output_files import failure, json_text, output_paths, unwritten, write_text
 from mmdec.cli.progress import loading, progress_bar
 from mmdec.pipelines.transcription.transcript import FORMATS, SUBTITLES, clock
 
@@ -138,11 +130,8 @@ def transcribe(
     kind = _format(kind, output, as_json)
     if kind in SUBTITLES:
         timestamps = timestamps or "segment"
-    files = input_files(inputs, SOUNDS, output, check_sound)
-    targets = _targets([file.path for file in files], output, kind)
-    refused = print_refused(files)
-    if refused == len(files):
-        end([], refused, len(files))
+    files = input_files(inputs, "audio", SOUNDS, output)
+    jobs = Jobs(files, _targets([file.path for file in files], output, kind), model)
     options: dict[str, Any] = {
         "drafter": None if drafter == "none" else drafter,
         "timestamps": timestamps,
@@ -158,21 +147,17 @@ def transcribe(
         "no_speech_threshold": no_speech_threshold,
         "condition_on_prev_tokens": condition_on_prev_tokens or None,
     }
-    errors: list[tuple[Path, str]] = []
-    confidences: list[tuple[Path, float]] = []
     with loading(model, quiet=as_json):
         whisper = _load(model, device, dtype)
-    whole = [(file.path, target) for file, target in zip(files, targets, strict=True) if not file.refusal]
-    results = _transcripts([source for source, _ in whole], batch_size, whisper, options)
-    for (source, target), result in zip(whole, results, strict=True):
+    results = _transcripts([file.path for file, _ in jobs.todo], batch_size, whisper, options)
+    for (file, target), result in zip(jobs.todo, results, strict=True):
         error = result if isinstance(result, str) else _write(result, target, kind)
         if error:
-            errors.append((source, error))
+            jobs.failed(file.name, error)
         elif not isinstance(result, str):
-            print(_report(source, target, result, kind, as_json, len(files) > 1), flush=True)
-            confidences.append((source, result.confidence))
-    print_unsure(confidences, model)
-    end(errors, refused, len(files))
+            print(_report(file.path, target, result, kind, as_json, jobs.several), flush=True)
+            jobs.done(file.name, result.confidence)
+    jobs.end()
 
 
 def _write(result: Transcript, target: Path | None, kind: str) -> str:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmdec.checks.files import printable
-from mmdec.cli.input_files import SOUNDS, check_sound, input_files
+from mmdec.cli.input_files import SOUNDS, input_files
+from mmdec.cli.jobs import Jobs
 from mmdec.cli.options import (
     SPEECH_MODEL,
     Device,
@@ -23,7 +24,7 @@ from mmdec.cli.options import (
     Threads,
     dtype_or_quick,
 )
-from mmdec.cli.output_files import end, failure, json_text, output_paths, print_refused, print_unsure, unwritten
+from mmdec.cli.output_files import failure, json_text, output_paths, unwritten
 from mmdec.cli.progress import loading, progress_bar
 
 if TYPE_CHECKING:
@@ -81,29 +82,22 @@ def translate(
             strategy = "verified"
         check_strategy(strategy)
         mmdec.audio.check_detector(pauses)
-        files = input_files(inputs, SOUNDS, output, check_sound)
-        targets = output_paths([file.path for file in files], output, AUDIO_SUFFIXES, ".wav")
-        refused = print_refused(files)
-        if refused == len(files):
-            end([], refused, len(files))
+        files = input_files(inputs, "audio", SOUNDS, output)
+        jobs = Jobs(files, output_paths([file.path for file in files], output, AUDIO_SUFFIXES, ".wav"), model)
         translator = load(model, device, vocoder=vocoder, dtype=dtype_or_quick(dtype, device))
     options: dict[str, Any] = {"strategy": strategy, "min_confidence": min_confidence, "pauses": pauses}
     call = partial(mmdec.translate_speech, model=translator, threads=threads, **options)
-    errors: list[tuple[Path, str]] = []
-    confidences: list[tuple[Path, float]] = []
-    whole = [(file.path, target) for file, target in zip(files, targets, strict=True) if not file.refusal]
     with progress_bar(count=True) as progress:
-        task = progress.add_task("translating", total=len(whole))
-        for source, target in whole:
-            progress.update(task, description=source.name)
-            done = _translated(source, target, call, _json_line if as_json else _plain_lines)
+        task = progress.add_task("translating", total=len(jobs.todo))
+        for source, target in jobs.todo:
+            progress.update(task, description=source.path.name)
+            done = _translated(source.path, target, call, _json_line if as_json else _plain_lines)
             if isinstance(done, str):
-                errors.append((source, done))
+                jobs.failed(source.name, done)
             else:
-                confidences.append((source, done))
+                jobs.done(source.name, done)
             progress.advance(task)
-    print_unsure(confidences, model)
-    end(errors, refused, len(files))
+    jobs.end()
 
 
 def _translated(

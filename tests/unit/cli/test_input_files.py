@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from mmdec import audio, cli
 from mmdec.audio.containers import SUFFIXES
-from mmdec.cli.input_files import PICTURES, SOUNDS, check_picture, check_sound, input_files
+from mmdec.cli.input_files import PICTURES, SOUNDS, input_files, together_as_one
 from mmdec.cli.output_files import output_paths
 from mmdec.hub.find import LoadedModels
 from mmdec.types import InputError
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def names(folder: Path, output: Path | None = None) -> list[str]:
-    files = input_files([folder], SOUNDS, output, check_sound)
+    files = input_files([folder], "audio", SOUNDS, output)
     assert not any(file.refusal for file in files)
     return [file.path.relative_to(folder).as_posix() for file in files]
 
@@ -43,29 +43,35 @@ def test_outputs_are_no_inputs(folder: Path) -> None:
 
 
 def test_outputs_of_one_name_are_kept_apart(folder: Path) -> None:
-    files = input_files([folder], SOUNDS, None, check_sound)
+    files = input_files([folder], "audio", SOUNDS, None)
     made = output_paths([file.path for file in files], folder.parent / "out", (".txt",), ".txt")
     assert [path.name for path in made] == ["a.txt", "b.txt", "a-2.txt", "a-3.txt", "c.txt"]
 
 
 def test_what_was_named_stays_in_its_place(folder: Path) -> None:
     given = [folder / "b.wav", folder / "y", "nowhere.wav", folder / "notes.txt"]
-    files = input_files(given, SOUNDS, None, check_sound)
+    files = input_files(given, "audio", SOUNDS, None)
     assert [file.path.name for file in files] == ["b.wav", "a.mp3", "c.webm", "nowhere.wav", "notes.txt"]
     assert [bool(file.refusal) for file in files] == [False, False, False, True, False]
     assert "'nowhere.wav' does not exist" in files[3].refusal
 
 
 def test_a_folder_without_any(folder: Path) -> None:
-    (only,) = input_files([folder], PICTURES, None, check_picture)
+    (only,) = input_files([folder], "image", PICTURES, None)
     assert only.refusal.startswith("the folder holds no file that ends in .png, ")
 
 
 @pytest.mark.parametrize("address", ["https://example.org/a.png", "data:image/png;base64,aaaa"])
 def test_an_address_is_no_file(address: str) -> None:
-    (only,) = input_files([address], PICTURES, None, check_picture)
+    (only,) = input_files([address], "image", PICTURES, None)
     assert only.name == address
     assert "Download it first" in only.refusal
+
+
+def test_together_they_are_one(folder: Path) -> None:
+    one = together_as_one(input_files([folder / "b.wav", "x.png", "y.png"], "image", PICTURES, None))
+    assert one.name == f"{folder / 'b.wav'}, x.png, y.png"
+    assert "'x.png' does not exist" in one.refusal
 
 
 def test_every_sound_that_is_read_is_meant() -> None:
