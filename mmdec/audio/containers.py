@@ -40,7 +40,7 @@ def container_blocks(content: int | io.BytesIO, container: str, name: str, path:
     except ImportError as error:
         raise InputError(
             f"`audio` must be a sound file that libsndfile can read, but {name} is {KINDS[container]} file, which "
-            f"PyAV reads, and that is not installed. pip install mmdec[av]. Or: {conversion(path)}"
+            f"PyAV reads, and that is not installed. Run `pip install mmdec[av]`. {conversion(path, 'Or convert')}"
         ) from error
     try:
         with _file(content) as file, av.open(file, format=container, metadata_errors="replace") as opened:
@@ -58,16 +58,19 @@ def container_blocks(content: int | io.BytesIO, container: str, name: str, path:
         ) from error
 
 
-def conversion(path: str) -> str:
-    """What to do with a sound file that cannot be read: FFmpeg's command for this one, where it has a plain name."""
+def conversion(path: str, convert: str = "Convert") -> str:
+    """What to do with a sound file that cannot be read: FFmpeg's command for this one, where it has a plain name.
+
+    convert: how the sentence begins.
+    """
     if not path or not path.isprintable():
-        return "Convert it to 16-bit PCM wav."
+        return f"{convert} it to 16-bit PCM wav."
     source = Path(path)
     target = source.with_suffix(".wav")
     if target == source:
         target = source.with_name(f"{source.stem}-converted.wav")
     given, made = (shlex.quote(_plain(str(file))) for file in (source, target))
-    return f"Convert it: ffmpeg -i {given} {made}"
+    return f"{convert} it with `ffmpeg -i {given} {made}`."
 
 
 def _plain(path: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmdec import InputError, MmdecError
+from mmdec.checks.arguments import check_threads
 from mmdec.checks.files import printable
 from mmdec.cli.input_files import PICTURES, input_files, together_as_one
 from mmdec.cli.jobs import Jobs
@@ -72,6 +73,7 @@ def describe(
     if stream and (as_json or output is not None):
         raise InputError("`--stream` must be left out with `--json` and `--output`, but is given. Drop one of them.")
     suffix = ".json" if as_json or (output is not None and output.suffix.lower() == ".json") else ".txt"
+    check_threads(threads)
     files = input_files(images, "image", PICTURES, output)
     questions = [together_as_one(files)] if together else files
     targets: list[Path | None] = [None] * len(questions)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import final
 
 from mmdec import InputError
-from mmdec.checks.files import open_regular, reason
+from mmdec.checks.files import open_regular, reason, shown_path
 
 SOUNDS = (
     *(".wav", ".flac", ".ogg", ".oga", ".mp3", ".opus", ".aiff", ".aif", ".au", ".caf", ".w64"),
@@ -65,9 +65,13 @@ def _files(name: str, argument: str, suffixes: Sequence[str], output: Path | Non
                 path = os.path.join(folder, file)
                 yield InputFile(path, _refusal(path, argument))
     for error in errors:
-        yield InputFile(str(error.filename), f"the folder cannot be read: {reason(error)}")
+        place = str(error.filename)
+        rule = f"`{argument}` must be a folder that can be read, but '{shown_path(place)}' is not"
+        yield InputFile(place, f"{rule} ({reason(error)}). Check its permissions.")
     if not found and not errors:
-        yield InputFile(name, f"the folder holds no file that ends in {', '.join(suffixes)}. Name the files in it.")
+        ending = ", ".join(suffixes)
+        rule = f"`{argument}` must be a file or hold some, but '{shown_path(name)}' is a directory"
+        yield InputFile(name, f"{rule} without any that ends in {ending}. Name the files in it.")
 
 
 def _refusal(name: str, argument: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmdec import InputError, MmdecError
+from mmdec.checks.arguments import check_threads
 from mmdec.checks.files import printable
 from mmdec.cli.input_files import SOUNDS, input_files
 from mmdec.cli.jobs import Jobs
@@ -130,6 +131,7 @@ def transcribe(
     kind = _format(kind, output, as_json)
     if kind in SUBTITLES:
         timestamps = timestamps or "segment"
+    check_threads(threads)
     files = input_files(inputs, "audio", SOUNDS, output)
     jobs = Jobs(files, _targets([file.path for file in files], output, kind), model)
     options: dict[str, Any] = {

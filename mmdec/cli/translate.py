@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmdec.checks.arguments import check_threads
 from mmdec.checks.files import printable
 from mmdec.cli.input_files import SOUNDS, input_files
 from mmdec.cli.jobs import Jobs
@@ -82,6 +83,7 @@ def translate(
             strategy = "verified"
         check_strategy(strategy)
         mmdec.audio.check_detector(pauses)
+        check_threads(threads)
         files = input_files(inputs, "audio", SOUNDS, output)
         jobs = Jobs(files, output_paths([file.path for file in files], output, AUDIO_SUFFIXES, ".wav"), model)
         translator = load(model, device, vocoder=vocoder, dtype=dtype_or_quick(dtype, device))

@@ -59,18 +59,18 @@ def test_without_pyav_the_error_says_what_to_run(suffix: str, tmp_path: Path, mo
     with pytest.raises(InputError) as caught:
         audio.load_audio(path)
     assert "pip install mmdec[av]" in str(caught.value)
-    assert f"ffmpeg -i '{path}' '{tmp_path / 'my talk.wav'}'" in str(caught.value)
+    assert str(caught.value).endswith(f"Or convert it with `ffmpeg -i '{path}' '{tmp_path / 'my talk.wav'}'`.")
 
 
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("talk.amr", "Convert it: ffmpeg -i talk.amr talk.wav"),
-        ("a/my talk.amr", "Convert it: ffmpeg -i 'a/my talk.amr' 'a/my talk.wav'"),
-        ("talk.wav", "Convert it: ffmpeg -i talk.wav talk-converted.wav"),
-        ("-y.m4a", "Convert it: ffmpeg -i file:-y.m4a file:-y.wav"),
-        ("12:30.m4a", "Convert it: ffmpeg -i file:12:30.m4a file:12:30.wav"),
-        ("a;rm b.m4a", "Convert it: ffmpeg -i 'a;rm b.m4a' 'a;rm b.wav'"),
+        ("talk.amr", "Convert it with `ffmpeg -i talk.amr talk.wav`."),
+        ("a/my talk.amr", "Convert it with `ffmpeg -i 'a/my talk.amr' 'a/my talk.wav'`."),
+        ("talk.wav", "Convert it with `ffmpeg -i talk.wav talk-converted.wav`."),
+        ("-y.m4a", "Convert it with `ffmpeg -i file:-y.m4a file:-y.wav`."),
+        ("12:30.m4a", "Convert it with `ffmpeg -i file:12:30.m4a file:12:30.wav`."),
+        ("a;rm b.m4a", "Convert it with `ffmpeg -i 'a;rm b.m4a' 'a;rm b.wav'`."),
         ("a\nb.m4a", "Convert it to 16-bit PCM wav."),
         ("", "Convert it to 16-bit PCM wav."),
     ],

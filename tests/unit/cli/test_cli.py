@@ -85,7 +85,7 @@ def test_one_bad_file_does_not_lose_the_others(recordings: list[Path], tmp_path:
     assert len(result.stdout.splitlines()) == 2
     for name in ("text.wav", "missing.wav", "silent.wav"):
         assert f"failed: {tmp_path / name}: `audio` must" in result.stderr
-    assert f"failed: {empty}: the folder holds no file that ends in .wav, " in result.stderr
+    assert f"'{empty}' is a directory without any that ends in .wav, " in result.stderr
     assert result.stderr.endswith("4 of 6 files failed\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,9 @@ def test_what_was_named_stays_in_its_place(folder: Path) -> None:
 
 def test_a_folder_without_any(folder: Path) -> None:
     (only,) = input_files([folder], "image", PICTURES, None)
-    assert only.refusal.startswith("the folder holds no file that ends in .png, ")
+    assert only.refusal.startswith(
+        f"`image` must be a file or hold some, but '{folder}' is a directory without any that"
+    )
 
 
 @pytest.mark.parametrize("address", ["https://example.org/a.png", "data:image/png;base64,aaaa"])
@@ -66,6 +69,21 @@ def test_an_address_is_no_file(address: str) -> None:
     (only,) = input_files([address], "image", PICTURES, None)
     assert only.name == address
     assert "Download it first" in only.refusal
+
+
+def test_a_folder_that_cannot_be_entered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = os.scandir
+
+    def closed(path: str) -> object:
+        if Path(path).name == "x":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    files = input_files([folder], "audio", SOUNDS, None)
+    assert [file.name for file in files if file.refusal] == [str(folder / "x")]
+    assert "(Permission denied)" in files[-1].refusal
+    assert len(files) == 5
 
 
 def test_together_they_are_one(folder: Path) -> None:
@@ -87,7 +105,7 @@ def test_a_wrong_path_is_told_before_a_model_is_loaded(
     result = CliRunner().invoke(cli.app, given)
     assert result.exit_code == 1
     assert f"failed: {tmp_path / 'a.wav'}: `" in result.stderr
-    assert f"failed: {tmp_path}: the folder holds no file" in result.stderr
+    assert f"'{tmp_path}' is a directory without any that ends in ." in result.stderr
     assert result.stderr.endswith("2 of 2 files failed\n")
     assert not (tmp_path / "out").exists()
 
