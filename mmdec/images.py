@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import warnings
 from collections.abc import Callable
 
 import numpy as np
 from PIL import Image
 
-from mmdec.checks.arguments import SHOWN, show
+from mmdec.checks.arguments import show
 from mmdec.checks.errors import InputError
-from mmdec.checks.files import open_regular, printable, reason
+from mmdec.checks.files import open_regular, printable, reason, shown_path
 
 MAX_PIXELS = 64_000_000  # of one picture; a decompression bomb is larger
 MAX_BYTES = 64_000_000  # of one file
-MAX_PATH = 4096  # letters of a file's name with its folders
 MAX_RATIO = 1000  # of the sides: 10000 x 10 pixels are taken
-_ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]{1,20}:/|^data:", re.IGNORECASE)  # pathlib makes one slash of two
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "DIB", "TIFF")  # others are obscure, or run other programs
 _ORIENTATION = 0x0112  # EXIF's
 _TURNS = {
@@ -52,7 +49,7 @@ def read_image(source: ImageSource, name: str = "image", max_pixels: int = MAX_P
     if isinstance(source, bytes | bytearray | memoryview):
         return _open(bytes(source), name, max_pixels)
     if isinstance(source, str | os.PathLike):
-        return _open(_read(source, name), f"{name} '{_shown(source)}'", max_pixels)
+        return _open(_read(source, name), f"{name} '{shown_path(source)}'", max_pixels)
     raise InputError(
         f"`{name}` must be a path, bytes, a PIL image or a uint8 array (H, W, 3), but is {show(source)}. Convert it "
         "first."
@@ -73,25 +70,13 @@ def _array(pixels: np.ndarray, name: str, max_pixels: int) -> np.ndarray:
     return np.ascontiguousarray(pixels)
 
 
-def _shown(path: str | os.PathLike[str]) -> str:
-    text = printable(os.fsdecode(path))
-    return text if len(text) <= 3 * SHOWN else f"{text[: 3 * SHOWN]}..."
-
-
 def _read(path: str | os.PathLike[str], name: str) -> bytes:
-    text = os.fsdecode(path)
-    if _ADDRESS.match(text) and not os.path.lexists(text.partition("\0")[0]):
-        raise InputError(
-            f"`{name}` must be a file, but is the address '{_shown(path)}'. Download it first: nothing is fetched."
-        )
-    if len(text) > MAX_PATH:
-        raise InputError(f"`{name}` must be an existing file, but '{_shown(path)}' is no name. Check the path.")
     with open_regular(path, name) as descriptor, open(descriptor, "rb", closefd=False) as file:
         try:
             return file.read(MAX_BYTES + 1)
         except OSError as error:
             raise InputError(
-                f"`{name}` must be a readable file, but '{_shown(path)}' is not ({reason(error)}). Check the disk."
+                f"`{name}` must be a readable file, but '{shown_path(path)}' is not ({reason(error)}). Check the disk."
             ) from None
 
 

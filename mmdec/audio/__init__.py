@@ -1,4 +1,4 @@
-"""Sound in, sound out, and the features between them. The only folder that imports soundfile or soxr."""
+"""Sound in, sound out, and the features between them. The only folder that imports soundfile, soxr or av."""
 
 from mmdec.audio.features import (
     HOP,

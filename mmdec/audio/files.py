@@ -4,8 +4,8 @@ output is written in one step."""
 import io
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,6 +14,7 @@ import soundfile
 import torch
 from torch import Tensor
 
+from mmdec.audio.containers import container_blocks, container_of, conversion
 from mmdec.audio.features import SAMPLE_RATE
 from mmdec.audio.samples import MAX_SECONDS, check_peak, check_rate, check_samples, full_scale, resample
 from mmdec.checks import files
@@ -46,10 +47,11 @@ AudioSource = str | os.PathLike[str] | BinaryIO
 def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_seconds: float = MAX_SECONDS) -> Tensor:
     """One sound file, mixed down to mono and resampled: (T,) float32 in [-1, 1].
 
-    Reads what libsndfile reads: wav, flac, ogg, mp3, aiff; 8 to 32 bit integers and floats. What is in the file is
-    read, whatever its header declares; floats beyond full scale are brought back to it. max_seconds: what lasts longer
-    is refused, before anything is decoded where its header says so. Raises InputError for anything else, and for audio
-    that `check_samples` or `check_peak` refuses.
+    Reads what libsndfile reads: wav, flac, ogg, mp3, aiff; 8 to 32 bit integers and floats; and with PyAV (extra
+    `mmdec[av]`) the sound of mp4, m4a, mov, webm and mka. What is in the file is read, whatever its header declares;
+    floats beyond full scale are brought back to it. max_seconds: what lasts longer is refused, before anything is
+    decoded where its header says so. Raises InputError for anything else, and for audio that `check_samples` or
+    `check_peak` refuses.
     """
     check_rate(sample_rate)
     blocks: list[np.ndarray] = []
@@ -117,28 +119,42 @@ def _blocks(source: AudioSource, max_seconds: float) -> Iterator[tuple[int, np.n
                 content = stack.enter_context(open_regular(path, "audio"))
             else:
                 content = _read_whole(source)
-            file = stack.enter_context(_open(content, Path(path).suffix.lower()))
-            rate = file.samplerate
-            check_rate(rate, _of(source))
-            size, there = max(1, BLOCK // file.channels), _frames_there(file, content)
-            if file.frames != UNKNOWN:
-                _check_seconds(min(file.frames, there) / rate, max_seconds, f"{name}, by its header,")
-            while len(block := file.read(min(size, there - frames), dtype="float32", always_2d=True)):
+            for rate, block in stack.enter_context(closing(_decoded(content, name, path, max_seconds))):
                 frames += len(block)
                 _check_seconds(frames / rate, max_seconds, name)
                 yield rate, block
         except InputError:
             raise
-        except Exception as error:  # libsndfile's, soundfile's or the system's: whichever it is, it is this file's
+        except Exception as error:  # a decoder's, soundfile's or the system's: whichever it is, it is this file's
             reason = files.reason(error)
             if isinstance(error, soundfile.LibsndfileError):
                 reason = error.error_string.rstrip(".") or f"error {error.code}"
-            remedy = "Convert it to 16-bit PCM wav."
+            remedy = conversion(path)
             if path.lower().endswith(".raw"):
                 remedy = "Pass samples without a header as an array with its `sample_rate`."
             raise InputError(
                 f"`audio` must be a sound file that libsndfile can read, but {name} is not ({reason}). {remedy}"
             ) from error
+
+
+def _decoded(content: int | io.BytesIO, name: str, path: str, max_seconds: float) -> Generator[tuple[int, np.ndarray]]:
+    """The same from an open file: libsndfile's, or PyAV's where libsndfile does not know the format."""
+    try:
+        file = _open(content, Path(path).suffix.lower())
+    except soundfile.LibsndfileError:
+        container = container_of(content)
+        if not container:
+            raise
+        yield from container_blocks(content, container, name, path)
+        return
+    with file:
+        check_rate(file.samplerate, f" in {name}")
+        frames, size, there = 0, max(1, BLOCK // file.channels), _frames_there(file, content)
+        if file.frames != UNKNOWN:
+            _check_seconds(min(file.frames, there) / file.samplerate, max_seconds, f"{name}, by its header,")
+        while len(block := file.read(min(size, there - frames), dtype="float32", always_2d=True)):
+            frames += len(block)
+            yield file.samplerate, block
 
 
 def _open(content: int | io.BytesIO, suffix: str) -> soundfile.SoundFile:

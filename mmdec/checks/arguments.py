@@ -55,10 +55,10 @@ def check_whole(name: str, value: object, least: int, most: int, remedy: str) ->
 
 
 def check_threads(threads: object) -> int | None:
-    """torch's threads, or None for its own choice."""
+    """torch's threads, or None to have them chosen."""
     if threads is None:
         return None
-    return check_whole("threads", threads, 1, MAX_THREADS, "Leave it out for torch's own choice.")
+    return check_whole("threads", threads, 1, MAX_THREADS, "Leave it out to have them chosen.")
 
 
 def check_nodes(nodes: object) -> int | tuple[int, int] | None:

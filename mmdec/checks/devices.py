@@ -1,4 +1,4 @@
-"""The device that a caller names, or the best one that this machine has."""
+"""The device and the dtype that a caller names, or the best that this machine has."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import torch
 
 from mmdec.checks.arguments import show
 from mmdec.checks.errors import InputError
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def check_device(device: str | torch.device | None) -> torch.device:
@@ -30,6 +32,29 @@ def check_device(device: str | torch.device | None) -> torch.device:
     if checked.type not in ("cpu", "cuda"):
         raise InputError(f"`device` must be 'cpu' or 'cuda', but is '{device}'. Leave it out to have it chosen.")
     return checked
+
+
+def check_dtype(dtype: object) -> torch.dtype:
+    """The dtype of a model's weights, or its name; None is float32. Raises InputError."""
+    found = torch.float32 if dtype is None else getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or found not in DTYPES:
+        given = str(dtype) if isinstance(dtype, torch.dtype) else show(dtype)
+        raise InputError(
+            f"`dtype` must be float32, bfloat16, float16 or float64, but is {given}. Choose one, or leave it out."
+        )
+    return found
+
+
+def check_same_dtype(dtype: object, own: torch.dtype) -> None:
+    """Refuse a dtype that a loaded model has not. None is the model's own."""
+    if dtype is not None and check_dtype(dtype) != own:
+        raise InputError(f"`dtype` must be that of the loaded `model`, {own}, but is {dtype}. Leave it out.")
+
+
+def quick_dtype(device: str | torch.device | None) -> torch.dtype:
+    """bfloat16 on a GPU that computes in it, else float32. Raises InputError as `check_device` does."""
+    quick = check_device(device).type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if quick else torch.float32
 
 
 def fast_bfloat16(device: torch.device) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -25,6 +26,9 @@ KINDS = (
     (stat.S_ISCHR, "a device", "Name a file"),
     (stat.S_ISBLK, "a device", "Name a file"),
 )
+MAX_PATH = 4096  # letters of a file's name with its folders
+SHOWN = 240  # of which an error shows so many
+ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]{1,20}:/|^data:", re.IGNORECASE)  # pathlib makes one slash of two
 
 
 def printable(text: str) -> str:
@@ -32,13 +36,25 @@ def printable(text: str) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
+def shown_path(path: str | os.PathLike[str]) -> str:
+    """A path for an error: in one line, and not longer than one reads."""
+    text = printable(os.fsdecode(path))
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
 @contextmanager
 def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
     """A descriptor of an existing regular file, open for reading. Raises InputError about `argument` for all else.
 
-    A pipe is not opened, and so not waited for.
+    A pipe is not opened, and so not waited for; what is at an address is not downloaded.
     """
-    name = f"'{printable(os.fsdecode(path))}'"
+    text, name = os.fsdecode(path), f"'{shown_path(path)}'"
+    if ADDRESS.match(text) and not os.path.lexists(text.partition("\0")[0]):
+        raise InputError(
+            f"`{argument}` must be a file, but is the address {name}. Download it first: nothing is fetched."
+        )
+    if len(text) > MAX_PATH:
+        raise InputError(f"`{argument}` must be an existing file, but {name} is no name. Check the path.")
     try:
         file = Path(os.fsdecode(path))  # "" is the current directory
         _check_regular(os.stat(file).st_mode, name, argument)

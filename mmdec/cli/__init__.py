@@ -15,11 +15,13 @@ import typer
 
 from mmdec import MmdecError, __version__
 from mmdec.cli import bench, convert, demo, describe, evaluate, info, promote, train, transcribe, translate
+from mmdec.cli.verb import as_verb
 
 EPILOG = (
     "Exit codes: 0 done; 1 some inputs failed, or a benchmark was left out; 2 wrong arguments, a missing or damaged "
     "model, or an output that differs where it must not; 130 interrupted; 143 terminated. Results are on stdout, "
-    "progress and errors on stderr. MMDEC_LOG=info (debug, warning, error) says more or less."
+    "progress and errors on stderr. MMDEC_LOG=info (debug, warning, error) says more or less. "
+    "Example: mmdec transcribe data/samples/english/*.flac"
 )
 INTERRUPTED = 130
 app = typer.Typer(
@@ -30,13 +32,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     epilog=EPILOG,
 )
-app.command()(translate.translate)
-app.command()(transcribe.transcribe)
-app.command()(describe.describe)
-app.command()(demo.demo)
-app.command()(train.train)
-app.command()(promote.promote)
-app.command()(info.info)
+app.command(**as_verb("translate data/samples/*.wav --output out"))(translate.translate)
+app.command(**as_verb("transcribe data/samples/english/*.flac"))(transcribe.transcribe)
+app.command(**as_verb('describe data/samples/images/menu.png --prompt "How much is SUSHI?"'))(describe.describe)
+app.command(**as_verb("demo --port 7860"))(demo.demo)
+app.command(**as_verb("train --minutes 25"))(train.train)
+app.command(**as_verb("promote runs/whisper-phrasebook"))(promote.promote)
+app.command(**as_verb("info --json"))(info.info)
 app.add_typer(evaluate.app, name="eval")
 app.add_typer(bench.app, name="bench")
 app.add_typer(convert.app, name="convert")

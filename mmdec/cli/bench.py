@@ -33,14 +33,16 @@ from mmdec.cli.options import (
     language_or_none,
     log,
 )
-from mmdec.cli.reports import Destinations, ReportCommand, reporting
+from mmdec.cli.reports import Destinations, reporting
+from mmdec.cli.verb import as_verb
 
 app = typer.Typer(
     help="Time a model and its baseline in turn. Outputs are compared first: without equality there are no figures.",
     no_args_is_help=True,
+    epilog="Example: mmdec bench all --quick",
 )
-app.command(name="all", cls=ReportCommand)(bench_runs.everything)
-app.command(name="show", cls=ReportCommand)(bench_runs.show_saved)
+app.command("all", **as_verb("bench all --quick --json out/bench.json"))(bench_runs.everything)
+app.command("show", **as_verb("bench show out/bench.json --markdown out/bench.md"))(bench_runs.show_saved)
 
 Pairs = Annotated[int, typer.Option("--repeats", min=1, help="Pairs of runs timed for each row of the report.")]
 
@@ -52,7 +54,7 @@ def _deliver(bench: str, raw: Mapping[str, Any], to: Destinations) -> None:
     to.deliver(BenchRun((report_of(bench, raw),)))
 
 
-@app.command(cls=ReportCommand)
+@app.command(**as_verb("bench speech --repeats 3"))
 @reporting
 def speech(
     recordings: Annotated[
@@ -73,7 +75,7 @@ def speech(
     _deliver("speech", bench_speech(paths, model, repeats=repeats, device=device, threads=threads, log=log), to)
 
 
-@app.command(cls=ReportCommand)
+@app.command(**as_verb("bench paper --json out/paper.json"))
 @reporting
 def paper(
     repeats: Pairs = 5,
@@ -88,7 +90,7 @@ def paper(
     _deliver("paper", bench_paper(repeats=repeats, device=device, threads=threads, log=log), to)
 
 
-@app.command(cls=ReportCommand)
+@app.command(**as_verb("bench core --sizes 2M --repeats 3"))
 @reporting
 def core(
     repeats: Pairs = 5,
@@ -107,7 +109,7 @@ def core(
     _deliver("core", bench_core(names, repeats, device=device, threads=threads, log=log), to)
 
 
-@app.command(cls=ReportCommand)
+@app.command(**as_verb("bench compressor --size small"))
 @reporting
 def compressor(
     size: Annotated[str, typer.Option(help="small, medium or 7B.")] = "medium",
@@ -129,7 +131,7 @@ def compressor(
     _deliver("compressor", raw, to)
 
 
-@app.command(cls=ReportCommand)
+@app.command(**as_verb("bench kernels --device cuda"))
 @reporting
 def kernels(
     repeats: Pairs = 15,
@@ -144,7 +146,7 @@ def kernels(
     _deliver("kernels", bench_kernels(repeats=repeats, device=device, threads=threads, log=log), to)
 
 
-@app.command(cls=ReportCommand)
+@app.command(**as_verb("bench passes --device cuda"))
 @reporting
 def passes(
     text: Annotated[str | None, typer.Option(help="Language model: 30M or 7B. Default: 7B on a GPU.")] = None,
@@ -163,7 +165,7 @@ def passes(
     _deliver("passes", bench_passes(sizes, repeats=repeats, device=device, threads=threads, log=log), to)
 
 
-@app.command(cls=ReportCommand)
+@app.command(**as_verb("bench asr data/samples/english/paragraph.flac"))
 @reporting
 def asr(
     recordings: Annotated[
@@ -220,7 +222,7 @@ def asr(
     _deliver("asr", raw, to)
 
 
-@app.command(cls=ReportCommand)
+@app.command(**as_verb("bench vlm --drafter eagle --drafter msd"))
 @reporting
 def vlm(
     questions: Questions = None,

@@ -9,11 +9,16 @@ import typer
 
 from mmdec.cli.options import AsJson
 from mmdec.cli.reports import print_result
+from mmdec.cli.verb import as_verb
 
-app = typer.Typer(help="Convert published weights to mmdec's format.", no_args_is_help=True)
+app = typer.Typer(
+    help="Convert published weights to mmdec's format.",
+    no_args_is_help=True,
+    epilog="Example: mmdec convert medusa whisper-medusa-v1 heads",
+)
 
 
-@app.command()
+@app.command(**as_verb("convert medusa whisper-medusa-v1 heads"))
 def medusa(
     source: Annotated[Path, typer.Argument(metavar="IN", help="Directory with the published checkpoint.")],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="New directory for the heads.")],
@@ -25,7 +30,7 @@ def medusa(
     _told(convert(source, output), as_json)
 
 
-@app.command()
+@app.command(**as_verb("convert hifigan g_02500000 vocoder"))
 def hifigan(
     source: Annotated[
         Path, typer.Argument(metavar="IN", help="The generator's checkpoint; config.json must lie beside it.")
@@ -39,7 +44,7 @@ def hifigan(
     _told(convert(source, output), as_json)
 
 
-@app.command()
+@app.command(**as_verb("convert drafter EAGLE-Vicuna-7B-v1.3 eagle"))
 def drafter(
     source: Annotated[
         Path, typer.Argument(metavar="IN", help="Folder with a published EAGLE-1/2, MSD or ViSpec network.")

@@ -11,16 +11,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmdec import InputError, MmdecError
+from mmdec.checks.arguments import check_threads
 from mmdec.checks.files import printable
 from mmdec.cli.compare import Compare, Comparer
-from mmdec.cli.options import VLM_MODEL, Device, JsonLines, MinConfidence, Model, Threads
-from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, print_unsure, unwritten, write_text
-from mmdec.cli.progress import progress_bar, tell_loading
+from mmdec.cli.input_files import PICTURES, input_files, together_as_one
+from mmdec.cli.jobs import Jobs
+from mmdec.cli.options import VLM_MODEL, Device, Dtype, JsonLines, MinConfidence, Model, Threads, dtype_or_quick
+from mmdec.cli.output_files import failure, json_text, output_paths, unwritten, write_text
+from mmdec.cli.progress import loading, progress_bar
 
 if TYPE_CHECKING:
+    from mmdec.hub.vlm import LoadedVlm
     from mmdec.pipelines.description.description import Description
 
-Images = Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Pictures: PNG, JPEG, WebP, GIF, BMP or TIFF.")]
+Images = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="IMAGE...",
+        help="Pictures: PNG, JPEG, WebP, GIF, BMP or TIFF; or folders: all pictures in them and in their folders.",
+    ),
+]
 Prompt = Annotated[str, typer.Option("--prompt", "-p", help="The question.")]
 Together = Annotated[bool, typer.Option("--together", help="One question over all pictures.")]
 Stream = Annotated[bool, typer.Option("--stream", help="Print text as it is accepted, picture by picture.")]
@@ -37,7 +47,7 @@ Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="OUT", help="A directory; for one answer also a .txt or .json file."),
 ]
-BatchSize = Annotated[int, typer.Option(min=1, help="Questions in a batch.")]
+BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Questions in a batch.")]
 NewTokens = Annotated[int | None, typer.Option(min=1, help="Maximum number of new tokens. Default: the model's.")]
 
 
@@ -53,22 +63,26 @@ def describe(
     max_new_tokens: NewTokens = None,
     batch_size: BatchSize = 8,
     device: Device = None,
+    dtype: Dtype = None,
     threads: Threads = None,
     min_confidence: MinConfidence = None,
     compare: Compare = False,
 ) -> None:
     """Ask a vision-language model about pictures. A drafter makes it faster; the text stays the model's own.
 
-    If a picture fails, the others are still answered. Failed ones are listed at the end, and the exit code is 1.
+    If a picture fails, the others are still answered. Failed ones are listed, and the exit code is 1.
     """
     if stream and (as_json or output is not None):
         raise InputError("`--stream` must be left out with `--json` and `--output`, but is given. Drop one of them.")
     suffix = ".json" if as_json or (output is not None and output.suffix.lower() == ".json") else ".txt"
-    sources = [Path(image) for image in images]
-    questions: list[Any] = [tuple(images)] if together else list(images)
+    check_threads(threads)
+    files = input_files(images, "image", PICTURES, output)
+    questions = [together_as_one(files)] if together else files
     targets: list[Path | None] = [None] * len(questions)
     if output is not None:
-        targets = [*output_paths(sources[: len(questions)], output, (".txt", ".json"), suffix)]
+        sources = [file.path for file in files]
+        targets = [*output_paths(sources, output, (".txt", ".json"), suffix, len(questions))]
+    jobs = Jobs(questions, targets, model)
     comparer = Comparer(compare, drafter, stream=stream)
     options: dict[str, Any] = {
         "drafter": None if drafter == "none" else drafter,
@@ -78,25 +92,21 @@ def describe(
         "min_confidence": min_confidence,
         **({"do_sample": False} if compare else {}),
     }
-    errors: list[tuple[Path, str]] = []
-    confidences: list[tuple[str, float]] = []
-    several = len(questions) > 1
-    tell_loading(model, quiet=as_json)
-    speaker = partial(_speak, several) if stream else None
-    results = _descriptions(questions, prompt, model, device, options, speaker, comparer)
-    for source, target, result in zip(questions, targets, results, strict=True):
+    with loading(model, quiet=as_json):
+        vlm = _load(model, device, dtype)
+    asked: list[Any] = [tuple(file.name for file in files)] if together else [file.name for file, _ in jobs.todo]
+    speaker = partial(_speak, jobs.several) if stream else None
+    results = _descriptions(asked, prompt, vlm, options, speaker, comparer)
+    for source, (file, target), result in zip(asked, jobs.todo, results, strict=True):
         error = result if isinstance(result, str) else _write(result, target, suffix == ".json")
-        name = ", ".join(source) if isinstance(source, tuple) else source
         if error:
-            errors.append((Path(name), error))
+            jobs.failed(file.name, error)
         elif not isinstance(result, str):
-            confidences.append((name, result.confidence))
+            jobs.done(file.name, result.confidence)
             if not stream:
-                print(_report(source, target, result, as_json, several, comparer.fields()), flush=True)
-            comparer.tell(name, several)
-    print_unsure(confidences, model)
-    print_failures(errors, len(questions))
-    comparer.end(bool(errors))
+                print(_report(source, target, result, as_json, jobs.several, comparer.fields()), flush=True)
+            comparer.tell(file.name, jobs.several)
+    jobs.end(comparer.code)
 
 
 def _speak(several: bool, image: Any) -> Callable[[str], None]:
@@ -119,24 +129,27 @@ def _write(result: Description, target: Path | None, as_json: bool) -> str:
     return ""
 
 
+def _load(model: str, device: str | None, dtype: str | None) -> LoadedVlm:
+    from transformers.utils import logging
+
+    from mmdec.hub.vlm import load_vlm
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    return load_vlm(model, device, dtype_or_quick(dtype, device))
+
+
 def _descriptions(
     questions: Sequence[Any],
     prompt: str,
-    model: str,
-    device: str | None,
+    vlm: LoadedVlm,
     options: dict[str, Any],
     speaker: Callable[[Any], Callable[[str], None]] | None,
     comparer: Comparer,
 ) -> Iterator[Description | str]:
     """For each picture, or tuple of them, in order, its description or an error message."""
-    from transformers.utils import logging
-
     from mmdec import describe
-    from mmdec.hub.vlm import load_vlm
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    vlm = load_vlm(model, device)
     call = partial(describe, prompt=prompt, model=vlm, **options)
     if speaker is not None:
         call([])  # wrong arguments end here: no picture is to blame

@@ -32,12 +32,17 @@ from mmdec.cli.options import (
     language_or_none,
     log,
 )
-from mmdec.cli.reports import JsonTo, Report, ReportCommand, deliver_report
+from mmdec.cli.reports import JsonTo, Report, deliver_report
+from mmdec.cli.verb import as_verb
 
-app = typer.Typer(help="Score a model on a split of a corpus.", no_args_is_help=True)
+app = typer.Typer(
+    help="Score a model on a split of a corpus.",
+    no_args_is_help=True,
+    epilog="Example: mmdec eval asr --split test --limit 50",
+)
 
 
-@app.command(cls=ReportCommand)
+@app.command(**as_verb("eval speech --split test --limit 50"))
 def speech(
     split: Annotated[str, typer.Option(help="Split of the corpus: test, test_voices or dev.")] = "test",
     corpus: Annotated[Path, typer.Option(help="Folder of the corpus.")] = SPEECH_CORPUS,
@@ -79,7 +84,7 @@ def speech(
     deliver_report(report, output, json_to, table)
 
 
-@app.command(cls=ReportCommand)
+@app.command(**as_verb("eval asr --split test --limit 50"))
 def asr(
     split: Annotated[
         str | None, typer.Option(help="Split of the corpus: test, test_voices, paragraphs or dev; '' for all.")
@@ -132,7 +137,7 @@ def asr(
     deliver_report(report, output, json_to, asr_table)
 
 
-@app.command(cls=ReportCommand)
+@app.command(**as_verb("eval vlm --questions data/samples/images/samples.tsv"))
 def vlm(
     questions: Questions = None,
     images: Pictures = None,

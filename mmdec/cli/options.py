@@ -4,28 +4,42 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmdec.checks.arguments import check_threads
+if TYPE_CHECKING:
+    import torch
 
 SPEECH_MODEL, SPEECH_CORPUS = "daspeech-phrasebook", Path("data/corpus")
 WHISPER_MODEL, WHISPER_CORPUS = "whisper-phrasebook", Path("data/english")
 VLM_MODEL = "vlm-scenes"
 OWN_PROMPT = "Describe this image."
 
-Inputs = Annotated[list[Path], typer.Argument(metavar="IN...", help="Audio files.")]
+Inputs = Annotated[
+    list[Path],
+    typer.Argument(metavar="IN...", help="Audio files, or folders: all audio files in them and in their folders."),
+]
 Model = Annotated[
     str, typer.Option("--model", "-m", help="A model that comes with mmdec, a directory, or a Hugging Face id.")
 ]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda. Default: a GPU if there is one.")]
 BenchDevice = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads. Default: torch's own choice.")]
-BenchThreads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option("--dtype", help="float32, bfloat16 or float16. Default: bfloat16 on a GPU, else float32."),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads", min=1, metavar="N", help="CPU threads. Default: by the model's size and the free processors."
+    ),
+]
+BenchThreads = Annotated[int, typer.Option("--threads", min=1, metavar="N", help="CPU threads.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object for each file, one on each line.")]
 MinConfidence = Annotated[
-    float | None, typer.Option(min=0, max=1, help="Refuse outputs that are less likely to be right. 0 to 1.")
+    float | None,
+    typer.Option(min=0, max=1, metavar="P", help="Refuse outputs that are less likely to be right."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Use only this many utterances, evenly spaced over the split.")]
@@ -44,8 +58,8 @@ Plan = Annotated[
 Questions = Annotated[
     Path | None,
     typer.Option(
-        help="What is asked: a .jsonl with image, question and perhaps answer; a table like that of the sample "
-        "pictures, data/samples/images/samples.tsv; the file of TextVQA, VQAv2 or "
+        help="What is asked: a .jsonl with image, question and perhaps answer; a table like samples.tsv of "
+        "data/samples/images; the file of TextVQA, VQAv2 or "
         "LLaVA-Bench; or drawn scenes. Default: data/scenes/test.json; with --images "
         "alone --prompt about each of them.",
         show_default=False,
@@ -72,13 +86,11 @@ def language_or_none(language: str) -> str | None:
     return None if language == "auto" else language
 
 
-def set_threads(threads: int | None) -> None:
-    """Set torch's CPU threads; None leaves them to torch. Raises InputError."""
-    count = check_threads(threads)
-    if count is not None:
-        import torch
+def dtype_or_quick(dtype: str | None, device: str | None) -> torch.dtype:
+    """The named dtype, else bfloat16 on a GPU and float32 elsewhere. Raises InputError."""
+    from mmdec.checks.devices import check_dtype, quick_dtype
 
-        torch.set_num_threads(count)
+    return quick_dtype(device) if dtype is None else check_dtype(dtype)
 
 
 def log(line: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,27 +11,35 @@ from typing import Any
 from mmdec import InputError, MmdecError
 from mmdec.checks.files import printable, reason, write_whole
 
-LIKELY_WRONG = 0.5  # confidences below it are warned of
 
-
-def output_paths(inputs: Sequence[Path], output: Path, suffixes: Sequence[str], suffix: str) -> list[Path]:
+def output_paths(
+    inputs: Sequence[Path], output: Path, suffixes: Sequence[str], suffix: str, count: int | None = None
+) -> list[Path]:
     """The output file of each input: `output` itself, if it ends in one of `suffixes`, or a file in the directory
-    `output` that ends in `suffix`. Inputs with the same name get different outputs; no input is overwritten."""
+    `output` that ends in `suffix`. Inputs with the same name get different outputs; no input is overwritten.
+
+    count: of outputs, named as the first inputs are; None: one for each input."""
+    named = inputs[:count]
+    above = next((folder for folder in output.parents if os.path.lexists(folder)), None)
+    if above is not None and not os.path.isdir(above):
+        raise InputError(f"`--output` must lie in a directory, but '{above}' is none. Name another.")
     if output.suffix.lower() in suffixes and not os.path.isdir(output):
-        if len(inputs) > 1:
+        if len(named) > 1:
             raise InputError(
-                f"`--output` must be a directory for {len(inputs)} inputs, but is '{output}'. Name a directory."
+                f"`--output` must be a directory for {len(named)} inputs, but is '{output}'. Name a directory."
             )
         targets = [output]
     else:
         if os.path.lexists(output) and not os.path.isdir(output):
             raise InputError(f"`--output` must be a directory or a {suffix} file, but is '{output}'. Name another.")
+        taken = set[Path]()
         targets = []
-        for source in inputs:
+        for source in named:
             target, number = output / f"{source.stem}{suffix}", 2
-            while target in targets:
+            while target in taken:
                 target, number = output / f"{source.stem}-{number}{suffix}", number + 1
             targets.append(target)
+            taken.add(target)
     sources = {os.path.realpath(source) for source in inputs}  # resolve() raises where links go in circles
     for target in targets:
         if os.path.realpath(target) in sources:
@@ -58,36 +65,3 @@ def unwritten(path: Path, error: OSError) -> str:
 def failure(error: Exception) -> str:
     """The message for an input that failed, in one line; for errors other than mmdec's own, with their type."""
     return str(error) if isinstance(error, MmdecError) else f"{type(error).__name__}: {printable(str(error))}"
-
-
-def print_failures(failed: Sequence[tuple[Path, str]], total: int) -> None:
-    """Print the failed files with their messages, and how many there are, on stderr."""
-    for source, message in failed:
-        print(f"failed: {printable(str(source))}: {message}", file=sys.stderr)
-    if failed:
-        print(f"{len(failed)} of {total} files failed", file=sys.stderr)
-
-
-def print_unsure(results: Sequence[tuple[object, float]], model: str) -> None:
-    """Warn on stderr of each output, (its input's name, its confidence), that is likely wrong. Only a model whose
-    confidence was fitted is believed."""
-    unsure = [(name, value) for name, value in results if value < LIKELY_WRONG]
-    if not unsure or not _fitted(model):
-        return
-    for name, value in unsure:
-        print(
-            f"warning: {printable(str(name))}: the output is likely wrong: its confidence is {value:.2f}, below "
-            f"{LIKELY_WRONG}.",
-            file=sys.stderr,
-        )
-
-
-def _fitted(model: str) -> bool:
-    """Whether the model's folder holds a curve of confidence."""
-    from mmdec.hub.find import find
-    from mmdec.pipelines.confidence import FILE, read_calibrations
-
-    try:
-        return bool(read_calibrations(find(model, files=["config.json", FILE])))
-    except InputError:  # gone meanwhile
-        return False

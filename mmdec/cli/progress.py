@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,16 +14,28 @@ from mmdec.checks.files import printable
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+AFTER = 0.5  # seconds of loading that say nothing
 EVERY = 30.0  # seconds between two lines; what is done sooner says nothing
 
 
-def tell_loading(model: str, quiet: bool = False) -> None:
-    """Say on a terminal what takes the first seconds: torch's import, and the model's weights. Logs say nothing.
+@contextmanager
+def loading(model: str, quiet: bool = False, timer: Callable[..., Any] = threading.Timer) -> Iterator[None]:
+    """Say on a terminal what takes the first seconds, where it takes more than half of one: torch's import, and the
+    model's weights. Logs say nothing.
 
-    model: its name or path. quiet: say nothing on a terminal, either.
+    model: its name or path. quiet: say nothing on a terminal, either. timer: of (seconds, function), to be started.
     """
-    if not quiet and sys.stderr.isatty():
-        print(f"loading {printable(model)} ...", file=sys.stderr, flush=True)
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    line = f"loading {printable(model)} ..."
+    waiting = timer(AFTER, lambda: print(line, file=sys.stderr, flush=True))
+    waiting.daemon = True
+    waiting.start()
+    try:
+        yield
+    finally:
+        waiting.cancel()
 
 
 class Lines:

@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 import typer
-from typer.core import TyperCommand
 
 from mmdec import InputError
 from mmdec.checks.files import printable
 from mmdec.cli.output_files import json_text, write_text
+from mmdec.cli.verb import STDOUT
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mmdec.evaluation.bench.report import BenchRun
 
-STDOUT = "-"
 WIDTH = 80  # columns of a table at most, however wide the terminal is
 
 
@@ -82,20 +81,6 @@ PlotsTo = Annotated[
 Against = Annotated[
     Path | None, typer.Option("--against", metavar="FILE", help="Compare with this saved JSON of `mmdec bench`.")
 ]
-
-
-class ReportCommand(TyperCommand):
-    """A command whose `--json` needs no value: at the end, or before another option, it means `--json -`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As click does, once the value is there."""
-        whole: list[str] = []
-        for index, word in enumerate(args):
-            whole.append(word)
-            following = args[index + 1] if index + 1 < len(args) else "--"
-            if word == "--json" and following.startswith("-") and following != STDOUT:
-                whole.append(STDOUT)
-        return super().parse_args(ctx, whole)
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,35 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmdec import InputError, MmdecError
+from mmdec.checks.arguments import check_threads
 from mmdec.checks.files import printable
 from mmdec.cli.compare import Compare, Comparer
-from mmdec.cli.options import WHISPER_MODEL, Device, Inputs, JsonLines, MinConfidence, Model, Threads
-from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, print_unsure, unwritten, write_text
-from mmdec.cli.progress import progress_bar, tell_loading
+from mmdec.cli.input_files import SOUNDS, input_files
+from mmdec.cli.jobs import Jobs
+from mmdec.cli.options import (
+    WHISPER_MODEL,
+    Device,
+    Dtype,
+    Inputs,
+    JsonLines,
+    MinConfidence,
+    Model,
+    Threads,
+    dtype_or_quick,
+)
+from mmdec.cli.output_files import failure, json_text, output_paths, unwritten, write_text
+from mmdec.cli.progress import loading, progress_bar
 from mmdec.pipelines.transcription.transcript import FORMATS, SUBTITLES, clock
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from mmdec.pipelines.transcription.load import LoadedTranscriber
     from mmdec.pipelines.transcription.transcript import Transcript
 
+FALLBACK = (
+    "Long recordings, and windows that are decoded again"  # a table of its own: names as long as these need the room
+)
 SUFFIXES = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt"}
 
 Output = Annotated[
@@ -47,23 +64,42 @@ DrafterName = Annotated[
 Language = Annotated[str | None, typer.Option("--language", "-l", help="A name or a code. Default: detected.")]
 Task = Annotated[str, typer.Option(help="transcribe, or translate (into English).")]
 Prompt = Annotated[str | None, typer.Option(help="Text before the recording: gives names and spelling.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Recordings in a batch.")]
+BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Recordings in a batch.")]
 Temperature = Annotated[
     list[float] | None,
-    typer.Option(help="0 is greedy decoding. Repeat it to retry a failed window at higher temperatures."),
+    typer.Option(
+        metavar="T",
+        rich_help_panel=FALLBACK,
+        help="0 is greedy decoding. Repeat it to retry a failed window at higher temperatures.",
+    ),
 ]
 LogprobThreshold = Annotated[
-    float | None, typer.Option(help="Retry a window whose mean log-probability is lower. Whisper's own: -1.")
+    float | None,
+    typer.Option(
+        metavar="P",
+        rich_help_panel=FALLBACK,
+        help="Retry a window whose mean log-probability is lower. Whisper's own: -1.",
+    ),
 ]
 CompressionThreshold = Annotated[
-    float | None, typer.Option(help="Retry a window whose text compresses by more. Whisper's own: 1.35.")
+    float | None,
+    typer.Option(
+        metavar="R", rich_help_panel=FALLBACK, help="Retry a window whose text compresses by more. Whisper's own: 1.35."
+    ),
 ]
 NoSpeechThreshold = Annotated[
     float | None,
-    typer.Option(help="Skip an unlikely window as silence if its no-speech probability is higher. Whisper's own: 0.6."),
+    typer.Option(
+        metavar="P",
+        rich_help_panel=FALLBACK,
+        help="Skip an unlikely window as silence if its no-speech probability is higher. Whisper's own: 0.6.",
+    ),
 ]
 Condition = Annotated[
-    bool, typer.Option("--condition-on-prev-tokens", help="Give each window the text of the window before.")
+    bool,
+    typer.Option(
+        "--condition-on-prev-tokens", rich_help_panel=FALLBACK, help="Give each window the text of the window before."
+    ),
 ]
 
 
@@ -85,17 +121,21 @@ def transcribe(
     no_speech_threshold: NoSpeechThreshold = None,
     condition_on_prev_tokens: Condition = False,
     device: Device = None,
+    dtype: Dtype = None,
     threads: Threads = None,
     min_confidence: MinConfidence = None,
     compare: Compare = False,
 ) -> None:
     """Transcribe speech with a Whisper. A drafter makes it faster; the text stays the model's own.
 
-    If a file fails, the others are still transcribed. Failed files are listed at the end, and the exit code is 1.
+    If a file fails, the others are still transcribed. Failed files are listed, and the exit code is 1.
     """
     kind = _format(kind, output, as_json)
-    timestamps = timestamps or ("segment" if kind in SUBTITLES else None)
-    targets = _targets(inputs, output, kind)
+    if kind in SUBTITLES:
+        timestamps = timestamps or "segment"
+    check_threads(threads)
+    files = input_files(inputs, "audio", SOUNDS, output)
+    jobs = Jobs(files, _targets([file.path for file in files], output, kind), model)
     comparer = Comparer(compare, drafter, temperature=bool(temperature))
     options: dict[str, Any] = {
         "drafter": None if drafter == "none" else drafter,
@@ -112,21 +152,18 @@ def transcribe(
         "no_speech_threshold": no_speech_threshold,
         "condition_on_prev_tokens": condition_on_prev_tokens or None,
     }
-    errors: list[tuple[Path, str]] = []
-    confidences: list[tuple[Path, float]] = []
-    tell_loading(model, quiet=as_json)
-    results = _transcripts(inputs, model, device, options, comparer)
-    for source, target, result in zip(inputs, targets, results, strict=True):
+    with loading(model, quiet=as_json):
+        whisper = _load(model, device, dtype)
+    results = _transcripts([file.path for file, _ in jobs.todo], whisper, options, comparer)
+    for (file, target), result in zip(jobs.todo, results, strict=True):
         error = result if isinstance(result, str) else _write(result, target, kind)
         if error:
-            errors.append((source, error))
+            jobs.failed(file.name, error)
         elif not isinstance(result, str):
-            print(_report(source, target, result, kind, as_json, len(inputs) > 1, comparer.fields()), flush=True)
-            comparer.tell(source, len(inputs) > 1)
-            confidences.append((source, result.confidence))
-    print_unsure(confidences, model)
-    print_failures(errors, len(inputs))
-    comparer.end(bool(errors))
+            print(_report(file.path, target, result, kind, as_json, jobs.several, comparer.fields()), flush=True)
+            comparer.tell(file.name, jobs.several)
+            jobs.done(file.name, result.confidence)
+    jobs.end(comparer.code)
 
 
 def _write(result: Transcript, target: Path | None, kind: str) -> str:
@@ -142,18 +179,23 @@ def _write(result: Transcript, target: Path | None, kind: str) -> str:
     return ""
 
 
-def _transcripts(
-    inputs: Sequence[Path], model: str, device: str | None, options: dict[str, Any], comparer: Comparer
-) -> Iterator[Transcript | str]:
-    """For each input, in order, its transcript or an error message. Inputs are decoded in batches."""
+def _load(model: str, device: str | None, dtype: str | None) -> LoadedTranscriber:
     from transformers.utils import logging
 
-    from mmdec import transcribe
-    from mmdec.hub.whisper import load_whisper
+    from mmdec.pipelines.transcription.load import load_transcriber
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    whisper, size = load_whisper(model, device), options["batch_size"]
+    return load_transcriber(model, device, dtype_or_quick(dtype, device))
+
+
+def _transcripts(
+    inputs: Sequence[Path], whisper: LoadedTranscriber, options: dict[str, Any], comparer: Comparer
+) -> Iterator[Transcript | str]:
+    """For each input, in order, its transcript or an error message. Inputs are decoded in batches."""
+    from mmdec import transcribe
+
+    size = options["batch_size"]
     with progress_bar(count=False) as progress:
         for start in range(0, len(inputs), size):
             batch = list(inputs[start : start + size])

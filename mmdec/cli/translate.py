@@ -10,10 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmdec.checks.arguments import check_threads
 from mmdec.checks.files import printable
-from mmdec.cli.options import SPEECH_MODEL, Device, Inputs, JsonLines, MinConfidence, Model, Threads, set_threads
-from mmdec.cli.output_files import failure, json_text, output_paths, print_failures, print_unsure, unwritten
-from mmdec.cli.progress import progress_bar, tell_loading
+from mmdec.cli.input_files import SOUNDS, input_files
+from mmdec.cli.jobs import Jobs
+from mmdec.cli.options import (
+    SPEECH_MODEL,
+    Device,
+    Dtype,
+    Inputs,
+    JsonLines,
+    MinConfidence,
+    Model,
+    Threads,
+    dtype_or_quick,
+)
+from mmdec.cli.output_files import failure, json_text, output_paths, unwritten
+from mmdec.cli.progress import loading, progress_bar
 
 if TYPE_CHECKING:
     from mmdec import Translation
@@ -44,6 +57,7 @@ def translate(
     model: Model = SPEECH_MODEL,
     as_json: JsonLines = False,
     device: Device = None,
+    dtype: Dtype = None,
     threads: Threads = None,
     vocoder: Annotated[
         str | None,
@@ -58,38 +72,34 @@ def translate(
 ) -> None:
     """Translate French speech into English speech.
 
-    If a file fails, the others are still translated. Failed files are listed at the end, and the exit code is 1.
+    If a file fails, the others are still translated. Failed files are listed, and the exit code is 1.
     """
-    tell_loading(model, quiet=as_json)
-    import mmdec
-    from mmdec.pipelines.translation.load import load
-    from mmdec.pipelines.translation.translator import check_strategy
+    with loading(model, quiet=as_json):
+        import mmdec
+        from mmdec.pipelines.translation.load import load
+        from mmdec.pipelines.translation.translator import check_strategy
 
-    if verify:
-        strategy = "verified"
-    check_strategy(strategy)
-    mmdec.audio.check_detector(pauses)
-    targets = output_paths(inputs, output, AUDIO_SUFFIXES, ".wav")
-    set_threads(threads)
-    translator = load(model, device, vocoder=vocoder)
+        if verify:
+            strategy = "verified"
+        check_strategy(strategy)
+        mmdec.audio.check_detector(pauses)
+        check_threads(threads)
+        files = input_files(inputs, "audio", SOUNDS, output)
+        jobs = Jobs(files, output_paths([file.path for file in files], output, AUDIO_SUFFIXES, ".wav"), model)
+        translator = load(model, device, vocoder=vocoder, dtype=dtype_or_quick(dtype, device))
     options: dict[str, Any] = {"strategy": strategy, "min_confidence": min_confidence, "pauses": pauses}
-    call = partial(mmdec.translate_speech, model=translator, **options)
-    errors: list[tuple[Path, str]] = []
-    confidences: list[tuple[Path, float]] = []
+    call = partial(mmdec.translate_speech, model=translator, threads=threads, **options)
     with progress_bar(count=True) as progress:
-        task = progress.add_task("translating", total=len(inputs))
-        for source, target in zip(inputs, targets, strict=True):
-            progress.update(task, description=source.name)
-            done = _translated(source, target, call, _json_line if as_json else _plain_lines)
+        task = progress.add_task("translating", total=len(jobs.todo))
+        for source, target in jobs.todo:
+            progress.update(task, description=source.path.name)
+            done = _translated(source.path, target, call, _json_line if as_json else _plain_lines)
             if isinstance(done, str):
-                errors.append((source, done))
+                jobs.failed(source.name, done)
             else:
-                confidences.append((source, done))
+                jobs.done(source.name, done)
             progress.advance(task)
-    print_unsure(confidences, model)
-    print_failures(errors, len(inputs))
-    if errors:
-        raise typer.Exit(1)
+    jobs.end()
 
 
 def _translated(

@@ -10,6 +10,9 @@ al. 2024, section 3.3, with everything measured here instead of profiled beforeh
 - A drafter that knows how sure it is ends a chain early: with the first node that, with all before it, is accepted with
   a chance below (seconds of one more node) x (tokens a second in each row), where another would cost more than it
   gives. What such chains draft and give is counted by itself.
+- A round in which the thread waited for a processor says what the machine had to do, and nothing of what a draft costs:
+  its seconds are not learned. Where too little is timed yet the processor's own seconds count: a machine that is busy
+  for hours drafts, too.
 - What drafting has cost beyond plain decoding is kept in a ledger. Before it is overdrawn a round is plain, so that
   even a drafter that is always wrong costs little. Where drafting does not pay, it is tried again ever more rarely.
 
@@ -51,6 +54,7 @@ GAP_OF_NEW_RUN = 8  # rounds between attempts at most when a run begins
 ATTEMPT = 7  # nodes of an attempt at most
 LENGTH = 8  # nodes of a chain at most by which the cost of one more is told
 THRESHOLD = (0.02, 0.6)  # at least and at most: chances below which a chain ends
+STARVED = 0.7  # of a round's seconds: a thread that had a processor for less of them waited for one
 INSTANT = 1e-9  # seconds of a round at least: some clocks do not move in so short a time
 PLAIN_EVERY = (0, 0, 8, 16, 32, 64)  # rounds until a plain pass is timed again, by those timed already
 
@@ -108,15 +112,19 @@ class Budget:
         accepted: Sequence[int],
         target_seconds: float,
         draft_seconds: float,
+        share: float = 1.0,
     ) -> None:
         """Record the result of the last plan: each row's nodes, root included, and accepted nodes, root excluded; the
-        draft's depth; seconds of the target's pass and of the drafter, 0 where it was not asked."""
+        draft's depth; seconds of the target's pass and of the drafter, 0 where it was not asked; the share of the round
+        in which the thread had a processor."""
         if self._constant is not None:
             return
         with self._lock:
             target, chain, tree = self._curves(batch)
             columns, plan, acceptance = max(draft_sizes), self._plan, self._acceptance
-            target.add(columns, target_seconds)
+            starved = share < STARVED
+            if not starved or target.samples(columns) < ENOUGH:
+                target.add(columns, target_seconds * (share if starved else 1.0))
             self._unplain = 0 if columns == 1 else self._unplain + 1
             tokens = 1 + sum(accepted) / len(accepted)
             self._tokens += tokens
@@ -127,8 +135,8 @@ class Budget:
             draft = tree if plan.nodes > plan.depth else chain
             ending = self._stops and plan.nodes == plan.depth
             levels = max(columns - 1, 1) if ending else plan.depth
-            if columns > 1 or not ending:  # nothing proposed is no level
-                draft.add(levels, draft_seconds)
+            if (columns > 1 or not ending) and not (starved and draft.samples(levels) >= ENOUGH):
+                draft.add(levels, draft_seconds * (share if starved else 1.0))  # nothing proposed is no level
             plain = self.plain_seconds(batch)
             cost = target.capped(columns, plain) + draft.pessimistic(levels)
             if tokens > 1 and min(target.samples(columns), draft.samples(levels)) < ENOUGH:

@@ -27,7 +27,15 @@ class Planner(Protocol):
     def plan(self, batch: int) -> Plan: ...
 
     def observe(
-        self, batch: int, sizes: list[int], depth: int, accepted: list[int], target: float, drafter: float, /
+        self,
+        batch: int,
+        sizes: list[int],
+        depth: int,
+        accepted: list[int],
+        target: float,
+        drafter: float,
+        share: float,  # of the round in which the thread had a processor
+        /,
     ) -> None: ...
 
 
@@ -88,7 +96,7 @@ def decode(
         report = replace(_round(index, rows, verdict, sizes, done), logprobs=chosen_logprobs(scores.logits, verdict))
         watch.core += watch.passed()
         if index:
-            budget.observe(len(rows), sizes, height(draft), report.accepted, watch.target, watch.drafter)
+            budget.observe(len(rows), sizes, height(draft), report.accepted, *watch.learned())
         yield replace(report, target=watch.target, drafter=watch.drafter, core=watch.core, vision=vision)
         vision = 0.0
         if not text.live:

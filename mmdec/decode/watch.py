@@ -21,7 +21,14 @@ class Watch:
         """Begin a round."""
         self.target = self.drafter = self.core = 0.0
         self._stopwatch.lap()
+        self._processor = self._stopwatch.processor()
 
     def passed(self) -> float:
         """Seconds since the last reading."""
         return self._stopwatch.lap()
+
+    def learned(self) -> tuple[float, float, float]:
+        """What a budget asks: the target's seconds, the drafter's, and the share of the round so far in which this
+        thread had a processor; 1 where that cannot be told."""
+        seconds, worked = self.target + self.drafter + self.core, self._stopwatch.processor() - self._processor
+        return self.target, self.drafter, min(worked / seconds, 1.0) if seconds > 0 else 1.0

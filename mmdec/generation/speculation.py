@@ -20,6 +20,7 @@ from mmdec.checks.arguments import check_instance, check_methods, options_error
 from mmdec.decode.budget import Nodes
 from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
+from mmdec.decode.summary import counted, rounds_line, three_lines
 from mmdec.decode.verify import LOSSY, RuleName
 from mmdec.generation.drafter_choice import DraftedBy
 from mmdec.generation.model_lock import read_while, reading
@@ -48,6 +49,13 @@ class Generation:
         later = self.rounds[1:]
         passes = sum(len(round_.rows) for round_ in later)
         return sum(len(tokens) for round_ in later for tokens in round_.tokens) / passes if passes else 1.0
+
+    def __str__(self) -> str:
+        """Three lines: how much, in how many rounds, in how many seconds."""
+        rows, tokens = len(self.sequences), sum(len(tokens) for round_ in self.rounds for tokens in round_.tokens)
+        seconds = {name: sum(getattr(round_, name) for round_ in self.rounds) for name in ("target", "drafter", "core")}
+        what = f"{counted(rows, 'row')}, {counted(tokens, 'new token')}"
+        return three_lines(what, rounds_line(len(self.rounds), self.tokens_per_round, self.lossless), seconds)
 
 
 def generate(

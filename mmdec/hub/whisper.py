@@ -115,9 +115,11 @@ _loading = threading.RLock()  # of heads
 
 
 def load_whisper(
-    model: str | os.PathLike[str] = DEFAULT_MODEL, device: str | torch.device | None = None
+    model: str | os.PathLike[str] = DEFAULT_MODEL,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> LoadedWhisper:
-    """A Whisper by shipped name, directory or hub id, in float32; loaded once for each model and device.
+    """A Whisper by shipped name, directory or hub id; loaded once for each model, device and dtype.
 
     `device` None takes a GPU where there is one. Raises InputError where there is no such model, or its files are
     damaged, no safetensors, or outside its folder.
@@ -125,8 +127,8 @@ def load_whisper(
     directory = find(model, KIND, FILES)
     _check(directory, os.fspath(model))
     checked = check_device(device)
-    key = (version(directory), version(directory / HEADS), str(checked))
-    return _whispers.get(key, lambda: _read(directory, checked))
+    key = (version(directory), version(directory / HEADS), str(checked), str(dtype))
+    return _whispers.get(key, lambda: _read(directory, checked, dtype))
 
 
 def _check(directory: Path, name: str) -> None:
@@ -157,7 +159,7 @@ def read_model(directory: Path) -> WhisperForConditionalGeneration:
     return model.eval()
 
 
-def _read(directory: Path, device: torch.device) -> LoadedWhisper:
+def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedWhisper:
     model = read_model(directory)
     check_extractor(directory)
     try:
@@ -167,4 +169,4 @@ def _read(directory: Path, device: torch.device) -> LoadedWhisper:
             f"`model` must have a whole tokenizer and feature extractor, but those in '{directory}' are damaged "
             f"({type(error).__name__}: {error!s:.300}). Fetch it again."
         ) from error
-    return LoadedWhisper(cast(Any, model).to(device), processor, directory)
+    return LoadedWhisper(cast(Any, model).to(device, dtype), processor, directory)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mmdec.checks.devices import check_dtype
 from mmdec.drafters.registry import loader_names
 from mmdec.hub.find import find, kind
 from mmdec.types import InputError
@@ -27,13 +28,14 @@ def load(
     device: str | torch.device | None = None,
     *,
     vocoder: str | os.PathLike[str] | None = None,
+    dtype: torch.dtype | str | None = None,
 ) -> Loaded:
-    """A model in float32, ready for the call that takes it; loaded once for each folder and device, and shared.
+    """A model, ready for the call that takes it; loaded once for each folder, device and dtype, and shared.
 
     model: a shipped name, a directory or a hub id. What comes is what config.json names: a translator for
     `translate_speech`, a recogniser with its processor for `transcribe`, a vision-language model with its processor for
-    `describe`. These calls take names, too. `device` None takes a GPU where there is one. vocoder: of a translator
-    alone, see `translate_speech`.
+    `describe`. These calls take names, too. `device` None takes a GPU where there is one, `dtype` None float32.
+    vocoder: of a translator alone, see `translate_speech`.
 
     Raises InputError where the model is not found (the message says how to get it), is damaged, lies outside its
     folder or holds no safetensors, and for a drafter's folder: that needs its target, see `load_drafter`.
@@ -47,7 +49,7 @@ def load(
     if system in ("", TRANSLATES):
         from mmdec.pipelines.translation.load import load as load_translator
 
-        return load_translator(model, device, vocoder=vocoder)
+        return load_translator(model, device, vocoder=vocoder, dtype=dtype)
     if vocoder is not None:
         raise InputError(
             f"`vocoder` must be left out for a model that does not speak, but '{os.fspath(model)}' is {system!r}."
@@ -55,7 +57,7 @@ def load(
     from mmdec.pipelines.transcription.load import KIND, load_transcriber
 
     if system == KIND:
-        return load_transcriber(model, device)
+        return load_transcriber(model, device, check_dtype(dtype))
     from mmdec.hub.vlm import load_vlm
 
-    return load_vlm(model, device)
+    return load_vlm(model, device, check_dtype(dtype))

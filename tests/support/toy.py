@@ -205,8 +205,17 @@ class Changing:
         return Plan(nodes, self.random.randint(1, nodes) if nodes else 0, threshold=threshold)
 
     def observe(
-        self, batch: int, sizes: list[int], depth: int, accepted: list[int], target: float, drafter: float, /
+        self,
+        batch: int,
+        sizes: list[int],
+        depth: int,
+        accepted: list[int],
+        target: float,
+        drafter: float,
+        share: float,
+        /,
     ) -> None:
+        assert 0 <= share <= 1
         assert batch == len(sizes) == len(accepted)
         assert all(0 <= took < size for took, size in zip(accepted, sizes, strict=True))
         self.seen.append(accepted)

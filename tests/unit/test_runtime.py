@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mmdec.decode.watch import Watch
 from mmdec.runtime import Stopwatch, dtype_of, timed_passes
 
 PACKAGE = Path(__file__).parents[2] / "mmdec"
@@ -58,3 +59,23 @@ def test_nobody_else_reads_a_clock() -> None:
     reading = re.compile(r"perf_counter|process_time")
     files = [path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if reading.search(path.read_text())]
     assert files == ["runtime.py"]
+
+
+def test_a_rounds_share_of_the_processor(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that worked for 1 of 4 seconds waited for the other three."""
+    worked = [10.0]
+    monkeypatch.setattr("time.thread_time", lambda: worked[0])
+    monkeypatch.setattr("sys.platform", "linux")
+    watch = Watch(torch.device("cpu"))
+    clock[0], worked[0] = 3.0, 10.75
+    watch.target += watch.passed()
+    clock[0], worked[0] = 4.0, 11.0
+    watch.drafter += watch.passed()
+    assert watch.learned() == (3.0, 1.0, 0.25)
+    watch.start()
+    assert watch.learned() == (0.0, 0.0, 1.0)
+    monkeypatch.setattr("sys.platform", "win32")
+    watch.start()
+    clock[0] = 9.0
+    watch.target += watch.passed()
+    assert watch.learned() == (5.0, 0.0, 1.0)

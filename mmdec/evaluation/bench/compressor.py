@@ -24,6 +24,7 @@ from mmdec.nn.draft_config import DraftConfig
 from mmdec.nn.draft_network import DraftNetwork
 from mmdec.nn.elastic import CHOICES
 from mmdec.nn.specvlm import SpecVLM, SpecVLMConfig
+from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, no_log
 from mmdec.types import Context, Draft, Plan, Scores, Verdict
@@ -101,7 +102,7 @@ def bench_compressor(
     prompt passes and of rounds, a = EAGLE-2, b = SpecVLM, in milliseconds and as the ratio b / a."""
     check_threads(threads)
     check_device(device)
-    torch.set_num_threads(threads)
+    keep_threads(threads)
     torch_device = torch.device(device)
     dtype = torch.float32 if torch_device.type == "cpu" else torch.bfloat16
     eagle = random_drafter(size, None, torch_device, dtype)

@@ -23,6 +23,7 @@ from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.tree import trees_from_lists
 from mmdec.evaluation.bench.pairing import paired
 from mmdec.generation.speculation import generate, speculate
+from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, no_log
 from mmdec.types import Context, Draft, MmdecError, Needs, Plan, Scores, Target, Verdict
@@ -87,7 +88,7 @@ def bench_core(
     """The core's share of a round, prompt lookup against transformers', batch 8 against 1, a drafter that is wrong."""
     check_threads(threads)
     check_device(device)
-    torch.set_num_threads(threads)
+    keep_threads(threads)
     largest = sizes[-1]
     lookup: dict[str, dict[str, Any]] = {}
     for size in sizes:

@@ -24,6 +24,7 @@ from mmdec.evaluation.quality.harness import Measurements, Method, parse_plan
 from mmdec.evaluation.quality.harness_description import DescriptionHarness
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.pipelines.description.load import AUTO, as_drafter
+from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log
 from mmdec.training.corpora.admission import Admission
@@ -74,7 +75,7 @@ def bench_vlm(
     if not drafters or len(set(drafters)) < len(drafters):
         raise InputError(f"`drafters` must be different names, at least one, but are {list(drafters)}. Name them once.")
     nodes = parse_plan(plan)
-    torch.set_num_threads(threads)
+    keep_threads(threads)
     vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, device)
     chosen = questions_of(questions, images, prompt, per_task, Admission(allow_absolute_paths))
     drafted = [Method.drafted(name, as_drafter(vlm, name), nodes) for name in drafters]

@@ -22,6 +22,7 @@ from mmdec.ops.dag import dag_marginal
 from mmdec.ops.kernels import KERNELS, runs_on, why_not
 from mmdec.ops.kv_gather import kv_gather
 from mmdec.ops.tree_attention import TreeMask, tree_attention, tree_mask
+from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, no_log
 from mmdec.types import MmdecError
@@ -38,7 +39,7 @@ def bench_kernels(
 ) -> dict[str, Any]:
     """Time every operator; a JSON-ready report. Raises MmdecError where two sides differ."""
     torch_device = check_device(device)
-    torch.set_num_threads(threads)
+    keep_threads(threads)
     torch.manual_seed(0)
     dtype = torch.bfloat16 if torch_device.type == "cuda" else torch.float32
     bandwidth = _copy_bandwidth(torch_device) if torch_device.type == "cuda" else None

@@ -22,6 +22,7 @@ from mmdec.evaluation.bench.pairing import paired
 from mmdec.evaluation.bench.passes_transcription import GRAPHS, SPEECHES, speech_rounds
 from mmdec.evaluation.bench.twins import Run, binary_tree, compare, twin
 from mmdec.ops.kernels import why_not
+from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, no_log
 from mmdec.targets.attention import TREE_ATTENTION
@@ -67,7 +68,7 @@ def bench_passes(
     """
     check_threads(threads)
     torch_device = check_device(device)
-    torch.set_num_threads(threads)
+    keep_threads(threads)
     chosen = sizes or SIZES[torch_device.type]
     text_dtype = torch.bfloat16 if torch_device.type == "cuda" else torch.float32
     rows: list[dict[str, Any]] = []

@@ -28,6 +28,7 @@ from mmdec.evaluation.quality.harness import Measurements, Method, parse_plan
 from mmdec.evaluation.quality.harness_transcription import TranscriptionHarness
 from mmdec.generation.speculation import Nodes
 from mmdec.hub.whisper import DEFAULT_MODEL, LoadedWhisper, load_whisper
+from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log
 from mmdec.training.corpora.admission import STRICT, Admission
@@ -88,7 +89,7 @@ def bench_asr(
         raise InputError(f"`repeats`, `per_bin` and `batch` must be at least 1, but are {repeats}, {per_bin}, {batch}.")
     nodes, plans = parse_plan(plan), {size: parse_plan(size) for size in sweep}
     check_threads(threads)
-    torch.set_num_threads(threads)
+    keep_threads(threads)
     whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, device)
     bench = _Bench(TranscriptionHarness(whisper, language, max_new_tokens), repeats, batch, log)
     drafter = whisper.heads(heads)

@@ -28,6 +28,7 @@ from mmdec.hub import DEFAULT_MODEL
 from mmdec.nn.ar_decoder import ArConfig, ArDecoder
 from mmdec.nn.dag_decoder import BOS, EOS, LatticePath
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
+from mmdec.pipelines.threads import keep_threads
 from mmdec.pipelines.translation.load import load
 from mmdec.pipelines.translation.translate import Translation, translate_speech
 from mmdec.pipelines.translation.translator import SpeechTranslator
@@ -63,7 +64,7 @@ def bench_speech(
         raise InputError("`recordings` must name at least one sound file, but is empty. Try data/samples/*.wav.")
     check_threads(threads)
     check_device(device)
-    torch.set_num_threads(threads)
+    keep_threads(threads)
     translator = load(model, device)
     network = translator.model
     log(f"decoders by length of the source: {', '.join(f'{length:g}' for length in seconds)} s")
@@ -178,7 +179,7 @@ def bench_paper(
     """
     check_threads(threads)
     check_device(device)
-    torch.set_num_threads(threads)
+    keep_threads(threads)
     torch.manual_seed(0)
     target = check_device(device)
     config = DASpeechConfig.paper()

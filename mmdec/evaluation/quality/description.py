@@ -24,6 +24,7 @@ from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.pipelines.description.description import Description
 from mmdec.pipelines.description.load import AUTO, as_drafter
 from mmdec.pipelines.inputs import BatchError
+from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log
 from mmdec.training.corpora.admission import STRICT, Admission
@@ -103,7 +104,7 @@ def evaluate_vlm(
         check_whole("limit", limit, 1, 2**31, "Leave it out for all questions.")
     chosen = questions_of(questions, images, prompt, limit, Admission(allow_absolute_paths))
     chosen = swapped(chosen) if swap else chosen
-    torch.set_num_threads(threads)
+    keep_threads(threads)
     vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, device)
     loaded_drafter = as_drafter(vlm, drafter)
     method = Method("drafted", "mmdec", {"drafter": loaded_drafter, "num_speculative_tokens": plan})

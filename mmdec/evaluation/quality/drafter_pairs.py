@@ -27,6 +27,7 @@ from mmdec.evaluation.quality.harness_description import DescriptionHarness
 from mmdec.generation.speculation import Nodes
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.pipelines.description.load import as_drafter
+from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log
 from mmdec.training.corpora.image_text_questions import ImageQuestion
@@ -112,7 +113,7 @@ def compare_drafters(
     nodes = parse_plan(plan)
     if nodes is None:
         raise InputError("`plan` must be a fixed draft size here, but is 'learned'. Try 16x6.")
-    torch.set_num_threads(threads)
+    keep_threads(threads)
     vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, "cpu")
     asked = questions_of(str(questions), None, PROMPT, limit)
     harness = DescriptionHarness(vlm)

@@ -24,6 +24,7 @@ from mmdec.evaluation.quality.harness import Measurement, Method
 from mmdec.evaluation.quality.harness_transcription import TranscriptionHarness, has_heads
 from mmdec.generation.speculation import Nodes
 from mmdec.hub.whisper import DEFAULT_MODEL, LoadedWhisper, load_whisper
+from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log
 from mmdec.training.corpora.admission import Admission
@@ -85,7 +86,7 @@ def evaluate_asr(
         else read_utterances(os.fspath(corpus), split, Admission(allow_absolute_paths))
     )
     rows = evenly_spaced(found, limit)
-    torch.set_num_threads(threads)
+    keep_threads(threads)
     whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, device)
     methods = _methods(whisper, heads, plan, plain)
     harness = TranscriptionHarness(whisper, language, max_new_tokens)

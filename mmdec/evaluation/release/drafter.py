@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from mmdec import hub
 from mmdec.checks.files import read_object
@@ -27,6 +26,7 @@ from mmdec.hub.publish import PROVENANCE
 from mmdec.hub.vlm import load_vlm
 from mmdec.hub.vlm_drafters import CONFIG, PICTURE, read_network
 from mmdec.nn.fingerprint import fingerprint
+from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import CARD, hardware, weights
 from mmdec.runtime import dtype_of
 from mmdec.types import InputError
@@ -79,7 +79,7 @@ def measure(model: Path, split: str, setting: Setting) -> Report:
     if not asked:
         raise InputError(f"`corpus` must have descriptions in {split}, but has none. Draw the scenes anew.")
     vlm = load_vlm(setting.home, "cpu")
-    torch.set_num_threads(setting.threads)
+    keep_threads(setting.threads)
     totals = counts(DescriptionHarness(vlm), asked, load_drafter(model, vlm.model), CHAIN)
     return {
         "split": split,

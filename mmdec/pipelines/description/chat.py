@@ -81,7 +81,7 @@ class Chat:
         If a question is refused or an answer is interrupted, the dialogue stays as it was before the question.
         """
         check_callable("on_text", on_text, "a function of a piece of text")
-        with self._lock, with_threads(self._threads):
+        with self._lock, with_threads(self._threads, self._request.vlm.model):
             stopwatch = Stopwatch(self._request.vlm.model.device)
             question = read_question(image, prompt)
             message = user_message(self._request.vlm, question)

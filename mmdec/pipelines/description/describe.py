@@ -55,7 +55,7 @@ class DescribeOptions(TypedDict, total=False, extra_items=Any):
     num_speculative_tokens: Nodes
     seed: int | None
     device: str | torch.device | None
-    dtype: torch.dtype | None
+    dtype: torch.dtype | str | None
     threads: int | None
     on_text: OnText | None
     on_round: OnRound | None
@@ -87,7 +87,7 @@ def describe(
     num_speculative_tokens: Nodes = None,
     seed: int | None = None,
     device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     threads: int | None = None,
     on_text: OnText | None = None,
     on_round: OnRound | None = None,
@@ -112,8 +112,8 @@ def describe(
     to `generate`: max_new_tokens (512 where the model does not say), do_sample, temperature and so on.
 
     `on_text` is called with each piece of the answer as it is accepted, `on_round` with every round and its text, for
-    one question; what they raise ends the call. `min_confidence`, 0 to 1, refuses answers that are less likely to be
-    right (`out.confidence`).
+    one question; what they raise ends the call. `threads`: see `translate_speech`. `min_confidence`, 0 to 1, refuses
+    answers that are less likely to be right (`out.confidence`).
 
     Raises InputError for what cannot be done, as for a prompt that is longer than the model's positions, and
     BatchError, with the other results, for members of a list.
@@ -126,7 +126,7 @@ def describe(
     questions = _questions(image, prompt)
     vlm = as_vlm(model, processor, device, dtype)
     request = request_of(vlm, drafter, rule, num_speculative_tokens, seed, statistics, options, least)
-    with with_threads(threads), naming_options(DescribeOptions.__annotations__):
+    with with_threads(threads, vlm.model), naming_options(DescribeOptions.__annotations__):
         errors: dict[int, InputError] = {}
         read = _read(request, questions, errors)
         descriptions = _in_batches(request, read, errors, batch_size, listeners)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mmdec.decode.summary import rounds_line, three_lines
+
 
 @dataclass(frozen=True)
 class Description:
@@ -34,6 +36,10 @@ class Description:
     kept: list[float] | None = field(
         default=None, repr=False
     )  # for each visual token the weight, 0 to 1, that the compressor gave it
+
+    def __str__(self) -> str:
+        """Three lines: the text, in how many rounds, in how many seconds."""
+        return three_lines(self.text, rounds_line(self.rounds, self.tokens_per_round, self.lossless), self.timings)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and texts."""

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel, ProcessorMixin
 
 from mmdec.checks.arguments import show
-from mmdec.checks.devices import check_device
+from mmdec.checks.devices import check_device, check_dtype, check_same_dtype
 from mmdec.drafters.registry import NAME, auto_names, drafter_entry, drafter_names
 from mmdec.generation.drafter_choice import DraftedBy
 from mmdec.hub.drafters import load_drafter
@@ -29,7 +29,7 @@ def as_vlm(
     model: Model,
     processor: ProcessorMixin | None,
     device: str | torch.device | None,
-    dtype: torch.dtype | None,
+    dtype: torch.dtype | str | None,
 ) -> LoadedVlm:
     """A vision-language model with its processor.
 
@@ -38,12 +38,11 @@ def as_vlm(
     loaded model's own. Raises InputError where there is no such model, its files are damaged, the processor is lacking,
     given in vain or another model's, and for a device or dtype that the loaded model has not.
     """
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise InputError(f"`dtype` must be one of torch's floating types, but is {show(dtype)}. Try torch.bfloat16.")
+    wanted = check_dtype(dtype)
     if isinstance(model, (str, bytes, os.PathLike)):
         if processor is not None:
             raise InputError("`processor` must be left out for a `model` that is named, which has one, but is given.")
-        return load_vlm(cast(Any, model), device, torch.float32 if dtype is None else dtype)
+        return load_vlm(cast(Any, model), device, wanted)
     if not isinstance(model, LoadedVlm):
         if not isinstance(model, PreTrainedModel):
             raise InputError(
@@ -61,10 +60,7 @@ def as_vlm(
             f"`device` must be that of the loaded `model`, {model.model.device}, but is {show(str(device))}. Leave "
             "it out."
         )
-    if dtype not in (None, model.model.dtype):
-        raise InputError(
-            f"`dtype` must be that of the loaded `model`, {model.model.dtype}, but is {dtype}. Leave it out."
-        )
+    check_same_dtype(dtype, model.model.dtype)
     return model
 
 

@@ -9,7 +9,7 @@ import torch
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
 from mmdec.checks.arguments import show
-from mmdec.checks.devices import check_device
+from mmdec.checks.devices import check_device, check_dtype, check_same_dtype
 from mmdec.drafters.registry import drafter_entry, is_dotted
 from mmdec.generation.drafter_choice import DraftedBy
 from mmdec.hub.find import drafter_by_name, kind
@@ -23,18 +23,24 @@ load_transcriber = load_whisper
 Model = str | os.PathLike[str] | WhisperForConditionalGeneration | LoadedWhisper
 
 
-def as_whisper(model: Model, processor: WhisperProcessor | None, device: str | torch.device | None) -> LoadedWhisper:
+def as_whisper(
+    model: Model,
+    processor: WhisperProcessor | None,
+    device: str | torch.device | None,
+    dtype: torch.dtype | str | None = None,
+) -> LoadedWhisper:
     """A Whisper with its processor.
 
-    model: a shipped name, a directory or a hub id, which is loaded in float32 once for each device; or a loaded model,
-    which `processor` must come with. `device` None takes a GPU where there is one, or the loaded model's own.
-    Raises InputError where there is no such model, its files are damaged, a processor is lacking or given in vain, and
-    for another device than the loaded model's.
+    model: a shipped name, a directory or a hub id, which is loaded once for each device and dtype; or a loaded model,
+    which `processor` must come with. `device` None takes a GPU where there is one, `dtype` None float32; or both the
+    loaded model's own. Raises InputError where there is no such model, its files are damaged, a processor is lacking or
+    given in vain, and for a device or dtype that the loaded model has not.
     """
+    wanted = check_dtype(dtype)
     if isinstance(model, (str, bytes, os.PathLike)):
         if processor is not None:
             raise InputError("`processor` must be left out for a `model` that is named, which has one, but is given.")
-        return load_whisper(model, device)
+        return load_whisper(model, device, wanted)
     if not isinstance(model, LoadedWhisper):
         if not isinstance(model, WhisperForConditionalGeneration):
             raise InputError(
@@ -52,6 +58,7 @@ def as_whisper(model: Model, processor: WhisperProcessor | None, device: str | t
             f"`device` must be that of the loaded `model`, {model.model.device}, but is {show(str(device))}. Leave "
             "it out."
         )
+    check_same_dtype(dtype, model.model.dtype)
     return model
 
 

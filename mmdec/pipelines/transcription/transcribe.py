@@ -52,6 +52,7 @@ class TranscribeOptions(TypedDict, total=False, extra_items=Any):
     num_speculative_tokens: Nodes
     seed: int | None
     device: str | torch.device | None
+    dtype: torch.dtype | str | None
     threads: int | None
     progress: Progress | None
     statistics: DecodingStatistics | None
@@ -83,6 +84,7 @@ def transcribe(
     num_speculative_tokens: Nodes = None,
     seed: int | None = None,
     device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
     statistics: DecodingStatistics | None = None,
@@ -94,7 +96,8 @@ def transcribe(
 
     `audio` is what `translate_speech` takes, of any length up to an hour; a list gives a list back, in order, and
     `batch_size` recordings are decoded together, those within one window (30 s) apart from longer ones. `model` is a
-    shipped name, a directory, a hub id, or a loaded model with its `processor`.
+    shipped name, a directory, a hub id, in float32 unless `dtype` says otherwise, or a loaded model with its
+    `processor`.
 
     `drafter` is "medusa" (the heads in the model's folder), "lookup", "recycling" or another registered name, a
     drafter's folder, its hub id, "whisper-phrasebook/medusa" for the shipped one, a dotted path, a smaller Whisper of
@@ -107,8 +110,8 @@ def transcribe(
     `prompt` is text that might have come before. `options` go to `generate`: temperature (a tuple is the fallback
     ladder), logprob_threshold, compression_ratio_threshold, no_speech_threshold, condition_on_prev_tokens,
     prompt_condition_type, max_new_tokens, repetition_penalty and so on. With a ladder and word timestamps recordings
-    are decoded one by one. `progress` is called with the seconds of sound done and all seconds; `on_round`, for one
-    recording, with every round of the decoder. What either raises ends the call.
+    are decoded one by one. `threads`: see `translate_speech`. `progress` is called with the seconds of sound done and
+    all seconds; `on_round`, for one recording, with every round of the decoder. What either raises ends the call.
 
     Raises InputError for what cannot be done, and BatchError, with the other results, for recordings of a list.
     """
@@ -117,14 +120,14 @@ def transcribe(
     least = check_min_confidence(min_confidence)
     batch = Batch(audio, sample_rate)
     _check_listeners(progress, on_round, batch.single)
-    whisper = as_whisper(model, processor, device)
+    whisper = as_whisper(model, processor, device, dtype)
     request = TranscriptionRequest.of(whisper, timestamps, language, task, prompt, options, len(batch))
     chosen = as_drafter(whisper, drafter)
     speculation = speculate(chosen, rule, num_speculative_tokens, seed, on_round, None, statistics)
     loaded = speculation.drafter_for(whisper.model)
     if loaded is not None:  # before any recording is read
         loaded.check(target_of(whisper.model))
-    with with_threads(threads), naming_options(TranscribeOptions.__annotations__):
+    with with_threads(threads, whisper.model), naming_options(TranscribeOptions.__annotations__):
         recordings = batch.read(request.check)
         transcripts = _in_batches(request, recordings, batch_size, speculation, rule not in LOSSY, progress)
     _refuse(transcripts, least, batch)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mmdec.checks.arguments import show
+from mmdec.decode.summary import rounds_line, three_lines
 from mmdec.types import InputError
 
 FORMATS = ("text", "json", "srt", "vtt")
@@ -66,6 +67,10 @@ class Transcript:
         default_factory=lambda: {}, repr=False
     )  # what the confidence was computed from
     windows: int = 1  # prompts' passes among the rounds: one for each window, and for each time it was decoded again
+
+    def __str__(self) -> str:
+        """Three lines: the text, in how many rounds, in how many seconds."""
+        return three_lines(self.text, rounds_line(self.rounds, self.tokens_per_round, self.lossless), self.timings)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and texts."""

@@ -7,7 +7,7 @@ import os
 import torch
 
 from mmdec.checks.arguments import show
-from mmdec.checks.devices import check_device
+from mmdec.checks.devices import check_device, check_dtype, check_same_dtype
 from mmdec.hub.daspeech import DEFAULT_MODEL, VOCODER_RULE, read_parts, resolve
 from mmdec.hub.find import LoadedModels, path_text, version
 from mmdec.pipelines.confidence import read_calibrations
@@ -22,22 +22,24 @@ def load(
     device: str | torch.device | None = None,
     *,
     vocoder: str | os.PathLike[str] | None = None,
+    dtype: torch.dtype | str | None = None,
 ) -> SpeechTranslator:
-    """A translator in float32, ready to run; loaded once for each model, device and vocoder, and shared.
+    """A translator, ready to run; loaded once for each model, device, dtype and vocoder, and shared.
 
     model: a shipped name, a directory or a hub id. `device` None takes a GPU where there is one. `vocoder` None is the
     model's own, "griffin-lim" needs no weights; anything else names published HiFi-GAN weights: a directory or a hub
-    id. A folder whose files were written again is loaded anew.
+    id. `dtype` None is float32; bfloat16 is that of the products: weights, the graph's probabilities and the vocoder
+    stay in float32. A folder whose files were written again is loaded anew.
     Raises InputError where model or vocoder is not found (the message says how to get it), is damaged, lies outside its
     folder or holds no safetensors, and for a device that this machine has not.
     """
     directory = resolve(model)
-    checked = check_device(device)
+    checked, products = check_device(device), _products(dtype)
     if vocoder is not None:
         path_text(vocoder, "vocoder", VOCODER_RULE)
-    key = (version(directory), str(checked), None if vocoder is None else version(vocoder))
+    key = (version(directory), str(checked), str(products), None if vocoder is None else version(vocoder))
     return _translators.get(
-        key, lambda: SpeechTranslator(read_parts(directory, checked, vocoder), read_calibrations(directory))
+        key, lambda: SpeechTranslator(read_parts(directory, checked, vocoder), read_calibrations(directory), products)
     )
 
 
@@ -45,14 +47,16 @@ def as_translator(
     model: str | os.PathLike[str] | SpeechTranslator,
     device: str | torch.device | None,
     vocoder: str | os.PathLike[str] | None,
+    dtype: torch.dtype | str | None = None,
 ) -> SpeechTranslator:
     """A translator, from what `translate_speech` takes.
 
-    model: as for `load`, or a loaded translator, which has its device and its vocoder: `vocoder` is then left out, and
-    `device` is None or the translator's. Raises InputError where they are not, and whatever `load` raises.
+    model: as for `load`, or a loaded translator, which has its device, its dtype and its vocoder: `vocoder` is then
+    left out, and `device` and `dtype` are None or the translator's. Raises InputError where they are not, and whatever
+    `load` raises.
     """
     if not isinstance(model, SpeechTranslator):
-        return load(model, device, vocoder=vocoder)
+        return load(model, device, vocoder=vocoder, dtype=dtype)
     if vocoder is not None:
         raise InputError(
             f"`vocoder` must be left out with a loaded `model`, which has one, but is {show(vocoder)}. Give it to "
@@ -63,4 +67,15 @@ def as_translator(
             f"`device` must be that of the loaded `model`, {model.device}, but is {show(str(device))}. "
             "Leave it out, or load the model there."
         )
+    check_same_dtype(dtype, model.dtype)
     return model
+
+
+def _products(dtype: torch.dtype | str | None) -> torch.dtype:
+    found = check_dtype(dtype)
+    if found not in (torch.float32, torch.bfloat16):
+        raise InputError(
+            f"`dtype` must be float32 or bfloat16 for a translator, but is {found}. Its scores overflow in half "
+            "precision: take bfloat16."
+        )
+    return found

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict, Unpack
 
 from mmdec import audio as sound
 from mmdec.checks.arguments import check_callable, check_switch, check_threads, show
+from mmdec.decode.summary import three_lines
 from mmdec.hub.daspeech import DEFAULT_MODEL
 from mmdec.pipelines.confidence import check_min_confidence, refuse_unsure
 from mmdec.pipelines.inputs import SILENCE, Audio, AudioList, Batch, peak
@@ -42,6 +43,12 @@ class Translation:
     passes: int = 1  # of the linguistic decoder, over all pieces
     confidence: float = 0.0  # 0 to 1: the share of words that are likely right, see `mmdec.pipelines.confidence`
 
+    def __str__(self) -> str:
+        """Three lines: the text, in how many passes, in how many seconds."""
+        each = len(self.units) / max(self.passes, 1)
+        passes = f"{self.passes} pass{'' if self.passes == 1 else 'es'}, {each:.2f} units a pass"
+        return three_lines(self.text, passes, self.timings)
+
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the speech as 16-bit audio in one step: on an error the old one stays. The suffix names the format."""
         return sound.save_audio(path, self.audio, self.sample_rate)
@@ -60,6 +67,7 @@ class TranslateOptions(TypedDict, total=False):
     strategy: str | None
     verify: bool
     device: str | torch.device | None
+    dtype: torch.dtype | str | None
     threads: int | None
     vocoder: str | os.PathLike[str] | None
     min_confidence: float | None
@@ -83,6 +91,7 @@ def translate_speech(
     strategy: str | None = None,
     verify: bool = False,
     device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
     threads: int | None = None,
     vocoder: str | os.PathLike[str] | None = None,
     min_confidence: float | None = None,
@@ -92,16 +101,17 @@ def translate_speech(
     """French speech to English speech and text.
 
     `audio` is a path, a file object, or samples with their `sample_rate` in Hz: (T,), (T, channels) or (channels, T),
-    floats or integers up to 32 bit. A list gives a list back, in order; on a CPU it equals one by one exactly.
-    `model` is a shipped name, a directory, a hub id, or what `load` gave. `strategy` is lookahead (None means that),
-    greedy, viterbi, joint-viterbi, autoregressive or verified. `verify` means strategy "verified": exactly the
-    autoregressive decoder's units, in a few passes over drafts from the graph. `threads` sets torch's threads for this
-    call. `vocoder` None is the model's own, "griffin-lim" needs no weights; else it names published HiFi-GAN weights: a
-    directory or a hub id. `min_confidence`, 0 to 1, refuses translations that are less likely to be right
-    (`out.confidence`). `pauses` says where a long recording is cut: at quiet places ("energy"), or where WebRTC's
-    detector hears no voice ("webrtc", extra `mmdec[vad]`). `on_pass`, for one recording, is called after each pass of
-    the linguistic decoder with the units that are final by then, the pass's time and the graph; an exception from it
-    ends the call.
+    floats or integers up to 32 bit. A list gives a list back, in order; on a CPU it equals one by one exactly. `model`
+    is a shipped name, a directory, a hub id, or what `load` gave. `strategy` is lookahead (None means that), greedy,
+    viterbi, joint-viterbi, autoregressive or verified. `verify` means strategy "verified": exactly the autoregressive
+    decoder's units, in a few passes over drafts from the graph. `threads` sets torch's CPU threads for this call; None
+    keeps what OMP_NUM_THREADS or `torch.set_num_threads` says, else chooses by the model's size and the processors that
+    are free. `dtype` is float32, or bfloat16 for the networks' products but the vocoder's. `vocoder` None is the
+    model's own, "griffin-lim" needs no weights; else it names published HiFi-GAN weights: a directory or a hub id.
+    `min_confidence`, 0 to 1, refuses translations that are less likely to be right (`out.confidence`). `pauses` says
+    where a long recording is cut: at quiet places ("energy"), or where WebRTC's detector hears no voice ("webrtc",
+    extra `mmdec[vad]`). `on_pass`, for one recording, is called after each pass of the linguistic decoder with the
+    units that are final by then, the pass's time and the graph; an exception from it ends the call.
 
     Raises InputError for a recording that cannot be translated, also if the model finds no unit in it. For a list it
     raises BatchError, which holds the other results.
@@ -114,8 +124,8 @@ def translate_speech(
     batch = Batch(audio, sample_rate)
     if on_pass is not None and not batch.single:
         raise InputError("`on_pass` must be None for a list of recordings, but is given. Translate them one by one.")
-    translator = as_translator(model, device, vocoder)
-    with with_threads(threads):
+    translator = as_translator(model, device, vocoder, dtype)
+    with with_threads(threads, translator.model, translator.vocoder):
         recordings = batch.read()
         translations = dict(
             zip(recordings, _translate(translator, list(recordings.values()), strategy, pauses, on_pass), strict=True)

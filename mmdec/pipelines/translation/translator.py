@@ -61,8 +61,15 @@ class SpeechTranslator:
     `vocoder` is called as `Vocoder` is: mel (B, F, 80), lengths (B,) -> samples (B, F * 256).
     """
 
-    def __init__(self, parts: DASpeechParts, calibrations: Mapping[str, Calibration] | None = None) -> None:
-        """calibrations: of confidence, by kind of decoding; None: as the tokens' probabilities have it."""
+    def __init__(
+        self,
+        parts: DASpeechParts,
+        calibrations: Mapping[str, Calibration] | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """calibrations: of confidence, by kind of decoding; None: as the tokens' probabilities have it. dtype: of the
+        networks' products but the vocoder's, whose sound bfloat16 would make noisy."""
+        self.dtype = dtype
         self.parts, self.calibrations = parts, calibrations or {}
         self.model, self.vocoder = parts.model.eval(), parts.vocoder.eval()
         self.words, self.units = parts.words, parts.units
@@ -115,6 +122,12 @@ class SpeechTranslator:
         A row's units are the same as if it were alone; its samples differ by rounding only. `translate` has taken the
         lock. on_pass: for a batch of one, which is the recording's `piece`.
         """
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            return self._translate_together(samples, strategy, on_pass, piece)
+
+    def _translate_together(
+        self, samples: Sequence[Tensor], strategy: str, on_pass: OnPass | None, piece: int
+    ) -> list[SpokenTranslation]:
         clock = Stopwatch(self.device)
         with clock.stage("features"):
             features, frames = pad([audio.fbank(row) for row in samples], self.device)  # (B, N, 80), (B,)
@@ -258,7 +271,8 @@ class SpeechTranslator:
         voices = [torch.zeros(0) for _ in mels]
         if spoken:
             batch, lengths = pad([mels[row] for row in spoken], self.device)
-            samples = self.vocoder(batch, lengths).float().clamp(-1, 1).cpu()
+            with torch.autocast(self.device.type, enabled=False):
+                samples = self.vocoder(batch.float(), lengths).float().clamp(-1, 1).cpu()
             for row, voice, length in zip(spoken, samples, lengths.tolist(), strict=True):
                 voices[row] = voice[: length * audio.HOP]
         return voices

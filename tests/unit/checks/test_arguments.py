@@ -143,7 +143,7 @@ def test_threads_on_the_command_line(verb: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, [*verb.split(), "--threads", str(10**9)])
     assert isinstance(done.exception, mmdec.InputError)
-    assert "`threads` must be a whole number" in str(done.exception)
+    assert "`--threads` must be a whole number" in str(done.exception)
 
 
 def test_seeds_rules_and_listeners(model: PreTrainedModel) -> None:

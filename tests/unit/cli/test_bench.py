@@ -72,7 +72,7 @@ def test_what_cannot_work_is_refused_before_it_is_measured(
         (["--against", damaged], "must be JSON"),
         (["--json", "-", "--markdown", "-"], "must not both be printed"),
         (["--plots", tmp_path / "plots"], "matplotlib"),
-        (["--sizes", "3M"], "`sizes` must be some of"),
+        (["--sizes", "3M"], "`--sizes` must be some of"),
     ):
         result = run("bench", "core", *words)
         assert isinstance(result.exception, InputError)

@@ -73,17 +73,19 @@ def test_json_has_one_object_a_line(recordings: list[Path], tmp_path: Path, tiny
 
 
 def test_one_bad_file_does_not_lose_the_others(recordings: list[Path], tmp_path: Path, tiny_model: Path) -> None:
-    text, silent = tmp_path / "text.wav", tmp_path / "silent.wav"
+    text, silent, empty = tmp_path / "text.wav", tmp_path / "silent.wav", tmp_path / "empty"
+    empty.mkdir()
     text.write_text("bonjour")
     soundfile.write(silent, np.zeros(RATE), RATE)
     out = tmp_path / "out"
-    mixed = [recordings[0], text, tmp_path / "missing.wav", recordings[2], silent, tmp_path]
+    mixed = [recordings[0], text, tmp_path / "missing.wav", recordings[2], silent, empty]
     result = run("translate", *mixed, "-o", out, "--model", tiny_model, "--json", "--device", "cpu")
     assert result.exit_code == 1
     assert sorted(path.name for path in out.iterdir()) == ["a.wav", "c.wav"]
     assert len(result.stdout.splitlines()) == 2
     for name in ("text.wav", "missing.wav", "silent.wav"):
         assert f"failed: {tmp_path / name}: `audio` must" in result.stderr
+    assert f"'{empty}' is a directory without any that ends in .wav, " in result.stderr
     assert result.stderr.endswith("4 of 6 files failed\n")
 
 
@@ -127,7 +129,7 @@ def test_wrong_calls_end_with_2_and_one_line(
         cli.main()
     assert caught.value.code == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: `strategy` must be one of")
+    assert said.startswith("error: `--strategy` must be one of")
     assert said.count("\n") == 1
     assert not (tmp_path / "out").exists()
 

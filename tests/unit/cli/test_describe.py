@@ -111,12 +111,12 @@ def test_one_bad_image_does_not_lose_the_others(call, model: Path, pictures: lis
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--drafter", "eagle"], "`drafter` must have weights for this model"),
-        (["--drafter", "eagel"], "`drafter` must be one of"),
-        (["--drafter", "eagel", "--stream"], "`drafter` must be one of"),
+        (["--drafter", "eagle"], "`--drafter` must have weights for this model"),
+        (["--drafter", "eagel"], "`--drafter` must be one of"),
+        (["--drafter", "eagel", "--stream"], "`--drafter` must be one of"),
         (["--stream", "--json"], "`--stream` must be left out"),
-        (["--device", "tpu"], "`device` must be"),
-        (["--model", "nothing"], "`model` must be"),
+        (["--device", "tpu"], "`--device` must be"),
+        (["--model", "nothing"], "`--model` must be"),
     ],
 )
 def test_wrong_calls_end_with_2_and_one_line(

@@ -60,7 +60,7 @@ def test_a_drafter_by_its_class_gives_the_same_text(call, recordings: list[Path]
     assert json.loads(drafted.stdout)["tokens"] == json.loads(plain.stdout)["tokens"]
     missing = call(recordings[0], "--drafter", "mmdec.drafters.lookup:Nothing")
     assert isinstance(missing.exception, mmdec.InputError)
-    assert "`drafter`" in str(missing.exception)
+    assert "`--drafter`" in str(missing.exception)
 
 
 def test_json_has_one_object_a_line(call, recordings: list[Path]) -> None:
@@ -120,14 +120,14 @@ def test_what_cannot_be_written_is_named(call, recordings: list[Path], tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--language", "klingon"], "`language` must be"),
+        (["--language", "klingon"], "`--language` must be"),
         (["--format", "doc"], "`--format` must be one of text, json, srt, vtt"),
         (["--format", "srt", "-o", "x.vtt"], "`--format` must fit `--output`"),
         (["--format", "srt", "--json"], "`--format` must be left out with `--json`"),
-        (["--timestamps", "sentence"], "`timestamps` must be"),
-        (["--drafter", "eagle"], "`drafter` must be"),
-        (["--task", "sing"], "`task` must be"),
-        (["--no-speech-threshold", "0.6"], "`logprob_threshold` must be given"),
+        (["--timestamps", "sentence"], "`--timestamps` must be"),
+        (["--drafter", "eagle"], "`--drafter` must be"),
+        (["--task", "sing"], "`--task` must be"),
+        (["--no-speech-threshold", "0.6"], "`--logprob-threshold` must be given"),
     ],
 )
 def test_wrong_calls_end_with_2_and_one_line(

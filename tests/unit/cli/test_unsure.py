@@ -12,7 +12,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from mmdec import cli
-from mmdec.cli.output_files import print_unsure
+from mmdec.cli.jobs import warn_of_unsure
 from mmdec.pipelines.confidence import Calibration, write_calibrations
 from tests.conftest import RATE, buzz
 from tests.support import tiny_translator, tiny_vlm_folder, tiny_whisper
@@ -63,8 +63,8 @@ def test_half_is_sure_enough_and_a_model_that_is_gone_is_no_error(
 ) -> None:
     (tmp_path / "model").mkdir()
     model = str(fitted(tmp_path / "model", 0.0))
-    print_unsure([("a", 0.5), ("b", 0.49)], model)
-    print_unsure([("a", 0.1)], str(tmp_path / "gone"))
+    warn_of_unsure([("a", 0.5), ("b", 0.49)], model)
+    warn_of_unsure([("a", 0.1)], str(tmp_path / "gone"))
     said = capsys.readouterr()
     assert said.err == "warning: b: the output is likely wrong: its confidence is 0.49, below 0.5.\n"
     assert said.out == ""

@@ -1,12 +1,46 @@
-"""torch's threads are those of the call within it, and those of before behind it."""
+"""torch's threads are those of the call within it, and those of before behind it; how many, the machine says."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
+from torch import nn
 
-from mmdec.pipelines.threads import with_threads
+from mmdec.pipelines import threads
+from mmdec.pipelines.threads import (
+    PARAMETERS,
+    VARIABLES,
+    Processors,
+    chosen_threads,
+    is_default,
+    keep_threads,
+    processors_now,
+    quota_of,
+    running_in,
+    with_threads,
+)
 from mmdec.types import InputError
+
+SMALL, LARGE = 3_000_000, 7_000_000_000
+NETWORK = nn.Linear(8, 8)
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """torch has the threads that it began with, three, and one processor is free."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(threads, "_kept", False)
+    monkeypatch.setattr(threads, "_defaults", lambda: {3})
+    monkeypatch.setattr(threads, "processors_now", lambda: Processors(3, 1))
+    yield
+    torch.set_num_threads(before)
 
 
 def test_threads_come_back() -> None:
@@ -16,3 +50,135 @@ def test_threads_come_back() -> None:
     assert torch.get_num_threads() == before
     with pytest.raises(InputError, match="`threads` must be a whole number from 1"), with_threads(0):
         pass
+
+
+@pytest.mark.parametrize(
+    ("parameters", "processors", "most", "chosen"),
+    [
+        (SMALL, Processors(2, 2), 2, 2),  # calm
+        (SMALL, Processors(2, 1), 2, 1),  # one other process
+        (SMALL, Processors(2, -10), 2, 1),  # twelve of them
+        (SMALL, Processors(64, 64), 64, 2),  # a small model gains nothing from more
+        (4 * PARAMETERS, Processors(64, 64), 64, 6),
+        (LARGE, Processors(64, 64), 64, 64),
+        (LARGE, Processors(64, 40), 64, 40),
+        (LARGE, Processors(4, 60), 64, 4),  # a container's quota
+        (LARGE, Processors(64, 64), 32, 32),  # torch takes a thread for each core
+        (LARGE, Processors(8), 8, 8),  # a system that does not tell what runs
+        (SMALL, Processors(1, 1), 1, 1),
+    ],
+)
+def test_how_many(parameters: int, processors: Processors, most: int, chosen: int) -> None:
+    assert chosen_threads(parameters, processors, most) == chosen
+
+
+def test_a_call_chooses(busy: None) -> None:
+    with with_threads(None, NETWORK):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_what_the_environment_says_stays(busy: None, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "3")
+    with with_threads(None, NETWORK):
+        assert torch.get_num_threads() == 3
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_what_a_person_set_stays(busy: None, count: int) -> None:
+    torch.set_num_threads(count)
+    with with_threads(None, NETWORK):
+        assert torch.get_num_threads() == count
+    assert torch.get_num_threads() == count
+
+
+def test_what_is_kept_stays(busy: None) -> None:
+    """The default's own number, too: a benchmark of three threads has three."""
+    keep_threads(3)
+    with with_threads(None, NETWORK):
+        assert torch.get_num_threads() == 3
+
+
+def test_a_model_elsewhere_changes_nothing(busy: None) -> None:
+    with with_threads(None, nn.Linear(8, 8, device="meta")):
+        assert torch.get_num_threads() == 3
+
+
+def test_an_error_gives_them_back(busy: None) -> None:
+    with pytest.raises(RuntimeError), with_threads(None, NETWORK):
+        raise RuntimeError
+    assert torch.get_num_threads() == 3
+
+
+def test_another_thread_notices_nothing(busy: None) -> None:
+    """One that began before, and one that begins during the call: torch tells new ones what was set last."""
+    seen: dict[str, int] = {}
+    go = threading.Event()
+
+    def early() -> None:
+        torch.get_num_threads()  # torch's first use in this thread
+        begun.set()
+        assert go.wait(20)
+        seen["early"] = torch.get_num_threads()
+
+    begun = threading.Event()
+    first = threading.Thread(target=early)
+    first.start()
+    assert begun.wait(20)
+    with with_threads(None, NETWORK):
+        go.set()
+        second = threading.Thread(target=lambda: seen.update(late=torch.get_num_threads()))
+        second.start()
+        for thread in (first, second):
+            thread.join(20)
+        assert torch.get_num_threads() == 1
+    assert seen == {"early": 3, "late": 3}
+
+
+@pytest.mark.parametrize(
+    ("count", "environment", "told"),
+    [
+        (8, {}, True),
+        (4, {}, True),
+        (3, {}, False),
+        (8, {"OMP_NUM_THREADS": "8"}, False),
+        (8, {"MKL_NUM_THREADS": "1"}, False),
+        (8, {"OMP_NUM_THREADS": ""}, True),
+    ],
+)
+def test_what_torch_began_with(count: int, environment: dict[str, str], told: bool) -> None:
+    assert is_default(count, environment, {4, 8}) is told
+
+
+@pytest.mark.parametrize(
+    ("content", "running"),
+    [("0.37 1.12 0.56 13/108 12975\n", 13), ("", None), ("0.37 1.12 0.56", None), ("a b c d/e f", None)],
+)
+def test_what_runs_now(content: str, running: int | None) -> None:
+    """Not the averages, which lag by minutes."""
+    assert running_in(content) == running
+
+
+@pytest.mark.parametrize(
+    ("files", "cgroups", "quota"),
+    [
+        ({"cpu.max": "150000 100000\n"}, "0::/\n", 1.5),
+        ({"cpu.max": "max 100000\n"}, "0::/\n", None),
+        ({"a/cpu.max": "400000 100000\n", "a/b/cpu.max": "max 100000\n"}, "0::/a/b\n", 4.0),
+        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, "4:cpu:/\n", 2.0),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, "4:cpu:/\n", None),
+        ({}, "", None),
+    ],
+)
+def test_a_containers_quota(files: dict[str, str], cgroups: str, quota: float | None, tmp_path: Path) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert quota_of(tmp_path, cgroups) == quota
+
+
+def test_this_machine_is_read() -> None:
+    found = processors_now()
+    assert found.allowed >= 1
+    assert chosen_threads(LARGE, found, 64) >= 1

@@ -1,0 +1,120 @@
+"""Devices and dtypes that people name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mmdec
+from mmdec.checks.devices import check_dtype, check_same_dtype, quick_dtype
+from mmdec.cli.options import dtype_or_quick
+from mmdec.types import InputError
+from tests.conftest import RATE, buzz
+from tests.support.tiny_vlm_folder import write as write_vlm
+from tests.support.tiny_whisper import write as write_whisper
+from tests.unit.pipelines.description.test_describe import pixels
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (None, torch.float32),
+        ("bfloat16", torch.bfloat16),
+        ("float16", torch.float16),
+        (torch.float64, torch.float64),
+    ],
+)
+def test_dtypes(given: Any, found: torch.dtype) -> None:
+    assert check_dtype(given) == found
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("float8_e4m3fn", "'float8_e4m3fn'"),
+        (torch.int8, "torch.int8"),
+        ("Tensor", "'Tensor'"),
+        ("", "''"),
+        (16, "16"),
+        (["float32"], "['float32']"),
+    ],
+)
+def test_what_is_no_dtype(given: Any, shown: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check_dtype(given)
+    assert str(caught.value).startswith(f"`dtype` must be float32, bfloat16, float16 or float64, but is {shown}.")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "computes", "device", "found"),
+    [
+        (False, False, None, torch.float32),
+        (True, True, None, torch.bfloat16),
+        (True, True, "cpu", torch.float32),
+        (True, False, None, torch.float32),  # an old one
+    ],
+)
+def test_the_command_lines_own(
+    gpu: bool, computes: bool, device: str | None, found: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: computes)
+    assert quick_dtype(device) == dtype_or_quick(None, device) == found
+    assert dtype_or_quick("float16", device) == torch.float16
+
+
+def test_a_loaded_models_own() -> None:
+    check_same_dtype(None, torch.bfloat16)
+    check_same_dtype("bfloat16", torch.bfloat16)
+    with pytest.raises(InputError, match=r"must be that of the loaded `model`, torch\.float32, but is bfloat16"):
+        check_same_dtype("bfloat16", torch.float32)
+
+
+@pytest.mark.parametrize("timestamps", [None, "segment", "word"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_transcribing(dtype: str, timestamps: Any, tmp_path: Path) -> None:
+    """The text is that of the same model in the same precision."""
+    folder = write_whisper(tmp_path / "tiny")
+    options: dict[str, Any] = {"model": folder, "device": "cpu", "language": "en", "sample_rate": RATE}
+    options |= {"timestamps": timestamps, "max_new_tokens": 6}
+    drafted = mmdec.transcribe(buzz(0.7), dtype=dtype, drafter="lookup", **options)
+    plain = mmdec.transcribe(buzz(0.7), dtype=getattr(torch, dtype), drafter=None, **options)
+    assert drafted.tokens == plain.tokens
+    loaded: Any = mmdec.load(folder, "cpu", dtype=dtype)
+    assert loaded.model.dtype == getattr(torch, dtype)
+    with pytest.raises(InputError, match="`dtype` must be that of the loaded"):
+        mmdec.transcribe(buzz(0.7), dtype="float32", **options | {"model": loaded})
+
+
+def test_describing(tmp_path: Path) -> None:
+    folder = write_vlm(tmp_path / "tiny")
+    out = mmdec.describe(pixels(0), model=folder, device="cpu", dtype="bfloat16", max_new_tokens=4)
+    assert len(out.tokens) <= 4
+    loaded: Any = mmdec.load(folder, "cpu", dtype="bfloat16")
+    assert loaded.model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("strategy", ["lookahead", "joint-viterbi", "verified"])
+def test_translating(strategy: str, tiny_model: Path) -> None:
+    """Products in bfloat16; what the vocoder reads and what is handed out is float32."""
+    seen: list[torch.dtype] = []
+    loaded: Any = mmdec.load(tiny_model, "cpu", dtype="bfloat16")
+    product = next(part for part in loaded.model.encoder.modules() if isinstance(part, torch.nn.Linear))
+    hook = product.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
+    heard = loaded.vocoder.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].dtype))
+    try:
+        out = mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=loaded, strategy=strategy)
+    finally:
+        hook.remove()
+        heard.remove()
+    assert out.audio.dtype == "float32"
+    assert [seen[0], seen[-1]] == [torch.bfloat16, torch.float32]
+    assert loaded is not mmdec.load(tiny_model, "cpu")
+
+
+def test_a_translator_has_no_half_precision(tiny_model: Path) -> None:
+    with pytest.raises(InputError, match="`dtype` must be float32 or bfloat16 for a translator"):
+        mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=tiny_model, device="cpu", dtype="float16")
