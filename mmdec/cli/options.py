@@ -48,7 +48,7 @@ WhisperCorpus = Annotated[
 ]
 AbsolutePaths = Annotated[
     bool,
-    typer.Option("--allow-absolute-paths", help="Lists may name absolute paths, and links may lead out of the corpus."),
+    typer.Option("--allow-absolute", help="Lists may name absolute paths, and links may lead out of the corpus."),
 ]
 Heads = Annotated[Path | None, typer.Option(help="A directory with Medusa heads. Default: the model's own.")]
 Plan = Annotated[

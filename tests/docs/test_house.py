@@ -74,11 +74,13 @@ def test_the_package_is_marked_as_typed() -> None:
 
 
 def test_long_functions_are_few() -> None:
+    """Docstrings, which say a line of each argument, do not count."""
     long = [
         f"{path.relative_to(PACKAGE)}: {node.name}"
         for path in MODULES
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= 60
+        if isinstance(node, ast.FunctionDef)
+        and (node.end_lineno or 0) - node.lineno - len((ast.get_docstring(node) or "").splitlines()) >= 60
     ]
     assert len(long) <= 3, long
 

@@ -1,7 +1,7 @@
 """Lets a target answer a corpus's questions, for drafters to learn from; the same as a training run does at its start.
 
 python -m mmdec.training.vlm_drafters.regenerate --config recipes/vlm_drafters/scenes/eagle.yaml
-    [--base FOLDER] [--corpus FOLDER] [--part 0 --parts 8] [--device cuda:0] [--features] [--allow-absolute-paths]
+    [--base FOLDER] [--corpus FOLDER] [--part 0 --parts 8] [--device cuda:0] [--features] [--allow-absolute]
 
 Answers are greedy and go to the recipe's `kept` folder as they come: a run that was cut off goes on. Eight processes
 with eight parts share the work of eight GPUs. With --features the target then reads its answers, and its features are
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=1)
     parser.add_argument("--device", help="cpu, or cuda:0")
     parser.add_argument("--features", action="store_true", help="keep the target's features, too")
-    parser.add_argument("--allow-absolute-paths", action="store_true", help="as the recipe's option of that name")
+    parser.add_argument("--allow-absolute", action="store_true", help="as the recipe's option of that name")
     options = parser.parse_args()
     if not 0 <= options.part < options.parts:
         raise InputError(f"`part` must be from 0 to {options.parts - 1}, but is {options.part}.")

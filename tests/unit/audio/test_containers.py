@@ -79,12 +79,11 @@ def test_the_command(path: str, said: str) -> None:
     assert conversion(path) == said
 
 
-def test_what_is_longer_than_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmdec.audio.files.MAX_SECONDS", 0.5)
+def test_what_is_longer_than_the_limit_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tone.webm"
     path.write_bytes(contained(TONE, ".webm"))
     with pytest.raises(InputError, match="must last at most"):
-        audio.load_audio(path)
+        audio.load_audio(path, max_seconds=0.5)
 
 
 def test_a_rate_beyond_the_limits_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +16,8 @@ from typer.testing import CliRunner
 import mmdec
 from mmdec import cli
 from mmdec.cli.compare import Comparer
+from mmdec.cli.input_files import InputFile
+from mmdec.cli.jobs import Jobs
 from tests.conftest import RATE, buzz
 from tests.support import tiny_vlm_folder, tiny_whisper
 from tests.unit.pipelines.description.test_describe import pixels
@@ -51,10 +52,15 @@ def test_both_ways_are_run_in_turn_and_the_faster_run_counts(same: bool, capsys:
     word = "same" if same else "not the same"
     said = f"a.wav: 2.9 times faster, {word} text: 1.000 s with drafts, 2.900 s without\n"
     assert capsys.readouterr() == ("", said)
-    for failed in (False, True):
-        with pytest.raises(typer.Exit) if failed or not same else nullcontext() as ended:
-            comparer.end(failed)
-        assert ended is None or ended.value.exit_code == (1 if same else 2)
+    assert comparer.code == (0 if same else 2)
+
+
+def test_a_text_that_differs_counts_more_than_a_failure() -> None:
+    jobs = Jobs([InputFile("a.wav")], [None], "model")
+    jobs.failed("a.wav", "`audio` must be loud.")
+    with pytest.raises(typer.Exit) as ended:
+        jobs.end(2)
+    assert ended.value.exit_code == 2
 
 
 def test_without_the_option_nothing_is_run_twice(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +68,7 @@ def test_without_the_option_nothing_is_run_twice(capsys: pytest.CaptureFixture[s
     assert comparer.both(call) is call
     comparer.tell("a.wav", several=False)
     assert (comparer.fields(), capsys.readouterr()) == ({}, ("", ""))
-    comparer.end(False)
+    assert comparer.code == 0
 
 
 def test_an_input_that_fails_is_compared_with_nothing(capsys: pytest.CaptureFixture[str]) -> None:
