@@ -54,7 +54,6 @@ GAP_OF_NEW_RUN = 8  # rounds between attempts at most when a run begins
 ATTEMPT = 7  # nodes of an attempt at most
 LENGTH = 8  # nodes of a chain at most by which the cost of one more is told
 THRESHOLD = (0.02, 0.6)  # at least and at most: chances below which a chain ends
-STARVED = 0.7  # of a round's seconds: a thread that had a processor for less of them waited for one
 INSTANT = 1e-9  # seconds of a round at least: some clocks do not move in so short a time
 PLAIN_EVERY = (0, 0, 8, 16, 32, 64)  # rounds until a plain pass is timed again, by those timed already
 
@@ -112,19 +111,18 @@ class Budget:
         accepted: Sequence[int],
         target_seconds: float,
         draft_seconds: float,
-        share: float = 1.0,
+        starved: bool = False,
     ) -> None:
         """Record the result of the last plan: each row's nodes, root included, and accepted nodes, root excluded; the
-        draft's depth; seconds of the target's pass and of the drafter, 0 where it was not asked; the share of the round
-        in which the thread had a processor."""
+        draft's depth; seconds of the target's pass and of the drafter, 0 where it was not asked; whether the thread
+        waited for a processor: then they are the processor's seconds."""
         if self._constant is not None:
             return
         with self._lock:
             target, chain, tree = self._curves(batch)
             columns, plan, acceptance = max(draft_sizes), self._plan, self._acceptance
-            starved = share < STARVED
             if not starved or target.samples(columns) < ENOUGH:
-                target.add(columns, target_seconds * (share if starved else 1.0))
+                target.add(columns, target_seconds)
             self._unplain = 0 if columns == 1 else self._unplain + 1
             tokens = 1 + sum(accepted) / len(accepted)
             self._tokens += tokens
@@ -136,7 +134,7 @@ class Budget:
             ending = self._stops and plan.nodes == plan.depth
             levels = max(columns - 1, 1) if ending else plan.depth
             if (columns > 1 or not ending) and not (starved and draft.samples(levels) >= ENOUGH):
-                draft.add(levels, draft_seconds * (share if starved else 1.0))  # nothing proposed is no level
+                draft.add(levels, draft_seconds)  # nothing proposed is no level
             plain = self.plain_seconds(batch)
             cost = target.capped(columns, plain) + draft.pessimistic(levels)
             if tokens > 1 and min(target.samples(columns), draft.samples(levels)) < ENOUGH:

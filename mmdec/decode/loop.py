@@ -34,7 +34,7 @@ class Planner(Protocol):
         accepted: list[int],
         target: float,
         drafter: float,
-        share: float,  # of the round in which the thread had a processor
+        starved: bool,  # the thread waited for a processor; then the seconds are the processor's
         /,
     ) -> None: ...
 
@@ -74,18 +74,18 @@ def decode(
     device = target.device  # looked up once: a large model searches its parts for it
     watch, guard = Watch(device), Guard(drafter, target.vocab_size)
     session, context, draft, scores = target.prefill(inputs, drafter.needs if drafter else Needs())
-    watch.target += watch.passed()
+    watch.lap("target")
     text.holds = None if context.room is None else int_list(context.room)
     guard.start(replace(context, shape=shape))
-    watch.drafter += watch.passed()
+    watch.lap("drafter")
     index, vision = 0, context.vision_seconds
     while True:
         rows, sizes = text.live, int_list(draft.size)
         verdict = verify(draft, scores, rule, text)
         target.commit(session, verdict)
-        watch.core += watch.passed()
+        watch.lap("core")
         guard.update(draft, scores, verdict)
-        watch.drafter += watch.passed()
+        watch.lap("drafter")
         roots, done = verdict.next, bool_list(verdict.done)
         if any(done):
             live = verdict.done.logical_not().nonzero()[:, 0]
@@ -94,20 +94,20 @@ def decode(
                 target.select(session, live)
                 guard.select(live)
         report = replace(_round(index, rows, verdict, sizes, done), logprobs=chosen_logprobs(scores.logits, verdict))
-        watch.core += watch.passed()
+        watch.lap("core")
         if index:
             budget.observe(len(rows), sizes, height(draft), report.accepted, *watch.learned())
-        yield replace(report, target=watch.target, drafter=watch.drafter, core=watch.core, vision=vision)
+        yield replace(report, **watch.seconds, vision=vision)
         vision = 0.0
         if not text.live:
             return
         watch.start()
         plan = rule.drawn(budget.plan(len(text.live)), device)
-        watch.core += watch.passed()
+        watch.lap("core")
         draft = guard.propose(roots, plan, [text.reach(row) for row in text.live])
-        watch.drafter += watch.passed()
+        watch.lap("drafter")
         scores = target.score(session, draft)
-        watch.target += watch.passed()
+        watch.lap("target")
         index += 1
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import Literal, final
 
 import torch
 
 from mmdec.runtime import Stopwatch
 
+STARVED = 0.7  # of a round's seconds: a thread that had a processor for less of them waited for one
+
 
 @final
 class Watch:
-    """One round's seconds. Whoever reads `passed` adds it to one of the three."""
+    """One round's seconds, by the wall clock and of the processor."""
 
     def __init__(self, device: torch.device) -> None:
         self._stopwatch = Stopwatch(device)
@@ -19,16 +21,21 @@ class Watch:
 
     def start(self) -> None:
         """Begin a round."""
-        self.target = self.drafter = self.core = 0.0
+        self.seconds = {"target": 0.0, "drafter": 0.0, "core": 0.0}
+        self._worked = dict(self.seconds)  # of the processor
         self._stopwatch.lap()
         self._processor = self._stopwatch.processor()
 
-    def passed(self) -> float:
-        """Seconds since the last reading."""
-        return self._stopwatch.lap()
+    def lap(self, stage: Literal["target", "drafter", "core"]) -> None:
+        """The seconds since the last reading were this stage's."""
+        processor = self._stopwatch.processor()
+        self.seconds[stage] += self._stopwatch.lap()
+        self._worked[stage] += processor - self._processor
+        self._processor = processor
 
-    def learned(self) -> tuple[float, float, float]:
-        """What a budget asks: the target's seconds, the drafter's, and the share of the round so far in which this
-        thread had a processor; 1 where that cannot be told."""
-        seconds, worked = self.target + self.drafter + self.core, self._stopwatch.processor() - self._processor
-        return self.target, self.drafter, min(worked / seconds, 1.0) if seconds > 0 else 1.0
+    def learned(self) -> tuple[float, float, bool]:
+        """What a budget asks of the round so far: the target's seconds, the drafter's, and whether the thread waited
+        for a processor. Then the seconds are the processor's."""
+        starved = sum(self._worked.values()) < STARVED * sum(self.seconds.values())
+        told = self._worked if starved else self.seconds
+        return told["target"], told["drafter"], starved

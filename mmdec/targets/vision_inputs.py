@@ -92,7 +92,8 @@ class VisionInputs:
             for kind in KINDS:
                 if PIXELS[kind] in self.inputs:
                     self.encoded[kind] = Encoded.of(self._tower(model, kind))
-                    self.seconds += watch.passed()
+                    watch.lap("target")
+            self.seconds += watch.seconds["target"]
         return self.encoded
 
     def _tower(self, model: Any, kind: str) -> Any:

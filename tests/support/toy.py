@@ -212,10 +212,9 @@ class Changing:
         accepted: list[int],
         target: float,
         drafter: float,
-        share: float,
+        starved: bool,
         /,
     ) -> None:
-        assert 0 <= share <= 1
         assert batch == len(sizes) == len(accepted)
         assert all(0 <= took < size for took, size in zip(accepted, sizes, strict=True))
         self.seen.append(accepted)

@@ -61,21 +61,39 @@ def test_nobody_else_reads_a_clock() -> None:
     assert files == ["runtime.py"]
 
 
-def test_a_rounds_share_of_the_processor(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that worked for 1 of 4 seconds waited for the other three."""
-    worked = [10.0]
-    monkeypatch.setattr("time.thread_time", lambda: worked[0])
+@pytest.fixture
+def worked(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the processor's clock shows."""
+    shown = [10.0]
+    monkeypatch.setattr("time.thread_time", lambda: shown[0])
     monkeypatch.setattr("sys.platform", "linux")
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("worked_seconds", "learned"),
+    [((2.75, 0.25), (3.0, 1.0, False)), ((0.75, 0.25), (0.75, 0.25, True)), ((2.0, 0.5), (2.0, 0.5, True))],
+)
+def test_a_round_that_waited_for_a_processor(
+    worked_seconds: tuple[float, float], learned: tuple[float, float, bool], clock: list[float], worked: list[float]
+) -> None:
+    """Each stage's own seconds of the processor stand in for those of the wall clock."""
     watch = Watch(torch.device("cpu"))
-    clock[0], worked[0] = 3.0, 10.75
-    watch.target += watch.passed()
-    clock[0], worked[0] = 4.0, 11.0
-    watch.drafter += watch.passed()
-    assert watch.learned() == (3.0, 1.0, 0.25)
+    clock[0], worked[0] = 3.0, 10.0 + worked_seconds[0]
+    watch.lap("target")
+    clock[0], worked[0] = 4.0, 10.0 + sum(worked_seconds)
+    watch.lap("drafter")
+    assert watch.learned() == learned
+    assert watch.seconds == {"target": 3.0, "drafter": 1.0, "core": 0.0}
     watch.start()
-    assert watch.learned() == (0.0, 0.0, 1.0)
+    assert watch.learned() == (0.0, 0.0, False)
+
+
+def test_where_the_processors_clock_tells_nothing(
+    clock: list[float], worked: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.platform", "win32")
-    watch.start()
-    clock[0] = 9.0
-    watch.target += watch.passed()
-    assert watch.learned() == (5.0, 0.0, 1.0)
+    watch = Watch(torch.device("cpu"))
+    clock[0] = 5.0
+    watch.lap("target")
+    assert watch.learned() == (5.0, 0.0, False)
