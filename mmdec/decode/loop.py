@@ -47,6 +47,7 @@ class Round:
     vision: float = 0.0  # seconds in the vision tower, which `target` includes
     text: list[str] = field(default_factory=lambda: [])  # of the tokens, if they were decoded; else empty
     logprobs: Tensor | None = field(default=None, repr=False, compare=False)  # (rows, T) of the tokens, by the model
+    summaries: Tensor | None = field(default=None, repr=False, compare=False)  # (images, 2V) of the prompt's pass
 
 
 @torch.inference_mode()
@@ -70,7 +71,7 @@ def decode(
     text.holds = None if context.room is None else int_list(context.room)
     guard.start(replace(context, shape=shape))
     watch.drafter += watch.passed()
-    index, vision = 0, context.vision_seconds
+    index, vision, summaries = 0, context.vision_seconds, context.summaries
     while True:
         rows, sizes = text.live, int_list(draft.size)
         verdict = verify(draft, scores, rule, text)
@@ -89,8 +90,9 @@ def decode(
         watch.core += watch.passed()
         if index:
             budget.observe(len(rows), sizes, height(draft), report.accepted, watch.target, watch.drafter)
-        yield replace(report, target=watch.target, drafter=watch.drafter, core=watch.core, vision=vision)
-        vision = 0.0
+        report = replace(report, target=watch.target, drafter=watch.drafter, core=watch.core)
+        yield replace(report, vision=vision, summaries=summaries)
+        vision, summaries = 0.0, None
         if not text.live:
             return
         watch.start()
