@@ -124,5 +124,5 @@ def test_the_samples_of_the_page_are_there() -> None:
     every = [*samples.french(), *samples.english(), *samples.pictures()]
     assert all(sample.path.is_file() and sample.text for sample in every)
     assert samples.pictures()[0].question == "Tell me all about this picture."
-    assert samples.pictures()[0].answer.startswith("A menu, TODAY")
+    assert samples.pictures()[0].answer.startswith("This is a menu with the title DINNER")
     assert sum(sample.path.stat().st_size for sample in samples.pictures()) < 60_000
