@@ -86,11 +86,23 @@ QUICK: dict[str, list[str]] = {
 def _command(name: str, path: Path, device: str, threads: int, quick: bool, beside: Sequence[Path]) -> list[str]:
     words = [sys.executable, "-m", "mmdec", "bench", name, "--json", str(path), "--device", device]
     words += ["--threads", str(threads), *(word for other in beside for word in ("--beside", str(other)))]
-    if name == "asr" and not WHISPER_CORPUS.exists():
-        words += map(str, sorted(SAMPLES.glob("*.flac")))
-    if name == "vlm" and not SCENES.exists() and PICTURES.exists():
-        words += ["--questions", str(PICTURES)]
     return words + (["--repeats", "1", *QUICK.get(name, [])] if quick else [])
+
+
+def sample_recordings() -> list[Path]:
+    """What `bench asr` measures where there is no corpus: the samples of a checkout."""
+    return [] if WHISPER_CORPUS.exists() else _told(sorted(SAMPLES.glob("*.flac")), SAMPLES)
+
+
+def sample_questions() -> Path | None:
+    """The same for `bench vlm`."""
+    return None if SCENES.exists() else next(iter(_told([PICTURES] if PICTURES.is_file() else [], PICTURES)), None)
+
+
+def _told(found: list[Path], where: Path) -> list[Path]:
+    if found:
+        log(f"no corpus is here: the samples are measured, {where}")
+    return found
 
 
 def _run(command: Sequence[str], seconds: float) -> str:
