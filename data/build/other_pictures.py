@@ -19,7 +19,24 @@ import scene_fonts
 from PIL import Image, ImageDraw, ImageFilter
 
 SIDES = (96, 480)  # pixels, the shortest and the longest
-WORDS = "the of and a to in is you that it was for on are as with his they at be this from have or by one had".split()
+WORDS = (
+    "the",
+    "of",
+    "and",
+    "that",
+    "it",
+    "was",
+    "for",
+    "on",
+    "are",
+    "as",
+    "with",
+    "they",
+    "be",
+    "this",
+    "from",
+    "have",
+)
 Rgb = tuple[int, int, int]
 Pen = ImageDraw.ImageDraw
 

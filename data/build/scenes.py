@@ -49,8 +49,8 @@ KINDS = {
     "thermometer": 2,
     "map": 4,
 }
-# The number of each sample picture: scenes of the test split that models/vlm-scenes answers rightly in all that is asked
-# of them. They are not drawn by chance; the model's card has how often it is right.
+# The number of each sample picture: scenes of the test split of which models/vlm-scenes answers all questions rightly.
+# They were chosen for that; the model's card has how often it is right.
 SAMPLES = {"menu": 7, "timetable": 1, "street": 151, "room": 4, "ticket": 4, "map": 5}
 SPLITS = ("dev", "test", "test_fonts", "test_templates", "train")
 Graph = dict[str, Any]

@@ -5,10 +5,10 @@ python -m mmdec.evaluation.calibration asr --corpus data/english --other data/co
 python -m mmdec.evaluation.calibration vlm --corpus data/scenes --other data/other_pictures --count 900 --write
 
 It decodes development recordings, clean and in noise, and nonsense (noise, tones, speech of another language; pictures
-of one colour, a gradient or noise, and of other styles), fits a logistic curve to the share of words or claims that are right, and measures
-on the test split: the expected calibration error in ten bins (Guo et al., "On calibration of modern neural networks",
-2017) and the area under the ROC of unseen sentences against nonsense. The result goes to confidence.json in the model's
-folder, with --write.
+of one colour, a gradient or noise, and of other styles), fits a logistic curve to the share of words or claims that are
+right, and measures on the test split: the expected calibration error in ten bins (Guo et al., "On calibration of modern
+neural networks", 2017) and the area under the ROC of unseen sentences against nonsense. The result goes to
+confidence.json in the model's folder, with --write; of pictures, what the training's are like goes beside it.
 """
 
 from __future__ import annotations
@@ -140,7 +140,9 @@ def _translator_folder(options: argparse.Namespace) -> Path:
     return resolve(options.model or "daspeech-phrasebook")
 
 
-TASKS: dict[str, tuple[Callable[[argparse.Namespace, str], dict[str, list[Example]]], Callable[[argparse.Namespace], Path]]] = {
+TASKS: dict[
+    str, tuple[Callable[[argparse.Namespace, str], dict[str, list[Example]]], Callable[[argparse.Namespace], Path]]
+] = {
     "speech": (translated, _translator_folder),
     "asr": (calibration_transcription.transcribed, calibration_transcription.folder),
     "vlm": (calibration_description.described, calibration_description.folder),

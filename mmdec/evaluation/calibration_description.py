@@ -8,29 +8,26 @@ what is measured is about styles that no fit has seen.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from mmdec.corpora.image_text import Conversation, read_conversations
+from mmdec.corpora.image_text import read_conversations
 from mmdec.corpora.tables import evenly_spaced
 from mmdec.evaluation.calibration_examples import EMPTY, SEEDS, Example, empty_picture
 from mmdec.hub.familiar_pictures import FamiliarPictures
 from mmdec.hub.vlm import LoadedVlm, load_vlm
-from mmdec.images import read_image, to_pil
 from mmdec.metrics.answer_score import claims_held, right_answer
 from mmdec.pipelines.description.describe import describe
 from mmdec.pipelines.description.describe_batch import ANSWER
-from mmdec.targets.vision_inputs import Encoded
+from mmdec.pipelines.description.picture_evidence import summaries
 from mmdec.types import InputError
 
 FAMILIAR = 4000  # training pictures
-BATCH = 32
 
 
 @cache
@@ -38,23 +35,9 @@ def model(name: str | None, corpus: Path) -> LoadedVlm:
     """The model, with what the pictures of this corpus's training split look like to it."""
     vlm = load_vlm(name or "vlm-scenes")
     rows = [row for row in evenly_spaced(read_conversations(corpus / "train.json"), FAMILIAR) if row.images]
-    return replace(vlm, familiar=familiar_pictures(vlm, rows))
-
-
-def familiar_pictures(vlm: LoadedVlm, rows: Sequence[Conversation]) -> FamiliarPictures | None:
-    """Those of the rows' first pictures, by what kind of scene they are, where the corpus says so; None for a model
-    whose vision encoder has no states of each picture's own."""
-    processor: Any = vlm.processor
-    tower: Any = vlm.model
-    summaries: list[torch.Tensor] = []
-    for start in range(0, len(rows), BATCH):
-        pictures = [to_pil(read_image(row.images[0])) for row in rows[start : start + BATCH]]
-        pixels = processor.image_processor(images=pictures, return_tensors="pt").to(vlm.model.device, vlm.model.dtype)
-        seen = Encoded.of(tower.model.get_image_features(**pixels, return_dict=True)).summaries
-        if seen is None:
-            return None
-        summaries.append(seen.float().cpu())
-    return FamiliarPictures.of(torch.cat(summaries), [row.notes.get("graph", {}).get("kind", "") for row in rows])
+    seen = summaries(vlm, [row.images[0] for row in rows])
+    kinds = [row.notes.get("graph", {}).get("kind", "") for row in rows]  # of scene, where the corpus says so
+    return replace(vlm, familiar=None if seen is None else FamiliarPictures.of(seen, kinds))
 
 
 def described(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:

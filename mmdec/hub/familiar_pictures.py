@@ -18,9 +18,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from mmdec.checks.errors import InputError
 from mmdec.checks.files import write_whole
 from mmdec.checks.weights import checked_file, read_weights
-from mmdec.types import InputError
 
 FILE = "confidence.safetensors"
 MEANS, WHITENING = "means", "whitening"
@@ -65,8 +65,9 @@ def read_familiar(folder: Path) -> FamiliarPictures | None:
     tensors = read_weights([checked_file(folder, FILE)])
     means, whitening = tensors.get(MEANS), tensors.get(WHITENING)
     if means is None or whitening is None or means.dim() != 2 or whitening.shape != (means.shape[1], means.shape[1]):
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         raise InputError(
-            f"`model` must have a {FILE} with {MEANS!r} (K, F) and {WHITENING!r} (F, F), or none, but that in '{folder}' "
-            f"has {({name: tuple(tensor.shape) for name, tensor in tensors.items()})}. Fetch it again, or delete it."
+            f"`model` must have a {FILE} with {MEANS!r} (K, F) and {WHITENING!r} (F, F), or none, but that in "
+            f"'{folder}' has {shapes}. Fetch it again, or delete it."
         )
     return FamiliarPictures(means.float(), whitening.float())

@@ -38,7 +38,9 @@ class Encoded:
         parts = list(output.pooler_output)
         deep = output.get("deepstack_features") or ()
         lengths = [len(part) for part in parts]
-        return cls(torch.cat(parts), lengths, [torch.cat(list(layer)) for layer in deep], _summaries(output, len(parts)))
+        return cls(
+            torch.cat(parts), lengths, [torch.cat(list(layer)) for layer in deep], _summaries(output, len(parts))
+        )
 
     def pick(self, tokens: Tensor) -> Encoded:
         """The features of these visual tokens (T',) int64."""

@@ -53,7 +53,9 @@ def cells(path: Path) -> list[dict[str, Any]]:
 
 def code_of(path: Path) -> str:
     """A notebook's; IPython, which every notebook has and this environment has not, is a stand-in."""
-    return "import tests.docs.ipython_stand_in\n" + "\n".join("".join(cell["source"]) for cell in cells(path) if cell["cell_type"] == "code")
+    return "import tests.docs.ipython_stand_in\n" + "\n".join(
+        "".join(cell["source"]) for cell in cells(path) if cell["cell_type"] == "code"
+    )
 
 
 BLOCKS = {

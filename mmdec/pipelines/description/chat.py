@@ -85,7 +85,13 @@ class Chat:
             listeners = Listeners(on_text)
             with naming_options(DescribeOptions.__annotations__.keys() - {*LACKING}):
                 (answer,) = describe_batch(
-                    self._request, inputs, [question.pictures], stopwatch.lap(), listeners, self._seen, len(self._pictures)
+                    self._request,
+                    inputs,
+                    [question.pictures],
+                    stopwatch.lap(),
+                    listeners,
+                    self._seen,
+                    len(self._pictures),
                 )
             refusal = too_unsure(answer.confidence, self._request.min_confidence, question.argument)
             if refusal is not None:

@@ -12,11 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from mmdec.images import to_pil
+from mmdec.hub.vlm import LoadedVlm
+from mmdec.images import ImageSource, read_image, to_pil
 from mmdec.pipelines.confidence import Evidence
+from mmdec.targets.vision_inputs import Encoded
 
 STRUCTURE, DISTANCE = "structure", "distance"  # the evidence's names in confidence.json
 SIDE = 128  # pixels: larger pictures are averaged to sides of 128 to 255
@@ -26,6 +31,7 @@ FAINT = 2.0  # grey levels: differences below are no edges but rounding
 MOST = 0.1  # of structure: all that have more are pictures alike, a page of text with little and a lone sign with much
 FLOOR = 0.003  # added before the logarithm
 NEAREST = 1e-3  # the least distance
+TOGETHER = 32  # pictures in a pass of the encoder
 
 
 def picture_evidence(
@@ -47,6 +53,23 @@ def picture_evidence(
         if values:
             told[name] = sum(values) / len(values)
     return told
+
+
+@torch.inference_mode()
+def summaries(vlm: LoadedVlm, sources: Sequence[ImageSource]) -> Tensor | None:
+    """(N, F): what a model's vision encoder makes of pictures, as `FamiliarPictures` takes it; None for a model whose
+    encoder has no states of each picture's own."""
+    processor: Any = vlm.processor
+    model: Any = vlm.model
+    seen: list[Tensor] = []
+    for start in range(0, len(sources), TOGETHER):
+        pictures = [to_pil(read_image(source)) for source in sources[start : start + TOGETHER]]
+        pixels = processor.image_processor(images=pictures, return_tensors="pt").to(model.device, model.dtype)
+        summary = Encoded.of(model.get_image_features(**pixels, return_dict=True)).summaries
+        if summary is None:
+            return None
+        seen.append(summary.float().cpu())
+    return torch.cat(seen)
 
 
 def structure(pixels: np.ndarray) -> float:
