@@ -115,6 +115,7 @@ class Context:
     shape: TreeShape | None = None  # learned in earlier runs; starts as the drafter's prior
     past: int = 0  # columns that the caller's cache already held
     vision_seconds: float = 0.0  # seconds in the vision tower during the prompt's pass; 0 if the caller ran the tower
+    summaries: Tensor | None = None  # (images, 2V): what the vision tower's states are on average, and their spread
     carried: Any = None  # the drafter's memory from the previous turn of a chat; None: there is none
 
 

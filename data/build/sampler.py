@@ -33,7 +33,7 @@ SAMPLES = (
     Sample("un_verre_d_eau", "Un verre d'eau et une pizza, s'il vous plaît.", "fr-ch", "Annie", 165, 50),
     Sample("rendez_vous_jeudi", "J'ai rendez-vous jeudi à neuf heures.", "fr-fr", "m4", 150, 40),
     Sample("pouvez_vous_repeter", "Pouvez-vous répéter, s'il vous plaît ?", "fr-be", "m1", 160, 60, snr=20),
-    Sample("une_chambre_calme", "Je voudrais une chambre calme.", "fr-ch", "f2", 145, 60),
+    Sample("voir_un_medecin", "Est-ce que je peux voir un médecin ?", "fr-ch", "f2", 145, 60),
     Sample("vingt_quatre_degres", "Il fait vingt-quatre degrés à Paris.", "fr-fr", "victor", 150, 45, snr=25),
 )
 

@@ -199,8 +199,9 @@ def asr(
     """Time Medusa heads against transformers' greedy decoding, prompt lookup and an assistant, tokens equal."""
     from mmdec.evaluation.bench.transcription import PLANS, bench_asr
 
+    given = [*(recordings or ()), *(audio or ())]
     raw = bench_asr(
-        [*(recordings or ()), *(audio or ())],
+        given or (bench_runs.sample_recordings() if corpus == WHISPER_CORPUS else []),
         corpus,
         splits.split(","),
         model,
@@ -247,7 +248,7 @@ def vlm(
     from mmdec.evaluation.bench.description import bench_vlm
 
     raw = bench_vlm(
-        questions,
+        questions if questions or images else bench_runs.sample_questions(),
         images,
         model,
         allow_absolute_paths=allow_absolute_paths,

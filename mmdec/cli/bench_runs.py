@@ -26,7 +26,7 @@ ORDER = (
     "vlm",
     "compressor",
     "paper",
-)  # paper shows what the others measured
+)
 SAMPLES = Path("data/samples/english")  # where there is no corpus
 SCENES, PICTURES = Path("data/scenes/test.json"), Path("data/samples/images/samples.tsv")  # the same for pictures
 GRACE = 10  # seconds that a benchmark out of time has to end
@@ -82,24 +82,25 @@ QUICK: dict[str, list[str]] = {
 
 
 def _command(name: str, path: Path, device: str, threads: int, quick: bool) -> list[str]:
-    words = [
-        sys.executable,
-        "-m",
-        "mmdec",
-        "bench",
-        name,
-        "--json",
-        str(path),
-        "--device",
-        device,
-        "--threads",
-        str(threads),
-    ]
-    if name == "asr" and not WHISPER_CORPUS.exists():
-        words += map(str, sorted(SAMPLES.glob("*.flac")))
-    if name == "vlm" and not SCENES.exists() and PICTURES.exists():
-        words += ["--questions", str(PICTURES)]
+    words = [sys.executable, "-m", "mmdec", "bench", name, "--json", str(path)]
+    words += ["--device", device, "--threads", str(threads)]
     return words + (["--repeats", "1", *QUICK.get(name, [])] if quick else [])
+
+
+def sample_recordings() -> list[Path]:
+    """What `bench asr` measures where there is no corpus: the samples of a checkout."""
+    return [] if WHISPER_CORPUS.exists() else _told(sorted(SAMPLES.glob("*.flac")), SAMPLES)
+
+
+def sample_questions() -> Path | None:
+    """The same for `bench vlm`."""
+    return None if SCENES.exists() else next(iter(_told([PICTURES] if PICTURES.is_file() else [], PICTURES)), None)
+
+
+def _told(found: list[Path], where: Path) -> list[Path]:
+    if found:
+        log(f"no corpus is here: the samples are measured, {where}")
+    return found
 
 
 def _run(command: Sequence[str], seconds: float) -> str:

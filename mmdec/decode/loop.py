@@ -55,6 +55,7 @@ class Round:
     vision: float = 0.0  # seconds in the vision tower, which `target` includes
     text: list[str] = field(default_factory=lambda: [])  # of the tokens, if they were decoded; else empty
     logprobs: Tensor | None = field(default=None, repr=False, compare=False)  # (rows, T) of the tokens, by the model
+    summaries: Tensor | None = field(default=None, repr=False, compare=False)  # (images, 2V) of the prompt's pass
 
 
 @torch.inference_mode()
@@ -78,7 +79,7 @@ def decode(
     text.holds = None if context.room is None else int_list(context.room)
     guard.start(replace(context, shape=shape))
     watch.lap("drafter")
-    index, vision = 0, context.vision_seconds
+    index, vision, summaries = 0, context.vision_seconds, context.summaries
     while True:
         rows, sizes = text.live, int_list(draft.size)
         verdict = verify(draft, scores, rule, text)
@@ -97,8 +98,8 @@ def decode(
         watch.lap("core")
         if index:
             budget.observe(len(rows), sizes, height(draft), report.accepted, *watch.learned())
-        yield replace(report, **watch.seconds, vision=vision)
-        vision = 0.0
+        yield replace(report, **watch.seconds, vision=vision, summaries=summaries)
+        vision, summaries = 0.0, None
         if not text.live:
             return
         watch.start()

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 
 from mmdec.decode.loop import Round
 from mmdec.decode.tree import bool_list
-from mmdec.decode.watch import Watch
+from mmdec.runtime import Stopwatch
 
 
 @final
@@ -78,7 +78,7 @@ class _Record(StoppingCriteriaList):
         self._pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         self._ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
         self._raw: Tensor = torch.empty(0)
-        self._watch = Watch(device)
+        self._stopwatch = Stopwatch(device)
 
     def logits(self, ids: Tensor, scores: Tensor) -> Tensor:
         """A processor before all others: raw logits (B, V)."""
@@ -100,7 +100,7 @@ class _Record(StoppingCriteriaList):
                 drafted=[0] * len(over),
                 accepted=[0] * len(over),
                 done=over,
-                target=self._watch.passed(),
+                target=self._stopwatch.lap(),
                 logprobs=logprobs,
             )
         )

@@ -27,13 +27,15 @@ from transformers import (
 from mmdec.checks.devices import check_device
 from mmdec.checks.errors import InputError
 from mmdec.checks.weights import NOT_FOLLOWED, fill_pretrained, read_settings
+from mmdec.hub.familiar_pictures import FILE as FAMILIAR
+from mmdec.hub.familiar_pictures import FamiliarPictures, read_familiar
 from mmdec.hub.find import LoadedModels, find, kind, version
 from mmdec.hub.settings import check_generation
 
 DEFAULT_MODEL = "vlm-scenes"
 SYSTEM = "llava"  # transformers' model_type of the model that comes with mmdec
 GENERATION = "generation_config.json"
-FILES = ("*.json", "*.txt", "*.jinja", "*.md", "model.safetensors", "model-*.safetensors")
+FILES = ("*.json", "*.txt", "*.jinja", "*.md", "model.safetensors", "model-*.safetensors", FAMILIAR)
 
 
 @final
@@ -46,6 +48,7 @@ class LoadedVlm:
     directory: Path | None = None  # where drafters are looked for
     drafters: LoadedModels[Any] = field(default_factory=LoadedModels, repr=False)  # read from folders, by version
     checked: set[str] = field(default_factory=set, repr=False)  # names of drafters that fit
+    familiar: FamiliarPictures | None = field(default=None, repr=False)  # what its pictures were like in training
 
     def __post_init__(self) -> None:
         """Raises InputError for a processor of another model, or one without a chat template."""
@@ -173,4 +176,5 @@ def for_pictures(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
 
 def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedVlm:
     network: Any = read_model(directory)
-    return LoadedVlm(network.to(device, dtype), read_processor(directory), directory)
+    processor, familiar = read_processor(directory), read_familiar(directory)
+    return LoadedVlm(network.to(device, dtype), processor, directory, familiar=familiar)

@@ -2,9 +2,10 @@
 
 The evidence is the log-probabilities of the chosen tokens: their mean, the worst stretch and the count. A transcript
 and an answer need no further pass for them; a transcript adds `rate`, tokens for each second of sound, an answer about
-a picture `structure`, what the pixels show (`description/picture_evidence.py`). A translation needs one pass of the
-autoregressive decoder over its units. That pass gives these three, and `differs`, the share of units that it would have
-chosen otherwise; a path through the graph adds `graph`, its own log-probability.
+a picture `structure` and `distance`: whether it shows anything, and how unlike training's it is
+(`description/picture_evidence.py`). A translation needs one pass of the autoregressive decoder over its units. That
+pass gives these three, and `differs`, the share of units that it would have chosen otherwise; a path through the graph
+adds `graph`, its own log-probability.
 
 What the evidence means was fitted on held-out data (`mmdec.evaluation.calibration`) and lies in the model's folder as
 confidence.json; without that file the confidence is the tokens' mean probability (geometric), which nobody has compared

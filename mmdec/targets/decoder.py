@@ -53,6 +53,7 @@ class Prompt:
     visual: Tensor | None = None  # (B, F) bool
     extra: Mapping[str, Any] = field(default_factory=dict)  # what else the model reads
     vision_seconds: float = 0.0
+    summaries: Tensor | None = None  # (images, 2V), see `Encoded`
     images: Mapping[str, Any] | None = None  # as they were given, for a smaller model
 
 
@@ -142,6 +143,7 @@ class DecoderTarget(HfTarget, ABC):
             columns=self.columns,
             past=text.past,
             vision_seconds=prompt.vision_seconds,
+            summaries=prompt.summaries,
         )
         last = {layer: states[:, -1:] for layer, states in scores.features.items()}
         return session, context, single(text.ids[:, -1]), Scores(scores.logits, last)

@@ -31,12 +31,16 @@ class Encoded:
     features: Tensor  # (T, H), projected
     lengths: list[int]  # visual tokens of each image
     deep: list[Tensor] = field(default_factory=list)  # DeepStack: (T, H) for each of the first layers
+    summaries: Tensor | None = None  # (images, 2V): the tower's last states, mean and deviation over an image's patches
 
     @classmethod
     def of(cls, output: Any) -> Encoded:
         parts = list(output.pooler_output)
         deep = output.get("deepstack_features") or ()
-        return cls(torch.cat(parts), [len(part) for part in parts], [torch.cat(list(layer)) for layer in deep])
+        lengths = [len(part) for part in parts]
+        return cls(
+            torch.cat(parts), lengths, [torch.cat(list(layer)) for layer in deep], _summaries(output, len(parts))
+        )
 
     def pick(self, tokens: Tensor) -> Encoded:
         """The features of these visual tokens (T',) int64."""
@@ -154,6 +158,14 @@ class VisionInputs:
 def _uncut(holders: Tensor, lengths: list[int]) -> bool:
     """Whether no image is cut between two rows of placeholders (B, P)."""
     return set(accumulate(holders.sum(1).tolist())) <= {0, *accumulate(lengths)}
+
+
+def _summaries(output: Any, images: int) -> Tensor | None:
+    """Where the tower's states are (images, patches, V), as in LLaVA 1.5: an image has its own there."""
+    states = output.get("last_hidden_state")
+    if states is None or states.dim() != 3 or len(states) != images:
+        return None
+    return torch.cat([states.mean(1), states.std(1, unbiased=False)], 1)
 
 
 def _bad(pixels: Tensor) -> str:

@@ -88,18 +88,20 @@ class VlmTarget(DecoderTarget):
         own_names = {*NAMES, HELD, *(("position_ids",) if self._axes else ())}
         text = TextPrompt.of({name: value for name, value in inputs.items() if name not in own_names})
         extra, visual = dict[str, Any](), torch.zeros_like(text.fresh, dtype=torch.bool)
+        summaries = None
         for kind in KINDS:
             encoded, kind_mask = vision.deal(self._base, kind, text.ids, text.fresh.shape[1])
             visual |= kind_mask
             if encoded is not None:
                 extra[kind] = encoded.output()
+                summaries = encoded.summaries
         positions, offsets = text.positions[None, :, -text.fresh.shape[1] :], None
         if self._axes:
             if vision.positions is None:
                 vision.positions = rope_positions(self._base, text, vision, given_positions)
             positions, offsets = vision.positions
         extra_inputs = {"mm_encoder_outputs": extra or None}
-        return Prompt(text, positions, offsets, visual, extra_inputs, vision.seconds, vision.raw)
+        return Prompt(text, positions, offsets, visual, extra_inputs, vision.seconds, summaries, vision.raw)
 
     def _embeds(self, prompt: Prompt) -> Tensor:
         """At visual tokens the projected visual embedding, as the model itself puts it there."""

@@ -22,7 +22,7 @@ from tests.support.demo_server import ROOT, serving
 
 FOLDER = ROOT / "docs" / "pictures"
 WINDOW = {"width": 1280, "height": 1040}
-COLOURS = 256  # of the saved file
+COLOURS = 64  # of the saved file
 LARGEST = 120_000  # bytes
 TABS = {  # a tab's picture, the name of its sample's button
     "translate": ("demo.png", re.compile(re.escape(samples.french()[0].text))),

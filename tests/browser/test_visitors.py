@@ -19,7 +19,7 @@ PEOPLE = 10
 MINUTES = 2.0  # of the whole run
 ENGLISH = {
     "Où est la plage ?": "Where is the beach?",
-    "Je voudrais une chambre calme.": "I would like a quiet room.",
+    "Est-ce que je peux voir un médecin ?": "Can I see a doctor?",
     "Il fait vingt-quatre degrés à Paris.": "It's twenty-four degrees in Paris.",
 }
 

@@ -2,13 +2,13 @@
 
 python -m mmdec.evaluation.calibration speech --corpus data/corpus --other data/english --write
 python -m mmdec.evaluation.calibration asr --corpus data/english --other data/corpus --write
-python -m mmdec.evaluation.calibration vlm --corpus data/scenes --write
+python -m mmdec.evaluation.calibration vlm --corpus data/scenes --other data/other_pictures --count 900 --write
 
 It decodes development recordings, clean and in noise, and nonsense (noise, tones, speech of another language; pictures
-of one colour, a gradient or noise), fits a logistic curve to the share of words or claims that are right, and measures
-on the test split: the expected calibration error in ten bins (Guo et al., "On calibration of modern neural networks",
-2017) and the area under the ROC of unseen sentences against nonsense. The result goes to confidence.json in the model's
-folder, with --write.
+of one colour, a gradient or noise, and of other styles), fits a logistic curve to the share of words or claims that are
+right, and measures on the test split: the expected calibration error in ten bins (Guo et al., "On calibration of modern
+neural networks", 2017) and the area under the ROC of unseen sentences against nonsense. The result goes to
+confidence.json in the model's folder, with --write; of pictures, what the training's are like goes beside it.
 """
 
 from __future__ import annotations
@@ -24,21 +24,15 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from mmdec.evaluation.calibration import transcription
-from mmdec.evaluation.calibration.examples import EMPTY, SEEDS, Example, Sound, empty_picture, sounds, words_right
+from mmdec.evaluation.calibration import description, transcription
+from mmdec.evaluation.calibration.examples import SEEDS, Example, Sound, sounds, words_right
 from mmdec.hub.daspeech import resolve
-from mmdec.hub.vlm import load_vlm
 from mmdec.pipelines.confidence import Calibration, write_calibrations
-from mmdec.pipelines.description.describe import describe
-from mmdec.pipelines.description.describe_batch import ANSWER
 from mmdec.pipelines.translation.load import load
 from mmdec.pipelines.translation.translator import AUTOREGRESSIVE, GRAPH
 from mmdec.training.corpora.cvss import read_pairs
-from mmdec.training.corpora.image_text import read_conversations
 from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.corpora.tables import evenly_spaced
-from mmdec.training.metrics.answer_score import claims_held, right_answer
-from mmdec.types import InputError
 
 BINS = 10
 RIDGE = 1e-3  # keeps weights finite where sentences and nonsense can be told apart without error
@@ -142,44 +136,16 @@ def translated(options: argparse.Namespace, split: str) -> dict[str, list[Exampl
     return examples
 
 
-def described(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
-    """Of answers: every task in turn, and questions about pictures that show nothing."""
-    vlm = load_vlm(options.model or "vlm-scenes")
-    draw = np.random.default_rng(SEEDS[split])
-    examples = []
-    for index, conversation in enumerate(
-        evenly_spaced(read_conversations(options.corpus / f"{split}.json"), options.count)
-    ):
-        turn = int(draw.integers(len(conversation.turns)))
-        (question, reference), note = conversation.turns[turn], conversation.notes["turns"][turn]
-        picture: Any = conversation.images[0]
-        kind = "picture"
-        if index % 3 == 2:
-            empty = EMPTY[index // 3 % len(EMPTY)]
-            picture, kind = empty_picture(empty, draw), f"empty picture: {empty}"
-        out = describe(picture, question, model=vlm)
-        if note["task"] == "describe":
-            right = claims_held(out.text, note["claims"]) / max(len(note["claims"]), 1)
-        else:
-            right = float(right_answer(out.text, reference, note["expected"], note["task"]))
-        examples.append(Example(out.evidence, right if kind == "picture" else 0.0, kind))
-    return {ANSWER: examples}
+def _translator_folder(options: argparse.Namespace) -> Path:
+    return resolve(options.model or "daspeech-phrasebook")
 
 
-def _translator_folder(model: str | None) -> Path:
-    return resolve(model or "daspeech-phrasebook")
-
-
-def _vlm_folder(model: str | None) -> Path:
-    folder = load_vlm(model or "vlm-scenes").directory
-    assert folder is not None
-    return folder
-
-
-TASKS: dict[str, tuple[Callable[[argparse.Namespace, str], dict[str, list[Example]]], Callable[[str | None], Path]]] = {
+TASKS: dict[
+    str, tuple[Callable[[argparse.Namespace, str], dict[str, list[Example]]], Callable[[argparse.Namespace], Path]]
+] = {
     "speech": (translated, _translator_folder),
     "asr": (transcription.transcribed, transcription.folder),
-    "vlm": (described, _vlm_folder),
+    "vlm": (description.described, description.folder),
 }
 
 
@@ -189,13 +155,13 @@ def main() -> None:
     parser.add_argument("task", choices=sorted(TASKS))
     parser.add_argument("--model", help="a shipped name or a folder; default: the shipped one")
     parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("--other", type=Path, help="speech of the other language, as nonsense")
+    parser.add_argument(
+        "--other", type=Path, required=True, help="as nonsense: speech of the other language, pictures of other styles"
+    )
     parser.add_argument("--count", type=int, default=250, help="recordings or pictures of each split")
     parser.add_argument("--examples", type=Path, help="write what was decoded to this JSON file, to look at it")
     parser.add_argument("--write", action="store_true", help="write confidence.json into the model's folder")
     options = parser.parse_args()
-    if options.task != "vlm" and options.other is None:
-        raise InputError("`other` must be given for speech, but is not. Name the corpus of the other language.")
     torch.set_grad_enabled(False)
     decoded, folder = TASKS[options.task]
     held, tests = decoded(options, "dev"), decoded(options, "test")
@@ -209,7 +175,9 @@ def main() -> None:
         }
         options.examples.write_text(json.dumps(listed))
     if options.write:
-        print(write_calibrations(folder(options.model), calibrations, measured))
+        print(write_calibrations(folder(options), calibrations, measured))
+        if options.task == "vlm":
+            description.write_familiar(options)
 
 
 if __name__ == "__main__":

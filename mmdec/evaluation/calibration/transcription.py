@@ -28,8 +28,8 @@ def transcribed(options: argparse.Namespace, split: str) -> dict[str, list[Examp
     return {TRANSCRIPT: examples}
 
 
-def folder(model: str | None) -> Path:
+def folder(options: argparse.Namespace) -> Path:
     """The model's directory."""
-    directory = load_whisper(model or DEFAULT_MODEL).directory
+    directory = load_whisper(options.model or DEFAULT_MODEL).directory
     assert directory is not None
     return directory

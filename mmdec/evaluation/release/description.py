@@ -149,7 +149,7 @@ DESCRIPTION = Promotable(
             "tags, signs, clocks, thermometers, maps. It is there to try and test drafters, and gives them something "
             "to save."
         ),
-        example='print(mmdec.describe("menu.png", "How much is BACON?").text)',
+        example='print(mmdec.describe("menu.png", "How much is BURGER?").text)',
         training=(
             "On drawn scenes alone (`data/build/scenes.py`), by `make train` or `recipes/vlm/scenes.yaml`. What makes "
             "it read and answer: an auxiliary loss on what patches show (letters by cell), printed words spelled "

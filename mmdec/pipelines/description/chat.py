@@ -17,7 +17,7 @@ from typing_extensions import Unpack
 from mmdec.checks.arguments import check_callable, check_threads, naming_options
 from mmdec.hub.vlm import DEFAULT_MODEL
 from mmdec.images import to_pil
-from mmdec.pipelines.confidence import check_min_confidence, too_unsure
+from mmdec.pipelines.confidence import Evidence, check_min_confidence, too_unsure
 from mmdec.pipelines.description.describe import DescribeOptions, Pictures, read_question, request_of
 from mmdec.pipelines.description.describe_batch import Listeners, OnText, describe_batch
 from mmdec.pipelines.description.description import Description
@@ -61,6 +61,7 @@ class Chat:
         self._request = request_of(vlm, drafter, rule, nodes, seed, statistics, remaining, least)
         self._messages: list[Message] = []  # the model's answers among them
         self._pictures: list[Any] = []  # of the whole dialogue, (H, W, 3) uint8
+        self._seen: Evidence = {}  # an answer may be about any of them: the last one's evidence
         self._ids = torch.empty(1, 0, dtype=torch.long, device=vlm.model.device)  # without the last answer's end
         self._cache: DynamicCache | None = None  # of all ids but perhaps the last; None: to be made anew
         self._lock = threading.Lock()
@@ -93,9 +94,16 @@ class Chat:
                 raise error
             self._cache = None  # until the answer is whole
             listeners = Listeners(on_text)
-            pictures = [(*self._pictures, *question.pictures)]  # an answer may be about any of them
             with naming_options(DescribeOptions.__annotations__.keys() - {*LACKING}):
-                (answer,) = describe_batch(self._request, inputs, pictures, stopwatch.lap(), listeners)
+                (answer,) = describe_batch(
+                    self._request,
+                    inputs,
+                    [question.pictures],
+                    stopwatch.lap(),
+                    listeners,
+                    self._seen,
+                    len(self._pictures),
+                )
             refusal = too_unsure(answer.confidence, self._request.min_confidence, question.argument)
             if refusal is not None:
                 raise refusal
@@ -104,6 +112,7 @@ class Chat:
             reply = {"role": "assistant", "content": [{"type": "text", "text": answer.text}]}
             self._messages += [message, reply]
             self._pictures += question.pictures
+            self._seen = answer.evidence
             return answer
 
     def _inputs(self, question: Question, message: Message) -> dict[str, Any]:

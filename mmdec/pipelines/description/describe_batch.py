@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, final
 
 import numpy as np
@@ -13,7 +14,8 @@ from transformers import PreTrainedModel
 
 from mmdec.decode.forwarding import ForwardingDrafter
 from mmdec.decode.loop import Round
-from mmdec.pipelines.confidence import confidence, evidence
+from mmdec.hub.familiar_pictures import FamiliarPictures
+from mmdec.pipelines.confidence import Evidence, confidence, evidence
 from mmdec.pipelines.description.description import Description
 from mmdec.pipelines.description.picture_evidence import picture_evidence
 from mmdec.pipelines.description.request import DescriptionRequest
@@ -104,15 +106,18 @@ def describe_batch(
     pictures: Sequence[Sequence[np.ndarray]],
     read: float,
     listeners: Listeners = Listeners(),
+    earlier: Evidence | None = None,
+    count: int = 0,
 ) -> list[Description]:
     """Answer questions with their tensors. pictures: of each question, (H, W, 3) uint8; read: seconds that the
     processor took.
 
-    listeners: of a batch of one.
+    listeners, earlier, count: of a batch of one; evidence of `count` pictures that a chat showed before.
     """
     vlm = request.vlm
     device = vlm.model.device
     usage, counts = [Usage() for _ in pictures], [len(group) for group in pictures]
+    distances: list[list[float]] = [[] for _ in pictures]
     drafter, observed = request.drafter, None
     if drafter is not None and not isinstance(drafter, PreTrainedModel):
         drafter = observed = Observed(drafter, len(pictures))
@@ -120,12 +125,17 @@ def describe_batch(
     for round_ in request.rounds(inputs, drafter, writer is not None or listeners.on_round is not None):
         for index, row in enumerate(round_.rows):
             usage[row].count(round_, index, request.drafter is not None)
-            usage[row].vision += round_.vision * counts[row] / max(sum(counts), 1)
+            usage[row].vision += round_.vision * (counts[row] / sum(counts) if sum(counts) else 1 / len(usage))
+        if round_.summaries is not None and vlm.familiar is not None:
+            distances = _distances(vlm.familiar, round_.summaries, counts)
         if writer is not None:
             writer.add(round_.text[0])
         if listeners.on_round is not None:
             listeners.on_round(round_)
-    told = [evidence(entry.logprobs) | picture_evidence(group) for entry, group in zip(usage, pictures, strict=True)]
+    told = [
+        evidence(entry.logprobs) | picture_evidence(group, far, earlier, count)
+        for entry, group, far in zip(usage, pictures, distances, strict=True)
+    ]
     parts = [entry.seconds() for entry in usage]
     rest = max(stopwatch.lap() - sum(sum(part.values()) for part in parts), 0.0) / len(usage)
     return [
@@ -149,6 +159,13 @@ def describe_batch(
         )
         for row, (entry, seconds, seen) in enumerate(zip(usage, parts, told, strict=True))
     ]
+
+
+def _distances(familiar: FamiliarPictures, summaries: Tensor, counts: Sequence[int]) -> list[list[float]]:
+    """Of each question's pictures. A chat whose cache was lost reads those of earlier turns again, before these."""
+    new = familiar.distance(summaries[len(summaries) - sum(counts) :]).tolist()
+    ends = list(accumulate(counts))
+    return [new[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 def _plain(weights: Tensor | None) -> list[float] | None:

@@ -14,6 +14,8 @@ from typer.testing import CliRunner, Result
 from mmdec import cli
 from mmdec.cli import bench_runs
 from mmdec.evaluation.bench import core as bench_core
+from mmdec.evaluation.bench import description as bench_description
+from mmdec.evaluation.bench import transcription as bench_transcription
 from mmdec.evaluation.bench import translation as bench_translation
 from mmdec.evaluation.bench.report import load_run, to_json
 from mmdec.training.corpora.image_text_questions import read_questions
@@ -161,22 +163,49 @@ def test_all_runs_each_and_names_what_was_left_out(monkeypatch: pytest.MonkeyPat
     assert isinstance(run("bench", "all", "--only", "cores").exception, InputError)
 
 
-def test_without_a_corpus_the_samples_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    samples = Path(__file__).parents[3] / "data" / "samples"
+@pytest.fixture
+def bare_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The working folder has the samples, and no corpus."""
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
-    Path("data/samples").symlink_to(samples)
-    asked = bench_runs._command("vlm", Path("a.json"), "cpu", 1, False)
-    listed = Path(asked[asked.index("--questions") + 1])
+    Path("data/samples").symlink_to(Path(__file__).parents[3] / "data" / "samples")
+
+
+def asked(bench: str, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Any, str]:
+    """The first argument of the measurement behind `mmdec bench asr` or `vlm`, and what was said."""
+    module, given = {"asr": bench_transcription, "vlm": bench_description}[bench], []
+    monkeypatch.setattr(
+        module, f"bench_{bench}", lambda first, *_, **__: (given.append(first), findings.ALL[bench]())[1]
+    )
+    result = run("bench", bench, *words)
+    assert result.exit_code == 0, result.output
+    return given[0], result.stderr
+
+
+@pytest.mark.usefixtures("bare_checkout")
+def test_without_a_corpus_the_sample_pictures_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed, said = asked("vlm", monkeypatch, "-d", "eagle")
+    assert "no corpus is here" in said
     questions = read_questions(listed)
-    assert len(questions) == len(listed.read_text(encoding="utf-8").splitlines()) - 1
+    assert len(questions) == len(Path(listed).read_text(encoding="utf-8").splitlines()) - 1
     assert all(Path(str(picture)).is_file() for question in questions for picture in question.images)
     assert {"describe", "price_of"} <= {question.task for question in questions}
-    recordings = bench_runs._command("asr", Path("a.json"), "cpu", 1, False)
-    assert sum(word.endswith(".flac") for word in recordings) == 3
+    assert asked("vlm", monkeypatch, "--questions", "own.jsonl")[0] == Path("own.jsonl")
+    assert asked("vlm", monkeypatch, "--images", "own")[0] is None
     Path("data/scenes").mkdir()
     Path("data/scenes/test.json").touch()
-    assert "--questions" not in bench_runs._command("vlm", Path("a.json"), "cpu", 1, False)
+    assert asked("vlm", monkeypatch) == (None, "")
+
+
+@pytest.mark.usefixtures("bare_checkout")
+def test_without_a_corpus_the_sample_recordings_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    recordings, said = asked("asr", monkeypatch)
+    assert "no corpus is here" in said
+    assert [path.suffix for path in recordings] == [".flac"] * 3
+    assert asked("asr", monkeypatch, "own.wav")[0] == [Path("own.wav")]
+    assert asked("asr", monkeypatch, "--corpus", "elsewhere")[0] == []
+    Path("data/english").mkdir()
+    assert asked("asr", monkeypatch) == ([], "")
 
 
 @pytest.mark.parametrize("lines", [[], ["file\tquestion"], ["a.png\tb\tWhat?"], ["../a.png\tb\tWhat?\tThat."]])

@@ -163,7 +163,7 @@ def test_the_page_and_its_tabs(lines: list[Any]) -> None:
     assert "mm-equal" in said["street"]["race"]
     assert "data:image/png" in said["street"]["picture"]
     assert "EAGLE-2: one layer that continues the model&#x27;s own states." in said["street"]["race"]
-    assert "BACON 25.80" in said["menu_answer"]  # as the picture shows, whatever the model reads
+    assert "BURGER costs 9.75" in said["menu_answer"]  # as the picture shows, whatever the model reads
     assert words(said["menu"]["text"]).count(said["menu_answer"]) == 1  # as the answer, or as what is really drawn
     nothing, unseen, unasked = (words(error["status"]) for error in said["errors"])
     assert "Record something" in nothing

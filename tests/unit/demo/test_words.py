@@ -151,6 +151,6 @@ def test_the_samples_of_the_page_are_there() -> None:
     assert [sample.path.name for sample in samples.pictures()] == list(samples.PICTURES)
     every = [*samples.french(), *samples.english(), *samples.pictures()]
     assert all(sample.path.is_file() and sample.text for sample in every)
-    assert samples.pictures()[0].question == "Tell me all about this picture."
-    assert samples.pictures()[0].answer.startswith("A menu, TODAY")
+    assert samples.pictures()[0].question == "Say all that the picture shows."
+    assert samples.pictures()[0].answer.startswith("This is a menu with the title BRUNCH")
     assert sum(sample.path.stat().st_size for sample in samples.pictures()) < 60_000

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mmdec.decode.loop import chosen_logprobs
-from mmdec.evaluation.calibration import __main__ as calibration
+from mmdec.evaluation.calibration import description as calibration_description
 from mmdec.evaluation.calibration.__main__ import calibration_error, fit, measure, reliability, roc_area
 from mmdec.evaluation.calibration.examples import (
     EMPTY,
@@ -24,7 +24,7 @@ from mmdec.evaluation.calibration.examples import (
     words_right,
 )
 from mmdec.training.corpora.image_text import Conversation
-from mmdec.types import Verdict
+from mmdec.types import InputError, Verdict
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -105,7 +105,9 @@ def test_empty_pictures_are_what_they_are_called() -> None:
     assert (again != made["blurred noise"]).any()
 
 
-def test_every_third_answer_is_about_an_empty_picture_of_each_kind_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_third_answer_is_about_an_empty_picture_or_another_style_in_turn(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     notes = {"turns": [{"task": "word", "expected": "SALE", "claims": []}]}
     row = Conversation("1", (Path("scene.png"),), (("Read it.", "SALE"),), notes)
     seen: list[object] = []
@@ -114,15 +116,22 @@ def test_every_third_answer_is_about_an_empty_picture_of_each_kind_in_turn(monke
         seen.append(picture)
         return SimpleNamespace(text="SALE", evidence={"mean": 0.0})
 
-    monkeypatch.setattr(calibration, "read_conversations", lambda path: [row] * 15)
-    monkeypatch.setattr(calibration, "load_vlm", lambda name: None)
-    monkeypatch.setattr(calibration, "describe", describe)
-    options = Namespace(model=None, corpus=Path("scenes"), count=15)
-    (examples,) = calibration.described(options, "dev").values()
-    kinds = [f"empty picture: {kind}" for kind in [*EMPTY, EMPTY[0]]]
-    assert [example.kind for example in examples] == [kind for empty in kinds for kind in ("picture", "picture", empty)]
-    assert [example.right for example in examples] == [1, 1, 0] * 5
-    assert [isinstance(picture, np.ndarray) for picture in seen] == [False, False, True] * 5
+    for style in ("rings", "stars"):
+        (tmp_path / "dev" / style).mkdir(parents=True)
+        (tmp_path / "dev" / style / "0.png").touch()
+    monkeypatch.setattr(calibration_description, "read_conversations", lambda path: [row] * 21)
+    monkeypatch.setattr(calibration_description, "model", lambda name, corpus: None)
+    monkeypatch.setattr(calibration_description, "describe", describe)
+    options = Namespace(model=None, corpus=Path("scenes"), other=tmp_path, count=21)
+    (examples,) = calibration_description.described(options, "dev").values()
+    styles = ["other style: rings", "other style: stars"]
+    kinds = [f"empty picture: {kind}" for kind in EMPTY] + styles + [f"empty picture: {EMPTY[0]}"]
+    assert [example.kind for example in examples] == [kind for other in kinds for kind in ("picture", "picture", other)]
+    assert [example.right for example in examples] == [1, 1, 0] * 7
+    assert [isinstance(picture, np.ndarray) for picture in seen[2::3]] == [True] * 4 + [False] * 2 + [True]
+    assert seen[14::3][:2] == [tmp_path / "dev" / style / "0.png" for style in ("rings", "stars")]
+    with pytest.raises(InputError, match="`other` must have a folder of PNG"):
+        calibration_description.described(options, "test")
 
 
 def test_noise_has_its_level_and_nonsense_its_length() -> None:

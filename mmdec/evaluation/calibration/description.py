@@ -1,0 +1,91 @@
+"""Answers about pictures for the calibration of confidence: see `__main__.py`.
+
+Every third question is asked about a picture that shows nothing, or one of another style than the model's: those in the
+folders of `--other` (`data/build/other_pictures.py`), whose styles differ between development and test split, so that
+what is measured is about styles that no fit has seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmdec.evaluation.calibration.examples import EMPTY, SEEDS, Example, empty_picture
+from mmdec.hub.familiar_pictures import FamiliarPictures
+from mmdec.hub.vlm import LoadedVlm, load_vlm
+from mmdec.pipelines.description.describe import describe
+from mmdec.pipelines.description.describe_batch import ANSWER
+from mmdec.pipelines.description.picture_evidence import summaries
+from mmdec.training.corpora.image_text import read_conversations
+from mmdec.training.corpora.tables import evenly_spaced
+from mmdec.training.metrics.answer_score import claims_held, right_answer
+from mmdec.types import InputError
+
+FAMILIAR = 4000  # training pictures
+
+
+@cache
+def model(name: str | None, corpus: Path) -> LoadedVlm:
+    """The model, with what the pictures of this corpus's training split look like to it."""
+    vlm = load_vlm(name or "vlm-scenes")
+    rows = [row for row in evenly_spaced(read_conversations(corpus / "train.json"), FAMILIAR) if row.images]
+    seen = summaries(vlm, [row.images[0] for row in rows])
+    kinds = [row.notes.get("graph", {}).get("kind", "") for row in rows]  # of scene, where the corpus says so
+    return replace(vlm, familiar=None if seen is None else FamiliarPictures.of(seen, kinds))
+
+
+def described(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
+    """Of answers: every task in turn, and questions about pictures that show nothing or are of another style."""
+    vlm = model(options.model, options.corpus)
+    draw = np.random.default_rng(SEEDS[split])
+    others = _others(options.other / split, draw)
+    examples = []
+    rows = evenly_spaced(read_conversations(options.corpus / f"{split}.json"), options.count)
+    for index, conversation in enumerate(rows):
+        turn = int(draw.integers(len(conversation.turns)))
+        (question, reference), note = conversation.turns[turn], conversation.notes["turns"][turn]
+        kind, picture = next(others) if index % 3 == 2 else ("picture", conversation.images[0])
+        out = describe(picture, question, model=vlm)
+        if note["task"] == "describe":
+            right = claims_held(out.text, note["claims"]) / max(len(note["claims"]), 1)
+        else:
+            right = float(right_answer(out.text, reference, note["expected"], note["task"]))
+        examples.append(Example(out.evidence, right if kind == "picture" else 0.0, kind))
+    return {ANSWER: examples}
+
+
+def _others(folder: Path, draw: np.random.Generator) -> Iterator[tuple[str, Any]]:
+    """Kinds in turn, without end: empty pictures, which are drawn, and a style's pictures one after another."""
+    styles = {path.name: sorted(path.glob("*.png")) for path in sorted(folder.glob("*")) if path.is_dir()}
+    if not all(styles.values()) or not styles:
+        raise InputError(
+            f"`other` must have a folder of PNG for each style in '{folder}', but has {sorted(styles) or 'none'}. Draw "
+            "them with `python data/build/other_pictures.py --out data/other_pictures`."
+        )
+    number = 0
+    while True:
+        for empty in EMPTY:
+            yield f"empty picture: {empty}", empty_picture(empty, draw)
+        for style, paths in styles.items():
+            yield f"other style: {style}", paths[number % len(paths)]
+        number += 1
+
+
+def folder(options: argparse.Namespace) -> Path:
+    """The model's directory."""
+    directory = model(options.model, options.corpus).directory
+    assert directory is not None
+    return directory
+
+
+def write_familiar(options: argparse.Namespace) -> None:
+    """Beside the model's confidence.json, what its pictures look like."""
+    familiar = model(options.model, options.corpus).familiar
+    if familiar is not None:
+        familiar.write(folder(options))

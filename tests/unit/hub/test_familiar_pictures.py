@@ -1,0 +1,93 @@
+"""How far a picture is from those of training: Mahalanobis' distance to the nearest kind, its file, its faults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import mmdec
+from mmdec.evaluation.calibration import roc_area
+from mmdec.evaluation.calibration.examples import EMPTY, empty_picture
+from mmdec.hub.familiar_pictures import FILE, RIDGE, FamiliarPictures, read_familiar
+from mmdec.pipelines.description.picture_evidence import DISTANCE
+from mmdec.types import InputError
+
+IMAGES = sorted((Path(__file__).parents[3] / "data" / "samples" / "images").glob("*.png"))
+
+
+def made() -> tuple[FamiliarPictures, torch.Tensor, list[str]]:
+    """Two kinds far apart, wide along the first axis and narrow along the others."""
+    torch.manual_seed(0)
+    kinds = ["room", "menu"] * 2000
+    centres = torch.tensor([[0.0, 0.0, 0.0], [9.0, 9.0, 9.0]]).repeat(2000, 1)
+    values = centres + torch.randn(4000, 3) * torch.tensor([3.0, 1.0, 1.0])
+    return FamiliarPictures.of(values, kinds), values, kinds
+
+
+def test_a_distance_is_counted_in_deviations_of_the_nearest_kind() -> None:
+    familiar, values, _ = made()
+    ridge = RIDGE * 11 / 3  # of the mean variance
+    probes = torch.tensor([[0.0, 0.0, 0.0], [9.0, 9.0, 9.0], [3.0, 0.0, 0.0], [0.0, 3.0, 0.0], [4.5, 4.5, 4.5]])
+    expected = [0, 0, 3 / (9 + ridge) ** 0.5, 3 / (1 + ridge) ** 0.5]
+    assert familiar.distance(probes)[:4].tolist() == pytest.approx(expected, abs=0.12)
+    assert familiar.distance(probes)[4] > 5
+    assert familiar.distance(values).median() == pytest.approx(1.5, abs=0.1)  # of three normal numbers
+
+
+def test_the_file_is_half_as_precise_and_says_the_same(tmp_path: Path) -> None:
+    familiar, values, _ = made()
+    assert read_familiar(tmp_path) is None
+    assert familiar.write(tmp_path) == tmp_path / FILE
+    again = read_familiar(tmp_path)
+    assert again is not None
+    assert torch.allclose(again.distance(values), familiar.distance(values), rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {},
+        {"means": torch.zeros(2, 3)},
+        {"means": torch.zeros(2, 3), "whitening": torch.zeros(3, 4)},
+        {"means": torch.zeros(3), "whitening": torch.zeros(3, 3)},
+        {"means": torch.full((2, 3), float("nan")), "whitening": torch.zeros(3, 3)},
+    ],
+)
+def test_a_damaged_file_is_one_clear_error(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    save_file(tensors, tmp_path / FILE)
+    with pytest.raises(InputError, match=r"`model` must (have|hold)"):
+        read_familiar(tmp_path)
+
+
+def test_the_shipped_model_is_surer_of_scenes_than_of_what_it_never_saw() -> None:
+    draw, grid = np.random.default_rng(0), np.mgrid[0:128, 0:128]
+    discs = [
+        np.where(
+            (np.hypot(*(grid - draw.integers(40, 88, (2, 1, 1)))) < draw.integers(20, 40))[..., None],
+            *draw.integers(0, 256, (2, 3)),
+        ).astype(np.uint8)
+        for _ in range(12)
+    ]
+    empty = [empty_picture(kind, draw) for kind in EMPTY]
+    said = mmdec.describe([*IMAGES, *discs, *empty], "What is this?")
+    scenes, others = said[: len(IMAGES)], said[len(IMAGES) :]
+    assert min(out.confidence for out in scenes) > 0.9
+    assert roc_area([out.evidence[DISTANCE] for out in others], [out.evidence[DISTANCE] for out in scenes]) > 0.9
+    assert roc_area([out.confidence for out in scenes], [out.confidence for out in others]) > 0.95
+    assert sum(out.confidence > 0.7 for out in others) <= 2  # a dull disc may be a ball in a room
+
+
+def test_a_chat_counts_the_distance_of_each_of_its_pictures() -> None:
+    one, other = IMAGES[0], IMAGES[1]
+    alone, second = (mmdec.describe(path, "What is this?").evidence[DISTANCE] for path in (one, other))
+    chat = mmdec.Chat()
+    assert chat.ask("What is this?", one).evidence[DISTANCE] == pytest.approx(alone, abs=1e-4)
+    assert chat.ask("And this?", other).evidence[DISTANCE] == pytest.approx((alone + second) / 2, abs=1e-4)
+    assert chat.ask("What is it?").evidence[DISTANCE] == pytest.approx((alone + second) / 2, abs=1e-4)
+    together = mmdec.describe([(one, other), one], "What is this?")
+    assert together[0].evidence[DISTANCE] == pytest.approx((alone + second) / 2, abs=1e-4)
+    assert together[1].evidence[DISTANCE] == pytest.approx(alone, abs=1e-4)
