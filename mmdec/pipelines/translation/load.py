@@ -28,8 +28,8 @@ def load(
 
     model: a shipped name, a directory or a hub id. `device` None takes a GPU where there is one. `vocoder` None is the
     model's own, "griffin-lim" needs no weights; anything else names published HiFi-GAN weights: a directory or a hub
-    id. `dtype` None is float32; bfloat16 is that of the products: weights, the graph's probabilities and the vocoder
-    stay in float32. A folder whose files were written again is loaded anew.
+    id. `dtype` None is float32; bfloat16 and float16 are those of the products: features, weights, the graph's
+    probabilities and the vocoder stay in float32. A folder whose files were written again is loaded anew.
     Raises InputError where model or vocoder is not found (the message says how to get it), is damaged, lies outside its
     folder or holds no safetensors, and for a device that this machine has not.
     """
@@ -73,9 +73,6 @@ def as_translator(
 
 def _products(dtype: torch.dtype | str | None) -> torch.dtype:
     found = check_dtype(dtype)
-    if found not in (torch.float32, torch.bfloat16):
-        raise InputError(
-            f"`dtype` must be float32 or bfloat16 for a translator, but is {found}. Its scores overflow in half "
-            "precision: take bfloat16."
-        )
+    if found == torch.float64:
+        raise InputError(f"`dtype` must be float32, bfloat16 or float16 for a translator, but is {found}. Choose one.")
     return found

@@ -106,7 +106,7 @@ def translate_speech(
     viterbi, joint-viterbi, autoregressive or verified. `verify` means strategy "verified": exactly the autoregressive
     decoder's units, in a few passes over drafts from the graph. `threads` sets torch's CPU threads for this call; None
     keeps what OMP_NUM_THREADS or `torch.set_num_threads` says, else chooses by the model's size and the processors that
-    are free. `dtype` is float32, or bfloat16 for the networks' products but the vocoder's. `vocoder` None is the
+    are free. `dtype` is float32, or that of the networks' products but the vocoder's. `vocoder` None is the
     model's own, "griffin-lim" needs no weights; else it names published HiFi-GAN weights: a directory or a hub id.
     `min_confidence`, 0 to 1, refuses translations that are less likely to be right (`out.confidence`). `pauses` says
     where a long recording is cut: at quiet places ("energy"), or where WebRTC's detector hears no voice ("webrtc",

@@ -129,7 +129,7 @@ class SpeechTranslator:
         self, samples: Sequence[Tensor], strategy: str, on_pass: OnPass | None, piece: int
     ) -> list[SpokenTranslation]:
         clock = Stopwatch(self.device)
-        with clock.stage("features"):
+        with clock.stage("features"), torch.autocast(self.device.type, enabled=False):
             features, frames = pad([audio.fbank(row) for row in samples], self.device)  # (B, N, 80), (B,)
         with clock.stage("encoder"):
             states, state_lengths = self.model.encode(features, frames)

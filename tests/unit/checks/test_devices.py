@@ -115,6 +115,15 @@ def test_translating(strategy: str, tiny_model: Path) -> None:
     assert loaded is not mmdec.load(tiny_model, "cpu")
 
 
-def test_a_translator_has_no_half_precision(tiny_model: Path) -> None:
-    with pytest.raises(InputError, match="`dtype` must be float32 or bfloat16 for a translator"):
-        mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=tiny_model, device="cpu", dtype="float16")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_shipped_translators_units_stay(dtype: str) -> None:
+    """Features in half precision would end it: there was no unit left."""
+    heard = mmdec.audio.load_audio(Path("data/samples/ou_est_la_plage.wav"))
+    options: dict[str, Any] = {"sample_rate": RATE, "device": "cpu"}
+    out = mmdec.translate_speech(heard, dtype=dtype, **options)
+    assert out.units == mmdec.translate_speech(heard, **options).units
+
+
+def test_a_translator_has_no_double_precision(tiny_model: Path) -> None:
+    with pytest.raises(InputError, match="`dtype` must be float32, bfloat16 or float16 for a translator"):
+        mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=tiny_model, device="cpu", dtype="float64")
