@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import WhisperForConditionalGeneration
 
-from mmdec.audio import SAMPLE_RATE
+from mmdec.audio import SAMPLE_RATE, whisper_mel
 from mmdec.checks.errors import InputError
 from mmdec.corpora.librispeech import Utterance, read_splits
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
@@ -31,7 +31,6 @@ from mmdec.training.whisper.windows import (
     Window,
     chapters_of,
     compose,
-    log_mel,
     plan_windows,
 )
 
@@ -140,7 +139,7 @@ class HeadWindows(Dataset[HeadBatch]):
         for row, example in enumerate(composed):
             sounds[row, : len(example.sound)] = torch.from_numpy(np.ascontiguousarray(example.sound))
         prompts, truth, timed = zip(*(self.spelling.split(example.tokens) for example in composed), strict=True)
-        return HeadBatch(log_mel(sounds, self.mels), list(prompts), list(truth), list(timed), names, rows)
+        return HeadBatch(whisper_mel(sounds, self.mels), list(prompts), list(truth), list(timed), names, rows)
 
     def name(self, window: Window) -> str:
         """Of a window and its prompt: whatever they follow from."""
