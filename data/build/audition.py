@@ -16,6 +16,7 @@ from pathlib import Path
 from tables import read_journal, write_text
 
 TALLY = "heard.tsv"
+MARGIN = 5.0  # seconds
 
 
 def voices_to_try(styles: Sequence[str], base: str, shares: Sequence[float]) -> Iterator[dict[str, float]]:
@@ -63,18 +64,17 @@ def judge(out: Path, whisper: str) -> None:
     from natural_french import MANIFEST
     from tatoeba import key
 
-    from mmdec import transcribe
     from mmdec.metrics.word_errors import word_edits
 
     rows = {name: row for name, row in read_journal(out / MANIFEST).items() if name != "id"}
     heard = read_journal(out / TALLY)
     with (out / TALLY).open("a", encoding="utf-8") as file:
-        for name, row in rows.items():
-            if name not in heard:
-                text = transcribe(out / row[0], model=whisper, drafter=None, language="fr").text
-                heard[name] = [" ".join(text.split())]
-                file.write(f"{name}\t{heard[name][0]}\n")
-                file.flush()
+        for name, text in transcripts(
+            whisper, [(name, out / row[0]) for name, row in rows.items() if name not in heard]
+        ):
+            heard[name] = [text]
+            file.write(f"{name}\t{text}\n")
+            file.flush()
     by_voice: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
     for name, row in rows.items():
         edits = word_edits(key(row[5].replace("'", " ")), key(heard[name][0].replace("'", " ")))
@@ -84,6 +84,25 @@ def judge(out: Path, whisper: str) -> None:
     ):
         wrong, words, seconds = (sum(column) for column in zip(*counts, strict=True))
         print(f"{voice}\t{wrong / words:.1%} of {words} words wrong\t{words / seconds:.1f} words a second")
+
+
+def transcripts(whisper: str, recordings: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, str]]:
+    """Greedy French text of each recording, read at its length and `MARGIN` s instead of 30: a fifth of the time, and
+    a word in a hundred is heard otherwise."""
+    import torch
+    from transformers.modeling_outputs import BaseModelOutput
+
+    from mmdec.audio import load_audio
+    from mmdec.hub.whisper import load_whisper
+    from mmdec.hub.whisper_encoder import load_encoder
+    from mmdec.nn.whisper_encoder import read_states
+
+    loaded, encoder = load_whisper(whisper, "cpu"), load_encoder(whisper)
+    for name, path in recordings:
+        with torch.inference_mode():
+            states = BaseModelOutput(read_states(encoder, [load_audio(path)], MARGIN)[0])
+            tokens = loaded.model.generate(encoder_outputs=states, language="fr", task="transcribe", max_new_tokens=60)
+        yield name, " ".join(loaded.tokenizer.decode(tokens[0], skip_special_tokens=True).split())
 
 
 def main() -> int:
