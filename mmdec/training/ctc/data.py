@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from mmdec.corpora.librispeech import Utterance, read_utterances
 from mmdec.corpora.text_pairs import read_text_pairs
 from mmdec.hub.whisper_encoder import load_encoder
-from mmdec.training.ctc.pieces import Pieces
+from mmdec.phonetics.pieces import HEARD, Pieces, heard
 from mmdec.training.ctc.states import Distortion, keep_states, state_name
 from mmdec.training.stores import FrameStore
 
@@ -91,8 +91,8 @@ class SentenceData(LightningDataModule):
         self.splits, self.limit = (train_split, dev_split), limit
         self.batch_states, self.steps_per_epoch, self.seed = batch_states, steps_per_epoch, seed
         if not Path(pieces).is_file():
-            sentences = [pair.source for folder in text for pair in read_text_pairs(folder, "train")]
-            Pieces.learn(sentences, count).save(Path(pieces))
+            sentences = [heard(pair.source) for folder in text for pair in read_text_pairs(folder, "train")]
+            Pieces.learn(sentences, count, HEARD).save(Path(pieces))
         self.pieces = Pieces.read(Path(pieces))
 
     @property
@@ -102,7 +102,7 @@ class SentenceData(LightningDataModule):
 
     def rows(self, split: str) -> list[Utterance]:
         """The recordings of a split whose text has pieces; of the training's the first `limit`."""
-        rows = [row for row in read_utterances(self.corpus, split) if self.pieces.encode(row.text)]
+        rows = [row for row in read_utterances(self.corpus, split) if self.pieces.encode(heard(row.text))]
         return rows[: self.limit] if split == self.splits[0] else rows
 
     def setup(self, stage: str) -> None:
@@ -110,8 +110,8 @@ class SentenceData(LightningDataModule):
         train_views = [(row, view) for view in (1, 0)[: self.views] for row in train]
         encoder = load_encoder(self.encoder)
         self.store = keep_states([*((row, 0) for row in dev), *train_views], encoder, self.folder, self.distortion)
-        self.texts = {state_name(row, view): self.pieces.encode(row.text) for row, view in train_views}
-        self.dev_texts = {state_name(row, 0): self.pieces.encode(row.text) for row in dev}
+        self.texts = {state_name(row, view): self.pieces.encode(heard(row.text)) for row, view in train_views}
+        self.dev_texts = {state_name(row, 0): self.pieces.encode(heard(row.text)) for row in dev}
 
     def train_dataloader(self) -> DataLoader:
         """Batches of about equal length, drawn anew in each epoch; all recordings come before one comes again."""

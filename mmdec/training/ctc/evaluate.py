@@ -22,9 +22,9 @@ from mmdec.hub.whisper_encoder import load_encoder
 from mmdec.metrics.word_errors import Edits, rate, word_edits
 from mmdec.nn.ctc_head import CtcHead, collapse
 from mmdec.nn.whisper_encoder import WhisperEncoder, read_states
+from mmdec.phonetics.pieces import Pieces, heard
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.ctc.module import CtcModule
-from mmdec.training.ctc.pieces import Pieces, heard
 
 
 def load_head(checkpoint: Path) -> CtcHead:
@@ -55,7 +55,7 @@ def words(text: str) -> str:
 
 def errors(pieces: Pieces, text: str, wrote: str, found: Sequence[int]) -> tuple[Edits, Edits]:
     """Edits of words, and of pieces, of one recording."""
-    wanted = pieces.encode(text)
+    wanted = pieces.encode(heard(text))
     return word_edits(words(text), words(wrote)), word_edits(" ".join(map(str, wanted)), " ".join(map(str, found)))
 
 

@@ -15,10 +15,8 @@ from mmdec.nn.whisper_encoder import read_states
 from mmdec.training.ctc import evaluate
 from mmdec.training.ctc.data import SentenceData
 from mmdec.training.ctc.module import CtcModule
-from mmdec.training.ctc.pieces import Pieces, heard
 from mmdec.training.ctc.states import CLEAN, Distortion, distort, keep_states, state_name
 from mmdec.training.stores import FrameStore
-from mmdec.types import InputError
 from tests.support.tiny_sentences import SIZES, TEXTS, write
 
 
@@ -31,28 +29,6 @@ def data(folder: Path) -> SentenceData:
     files = {name: str(folder / path) for name, path in (("states", "states"), ("pieces", "pieces.json"))}
     corpus, encoder, text = str(folder / "manifest.tsv"), str(folder / "whisper"), [str(folder / "text")]
     return SentenceData(corpus, encoder, text=text, **files, views=2, count=40, batch_states=60)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("Où est-elle ?!", "où est elle ?"), ("L’été, déjà…", "l'été déjà"), ("Quoi ? Rien.", "quoi ? rien")],
-)
-def test_what_is_heard_of_a_text(text: str, said: str) -> None:
-    assert heard(text) == said
-
-
-def test_pieces_spell_their_text_and_leave_the_blank_free(tmp_path: Path) -> None:
-    pieces = Pieces.learn(TEXTS, 40)
-    pieces.save(tmp_path / "pieces.json")
-    again = Pieces.read(tmp_path / "pieces.json")
-    assert again.names == pieces.names
-    assert len(again) <= 40
-    for text in TEXTS:
-        assert again.decode(again.encode(text)) == heard(text)
-        assert 0 not in again.encode(text)
-    (tmp_path / "pieces.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(InputError, match="`pieces` must be"):
-        Pieces.read(tmp_path / "pieces.json")
 
 
 @pytest.mark.parametrize("part", ["voice", "room", "noise", "telephone"])

@@ -1,4 +1,4 @@
-"""Pieces of text that a CTC head writes: a small BPE over what is heard of a sentence."""
+"""Pieces of words: a small BPE for what a head hears of French, or for the English that is written."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tokenizers.pre_tokenizers import Metaspace
 from tokenizers.trainers import BpeTrainer
 
 from mmdec.checks.errors import InputError
-from mmdec.nn.ctc_head import BLANK
 
-BLANK_PIECE = "<blank>"
+HEARD = ("<blank>",)  # what comes before the pieces that CTC writes
+WRITTEN = ("<s>", "<pad>", "</s>", "<unk>")  # and before those that a decoder writes
 _SILENT = re.compile(r"[^\w' ?]")
 
 
@@ -28,7 +28,7 @@ def heard(text: str) -> str:
 
 
 class Pieces:
-    """Text to numbers and back; number 0 is the blank of CTC."""
+    """Text to numbers and back. The first numbers are those of special pieces, which no text has."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -43,28 +43,26 @@ class Pieces:
         return sorted(vocabulary, key=vocabulary.__getitem__)
 
     def encode(self, text: str) -> list[int]:
-        """The pieces of a sentence, as it is heard. Letters that no training text had are left out."""
-        return self.tokenizer.encode(heard(text)).ids
+        """The pieces of a text. Letters that no training text had are left out."""
+        return self.tokenizer.encode(text).ids
 
     def decode(self, numbers: Sequence[int]) -> str:
+        """The text of some pieces, special ones left out."""
         return self.tokenizer.decode(list(numbers)).strip()
 
     @classmethod
-    def learn(cls, texts: Iterable[str], count: int) -> Pieces:
-        """`count` pieces, the blank included, from sentences."""
+    def learn(cls, texts: Iterable[str], count: int, special: Sequence[str]) -> Pieces:
+        """`count` pieces from texts, the special ones included, which come first."""
         tokenizer = Tokenizer(BPE())
         tokenizer.pre_tokenizer = Metaspace()  # type: ignore[assignment] # typed by the getter
         tokenizer.decoder = MetaspaceDecoder()  # type: ignore[assignment]
-        trainer = BpeTrainer(vocab_size=count, special_tokens=[BLANK_PIECE], show_progress=False, min_frequency=2)
-        tokenizer.train_from_iterator((heard(text) for text in texts), trainer)
-        pieces = cls(tokenizer)
-        if pieces.names[BLANK] != BLANK_PIECE:
-            raise InputError("`pieces` must begin with the blank, but do not. Learn them again.")
-        return pieces
+        trainer = BpeTrainer(vocab_size=count, special_tokens=list(special), show_progress=False, min_frequency=2)
+        tokenizer.train_from_iterator(texts, trainer)
+        return cls(tokenizer)
 
     @classmethod
     def read(cls, path: Path) -> Pieces:
-        """Those of a file that `save` wrote."""
+        """Those of a file that `save` wrote. Raises InputError for another one."""
         try:
             return cls(Tokenizer.from_file(str(path)))
         except Exception as error:  # tokenizers raises a bare Exception
