@@ -26,3 +26,22 @@ def write(root: Path) -> Path:
     rows = "".join(f"{n}\tg\t{text}\tEnglish.\n" for n, text in enumerate(TEXTS))
     (root / "text" / "train.tsv").write_text(rows, encoding="utf-8")
     return root
+
+
+def write_pairs(root: Path) -> Path:
+    """first/ and second/ with {train,dev}.tsv: 8 and 80 French sentences, some with two translations."""
+    nouns = {"gare": "station", "porte": "door", "ville": "town", "plage": "beach"}
+    frames = (("Où est la {} ?", "Where is the {}?"), ("La {} est là.", "The {} is there."))
+    for name, times in (("first", 1), ("second", 10)):
+        rows = []
+        for turn in range(times):
+            for noun, english in nouns.items():
+                for french, translation in frames:
+                    said = f"{french.format(noun)} {'Oui. ' * (turn % 3)}".strip()
+                    written = f"{translation.format(english)} {'Yes. ' * (turn % 3)}".strip()
+                    rows.append([said, written] + (["Over there."] if turn % 2 else []))
+        (root / name).mkdir()
+        lines = ["\t".join([str(number), str(number), *row]) + "\n" for number, row in enumerate(rows)]
+        (root / name / "train.tsv").write_text("".join(lines), encoding="utf-8")
+        (root / name / "dev.tsv").write_text("".join(lines[:8]), encoding="utf-8")
+    return root
