@@ -12,7 +12,6 @@ from mmdec.audio.features import (
     log_mel,
     magnitudes,
     pitch,
-    whisper_mel,
 )
 from mmdec.audio.files import WRITABLE, AudioSource, load_audio, save_audio, sound_seconds
 from mmdec.audio.samples import (
@@ -61,5 +60,4 @@ __all__ = [
     "sound_seconds",
     "split_at_pauses",
     "trim_silence",
-    "whisper_mel",
 ]

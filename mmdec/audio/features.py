@@ -45,16 +45,6 @@ def log_mel(samples: Tensor) -> Tensor:
     return mel.clamp(min=LOG_FLOOR).log()
 
 
-def whisper_mel(samples: Tensor, mels: int = 80) -> Tensor:
-    """16 kHz samples (B, T) to Whisper's features (B, mels, T / 160): log10 of mel energies, the quietest 80 dB below
-    the loudest, scaled to about -1 to 1 (Radford et al. 2022, section 2.2)."""
-    window = torch.hann_window(400, device=samples.device)
-    power = torch.stft(samples, 400, 160, window=window, return_complex=True)[..., :-1].abs() ** 2
-    energies = (_whisper_filters(mels, samples.device) @ power).clamp(min=1e-10).log10()
-    loudest = energies.amax(dim=(1, 2), keepdim=True)
-    return (torch.maximum(energies, loudest - 8.0) + 4.0) / 4.0
-
-
 def energy(samples: Tensor) -> Tensor:
     """16 kHz samples (..., T) to (..., F): the L2 norm of each frame's magnitudes, as FastSpeech 2 has it."""
     return magnitudes(samples).square().sum(dim=-2).sqrt()
@@ -120,12 +110,3 @@ def _mel_filters(device: torch.device) -> Tensor:  # (513, 80)
     with torch.inference_mode(False):
         filters = F.melscale_fbanks(WINDOW // 2 + 1, 20.0, 8000.0, MELS, SAMPLE_RATE, norm="slaney", mel_scale="slaney")
         return filters.to(device)
-
-
-@lru_cache(maxsize=8)
-def _whisper_filters(mels: int, device: torch.device) -> Tensor:  # (mels, 201)
-    from transformers.audio_utils import mel_filter_bank  # to the last bit as Whisper's own; seconds to import
-
-    bank = mel_filter_bank(201, mels, 0.0, 8000.0, SAMPLE_RATE, norm="slaney", mel_scale="slaney")
-    with torch.inference_mode(False):
-        return torch.from_numpy(bank).float().T.contiguous().to(device)

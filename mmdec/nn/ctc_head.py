@@ -1,7 +1,7 @@
 """A CTC head: from the states of a frozen encoder to pieces of text, frame by frame (Graves et al. 2006).
 
-Convolutions alone, for the states have looked at the whole sound already. The translator's reader and Whisper's drafter
-use the same network, each with pieces of its own.
+Convolutions alone, for the states have looked at the whole sound already. A translator's reader and a drafter use the
+same network, each with pieces of its own.
 """
 
 from __future__ import annotations
@@ -87,3 +87,41 @@ def collapse(best: Tensor, lengths: Tensor) -> list[list[int]]:
         kept = [piece for at, piece in enumerate(row[:count]) if at == 0 or piece != row[at - 1]]
         rows.append([piece for piece in kept if piece != BLANK])
     return rows
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a head heard of B sounds: the places of its collapsed text, each with its best pieces."""
+
+    pieces: Tensor  # (B, N, K), the likeliest first; 0 beyond a row's end
+    weights: Tensor  # (B, N, K), sum 1 at each place; 0 beyond a row's end
+    lengths: Tensor  # (B,)
+    frames: Tensor  # (B, N): the frame at which a place is likeliest
+
+
+def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> Heard:
+    """Logits (B, F, V) with lengths (B,) -> the places where the best path says a piece, equal neighbours as one.
+
+    A place's weights are the probabilities of its `best` pieces, the mean over its frames; the blank has no part.
+    """
+    paths = logits.argmax(-1)
+    rows: list[tuple[Tensor, Tensor, Tensor]] = []
+    for row, count in enumerate(lengths.tolist()):
+        path = paths[row, :count]
+        spoken = path != BLANK
+        first = spoken & torch.cat([spoken.new_ones(1), path[1:] != path[:-1]])[:count]
+        place = (first.cumsum(0) - 1)[spoken]  # of each frame that says something
+        total = int(first.sum())
+        probabilities = logits[row, :count][spoken].float().softmax(-1)
+        probabilities[:, BLANK] = 0
+        mean = probabilities.new_zeros(total, logits.shape[-1]).index_add_(0, place, probabilities)
+        mean = mean / mean.new_zeros(total).index_add_(0, place, mean.new_ones(len(place))).clamp(min=1)[:, None]
+        weights, pieces = mean.topk(best, -1)
+        said = probabilities.amax(-1) - place * 2.0  # places do not mix
+        order = said.argsort(descending=True, stable=True)
+        starts = torch.searchsorted(place[order], torch.arange(total, device=logits.device))
+        rows.append((pieces, weights / weights.sum(-1, keepdim=True), spoken.nonzero()[:, 0][order[starts]]))
+    size = max(1, *(len(frames) for _, _, frames in rows))
+    columns = [torch.stack([F.pad(part, (0,) * (2 * part.dim() - 1) + (size - len(part),)) for part in parts])
+               for parts in zip(*rows, strict=True)]  # fmt: skip
+    return Heard(*columns[:2], torch.tensor([len(frames) for _, _, frames in rows]), columns[2])

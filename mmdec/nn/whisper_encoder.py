@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.audio_utils import mel_filter_bank
 
-from mmdec.audio import SAMPLE_RATE, whisper_mel
+from mmdec.audio import SAMPLE_RATE
 from mmdec.nn.conformer import lengths_to_mask
 
-HOP = 160  # samples between frames of features
+HOP, WINDOW = 160, 400  # samples between frames of features, and in one
 STEP = 2 * HOP  # samples between states
 MARGIN = 1.0  # seconds of silence behind the sound
 
@@ -128,3 +130,20 @@ def read_states(encoder: WhisperEncoder, sounds: Sequence[Tensor], margin: float
     batch = torch.stack([F.pad(row, (0, int(lengths.max()) - row.shape[-1])) for row in features])
     weight = encoder.conv1.weight
     return encoder(batch.to(weight), lengths.to(weight.device))
+
+
+def whisper_mel(samples: Tensor, mels: int = 80) -> Tensor:
+    """16 kHz samples (B, T) to the encoder's features (B, mels, T / 160): log10 of mel energies, the quietest 80 dB
+    below the loudest, scaled to about -1 to 1 (Radford et al. 2022, section 2.2)."""
+    window = torch.hann_window(WINDOW, device=samples.device)
+    power = torch.stft(samples, WINDOW, HOP, window=window, return_complex=True)[..., :-1].abs() ** 2
+    energies = (_filters(mels, samples.device) @ power).clamp(min=1e-10).log10()
+    loudest = energies.amax(dim=(1, 2), keepdim=True)
+    return (torch.maximum(energies, loudest - 8.0) + 4.0) / 4.0
+
+
+@lru_cache(maxsize=8)
+def _filters(mels: int, device: torch.device) -> Tensor:  # (mels, 201)
+    bank = mel_filter_bank(1 + WINDOW // 2, mels, 0.0, 8000.0, SAMPLE_RATE, norm="slaney", mel_scale="slaney")
+    with torch.inference_mode(False):  # made while decoding, it must serve training too
+        return torch.from_numpy(bank).float().T.contiguous().to(device)

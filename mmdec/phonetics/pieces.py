@@ -13,7 +13,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import Metaspace
 from tokenizers.trainers import BpeTrainer
 
-from mmdec.checks.errors import InputError
+from mmdec.types import InputError
 
 HEARD = ("<blank>",)  # what comes before the pieces that CTC writes
 WRITTEN = ("<s>", "<pad>", "</s>", "<unk>")  # and before those that a decoder writes
@@ -55,7 +55,7 @@ class Pieces:
         """`count` pieces from texts, the special ones included, which come first."""
         tokenizer = Tokenizer(BPE())
         tokenizer.pre_tokenizer = Metaspace()  # type: ignore[assignment] # typed by the getter
-        tokenizer.decoder = MetaspaceDecoder()  # type: ignore[assignment]
+        tokenizer.decoder = MetaspaceDecoder()  # type: ignore[assignment] # the same
         trainer = BpeTrainer(vocab_size=count, special_tokens=list(special), show_progress=False, min_frequency=2)
         tokenizer.train_from_iterator(texts, trainer)
         return cls(tokenizer)

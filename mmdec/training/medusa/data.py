@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import WhisperForConditionalGeneration
 
-from mmdec.audio import SAMPLE_RATE, whisper_mel
+from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.errors import InputError
 from mmdec.corpora.librispeech import Utterance, read_splits
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
+from mmdec.nn.whisper_encoder import whisper_mel
 from mmdec.training.options import token_list
 from mmdec.training.whisper.window_data import durations
 from mmdec.training.whisper.windows import (

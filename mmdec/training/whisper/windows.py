@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from transformers import WhisperTokenizer
 
-from mmdec.audio import SAMPLE_RATE, load_audio, whisper_mel
+from mmdec.audio import SAMPLE_RATE, load_audio
 from mmdec.corpora.librispeech import Utterance
+from mmdec.nn.whisper_encoder import HOP, whisper_mel
 from mmdec.training.whisper.augment import (
     add_babble,
     add_coloured_noise,
@@ -27,7 +28,6 @@ from mmdec.training.whisper.augment import (
 )
 
 SECONDS = 30
-HOP = 160
 LETTERS = " abcdefghijklmnopqrstuvwxyz'-"  # of the CTC head; its index 0 is the blank
 IGNORED = -100
 

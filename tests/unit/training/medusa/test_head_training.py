@@ -10,10 +10,10 @@ from torch.nn.functional import cross_entropy, kl_div
 from transformers import WhisperFeatureExtractor
 
 from mmdec import speculate
-from mmdec.audio import whisper_mel
 from mmdec.decode.tree_shape import HeadAccuracy
 from mmdec.drafters.medusa import WIDTH, expected
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
+from mmdec.nn.whisper_encoder import whisper_mel
 from mmdec.training.medusa.data import DETECT, Spelling
 from mmdec.training.medusa.init import first_heads, head_weights
 from mmdec.training.medusa.loss import head_loss

@@ -9,8 +9,9 @@ import pytest
 import torch
 from transformers import WhisperFeatureExtractor, WhisperTokenizer
 
-from mmdec.audio import save_audio, whisper_mel
+from mmdec.audio import save_audio
 from mmdec.corpora.librispeech import read_utterances
+from mmdec.nn.whisper_encoder import whisper_mel
 from mmdec.training.whisper.tokenizer import build_tokenizer, generation_config
 from mmdec.training.whisper.windows import (
     IGNORED,
