@@ -122,6 +122,8 @@ def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> Heard:
         starts = torch.searchsorted(place[order], torch.arange(total, device=logits.device))
         rows.append((pieces, weights / weights.sum(-1, keepdim=True), spoken.nonzero()[:, 0][order[starts]]))
     size = max(1, *(len(frames) for _, _, frames in rows))
-    columns = [torch.stack([F.pad(part, (0,) * (2 * part.dim() - 1) + (size - len(part),)) for part in parts])
-               for parts in zip(*rows, strict=True)]  # fmt: skip
-    return Heard(*columns[:2], torch.tensor([len(frames) for _, _, frames in rows]), columns[2])
+    pieces, weights, frames = (
+        torch.stack([F.pad(part, (0, 0) * (part.dim() - 1) + (0, size - len(part))) for part in parts])
+        for parts in zip(*rows, strict=True)
+    )
+    return Heard(pieces, weights, torch.tensor([len(row) for _, _, row in rows]), frames)

@@ -10,7 +10,7 @@ import torch
 
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
-from mmdec.training.ctc.evaluate import load_head
+from mmdec.training.ctc.evaluate import load_ears
 from tests.support.quiet import LIGHTNING
 from tests.support.tiny_sentences import SIZES, write
 
@@ -65,4 +65,4 @@ def test_the_recipe_learns_and_resumes_to_the_same_weights(corpus: Path, tmp_pat
     with (tmp_path / "whole" / "log" / "metrics.csv").open(encoding="utf-8") as file:
         losses = [float(row["dev/ctc"]) for row in csv.DictReader(file) if row["dev/ctc"]]
     assert losses[-1] < losses[0]
-    assert load_head(tmp_path / "whole" / last).config.d_states == 32
+    assert load_ears(tmp_path / "whole" / last, str(corpus / "whisper")).head.config.d_states == 32

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from mmdec.audio import load_audio
 from mmdec.checks.errors import MmdecError
-from mmdec.corpora.librispeech import Utterance, read_utterances
+from mmdec.corpora.librispeech import read_utterances
 from mmdec.hub.whisper_encoder import load_encoder
 from mmdec.metrics.word_errors import Edits, rate, word_edits
 from mmdec.nn.ctc_head import CtcHead, collapse
@@ -27,25 +29,30 @@ from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.ctc.module import CtcModule
 
 
-def load_head(checkpoint: Path) -> CtcHead:
-    """The head of a training's checkpoint, in evaluation mode. Raises InputError for a damaged one."""
+@dataclass(frozen=True)
+class Ears:
+    """A head and the encoder that it was trained on. Called with a sound file: logits (1, F, V), frames (1,)."""
+
+    head: CtcHead
+    encoder: WhisperEncoder
+
+    @torch.inference_mode()
+    def __call__(self, path: Path) -> tuple[Tensor, Tensor]:
+        return self.head(*read_states(self.encoder, [load_audio(path)]))
+
+    def written(self, path: Path) -> list[int]:
+        """The pieces that are heard, greedy."""
+        logits, frames = self(path)
+        return collapse(logits.argmax(-1), frames)[0]
+
+
+def load_ears(checkpoint: Path, encoder: str) -> Ears:
+    """The head of a training's checkpoint, and its encoder by name or folder. Raises InputError for damaged ones."""
     saved = read_checkpoint(checkpoint)
     # Names with an underscore are the command line's own notes.
     module = CtcModule(**{name: value for name, value in saved["hyper_parameters"].items() if name[0] != "_"})
     module.load_state_dict(saved["state_dict"])
-    return module.head.eval()
-
-
-def written(
-    head: CtcHead, encoder: WhisperEncoder, pieces: Pieces, rows: Sequence[Utterance]
-) -> Iterator[tuple[str, list[int]]]:
-    """Text and pieces of each recording, greedy, read one at a time at its own length."""
-    for row in rows:
-        with torch.inference_mode():
-            states, lengths = read_states(encoder, [load_audio(row.path)])
-            logits, frames = head(states, lengths)
-            found = collapse(logits.argmax(-1), frames)[0]
-        yield pieces.decode(found), found
+    return Ears(module.head.eval(), load_encoder(encoder))
 
 
 def words(text: str) -> str:
@@ -71,10 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--show", type=int, default=10, help="texts to print (default 10)")
     given = parser.parse_args(arguments)
     try:
-        head, pieces, encoder = load_head(given.checkpoint), Pieces.read(given.pieces), load_encoder(given.encoder)
+        ears, pieces = load_ears(given.checkpoint, given.encoder), Pieces.read(given.pieces)
         rows = read_utterances(given.corpus, given.split)[: given.limit]
         counts = []
-        for number, (row, (text, found)) in enumerate(zip(rows, written(head, encoder, pieces, rows), strict=True)):
+        for number, row in enumerate(rows):
+            found = ears.written(row.path)
+            text = pieces.decode(found)
             counts.append(errors(pieces, row.text, text, found))
             if number < given.show:
                 print(f"{heard(row.text)}\t{text}")
