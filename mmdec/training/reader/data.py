@@ -18,13 +18,15 @@ from mmdec.corpora.tables import evenly_spaced
 from mmdec.corpora.text_pairs import TextPair, read_text_pairs
 from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces, heard
+from mmdec.training.reader.imitation import Confusions
 
 
 @dataclass(frozen=True)
 class PairBatch:
     """B sentences: their pieces, padded to N, and those of one translation each, padded to M."""
 
-    pieces: Tensor  # (B, N), padded with 0
+    pieces: Tensor  # (B, N, K), padded with 0; K is 1 where they are known for sure
+    weights: Tensor  # (B, N, K), sum 1
     lengths: Tensor  # (B,)
     units: Tensor  # (B, M) <s> ... </s>, padded with <pad>
     unit_lengths: Tensor  # (B,)
@@ -32,32 +34,46 @@ class PairBatch:
 
     def to(self, device: torch.device) -> PairBatch:
         """The same batch on another device."""
-        parts = (self.pieces, self.lengths, self.units, self.unit_lengths)
+        parts = (self.pieces, self.weights, self.lengths, self.units, self.unit_lengths)
         return PairBatch(*(part.to(device, non_blocking=True) for part in parts), rows=self.rows)
 
 
 class Pairs(Dataset[PairBatch]):
-    """Batches of (row, reference) pairs."""
+    """Batches of (row, reference) pairs; as a head would hear them, if there are `confusions`, drawn from `seed`."""
 
     def __init__(
-        self, pieces: Sequence[list[int]], units: Sequence[list[list[int]]], batches: Sequence[list[tuple[int, int]]]
+        self,
+        pieces: Sequence[list[int]],
+        units: Sequence[list[list[int]]],
+        batches: Sequence[list[tuple[int, int]]],
+        confusions: Confusions | None = None,
+        seed: Sequence[int] = (),
     ) -> None:
         self.pieces, self.units, self.batches = pieces, units, batches
+        self.confusions, self.seed = confusions, seed
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __getitem__(self, number: int) -> PairBatch:
         batch = self.batches[number]
-        pieces = [torch.tensor(self.pieces[row]) for row, _ in batch]
+        draw = np.random.default_rng([*self.seed, number])
+        heard_pieces = [self.heard(self.pieces[row], draw) for row, _ in batch]
         units = [torch.tensor([BOS, *self.units[row][turn], EOS]) for row, turn in batch]
         return PairBatch(
-            pad_sequence(pieces, batch_first=True),
-            torch.tensor([len(row) for row in pieces]),
+            pad_sequence([pieces for pieces, _ in heard_pieces], batch_first=True),
+            pad_sequence([weights for _, weights in heard_pieces], batch_first=True),
+            torch.tensor([len(pieces) for pieces, _ in heard_pieces]),
             pad_sequence(units, batch_first=True, padding_value=PAD),
             torch.tensor([len(row) for row in units]),
             [row for row, _ in batch],
         )
+
+    def heard(self, text: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """(N, K) pieces and weights of a sentence."""
+        if self.confusions is not None:
+            return self.confusions.imitate(text, draw)
+        return torch.tensor(text)[:, None], torch.ones(len(text), 1)
 
 
 class PairData(LightningDataModule):
@@ -66,7 +82,8 @@ class PairData(LightningDataModule):
     text: folders of {train,dev}.tsv; shares: of each, about. pieces: the file of what a head hears; english: that of
     what is written. Where there is none, one of `count`, of `written`, is learned from the training text and kept.
     batch_pieces: in a batch, of both languages, padding included. longest: pieces of a sentence, longer ones are left
-    out. dev_rows: sentences of the first folder's dev split that are translated at each validation.
+    out. imitation: a file of `reader.imitation`'s, by which training hears text as a head would; None: text itself.
+    dev_rows: sentences of the first folder's dev split that are translated at each validation.
     """
 
     def __init__(
@@ -80,6 +97,7 @@ class PairData(LightningDataModule):
         batch_pieces: int = 1400,
         longest: int = 40,
         steps_per_epoch: int = 200,
+        imitation: str | None = None,
         dev_rows: int = 200,
         seed: int = 0,
     ) -> None:
@@ -88,6 +106,7 @@ class PairData(LightningDataModule):
             raise InputError(f"`shares` must be a positive number for each folder of `text`, but is {shares}.")
         self.shares, self.batch_pieces, self.longest = shares, batch_pieces, longest
         self.steps_per_epoch, self.dev_rows, self.seed = steps_per_epoch, dev_rows, seed
+        self.confusions = None if imitation is None else Confusions.read(Path(imitation))
         self.train = [read_text_pairs(folder, "train") for folder in text]
         self.dev = evenly_spaced(read_text_pairs(text[0], "dev"), dev_rows)
         everything = [pair for pairs in self.train for pair in pairs]
@@ -129,15 +148,17 @@ class PairData(LightningDataModule):
         chosen = [(int(row), int(draw.integers(len(units[row])))) for row in rows]
         batches = self.batches_of(chosen, pieces, units)
         order = draw.permutation(len(batches))[: self.steps_per_epoch]
-        return DataLoader(Pairs(pieces, units, [batches[at] for at in order]), batch_size=None)
+        chosen_batches = [batches[at] for at in order]
+        seed = [self.seed, self.trainer.current_epoch, 1]
+        return DataLoader(Pairs(pieces, units, chosen_batches, self.confusions, seed), batch_size=None)
 
     def val_dataloader(self) -> DataLoader:
-        """The dev sentences in order, each with its first reference."""
+        """The dev sentences in order, each with its first reference; imitated as in training, always alike."""
         pieces = [self.pieces.encode(heard(pair.source)) for pair in self.dev]
         units = [[self.english.encode(pair.references[0])] for pair in self.dev]
         rows = list(range(len(pieces)))
         batches = [[(row, 0) for row in rows[start : start + 32]] for start in range(0, len(rows), 32)]
-        return DataLoader(Pairs(pieces, units, batches), batch_size=None)
+        return DataLoader(Pairs(pieces, units, batches, self.confusions, [self.seed]), batch_size=None)
 
     def batches_of(
         self,

@@ -63,7 +63,7 @@ class ReaderModule(LightningModule):
         torch.manual_seed((self.options.seed * 100_003 + self.current_epoch) * 1_000_003 + batch_idx)
 
     def loss(self, batch: PairBatch, label_smoothing: float) -> Tensor:
-        states = self.network.read(batch.pieces, batch.lengths)
+        states = self.network.reader(batch.pieces, batch.weights, batch.lengths)
         logits = self.network.ar(batch.units[:, :-1], states, batch.lengths)
         return autoregressive_loss(logits, batch.units, label_smoothing)
 
@@ -75,7 +75,7 @@ class ReaderModule(LightningModule):
 
     def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
         self.log("dev/ar", self.loss(batch, 0.0), batch_size=len(batch.rows), sync_dist=True)
-        states = self.network.read(batch.pieces, batch.lengths)
+        states = self.network.reader(batch.pieces, batch.weights, batch.lengths)
         longest = 2 * int(batch.lengths.max()) + 10
         written = self.network.ar.generate(states, batch.lengths, longest)
         self.written.update(zip(batch.rows, written, strict=True))
