@@ -23,6 +23,7 @@ from mmdec.nn.conformer import lengths_to_mask
 HOP, WINDOW = 160, 400  # samples between frames of features, and in one
 STEP = 2 * HOP  # samples between states
 MARGIN = 1.0  # seconds of silence behind the sound
+TAIL = 0.2  # seconds of it whose states a head reads
 
 
 @dataclass(frozen=True)
@@ -114,22 +115,29 @@ class SelfAttention(nn.Module):
         return self.out_proj(y.transpose(1, 2).flatten(2))
 
 
-def read_states(encoder: WhisperEncoder, sounds: Sequence[Tensor], margin: float = MARGIN) -> tuple[Tensor, Tensor]:
+def read_states(
+    encoder: WhisperEncoder, sounds: Sequence[Tensor], margin: float = MARGIN, tail: float | None = None
+) -> tuple[Tensor, Tensor]:
     """What the encoder makes of sounds, each read at its own length.
 
-    sounds: 16 kHz samples (T,), each at most a window's. margin: seconds of silence behind each. Returns states
-    (B, S, D), 50 a second, and their number in each row (B,); the margin's are among them.
+    sounds: 16 kHz samples (T,), each at most a window's. margin: seconds of silence behind each. tail: seconds of the
+    margin whose states are wanted; None: all. Returns states (B, S, D), 50 a second, and their number in each row (B,).
     """
     most = encoder.config.positions * STEP
-    padded = []
-    for sound in sounds:
-        wanted = min(-(-(len(sound) + round(margin * SAMPLE_RATE)) // STEP) * STEP, most)
-        padded.append(F.pad(sound[:most], (0, max(wanted - len(sound), 0))))
+
+    def size(sound: Tensor, behind: float) -> int:
+        return min(-(-(len(sound) + round(behind * SAMPLE_RATE)) // STEP) * STEP, most)
+
+    padded = [F.pad(sound[:most], (0, max(size(sound, margin) - len(sound), 0))) for sound in sounds]
     lengths = torch.tensor([len(sound) // HOP for sound in padded])
     features = [whisper_mel(sound[None], encoder.config.mels)[0] for sound in padded]
     batch = torch.stack([F.pad(row, (0, int(lengths.max()) - row.shape[-1])) for row in features])
     weight = encoder.conv1.weight
-    return encoder(batch.to(weight), lengths.to(weight.device))
+    states, counts = encoder(batch.to(weight), lengths.to(weight.device))
+    if tail is not None:
+        counts = counts.minimum(counts.new_tensor([size(sound, tail) // STEP for sound in sounds]))
+        states = states[:, : int(counts.max())]
+    return states, counts
 
 
 def whisper_mel(samples: Tensor, mels: int = 80) -> Tensor:

@@ -23,7 +23,7 @@ from mmdec.corpora.librispeech import read_utterances
 from mmdec.hub.whisper_encoder import load_encoder
 from mmdec.metrics.word_errors import Edits, rate, word_edits
 from mmdec.nn.ctc_head import CtcHead, collapse
-from mmdec.nn.whisper_encoder import WhisperEncoder, read_states
+from mmdec.nn.whisper_encoder import TAIL, WhisperEncoder, read_states
 from mmdec.phonetics.pieces import Pieces, heard
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.ctc.module import CtcModule
@@ -38,7 +38,7 @@ class Ears:
 
     @torch.inference_mode()
     def __call__(self, path: Path) -> tuple[Tensor, Tensor]:
-        return self.head(*read_states(self.encoder, [load_audio(path)]))
+        return self.head(*read_states(self.encoder, [load_audio(path)], tail=TAIL))
 
     def written(self, path: Path) -> list[int]:
         """The pieces that are heard, greedy."""

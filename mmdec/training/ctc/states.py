@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmdec.audio import SAMPLE_RATE, load_audio, sound_seconds
 from mmdec.corpora.librispeech import Utterance
-from mmdec.nn.whisper_encoder import STEP, WhisperEncoder, read_states
+from mmdec.nn.whisper_encoder import STEP, TAIL, WhisperEncoder, read_states
 from mmdec.training.stores import FrameStore
 from mmdec.training.whisper.augment import (
     add_babble,
@@ -24,29 +24,33 @@ from mmdec.training.whisper.augment import (
     telephone,
 )
 
-TAIL = 0.2  # seconds of the silence behind a sound whose states are kept
 BATCH = 16  # sounds read at once
 CHUNK = 512  # sounds sorted by length, then stored together
 
 
 @dataclass(frozen=True)
 class Distortion:
-    """Shares of the sounds that are changed: a voice of another size, a room, noise, a telephone; and gains."""
+    """Shares of the sounds that are changed: a voice of another size, a room, noise, a telephone; and gains.
+
+    silence: seconds at either end at most; recorded sentences have none, people leave some.
+    """
 
     voice: float = 0.5
     room: float = 0.25
     noise: float = 0.35
     telephone: float = 0.1
+    silence: float = 0.6
     quietest: float = 0.05  # peak
 
 
-CLEAN = Distortion(0, 0, 0, 0, 0.5)
+CLEAN = Distortion(0, 0, 0, 0, 0, 0.5)
 
 
 def distort(sound: np.ndarray, how: Distortion, draw: np.random.Generator) -> np.ndarray:
-    """(T,) -> (T,): what a microphone hears of it."""
+    """(T,) -> (T',): what a microphone hears of it, and of the silence around it."""
     if len(sound) > 2 * STEP and draw.random() < how.voice:
         sound = perturb_vocal_tract(sound, draw)
+    sound = np.pad(sound, [int(draw.uniform(0, how.silence) * SAMPLE_RATE) for _ in range(2)])
     if draw.random() < how.room:
         sound = reverberate(sound, draw)
     if draw.random() < how.noise:
@@ -84,15 +88,14 @@ def keep_states(
     missing = [(row, view) for row, view in rows if state_name(row, view) not in store]
     if not missing:
         return store
-    seconds = sum(sound_seconds(row.path) + TAIL for row, _ in missing)
+    seconds = sum(sound_seconds(row.path) + TAIL + (how.silence if view else 0) for row, view in missing)
     size = seconds * SAMPLE_RATE / STEP * store.width * 2 / 1e9
     rank_zero_info(f"states of {len(missing)} sounds, {seconds / 3600:.2f} hours, {size:.2f} GB, go to {folder}")
     for start in range(0, len(missing), CHUNK):
         for batch in by_length(missing[start : start + CHUNK], how):
             with torch.inference_mode():
-                states, _ = read_states(encoder, [sound for _, sound in batch])
-            kept = [round((len(sound) / SAMPLE_RATE + TAIL) * SAMPLE_RATE / STEP) for _, sound in batch]
-            store.add({name: states[at, : kept[at]] for at, (name, _) in enumerate(batch)})
+                states, counts = read_states(encoder, [sound for _, sound in batch], tail=TAIL)
+            store.add({name: states[at, : counts[at]] for at, (name, _) in enumerate(batch)})
     return store
 
 

@@ -51,3 +51,13 @@ def test_the_sound_and_a_second_of_silence_are_read_and_no_more_than_a_window(
     with torch.no_grad():
         assert read_states(pair[0], [sound(seconds)])[1].tolist() == [states]
     assert STEP == 320
+
+
+def test_of_the_margin_so_much_is_given_as_is_wanted(pair: tuple[WhisperEncoder, torch.nn.Module]) -> None:
+    sounds = [sound(0.5), sound(0.3, 1), sound(4.0, 2)]
+    with torch.no_grad():
+        states, lengths = read_states(pair[0], sounds)
+        cut, counts = read_states(pair[0], sounds, tail=0.2)
+    assert lengths.tolist() == [75, 65, 100]
+    assert counts.tolist() == [35, 25, 100]
+    assert torch.equal(cut, states)  # the third row is the longest

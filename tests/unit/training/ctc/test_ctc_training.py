@@ -34,7 +34,9 @@ def data(folder: Path) -> SentenceData:
 @pytest.mark.parametrize("part", ["voice", "room", "noise", "telephone"])
 def test_each_distortion_changes_the_sound_and_follows_from_its_seed(part: str) -> None:
     sound = np.random.default_rng(0).standard_normal(8000).astype(np.float32) * 0.1
-    how = Distortion(**{"voice": 0.0, "room": 0.0, "noise": 0.0, "telephone": 0.0, "quietest": 0.5, part: 1.0})
+    how = Distortion(
+        **{"voice": 0.0, "room": 0.0, "noise": 0.0, "telephone": 0.0, "silence": 0.0, "quietest": 0.5, part: 1.0}
+    )
     changed, same = (distort(sound.copy(), how, np.random.default_rng(3)) for _ in range(2))
     assert changed.shape == sound.shape
     assert np.array_equal(changed, same)
@@ -50,7 +52,7 @@ def test_states_are_kept_once_and_those_of_new_recordings_are_added(folder: Path
     store = keep_states([(row, 0) for row in rows], encoder, tmp_path, CLEAN)
     wanted, lengths = read_states(encoder, [load_audio(rows[1].path)])
     kept = store.get(state_name(rows[1], 0))
-    assert len(kept) == round(0.275 * 50 + 10)
+    assert len(kept) == -(-(4400 + 3200) // 320)
     torch.testing.assert_close(kept, wanted[0, : len(kept)], rtol=2e-3, atol=2e-3)
     assert lengths[0] > len(kept)
     with open(tmp_path / "0.f16", "r+b") as file:  # killed while the last two were written
@@ -84,3 +86,14 @@ def test_evaluation_counts_words_and_pieces(folder: Path, tmp_path: Path, capsys
 
 def test_the_elided_word_is_a_word() -> None:
     assert evaluate.words("L'homme est-il là ?").split() == ["l'", "homme", "est", "il", "là"]
+
+
+def test_silence_is_put_around_a_sound_before_the_noise() -> None:
+    sound = np.ones(8000, np.float32)
+    quiet = distort(sound, Distortion(0, 0, 0, 0, 0.5, 0.5), np.random.default_rng(1))
+    loud = np.flatnonzero(quiet)
+    assert len(loud) == 8000
+    assert 0 < loud[0] < 8000
+    assert 0 < len(quiet) - 1 - loud[-1] < 8000
+    noisy = distort(sound, Distortion(0, 0, 1, 0, 0.5, 0.5), np.random.default_rng(1))
+    assert np.abs(noisy[: loud[0] - 200]).max() > 0
