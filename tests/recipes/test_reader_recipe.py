@@ -10,6 +10,7 @@ import torch
 
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
+from mmdec.training.reader.evaluate import load_reader
 from tests.support.quiet import LIGHTNING
 from tests.support.tiny_sentences import write_pairs
 
@@ -32,8 +33,8 @@ def fit(text: Path, out: Path, *more: str) -> None:
             f"--trainer.logger.init_args.save_dir={out}",
             f"--trainer.callbacks.dirpath={out / 'checkpoints'}",
             "--trainer.callbacks.save_top_k=-1",
-            "--trainer.max_epochs=4",
-            "--trainer.check_val_every_n_epoch=2",
+            "--trainer.max_epochs=2",
+            "--trainer.check_val_every_n_epoch=1",
             *(f"--model.init_args.{name}={value}" for name, value in SIZES.items()),
             "--model.init_args.warmup=2",
             "--model.init_args.lr=1e-2",
@@ -52,11 +53,25 @@ def fit(text: Path, out: Path, *more: str) -> None:
 def test_the_recipe_learns_and_resumes_to_the_same_weights(tmp_path: Path) -> None:
     text = write_pairs(tmp_path)
     fit(text, tmp_path / "whole")
-    fit(text, tmp_path / "parts", f"--ckpt_path={tmp_path / 'whole' / 'checkpoints' / 'step=11.ckpt'}")
-    last = "checkpoints/step=23.ckpt"
+    fit(text, tmp_path / "parts", f"--ckpt_path={tmp_path / 'whole' / 'checkpoints' / 'step=5.ckpt'}")
+    last = "checkpoints/step=11.ckpt"
     whole, parts = (read_checkpoint(tmp_path / run / last)["state_dict"] for run in ("whole", "parts"))
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
     with (tmp_path / "whole" / "log" / "metrics.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["dev/ar"]]
     assert float(rows[-1]["dev/ar"]) < 0.85 * float(rows[0]["dev/ar"])
-    assert 0 <= float(rows[-1]["dev/bleu"]) <= 100
+    assert 0 <= float(rows[-1]["dev/ar_bleu"]) <= 100
+
+
+def test_a_graph_is_added_to_what_was_trained_and_learns(tmp_path: Path) -> None:
+    text = write_pairs(tmp_path)
+    fit(text, tmp_path / "first", "--trainer.max_epochs=1")
+    last = tmp_path / "first" / "checkpoints" / "last.ckpt"
+    more = ["graph_layers=1", f"start={last}", "glat_steps=12", "ar_weight=0.5"]
+    fit(text, tmp_path / "graph", *(f"--model.init_args.{option}" for option in more))
+    with (tmp_path / "graph" / "log" / "metrics.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["dev/dag"]]
+    assert float(rows[-1]["dev/dag"]) < 0.9 * float(rows[0]["dev/dag"])
+    assert 0 <= float(rows[-1]["dev/dag_bleu"]) <= 100
+    assert float(rows[-1]["dev/invalid"]) == 0
+    assert load_reader(tmp_path / "graph" / "checkpoints" / "last.ckpt").decoder is not None

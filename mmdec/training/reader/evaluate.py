@@ -35,7 +35,8 @@ def load_reader(checkpoint: Path) -> PiecesToUnits:
     """The network of a training's checkpoint, in evaluation mode. Raises InputError for a damaged one."""
     saved = read_checkpoint(checkpoint)
     # Names with an underscore are the command line's own notes.
-    module = ReaderModule(**{name: value for name, value in saved["hyper_parameters"].items() if name[0] != "_"})
+    options = {name: value for name, value in saved["hyper_parameters"].items() if name[0] != "_"}
+    module = ReaderModule(**{**options, "start": None})
     module.load_state_dict(saved["state_dict"])
     return module.network.eval()
 
