@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from mmdec.checks.errors import InputError
-from mmdec.checks.weights import fill, read_settings, read_weights, shards
+from mmdec.checks.weights import check_counts, fill, read_settings, read_weights, shards
 from mmdec.hub.find import find
 from mmdec.nn.whisper_encoder import WhisperEncoder, WhisperEncoderConfig
 
@@ -30,5 +30,6 @@ def load_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
     except KeyError as error:
         raise InputError(f"`model` must name its sizes, but '{folder}' lacks {error}. Fetch it again.") from None
     weights = read_weights(shards(folder, prefixes=(PREFIX,)), prefixes=(PREFIX,))
+    check_counts(settings, weights)
     state = {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()}
     return fill(lambda: WhisperEncoder(config), state, "model", folder).eval().requires_grad_(False)

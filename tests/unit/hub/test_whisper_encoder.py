@@ -36,6 +36,7 @@ def test_the_folder_s_encoder_is_read_in_float32_and_frozen(folder: Path) -> Non
         ({"model_type": "llama"}, "`model` must be a Whisper, but .* is 'llama'"),
         ({"encoder_layers": None}, "`model` must name its sizes, but .* lacks 'encoder_layers'"),
         ({"encoder_layers": 2}, "`model` must hold all weights"),
+        ({"encoder_layers": 10**9}, "`model` must have weights for all of its layers"),
         ({"encoder_ffn_dim": 16}, "`model` must hold weights of its config's shapes"),
     ],
 )
