@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from mmdec.corpora.librispeech import Utterance, read_utterances
 from mmdec.corpora.text_pairs import read_text_pairs
-from mmdec.hub.whisper_encoder import load_encoder
 from mmdec.phonetics.pieces import HEARD, Pieces, heard
+from mmdec.training.ctc.encoders import load_speech_encoder
 from mmdec.training.ctc.states import Distortion, keep_states, state_name
 from mmdec.training.stores import FrameStore
 
@@ -61,11 +61,12 @@ class KeptStates(Dataset[CtcBatch]):
 class SentenceData(LightningDataModule):
     """Recordings of sentences, by their kept states.
 
-    corpus: as `read_utterances` takes it. encoder: a Whisper's name or folder. states: the folder that keeps its
-    states; those that are missing are computed first, so that a corpus may grow between two runs. pieces: the
-    tokenizer's file; where there is none, one of `count` pieces is learned from the training sentences of `text`,
-    folders of pairs, and kept there. views: ways to hear each recording, 1 or 2: distorted, and as it is.
-    batch_states: in a batch, padding included.
+    corpus: as `read_utterances` takes it. encoder: the name, folder or hub id of a Whisper, wav2vec 2.0, HuBERT and their
+    kin; the head's `d_states` is its width. states: the folder that keeps its states; those that are missing are
+    computed first, so that a corpus may grow between two runs. pieces: the tokenizer's file; where there is none, one of
+    `count` pieces is learned from the training sentences of `text`, folders of pairs, and kept there. views: ways to
+    hear each recording, 1 or 2: distorted, and as it is. batch_states: in a batch, padding included. limit: training
+    recordings, the first ones.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class SentenceData(LightningDataModule):
     def setup(self, stage: str) -> None:
         train, dev = (self.rows(split) for split in self.splits)
         train_views = [(row, view) for view in (1, 0)[: self.views] for row in train]
-        encoder = load_encoder(self.encoder)
+        encoder = load_speech_encoder(self.encoder)
         self.store = keep_states([*((row, 0) for row in dev), *train_views], encoder, self.folder, self.distortion)
         self.texts = {state_name(row, view): self.pieces.encode(heard(row.text)) for row, view in train_views}
         self.dev_texts = {state_name(row, 0): self.pieces.encode(heard(row.text)) for row in dev}

@@ -20,12 +20,12 @@ from torch import Tensor
 from mmdec.audio import load_audio
 from mmdec.checks.errors import MmdecError
 from mmdec.corpora.librispeech import read_utterances
-from mmdec.hub.whisper_encoder import load_encoder
 from mmdec.metrics.word_errors import Edits, rate, word_edits
 from mmdec.nn.ctc_head import CtcHead, collapse
-from mmdec.nn.whisper_encoder import TAIL, WhisperEncoder, read_states
+from mmdec.nn.whisper_encoder import TAIL
 from mmdec.phonetics.pieces import Pieces, heard
 from mmdec.training.checkpoints import read_checkpoint
+from mmdec.training.ctc.encoders import SpeechEncoder, load_speech_encoder
 from mmdec.training.ctc.module import CtcModule
 
 
@@ -34,11 +34,11 @@ class Ears:
     """A head and the encoder that it was trained on. Called with a sound file: logits (1, F, V), frames (1,)."""
 
     head: CtcHead
-    encoder: WhisperEncoder
+    encoder: SpeechEncoder
 
     @torch.inference_mode()
     def __call__(self, path: Path) -> tuple[Tensor, Tensor]:
-        return self.head(*read_states(self.encoder, [load_audio(path)], tail=TAIL))
+        return self.head(*self.encoder.read([load_audio(path)], TAIL))
 
     def written(self, path: Path) -> list[int]:
         """The pieces that are heard, greedy."""
@@ -52,7 +52,7 @@ def load_ears(checkpoint: Path, encoder: str) -> Ears:
     # Names with an underscore are the command line's own notes.
     module = CtcModule(**{name: value for name, value in saved["hyper_parameters"].items() if name[0] != "_"})
     module.load_state_dict(saved["state_dict"])
-    return Ears(module.head.eval(), load_encoder(encoder))
+    return Ears(module.head.eval(), load_speech_encoder(encoder))
 
 
 def words(text: str) -> str:
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--pieces", type=Path, required=True)
-    parser.add_argument("--encoder", required=True, help="a Whisper's name or folder")
+    parser.add_argument("--encoder", required=True, help="the name or folder of the model whose encoder the head reads")
     parser.add_argument("--corpus", required=True, help="LibriSpeech's layout, or a manifest")
     parser.add_argument("--split", help="of the corpus")
     parser.add_argument("--limit", type=int, help="recordings at most")

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from mmdec.audio import SAMPLE_RATE, load_audio, sound_seconds
 from mmdec.corpora.librispeech import Utterance
-from mmdec.nn.whisper_encoder import STEP, TAIL, WhisperEncoder, read_states
+from mmdec.nn.whisper_encoder import TAIL
+from mmdec.training.ctc.encoders import STATES, SpeechEncoder
 from mmdec.training.stores import FrameStore
 from mmdec.training.whisper.augment import (
+    FRAME,
     add_babble,
     add_coloured_noise,
     perturb_vocal_tract,
@@ -48,7 +50,7 @@ CLEAN = Distortion(0, 0, 0, 0, 0, 0.5)
 
 def distort(sound: np.ndarray, how: Distortion, draw: np.random.Generator) -> np.ndarray:
     """(T,) -> (T',): what a microphone hears of it, and of the silence around it."""
-    if len(sound) > 2 * STEP and draw.random() < how.voice:
+    if len(sound) > FRAME and draw.random() < how.voice:
         sound = perturb_vocal_tract(sound, draw)
     sound = np.pad(sound, [int(draw.uniform(0, how.silence) * SAMPLE_RATE) for _ in range(2)])
     if draw.random() < how.room:
@@ -77,24 +79,23 @@ def heard_sound(row: Utterance, view: int, how: Distortion) -> Tensor:
 
 
 def keep_states(
-    rows: Sequence[tuple[Utterance, int]], encoder: WhisperEncoder, folder: Path, how: Distortion, rank: int = 0
+    rows: Sequence[tuple[Utterance, int]], encoder: SpeechEncoder, folder: Path, how: Distortion, rank: int = 0
 ) -> FrameStore:
     """The store in `folder` with the states of all (recording, view); those that it lacks are computed now.
 
     It says first how many there are and how many GB they take. A process that is killed loses the sounds of one chunk
     at most.
     """
-    store = FrameStore(folder, encoder.config.d_model, rank)
+    store = FrameStore(folder, encoder.width, rank)
     missing = [(row, view) for row, view in rows if state_name(row, view) not in store]
     if not missing:
         return store
     seconds = sum(sound_seconds(row.path) + TAIL + (how.silence if view else 0) for row, view in missing)
-    size = seconds * SAMPLE_RATE / STEP * store.width * 2 / 1e9
+    size = seconds * STATES * store.width * 2 / 1e9
     rank_zero_info(f"states of {len(missing)} sounds, {seconds / 3600:.2f} hours, {size:.2f} GB, go to {folder}")
     for start in range(0, len(missing), CHUNK):
         for batch in by_length(missing[start : start + CHUNK], how):
-            with torch.inference_mode():
-                states, counts = read_states(encoder, [sound for _, sound in batch], tail=TAIL)
+            states, counts = encoder.read([sound for _, sound in batch], TAIL)
             store.add({name: states[at, : counts[at]] for at, (name, _) in enumerate(batch)})
     return store
 

@@ -10,10 +10,9 @@ import torch
 
 from mmdec.audio import load_audio
 from mmdec.corpora.librispeech import Utterance
-from mmdec.hub.whisper_encoder import load_encoder
-from mmdec.nn.whisper_encoder import read_states
 from mmdec.training.ctc import evaluate
 from mmdec.training.ctc.data import SentenceData
+from mmdec.training.ctc.encoders import load_speech_encoder
 from mmdec.training.ctc.module import CtcModule
 from mmdec.training.ctc.states import CLEAN, Distortion, distort, keep_states, state_name
 from mmdec.training.stores import FrameStore
@@ -46,11 +45,11 @@ def test_each_distortion_changes_the_sound_and_follows_from_its_seed(part: str) 
 
 def test_states_are_kept_once_and_those_of_new_recordings_are_added(folder: Path, tmp_path: Path) -> None:
     rows = [Utterance(folder / "clips" / f"{n}.wav", TEXTS[n], "x", "") for n in range(5)]
-    encoder = load_encoder(folder / "whisper")
+    encoder = load_speech_encoder(str(folder / "whisper"))
     keep_states([(row, 0) for row in rows[:3]], encoder, tmp_path, CLEAN)
     size = (tmp_path / "0.f16").stat().st_size
     store = keep_states([(row, 0) for row in rows], encoder, tmp_path, CLEAN)
-    wanted, lengths = read_states(encoder, [load_audio(rows[1].path)])
+    wanted, lengths = encoder.read([load_audio(rows[1].path)], 1.0)
     kept = store.get(state_name(rows[1], 0))
     assert len(kept) == -(-(4400 + 3200) // 320)
     torch.testing.assert_close(kept, wanted[0, : len(kept)], rtol=2e-3, atol=2e-3)
