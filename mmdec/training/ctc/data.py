@@ -61,10 +61,10 @@ class KeptStates(Dataset[CtcBatch]):
 class SentenceData(LightningDataModule):
     """Recordings of sentences, by their kept states.
 
-    corpus: as `read_utterances` takes it. encoder: the name, folder or hub id of a Whisper, wav2vec 2.0, HuBERT and their
-    kin; the head's `d_states` is its width. states: the folder that keeps its states; those that are missing are
-    computed first, so that a corpus may grow between two runs. pieces: the tokenizer's file; where there is none, one of
-    `count` pieces is learned from the training sentences of `text`, folders of pairs, and kept there. views: ways to
+    corpus: as `read_utterances` takes it. encoder: the name, folder or hub id of a Whisper, wav2vec 2.0, HuBERT and
+    their kin; the head's `d_states` is its width. states: the folder that keeps its states; those that are missing are
+    computed first, so that a corpus may grow between two runs. pieces: the tokenizer's file; where there is none, one
+    of `count` pieces is learned from the training sentences of `text`, folders of pairs, and kept there. views: ways to
     hear each recording, 1 or 2: distorted, and as it is. batch_states: in a batch, padding included. limit: training
     recordings, the first ones.
     """
