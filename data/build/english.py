@@ -23,8 +23,8 @@ import readings
 import soundfile
 import voices
 from parent import end_with_parent
-from recording import write_text
 from splits import Sentence, in_order, normalise, read_sentences, sample_train
+from tables import write_text
 
 CHAPTER = 16  # sentences
 WORDS, SECONDS = (40, 90), 29.0  # of a paragraph

@@ -3,9 +3,11 @@
 python data/build/phrasebook.py --text-only 20 --seed 1       # test sentences and their references, as TSV
 python data/build/phrasebook.py --out data/corpus             # the whole corpus, resumable
 python data/build/phrasebook.py --samples data/samples        # the eight sample recordings
+python data/build/phrasebook.py --pairs data/phrasebook       # all sentences, in the layout of tatoeba.py
 """
 
 import argparse
+import hashlib
 import os
 import sys
 from collections import Counter
@@ -13,6 +15,7 @@ from pathlib import Path
 
 from parent import end_with_parent
 from splits import Sentence, in_order, read_sentences, words
+from tables import write_text
 
 
 def _counts(sentences: list[Sentence]) -> list[tuple[str, int]]:
@@ -42,6 +45,16 @@ def print_text(count: int, seed: int) -> int:
     return 0
 
 
+def write_pairs(folder: Path, sentences: list[Sentence]) -> None:
+    """{train,dev,test}.tsv: id, group (its own), French, every accepted English reference."""
+    for split in ("train", "dev", "test"):
+        rows = []
+        for sentence in in_order([s for s in sentences if s.split == split], seed=0):
+            name = hashlib.sha1(sentence.french.encode(), usedforsecurity=False).hexdigest()[:12]
+            rows.append((name, name, sentence.french, *sentence.renderings))
+        write_text(folder / f"{split}.tsv", rows)
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="build the corpus in this folder (or go on with one begun there)")
@@ -60,6 +73,7 @@ def _arguments() -> argparse.Namespace:
         "--text-only", type=int, metavar="N", help="print N test sentences with all renderings, nothing else"
     )
     parser.add_argument("--samples", type=Path, help="write the sample recordings to this folder")
+    parser.add_argument("--pairs", type=Path, help="write every sentence and its references to this folder, as tables")
     return parser.parse_args()
 
 
@@ -68,9 +82,10 @@ def main() -> int:
     arguments = _arguments()
     if arguments.text_only is not None:
         return print_text(arguments.text_only, arguments.seed)
-    if not (arguments.out or arguments.samples or arguments.stats):
+    if not (arguments.out or arguments.samples or arguments.pairs or arguments.stats):
         print(
-            "`--out`, `--samples`, `--text-only` or `--stats` must be given, but none is. See --help.", file=sys.stderr
+            "`--out`, `--samples`, `--pairs`, `--text-only` or `--stats` must be given, but none is. See --help.",
+            file=sys.stderr,
         )
         return 2
     sentences = read_sentences()
@@ -78,6 +93,8 @@ def main() -> int:
     if arguments.stats:
         for name, count in _counts(sentences):
             print(f"{name}: {count}")
+    if arguments.pairs:
+        write_pairs(arguments.pairs, sentences)
     if arguments.samples:
         from sampler import write_samples
 

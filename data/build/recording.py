@@ -19,6 +19,7 @@ from parent import end_with_parent
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from splits import Sentence, in_order, recordings_of, sample_train, share
+from tables import read_journal, write_text
 
 SPLITS = ("train", "dev", "test", "test_voices")
 _HEADER = ("client_id", "path", "sentence", "up_votes", "down_votes", "age", "gender", "accents", "locale", "segment")
@@ -137,14 +138,6 @@ def _run_task(arguments: tuple[Path, int, Task]) -> tuple[Task, str, list[str]]:
     return run_task(*arguments)
 
 
-def write_text(path: Path, rows: Sequence[Sequence[str]]) -> None:
-    """Write tab-separated rows, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
-    os.replace(partial, path)
-
-
 def write_tables(root: Path, plan: Plan, rows: Sequence[Recording], alignments: dict[str, str]) -> None:
     """The four tables of every split, of the rows whose audio is there."""
     for split in SPLITS:
@@ -187,16 +180,6 @@ def _check_manifest(root: Path, plan: Plan, rows: Sequence[Recording]) -> str | 
     return None
 
 
-def read_journal(path: Path) -> dict[str, str]:
-    """The English texts spoken so far and their alignments. A line cut short by a kill is dropped and said again."""
-    if not path.exists():
-        return {}
-    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
-    rows = [line.split("\t") for line in whole.splitlines()]
-    write_text(path, rows)
-    return {row[0]: row[1] for row in rows}
-
-
 def build(root: Path, plan: Plan, sentences: Sequence[Sentence], jobs: int, *, stats: bool = False) -> int:
     """Build or complete the corpus at `root`. Gives the exit code: 1 if any synthesis failed, 2 for a wrong folder."""
     rows = plan_recordings(plan, sentences)
@@ -205,7 +188,7 @@ def build(root: Path, plan: Plan, sentences: Sequence[Sentence], jobs: int, *, s
         print(problem, file=sys.stderr)
         return 2
     (root / "cv" / "fr" / "clips").mkdir(parents=True, exist_ok=True)
-    alignments = read_journal(root / _JOURNAL)
+    alignments = {text: said for text, (said,) in read_journal(root / _JOURNAL).items()}
     grouped: dict[str, list[Recording]] = {}
     for row in rows:
         grouped.setdefault(row.translation, []).append(row)

@@ -107,3 +107,41 @@ class StateStore:
                 self.index[name] = self.file, begin, list(tokens)
                 lines.append(json.dumps([name, begin, list(tokens)]))
         self.lines.append(*lines)
+
+
+@final
+class FrameStore:
+    """By name: the frames (n, D) of a sound, an encoder's states for instance; kept and read as `StateStore` does."""
+
+    def __init__(self, folder: Path, width: int, rank: int = 0) -> None:
+        """width: D. Frames of a file that was cut off are left out."""
+        self.lines = JsonLines(folder, rank)
+        self.width, self.file = width, folder / f"{rank}.f16"
+        self.index: dict[str, tuple[Path, int, int]] = {}  # name -> file, its first byte, frames
+        for path, (name, begin, count) in self.lines.read():
+            data = path.with_suffix(".f16")
+            if data.is_file() and begin + 2 * width * count <= data.stat().st_size:
+                self.index[name] = data, begin, count
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.index
+
+    def length(self, name: str) -> int:
+        return self.index[name][2]
+
+    def get(self, name: str) -> Tensor:
+        """(n, D), float32."""
+        path, begin, count = self.index[name]
+        frames = np.memmap(path, np.float16, "r", begin, (count, self.width))
+        return torch.from_numpy(frames.astype(np.float32))
+
+    def add(self, frames: Mapping[str, Tensor]) -> None:
+        """Keep frames (n, D), n at least 1. They are written before their names."""
+        lines = []
+        with open(self.file, "ab") as file:
+            for name, rows in frames.items():
+                begin = file.tell()
+                file.write(rows.half().cpu().numpy().tobytes())
+                self.index[name] = self.file, begin, len(rows)
+                lines.append(json.dumps([name, begin, len(rows)]))
+        self.lines.append(*lines)

@@ -17,9 +17,11 @@ TREE = re.search(r"^```\nmmdec/\n(.*?)^```", (ROOT / "README.md").read_text(enco
 WHISPERS = (  # Whisper's own rooms
     "targets/whisper",
     "hub/whisper",
+    "nn/whisper_encoder",
     "pipelines/transcription/",
     "training/whisper/",
     "training/medusa/",
+    "training/ctc/",  # heads on its encoder
     "cli/",
     "demo/",
 )

@@ -21,6 +21,7 @@ from transformers import WhisperForConditionalGeneration
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.errors import InputError
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
+from mmdec.nn.whisper_encoder import whisper_mel
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission
 from mmdec.training.corpora.librispeech import Utterance, read_splits
 from mmdec.training.options import token_list
@@ -32,7 +33,6 @@ from mmdec.training.whisper.windows import (
     Window,
     chapters_of,
     compose,
-    log_mel,
     plan_windows,
 )
 
@@ -141,7 +141,7 @@ class HeadWindows(Dataset[HeadBatch]):
         for row, example in enumerate(composed):
             sounds[row, : len(example.sound)] = torch.from_numpy(np.ascontiguousarray(example.sound))
         prompts, truth, timed = zip(*(self.spelling.split(example.tokens) for example in composed), strict=True)
-        return HeadBatch(log_mel(sounds, self.mels), list(prompts), list(truth), list(timed), names, rows)
+        return HeadBatch(whisper_mel(sounds, self.mels), list(prompts), list(truth), list(timed), names, rows)
 
     def name(self, window: Window) -> str:
         """Of a window and its prompt: whatever they follow from."""

@@ -138,3 +138,11 @@ def reverberate(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     response[0] = 1.0
     size = 1 << (len(sound) + count).bit_length()
     return np.fft.irfft(np.fft.rfft(sound, size) * np.fft.rfft(response, size), size)[: len(sound)].astype(np.float32)
+
+
+def telephone(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """(T,) -> (T,): the band of a telephone, from 200 to 350 Hz up to 3,000 to 3,800, with a filter's edges."""
+    low, high = draw.uniform(200, 350), draw.uniform(3000, 3800)
+    frequency = np.fft.rfftfreq(len(sound), 1 / SAMPLE_RATE)
+    gain = 1 / np.sqrt(1 + (low / np.maximum(frequency, 1)) ** 8) / np.sqrt(1 + (frequency / high) ** 16)
+    return np.fft.irfft(np.fft.rfft(sound) * gain, len(sound)).astype(np.float32)

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import WhisperTokenizer
-from transformers.audio_utils import mel_filter_bank
 
 from mmdec.audio import SAMPLE_RATE, load_audio
+from mmdec.nn.whisper_encoder import HOP, whisper_mel
 from mmdec.training.corpora.librispeech import Utterance
 from mmdec.training.whisper.augment import (
     add_babble,
@@ -28,7 +28,6 @@ from mmdec.training.whisper.augment import (
 )
 
 SECONDS = 30
-HOP, FFT = 160, 400
 LETTERS = " abcdefghijklmnopqrstuvwxyz'-"  # of the CTC head; its index 0 is the blank
 IGNORED = -100
 
@@ -243,27 +242,11 @@ def collate(items: Sequence[Composed], end: int) -> Batch:
         times[row, : len(item.times)] = torch.tensor(item.times)
         spelled[row, : len(letters[row])] = torch.tensor(letters[row])
     lengths = torch.tensor([len(row) for row in letters])
-    return Batch(log_mel(sounds), tokens, labels, spelled, lengths, times, [item.window.rows for item in items])
+    return Batch(whisper_mel(sounds), tokens, labels, spelled, lengths, times, [item.window.rows for item in items])
 
 
 def letters_of(text: str) -> list[int]:
     return [index + 1 for letter in text.lower() if (index := LETTERS.find(letter)) >= 0]
-
-
-@cache
-def _filters(mels: int) -> Tensor:
-    bank = mel_filter_bank(1 + FFT // 2, mels, 0.0, 8000.0, SAMPLE_RATE, norm="slaney", mel_scale="slaney")
-    return torch.from_numpy(bank).float().T.contiguous()
-
-
-def log_mel(samples: Tensor, mels: int = 80) -> Tensor:
-    """Whisper's features (B, mels, T / 160) of samples (B, T): log10 of mel energies, the quietest 80 dB below the
-    loudest, scaled to about -1 to 1 (Radford et al. 2022, section 2.2)."""
-    window = torch.hann_window(FFT, device=samples.device)
-    power = torch.stft(samples, FFT, HOP, window=window, return_complex=True)[..., :-1].abs() ** 2
-    energies = (_filters(mels).to(samples.device) @ power).clamp(min=1e-10).log10()
-    loudest = energies.amax(dim=(1, 2), keepdim=True)
-    return (torch.maximum(energies, loudest - 8.0) + 4.0) / 4.0
 
 
 def chapters_of(utterances: Sequence[Utterance]) -> Iterator[list[int]]:

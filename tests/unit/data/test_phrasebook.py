@@ -302,7 +302,7 @@ def test_plan_of_the_recordings(sentences: list[splits.Sentence]) -> None:
 def test_a_journal_cut_short_loses_only_its_last_line(tmp_path: Path) -> None:
     journal = tmp_path / "journal.tsv"
     journal.write_text("Yes.\tpau:0.1 y:0.2\nNo, thank you.\tpau:0.1 n:0.", encoding="utf-8")
-    assert recording.read_journal(journal) == {"Yes.": "pau:0.1 y:0.2"}
+    assert recording.read_journal(journal) == {"Yes.": ["pau:0.1 y:0.2"]}
     assert journal.read_text(encoding="utf-8") == "Yes.\tpau:0.1 y:0.2\n"
 
 

@@ -13,6 +13,7 @@ from mmdec import speculate
 from mmdec.decode.tree_shape import HeadAccuracy
 from mmdec.drafters.medusa import WIDTH, expected
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
+from mmdec.nn.whisper_encoder import whisper_mel
 from mmdec.training.medusa.data import DETECT, Spelling
 from mmdec.training.medusa.init import first_heads, head_weights
 from mmdec.training.medusa.loss import head_loss
@@ -20,7 +21,6 @@ from mmdec.training.medusa.self_labels import fingerprint, own_text
 from mmdec.training.medusa.simulate import measure, simulate, spread
 from mmdec.training.stores import StateStore, TokenStore
 from mmdec.training.whisper.tokenizer import build_tokenizer
-from mmdec.training.whisper.windows import log_mel
 from mmdec.types import InputError
 from tests.support.tiny_whisper import LANGUAGES, NO_TIMESTAMPS, PREVIOUS, SOT, TASKS, whisper
 from tests.support.tiny_whisper import sound as features
@@ -162,7 +162,7 @@ def test_features_are_whispers() -> None:
     samples = torch.randn(480_000, generator=torch.Generator().manual_seed(0)) * 0.1
     for mels in (80, 128):
         wanted = WhisperFeatureExtractor(feature_size=mels)(samples.numpy(), sampling_rate=16000, return_tensors="pt")
-        torch.testing.assert_close(log_mel(samples[None], mels), wanted.input_features, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(whisper_mel(samples[None], mels), wanted.input_features, rtol=1e-3, atol=1e-3)
 
 
 def test_prompts_are_the_models_own() -> None:

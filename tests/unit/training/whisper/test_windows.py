@@ -10,6 +10,7 @@ import torch
 from transformers import WhisperFeatureExtractor, WhisperTokenizer
 
 from mmdec.audio import save_audio
+from mmdec.nn.whisper_encoder import whisper_mel
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.whisper.tokenizer import build_tokenizer, generation_config
@@ -22,7 +23,6 @@ from mmdec.training.whisper.windows import (
     collate,
     compose,
     letters_of,
-    log_mel,
     plan_windows,
 )
 from mmdec.types import InputError
@@ -107,7 +107,7 @@ def test_features_are_whispers():
     samples = np.random.default_rng(0).standard_normal(480_000).astype(np.float32) * 0.1
     for mels in (80, 128):
         theirs = WhisperFeatureExtractor(feature_size=mels)(samples, sampling_rate=16000, return_tensors="pt")
-        assert torch.equal(log_mel(torch.from_numpy(samples)[None], mels), theirs.input_features)
+        assert torch.equal(whisper_mel(torch.from_numpy(samples)[None], mels), theirs.input_features)
 
 
 def test_a_window_joins_utterances_and_says_when_they_are_spoken(corpus: Path, tokenizer: WhisperTokenizer):

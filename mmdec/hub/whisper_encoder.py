@@ -1,0 +1,35 @@
+"""The encoder of a Whisper alone, as a network that reads sounds at their own length."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from mmdec.checks.errors import InputError
+from mmdec.checks.weights import check_counts, fill, read_settings, read_weights, shards
+from mmdec.hub.find import find
+from mmdec.nn.whisper_encoder import WhisperEncoder, WhisperEncoderConfig
+
+KIND = "whisper"
+PREFIX = "model.encoder."
+
+
+def load_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
+    """The encoder of a Whisper by shipped name, directory or hub id, in float32, frozen.
+
+    Raises InputError where there is no such model, or its files are damaged.
+    """
+    folder: Path = find(model, KIND, ("config.json", "model.safetensors", "model-*.safetensors", "*.index.json"))
+    settings = read_settings(folder / "config.json")
+    if settings.get("model_type") != KIND:
+        raise InputError(
+            f"`model` must be a Whisper, but '{os.fspath(model)}' is {settings.get('model_type')!r:.60}. Name another."
+        )
+    try:
+        config = WhisperEncoderConfig.of(settings)
+    except KeyError as error:
+        raise InputError(f"`model` must name its sizes, but '{folder}' lacks {error}. Fetch it again.") from None
+    weights = read_weights(shards(folder, prefixes=(PREFIX,)), prefixes=(PREFIX,))
+    check_counts(settings, weights)
+    state = {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()}
+    return fill(lambda: WhisperEncoder(config), state, "model", folder).eval().requires_grad_(False)

@@ -1,0 +1,129 @@
+"""A CTC head: from the states of a frozen encoder to pieces of text, frame by frame (Graves et al. 2006).
+
+Convolutions alone, for the states have looked at the whole sound already. A translator's reader and a drafter use the
+same network, each with pieces of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mmdec.nn.conformer import lengths_to_mask
+from mmdec.nn.dropout import PooledDropout
+
+BLANK = 0
+
+
+@dataclass(frozen=True)
+class CtcHeadConfig:
+    """Sizes. stride: encoder states in a frame, 1, 2 or 4. pieces: blank included."""
+
+    d_states: int = 512
+    pieces: int = 1001
+    stride: int = 2
+    d_model: int = 320
+    layers: int = 5
+    kernel: int = 11
+    dropout: float = 0.1
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class CtcHead(nn.Module):
+    """forward: states (B, S, D), lengths (B,) -> logits (B, ceil(S / stride), V), lengths (B,)."""
+
+    def __init__(self, config: CtcHeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.norm = nn.LayerNorm(config.d_states)
+        self.entry = nn.Conv1d(config.d_states, config.d_model, 2 * config.stride + 1, config.stride, config.stride)
+        self.blocks = nn.ModuleList([ConvolutionBlock(config) for _ in range(config.layers)])
+        self.final_norm = nn.LayerNorm(config.d_model)
+        self.output = nn.Linear(config.d_model, config.pieces)
+
+    def forward(self, states: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        hidden, lengths = self.hidden(states, lengths)
+        return self.output(hidden), lengths
+
+    def hidden(self, states: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """What the output layer reads: (B, N, d), lengths (B,)."""
+        x = self.norm(states) * lengths_to_mask(lengths, states.shape[1])[..., None]
+        x = self.entry(x.transpose(1, 2)).transpose(1, 2)
+        lengths = torch.div(lengths - 1, self.config.stride, rounding_mode="floor") + 1
+        real = lengths_to_mask(lengths, x.shape[1])[..., None]
+        for block in self.blocks:
+            x = block(x, real)
+        return self.final_norm(x), lengths
+
+
+class ConvolutionBlock(nn.Module):
+    """A convolution of each channel over time, then a gated product over channels, added to what came in."""
+
+    def __init__(self, config: CtcHeadConfig) -> None:
+        super().__init__()
+        d = config.d_model
+        self.depthwise = nn.Conv1d(d, d, config.kernel, padding=config.kernel // 2, groups=d)
+        self.norm = nn.LayerNorm(d)
+        self.rise = nn.Linear(d, 4 * d)
+        self.fall = nn.Linear(2 * d, d)
+        self.dropout = PooledDropout(config.dropout)
+
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        y = self.depthwise((x * real).transpose(1, 2)).transpose(1, 2)
+        value, gate = self.rise(self.norm(y)).chunk(2, -1)
+        return x + self.dropout(self.fall(self.dropout(value * F.silu(gate))))
+
+
+def collapse(best: Tensor, lengths: Tensor) -> list[list[int]]:
+    """The best piece of each frame (B, N) -> each row's pieces: equal neighbours are one, blanks go."""
+    rows = []
+    for row, count in zip(best.tolist(), lengths.tolist(), strict=True):
+        kept = [piece for at, piece in enumerate(row[:count]) if at == 0 or piece != row[at - 1]]
+        rows.append([piece for piece in kept if piece != BLANK])
+    return rows
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a head heard of B sounds: the places of its collapsed text, each with its best pieces."""
+
+    pieces: Tensor  # (B, N, K), the likeliest first; 0 beyond a row's end
+    weights: Tensor  # (B, N, K), sum 1 at each place; 0 beyond a row's end
+    lengths: Tensor  # (B,)
+    frames: Tensor  # (B, N): the frame at which a place is likeliest
+
+
+def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> Heard:
+    """Logits (B, F, V) with lengths (B,) -> the places where the best path says a piece, equal neighbours as one.
+
+    A place's weights are the probabilities of its `best` pieces, the mean over its frames; the blank has no part.
+    """
+    paths = logits.argmax(-1)
+    rows: list[tuple[Tensor, Tensor, Tensor]] = []
+    for row, count in enumerate(lengths.tolist()):
+        path = paths[row, :count]
+        spoken = path != BLANK
+        first = spoken & torch.cat([spoken.new_ones(1), path[1:] != path[:-1]])[:count]
+        place = (first.cumsum(0) - 1)[spoken]  # of each frame that says something
+        total = int(first.sum())
+        probabilities = logits[row, :count][spoken].float().softmax(-1)
+        probabilities[:, BLANK] = 0
+        mean = probabilities.new_zeros(total, logits.shape[-1]).index_add_(0, place, probabilities)
+        mean = mean / mean.new_zeros(total).index_add_(0, place, mean.new_ones(len(place))).clamp(min=1)[:, None]
+        weights, pieces = mean.topk(best, -1)
+        said = probabilities.amax(-1) - place * 2.0  # places do not mix
+        order = said.argsort(descending=True, stable=True)
+        starts = torch.searchsorted(place[order], torch.arange(total, device=logits.device))
+        rows.append((pieces, weights / weights.sum(-1, keepdim=True), spoken.nonzero()[:, 0][order[starts]]))
+    size = max(1, *(len(frames) for _, _, frames in rows))
+    pieces, weights, frames = (
+        torch.stack([F.pad(part, (0, 0) * (part.dim() - 1) + (0, size - len(part))) for part in parts])
+        for parts in zip(*rows, strict=True)
+    )
+    return Heard(pieces, weights, torch.tensor([len(row) for _, _, row in rows]), frames)

@@ -1,0 +1,104 @@
+"""Reads the pieces that a CTC head hears, with its doubts, before they are translated.
+
+Each place of the head's collapsed text is given as its best pieces with their probabilities: the reader's input is the
+expected embedding, so that text alone can train it (one piece, probability 1) and sound can follow. States of the
+encoder may be added, for what the pieces do not say.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mmdec.nn.ar_decoder import ArConfig, ArDecoder
+from mmdec.nn.conformer import lengths_to_mask
+from mmdec.nn.dag_decoder import DagConfig, DagDecoder, additive
+from mmdec.nn.dropout import PooledDropout
+from mmdec.nn.transformer import Attention, sinusoids
+
+
+@dataclass(frozen=True)
+class ReaderConfig:
+    """Sizes of the reader and of the two decoders behind it. dag None: the autoregressive one alone."""
+
+    pieces: int = 1001
+    units: int = 2000
+    d_model: int = 256
+    ffn: int = 1024
+    heads: int = 4
+    layers: int = 6
+    dropout: float = 0.1
+    d_states: int = 0  # width of the states that are added to the pieces; 0: none
+    ar: ArConfig = field(default_factory=lambda: ArConfig(ffn=1024, layers=4))
+    dag: DagConfig | None = None
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ReaderConfig:
+        dag = values.get("dag")
+        return cls(**{**values, "ar": ArConfig(**values["ar"]), "dag": DagConfig(**dag) if dag else None})
+
+
+class PieceReader(nn.Module):
+    """forward: pieces (B, N, K), weights (B, N, K) that sum to 1, lengths (B,), perhaps states (B, N, D) -> (B, N, d).
+
+    states: what the encoder heard at each piece; rows of zeros count as none.
+    """
+
+    def __init__(self, config: ReaderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_pieces = nn.Embedding(config.pieces, config.d_model)
+        nn.init.normal_(self.embed_pieces.weight, std=config.d_model**-0.5)
+        self.project = nn.Linear(config.d_states, config.d_model, bias=False) if config.d_states else None
+        self.layers = nn.ModuleList([ReaderLayer(config) for _ in range(config.layers)])
+        self.norm = nn.LayerNorm(config.d_model)
+        self.dropout = PooledDropout(config.dropout)
+
+    def forward(self, pieces: Tensor, weights: Tensor, lengths: Tensor, states: Tensor | None = None) -> Tensor:
+        d = self.config.d_model
+        x = (self.embed_pieces(pieces) * weights[..., None]).sum(2) * math.sqrt(d)
+        if self.project is not None and states is not None:
+            x = x + self.project(states)
+        x = self.dropout(x + sinusoids(x.shape[1], d, x.device))
+        mask = additive(lengths_to_mask(lengths, x.shape[1]))
+        for layer in self.layers:
+            x = layer(x, mask)
+        return self.norm(x)
+
+
+class ReaderLayer(nn.Module):
+    """Self-attention and feed-forward, each behind its norm (pre-norm)."""
+
+    def __init__(self, config: ReaderConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config.d_model, config.heads, config.dropout)
+        self.attention_norm = nn.LayerNorm(config.d_model)
+        self.fc1 = nn.Linear(config.d_model, config.ffn)
+        self.fc2 = nn.Linear(config.ffn, config.d_model)
+        self.norm = nn.LayerNorm(config.d_model)
+        self.dropout = PooledDropout(config.dropout)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        y = self.attention_norm(x)
+        x = x + self.dropout(self.attention.attend(y, *self.attention.keys_values(y), mask))
+        return x + self.dropout(self.fc2(self.dropout(F.gelu(self.fc1(self.norm(x))))))
+
+
+class PiecesToUnits(nn.Module):
+    """The reader with its decoders: the autoregressive one (`ar`) and the graph (`decoder`), if there is one."""
+
+    def __init__(self, config: ReaderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.reader = PieceReader(config)
+        self.ar = ArDecoder(config.ar, config.units, config.d_model)
+        self.decoder = None if config.dag is None else DagDecoder(config.dag, config.units, config.d_model)
+
+    def read(self, pieces: Tensor, lengths: Tensor) -> Tensor:
+        """States (B, N, d) of pieces that are known for sure, (B, N)."""
+        return self.reader(pieces[..., None], torch.ones_like(pieces[..., None], dtype=torch.float32), lengths)

@@ -1,0 +1,157 @@
+"""Whisper's encoder, read at the length of the sound: no window of 30 s where there are 3 s of speech.
+
+Names and numbers are those of transformers' `WhisperEncoder` (Radford et al. 2022, section 2.2), so that its weights
+fit; the network here takes any number of frames up to a window, and rows of several lengths in one batch. States of
+silence behind the speech are what a decoder ends by: 1 s of it costs little and keeps most of what 30 s give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.audio_utils import mel_filter_bank
+
+from mmdec.audio import SAMPLE_RATE
+from mmdec.nn.conformer import lengths_to_mask
+
+HOP, WINDOW = 160, 400  # samples between frames of features, and in one
+STEP = 2 * HOP  # samples between states
+MARGIN = 1.0  # seconds of silence behind the sound
+TAIL = 0.2  # seconds of it whose states a head reads
+
+
+@dataclass(frozen=True)
+class WhisperEncoderConfig:
+    """Sizes; the defaults are those of openai/whisper-base (20.6 M parameters)."""
+
+    mels: int = 80
+    d_model: int = 512
+    layers: int = 6
+    heads: int = 8
+    ffn: int = 2048
+    positions: int = 1500  # states in a window
+
+    @classmethod
+    def of(cls, settings: dict[str, Any]) -> WhisperEncoderConfig:
+        """The sizes that a Whisper's config.json names."""
+        names = ("num_mel_bins", "d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
+        return cls(*(settings[name] for name in (*names, "max_source_positions")))
+
+
+class WhisperEncoder(nn.Module):
+    """Features to states. forward: features (B, mels, F), frame lengths (B,) or None -> states (B, S, D), lengths (B,).
+
+    A row's states are the same alone and in a batch with longer ones. F is at most twice the window's positions.
+    """
+
+    def __init__(self, config: WhisperEncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.conv1 = nn.Conv1d(config.mels, config.d_model, 3, padding=1)
+        self.conv2 = nn.Conv1d(config.d_model, config.d_model, 3, stride=2, padding=1)
+        self.embed_positions = nn.Embedding(config.positions, config.d_model)
+        self.layers = nn.ModuleList(
+            [WhisperEncoderLayer(config.d_model, config.heads, config.ffn) for _ in range(config.layers)]
+        )
+        self.layer_norm = nn.LayerNorm(config.d_model)
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        frames = features.shape[-1]
+        if lengths is None:
+            lengths = torch.full((len(features),), frames, device=features.device)
+        mask = None
+        if bool((lengths < frames).any()):  # silence of a longer row is no sound of a shorter one
+            real = lengths_to_mask(lengths, frames)[:, None]
+            x = F.gelu(self.conv1(features.masked_fill(~real, 0.0))).masked_fill(~real, 0.0)
+        else:
+            x = F.gelu(self.conv1(features))
+        x = F.gelu(self.conv2(x)).transpose(1, 2)
+        lengths = (lengths + 1) // 2
+        x = x + self.embed_positions.weight[: x.shape[1]]
+        if bool((lengths < x.shape[1]).any()):
+            mask = lengths_to_mask(lengths, x.shape[1])[:, None, None]  # (B, 1, 1, S)
+        for layer in self.layers:
+            x = layer(x, mask)
+        return self.layer_norm(x), lengths
+
+
+class WhisperEncoderLayer(nn.Module):
+    """Self-attention and feed-forward, each behind its norm (pre-norm)."""
+
+    def __init__(self, d_model: int, heads: int, ffn: int) -> None:
+        super().__init__()
+        self.self_attn = SelfAttention(d_model, heads)
+        self.self_attn_layer_norm = nn.LayerNorm(d_model)
+        self.fc1 = nn.Linear(d_model, ffn)
+        self.fc2 = nn.Linear(ffn, d_model)
+        self.final_layer_norm = nn.LayerNorm(d_model)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        x = x + self.self_attn(self.self_attn_layer_norm(x), mask)
+        return x + self.fc2(F.gelu(self.fc1(self.final_layer_norm(x))))
+
+
+class SelfAttention(nn.Module):
+    """Of all positions to all; keys have no bias."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q_proj = nn.Linear(d_model, d_model)
+        self.k_proj = nn.Linear(d_model, d_model, bias=False)
+        self.v_proj = nn.Linear(d_model, d_model)
+        self.out_proj = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        parts = (project(x).unflatten(-1, (self.heads, -1)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        query, key, value = (part.transpose(1, 2) for part in parts)  # (B, H, S, D / H)
+        y = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.out_proj(y.transpose(1, 2).flatten(2))
+
+
+def read_states(
+    encoder: WhisperEncoder, sounds: Sequence[Tensor], margin: float = MARGIN, tail: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """What the encoder makes of sounds, each read at its own length.
+
+    sounds: 16 kHz samples (T,), each at most a window's. margin: seconds of silence behind each. tail: seconds of the
+    margin whose states are wanted; None: all. Returns states (B, S, D), 50 a second, and their number in each row (B,).
+    """
+    most = encoder.config.positions * STEP
+
+    def size(sound: Tensor, behind: float) -> int:
+        return min(-(-(len(sound) + round(behind * SAMPLE_RATE)) // STEP) * STEP, most)
+
+    padded = [F.pad(sound[:most], (0, max(size(sound, margin) - len(sound), 0))) for sound in sounds]
+    lengths = torch.tensor([len(sound) // HOP for sound in padded])
+    features = [whisper_mel(sound[None], encoder.config.mels)[0] for sound in padded]
+    batch = torch.stack([F.pad(row, (0, int(lengths.max()) - row.shape[-1])) for row in features])
+    weight = encoder.conv1.weight
+    states, counts = encoder(batch.to(weight), lengths.to(weight.device))
+    if tail is not None:
+        counts = counts.minimum(counts.new_tensor([size(sound, tail) // STEP for sound in sounds]))
+        states = states[:, : int(counts.max())]
+    return states, counts
+
+
+def whisper_mel(samples: Tensor, mels: int = 80) -> Tensor:
+    """16 kHz samples (B, T) to the encoder's features (B, mels, T / 160): log10 of mel energies, the quietest 80 dB
+    below the loudest, scaled to about -1 to 1 (Radford et al. 2022, section 2.2)."""
+    window = torch.hann_window(WINDOW, device=samples.device)
+    power = torch.stft(samples, WINDOW, HOP, window=window, return_complex=True)[..., :-1].abs() ** 2
+    energies = (_filters(mels, samples.device) @ power).clamp(min=1e-10).log10()
+    loudest = energies.amax(dim=(1, 2), keepdim=True)
+    return (torch.maximum(energies, loudest - 8.0) + 4.0) / 4.0
+
+
+@lru_cache(maxsize=8)
+def _filters(mels: int, device: torch.device) -> Tensor:  # (mels, 201)
+    bank = mel_filter_bank(1 + WINDOW // 2, mels, 0.0, 8000.0, SAMPLE_RATE, norm="slaney", mel_scale="slaney")
+    with torch.inference_mode(False):  # made while decoding, it must serve training too
+        return torch.from_numpy(bank).float().T.contiguous().to(device)

@@ -1,0 +1,73 @@
+"""Pieces of words: a small BPE for what a head hears of French, or for the English that is written."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import Metaspace as MetaspaceDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import Metaspace
+from tokenizers.trainers import BpeTrainer
+
+from mmdec.types import InputError
+
+HEARD = ("<blank>",)  # what comes before the pieces that CTC writes
+WRITTEN = ("<s>", "<pad>", "</s>", "<unk>")  # and before those that a decoder writes
+_SILENT = re.compile(r"[^\w' ?]")
+
+
+def heard(text: str) -> str:
+    """What of a sentence can be heard: lower case, no marks but the question's, hyphens as spaces."""
+    text = unicodedata.normalize("NFC", text).lower().replace("\u2019", "'")
+    text = re.sub(r"\s*\?[\s?!.]*", " ? ", _SILENT.sub(" ", text))
+    return " ".join(text.split())
+
+
+class Pieces:
+    """Text to numbers and back. The first numbers are those of special pieces, which no text has."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def __len__(self) -> int:
+        return self.tokenizer.get_vocab_size()
+
+    @property
+    def names(self) -> list[str]:
+        """The pieces by number."""
+        vocabulary = self.tokenizer.get_vocab()
+        return sorted(vocabulary, key=vocabulary.__getitem__)
+
+    def encode(self, text: str) -> list[int]:
+        """The pieces of a text. Letters that no training text had are left out."""
+        return self.tokenizer.encode(text).ids
+
+    def decode(self, numbers: Sequence[int]) -> str:
+        """The text of some pieces, special ones left out."""
+        return self.tokenizer.decode(list(numbers)).strip()
+
+    @classmethod
+    def learn(cls, texts: Iterable[str], count: int, special: Sequence[str]) -> Pieces:
+        """`count` pieces from texts, the special ones included, which come first."""
+        tokenizer = Tokenizer(BPE())
+        tokenizer.pre_tokenizer = Metaspace()  # type: ignore[assignment] # typed by the getter
+        tokenizer.decoder = MetaspaceDecoder()  # type: ignore[assignment] # the same
+        trainer = BpeTrainer(vocab_size=count, special_tokens=list(special), show_progress=False, min_frequency=2)
+        tokenizer.train_from_iterator(texts, trainer)
+        return cls(tokenizer)
+
+    @classmethod
+    def read(cls, path: Path) -> Pieces:
+        """Those of a file that `save` wrote. Raises InputError for another one."""
+        try:
+            return cls(Tokenizer.from_file(str(path)))
+        except Exception as error:  # tokenizers raises a bare Exception
+            raise InputError(f"`pieces` must be a tokenizer's file, but '{path}' is not ({error}).") from None
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.tokenizer.save(str(path))

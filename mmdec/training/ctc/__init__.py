@@ -1,0 +1,1 @@
+"""CTC heads on a frozen encoder."""

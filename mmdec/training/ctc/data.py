@@ -1,0 +1,147 @@
+"""What a CTC head is trained on: kept states of recordings, and the pieces of what is said in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from mmdec.phonetics.pieces import HEARD, Pieces, heard
+from mmdec.training.corpora.librispeech import Utterance, read_utterances
+from mmdec.training.corpora.text_pairs import read_text_pairs
+from mmdec.training.ctc.encoders import load_speech_encoder
+from mmdec.training.ctc.states import Distortion, keep_states, state_name
+from mmdec.training.stores import FrameStore
+
+
+@dataclass(frozen=True)
+class CtcBatch:
+    """B sounds, padded to S states, and their texts."""
+
+    states: Tensor  # (B, S, D)
+    lengths: Tensor  # (B,)
+    pieces: Tensor  # (B, T), padded with 0
+    piece_lengths: Tensor  # (B,)
+    rows: list[str]  # names
+
+    def to(self, device: torch.device) -> CtcBatch:
+        """The same batch on another device."""
+        parts = (self.states, self.lengths, self.pieces, self.piece_lengths)
+        return CtcBatch(*(part.to(device, non_blocking=True) for part in parts), rows=self.rows)
+
+
+class KeptStates(Dataset[CtcBatch]):
+    """Batches of a store, put together where they are asked for."""
+
+    def __init__(self, store: FrameStore, texts: dict[str, list[int]], batches: Sequence[Sequence[str]]) -> None:
+        self.store, self.texts, self.batches = store, texts, batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, number: int) -> CtcBatch:
+        names = list(self.batches[number])
+        states = [self.store.get(name) for name in names]
+        texts = [torch.tensor(self.texts[name]) for name in names]
+        return CtcBatch(
+            torch.nn.utils.rnn.pad_sequence(states, batch_first=True),
+            torch.tensor([len(row) for row in states]),
+            torch.nn.utils.rnn.pad_sequence(texts, batch_first=True),
+            torch.tensor([len(row) for row in texts]),
+            names,
+        )
+
+
+class SentenceData(LightningDataModule):
+    """Recordings of sentences, by their kept states.
+
+    corpus: as `read_utterances` takes it. encoder: the name, folder or hub id of a Whisper, wav2vec 2.0, HuBERT and
+    their kin; the head's `d_states` is its width. states: the folder that keeps its states; those that are missing are
+    computed first, so that a corpus may grow between two runs. pieces: the tokenizer's file; where there is none, one
+    of `count` pieces is learned from the training sentences of `text`, folders of pairs, and kept there. views: ways to
+    hear each recording, 1 or 2: distorted, and as it is. batch_states: in a batch, padding included. limit: training
+    recordings, the first ones.
+    """
+
+    def __init__(
+        self,
+        corpus: str,
+        encoder: str,
+        states: str,
+        pieces: str,
+        text: list[str],
+        count: int = 1001,
+        train_split: str = "train",
+        dev_split: str = "dev",
+        views: int = 1,
+        distortion: Distortion | None = None,
+        batch_states: int = 4000,
+        steps_per_epoch: int = 200,
+        limit: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.corpus, self.encoder, self.folder, self.views = corpus, encoder, Path(states), views
+        self.distortion = distortion or Distortion()
+        self.splits, self.limit = (train_split, dev_split), limit
+        self.batch_states, self.steps_per_epoch, self.seed = batch_states, steps_per_epoch, seed
+        if not Path(pieces).is_file():
+            sentences = [heard(pair.source) for folder in text for pair in read_text_pairs(folder, "train")]
+            Pieces.learn(sentences, count, HEARD).save(Path(pieces))
+        self.pieces = Pieces.read(Path(pieces))
+
+    @property
+    def units(self) -> list[str]:
+        """The pieces by number: what the head must know of the data."""
+        return self.pieces.names
+
+    def rows(self, split: str) -> list[Utterance]:
+        """The recordings of a split whose text has pieces; of the training's the first `limit`."""
+        rows = [row for row in read_utterances(self.corpus, split) if self.pieces.encode(heard(row.text))]
+        return rows[: self.limit] if split == self.splits[0] else rows
+
+    def setup(self, stage: str) -> None:
+        train, dev = (self.rows(split) for split in self.splits)
+        train_views = [(row, view) for view in (1, 0)[: self.views] for row in train]
+        encoder = load_speech_encoder(self.encoder)
+        self.store = keep_states([*((row, 0) for row in dev), *train_views], encoder, self.folder, self.distortion)
+        self.texts = {state_name(row, view): self.pieces.encode(heard(row.text)) for row, view in train_views}
+        self.dev_texts = {state_name(row, 0): self.pieces.encode(heard(row.text)) for row in dev}
+
+    def train_dataloader(self) -> DataLoader:
+        """Batches of about equal length, drawn anew in each epoch; all recordings come before one comes again."""
+        assert self.trainer is not None
+        epoch = self.trainer.current_epoch
+        batches: list[list[str]] = []
+        turn = 0
+        while len(batches) < self.steps_per_epoch:
+            draw = np.random.default_rng([self.seed, epoch, turn])
+            batches += self.batches_of(list(self.texts), draw)
+            turn += 1
+        dataset = KeptStates(self.store, self.texts, batches[: self.steps_per_epoch])
+        return DataLoader(dataset, batch_size=None, shuffle=False)
+
+    def val_dataloader(self) -> DataLoader:
+        batches = self.batches_of(list(self.dev_texts), None)
+        return DataLoader(KeptStates(self.store, self.dev_texts, batches), batch_size=None, shuffle=False)
+
+    def batches_of(self, names: list[str], draw: np.random.Generator | None) -> list[list[str]]:
+        """Names in batches of at most `batch_states`, padding included; with `draw` in random order."""
+        noise = np.zeros(len(names)) if draw is None else draw.normal(0, 0.15, len(names))
+        length = {name: self.store.length(name) for name in names}
+        order = sorted(range(len(names)), key=lambda at: np.log(length[names[at]]) + noise[at])
+        batches: list[list[str]] = [[]]
+        longest = 0
+        for at in order:
+            longest = max(longest, length[names[at]])
+            if batches[-1] and longest * (len(batches[-1]) + 1) > self.batch_states:
+                batches.append([])
+                longest = length[names[at]]
+            batches[-1].append(names[at])
+        return batches if draw is None else [batches[at] for at in draw.permutation(len(batches))]

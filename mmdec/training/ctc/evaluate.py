@@ -1,0 +1,103 @@
+"""How much of what is said a CTC head writes wrongly, from the sound on.
+
+python -m mmdec.training.ctc.evaluate --checkpoint runs/ctc/checkpoints/last.ckpt --pieces runs/ctc/pieces.json \\
+    --encoder MODEL --corpus data/natural/manifest.tsv --split test
+
+Pieces and words, without the question mark; each with its 95 % interval over recordings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mmdec.audio import load_audio
+from mmdec.checks.errors import MmdecError
+from mmdec.nn.ctc_head import CtcHead, collapse
+from mmdec.nn.whisper_encoder import TAIL
+from mmdec.phonetics.pieces import Pieces, heard
+from mmdec.training.checkpoints import read_checkpoint
+from mmdec.training.corpora.librispeech import read_utterances
+from mmdec.training.ctc.encoders import SpeechEncoder, load_speech_encoder
+from mmdec.training.ctc.module import CtcModule
+from mmdec.training.metrics.word_errors import Edits, rate, word_edits
+
+
+@dataclass(frozen=True)
+class Ears:
+    """A head and the encoder that it was trained on. Called with a sound file: logits (1, F, V), frames (1,)."""
+
+    head: CtcHead
+    encoder: SpeechEncoder
+
+    @torch.inference_mode()
+    def __call__(self, path: Path) -> tuple[Tensor, Tensor]:
+        return self.head(*self.encoder.read([load_audio(path)], TAIL))
+
+    def written(self, path: Path) -> list[int]:
+        """The pieces that are heard, greedy."""
+        logits, frames = self(path)
+        return collapse(logits.argmax(-1), frames)[0]
+
+
+def load_ears(checkpoint: Path, encoder: str) -> Ears:
+    """The head of a training's checkpoint, and its encoder by name or folder. Raises InputError for damaged ones."""
+    saved = read_checkpoint(checkpoint)
+    # Names with an underscore are the command line's own notes.
+    module = CtcModule(**{name: value for name, value in saved["hyper_parameters"].items() if name[0] != "_"})
+    module.load_state_dict(saved["state_dict"])
+    return Ears(module.head.eval(), load_speech_encoder(encoder))
+
+
+def words(text: str) -> str:
+    """What is counted: the words, an elided one ("l'") for itself."""
+    return heard(text).replace("?", " ").replace("'", "' ")
+
+
+def errors(pieces: Pieces, text: str, wrote: str, found: Sequence[int]) -> tuple[Edits, Edits]:
+    """Edits of words, and of pieces, of one recording."""
+    wanted = pieces.encode(heard(text))
+    return word_edits(words(text), words(wrote)), word_edits(" ".join(map(str, wanted)), " ".join(map(str, found)))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0; 2 for what cannot be read."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--pieces", type=Path, required=True)
+    parser.add_argument("--encoder", required=True, help="the name or folder of the model whose encoder the head reads")
+    parser.add_argument("--corpus", required=True, help="LibriSpeech's layout, or a manifest")
+    parser.add_argument("--split", help="of the corpus")
+    parser.add_argument("--limit", type=int, help="recordings at most")
+    parser.add_argument("--show", type=int, default=10, help="texts to print (default 10)")
+    given = parser.parse_args(arguments)
+    try:
+        ears, pieces = load_ears(given.checkpoint, given.encoder), Pieces.read(given.pieces)
+        rows = read_utterances(given.corpus, given.split)[: given.limit]
+        counts = []
+        for number, row in enumerate(rows):
+            found = ears.written(row.path)
+            text = pieces.decode(found)
+            counts.append(errors(pieces, row.text, text, found))
+            if number < given.show:
+                print(f"{heard(row.text)}\t{text}")
+    except MmdecError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for name, column in zip(("words", "pieces"), zip(*counts, strict=True), strict=True):
+        found_rate = rate(column)
+        print(
+            f"{name} wrong: {found_rate['value']:.1%} [{found_rate['low']:.1%}, {found_rate['high']:.1%}] of "
+            f"{found_rate['length']}, {len(column)} recordings"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""Pairs of text as pieces that are heard and pieces that are written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset
+
+from mmdec.checks.errors import InputError
+from mmdec.nn.dag_decoder import BOS, EOS, PAD
+from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces, heard
+from mmdec.training.corpora.tables import evenly_spaced
+from mmdec.training.corpora.text_pairs import TextPair, read_text_pairs
+from mmdec.training.reader.imitation import Confusions
+
+
+@dataclass(frozen=True)
+class PairBatch:
+    """B sentences: their pieces, padded to N, and those of one translation each, padded to M."""
+
+    pieces: Tensor  # (B, N, K), padded with 0; K is 1 where they are known for sure
+    weights: Tensor  # (B, N, K), sum 1
+    lengths: Tensor  # (B,)
+    units: Tensor  # (B, M) <s> ... </s>, padded with <pad>
+    unit_lengths: Tensor  # (B,)
+    rows: list[int]  # of the split
+
+    def to(self, device: torch.device) -> PairBatch:
+        """The same batch on another device."""
+        parts = (self.pieces, self.weights, self.lengths, self.units, self.unit_lengths)
+        return PairBatch(*(part.to(device, non_blocking=True) for part in parts), rows=self.rows)
+
+
+class Pairs(Dataset[PairBatch]):
+    """Batches of (row, reference) pairs; as a head would hear them, if there are `confusions`, drawn from `seed`."""
+
+    def __init__(
+        self,
+        pieces: Sequence[list[int]],
+        units: Sequence[list[list[int]]],
+        batches: Sequence[list[tuple[int, int]]],
+        confusions: Confusions | None = None,
+        seed: Sequence[int] = (),
+    ) -> None:
+        self.pieces, self.units, self.batches = pieces, units, batches
+        self.confusions, self.seed = confusions, seed
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, number: int) -> PairBatch:
+        batch = self.batches[number]
+        draw = np.random.default_rng([*self.seed, number])
+        heard_pieces = [self.heard(self.pieces[row], draw) for row, _ in batch]
+        units = [torch.tensor([BOS, *self.units[row][turn], EOS]) for row, turn in batch]
+        return PairBatch(
+            pad_sequence([pieces for pieces, _ in heard_pieces], batch_first=True),
+            pad_sequence([weights for _, weights in heard_pieces], batch_first=True),
+            torch.tensor([len(pieces) for pieces, _ in heard_pieces]),
+            pad_sequence(units, batch_first=True, padding_value=PAD),
+            torch.tensor([len(row) for row in units]),
+            [row for row, _ in batch],
+        )
+
+    def heard(self, text: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """(N, K) pieces and weights of a sentence."""
+        if self.confusions is not None:
+            return self.confusions.imitate(text, draw)
+        return torch.tensor(text)[:, None], torch.ones(len(text), 1)
+
+
+class PairData(LightningDataModule):
+    """Sentences of several folders of pairs, each at its share of the batches.
+
+    text: folders of {train,dev}.tsv; shares: of each, about. pieces: the file of what a head hears; english: that of
+    what is written. Where there is none, one of `count`, of `written`, is learned from the training text and kept.
+    batch_pieces: in a batch, of both languages, padding included. longest: pieces of a sentence, longer ones are left
+    out. imitation: a file of `reader.imitation`'s, by which training hears text as a head would; None: text itself.
+    dev_rows: sentences of the first folder's dev split that are translated at each validation.
+    """
+
+    def __init__(
+        self,
+        text: list[str],
+        shares: list[float],
+        pieces: str,
+        english: str,
+        count: int = 1001,
+        written: int = 2000,
+        batch_pieces: int = 1400,
+        longest: int = 40,
+        steps_per_epoch: int = 200,
+        imitation: str | None = None,
+        dev_rows: int = 200,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if len(shares) != len(text) or min(shares) <= 0:
+            raise InputError(f"`shares` must be a positive number for each folder of `text`, but is {shares}.")
+        self.shares, self.batch_pieces, self.longest = shares, batch_pieces, longest
+        self.steps_per_epoch, self.dev_rows, self.seed = steps_per_epoch, dev_rows, seed
+        self.confusions = None if imitation is None else Confusions.read(Path(imitation))
+        self.train = [read_text_pairs(folder, "train") for folder in text]
+        self.dev = evenly_spaced(read_text_pairs(text[0], "dev"), dev_rows)
+        everything = [pair for pairs in self.train for pair in pairs]
+        self.pieces = kept(Path(pieces), (heard(pair.source) for pair in everything), count, HEARD)
+        sentences = (text for pair in everything for text in pair.references)
+        self.english = kept(Path(english), sentences, written, WRITTEN)
+
+    @property
+    def units(self) -> list[list[str]]:
+        """What the network must know of the data: the pieces by number, heard and written."""
+        return [self.pieces.names, self.english.names]
+
+    def setup(self, stage: str) -> None:
+        self.folders = [self.encoded(pairs) for pairs in self.train]
+
+    def encoded(self, pairs: Sequence[TextPair]) -> tuple[list[list[int]], list[list[list[int]]]]:
+        """Pieces and every reference's units of the sentences that are short enough."""
+        pieces, units = [], []
+        for pair in pairs:
+            source = self.pieces.encode(heard(pair.source))
+            targets = [self.english.encode(text) for text in pair.references]
+            targets = [target for target in targets if 0 < len(target) <= self.longest]
+            if 0 < len(source) <= self.longest and targets:
+                pieces.append(source)
+                units.append(targets)
+        return pieces, units
+
+    def train_dataloader(self) -> DataLoader:
+        """An epoch's batches, drawn from (seed, epoch): sentences by their folder's share, a reference of each."""
+        assert self.trainer is not None
+        draw = np.random.default_rng([self.seed, self.trainer.current_epoch])
+        pieces = [row for rows, _ in self.folders for row in rows]
+        units = [row for _, rows in self.folders for row in rows]
+        weights = np.concatenate(
+            [np.full(len(rows), share / len(rows)) for (rows, _), share in zip(self.folders, self.shares, strict=True)]
+        )
+        wanted = self.steps_per_epoch * self.batch_pieces // 12
+        rows = draw.choice(len(pieces), min(wanted, len(pieces)), replace=False, p=weights / weights.sum())
+        chosen = [(int(row), int(draw.integers(len(units[row])))) for row in rows]
+        batches = self.batches_of(chosen, pieces, units)
+        order = draw.permutation(len(batches))[: self.steps_per_epoch]
+        chosen_batches = [batches[at] for at in order]
+        seed = [self.seed, self.trainer.current_epoch, 1]
+        return DataLoader(Pairs(pieces, units, chosen_batches, self.confusions, seed), batch_size=None)
+
+    def val_dataloader(self) -> DataLoader:
+        """The dev sentences in order, each with its first reference; imitated as in training, always alike."""
+        pieces = [self.pieces.encode(heard(pair.source)) for pair in self.dev]
+        units = [[self.english.encode(pair.references[0])] for pair in self.dev]
+        rows = list(range(len(pieces)))
+        batches = [[(row, 0) for row in rows[start : start + 32]] for start in range(0, len(rows), 32)]
+        return DataLoader(Pairs(pieces, units, batches, self.confusions, [self.seed]), batch_size=None)
+
+    def batches_of(
+        self,
+        chosen: Sequence[tuple[int, int]],
+        pieces: Sequence[Sequence[int]],
+        units: Sequence[Sequence[Sequence[int]]],
+    ) -> list[list[tuple[int, int]]]:
+        """Pairs of about equal length together."""
+        sizes = [len(pieces[row]) + len(units[row][turn]) + 2 for row, turn in chosen]
+        batches: list[list[tuple[int, int]]] = [[]]
+        for at in sorted(range(len(chosen)), key=sizes.__getitem__):
+            if batches[-1] and sizes[at] * (len(batches[-1]) + 1) > self.batch_pieces:
+                batches.append([])
+            batches[-1].append(chosen[at])
+        return batches
+
+
+def kept(path: Path, texts: Iterable[str], count: int, special: Sequence[str]) -> Pieces:
+    """The pieces in a file, or those learned from texts, which are kept there."""
+    if not path.is_file():
+        Pieces.learn(texts, count, special).save(path)
+    return Pieces.read(path)

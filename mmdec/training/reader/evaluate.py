@@ -1,0 +1,115 @@
+"""How well the reader and its autoregressive decoder translate: text that is known for sure, or what a head hears.
+
+python -m mmdec.training.reader.evaluate --checkpoint runs/reader/checkpoints/last.ckpt --pieces runs/ctc/pieces.json \\
+    --english runs/reader/english.json --text data/everyday --split test
+... --head runs/ctc/checkpoints/last.ckpt --encoder MODEL --corpus data/natural/manifest.tsv    # from the sound on
+
+BLEU (sacrebleu's 13a, case and marks kept) and chrF against all references of each sentence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from mmdec.checks.errors import InputError, MmdecError
+from mmdec.nn.ctc_head import best_pieces
+from mmdec.nn.piece_reader import PiecesToUnits
+from mmdec.phonetics.pieces import Pieces, heard
+from mmdec.training.checkpoints import read_checkpoint
+from mmdec.training.corpora.librispeech import Utterance, read_utterances
+from mmdec.training.corpora.tables import evenly_spaced
+from mmdec.training.corpora.text_pairs import TextPair, read_text_pairs
+from mmdec.training.ctc.evaluate import Ears, load_ears
+from mmdec.training.metrics.text import bleu, chrf
+from mmdec.training.reader.module import ReaderModule
+
+BATCH = 32
+
+
+def load_reader(checkpoint: Path) -> PiecesToUnits:
+    """The network of a training's checkpoint, in evaluation mode. Raises InputError for a damaged one."""
+    saved = read_checkpoint(checkpoint)
+    # Names with an underscore are the command line's own notes.
+    options = {name: value for name, value in saved["hyper_parameters"].items() if name[0] != "_"}
+    module = ReaderModule(**{**options, "start": None})
+    module.load_state_dict(saved["state_dict"])
+    return module.network.eval()
+
+
+def from_text(network: PiecesToUnits, pieces: Pieces, rows: Sequence[TextPair]) -> Iterator[list[int]]:
+    """The units of each sentence's translation, its pieces known for sure."""
+    for start in range(0, len(rows), BATCH):
+        sources = [torch.tensor(pieces.encode(heard(pair.source)) or [0]) for pair in rows[start : start + BATCH]]
+        lengths = torch.tensor([len(source) for source in sources])
+        with torch.inference_mode():
+            states = network.read(torch.nn.utils.rnn.pad_sequence(sources, batch_first=True), lengths)
+            yield from network.ar.generate(states, lengths, 2 * int(lengths.max()) + 10)
+
+
+def from_sound(network: PiecesToUnits, ears: Ears, rows: Sequence[Utterance]) -> Iterator[list[int]]:
+    """The units of each recording's translation; none where the head hears nothing."""
+    for row in rows:
+        with torch.inference_mode():
+            found = best_pieces(*ears(row.path))
+            if not int(found.lengths[0]):
+                yield []
+                continue
+            states = network.reader(found.pieces, found.weights, found.lengths)
+            yield from network.ar.generate(states, found.lengths, 2 * int(found.lengths[0]) + 10)
+
+
+def references_of(rows: Sequence[Utterance], folders: Sequence[Path], split: str) -> list[tuple[str, ...]]:
+    """Every reference of each recording, by its name: the folder's and the sentence's. Raises InputError for one that
+    no folder has."""
+    known: Mapping[str, tuple[str, ...]] = {
+        f"{folder.name}-{pair.name}": pair.references for folder in folders for pair in read_text_pairs(folder, split)
+    }
+    lost = [row.path.stem for row in rows if row.path.stem not in known]
+    if lost:
+        raise InputError(f"`text` must hold the sentences of the corpus, but lacks {lost[0]}, {len(lost)} in all.")
+    return [known[row.path.stem] for row in rows]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0; 2 for what cannot be read."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("checkpoint", "pieces", "english"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--text", type=Path, nargs="+", required=True, help="folders of pairs")
+    parser.add_argument("--split", default="dev", help="of the text, and of the corpus (default dev)")
+    parser.add_argument("--head", type=Path, help="checkpoint of a CTC head: translate the recordings of --corpus")
+    parser.add_argument("--encoder", help="the name or folder of the model whose encoder the head reads")
+    parser.add_argument("--corpus", help="LibriSpeech's layout, or a manifest")
+    parser.add_argument("--limit", type=int, help="sentences at most, at equal distances")
+    parser.add_argument("--show", type=int, default=10, help="translations to print (default 10)")
+    given = parser.parse_args(arguments)
+    try:
+        network, pieces, english = load_reader(given.checkpoint), Pieces.read(given.pieces), Pieces.read(given.english)
+        if given.head is not None:
+            if not (given.encoder and given.corpus):
+                raise InputError("`encoder` and `corpus` must be given with `head`, but are not. See --help.")
+            sounds = evenly_spaced(read_utterances(given.corpus, given.split), given.limit)
+            sources, references = [row.text for row in sounds], references_of(sounds, given.text, given.split)
+            written = list(from_sound(network, load_ears(given.head, given.encoder), sounds))
+        else:
+            pairs = [pair for folder in given.text for pair in read_text_pairs(folder, given.split)]
+            pairs = evenly_spaced(pairs, given.limit)
+            sources, references = [pair.source for pair in pairs], [pair.references for pair in pairs]
+            written = list(from_text(network, pieces, pairs))
+    except MmdecError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    texts = [english.decode(units) for units in written]
+    for row in list(zip(sources, texts, references, strict=True))[: given.show]:
+        print(f"{row[0]}\t{row[1]}\t{' | '.join(row[2])}")
+    print(f"BLEU {bleu(texts, references).value:.1f}, chrF {chrf(texts, references).value:.1f}, {len(texts)} sentences")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

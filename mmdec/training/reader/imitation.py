@@ -1,0 +1,153 @@
+"""Text as a head would hear it: what it made of each piece of sentences that it was not trained on, drawn again.
+
+python -m mmdec.training.reader.imitation --head runs/ctc/checkpoints/last.ckpt --encoder MODEL --pieces \\
+    runs/ctc/pieces.json --corpus data/natural/manifest.tsv --skip 4000 --out runs/reader/confusions.safetensors
+
+`--skip` is the head's own `limit`: recordings that it was trained on would show it surer than it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mmdec.checks.errors import InputError, MmdecError
+from mmdec.checks.weights import read_weights
+from mmdec.nn.ctc_head import Heard, best_pieces
+from mmdec.phonetics.pieces import Pieces, heard
+from mmdec.training.corpora.librispeech import read_utterances
+from mmdec.training.ctc.evaluate import load_ears
+from mmdec.training.metrics.text import extra
+
+START = 0  # stands for the beginning of a sentence, where something may be heard before its first piece
+ENOUGH = 4  # times that a piece was said before its own confusions are drawn
+
+
+@dataclass(frozen=True)
+class Confusions:
+    """What was heard of pieces said: outcome o, of the piece `said[o]`, is the places `starts[o]` to `starts[o + 1]`.
+
+    No place: the piece was missed. Several: something was heard behind it that nobody said.
+    """
+
+    pieces: Tensor  # (P, K) of each place, the likeliest first
+    weights: Tensor  # (P, K), sum 1
+    said: Tensor  # (O,)
+    starts: Tensor  # (O + 1,)
+
+    @cached_property
+    def by_piece(self) -> dict[int, list[int]]:
+        """The outcomes of each piece that was said."""
+        by_piece: dict[int, list[int]] = {}
+        for outcome, piece in enumerate(self.said.tolist()):
+            by_piece.setdefault(piece, []).append(outcome)
+        return by_piece
+
+    def imitate(self, text: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Pieces (N, K) and weights (N, K) as they might be heard of a text: at least one place.
+
+        A piece that was hardly ever said takes the doubts of another one that was heard rightly.
+        """
+        pieces, weights = [], []
+        for at, piece in enumerate([START, *text]):
+            outcomes = self.by_piece.get(piece, [])
+            foreign = len(outcomes) < ENOUGH and at > 0
+            if foreign:
+                outcomes = self.right
+            if not outcomes:
+                continue
+            outcome = outcomes[int(draw.integers(len(outcomes)))]
+            places = slice(int(self.starts[outcome]), int(self.starts[outcome + 1]))
+            found = self.pieces[places].clone()
+            if foreign:
+                found[0, 0] = piece
+            pieces.append(found)
+            weights.append(self.weights[places])
+        if not sum(map(len, pieces)):
+            alone = torch.zeros(1, self.pieces.shape[1], dtype=self.pieces.dtype)
+            alone[0, 0] = text[0]
+            return alone, torch.eye(1, self.pieces.shape[1])
+        return torch.cat(pieces), torch.cat(weights)
+
+    @cached_property
+    def right(self) -> list[int]:
+        """Outcomes whose first place is the piece that was said."""
+        some = self.starts[1:] > self.starts[:-1]
+        first = self.pieces[self.starts[:-1].clamp(max=len(self.pieces) - 1), 0]
+        return (some & (first == self.said)).nonzero()[:, 0].tolist()
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {"pieces": self.pieces, "weights": self.weights, "said": self.said, "starts": self.starts}
+        save_file(tensors, path)
+
+    @classmethod
+    def read(cls, path: Path) -> Confusions:
+        """Those of a file that `save` wrote. Raises InputError for another one."""
+        tensors = read_weights([path], "imitation")
+        try:
+            return cls(*(tensors[name] for name in ("pieces", "weights", "said", "starts")))
+        except KeyError as error:
+            raise InputError(f"`imitation` must be a file of confusions, but '{path}' lacks {error}.") from None
+
+
+def confusions(sentences: Iterable[tuple[Sequence[int], Heard]]) -> Confusions:
+    """From the pieces of sentences, and what was heard of each (one row): the fewest edits say what became of which."""
+    pieces, weights, said, starts = [], [], [], [0]
+    for text, row in sentences:
+        count = int(row.lengths[0])
+        first = row.pieces[0, :count, 0].tolist()
+        found: list[list[int]] = [[] for _ in range(len(text) + 1)]  # places of the start, then of each piece
+        for tag, a, b, c, d in extra("rapidfuzz.distance").Levenshtein.opcodes(list(text), first):
+            if tag == "insert":
+                found[a] += range(c, d)
+            elif tag != "delete":
+                for piece, place in zip(range(a, b), range(c, d), strict=True):
+                    found[piece + 1].append(place)
+        for piece, places in zip([START, *text], found, strict=True):
+            said.append(piece)
+            starts.append(starts[-1] + len(places))
+            pieces.append(row.pieces[0, places])
+            weights.append(row.weights[0, places])
+    if starts[-1] == 0:
+        raise InputError("`head` must hear something in the recordings, but hears nothing. Train it for longer.")
+    return Confusions(torch.cat(pieces), torch.cat(weights), torch.tensor(said), torch.tensor(starts))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0; 2 for what cannot be read."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("head", "pieces", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--encoder", required=True, help="the name or folder of the model whose encoder the head reads")
+    parser.add_argument("--corpus", required=True, help="LibriSpeech's layout, or a manifest")
+    parser.add_argument("--split", default="train", help="of the corpus (default train)")
+    parser.add_argument(
+        "--skip", type=int, required=True, help="recordings that the head was trained on, the first ones"
+    )
+    given = parser.parse_args(arguments)
+    try:
+        ears, pieces = load_ears(given.head, given.encoder), Pieces.read(given.pieces)
+        rows = read_utterances(given.corpus, given.split)[given.skip :]
+        texts = (pieces.encode(heard(row.text)) for row in rows)
+        found = confusions((text, best_pieces(*ears(row.path))) for text, row in zip(texts, rows, strict=True))
+        found.save(given.out)
+    except MmdecError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    wrong = 1 - len(found.right) / max(int((found.said != START).sum()), 1)
+    print(f"{len(found.said)} pieces of {len(rows)} recordings, {wrong:.1%} not heard first, in {given.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

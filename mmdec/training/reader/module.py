@@ -1,0 +1,161 @@
+"""Training of the reader and its decoders on text: pieces that are heard to pieces that are written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+
+from mmdec.nn.ar_decoder import ArConfig
+from mmdec.nn.dag_decoder import DagConfig
+from mmdec.nn.piece_reader import PiecesToUnits, ReaderConfig
+from mmdec.training.checkpoints import read_checkpoint
+from mmdec.training.daspeech import losses
+from mmdec.training.daspeech.module import load_network
+from mmdec.training.lr_schedule import Schedule
+from mmdec.training.metrics.text import bleu, chrf
+from mmdec.training.optim import MuonAdamW
+from mmdec.training.options import keep_options
+from mmdec.training.reader.data import PairBatch, PairData
+
+
+@dataclass(frozen=True)
+class ReaderOptions:
+    """What a recipe sets.
+
+    graph_layers: of the graph decoder; 0: none. vertices: for each piece that is heard. glat_start to glat_end, over
+    glat_steps: the share of the target that the graph is shown. start: a checkpoint to begin from.
+    """
+
+    d_model: int = 256
+    ffn: int = 1024
+    heads: int = 4
+    layers: int = 6
+    decoder_layers: int = 4
+    graph_layers: int = 0
+    vertices: float = 8.0
+    ar_weight: float = 1.0
+    glat_start: float = 0.5
+    glat_end: float = 0.1
+    glat_steps: int = 10_000
+    start: str | None = None
+    dropout: float = 0.1
+    lr: float = 1.5e-3
+    weight_decay: float = 0.01
+    warmup: int = 400
+    decay_from: int | None = None
+    decay_steps: int = 1000
+    label_smoothing: float = 0.1
+    seed: int = 0
+
+
+class ReaderModule(LightningModule):
+    """L = ar_weight L_AR + L_graph: cross-entropy of the written pieces, and their likelihood in the graph.
+
+    units: the pieces by number, heard and written. options: those of `ReaderOptions`. All randomness of a step follows
+    from (seed, epoch, step).
+    """
+
+    def __init__(self, units: list[list[str]], **options: Any) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.options = ReaderOptions(**options)
+        keep_options(self, self.options)
+        torch.manual_seed(self.options.seed)
+        sizes = {name: getattr(self.options, name) for name in ("d_model", "ffn", "heads", "dropout")}
+        self.network = PiecesToUnits(
+            ReaderConfig(
+                len(units[0]),
+                len(units[1]),
+                **sizes,
+                layers=self.options.layers,
+                ar=ArConfig(**sizes, layers=self.options.decoder_layers),
+                dag=self.graph(sizes),
+            )
+        )
+        if self.options.start is not None:
+            saved = read_checkpoint(Path(self.options.start))["state_dict"]
+            load_network(self, saved)
+        self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
+        self.written: dict[str, dict[int, list[int]]] = {}
+
+    def on_train_batch_start(self, batch: PairBatch, batch_idx: int) -> None:
+        torch.manual_seed((self.options.seed * 100_003 + self.current_epoch) * 1_000_003 + batch_idx)
+
+    def graph(self, sizes: dict[str, Any]) -> DagConfig | None:
+        """Sizes of the graph decoder: as wide as the other one, with the small translator's links."""
+        if not self.options.graph_layers:
+            return None
+        links = {"link_heads": 4, "link_dim": sizes["d_model"] // 4, "link_prior": True}
+        form = {"positions": "sinusoidal", "copy_encoder": True, "upsample": self.options.vertices, "min_vertices": 24}
+        return DagConfig(**sizes, layers=self.options.graph_layers, **links, **form)
+
+    def glat_ratio(self) -> float:
+        """Linear from start to end."""
+        part = min(1.0, self.global_step / max(self.options.glat_steps, 1))
+        return self.options.glat_start + part * (self.options.glat_end - self.options.glat_start)
+
+    def losses(self, batch: PairBatch) -> dict[str, Tensor]:
+        """All parts of the loss of a batch; `loss` is their weighted sum."""
+        net = self.network
+        states = net.reader(batch.pieces, batch.weights, batch.lengths)
+        logits = net.ar(batch.units[:, :-1], states, batch.lengths)
+        smoothing = self.options.label_smoothing if self.training else 0.0
+        parts = {"ar": losses.autoregressive_loss(logits, batch.units, smoothing)}
+        parts["loss"] = self.options.ar_weight * parts["ar"]
+        if net.decoder is not None:
+            known = (net.decoder, states, batch.lengths, batch.lengths)
+            given = forced = None
+            if self.training and self.glat_ratio() > 0:
+                given, forced = losses.glance(*known, batch.units, batch.unit_lengths, self.glat_ratio())
+            lattice = net.decoder(*known[1:], given)
+            graph = losses.graph_loss(lattice, batch.units, batch.unit_lengths, forced)
+            parts |= {"dag": graph.value, "invalid": graph.invalid.float()}
+            parts["loss"] = parts["loss"] + graph.value
+        return parts
+
+    def training_step(self, batch: PairBatch, batch_idx: int) -> Tensor:
+        parts = self.losses(batch)
+        self.log_dict({f"train/{name}": value.detach() for name, value in parts.items()}, batch_size=len(batch.rows))
+        self.log("step", float(self.global_step))
+        return parts["loss"]
+
+    def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
+        parts = self.losses(batch)
+        self.log_dict({f"dev/{name}": v for name, v in parts.items()}, batch_size=len(batch.rows), sync_dist=True)
+        net = self.network
+        states = net.reader(batch.pieces, batch.weights, batch.lengths).float()
+        written = {"ar": net.ar.generate(states, batch.lengths, 2 * int(batch.lengths.max()) + 10)}
+        if net.decoder is not None:
+            path = net.decoder(states, batch.lengths, batch.lengths).path("lookahead", collapse=True)
+            written["dag"] = [[unit for unit in row if unit >= 0] for row in path.tokens.tolist()]
+        for name, rows in written.items():
+            self.written.setdefault(name, {}).update(zip(batch.rows, rows, strict=True))
+
+    def on_validation_epoch_end(self) -> None:
+        data = self.trainer.datamodule  # type: ignore[attr-defined] # undeclared by Lightning
+        for name, written in self.written.items():
+            if isinstance(data, PairData):
+                texts = [data.english.decode(written[row]) for row in sorted(written)]
+                references = [data.dev[row].references for row in sorted(written)]
+                self.log(f"dev/{name}_bleu", bleu(texts, references).value)
+                self.log(f"dev/{name}_chrf", chrf(texts, references).value)
+        self.written = {}
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        matrices, others = [], []
+        for name, parameter in self.network.named_parameters():
+            (matrices if parameter.dim() == 2 and "embed" not in name else others).append(parameter)
+        decay = self.options.weight_decay
+        groups = [
+            {"params": [p for p in others if p.dim() > 1], "weight_decay": decay},
+            {"params": [p for p in others if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        optimizer = MuonAdamW(matrices, groups, lr=self.options.lr, weight_decay=decay)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.rate(step))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

@@ -1,0 +1,47 @@
+"""A corpus of ten recordings of sentences (noise), its text, and a Whisper of random weights to read them by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from mmdec.audio import save_audio
+from tests.support.tiny_whisper import build
+
+TEXTS = ["Où est la gare ?", "La gare est là.", "Vous êtes là ?", "Où êtes-vous ?", "L'été est là !"] * 2
+SIZES = {"d_states": 32, "d_model": 16, "layers": 1, "kernel": 5, "dropout": 0.0}  # of a CTC head
+
+
+def write(root: Path) -> Path:
+    """whisper/, manifest.tsv with clips/ (eight for training, two of dev), text/train.tsv."""
+    build(80, 1, 2, 0, init_std=0.2).save_pretrained(root / "whisper")
+    lines = ["id\tpath\tsplit\tspeaker\ttext"]
+    for number, text in enumerate(TEXTS):
+        draw = torch.Generator().manual_seed(number)
+        save_audio(root / "clips" / f"{number}.wav", 0.1 * torch.randn(4000 + 400 * number, generator=draw))
+        lines.append(f"{number}\tclips/{number}.wav\t{'dev' if number > 7 else 'train'}\tx\t{text}")
+    (root / "manifest.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (root / "text").mkdir()
+    rows = "".join(f"{n}\tg\t{text}\tEnglish.\n" for n, text in enumerate(TEXTS))
+    (root / "text" / "train.tsv").write_text(rows, encoding="utf-8")
+    return root
+
+
+def write_pairs(root: Path) -> Path:
+    """first/ and second/ with {train,dev}.tsv: 8 and 80 French sentences, some with two translations."""
+    nouns = {"gare": "station", "porte": "door", "ville": "town", "plage": "beach"}
+    frames = (("Où est la {} ?", "Where is the {}?"), ("La {} est là.", "The {} is there."))
+    for name, times in (("first", 1), ("second", 10)):
+        rows = []
+        for turn in range(times):
+            for noun, english in nouns.items():
+                for french, translation in frames:
+                    said = f"{french.format(noun)} {'Oui. ' * (turn % 3)}".strip()
+                    written = f"{translation.format(english)} {'Yes. ' * (turn % 3)}".strip()
+                    rows.append([said, written] + (["Over there."] if turn % 2 else []))
+        (root / name).mkdir()
+        lines = ["\t".join([str(number), str(number), *row]) + "\n" for number, row in enumerate(rows)]
+        (root / name / "train.tsv").write_text("".join(lines), encoding="utf-8")
+        (root / name / "dev.tsv").write_text("".join(lines[:8]), encoding="utf-8")
+    return root

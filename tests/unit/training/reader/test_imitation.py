@@ -1,0 +1,88 @@
+"""Text as a head would hear it: edits become outcomes, drawn again piece by piece."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mmdec.nn.ctc_head import Heard
+from mmdec.training.reader.data import Pairs
+from mmdec.training.reader.imitation import ENOUGH, START, Confusions, confusions
+from mmdec.types import InputError
+
+
+def heard(*places: int) -> Heard:
+    """Each place's first piece, another one beside it."""
+    pieces = torch.tensor([[[place, place + 100] for place in places]]).view(1, -1, 2)
+    weights = torch.tensor([0.75, 0.25]).expand(1, len(places), 2)
+    return Heard(pieces, weights, torch.tensor([len(places)]), torch.zeros(1, len(places)))
+
+
+def outcomes(found: Confusions) -> list[tuple[int, list[int]]]:
+    spans: list[Tensor] = [found.pieces[a:b, 0] for a, b in zip(found.starts[:-1], found.starts[1:], strict=True)]
+    return list(zip(found.said.tolist(), [span.tolist() for span in spans], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "places", "wanted"),
+    [
+        ([5, 6, 7], [5, 6, 7], [(START, []), (5, [5]), (6, [6]), (7, [7])]),
+        ([5, 6, 7], [5, 7], [(START, []), (5, [5]), (6, []), (7, [7])]),
+        ([5, 6], [9, 5, 8, 6], [(START, [9]), (5, [5, 8]), (6, [6])]),
+        ([5, 6, 7], [5, 8, 7, 9], [(START, []), (5, [5]), (6, [8]), (7, [7, 9])]),
+    ],
+)
+def test_each_piece_has_what_was_heard_of_it(
+    text: list[int], places: list[int], wanted: list[tuple[int, list[int]]]
+) -> None:
+    assert outcomes(confusions([(text, heard(*places))])) == wanted
+
+
+def test_a_head_that_hears_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="`head` must hear something"):
+        confusions([([5, 6], heard())])
+
+
+def test_imitations_have_the_confusions_of_each_piece_at_their_rates(tmp_path: Path) -> None:
+    said = [([5, 6], heard(5, 6))] * 30 + [([5, 6], heard(5, 8))] * 10 + [([5, 6], heard(5))] * 10
+    confusions(said).save(tmp_path / "confusions.safetensors")
+    found = Confusions.read(tmp_path / "confusions.safetensors")
+    draw = np.random.default_rng(0)
+    texts = [found.imitate([5, 6], draw)[0][:, 0].tolist() for _ in range(500)]
+    counts = [texts.count(text) / 500 for text in ([5, 6], [5, 8], [5])]
+    assert sum(counts) == pytest.approx(1)
+    assert counts == pytest.approx([0.6, 0.2, 0.2], abs=0.06)
+    pieces, weights = found.imitate([5], draw)
+    assert pieces.tolist() == [[5, 105]]
+    assert weights.tolist() == [[0.75, 0.25]]
+
+
+def test_a_rare_piece_is_heard_with_the_doubts_of_another() -> None:
+    found = confusions([([5], heard(5))] * ENOUGH + [([7], heard(8))])
+    for _ in range(5):
+        pieces, _ = found.imitate([7, 9], np.random.default_rng(1))
+        assert pieces.tolist() == [[7, 105], [9, 105]]
+
+
+def test_a_text_of_which_nothing_would_be_heard_keeps_its_first_piece() -> None:
+    found = confusions([([5], heard(5))] + [([6], heard())] * 9)
+    pieces, weights = found.imitate([6], np.random.default_rng(0))
+    assert pieces.tolist() == [[6, 0]]
+    assert weights.tolist() == [[1, 0]]
+
+
+def test_batches_are_imitated_alike_each_time() -> None:
+    found = confusions([([5, 6], heard(5, 6))] * 5 + [([5, 6], heard(9, 5, 8, 6))] * 5)
+    dataset = Pairs([[5, 6], [6]], [[[4]], [[4]]], [[(0, 0), (1, 0)]], found, [3])
+    batch, again = dataset[0], dataset[0]
+    assert batch.pieces.shape[2] == 2
+    assert torch.equal(batch.pieces, again.pieces)
+    assert torch.equal(batch.weights, again.weights)
+    sums = batch.weights.sum(-1)
+    for row, count in enumerate(batch.lengths.tolist()):
+        assert sums[row, :count] == pytest.approx(torch.ones(count))
+        assert not sums[row, count:].any()
