@@ -61,12 +61,12 @@ def with_threads(threads: int | None, *networks: nn.Module) -> Iterator[None]:
     if count == before:
         yield
         return
-    torch.set_num_threads(count)
-    # torch notes the number for threads that begin later, too: theirs shall be as before.
-    other = threading.Thread(target=torch.set_num_threads, args=(before,), daemon=True)
-    other.start()
-    other.join()
     try:
+        torch.set_num_threads(count)
+        # torch notes the number for threads that begin later, too: theirs shall be as before.
+        other = threading.Thread(target=torch.set_num_threads, args=(before,), daemon=True)
+        other.start()
+        other.join()
         yield
     finally:
         torch.set_num_threads(before)

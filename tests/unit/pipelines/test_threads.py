@@ -52,6 +52,17 @@ def test_threads_come_back() -> None:
         pass
 
 
+def test_threads_come_back_where_the_system_gives_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = torch.get_num_threads()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError), with_threads(before + 1):
+        pass
+    assert torch.get_num_threads() == before
+
+
 @pytest.mark.parametrize(
     ("parameters", "processors", "most", "chosen"),
     [
