@@ -17,19 +17,16 @@ from rich.table import Table
 from mmdec.checks.errors import InputError
 from mmdec.checks.processes import only_one, sigterm_exits
 from mmdec.training import timed_run
-from mmdec.training.daspeech import timed as daspeech_run
-from mmdec.training.medusa import timed as medusa_run
+from mmdec.training.daspeech import timed as daspeech
+from mmdec.training.systems import EAGLE, MEDUSA, VLM, WHISPER
 from mmdec.training.timed_run import RUNS, Allowance, Outcome, Runner
-from mmdec.training.vlm import timed as vlm_run
-from mmdec.training.vlm_drafters import timed as vlm_drafter_run
-from mmdec.training.whisper import timed as whisper_run
 
 RECIPES = Path("recipes")
 
 
 @dataclass(frozen=True)
-class System:
-    """What is trained by itself. The order of a list of them is that of their priority."""
+class Wish:
+    """A system's share of the time. The order of a list of them is that of their priority."""
 
     name: str
     share: float  # of the time, where all are trained
@@ -39,11 +36,11 @@ class System:
 
 
 SYSTEMS = (
-    System(daspeech_run.NAME, 0.55, 60.0, daspeech_run.missing, daspeech_run.train),
-    System(whisper_run.NAME, 0.25, 75.0, whisper_run.prepare, whisper_run.train),
-    System(medusa_run.NAME, 0.2, 75.0, medusa_run.missing, medusa_run.train),
-    System(vlm_run.NAME, 0.4, 240.0, vlm_run.prepare, vlm_run.train),
-    System(vlm_drafter_run.NAME, 0.2, 240.0, vlm_drafter_run.missing, vlm_drafter_run.train),
+    Wish(daspeech.NAME, 0.55, 60.0, daspeech.missing, daspeech.train),
+    *(
+        Wish(system.name, share, least, system.missing, system.train)
+        for system, share, least in ((WHISPER, 0.25, 75.0), (MEDUSA, 0.2, 75.0), (VLM, 0.4, 240.0), (EAGLE, 0.2, 240.0))
+    ),
 )
 
 
@@ -51,7 +48,7 @@ def main(
     minutes: float,
     fresh: bool = False,
     runner: Runner | None = None,
-    systems: Sequence[System] = SYSTEMS,
+    systems: Sequence[Wish] = SYSTEMS,
     now: Callable[[], float] = time.time,
     begun: float | None = None,
 ) -> list[Outcome]:

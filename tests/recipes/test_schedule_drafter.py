@@ -12,8 +12,8 @@ from lightning.pytorch import seed_everything
 
 from mmdec.training import timed_run
 from mmdec.training.__main__ import main
-from mmdec.training.timed_run import Allowance, Outcome
-from mmdec.training.vlm_drafters import timed
+from mmdec.training.systems import EAGLE
+from mmdec.training.timed_run import Allowance, Outcome, System
 from tests.support.quiet import LIGHTNING
 from tests.support.tiny_squares import write_squares, write_target
 
@@ -35,7 +35,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(timed_run, "LEAST", 0.0)
-    configure = timed.configuration
+    configure = System.configuration
 
     def small(*arguments: Any) -> dict[str, Any]:
         recipe = configure(*arguments)
@@ -43,7 +43,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         recipe["model"]["init_args"] |= {"network": {"intermediate_size": 16}, "decoded": 0, "chain": 3}
         return recipe
 
-    monkeypatch.setattr(timed, "configuration", small)
+    monkeypatch.setattr(System, "configuration", small)
     yield tmp_path
     seed_everything(0, verbose=False)
 
@@ -61,12 +61,12 @@ class Runner:
 
 def train_for(seconds: float, runner: Any, fresh: bool = False) -> Outcome:
     """By a clock that stands still at 1000: one epoch is run, and no more."""
-    return timed.train(Allowance(1000 + seconds, lambda: 1000.0), runner, fresh)
+    return EAGLE.train(Allowance(1000 + seconds, lambda: 1000.0), runner, fresh)
 
 
 def test_a_drafter_is_trained_judged_and_goes_on(checkout: Path) -> None:
     runner = Runner()
-    assert timed.missing() == ""
+    assert EAGLE.missing() == ""
     made = train_for(60.0, runner)
     assert made.better
     assert made.before is None
@@ -79,14 +79,14 @@ def test_a_drafter_is_trained_judged_and_goes_on(checkout: Path) -> None:
     again = train_for(60.0, runner)  # from the drafter of before, which is judged first
     assert again.before == pytest.approx(made.after)
     assert "--ckpt_path" not in runner.calls[-1]  # the run before was finished
-    (timed.RUN / "finished").unlink()
-    assert timed.begin()  # a run that was cut off goes on
-    (timed.RUN / "finished").touch()
-    assert not timed.begin()
+    (EAGLE.run / "finished").unlink()
+    assert EAGLE.begin()  # a run that was cut off goes on
+    (EAGLE.run / "finished").touch()
+    assert not EAGLE.begin()
 
 
 def test_what_is_missing_is_said(checkout: Path) -> None:
     shutil.rmtree("data/scenes")
-    assert "data/build/scenes.py" in timed.missing()
+    assert "data/build/scenes.py" in EAGLE.missing()
     shutil.rmtree(SHIPPED)
-    assert "no drafter is trained" in timed.missing()
+    assert "no drafter is trained" in EAGLE.missing()

@@ -14,8 +14,8 @@ from transformers import LlavaForConditionalGeneration
 
 from mmdec.training import timed_run
 from mmdec.training.__main__ import main
-from mmdec.training.timed_run import Allowance, Outcome
-from mmdec.training.vlm import timed
+from mmdec.training.systems import VLM
+from mmdec.training.timed_run import Allowance, Outcome, System
 from tests.support.quiet import LIGHTNING
 from tests.support.tiny_squares import write_squares, write_target
 
@@ -47,7 +47,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(timed_run, "LEAST", 0.0)
-    configure = timed.configuration
+    configure = System.configuration
 
     def small(*arguments: Any) -> dict[str, Any]:
         recipe = configure(*arguments)
@@ -57,18 +57,18 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         recipe["model"]["init_args"] |= {"shape": SHAPE, "compiled": False, "half": False}
         return recipe
 
-    monkeypatch.setattr(timed, "configuration", small)
+    monkeypatch.setattr(System, "configuration", small)
     yield tmp_path
     seed_everything(0, verbose=False)
 
 
 def train_for(seconds: float, fresh: bool = False) -> Outcome:
     """By a clock that stands still at 1000: one epoch is run, and no more."""
-    return timed.train(Allowance(1000 + seconds, lambda: 1000.0), lambda name, *arguments: main(arguments), fresh)
+    return VLM.train(Allowance(1000 + seconds, lambda: 1000.0), lambda name, *arguments: main(arguments), fresh)
 
 
 def test_a_model_is_trained_judged_and_trained_further(checkout: Path) -> None:
-    assert timed.prepare() == ""
+    assert VLM.missing() == ""
     first = train_for(90.0)
     assert first.before is None
     assert first.after is not None
@@ -78,7 +78,7 @@ def test_a_model_is_trained_judged_and_trained_further(checkout: Path) -> None:
     LlavaForConditionalGeneration.from_pretrained(TRAINED)
     further = train_for(90.0)  # from that model, which is judged first, with its tokens
     assert further.before == pytest.approx(first.after)
-    tokens = [json.loads((folder / "tokenizer.json").read_text()) for folder in (TRAINED, timed.RUN / "tokenizer")]
+    tokens = [json.loads((folder / "tokenizer.json").read_text()) for folder in (TRAINED, VLM.run / "tokenizer")]
     assert tokens[0]["model"] == tokens[1]["model"]
     assert list(checkout.glob("runs/vlm-before-*"))  # the finished run is set aside
 
@@ -86,7 +86,7 @@ def test_a_model_is_trained_judged_and_trained_further(checkout: Path) -> None:
 def test_the_shipped_model_is_where_training_begins(checkout: Path) -> None:
     write_target(SHIPPED)
     before = {path.name: path.read_bytes() for path in SHIPPED.iterdir()}
-    recipe = timed.configuration(Allowance(1600.0, lambda: 1000.0), False, False)
+    recipe = VLM.configuration(Allowance(1600.0, lambda: 1000.0), False, False)
     assert recipe["model"]["init_args"]["start"] == str(SHIPPED)
     assert recipe["model"]["init_args"]["vision_steps"] == 0
     assert recipe["model"]["init_args"]["cell_weight"] == 0.0
@@ -94,13 +94,13 @@ def test_the_shipped_model_is_where_training_begins(checkout: Path) -> None:
     assert outcome.before is not None
     assert outcome.folder is not None
     assert before == {path.name: path.read_bytes() for path in SHIPPED.iterdir()}
-    assert timed.configuration(Allowance(1600.0, lambda: 1000.0), False, True)["model"]["init_args"]["start"] is None
+    assert VLM.configuration(Allowance(1600.0, lambda: 1000.0), False, True)["model"]["init_args"]["start"] is None
 
 
 def test_a_run_that_was_cut_off_goes_on_as_it_began(checkout: Path) -> None:
     train_for(90.0)
-    (timed.RUN / "finished").unlink()
-    assert timed.begin()
-    began = timed.configuration(Allowance(1060.0, lambda: 1000.0), True, False)
+    (VLM.run / "finished").unlink()
+    assert VLM.begin()
+    began = VLM.configuration(Allowance(1060.0, lambda: 1000.0), True, False)
     assert began["model"]["init_args"]["start"] is None  # though runs/ has a better model by now
     assert began["data"]["init_args"]["steps_per_epoch"] >= 2
