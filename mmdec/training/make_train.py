@@ -18,15 +18,15 @@ from mmdec.checks.errors import InputError
 from mmdec.checks.processes import only_one, sigterm_exits
 from mmdec.training import timed_run
 from mmdec.training.daspeech import timed as daspeech
-from mmdec.training.systems import EAGLE, MEDUSA, VLM, WHISPER
-from mmdec.training.timed_run import RUNS, Allowance, Outcome, Runner
+from mmdec.training.systems import ONE_STAGE
+from mmdec.training.timed_run import RUNS, Allowance, Outcome, Runner, System
 
 RECIPES = Path("recipes")
 
 
 @dataclass(frozen=True)
 class Wish:
-    """A system's share of the time. The order of a list of them is that of their priority."""
+    """What of a `System` the sharing of the time needs, for one of several stages."""
 
     name: str
     share: float  # of the time, where all are trained
@@ -35,12 +35,9 @@ class Wish:
     train: Callable[[Allowance, Runner, bool], Outcome]
 
 
-SYSTEMS = (
+SYSTEMS: tuple[Wish | System, ...] = (
     Wish(daspeech.NAME, 0.55, 60.0, daspeech.missing, daspeech.train),
-    *(
-        Wish(system.name, share, least, system.missing, system.train)
-        for system, share, least in ((WHISPER, 0.25, 75.0), (MEDUSA, 0.2, 75.0), (VLM, 0.4, 240.0), (EAGLE, 0.2, 240.0))
-    ),
+    *ONE_STAGE,
 )
 
 
@@ -48,7 +45,7 @@ def main(
     minutes: float,
     fresh: bool = False,
     runner: Runner | None = None,
-    systems: Sequence[Wish] = SYSTEMS,
+    systems: Sequence[Wish | System] = SYSTEMS,
     now: Callable[[], float] = time.time,
     begun: float | None = None,
 ) -> list[Outcome]:

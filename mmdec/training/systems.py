@@ -78,6 +78,8 @@ def export_transcription(checkpoint: Path, recipe: Recipe, out: Path) -> Path:
 
 WHISPER = System(
     name="transcription",
+    share=0.25,
+    least=75.0,
     stage="whisper",
     model="whisper-phrasebook",
     recipe=Path("recipes/whisper/phrasebook.yaml"),
@@ -125,6 +127,8 @@ def fits_whisper(base: str) -> bool:
 
 MEDUSA = System(
     name="heads that draft",
+    share=0.2,
+    least=75.0,
     stage="heads",
     model=WHISPER.model,
     part=HEADS,
@@ -178,6 +182,8 @@ def share_right(model: Path, recipe: Recipe) -> float:
 
 VLM = System(
     name="pictures",
+    share=0.4,
+    least=240.0,
     stage="pictures",
     model="vlm-scenes",
     recipe=Path("recipes/vlm/scenes.yaml"),
@@ -212,6 +218,8 @@ def tokens_per_chain(drafter: Path, recipe: Recipe) -> float:
 
 EAGLE = System(
     name="drafter that sees",
+    share=0.2,
+    least=240.0,
     stage="drafter",
     model=VLM.model,
     part="eagle",
@@ -230,3 +238,5 @@ EAGLE = System(
     score=tokens_per_chain,
     comparison=40.0,
 )
+
+ONE_STAGE = (WHISPER, MEDUSA, VLM, EAGLE)  # in the order of their priority

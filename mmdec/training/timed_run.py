@@ -131,14 +131,17 @@ def train_stages(
 class System:
     """One model, or a part of one, that one stage trains.
 
-    needs: in the corpus. programs: to build it. untrained: the end of why nothing is. new: what a run begins from
-    without earlier weights. kept: options that a resumed run goes on with. size: the option of a batch's size. fit:
-    fits the options of data and model to a start, if there is one, and to seconds. score: of a checkpoint or a folder
-    on the development split; comparison: seconds kept for it, if none was taken before. export: of a whole model. part:
-    the folder, in the model's, of a part; fits: whether a checkpoint's `base` is the model.
+    share: of the time, where all are trained; least: seconds, below which it is left to the systems before it. needs:
+    in the corpus. programs: to build it. untrained: the end of why nothing is. new: what a run begins from without
+    earlier weights. kept: options that a resumed run goes on with. size: the option of a batch's size. fit: fits the
+    options of data and model to a start, if there is one, and to seconds. score: of a checkpoint or a folder on the
+    development split; comparison: seconds kept for it, if none was taken before. export: of a whole model. part: the
+    folder, in the model's, of a part; fits: whether a checkpoint's `base` is the model.
     """
 
     name: str
+    share: float
+    least: float
     stage: str
     model: str
     recipe: Path

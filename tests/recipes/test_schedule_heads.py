@@ -17,16 +17,14 @@ from mmdec.hub.whisper import load_whisper
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.provenance import weights
 from mmdec.training import timed_run
-from mmdec.training.__main__ import main as train
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.medusa.self_labels import fingerprint
 from mmdec.training.systems import MEDUSA
-from mmdec.training.timed_run import Allowance, Outcome, System
 from tests.support.quiet import LIGHTNING
+from tests.support.small_schedules import enter, make_small, train_for
 from tests.support.tiny_english import write_english
 from tests.support.tiny_whisper import write
 
-ROOT = Path(__file__).parents[2]
 LAST = MEDUSA.run / "checkpoints" / "last.ckpt"
 SHIPPED, MADE = Path("models/whisper-phrasebook/medusa"), Path("runs/whisper-phrasebook")
 pytestmark = LIGHTNING
@@ -44,11 +42,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def checkout(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.copytree(written, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["train"])
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.delenv(name, raising=False)
+    enter(tmp_path, monkeypatch)
     yield tmp_path
     seed_everything(0, verbose=False)
 
@@ -79,18 +73,13 @@ class Runner:
         torch.save({"base": mark, "state_dict": {}}, LAST)
 
 
-def train_for(seconds: float, runner: Any, fresh: bool = False, score: Any = MEDUSA.score) -> Outcome:
-    """By a clock that stands still at 1000."""
-    return replace(MEDUSA, score=score).train(Allowance(1000 + seconds, lambda: 1000.0), runner, fresh)
-
-
 @pytest.mark.parametrize(("old", "new", "taken"), [(2.0, 2.5, True), (2.0, 2.0, False), (2.5, 2.0, False)])
 def test_only_better_heads_are_shipped(checkout: Path, old: float, new: float, taken: bool):
     heads(SHIPPED, 0.5)
     scores = {SHIPPED: old, Path("runs/medusa/heads"): new}
     before = weights(Path("models"))
     runner = Runner()
-    made = train_for(60, runner, score=lambda folder, recipe: scores[folder])
+    made = train_for(replace(MEDUSA, score=lambda folder, recipe: scores[folder]), 60, runner)
     assert (made.before, made.after, made.better) == (old, new, taken)
     assert weights(Path("models")) == before  # that is for `mmdec promote`
     assert made.folder == (MADE if taken else Path("runs/medusa/heads"))
@@ -106,7 +95,7 @@ def test_only_better_heads_are_shipped(checkout: Path, old: float, new: float, t
 
 
 def test_a_run_goes_on_unless_it_was_finished_or_the_model_is_another(checkout: Path):
-    train = partial(train_for, score=lambda folder, recipe: 1.0)
+    train = partial(train_for, replace(MEDUSA, score=lambda folder, recipe: 1.0))
     runner = Runner()
     assert train(60, runner).folder == MADE  # there were none
     assert runner.calls[-1][0]["model"]["init_args"]["start"] is None
@@ -134,20 +123,8 @@ def test_the_recipe_runs_in_the_time_it_gets(checkout: Path, monkeypatch: pytest
     """Truly trained, judged, and put beside the model: a second run begins from the first one's heads."""
     heads(SHIPPED, 0.5)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    monkeypatch.setattr(timed_run, "LEAST", 0.0)
-    configure = System.configuration
-
-    def small(*arguments: Any) -> dict[str, Any]:
-        recipe = configure(*arguments)
-        recipe["data"]["init_args"] |= {"batch_size": 2, "dev_batches": 1}
-        recipe["model"]["init_args"] |= {"max_tokens": 8, "warmup": 1}
-        return recipe
-
-    def runner(name: str, *arguments: str) -> None:
-        train(arguments)
-
-    monkeypatch.setattr(System, "configuration", small)
-    made = train_for(30.0, runner)  # on a clock that stands still: one epoch is run, and no more
+    make_small(monkeypatch, {"batch_size": 2, "dev_batches": 1}, {"max_tokens": 8, "warmup": 1})
+    made = train_for(MEDUSA, 30.0)  # on a clock that stands still: one epoch is run, and no more
     assert made.folder in (MADE, Path("runs/medusa/heads"))
     assert made.after is not None
     assert made.better == (made.before is not None and made.after > made.before)
