@@ -213,11 +213,12 @@ class System:
     def begin(self) -> bool:
         """Whether a run that was cut off can go on; else make way for a new one."""
         finished, checkpoints = self.run / "finished", self.run / "checkpoints"
-        if (self.run / "schedule.yaml").is_file() and not finished.is_file():
+        scheduled = (self.run / "schedule.yaml").is_file()  # else it was begun by hand, or not at all
+        if scheduled and not finished.is_file():
             found = last_checkpoint([checkpoints])
             if found is not None and (self.fits is None or self.fits(read_checkpoint(found)["base"])):
                 return True
-        if not self.part:
+        if not (self.part and scheduled):  # a part's run keeps the model's answers beside its checkpoints
             set_run_aside(self.run)
             return False
         for left in (checkpoints, *(self.run / f"{self.stage}{end}" for end in ("", ".part", ".old"))):

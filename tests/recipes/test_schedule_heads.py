@@ -119,6 +119,12 @@ def test_a_run_goes_on_unless_it_was_finished_or_the_model_is_another(checkout: 
     assert Path("runs/medusa-before-1").is_dir()
 
 
+def test_a_run_begun_by_hand_is_set_aside(checkout: Path):
+    Path("runs/medusa/checkpoints").mkdir(parents=True)
+    assert not MEDUSA.begin()
+    assert Path("runs/medusa-before-1/checkpoints").is_dir()
+
+
 def test_the_recipe_runs_in_the_time_it_gets(checkout: Path, monkeypatch: pytest.MonkeyPatch):
     """Truly trained, judged, and put beside the model: a second run begins from the first one's heads."""
     heads(SHIPPED, 0.5)
