@@ -17,19 +17,16 @@ from rich.table import Table
 from mmdec.checks.errors import InputError
 from mmdec.checks.processes import only_one, sigterm_exits
 from mmdec.training import timed_run
-from mmdec.training.daspeech import timed as daspeech_run
-from mmdec.training.medusa import timed as medusa_run
-from mmdec.training.timed_run import RUNS, Allowance, Outcome, Runner
-from mmdec.training.vlm import timed as vlm_run
-from mmdec.training.vlm_drafters import timed as vlm_drafter_run
-from mmdec.training.whisper import timed as whisper_run
+from mmdec.training.daspeech import timed as daspeech
+from mmdec.training.systems import ONE_STAGE
+from mmdec.training.timed_run import RUNS, Allowance, Outcome, Runner, System
 
 RECIPES = Path("recipes")
 
 
 @dataclass(frozen=True)
-class System:
-    """What is trained by itself. The order of a list of them is that of their priority."""
+class Wish:
+    """What of a `System` the sharing of the time needs, for one of several stages."""
 
     name: str
     share: float  # of the time, where all are trained
@@ -38,12 +35,9 @@ class System:
     train: Callable[[Allowance, Runner, bool], Outcome]
 
 
-SYSTEMS = (
-    System(daspeech_run.NAME, 0.55, 60.0, daspeech_run.missing, daspeech_run.train),
-    System(whisper_run.NAME, 0.25, 75.0, whisper_run.prepare, whisper_run.train),
-    System(medusa_run.NAME, 0.2, 75.0, medusa_run.missing, medusa_run.train),
-    System(vlm_run.NAME, 0.4, 240.0, vlm_run.prepare, vlm_run.train),
-    System(vlm_drafter_run.NAME, 0.2, 240.0, vlm_drafter_run.missing, vlm_drafter_run.train),
+SYSTEMS: tuple[Wish | System, ...] = (
+    Wish(daspeech.NAME, 0.55, 60.0, daspeech.missing, daspeech.train),
+    *ONE_STAGE,
 )
 
 
@@ -51,7 +45,7 @@ def main(
     minutes: float,
     fresh: bool = False,
     runner: Runner | None = None,
-    systems: Sequence[System] = SYSTEMS,
+    systems: Sequence[Wish | System] = SYSTEMS,
     now: Callable[[], float] = time.time,
     begun: float | None = None,
 ) -> list[Outcome]:

@@ -1,4 +1,4 @@
-"""Two optimizers stepped as one."""
+"""What all modules train with: groups of parameters, a rate for each step, and two optimizers stepped as one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,30 @@ from functools import partial
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.optim import AdamW, Muon, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from mmdec.checks.devices import fast_bfloat16
+
+
+def groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, Any]]:
+    """Groups for AdamW: weights of two dimensions and more decay, vectors do not."""
+    several = [parameter for parameter in parameters if parameter.requires_grad]
+    return [
+        {"params": [p for p in several if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in several if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+
+
+def scheduled(optimizer: Optimizer, rate: Callable[[int], float]) -> OptimizerLRScheduler:
+    """An optimizer whose learning rate is multiplied by `rate` of the step.
+
+    rate: a function, not a `Schedule`: torch would put the object's numbers into the checkpoint and restore them, and a
+    resumed run could not be given another schedule.
+    """
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LambdaLR(optimizer, rate), "interval": "step"}}
 
 
 class MuonAdamW(Optimizer):

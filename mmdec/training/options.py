@@ -12,6 +12,15 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from transformers import PreTrainedTokenizerBase
 
+from mmdec.checks.errors import InputError
+
+
+def check_counts(**counts: int) -> None:
+    """Raises InputError for a count below 1."""
+    for name, value in counts.items():
+        if value < 1:
+            raise InputError(f"`{name}` must be at least 1, but is {value}. Raise it.")
+
 
 def token_list(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """The tokens by their number: the option `units`, which the command line passes from the data to every model."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ import yaml
 from mmdec.checks.errors import MmdecError
 from mmdec.checks.files import write_whole
 from mmdec.checks.processes import TERMINATED, started_here
-from mmdec.training.checkpoints import last_checkpoint
+from mmdec.hub.publish import CARD, whole_folder
+from mmdec.training.checkpoints import last_checkpoint, newest, read_checkpoint
 
 RUNS, MODELS = Path("runs"), Path("models")
 LEAST = 20.0  # seconds, below which a stage is not begun
@@ -83,16 +85,12 @@ class TimedStage:
     configure: Callable[[Allowance], Recipe]
     finish: Callable[[], None]  # called after the run
 
-    @property
-    def last(self) -> Path:
-        return self.folder / "checkpoints" / "last.ckpt"
-
     def run(self, time: Allowance, runner: Runner) -> Recipe:
         """Train until `time`, from the last good checkpoint if there is one; the recipe as it was run."""
         recipe = self.configure(time)
         written = self.folder / "schedule.yaml"
         write_whole(written, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).encode())
-        resumed = last_checkpoint([self.last.parent])
+        resumed = last_checkpoint([self.folder / "checkpoints"])
         print(f"{self.name}: {time.left / 60:.1f} minutes, {'resumed' if resumed else self.origin}", flush=True)
         checkpoint = ("--ckpt_path", str(resumed)) if resumed else ()
         runner("mmdec.training", "fit", "--config", str(written), *checkpoint)
@@ -100,31 +98,180 @@ class TimedStage:
         return recipe
 
 
+def train_stages(
+    system: str,
+    score_before: Callable[[], float] | None,
+    score_seconds: float,
+    stages: Sequence[TimedStage],
+    export: Callable[[Recipe, float | None], Outcome],
+    time: Allowance,
+    runner: Runner,
+) -> Outcome:
+    """Score the model of before, train stage by stage until `time`, which holds both scores and the export.
+
+    score_before: of the model to compare with; None if there is none. score_seconds: how long a score takes, if none
+    was taken before. export: called with the last stage's recipe and the score of before.
+    """
+    before, reserved = None, score_seconds
+    if score_before is not None:
+        before, seconds = time.spent_on(score_before)
+        reserved = 1.2 * seconds
+    training = time.less(reserved + EXPORT)
+    recipe: Recipe = {}
+    for number, stage in enumerate(stages):
+        rest = stages[number:]
+        if training.left < LEAST:
+            names = ", ".join(other.name for other in rest)
+            return Outcome(system, f"time was too short to train {names}; finished stages are kept in {RUNS}/")
+        recipe = stage.run(training.part(stage.share / sum(other.share for other in rest)), runner)
+    return export(recipe, before)
+
+
 @dataclass(frozen=True)
-class TimedRun:
-    """One system's training in a given time: score the model of before, train stage by stage, export and score."""
+class System:
+    """One model, or a part of one, that one stage trains.
 
-    system: str
-    score_before: Callable[[], float] | None  # of the model to compare with; None if there is none
-    score_seconds: float  # how long a score takes, if none was taken before
-    stages: Sequence[TimedStage]
-    export: Callable[[Recipe, float | None], Outcome]  # from the last stage's recipe and the score of before
+    share: of the time, where all are trained; least: seconds, below which it is left to the systems before it. needs:
+    in the corpus. programs: to build it. untrained: the end of why nothing is. new: what a run begins from without
+    earlier weights. kept: options that a resumed run goes on with. size: the option of a batch's size. fit: fits the
+    options of data and model to a start, if there is one, and to seconds. score: of a checkpoint or a folder on the
+    development split; comparison: seconds kept for it, if none was taken before. export: of a whole model. part: the
+    folder, in the model's, of a part; fits: whether a checkpoint's `base` is the model.
+    """
 
-    def train(self, time: Allowance, runner: Runner) -> Outcome:
-        """Train until `time`; it holds both scores and the export."""
-        before, reserved = None, self.score_seconds
-        if self.score_before is not None:
-            before, seconds = time.spent_on(self.score_before)
-            reserved = 1.2 * seconds
-        training = time.less(reserved + EXPORT)
-        recipe: Recipe = {}
-        for number, stage in enumerate(self.stages):
-            rest = self.stages[number:]
-            if training.left < LEAST:
-                names = ", ".join(other.name for other in rest)
-                return Outcome(self.system, f"time was too short to train {names}; finished stages are kept in {RUNS}/")
-            recipe = stage.run(training.part(stage.share / sum(other.share for other in rest)), runner)
-        return self.export(recipe, before)
+    name: str
+    share: float
+    least: float
+    stage: str
+    model: str
+    recipe: Path
+    run: Path
+    corpus: Path
+    needs: Sequence[str]
+    builder: Path
+    untrained: str
+    new: str
+    kept: Sequence[str]
+    fit: Callable[[Recipe, Recipe, Path | None, float], None]
+    measure: str
+    score: Callable[[Path, Recipe], float]
+    comparison: float
+    lower: bool = False  # is better
+    size: str = "batch_size"
+    validated: int | None = None  # every so many epochs, if not as the recipe says
+    programs: Sequence[str] = ()
+    export: Callable[[Path, Recipe, Path], Path] | None = None
+    part: str = ""
+    fits: Callable[[str], bool] | None = None
+
+    def missing(self) -> str:
+        """Build the corpus of a whole model if it is missing (resumable). Why there is nothing to train: "" where there
+        is."""
+        base = start_model(self.model)
+        if self.part and not (base / "model.safetensors").is_file():
+            return f"{base} is missing: {self.untrained}."
+        if all((self.corpus / name).exists() for name in self.needs):
+            return ""
+        if self.part:
+            return f"{self.corpus} is missing: {self.untrained}. Run: python {self.builder} --out {self.corpus}"
+        if lacking := [program for program in self.programs if shutil.which(program) is None]:
+            return f"{self.corpus} is missing, and {' and '.join(lacking)} to build it: {self.untrained}."
+        print(f"building {self.corpus} first; this is done once and not counted", flush=True)
+        whole = self.corpus.with_name(f"{self.corpus.name}.part")  # renamed when it is whole
+        folder = self.corpus if self.corpus.exists() else whole  # what an earlier one lacks is added to it
+        if code := run_builder(self.builder, folder):
+            return f"{self.builder} failed with {code}, see above: {self.untrained}. Run again to go on."
+        if folder == whole:
+            folder.rename(self.corpus)
+        return ""
+
+    def earlier(self) -> Path | None:
+        """What is trained further: that of an earlier run if it was better, else what is shipped."""
+        folder = start_model(self.model) / self.part
+        return folder if (folder / ("config.json" if self.part else "model.safetensors")).is_file() else None
+
+    def train(self, time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
+        """Train until `time`, both scores included, and export to runs/; a part only where it is better.
+
+        A run that was cut off is resumed. `fresh` renames it, and begins with random weights.
+        """
+        if fresh:
+            set_run_aside(self.run)
+        earlier, resumed = self.earlier(), self.begin()
+        plain = self.configuration(time, resumed, fresh)
+        stage = TimedStage(
+            self.stage,
+            1.0,
+            self.run,
+            f"from {self.new if fresh else earlier or self.new}",
+            lambda part: self.configuration(part, resumed, fresh),
+            (self.run / "finished").touch,
+        )
+        score = None if earlier is None else lambda: self.score(earlier, plain)
+        return train_stages(self.name, score, self.comparison, [stage], self.judged, time, runner)
+
+    def begin(self) -> bool:
+        """Whether a run that was cut off can go on; else make way for a new one."""
+        finished, checkpoints = self.run / "finished", self.run / "checkpoints"
+        scheduled = (self.run / "schedule.yaml").is_file()  # else it was begun by hand, or not at all
+        if scheduled and not finished.is_file():
+            found = last_checkpoint([checkpoints])
+            if found is not None and (self.fits is None or self.fits(read_checkpoint(found)["base"])):
+                return True
+        if not (self.part and scheduled):  # a part's run keeps the model's answers beside its checkpoints
+            set_run_aside(self.run)
+            return False
+        for left in (checkpoints, *(self.run / f"{self.stage}{end}" for end in ("", ".part", ".old"))):
+            shutil.rmtree(left, ignore_errors=True)
+        finished.unlink(missing_ok=True)
+        return False
+
+    def configuration(self, time: Allowance, resumed: bool, fresh: bool) -> Recipe:
+        """The recipe, fitted to the time and the machine."""
+        recipe = read_recipe(self.recipe)
+        trainer, data, model = recipe["trainer"], recipe["data"]["init_args"], recipe["model"]["init_args"]
+        if self.part:
+            data["base"] = str(start_model(self.model))
+        if resumed:  # as the run began; what depends on the machine is set anew
+            before = read_recipe(self.run / "schedule.yaml")
+            for name, options in (("data", data), ("model", model)):
+                options |= {key: value for key, value in before[name]["init_args"].items() if key in self.kept}
+        else:
+            start = None if fresh else self.earlier()
+            model["start"] = None if start is None else str(start)
+            self.fit(data, model, start, time.left)
+        model["decay_from"] = None
+        trainer |= {"max_steps": -1, "max_epochs": 1_000_000}
+        trainer["check_val_every_n_epoch"] = self.validated or trainer["check_val_every_n_epoch"]
+        trainer["log_every_n_steps"] = min(trainer["log_every_n_steps"], data["steps_per_epoch"])
+        set_deadline(recipe, self.stage, time.end, decay=True)
+        fit_machine(recipe, self.size)
+        return recipe
+
+    def judged(self, recipe: Recipe, before: float | None) -> Outcome:
+        """Write what was trained to runs/, with its scores; a better part beside its model."""
+        made = self.run / self.stage if self.part else newest(self.run / "checkpoints", 1)[0]
+        after = self.score(made, recipe)
+        better = before is None or (after < before if self.lower else after > before)
+        if before == float("inf"):  # other tokens: nothing to compare
+            before = None
+        if self.export is not None:
+            folder = self.export(made, recipe, run_folder(self.model, better))
+            trained = f"{read_checkpoint(made)['global_step']} steps"
+            return write_outcome(Outcome(self.name, trained, self.measure, before, after, better, folder))
+        step = json.loads((made / "provenance.json").read_text(encoding="utf-8"))["training"]["step"]
+        outcome = Outcome(self.name, f"best at step {step}", self.measure, before, after, better, made)
+        if not better:
+            return outcome
+        with whole_folder(RUNS / self.model) as fresh:
+            base, others = start_model(self.model), shutil.ignore_patterns(CARD, self.part)
+            shutil.copytree(base, fresh, dirs_exist_ok=True, ignore=others)
+            shutil.copytree(made, fresh / self.part)
+        return write_outcome(replace(outcome, folder=RUNS / self.model))
+
+
+def read_recipe(path: Path) -> Recipe:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 def start_model(name: str) -> Path:
@@ -175,10 +322,10 @@ def fit_machine(recipe: Recipe, size: str = "batch_size") -> None:
         recipe["data"]["init_args"][size] *= processes
 
 
-def epoch_steps(seconds: float, each: float, least: int, written: int) -> int:
+def epoch_steps(seconds: float, each: float, written: int) -> int:
     """Steps of an epoch: a run can end only where one does, and so there are some ten of them in the time there is, at
     `each` seconds a step."""
-    return min(max(int(seconds / 10 / each), least), written)
+    return min(max(int(seconds / 10 / each), 2), written)
 
 
 def numbered(stem: Path) -> Path:

@@ -2,6 +2,8 @@
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +17,15 @@ from mmdec.hub.whisper import load_whisper
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.provenance import weights
 from mmdec.training import timed_run
-from mmdec.training.__main__ import main as train
 from mmdec.training.checkpoints import read_checkpoint
-from mmdec.training.medusa import timed as medusa_run
 from mmdec.training.medusa.self_labels import fingerprint
-from mmdec.training.timed_run import Allowance, Outcome
+from mmdec.training.systems import MEDUSA
 from tests.support.quiet import LIGHTNING
+from tests.support.small_schedules import enter, make_small, train_for
 from tests.support.tiny_english import write_english
 from tests.support.tiny_whisper import write
 
-ROOT = Path(__file__).parents[2]
+LAST = MEDUSA.run / "checkpoints" / "last.ckpt"
 SHIPPED, MADE = Path("models/whisper-phrasebook/medusa"), Path("runs/whisper-phrasebook")
 pytestmark = LIGHTNING
 
@@ -41,11 +42,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def checkout(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.copytree(written, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["train"])
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.delenv(name, raising=False)
+    enter(tmp_path, monkeypatch)
     yield tmp_path
     seed_everything(0, verbose=False)
 
@@ -73,24 +70,16 @@ class Runner:
         (made / "provenance.json").write_text('{"training": {"step": 3}}')
         Path("runs/medusa/checkpoints").mkdir(exist_ok=True)
         mark = fingerprint(load_whisper("models/whisper-phrasebook", "cpu").model)
-        torch.save({"base": mark, "state_dict": {}}, medusa_run.last())
-
-
-def train_for(seconds: float, runner: Any, fresh: bool = False) -> Outcome:
-    """By a clock that stands still at 1000."""
-    return medusa_run.train(Allowance(1000 + seconds, lambda: 1000.0), runner, fresh)
+        torch.save({"base": mark, "state_dict": {}}, LAST)
 
 
 @pytest.mark.parametrize(("old", "new", "taken"), [(2.0, 2.5, True), (2.0, 2.0, False), (2.5, 2.0, False)])
-def test_only_better_heads_are_shipped(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch, old: float, new: float, taken: bool
-):
+def test_only_better_heads_are_shipped(checkout: Path, old: float, new: float, taken: bool):
     heads(SHIPPED, 0.5)
     scores = {SHIPPED: old, Path("runs/medusa/heads"): new}
-    monkeypatch.setattr(medusa_run, "tokens_per_round", lambda folder, recipe: scores[folder])
     before = weights(Path("models"))
     runner = Runner()
-    made = train_for(60, runner)
+    made = train_for(replace(MEDUSA, score=lambda folder, recipe: scores[folder]), 60, runner)
     assert (made.before, made.after, made.better) == (old, new, taken)
     assert weights(Path("models")) == before  # that is for `mmdec promote`
     assert made.folder == (MADE if taken else Path("runs/medusa/heads"))
@@ -105,61 +94,55 @@ def test_only_better_heads_are_shipped(
     assert recipe["trainer"]["callbacks"][-1]["init_args"]["at"] == 1060 - timed_run.EXPORT
 
 
-def test_a_run_goes_on_unless_it_was_finished_or_the_model_is_another(checkout: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(medusa_run, "tokens_per_round", lambda folder, recipe: 1.0)
+def test_a_run_goes_on_unless_it_was_finished_or_the_model_is_another(checkout: Path):
+    train = partial(train_for, replace(MEDUSA, score=lambda folder, recipe: 1.0))
     runner = Runner()
-    assert train_for(60, runner).folder == MADE  # there were none
+    assert train(60, runner).folder == MADE  # there were none
     assert runner.calls[-1][0]["model"]["init_args"]["start"] is None
-    train_for(60, runner)
+    train(60, runner)
     assert runner.calls[-1][1] is None  # it was finished
     assert runner.calls[-1][0]["model"]["init_args"]["start"] == str(MADE / "medusa")
     assert runner.calls[-1][0]["data"]["init_args"]["base"] == str(MADE)
     Path("runs/medusa/finished").unlink()
-    train_for(600, runner)
+    train(600, runner)
     recipe, resumed = runner.calls[-1]
-    assert resumed == str(medusa_run.last())
+    assert resumed == str(LAST)
     assert recipe["data"]["init_args"]["steps_per_epoch"] == 2  # as it was begun with
     Path("runs/medusa/finished").unlink()
     shutil.rmtree(MADE)
     shutil.rmtree("models/whisper-phrasebook")
     write(Path("models/whisper-phrasebook"), seed=6, with_heads=False, seconds=30)
-    train_for(60, runner)
+    train(60, runner)
     assert runner.calls[-1][1] is None
-    train_for(60, runner, fresh=True)
+    train(60, runner, fresh=True)
     assert runner.calls[-1][0]["model"]["init_args"]["start"] is None
     assert Path("runs/medusa-before-1").is_dir()
+
+
+def test_a_run_begun_by_hand_is_set_aside(checkout: Path):
+    Path("runs/medusa/checkpoints").mkdir(parents=True)
+    assert not MEDUSA.begin()
+    assert Path("runs/medusa-before-1/checkpoints").is_dir()
 
 
 def test_the_recipe_runs_in_the_time_it_gets(checkout: Path, monkeypatch: pytest.MonkeyPatch):
     """Truly trained, judged, and put beside the model: a second run begins from the first one's heads."""
     heads(SHIPPED, 0.5)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    monkeypatch.setattr(timed_run, "LEAST", 0.0)
-    configure = medusa_run.configuration
-
-    def small(*arguments: Any) -> dict[str, Any]:
-        recipe = configure(*arguments)
-        recipe["data"]["init_args"] |= {"batch_size": 2, "dev_batches": 1}
-        recipe["model"]["init_args"] |= {"max_tokens": 8, "warmup": 1}
-        return recipe
-
-    def runner(name: str, *arguments: str) -> None:
-        train(arguments)
-
-    monkeypatch.setattr(medusa_run, "configuration", small)
-    made = train_for(30.0, runner)  # on a clock that stands still: one epoch is run, and no more
+    make_small(monkeypatch, {"batch_size": 2, "dev_batches": 1}, {"max_tokens": 8, "warmup": 1})
+    made = train_for(MEDUSA, 30.0)  # on a clock that stands still: one epoch is run, and no more
     assert made.folder in (MADE, Path("runs/medusa/heads"))
     assert made.after is not None
     assert made.better == (made.before is not None and made.after > made.before)
-    last = read_checkpoint(medusa_run.last())
+    last = read_checkpoint(LAST)
     assert last["global_step"] >= 2
     model = load_whisper("models/whisper-phrasebook", "cpu").model
     assert load_heads(Path("runs/medusa/heads"), model).heads.config.heads == 3
     recipe = yaml.safe_load(Path("runs/medusa/schedule.yaml").read_text(encoding="utf-8"))
-    better = medusa_run.tokens_per_round(Path("runs/medusa/heads"), recipe)
+    better = MEDUSA.score(Path("runs/medusa/heads"), recipe)
     assert better == pytest.approx(last["best"], rel=0.05)  # kept in half precision
 
 
 def test_without_a_corpus_no_heads_are_trained(checkout: Path):
     shutil.rmtree("data/english/dev")
-    assert "data/english is missing" in medusa_run.missing()
+    assert "data/english is missing" in MEDUSA.missing()

@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from lightning.pytorch import seed_everything
 from transformers import LlavaForConditionalGeneration
 
-from mmdec.training import timed_run
-from mmdec.training.__main__ import main
-from mmdec.training.timed_run import Allowance, Outcome
-from mmdec.training.vlm import timed
+from mmdec.training.systems import VLM
+from mmdec.training.timed_run import Allowance
 from tests.support.quiet import LIGHTNING
+from tests.support.small_schedules import enter, make_small, train_for
 from tests.support.tiny_squares import write_squares, write_target
 
-ROOT = Path(__file__).parents[2]
 SHIPPED, TRAINED = Path("models/vlm-scenes"), Path("runs/vlm-scenes")
 SHAPE = {"image": 32, "vision_width": 16, "vision_layers": 1, "vision_heads": 2, "vision_ffn": 16}
 SHAPE |= {"width": 16, "layers": 2, "heads": 2, "head_dim": 8, "ffn": 16, "positions": 512}
@@ -27,7 +24,6 @@ pytestmark = [
     *LIGHTNING,
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
     pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before .optimizer.step"),
-    pytest.mark.filterwarnings("ignore:LightningCLI.s args parameter"),  # pytest has arguments of its own
 ]
 
 
@@ -42,43 +38,26 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             row["turns"] = [described, {"task": "colour", "expected": colour, "claims": []}]
         (corpus / f"{split}.json").write_text(json.dumps(rows), encoding="utf-8")
         np.save(corpus / f"{split}.cells.npy", np.ones((count, 4, 8, 2), np.uint8))
-    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    monkeypatch.chdir(tmp_path)
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(timed_run, "LEAST", 0.0)
-    configure = timed.configuration
-
-    def small(*arguments: Any) -> dict[str, Any]:
-        recipe = configure(*arguments)
-        recipe["trainer"] |= {"devices": 1, "strategy": "auto"}
-        recipe["data"]["init_args"] |= {"rows": 2, "length": 60, "image": 32, "patches": 4, "pieces": 300}
-        recipe["data"]["init_args"]["dev_questions"] = 2
-        recipe["model"]["init_args"] |= {"shape": SHAPE, "compiled": False, "half": False}
-        return recipe
-
-    monkeypatch.setattr(timed, "configuration", small)
+    enter(tmp_path, monkeypatch)
+    data = {"rows": 2, "length": 60, "image": 32, "patches": 4, "pieces": 300, "dev_questions": 2}
+    model = {"shape": SHAPE, "compiled": False, "half": False}
+    make_small(monkeypatch, data, model, devices=1, strategy="auto")
     yield tmp_path
     seed_everything(0, verbose=False)
 
 
-def train_for(seconds: float, fresh: bool = False) -> Outcome:
-    """By a clock that stands still at 1000: one epoch is run, and no more."""
-    return timed.train(Allowance(1000 + seconds, lambda: 1000.0), lambda name, *arguments: main(arguments), fresh)
-
-
 def test_a_model_is_trained_judged_and_trained_further(checkout: Path) -> None:
-    assert timed.prepare() == ""
-    first = train_for(90.0)
+    assert VLM.missing() == ""
+    first = train_for(VLM, 90.0)
     assert first.before is None
     assert first.after is not None
     assert 0.0 <= first.after <= 1.0
     assert first.folder == TRAINED
     assert first.better
     LlavaForConditionalGeneration.from_pretrained(TRAINED)
-    further = train_for(90.0)  # from that model, which is judged first, with its tokens
+    further = train_for(VLM, 90.0)  # from that model, which is judged first, with its tokens
     assert further.before == pytest.approx(first.after)
-    tokens = [json.loads((folder / "tokenizer.json").read_text()) for folder in (TRAINED, timed.RUN / "tokenizer")]
+    tokens = [json.loads((folder / "tokenizer.json").read_text()) for folder in (TRAINED, VLM.run / "tokenizer")]
     assert tokens[0]["model"] == tokens[1]["model"]
     assert list(checkout.glob("runs/vlm-before-*"))  # the finished run is set aside
 
@@ -86,21 +65,21 @@ def test_a_model_is_trained_judged_and_trained_further(checkout: Path) -> None:
 def test_the_shipped_model_is_where_training_begins(checkout: Path) -> None:
     write_target(SHIPPED)
     before = {path.name: path.read_bytes() for path in SHIPPED.iterdir()}
-    recipe = timed.configuration(Allowance(1600.0, lambda: 1000.0), False, False)
+    recipe = VLM.configuration(Allowance(1600.0, lambda: 1000.0), False, False)
     assert recipe["model"]["init_args"]["start"] == str(SHIPPED)
     assert recipe["model"]["init_args"]["vision_steps"] == 0
     assert recipe["model"]["init_args"]["cell_weight"] == 0.0
-    outcome = train_for(90.0)
+    outcome = train_for(VLM, 90.0)
     assert outcome.before is not None
     assert outcome.folder is not None
     assert before == {path.name: path.read_bytes() for path in SHIPPED.iterdir()}
-    assert timed.configuration(Allowance(1600.0, lambda: 1000.0), False, True)["model"]["init_args"]["start"] is None
+    assert VLM.configuration(Allowance(1600.0, lambda: 1000.0), False, True)["model"]["init_args"]["start"] is None
 
 
 def test_a_run_that_was_cut_off_goes_on_as_it_began(checkout: Path) -> None:
-    train_for(90.0)
-    (timed.RUN / "finished").unlink()
-    assert timed.begin()
-    began = timed.configuration(Allowance(1060.0, lambda: 1000.0), True, False)
+    train_for(VLM, 90.0)
+    (VLM.run / "finished").unlink()
+    assert VLM.begin()
+    began = VLM.configuration(Allowance(1060.0, lambda: 1000.0), True, False)
     assert began["model"]["init_args"]["start"] is None  # though runs/ has a better model by now
     assert began["data"]["init_args"]["steps_per_epoch"] >= 2

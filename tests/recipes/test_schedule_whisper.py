@@ -3,8 +3,8 @@
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -12,19 +12,18 @@ from lightning.pytorch import seed_everything
 
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import load_whisper
-from mmdec.training import timed_run
-from mmdec.training.__main__ import main as train
 from mmdec.training.checkpoints import read_checkpoint
-from mmdec.training.timed_run import Allowance, Outcome
-from mmdec.training.whisper import timed as whisper_run
+from mmdec.training.systems import WHISPER
+from mmdec.training.timed_run import Allowance, System
 from mmdec.training.whisper.module import Shape, WhisperModule
 from mmdec.types import InputError
 from tests.support.quiet import LIGHTNING
+from tests.support.small_schedules import enter, make_small, train_for
 from tests.support.tiny_english import write_english
 
-ROOT = Path(__file__).parents[2]
 MADE = Path("runs/whisper-phrasebook")
-CONFIGURE = whisper_run.configuration  # as it is, not made small
+CONFIGURE = System.configuration  # as it is, not made small
+LAST = WHISPER.run / "checkpoints" / "last.ckpt"
 SHAPE = {"width": 16, "attention_heads": 2, "encoder_layers": 1, "encoder_ffn": 16, "decoder_layers": 2}
 pytestmark = [
     *LIGHTNING,
@@ -36,99 +35,75 @@ pytestmark = [
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A checkout with a corpus, and a recipe for a tiny model."""
     write_english(tmp_path / "data" / "english")
-    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["train"])
+    enter(tmp_path, monkeypatch)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    monkeypatch.setattr(timed_run, "LEAST", 0.0)
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.delenv(name, raising=False)
-    configure = whisper_run.configuration
-
-    def small(*arguments: Any) -> dict[str, Any]:
-        recipe = configure(*arguments)
-        recipe["data"]["init_args"] |= {"batch_seconds": 12, "dev_windows": 2, "pieces": 300, "steps_per_epoch": 2}
-        recipe["model"]["init_args"] |= {"shape": {**SHAPE, "decoder_ffn": 16}, "guided": [[1, 0]], "warmup": 1}
-        recipe["trainer"]["check_val_every_n_epoch"] = 1000
-        return recipe
-
-    monkeypatch.setattr(whisper_run, "configuration", small)
+    data = {"batch_seconds": 12, "dev_windows": 2, "pieces": 300, "steps_per_epoch": 2}
+    model = {"shape": {**SHAPE, "decoder_ffn": 16}, "guided": [[1, 0]], "warmup": 1}
+    make_small(monkeypatch, data, model, check_val_every_n_epoch=1000)
     yield tmp_path
     seed_everything(0, verbose=False)
 
 
-def runner(name: str, *arguments: str) -> None:
-    assert name == "mmdec.training"
-    train(arguments)
-
-
-def train_for(seconds: float, fresh: bool = False) -> Outcome:
-    """By a clock that stands still, long ago: one epoch is run, and no more."""
-    return whisper_run.train(Allowance(1000 + seconds, lambda: 1000.0), runner, fresh)
-
-
-def test_a_new_model_then_a_better_one_then_none(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_new_model_then_a_better_one_then_none(checkout: Path, capsys: pytest.CaptureFixture[str]):
     """Truly trained: random weights, then from those of before; what is no better takes nobody's place."""
-    made = train_for(30.0)
+    made = train_for(WHISPER, 30.0)
     assert (made.folder, made.before, made.better) == (MADE, None, True)
     first = load_whisper(str(MADE), "cpu").model
     assert first.generation_config.alignment_heads == [[1, 0]]
     assert load_heads(MADE / "medusa", first).heads.config.heads == 8
     scores = iter((2.0, 1.0, 1.0, 1.0))
-    monkeypatch.setattr(whisper_run, "next_token_loss", lambda *_: next(scores))
-    made = train_for(30.0)
+    system = replace(WHISPER, score=lambda *_: next(scores))
+    made = train_for(system, 30.0)
     assert (made.before, made.after, made.better, made.folder) == (2.0, 1.0, True, MADE)
     said = capsys.readouterr().out
     assert f"from {MADE}" in said
     assert re.search(r"whisper \[#+-*\] +\d+ %  step \d+  loss \d+\.\d+  (done|\d+:\d\d left)", said)  # no terminal
-    recipe = yaml.safe_load((whisper_run.RUN / "schedule.yaml").read_text(encoding="utf-8"))
+    recipe = yaml.safe_load((WHISPER.run / "schedule.yaml").read_text(encoding="utf-8"))
     assert recipe["model"]["init_args"]["start"] == str(MADE)
     assert recipe["data"]["init_args"]["lengths"] == [[0, 30]]
     assert Path("runs/whisper-before-1/finished").is_file()
     second = (MADE / "model.safetensors").read_bytes()
-    made = train_for(30.0)
+    made = train_for(system, 30.0)
     assert (made.better, made.folder) == (False, Path("runs/whisper-phrasebook-not-better"))
     assert (MADE / "model.safetensors").read_bytes() == second
     assert not Path("models").exists()
 
 
 def test_what_was_cut_off_is_gone_on_with(checkout: Path):
-    train_for(30.0)
-    before = read_checkpoint(whisper_run.last())["global_step"]
+    train_for(WHISPER, 30.0)
+    before = read_checkpoint(LAST)["global_step"]
     Path("runs/whisper/finished").unlink()
-    train_for(30.0)
-    assert read_checkpoint(whisper_run.last())["global_step"] > before
+    train_for(WHISPER, 30.0)
+    assert read_checkpoint(LAST)["global_step"] > before
     assert not Path("runs/whisper-before-1").exists()
-    train_for(30.0, fresh=True)
-    recipe = yaml.safe_load((whisper_run.RUN / "schedule.yaml").read_text(encoding="utf-8"))
+    train_for(WHISPER, 30.0, fresh=True)
+    recipe = yaml.safe_load((WHISPER.run / "schedule.yaml").read_text(encoding="utf-8"))
     assert recipe["model"]["init_args"]["start"] is None
 
 
 def test_a_resumed_run_keeps_its_batches_on_any_machine(checkout: Path):
-    first = CONFIGURE(Allowance(300.0, lambda: 0.0), False, False)
-    whisper_run.RUN.mkdir(parents=True)
-    (whisper_run.RUN / "schedule.yaml").write_text(yaml.safe_dump(first), encoding="utf-8")
+    first = CONFIGURE(WHISPER, Allowance(300.0, lambda: 0.0), False, False)
+    WHISPER.run.mkdir(parents=True)
+    (WHISPER.run / "schedule.yaml").write_text(yaml.safe_dump(first), encoding="utf-8")
     for _ in range(2):
-        again = CONFIGURE(Allowance(900.0, lambda: 0.0), True, False)
+        again = CONFIGURE(WHISPER, Allowance(900.0, lambda: 0.0), True, False)
         assert again["data"] == first["data"]
         assert again["model"] == first["model"]
     assert first["data"]["init_args"]["batch_seconds"] == 90  # of two processes, in one
 
 
 def test_a_start_of_another_shape_is_refused(checkout: Path):
-    train_for(30.0)
+    train_for(WHISPER, 30.0)
     units = [f"unit {number}" for number in range(40)] + ["<|endoftext|>", "<|startoftranscript|>"]
     with pytest.raises(InputError, match="`start` must fit"):
         WhisperModule(units, Shape(**SHAPE, decoder_ffn=16), guided=(), start=str(MADE))
 
 
 def test_a_missing_corpus_is_built_or_named(checkout: Path, monkeypatch: pytest.MonkeyPatch):
-    assert whisper_run.prepare() == ""
+    assert WHISPER.missing() == ""
     shutil.rmtree("data/english")
     monkeypatch.setattr("shutil.which", lambda program: None)
-    assert "espeak-ng and flite" in whisper_run.prepare()
+    assert "espeak-ng and flite" in WHISPER.missing()
     monkeypatch.setattr("shutil.which", lambda program: program)
     builder = Path("builder.py")
     builder.write_text(
@@ -136,15 +111,15 @@ def test_a_missing_corpus_is_built_or_named(checkout: Path, monkeypatch: pytest.
         "[(out / name).mkdir(exist_ok=True) for name in ('train', 'train_everyday', 'dev')]\n"
         "sys.exit(not pathlib.Path('whole').exists())\n"
     )
-    monkeypatch.setattr(whisper_run, "BUILDER", builder)
-    assert "failed with 1" in whisper_run.prepare()
+    whisper = replace(WHISPER, builder=builder)
+    assert "failed with 1" in whisper.missing()
     assert not Path("data/english").exists()
     Path("whole").touch()
-    assert whisper_run.prepare() == ""
+    assert whisper.missing() == ""
     assert Path("data/english/train").is_dir()
     kept = Path("data/english/dev/kept")
     kept.touch()
     shutil.rmtree("data/english/train_everyday")  # a corpus of before there was any
-    assert whisper_run.prepare() == ""
+    assert whisper.missing() == ""
     assert kept.is_file()
     assert Path("data/english/train_everyday").is_dir()

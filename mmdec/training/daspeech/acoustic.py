@@ -21,6 +21,7 @@ from mmdec.nn.fastspeech2 import AcousticBatch, AcousticLoss, FastSpeech2, FastS
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission
 from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems, both_splits, spoken_vocabulary
 from mmdec.training.lr_schedule import Schedule
+from mmdec.training.optim import scheduled
 
 CONFIGS = {"paper": FastSpeech2Config.paper, "small": FastSpeech2Config.small}
 Step = tuple[Tensor, AcousticBatch]
@@ -156,8 +157,7 @@ class AcousticModule(LightningModule):
         optimizer = torch.optim.AdamW(
             self.parameters(), self.learning_rate, betas=self.betas, weight_decay=self.weight_decay
         )
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self._schedule()(step))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return scheduled(optimizer, lambda step: self._schedule()(step))
 
     def _schedule(self) -> Schedule:
         """As the trainer's limit is now: a run of a given time sets it anew after each epoch."""

@@ -19,6 +19,7 @@ from mmdec.training.daspeech.augment import Augmentation
 from mmdec.training.daspeech.corpus import Batch, SpeechTranslationData
 from mmdec.training.lr_schedule import Schedule
 from mmdec.training.metrics.text import phone_distance
+from mmdec.training.optim import groups, scheduled
 from mmdec.training.options import keep_options
 
 SIZES = {"paper": DASpeechConfig.paper, "small": DASpeechConfig.small}
@@ -201,18 +202,11 @@ class DASpeechModule(LightningModule):
             torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        matrices = [p for p in self.network.parameters() if p.ndim > 1]
-        vectors = [p for p in self.network.parameters() if p.ndim <= 1]
-        groups = [
-            {"params": matrices, "weight_decay": self.options.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
-        first, second = self.options.betas
-        optimizer = torch.optim.AdamW(groups, lr=self.options.lr, betas=(first, second), fused=True)
-        # A function, not the object: torch would put the object's numbers into the checkpoint and restore them, and a
-        # resumed run could not be told to decay.
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.rate(step))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        options = self.options
+        parameters = groups(self.network.parameters(), options.weight_decay)
+        first, second = options.betas
+        optimizer = torch.optim.AdamW(parameters, lr=options.lr, betas=(first, second), fused=True)
+        return scheduled(optimizer, lambda step: self.rate(step))
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
         """Encoder states, for tools that look at a module by its forward."""

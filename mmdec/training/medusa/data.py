@@ -24,7 +24,7 @@ from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from mmdec.nn.whisper_encoder import whisper_mel
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission
 from mmdec.training.corpora.librispeech import Utterance, read_splits
-from mmdec.training.options import token_list
+from mmdec.training.options import check_counts, token_list
 from mmdec.training.whisper.window_data import check_utterances_apart, durations
 from mmdec.training.whisper.windows import (
     PLAIN,
@@ -187,13 +187,7 @@ class HeadData(LightningDataModule):
     ) -> None:
         super().__init__()
         self.admission = Admission(allow_absolute_paths, max_bad_share)
-        for name, value in {
-            "batch_size": batch_size,
-            "steps_per_epoch": steps_per_epoch,
-            "dev_batches": dev_batches,
-        }.items():
-            if value < 1:
-                raise InputError(f"`{name}` must be at least 1, but is {value}. Raise it.")
+        check_counts(batch_size=batch_size, steps_per_epoch=steps_per_epoch, dev_batches=dev_batches)
         if not 0 < longest <= SECONDS:
             raise InputError(f"`longest` must be above 0 and up to {SECONDS} s, but is {longest}. Set 30.")
         self.base, self.corpus, self.kept = base, corpus, Path(kept)

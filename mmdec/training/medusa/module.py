@@ -33,6 +33,7 @@ from mmdec.training.medusa.init import first_heads, head_weights
 from mmdec.training.medusa.loss import head_loss
 from mmdec.training.medusa.self_labels import fingerprint, own_text
 from mmdec.training.medusa.simulate import gather_ranks, measure, spread
+from mmdec.training.optim import groups, scheduled
 from mmdec.training.options import keep_options
 from mmdec.training.stores import StateStore, TokenStore
 
@@ -262,15 +263,10 @@ class MedusaModule(LightningModule):
         self.best = checkpoint["best"]
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        matrices = [p for p in self.heads.parameters() if p.dim() > 1]
-        vectors = [p for p in self.heads.parameters() if p.dim() <= 1]
-        decay = self.options.weight_decay
-        groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+        parameters = groups(self.heads.parameters(), self.options.weight_decay)
         first, second = self.options.betas
-        optimizer = torch.optim.AdamW(groups, lr=self.options.lr, betas=(first, second))
-        # A function, not the object: a resumed run may be given another schedule.
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.rate(step))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        optimizer = torch.optim.AdamW(parameters, lr=self.options.lr, betas=(first, second))
+        return scheduled(optimizer, lambda step: self.rate(step))
 
     def _own(self, states: Tensor, prompts: list[list[int]], batch: HeadBatch) -> list[list[int]]:
         missing = [row for row, name in enumerate(batch.names) if self.labels.get(name) is None]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast
 
 from mmdec.checks.errors import InputError
@@ -39,19 +38,6 @@ class Asked:
     tokens: Tensor
     mask: Tensor
     questions: tuple[Question, ...]
-
-
-class Plan(Sampler[list[Any]]):
-    """The batches of one epoch, planned."""
-
-    def __init__(self, batches: Sequence[list[Any]]) -> None:
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        return iter(self.batches)
 
 
 class Rows(Dataset[tuple[np.ndarray, ...]]):
@@ -239,7 +225,7 @@ class SceneData(LightningDataModule):
         pad = int(self.tokenizer.pad_token_id)  # type: ignore[arg-type] # a single number
         rows = (self.image, self.lead_tokens, self.length, pad, self.prefer_reading)
         dataset = Rows(self.encoded, self.cells, *rows)
-        return DataLoader(dataset, batch_sampler=Plan(batches), collate_fn=dataset.collate, num_workers=self.workers)
+        return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate, num_workers=self.workers)
 
     def lap_length(self) -> int:
         """Pictures of one pass over the corpus."""
@@ -270,7 +256,7 @@ def question_loader(dataset: Questions, rank: int = 0, world: int = 1, size: int
         numbers = [n for n, question in enumerate(dataset.questions) if (question.task == "describe") == described]
         mine = numbers[rank::world]
         batches += [mine[at : at + size] for at in range(0, len(mine), size)]
-    return DataLoader(dataset, batch_sampler=Plan(batches), collate_fn=dataset.collate)
+    return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate)
 
 
 def picture(path: Path, side: int) -> np.ndarray:

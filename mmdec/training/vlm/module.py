@@ -25,7 +25,7 @@ from mmdec.checks.files import one_line
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.lr_schedule import Schedule
 from mmdec.training.metrics.answer_score import claims_held, right_answer
-from mmdec.training.optim import MuonAdamW
+from mmdec.training.optim import MuonAdamW, groups, scheduled
 from mmdec.training.vlm.data import Asked
 from mmdec.training.vlm.encoded import NOWHERE
 from mmdec.training.vlm.network import (
@@ -280,13 +280,8 @@ class VlmModule(LightningModule):
                 continue
             (matrices if id(parameter) in inner else others).append(parameter)
         decay = self.hparams["weight_decay"]
-        groups = [
-            {"params": [p for p in others if p.dim() > 1], "weight_decay": decay},
-            {"params": [p for p in others if p.dim() <= 1], "weight_decay": 0.0},
-        ]
-        optimizer = MuonAdamW(matrices, groups, lr=self.hparams["lr"], weight_decay=decay)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, self.factor)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        optimizer = MuonAdamW(matrices, groups(others, decay), lr=self.hparams["lr"], weight_decay=decay)
+        return scheduled(optimizer, self.factor)
 
 
 def turn_weights(turns: Tensor, asked: Tensor, power: float) -> Tensor:

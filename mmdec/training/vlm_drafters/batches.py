@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 
 from mmdec.training.vlm_drafters.prompting import Inputs, Prompting
 from mmdec.training.vlm_drafters.samples import Sample
@@ -51,16 +51,3 @@ class QuestionDataset(Dataset[tuple[Sample, Inputs | None]]):
         else:
             prompts = [self.prompting(sample) if inputs is None else inputs for sample, inputs in items]
         return DraftBatch([sample.name for sample, _ in items], [self.answers(sample) for sample, _ in items], prompts)
-
-
-class PlannedBatches(Sampler[list[int]]):
-    """Yields the planned batches of an epoch."""
-
-    def __init__(self, batches: Sequence[list[int]]) -> None:
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)

@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 
 from mmdec.checks.errors import InputError
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, check_apart
-from mmdec.training.options import token_list
+from mmdec.training.options import check_counts, token_list
 from mmdec.training.stores import TokenStore
-from mmdec.training.vlm_drafters.batches import PlannedBatches, QuestionDataset
+from mmdec.training.vlm_drafters.batches import QuestionDataset
 from mmdec.training.vlm_drafters.prompting import Prompting
 from mmdec.training.vlm_drafters.ramp import Ramp
 from mmdec.training.vlm_drafters.samples import Choice, Sample, read_samples
@@ -65,15 +65,8 @@ class DraftData(LightningDataModule):
     ) -> None:
         super().__init__()
         self.admission = Admission(allow_absolute_paths, max_bad_share)
-        for name, value in {
-            "batch_size": batch_size,
-            "dev_samples": dev_samples,
-            "max_tokens": max_tokens,
-            "frames": frames,
-            "answer_batch": answer_batch,
-        }.items():
-            if value < 1:
-                raise InputError(f"`{name}` must be at least 1, but is {value}. Raise it.")
+        check_counts(batch_size=batch_size, dev_samples=dev_samples, max_tokens=max_tokens)
+        check_counts(frames=frames, answer_batch=answer_batch)
         self.base, self.corpus, self.kept = base, Path(corpus), Path(kept)
         self.splits = {"train": train_split, "dev": dev_split}
         self.counts = {"train": samples, "dev": dev_samples}
@@ -280,9 +273,7 @@ class DraftData(LightningDataModule):
 
     def _loader(self, samples: Sequence[Sample], batches: Sequence[list[int]]) -> DataLoader[Any]:
         dataset = QuestionDataset(samples, self.prompting, self._answer, self.stored)
-        return DataLoader(
-            dataset, batch_sampler=PlannedBatches(batches), collate_fn=dataset.collate, num_workers=self.workers
-        )
+        return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate, num_workers=self.workers)
 
 
 def _batches(samples: Sequence[Sample], size: int, line: str) -> Iterator[Sequence[Sample]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mmdec.checks.errors import InputError
+from mmdec.training.options import check_counts
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,6 @@ class DraftOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("unroll", "chain"):
-            if getattr(self, name) < 1:
-                raise InputError(f"`{name}` must be at least 1, but is {getattr(self, name)}. Raise it.")
+        check_counts(unroll=self.unroll, chain=self.chain)
         if self.noise < 0:
             raise InputError(f"`noise` must be 0 or more, but is {self.noise}. 0.1 is EAGLE's.")

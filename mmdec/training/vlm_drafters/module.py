@@ -31,7 +31,7 @@ from mmdec.hub.vlm_drafters import draft_card, load_network, save_network
 from mmdec.nn.draft_network import DraftNetwork
 from mmdec.training.lr_schedule import Schedule
 from mmdec.training.medusa.simulate import gather_ranks, measure
-from mmdec.training.optim import MuonAdamW
+from mmdec.training.optim import MuonAdamW, groups, scheduled
 from mmdec.training.options import keep_options
 from mmdec.training.vlm_drafters.batches import DraftBatch
 from mmdec.training.vlm_drafters.data import DraftData
@@ -237,23 +237,17 @@ class DraftModule(LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         options = self.options
         linear = {id(part.weight) for part in self.network.modules() if isinstance(part, nn.Linear)}
-        parameters = [p for p in self.network.parameters() if p.requires_grad]
-        groups = [
-            {"params": [p for p in parameters if p.dim() > 1], "weight_decay": options.weight_decay},
-            {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
-        ]
+        parameters = groups(self.network.parameters(), options.weight_decay)
         optimizer: torch.optim.Optimizer
         if options.optimizer == "muon":
             if sharded(self.trainer) is not None:
                 raise InputError("`optimizer` must be adamw where weights are sharded, but is muon. Use ddp, or adamw.")
-            matrices = [p for p in groups[0]["params"] if id(p) in linear]
-            groups[0]["params"] = [p for p in groups[0]["params"] if id(p) not in linear]
-            optimizer = MuonAdamW(matrices, groups, options.lr, options.weight_decay, options.betas)
+            matrices = [p for p in parameters[0]["params"] if id(p) in linear]
+            parameters[0]["params"] = [p for p in parameters[0]["params"] if id(p) not in linear]
+            optimizer = MuonAdamW(matrices, parameters, options.lr, options.weight_decay, options.betas)
         else:
-            optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=options.betas)
-        # A function, not the object: a resumed run may be given another schedule.
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.rate(step))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+            optimizer = torch.optim.AdamW(parameters, lr=options.lr, betas=options.betas)
+        return scheduled(optimizer, lambda step: self.rate(step))
 
 
 def _expected(texts: list[Reading], size: int, layers: tuple[int, ...]) -> Tensor:

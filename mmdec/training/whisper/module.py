@@ -24,7 +24,7 @@ from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import HEADS, read_model
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.training.lr_schedule import Schedule
-from mmdec.training.optim import MuonAdamW
+from mmdec.training.optim import MuonAdamW, groups, scheduled
 from mmdec.training.options import keep_options
 from mmdec.training.whisper.local_attention import init_local_attention, protect_positions
 from mmdec.training.whisper.tokenizer import END, START
@@ -228,13 +228,8 @@ class WhisperModule(LightningModule):
             if parameter.requires_grad:
                 (matrices if inner else others).append(parameter)
         decay = self.options.weight_decay
-        groups = [
-            {"params": [p for p in others if p.dim() > 1], "weight_decay": decay},
-            {"params": [p for p in others if p.dim() <= 1], "weight_decay": 0.0},
-        ]
-        optimizer = MuonAdamW(matrices, groups, lr=self.options.lr, weight_decay=decay)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.rate(step))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        optimizer = MuonAdamW(matrices, groups(others, decay), lr=self.options.lr, weight_decay=decay)
+        return scheduled(optimizer, lambda step: self.rate(step))
 
 
 class Watched:

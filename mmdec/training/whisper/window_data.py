@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 from transformers import WhisperTokenizer
 
 from mmdec.checks.errors import InputError
@@ -48,19 +48,6 @@ class Windows(Dataset[Composed]):
 
     def collate(self, items: Sequence[Composed]) -> Batch:
         return collate(items, int(self.tokenizer.convert_tokens_to_ids(END)))  # type: ignore[arg-type] # one for one
-
-
-class Plan(Sampler[list[Window]]):
-    """The batches of one epoch, planned."""
-
-    def __init__(self, batches: Sequence[list[Window]]) -> None:
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[Window]]:
-        return iter(self.batches)
 
 
 class WindowData(LightningDataModule):
@@ -153,7 +140,7 @@ class WindowData(LightningDataModule):
                 )
             )
         dataset = Windows(self.train_rows, self.tokenizer, self.composition)
-        return DataLoader(dataset, batch_sampler=Plan(batches), collate_fn=dataset.collate, num_workers=self.workers)
+        return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate, num_workers=self.workers)
 
     def val_dataloader(self) -> DataLoader:
         """Paragraphs of the development split, the same each time: no noise of ours, padded to 30 s, without times."""
@@ -167,7 +154,7 @@ class WindowData(LightningDataModule):
         ]
         mine = windows[self.trainer.global_rank :: self.trainer.world_size]
         batches = [mine[start : start + 12] for start in range(0, len(mine), 12)]
-        return DataLoader(dataset, batch_sampler=Plan(batches), collate_fn=dataset.collate)
+        return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate)
 
 
 def check_utterances_apart(train: Sequence[Utterance], dev: Sequence[Utterance]) -> None:

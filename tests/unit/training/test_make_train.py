@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmdec.training import timed_run
-from mmdec.training.make_train import SYSTEMS, System, affordable, main
+from mmdec.training.make_train import SYSTEMS, Wish, affordable, main
 from mmdec.training.timed_run import Allowance, Outcome
 from mmdec.types import InputError, MmdecError
 
@@ -30,7 +30,7 @@ class Clock:
 
     def system(
         self, name: str, share: float, least: float = 60.0, missing: str = "", build: float = 0.0, part: float = 1.0
-    ) -> System:
+    ) -> Wish:
         """One that takes a part of the time that it gets, and as long to build its corpus as it is told."""
 
         def built() -> str:
@@ -42,7 +42,7 @@ class Clock:
             self.now += part * time.left
             return Outcome(name, "12 steps", "errors, %", 2.0, 1.5, True, Path("runs") / name)
 
-        return System(name, share, least, built, train)
+        return Wish(name, share, least, built, train)
 
 
 def test_minutes_are_shared_and_kept(capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +92,7 @@ def test_there_is_one_at_a_time() -> None:
             main(5, systems=[clock.system("b", 1.0)], now=clock)
         return Outcome("a", "tried")
 
-    main(5, systems=[System("a", 1.0, 1.0, lambda: "", second)], now=clock)
+    main(5, systems=[Wish("a", 1.0, 1.0, lambda: "", second)], now=clock)
     assert not clock.given
     main(5, systems=[clock.system("b", 1.0)], now=clock)  # the file of the lock is still there; the lock is not
     assert clock.given

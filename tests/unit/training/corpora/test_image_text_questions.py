@@ -193,5 +193,5 @@ def test_files_that_are_none_are_refused(tmp_path: Path, content: str) -> None:
     with pytest.raises(InputError, match="readable file"):
         read_questions(tmp_path / "none.json")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="readable file"):
+    with pytest.raises(InputError, match=r"must be a file, but .* is a directory"):
         read_questions(tmp_path / "empty")

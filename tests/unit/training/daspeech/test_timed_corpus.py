@@ -37,13 +37,13 @@ def test_a_corpus_without_its_lexicon_is_built_to_its_end(
         return built
 
     monkeypatch.setattr("shutil.which", lambda program: program)
-    timed.prepare_corpus()
+    timed.missing()
     assert not calls  # finished
     checkout.corpus.lexicon.unlink()
     monkeypatch.setattr("subprocess.run", build(finishes=False, code=1))
     with pytest.raises(MmdecError, match=r"phrasebook\.py --out .* failed with 1"):
-        timed.prepare_corpus()
+        timed.missing()
     monkeypatch.setattr("subprocess.run", build(finishes=True, code=1))  # single recordings failed
-    timed.prepare_corpus()
+    timed.missing()
     assert "training goes on without them" in capsys.readouterr().out
     assert [command[1:] for command in calls] == 2 * [["data/build/phrasebook.py", "--out", "data/corpus"]]
