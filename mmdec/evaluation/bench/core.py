@@ -21,7 +21,8 @@ from mmdec.checks.devices import check_device
 from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.tree import trees_from_lists
-from mmdec.evaluation.bench.pairing import paired
+from mmdec.evaluation.bench.pairing import comparison, paired, turned
+from mmdec.evaluation.bench.report import WALL, BenchReport, Exactness, Quantity
 from mmdec.generation.speculation import generate, speculate
 from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
@@ -84,25 +85,50 @@ def bench_core(
     device: str = "cpu",
     threads: int = 2,
     log: Log = no_log,
-) -> dict[str, Any]:
+) -> BenchReport:
     """The core's share of a round, prompt lookup against transformers', batch 8 against 1, a drafter that is wrong."""
     check_threads(threads)
     check_device(device)
     keep_threads(threads)
     largest = sizes[-1]
     lookup: dict[str, dict[str, Any]] = {}
+    rows = []
     for size in sizes:
         log(f"lookup against prompt lookup: {size}")
         lookup[size] = {text: _lookup(size, text, repeats, new_tokens, device) for text in TEXTS}
+        rows += [
+            comparison(found, "lookup", "prompt lookup", f"{size}, {text} text", "all", WALL,
+                       tokens_per_round=found["tokens_per_round"])
+            for text, found in lookup[size].items()
+        ]  # fmt: skip
     log(f"batches, the core's share and a drafter that is always wrong: {', '.join(sizes)}")
-    return {
-        "what": f"random weights, greedy, {PROMPT} + {new_tokens} tokens, wall clock of whole calls",
-        "core_share": _core_share(largest, new_tokens, device),
-        "lookup": {"what": f"a = ours, budget on; b = prompt_lookup_num_tokens={COPIED}", "sizes": lookup},
-        "batch": _batch(largest, repeats, new_tokens, device),
-        "always_wrong": {size: _wrong(size, repeats, new_tokens, device) for size in sizes},
-        "hardware": hardware(device=torch.device(device), dtype=DTYPE, batch=(1, ROWS), threads=threads),
-    }
+    share, batch = _core_share(largest, new_tokens, device), _batch(largest, repeats, new_tokens, device)
+    wrong = {size: _wrong(size, repeats, new_tokens, device) for size in sizes}
+    rows += [
+        comparison(turned(found), "always wrong", "plain generate", size, "all", WALL) for size, found in wrong.items()
+    ]
+    machine = hardware(device=torch.device(device), dtype=DTYPE, batch=(1, ROWS), threads=threads)
+    return BenchReport(
+        bench="core",
+        title="Language models, random weights, greedy",
+        hardware=machine,
+        exactness=(Exactness("kinds of run whose tokens equal plain generate's", len(rows) + 1, len(rows) + 1),),
+        comparisons=tuple(rows),
+        quantities=(
+            Quantity(f"{largest}: the core's time over the target's pass", 100 * share["share"], "%", share["n"],
+                     100 * share["low"], 100 * share["high"]),
+            Quantity(f"{largest}: tokens a second of 8 rows over those of one", batch["times"], "times", batch["n"]),
+        ),
+        not_measured={"acceptance": "random weights say nothing of it: two kinds of text bound it"},
+        details={
+            "what": f"random weights, greedy, {PROMPT} + {new_tokens} tokens, wall clock of whole calls",
+            "core_share": share,
+            "lookup": {"what": f"a = ours, budget on; b = prompt_lookup_num_tokens={COPIED}", "sizes": lookup},
+            "batch": batch,
+            "always_wrong": wrong,
+            "hardware": machine,
+        },
+    )  # fmt: skip
 
 
 def _prompts(model: PreTrainedModel, batch: int) -> Tensor:

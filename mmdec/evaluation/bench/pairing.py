@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 
+from mmdec.evaluation.bench.report import DECODER, WALL, Comparison, Kind
 from mmdec.runtime import Stopwatch
 
 if TYPE_CHECKING:
@@ -60,6 +62,47 @@ def paired(
         if number:
             pairs.append((pair[0], pair[1]))
     return Paired.of(pairs)
+
+
+def comparison(
+    pairs: Mapping[str, Any], subject: str, baseline: str, group: str, kind: Kind, timed: str, **more: Any
+) -> Comparison:
+    """The row of a report. pairs: `Paired` as a dict, a = subject, b = baseline; more: further fields of the row."""
+    fields = {
+        **{"times": pairs["ratio"], "low": pairs["low"], "high": pairs["high"], "pairs": pairs["n"], "inputs": 1},
+        **{"subject_ms": pairs["a_ms"], "baseline_ms": pairs["b_ms"]},
+    }
+    return Comparison(subject, baseline, group, kind, timed, **{**fields, **more})
+
+
+def turned(pairs: Mapping[str, Any]) -> dict[str, Any]:
+    """The same pairs with a and b exchanged."""
+    ratios = {"ratio": 1 / pairs["ratio"], "low": 1 / pairs["high"], "high": 1 / pairs["low"]}
+    return {**pairs, **ratios, "a_ms": pairs["b_ms"], "b_ms": pairs["a_ms"]}
+
+
+def comparisons(
+    found: Mapping[str, Any], subject: str, baseline: str, group: str, kind: Kind, **more: Any
+) -> list[Comparison]:
+    """The rows of what `compare` found: the decoder's seconds, and the wall clock."""
+    return [
+        Comparison(
+            *(subject, baseline, group, kind, timed, part["median"], part["low"], part["high"], part["pairs"]),
+            inputs=found["n"],
+            subject_ms=1e3 * part["a_s"] / found["n"],
+            baseline_ms=1e3 * part["b_s"] / found["n"],
+            tokens_per_round=found["a_tokens_per_round"],
+            **more,
+        )
+        for timed, part in ((DECODER, found.get("decoder")), (WALL, found.get("wall")))
+        if part is not None
+    ]
+
+
+def middle(group: str) -> float | None:
+    """ "11-20 words" -> 15.5, "40+ words" -> 40.0; None for what is no length."""
+    span = re.match(r"(\d+)(?:-(\d+)|\+)", group)
+    return None if span is None else (float(span[1]) + float(span[2] or span[1])) / 2
 
 
 def compare(measured: Measurements, a: Method, b: Method, groups: Sequence[int]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from mmdec.types import InputError
 FORMAT = "mmdec-bench"
 VERSION = 1
 LARGEST = 64 * 2**20  # bytes of a saved run
+WALL, DECODER = "wall clock", "decoder"  # what is timed
 
 Kind = Literal["all", "length", "task", "batch", "draft size", "shape"]
 Record = TypeVar("Record")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,11 +14,11 @@ from mmdec.cli.bench import app
 from mmdec.evaluation.bench import passes as bench_passes
 from mmdec.evaluation.bench import passes_transcription as bench_passes_transcription
 from mmdec.evaluation.bench import twins
-from mmdec.evaluation.bench.rows import report_of
 from mmdec.targets import attention
 from mmdec.targets import fast_pass as targets_fast_pass
 from mmdec.targets.fast_pass import FastPass, FastRun, fast_pass
 from mmdec.types import InputError, MmdecError
+from tests.support.bench_findings import check_form
 from tests.support.recorded_graphs import recorded_graphs
 
 CPU = torch.device("cpu")
@@ -46,8 +45,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_cpu_gets_its_rows_and_says_what_a_gpu_would_have() -> None:
-    report = bench_passes.bench_passes(repeats=2)
-    json.dumps(report)
+    found = bench_passes.bench_passes(repeats=2)
+    check_form(found)
+    report = found.details
     kinds = [(row["subject"], row["timed"]) for row in report["rows"]]
     fast = "fast pass, fixed shapes without graphs"
     assert kinds == [("tree attention", "draft's pass"), (fast, "round"), (fast, "draft's pass")]
@@ -61,8 +61,7 @@ def test_a_cpu_gets_its_rows_and_says_what_a_gpu_would_have() -> None:
     reason = "the CPU was asked for" if torch.cuda.is_available() else "no GPU"
     assert set(report["not_measured"].values()) == {reason}
     assert [name.split()[0] for name in report["not_measured"]] == ["7B", "small"]
-    comparisons = report_of("passes", report).comparisons
-    assert [row.subject for row in comparisons] == [subject for subject, _ in kinds]
+    assert [row.subject for row in found.comparisons] == [subject for subject, _ in kinds]
 
 
 def test_only_one_side_attends_by_tree_attention(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,8 +151,8 @@ def test_too_little_memory_costs_its_own_row_only(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(bench_passes, "text_pass", full)
     report = bench_passes.bench_passes(repeats=1)
-    assert [row["timed"] for row in report["rows"]] == ["round", "draft's pass"]
-    reason = report["not_measured"]["pass of the mini language model"]
+    assert [row.timed for row in report.comparisons] == ["round", "draft's pass"]
+    reason = report.not_measured["pass of the mini language model"]
     assert reason == "not enough GPU memory: CUDA out of memory. Tried to allocate 14 GiB."
 
 

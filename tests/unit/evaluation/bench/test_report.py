@@ -1,4 +1,4 @@
-"""One form for all benchmarks: what each finds is in it, it survives its JSON, and a bad file is one sentence."""
+"""One form for all benchmarks: it survives its JSON, and a bad file is one sentence."""
 
 from __future__ import annotations
 
@@ -13,48 +13,9 @@ import torch
 from mmdec import provenance
 from mmdec.evaluation.bench.against import against
 from mmdec.evaluation.bench.report import VERSION, BenchRun, Quantity, load_run, merged, to_json
-from mmdec.evaluation.bench.rows import READERS, report_of
 from mmdec.evaluation.bench.tables import machine
 from mmdec.types import InputError
 from tests.support import bench_findings as findings
-
-
-@pytest.mark.parametrize("bench", READERS)
-def test_every_benchmark_has_the_form(bench: str) -> None:
-    report = report_of(bench, findings.ALL[bench]())
-    assert report.bench == bench
-    assert report.comparisons
-    assert report.hardware["commit"].startswith("0123")
-    assert len({row.key for row in report.comparisons}) == len(report.comparisons)  # found again in a saved run
-    for row in report.comparisons:
-        assert row.low is None or row.low <= row.times <= row.high
-
-
-def test_what_is_compared_keeps_its_direction() -> None:
-    """`times` is above 1 where the subject is faster, whichever side the benchmark calls a."""
-    rows = {row.key: row for row in report_of("asr", findings.asr()).comparisons}
-    row = rows["medusa", "greedy", "40+ words", "decoder"]
-    assert (row.times, row.size, row.unit, row.kind, row.inputs, row.pairs) == (2.64, 40.0, "words", "length", 4, 8)
-    assert (row.subject_ms, row.baseline_ms) == (250.0, 660.0)
-    assert rows["medusa", "greedy", "1-5 words", "wall clock"].size == 3.0
-    wrong = next(row for row in report_of("core", findings.core()).comparisons if row.subject == "always wrong")
-    assert wrong.times == pytest.approx(1 / 1.1)
-    assert wrong.low == pytest.approx(1 / (1.25 * 1.1))
-    assert wrong.high == pytest.approx(1 / (0.9 * 1.1))
-    assert (wrong.subject_ms, wrong.baseline_ms) == (11.0, 10.0)
-    prompt = next(row for row in report_of("compressor", findings.compressor()).comparisons if row.timed == "prompt")
-    assert prompt.times == pytest.approx(1 / 0.44)
-
-
-def test_groups_of_questions_are_told_apart() -> None:
-    report = report_of("vlm", findings.vlm())
-    kinds = {row.group: (row.kind, row.size) for row in report.comparisons}
-    assert kinds["all"] == ("all", None)
-    assert kinds["task menu"] == ("task", None)
-    assert kinds["1-8 tokens"] == ("length", 4.5)
-    assert {row.baseline for row in report.comparisons} == {"greedy"}  # nothing was timed against the other
-    assert report.depths == {"eagle": (0.8, 0.6)}
-    assert "prompt lookup" in report.not_measured
 
 
 def test_a_run_survives_its_json(tmp_path: Path) -> None:
