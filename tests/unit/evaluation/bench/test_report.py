@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +43,29 @@ def test_json_has_no_number_that_parsers_refuse() -> None:
     assert read["reports"][0]["quantities"][0]["value"] is None
 
 
+def test_names_that_are_no_utf_8_are_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(to_json(BenchRun((), {"vlm": "a\udcffb"})), encoding="utf-8")
+    assert load_run(path) == BenchRun((), {"vlm": "a?b"})
+
+
+@pytest.mark.parametrize("field", [{"times": "2.5"}, {"kind": "x"}, {"pairs": 2.5}, {"new": 1}, {"subject": None}])
+def test_a_wrong_field_is_named(field: dict[str, object], tmp_path: Path) -> None:
+    path, content = tmp_path / "run.json", json.loads(to_json(findings.run("core")))
+    content["reports"][0]["comparisons"][1] |= field
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(InputError, match=rf"damaged: run\.reports\.0\.comparisons\.1\.{next(iter(field))}: "):
+        load_run(path)
+
+
+def test_without_pydantic_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(to_json(findings.run("core")), encoding="utf-8")
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    with pytest.raises(InputError, match=r"pip install mmdec\[eval\]"):
+        load_run(path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -51,8 +75,14 @@ def test_json_has_no_number_that_parsers_refuse() -> None:
         ('{"format": "mmdec-bench", "version": 99}', "must have version 1"),
         ('{"format": "mmdec-bench", "version": 1}', "damaged"),
         ('{"format": "mmdec-bench", "version": 1, "reports": 3}', "damaged"),
-        ('{"format": "mmdec-bench", "version": 1, "reports": [{"bench": 3}]}', r"reports\[0\].bench is 3"),
-        ('{"format": "mmdec-bench", "version": 1, "reports": [{"new": 3}]}', "unknown entry 'new'"),
+        (
+            '{"format": "mmdec-bench", "version": 1, "reports": [{"bench": 3}]}',
+            r"run\.reports\.0\.bench: .* it holds 3",
+        ),
+        (
+            '{"format": "mmdec-bench", "version": 1, "reports": [{"new": 3}]}',
+            r"run\.reports\.0\.new: Unexpected",
+        ),
         ("[" * 100_000, "must be JSON"),
     ],
 )
