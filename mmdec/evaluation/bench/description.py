@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from mmdec.checks.arguments import check_threads, check_whole
-from mmdec.evaluation.bench.depths import recorded
-from mmdec.evaluation.bench.pairing import compare, comparisons, middle, stages
+from mmdec.evaluation.bench.pairing import compare, comparisons, middle, recorded, stages
 from mmdec.evaluation.bench.report import BenchReport, Comparison, Exactness, Kind
 from mmdec.evaluation.quality.description import PROMPT, questions_of
 from mmdec.evaluation.quality.harness import Measurements, Method, parse_plan

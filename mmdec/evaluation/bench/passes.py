@@ -1,7 +1,7 @@
 """Whole passes of models with random weights: what tree attention and the fast pass gain end to end.
 
 Rows: a language model's pass over a draft's tree behind a long prefix, tree attention against SDPA with a dense mask;
-and a round of a speech model, the fast pass on against off (`bench_passes_transcription.py`). Random weights cost what
+and a round of a speech model, the fast pass on against off (`passes_transcription.py`). Random weights cost what
 trained ones cost. Logits of both sides are compared before anything is timed.
 """
 
@@ -19,9 +19,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from mmdec.checks.arguments import check_threads
 from mmdec.checks.devices import check_device
 from mmdec.evaluation.bench.pairing import comparison, paired
-from mmdec.evaluation.bench.passes_transcription import GRAPHS, SPEECHES, speech_rounds
+from mmdec.evaluation.bench.passes_transcription import GRAPHS, SPEECHES, Run, binary_tree, compare, speech_rounds, twin
 from mmdec.evaluation.bench.report import BenchReport, Exactness
-from mmdec.evaluation.bench.twins import Run, binary_tree, compare, twin
 from mmdec.ops.kernels import why_not
 from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
@@ -49,7 +48,7 @@ class PassSizes:
     text: str  # a key of `TEXTS`
     prefix: int  # tokens before the draft
     nodes: int  # of the draft, root included
-    speech: str  # a key of `bench_passes_transcription.SPEECHES`
+    speech: str  # a key of `passes_transcription.SPEECHES`
 
 
 SIZES = {"cpu": PassSizes("30M", 1024, 16, "tiny"), "cuda": PassSizes("7B", 8192, 64, "small")}

@@ -17,12 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import WhisperForConditionalGeneration
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import check_threads
-from mmdec.evaluation.bench.assistants_transcription import assistants
-from mmdec.evaluation.bench.depths import recorded
-from mmdec.evaluation.bench.pairing import compare, comparisons, middle, stages
+from mmdec.evaluation.bench.pairing import compare, comparisons, middle, recorded, stages
 from mmdec.evaluation.bench.peer_transcription import against_peer, peer_quantities
 from mmdec.evaluation.bench.report import DECODER, WALL, BenchReport, Comparison, Exactness, Quantity
 from mmdec.evaluation.quality.harness import Measurements, Method, parse_plan
@@ -32,6 +31,7 @@ from mmdec.hub.whisper import DEFAULT_MODEL, LoadedWhisper, load_whisper
 from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log
+from mmdec.targets.whisper_decoder import decoder_of_layers
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.librispeech import read_splits
 from mmdec.training.corpora.tables import evenly_spaced
@@ -293,3 +293,25 @@ def fastest(harness: TranscriptionHarness, helpers: Sequence[Method], recordings
         harness.measure(recordings, method)
         seconds.append(harness.measure(recordings, method).decoder)
     return helpers[seconds.index(min(seconds))]
+
+
+def assistants(model: WhisperForConditionalGeneration, directory: str | os.PathLike[str] | None) -> list[Method]:
+    """Methods with an assistant: the Whisper in `directory`; for None, several choices of the model's layers.
+
+    A distilled assistant shares the large model's encoder, as in distil-whisper (Gandhi et al. 2023, section 3.3).
+    Layers of the model itself need no training; which are fastest is found by trial.
+    """
+    if directory is not None:
+        networks: dict[str, Any] = {os.path.basename(os.fspath(directory)): load_whisper(directory, model.device).model}
+    else:
+        last = model.config.decoder_layers - 1
+        choices = {(0, last), (*range(0, last, 2), last), tuple(range(last))}
+        networks = {
+            f"of decoder layers {', '.join(map(str, layers))}": decoder_of_layers(model, layers)
+            for layers in sorted(choices)
+            if layers
+        }
+    return [
+        Method(f"assistant {name}", "transformers", {"assistant_model": network}, networks=[network])
+        for name, network in networks.items()
+    ]

@@ -11,8 +11,7 @@ from rich.console import Console
 from mmdec.evaluation.bench.against import against
 from mmdec.evaluation.bench.report import BenchRun
 from mmdec.evaluation.bench.tables import markdown, screen, sections
-from mmdec.evaluation.quality.tables import asr_table, table
-from mmdec.evaluation.quality.tables_description import vlm_table
+from mmdec.evaluation.quality.tables import asr_table, table, vlm_table
 from tests.support import bench_findings as findings
 
 

@@ -21,7 +21,7 @@ from mmdec.evaluation.bench.tables import screen
 from mmdec.evaluation.quality.description import evaluate_vlm, score
 from mmdec.evaluation.quality.harness import Method
 from mmdec.evaluation.quality.harness_description import DescriptionHarness
-from mmdec.evaluation.quality.tables_description import vlm_table
+from mmdec.evaluation.quality.tables import vlm_table
 from mmdec.hub.vlm import LoadedVlm, load_vlm
 from mmdec.training.corpora.image_text_questions import ImageQuestion, read_questions
 from mmdec.types import InputError, MmdecError

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import mmdec
 from mmdec import cli
 from mmdec.evaluation.bench import transcription as bench_asr
-from mmdec.evaluation.bench.assistants_transcription import assistants
+from mmdec.evaluation.bench.transcription import assistants
 from mmdec.evaluation.quality import harness_transcription as measuring
 from mmdec.evaluation.quality import transcription as evaluate_asr
 from mmdec.evaluation.quality.harness import Measurement, Method, parse_plan
