@@ -106,8 +106,9 @@ def comparisons(
             tokens_per_round=found["a_tokens_per_round"],
             **more,
         )
-        for timed, part in ((DECODER, found.get("decoder")), (WALL, found.get("wall")))
-        if part is not None
+        for timed, key in ((DECODER, "decoder"), (WALL, "wall"))
+        if found["n"]
+        for part in (found[key],)
     ]
 
 
