@@ -45,8 +45,8 @@ ROUNDS = 8  # of a run
 class Run:
     """One prompt, and rounds in which the oracle accepts."""
 
-    def __init__(self, drafter: TreeGrowing, visual: int, accepted: int, rounds: int = ROUNDS) -> None:
-        self.drafter, self.accepted, self.rounds = drafter, accepted, rounds
+    def __init__(self, drafter: TreeGrowing, visual: int, accepted: int) -> None:
+        self.drafter, self.accepted = drafter, accepted
         weight = drafter.output.weight
         length = BEFORE + visual + AFTER
         drawn = torch.Generator().manual_seed(0)
@@ -78,7 +78,7 @@ class Run:
     def decode(self, memory: Memory) -> None:
         """The rounds after it."""
         roots = torch.ones_like(self.context.tokens[:, 0])
-        for _ in range(self.rounds):
+        for _ in range(ROUNDS):
             self._accept(memory, self.drafter.propose(memory, roots, PLAN), self.accepted)
 
     def _accept(self, memory: Memory, draft: Draft, count: int) -> None:

@@ -122,15 +122,14 @@ def _all_methods(
     log: Log,
 ) -> dict[str, Any]:
     greedy, plain = Method.greedy(), Method.drafted(PLAIN, None)
-    baselines, left_out = [Method(LOOKUP, "transformers", {"prompt_lookup_num_tokens": COPIED})], dict[str, str]()
-    for method in list(baselines):
-        try:  # not every model of transformers can
-            harness.measure(chosen[:1], method)
-        except (MmdecError, MemoryError):
-            raise
-        except Exception as error:
-            left_out[method.name] = f"transformers cannot run it here ({type(error).__name__}: {error!s:.200})"
-            baselines.remove(method)
+    lookup, left_out = Method(LOOKUP, "transformers", {"prompt_lookup_num_tokens": COPIED}), dict[str, str]()
+    try:  # not every model of transformers can
+        harness.measure(chosen[:1], lookup)
+    except (MmdecError, MemoryError):
+        raise
+    except Exception as error:
+        left_out[LOOKUP] = f"transformers cannot run it here ({type(error).__name__}: {error!s:.200})"
+    baselines = [] if left_out else [lookup]
     methods = [drafted[0], greedy, plain, *drafted[1:], *baselines]
     log(f"{len(chosen)} questions; methods: {', '.join(method.name for method in methods)}")
     singles = [[question] for question in chosen]
