@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -33,8 +32,9 @@ from mmdec.cli.options import (
     language_or_none,
     log,
 )
-from mmdec.cli.reports import Destinations, reporting
+from mmdec.cli.reports import reporting
 from mmdec.cli.verb import as_verb
+from mmdec.evaluation.bench.report import BenchReport
 
 app = typer.Typer(
     help="Time a model and its baseline in turn. Outputs are compared first: without equality there are no figures.",
@@ -45,13 +45,6 @@ app.command("all", **as_verb("bench all --quick --json out/bench.json"))(bench_r
 app.command("show", **as_verb("bench show out/bench.json --markdown out/bench.md"))(bench_runs.show_saved)
 
 Pairs = Annotated[int, typer.Option("--repeats", min=1, help="Pairs of runs timed for each row of the report.")]
-
-
-def _deliver(bench: str, raw: Mapping[str, Any], to: Destinations) -> None:
-    from mmdec.evaluation.bench.report import BenchRun
-    from mmdec.evaluation.bench.rows import report_of
-
-    to.deliver(BenchRun((report_of(bench, raw),)))
 
 
 @app.command(**as_verb("bench speech --repeats 3"))
@@ -65,14 +58,12 @@ def speech(
     model: Model = SPEECH_MODEL,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
-    *,
-    to: Destinations,
-) -> None:
+) -> BenchReport:
     """Time speech translation: the DAG against autoregressive decoding by source length, and file to samples."""
     from mmdec.evaluation.bench.translation import bench_speech
 
     paths = [*(recordings or ()), *(audio or ())] or sorted(Path("data/samples").glob("*.wav"))
-    _deliver("speech", bench_speech(paths, model, repeats=repeats, device=device, threads=threads, log=log), to)
+    return bench_speech(paths, model, repeats=repeats, device=device, threads=threads, log=log)
 
 
 @app.command(**as_verb("bench paper --json out/paper.json"))
@@ -81,13 +72,11 @@ def paper(
     repeats: Pairs = 5,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
-    *,
-    to: Destinations,
-) -> None:
+) -> BenchReport:
     """Time DASpeech of the paper's size, with random weights, against an S2UT decoder."""
     from mmdec.evaluation.bench.translation import bench_paper
 
-    _deliver("paper", bench_paper(repeats=repeats, device=device, threads=threads, log=log), to)
+    return bench_paper(repeats=repeats, device=device, threads=threads, log=log)
 
 
 @app.command(**as_verb("bench core --sizes 2M --repeats 3"))
@@ -97,16 +86,14 @@ def core(
     sizes: Annotated[str, typer.Option(help="Parameters of the models, comma-separated.")] = "2M,30M,130M",
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
-    *,
-    to: Destinations,
-) -> None:
+) -> BenchReport:
     """Time mmdec's loop against transformers' own, on language models with random weights."""
     from mmdec.evaluation.bench.core import SIZES, bench_core
 
     names = [size.strip() for size in sizes.split(",")]
     if not set(names) <= set(SIZES):
         raise InputError(f"`sizes` must be some of {', '.join(SIZES)}, but is {sizes!r:.60}. Choose from these.")
-    _deliver("core", bench_core(names, repeats, device=device, threads=threads, log=log), to)
+    return bench_core(names, repeats, device=device, threads=threads, log=log)
 
 
 @app.command(**as_verb("bench compressor --size small"))
@@ -118,17 +105,14 @@ def compressor(
     repeats: Pairs = 5,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
-    *,
-    to: Destinations,
-) -> None:
+) -> BenchReport:
     """Time SpecVLM's drafter against EAGLE-2's by the number of visual tokens, with random weights."""
     from mmdec.evaluation.bench.compressor import SIZES, bench_compressor
 
     if size not in SIZES:
         raise InputError(f"`size` must be one of {', '.join(SIZES)}, but is {size!r:.60}. Choose one.")
     counts = [_visual_count(count) for count in visual.split(",")]
-    raw = bench_compressor(size, counts, accepted=accepted, repeats=repeats, device=device, threads=threads, log=log)
-    _deliver("compressor", raw, to)
+    return bench_compressor(size, counts, accepted=accepted, repeats=repeats, device=device, threads=threads, log=log)
 
 
 @app.command(**as_verb("bench kernels --device cuda"))
@@ -137,13 +121,11 @@ def kernels(
     repeats: Pairs = 15,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 1,
-    *,
-    to: Destinations,
-) -> None:
+) -> BenchReport:
     """Time the operators alone: GPU kernels against SDPA, FlexAttention and dense torch; on a CPU the torch forms."""
     from mmdec.evaluation.bench.kernels import bench_kernels
 
-    _deliver("kernels", bench_kernels(repeats=repeats, device=device, threads=threads, log=log), to)
+    return bench_kernels(repeats=repeats, device=device, threads=threads, log=log)
 
 
 @app.command(**as_verb("bench passes --device cuda"))
@@ -155,14 +137,12 @@ def passes(
     repeats: Pairs = 15,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 1,
-    *,
-    to: Destinations,
-) -> None:
+) -> BenchReport:
     """Time whole passes, random weights: tree attention against SDPA, and a round with the fast pass on and off."""
     from mmdec.evaluation.bench.passes import bench_passes, sizes_for
 
     sizes = sizes_for(device, text=text, prefix=prefix, speech=speech)
-    _deliver("passes", bench_passes(sizes, repeats=repeats, device=device, threads=threads, log=log), to)
+    return bench_passes(sizes, repeats=repeats, device=device, threads=threads, log=log)
 
 
 @app.command(**as_verb("bench asr data/samples/english/paragraph.flac"))
@@ -193,14 +173,12 @@ def asr(
     max_new_tokens: MaxNewTokens = None,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
-    *,
-    to: Destinations,
-) -> None:
+) -> BenchReport:
     """Time Medusa heads against transformers' greedy decoding, prompt lookup and an assistant, tokens equal."""
     from mmdec.evaluation.bench.transcription import PLANS, bench_asr
 
     given = [*(recordings or ()), *(audio or ())]
-    raw = bench_asr(
+    return bench_asr(
         given or (bench_runs.sample_recordings() if corpus == WHISPER_CORPUS else []),
         corpus,
         splits.split(","),
@@ -220,7 +198,6 @@ def asr(
         threads=threads,
         log=log,
     )
-    _deliver("asr", raw, to)
 
 
 @app.command(**as_verb("bench vlm --drafter eagle --drafter msd"))
@@ -241,13 +218,11 @@ def vlm(
     max_new_tokens: AnswerTokens = None,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
-    *,
-    to: Destinations,
-) -> None:
+) -> BenchReport:
     """Time drafters for pictures against transformers' greedy decoding, its prompt lookup and plain decoding."""
     from mmdec.evaluation.bench.description import bench_vlm
 
-    raw = bench_vlm(
+    return bench_vlm(
         questions if questions or images else bench_runs.sample_questions(),
         images,
         model,
@@ -262,7 +237,6 @@ def vlm(
         threads=threads,
         log=log,
     )
-    _deliver("vlm", raw, to)
 
 
 def _visual_count(count: str) -> int:

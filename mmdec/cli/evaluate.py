@@ -161,7 +161,7 @@ def vlm(
     """Score a vision-language model: what is right by task, tokens per round, and the drafter's share of the time."""
     from mmdec.evaluation.quality.description import evaluate_vlm
     from mmdec.evaluation.quality.harness import parse_plan
-    from mmdec.evaluation.quality.tables_description import vlm_table
+    from mmdec.evaluation.quality.tables import vlm_table
 
     report = evaluate_vlm(
         questions,

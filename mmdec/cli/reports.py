@@ -17,11 +17,10 @@ from mmdec import InputError
 from mmdec.checks.files import printable
 from mmdec.cli.output_files import json_text, write_text
 from mmdec.cli.verb import STDOUT
+from mmdec.evaluation.bench.report import BenchReport, BenchRun, load_run, to_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from mmdec.evaluation.bench.report import BenchRun
 
 WIDTH = 80  # columns of a table at most, however wide the terminal is
 
@@ -103,8 +102,6 @@ class Destinations:
         if self.metrics is not None and self.plots is None:
             raise InputError("`--metrics` must come with `--plots`, but that is missing. Name a directory.")
         if self.against is not None:
-            from mmdec.evaluation.bench.report import load_run
-
             load_run(self.against)
         if self.plots is not None:
             from mmdec.evaluation.bench.plots import check_plots
@@ -114,7 +111,6 @@ class Destinations:
     def deliver(self, run: BenchRun) -> None:
         """Write and print the run."""
         from mmdec.evaluation.bench.against import against
-        from mmdec.evaluation.bench.report import load_run, to_json
         from mmdec.evaluation.bench.tables import markdown, screen
 
         changes = None if self.against is None else against(run, load_run(self.against), self.against.name)
@@ -135,10 +131,12 @@ class Destinations:
             show(screen(run, changes))
 
 
-def reporting(verb: Callable[..., None]) -> Callable[..., None]:
-    """A benchmark for typer: in place of its parameter `to` it has the options that `Destinations` is made of."""
-    own = dict(signature(verb, eval_str=True).parameters)
-    del own["to"]
+def reporting(verb: Callable[..., BenchReport | BenchRun]) -> Callable[..., None]:
+    """A benchmark for typer: what it returns goes where the options say that `Destinations` is made of.
+
+    The exit code is 1 where a run lacks a benchmark.
+    """
+    own = signature(verb, eval_str=True).parameters
     options = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=hint)
         for name, hint in get_type_hints(Destinations, include_extras=True).items()
@@ -148,7 +146,11 @@ def reporting(verb: Callable[..., None]) -> Callable[..., None]:
     @wraps(verb)
     def command(**values: Any) -> None:
         to = Destinations(**{option.name: values.pop(option.name) for option in options})
-        verb(**values, to=to)
+        found = verb(**values)
+        run = found if isinstance(found, BenchRun) else BenchRun((found,))
+        to.deliver(run)
+        if run.left_out:
+            raise typer.Exit(1)
 
     vars(command)["__signature__"] = Signature([*own.values(), *options])  # typer reads it
     return command

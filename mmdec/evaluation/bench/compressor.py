@@ -7,6 +7,7 @@ runs: its pass is the same for both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -19,7 +20,8 @@ from mmdec.checks.devices import check_device
 from mmdec.decode.tree import single
 from mmdec.drafters.draft_memory import Memory
 from mmdec.drafters.tree_growing import TreeGrowing
-from mmdec.evaluation.bench.pairing import paired
+from mmdec.evaluation.bench.pairing import comparison, paired, turned
+from mmdec.evaluation.bench.report import BenchReport, Quantity
 from mmdec.nn.draft_config import DraftConfig
 from mmdec.nn.draft_network import DraftNetwork
 from mmdec.nn.elastic import CHOICES
@@ -43,8 +45,8 @@ ROUNDS = 8  # of a run
 class Run:
     """One prompt, and rounds in which the oracle accepts."""
 
-    def __init__(self, drafter: TreeGrowing, visual: int, accepted: int, rounds: int = ROUNDS) -> None:
-        self.drafter, self.accepted, self.rounds = drafter, accepted, rounds
+    def __init__(self, drafter: TreeGrowing, visual: int, accepted: int) -> None:
+        self.drafter, self.accepted = drafter, accepted
         weight = drafter.output.weight
         length = BEFORE + visual + AFTER
         drawn = torch.Generator().manual_seed(0)
@@ -76,7 +78,7 @@ class Run:
     def decode(self, memory: Memory) -> None:
         """The rounds after it."""
         roots = torch.ones_like(self.context.tokens[:, 0])
-        for _ in range(self.rounds):
+        for _ in range(ROUNDS):
             self._accept(memory, self.drafter.propose(memory, roots, PLAN), self.accepted)
 
     def _accept(self, memory: Memory, draft: Draft, count: int) -> None:
@@ -97,7 +99,7 @@ def bench_compressor(
     device: str = "cpu",
     threads: int = 2,
     log: Log = no_log,
-) -> dict[str, Any]:
+) -> BenchReport:
     """For each compressor alone and each number of visual tokens: columns of both caches and their share, and pairs of
     prompt passes and of rounds, a = EAGLE-2, b = SpecVLM, in milliseconds and as the ratio b / a."""
     check_threads(threads)
@@ -114,12 +116,30 @@ def bench_compressor(
             rows.append(
                 {"compressor": name, "visual": count} | _row(eagle, specvlm, count, accepted, repeats, torch_device)
             )
-    return {
-        "what": f"random weights, {size}, {BEFORE} + {AFTER} text tokens, drafts of {PLAN.nodes} nodes, {PLAN.depth} "
-        f"deep, {accepted} accepted by an oracle, {ROUNDS} rounds; a = EAGLE-2 with SpecVLM's input norm, b = SpecVLM",
-        "rows": rows,
-        "hardware": hardware(device=torch_device, dtype=dtype, batch=1, threads=threads),
-    }
+    machine = hardware(device=torch_device, dtype=dtype, batch=1, threads=threads)
+    return BenchReport(
+        bench="compressor",
+        title="SpecVLM's drafter against EAGLE-2's, random weights",
+        hardware=machine,
+        comparisons=tuple(
+            comparison(turned(row[part]), f"SpecVLM {row['compressor']}", "EAGLE-2", f"{row['visual']} visual tokens",
+                       "length", part, size=float(row["visual"]), unit="visual tokens")
+            for row in rows for part in ("prompt", "round")
+        ),
+        quantities=tuple(
+            Quantity(f"{row['compressor']}, {row['visual']} visual tokens: cache over EAGLE-2's", 100 * row["cache"],
+                     "%", 1)
+            for row in rows if math.isfinite(row["cache"])
+        ),
+        not_measured={"acceptance": "an oracle accepts, whatever is drafted"},
+        details={
+            "what": f"random weights, {size}, {BEFORE} + {AFTER} text tokens, drafts of {PLAN.nodes} nodes, "
+            f"{PLAN.depth} deep, {accepted} accepted by an oracle, {ROUNDS} rounds; a = EAGLE-2 with SpecVLM's input "
+            "norm, b = SpecVLM",
+            "rows": rows,
+            "hardware": machine,
+        },
+    )  # fmt: skip
 
 
 def _row(

@@ -21,7 +21,8 @@ from mmdec.checks.devices import check_device
 from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.tree import trees_from_lists
-from mmdec.evaluation.bench.pairing import paired
+from mmdec.evaluation.bench.pairing import comparison, paired, turned
+from mmdec.evaluation.bench.report import WALL, BenchReport, Exactness, Quantity
 from mmdec.generation.speculation import generate, speculate
 from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
@@ -34,7 +35,7 @@ SIZES: dict[str, dict[str, int]] = {  # about 2, 30 and 130 million parameters
     "130M": {"vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12},
 }
 TEXTS = {"repeating": 0.02, "wandering": 0.12}  # deviation of the weights
-PROMPT = 64
+PROMPT, NEW_TOKENS = 64, 128
 ROWS = 8  # of the batch
 DTYPE = torch.float32
 COPIED = 10  # tokens that transformers' prompt lookup copies at most: the value in its documentation
@@ -80,29 +81,53 @@ def random_model(size: str, text: str = "repeating", device: str = "cpu") -> Pre
 def bench_core(
     sizes: Sequence[str] = tuple(SIZES),
     repeats: int = 5,
-    new_tokens: int = 128,
     device: str = "cpu",
     threads: int = 2,
     log: Log = no_log,
-) -> dict[str, Any]:
+) -> BenchReport:
     """The core's share of a round, prompt lookup against transformers', batch 8 against 1, a drafter that is wrong."""
     check_threads(threads)
     check_device(device)
     keep_threads(threads)
     largest = sizes[-1]
     lookup: dict[str, dict[str, Any]] = {}
+    rows = []
     for size in sizes:
         log(f"lookup against prompt lookup: {size}")
-        lookup[size] = {text: _lookup(size, text, repeats, new_tokens, device) for text in TEXTS}
+        lookup[size] = {text: _lookup(size, text, repeats, device) for text in TEXTS}
+        rows += [
+            comparison(found, "lookup", "prompt lookup", f"{size}, {text} text", "all", WALL,
+                       tokens_per_round=found["tokens_per_round"])
+            for text, found in lookup[size].items()
+        ]  # fmt: skip
     log(f"batches, the core's share and a drafter that is always wrong: {', '.join(sizes)}")
-    return {
-        "what": f"random weights, greedy, {PROMPT} + {new_tokens} tokens, wall clock of whole calls",
-        "core_share": _core_share(largest, new_tokens, device),
-        "lookup": {"what": f"a = ours, budget on; b = prompt_lookup_num_tokens={COPIED}", "sizes": lookup},
-        "batch": _batch(largest, repeats, new_tokens, device),
-        "always_wrong": {size: _wrong(size, repeats, new_tokens, device) for size in sizes},
-        "hardware": hardware(device=torch.device(device), dtype=DTYPE, batch=(1, ROWS), threads=threads),
-    }
+    share, batch = _core_share(largest, device), _batch(largest, repeats, device)
+    wrong = {size: _wrong(size, repeats, device) for size in sizes}
+    rows += [
+        comparison(turned(found), "always wrong", "plain generate", size, "all", WALL) for size, found in wrong.items()
+    ]
+    machine = hardware(device=torch.device(device), dtype=DTYPE, batch=(1, ROWS), threads=threads)
+    return BenchReport(
+        bench="core",
+        title="Language models, random weights, greedy",
+        hardware=machine,
+        exactness=(Exactness("kinds of run whose tokens equal plain generate's", len(rows) + 1, len(rows) + 1),),
+        comparisons=tuple(rows),
+        quantities=(
+            Quantity(f"{largest}: the core's time over the target's pass", 100 * share["share"], "%", share["n"],
+                     100 * share["low"], 100 * share["high"]),
+            Quantity(f"{largest}: tokens a second of 8 rows over those of one", batch["times"], "times", batch["n"]),
+        ),
+        not_measured={"acceptance": "random weights say nothing of it: two kinds of text bound it"},
+        details={
+            "what": f"random weights, greedy, {PROMPT} + {NEW_TOKENS} tokens, wall clock of whole calls",
+            "core_share": share,
+            "lookup": {"what": f"a = ours, budget on; b = prompt_lookup_num_tokens={COPIED}", "sizes": lookup},
+            "batch": batch,
+            "always_wrong": wrong,
+            "hardware": machine,
+        },
+    )  # fmt: skip
 
 
 def _prompts(model: PreTrainedModel, batch: int) -> Tensor:
@@ -112,9 +137,9 @@ def _prompts(model: PreTrainedModel, batch: int) -> Tensor:
     return phrase.repeat(1, 4).to(model.device)
 
 
-def _run(model: PreTrainedModel, ids: Tensor, count: int, **options: Any) -> Tensor:
+def _run(model: PreTrainedModel, ids: Tensor, **options: Any) -> Tensor:
     mask, network = torch.ones_like(ids), cast(Any, model)  # PreTrainedModel declares no `generate`
-    return network.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False, **options)
+    return network.generate(ids, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False, **options)
 
 
 def _equal(a: Callable[[], Tensor], b: Callable[[], Tensor]) -> None:
@@ -123,12 +148,12 @@ def _equal(a: Callable[[], Tensor], b: Callable[[], Tensor]) -> None:
         raise MmdecError("The drafted run differs from plain decoding: no timing is reported. Report this as a bug.")
 
 
-def _core_share(size: str, count: int, device: str) -> dict[str, Any]:
+def _core_share(size: str, device: str) -> dict[str, Any]:
     """Seconds of the core over those of the target pass, in rounds of 16 nodes (root included), nothing accepted."""
     model = random_model(size, device=device)
     drafter = Noise(model.config.vocab_size)
     generation = generate(
-        model, _prompts(model, 1), drafter, num_speculative_tokens=15, max_new_tokens=count, do_sample=False
+        model, _prompts(model, 1), drafter, num_speculative_tokens=15, max_new_tokens=NEW_TOKENS, do_sample=False
     )
     rounds = generation.rounds[4:]  # the first rounds allocate memory
     shares = [r.core / r.target for r in rounds]
@@ -145,7 +170,7 @@ def _core_share(size: str, count: int, device: str) -> dict[str, Any]:
     }
 
 
-def _lookup(size: str, text: str, repeats: int, count: int, device: str) -> dict[str, Any]:
+def _lookup(size: str, text: str, repeats: int, device: str) -> dict[str, Any]:
     model = random_model(size, text, device)
     ids = _prompts(model, 1)
     rounds: list[Round] = []
@@ -153,36 +178,36 @@ def _lookup(size: str, text: str, repeats: int, count: int, device: str) -> dict
 
     def drafted() -> Tensor:
         rounds.clear()
-        return _run(model, ids, count, custom_generate=plug)
+        return _run(model, ids, custom_generate=plug)
 
     def stock() -> Tensor:
-        return _run(model, ids, count, prompt_lookup_num_tokens=COPIED)
+        return _run(model, ids, prompt_lookup_num_tokens=COPIED)
 
-    plain = _run(model, ids, count)
+    plain = _run(model, ids)
     for run in (drafted, stock):
         _equal(run, lambda: plain)
     result = paired(drafted, stock, repeats, model.device)
-    return {**asdict(result), "rounds": len(rounds) - 1, "tokens_per_round": (count - 1) / max(len(rounds) - 1, 1)}
+    return {**asdict(result), "rounds": len(rounds) - 1, "tokens_per_round": (NEW_TOKENS - 1) / max(len(rounds) - 1, 1)}
 
 
-def _batch(size: str, repeats: int, count: int, device: str) -> dict[str, Any]:
+def _batch(size: str, repeats: int, device: str) -> dict[str, Any]:
     """Tokens per second of a batch of `ROWS` over those of one row, same drafter."""
     model = random_model(size, device=device)
     ids = _prompts(model, ROWS)
     plug = speculate("lookup", statistics=DecodingStatistics())
 
     def batched() -> Tensor:
-        return _run(model, ids, count, custom_generate=plug)
+        return _run(model, ids, custom_generate=plug)
 
     def single() -> Tensor:
-        return _run(model, ids[:1], count, custom_generate=plug)
+        return _run(model, ids[:1], custom_generate=plug)
 
-    _equal(batched, lambda: _run(model, ids, count))
+    _equal(batched, lambda: _run(model, ids))
     result = paired(batched, single, repeats, model.device)
     return {"size": size, "a_ms": result.a_ms, "b_ms": result.b_ms, "times": ROWS * result.ratio, "n": result.n}
 
 
-def _wrong(size: str, repeats: int, count: int, device: str) -> dict[str, Any]:
+def _wrong(size: str, repeats: int, device: str) -> dict[str, Any]:
     """Seconds with a drafter that is always wrong, learned draft sizes, over those of plain `generate`."""
     model = random_model(size, device=device)
     ids = _prompts(model, 1)
@@ -191,10 +216,10 @@ def _wrong(size: str, repeats: int, count: int, device: str) -> dict[str, Any]:
 
     def drafted() -> Tensor:
         statistics.clear()  # each run learns anew that the drafter is wrong
-        return _run(model, ids, count, custom_generate=plug)
+        return _run(model, ids, custom_generate=plug)
 
     def plain() -> Tensor:
-        return _run(model, ids, count)
+        return _run(model, ids)
 
     _equal(drafted, plain)
     return asdict(paired(plain, drafted, repeats, model.device))

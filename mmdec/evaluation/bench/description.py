@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from mmdec.checks.arguments import check_threads, check_whole
-from mmdec.evaluation.bench.depths import recorded
-from mmdec.evaluation.bench.pairing import compare, stages
+from mmdec.evaluation.bench.pairing import compare, comparisons, middle, recorded, stages
+from mmdec.evaluation.bench.report import BenchReport, Comparison, Exactness, Kind
 from mmdec.evaluation.quality.description import PROMPT, questions_of
 from mmdec.evaluation.quality.harness import Measurements, Method, parse_plan
 from mmdec.evaluation.quality.harness_description import DescriptionHarness
@@ -62,8 +62,8 @@ def bench_vlm(
     device: str | None = "cpu",
     threads: int = 2,
     log: Log = no_log,
-) -> dict[str, Any]:
-    """Time drafters against greedy `generate`, its prompt lookup, and mmdec's plain decoding; a JSON-ready report.
+) -> BenchReport:
+    """Time drafters against greedy `generate`, its prompt lookup, and mmdec's plain decoding.
 
     questions, images, allow_absolute_paths, prompt: as for `evaluate_vlm`; per_task of each task are taken,
     evenly spaced. drafters: as `describe` takes them; the first is compared with the others, too. plan: draft size, see
@@ -80,7 +80,7 @@ def bench_vlm(
     chosen = questions_of(questions, images, prompt, per_task, Admission(allow_absolute_paths))
     drafted = [Method.drafted(name, as_drafter(vlm, name), nodes) for name in drafters]
     harness = DescriptionHarness(vlm, max_new_tokens)
-    return {
+    found = {
         "what": "a = mmdec with a drafter, b = the other; ratios are b / a",
         "model": vlm.directory.name if vlm.directory else "given",
         "plan": plan,
@@ -89,6 +89,29 @@ def bench_vlm(
             device=vlm.model.device, dtype=dtype_of(vlm.model), batch=1, threads=torch.get_num_threads()
         ),
     }
+    rows: list[Comparison] = []
+    for drafter, entry in found["drafters"].items():
+        for baseline, groups in entry["against"].items():
+            for group, row in groups.items():
+                size = middle(group)
+                kind: Kind = "task" if group.startswith("task ") else "all" if size is None else "length"
+                more = {} if size is None else {"size": size, "unit": "tokens"}
+                rows += comparisons(row, drafter, baseline, group, kind, **more)
+    whole = {drafter: entry["against"]["greedy"]["all"] for drafter, entry in found["drafters"].items()}
+    return BenchReport(
+        bench="vlm",
+        title=f"Drafters for pictures: {found['model']}, {found['questions']} questions, drafts {plan}",
+        hardware=found["hardware"],
+        exactness=tuple(
+            Exactness(f"tokens of {drafter} and of transformers' greedy loop", row["identical"], row["of"])
+            for drafter, row in whole.items()
+        ),
+        comparisons=tuple(rows),
+        stages=found["stages"],
+        depths={name: tuple(shares) for name, shares in found["depths"].items() if shares},
+        not_measured=found["left_out"],
+        details=found,
+    )
 
 
 def _all_methods(
@@ -99,15 +122,14 @@ def _all_methods(
     log: Log,
 ) -> dict[str, Any]:
     greedy, plain = Method.greedy(), Method.drafted(PLAIN, None)
-    baselines, left_out = [Method(LOOKUP, "transformers", {"prompt_lookup_num_tokens": COPIED})], dict[str, str]()
-    for method in list(baselines):
-        try:  # not every model of transformers can
-            harness.measure(chosen[:1], method)
-        except (MmdecError, MemoryError):
-            raise
-        except Exception as error:
-            left_out[method.name] = f"transformers cannot run it here ({type(error).__name__}: {error!s:.200})"
-            baselines.remove(method)
+    lookup, left_out = Method(LOOKUP, "transformers", {"prompt_lookup_num_tokens": COPIED}), dict[str, str]()
+    try:  # not every model of transformers can
+        harness.measure(chosen[:1], lookup)
+    except (MmdecError, MemoryError):
+        raise
+    except Exception as error:
+        left_out[LOOKUP] = f"transformers cannot run it here ({type(error).__name__}: {error!s:.200})"
+    baselines = [] if left_out else [lookup]
     methods = [drafted[0], greedy, plain, *drafted[1:], *baselines]
     log(f"{len(chosen)} questions; methods: {', '.join(method.name for method in methods)}")
     singles = [[question] for question in chosen]

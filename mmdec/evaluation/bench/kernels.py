@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from mmdec.checks.devices import check_device
-from mmdec.evaluation.bench.pairing import paired
+from mmdec.evaluation.bench.pairing import comparison, paired
+from mmdec.evaluation.bench.report import BenchReport, Exactness
 from mmdec.ops.dag import dag_marginal
 from mmdec.ops.kernels import KERNELS, runs_on, why_not
 from mmdec.ops.kv_gather import kv_gather
@@ -34,10 +35,8 @@ LAYERS = {"cpu": 12, "cuda": 32}
 FLEX = "FlexAttention"
 
 
-def bench_kernels(
-    *, repeats: int = 15, device: str | None = "cpu", threads: int = 1, log: Log = no_log
-) -> dict[str, Any]:
-    """Time every operator; a JSON-ready report. Raises MmdecError where two sides differ."""
+def bench_kernels(*, repeats: int = 15, device: str | None = "cpu", threads: int = 1, log: Log = no_log) -> BenchReport:
+    """Time every operator. Raises MmdecError where two sides differ."""
     torch_device = check_device(device)
     keep_threads(threads)
     torch.manual_seed(0)
@@ -45,22 +44,46 @@ def bench_kernels(
     bandwidth = _copy_bandwidth(torch_device) if torch_device.type == "cuda" else None
     log("tree attention, moves of keys and values, the graph's operators: no line until they are done")
     batches = [batch for batch, _, _ in GRAPHS[torch_device.type]]
-    report: dict[str, Any] = {
-        "what": "a = mmdec, b = the other; ratios are b / a",
-        "kernels": {name: runs_on(torch_device) for name in KERNELS},
-        "why_not": None if runs_on(torch_device) else why_not(torch_device.index) or "the CPU was asked for",
-        "copy_gb_s": bandwidth,
-        "tree_attention": [
-            _attention(name, nodes, columns, torch_device, dtype, repeats, bandwidth)
-            for name in HEADS
-            for nodes, columns in SHAPES[torch_device.type]
-        ],
-        "kv_gather": _gather(torch_device, dtype, repeats),
-        "dag": [row for shape in GRAPHS[torch_device.type] for row in _graph(shape, torch_device, repeats)],
-        # dtype: of keys and values; each row has its own.
-        "hardware": hardware(device=torch_device, dtype=dtype, batch=[1, *batches], threads=threads),
-    }
-    return report
+    reason = None if runs_on(torch_device) else why_not(torch_device.index) or "the CPU was asked for"
+    attention = [
+        _attention(name, nodes, columns, torch_device, dtype, repeats, bandwidth)
+        for name in HEADS
+        for nodes, columns in SHAPES[torch_device.type]
+    ]
+    gather = _gather(torch_device, dtype, repeats)
+    graphs = [row for shape in GRAPHS[torch_device.type] for row in _graph(shape, torch_device, repeats)]
+    sides = [
+        ("tree attention", f"{row['heads']}, {row['nodes']} nodes, {row['prefix']} before", "call", row)
+        for row in attention
+    ]
+    sides += [("kv gather", f"{gather['layers']} layers, path of {gather['path']}", "call", gather)]
+    sides += [("DAG", " x ".join(map(str, row["shape"])), row["what"], row) for row in graphs]
+    rows = tuple(
+        comparison(found, subject, other, group, "shape", timed)
+        for subject, group, timed, row in sides
+        for other, found in row["against"].items()
+    )
+    # dtype: of keys and values; each row has its own.
+    machine = hardware(device=torch_device, dtype=dtype, batch=[1, *batches], threads=threads)
+    left_out = {name: why for row in attention for name, why in row.get("not_measured", {}).items()}
+    return BenchReport(
+        bench="kernels",
+        title="Operators alone",
+        hardware=machine,
+        exactness=(Exactness("rows whose two sides agree", len(rows), len(rows)),),
+        comparisons=rows,
+        not_measured=left_out if reason is None else {"GPU kernels": reason, **left_out},
+        details={
+            "what": "a = mmdec, b = the other; ratios are b / a",
+            "kernels": {name: runs_on(torch_device) for name in KERNELS},
+            "why_not": reason,
+            "copy_gb_s": bandwidth,
+            "tree_attention": attention,
+            "kv_gather": gather,
+            "dag": graphs,
+            "hardware": machine,
+        },
+    )  # fmt: skip
 
 
 def _attention(

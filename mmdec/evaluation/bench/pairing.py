@@ -1,19 +1,33 @@
-"""Two sides timed in turn, A B A B: on a noisy machine only the ratio of neighbouring runs means something."""
+"""Two sides timed in turn, A B A B: on a noisy machine only the ratio of neighbouring runs means something.
+
+Beside it what all benchmarks count: the rows of a report, stages, and how deep drafts are accepted.
+"""
 
 from __future__ import annotations
 
+import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 
+from mmdec.evaluation.bench.report import DECODER, WALL, Comparison, Kind
 from mmdec.runtime import Stopwatch
 
 if TYPE_CHECKING:
     from mmdec.evaluation.quality.harness import Measurement, Measurements, Method
+from collections import Counter
+from dataclasses import replace
+from typing import final
+
+from mmdec.decode.forwarding import ForwardingDrafter
+from mmdec.decode.tree import depths, int_list, int_rows
+from mmdec.drafters.registry import named_drafter
+from mmdec.evaluation.quality.harness import Method
+from mmdec.types import Draft, Drafter, Scores, Verdict
 
 Result = TypeVar("Result")
 
@@ -60,6 +74,48 @@ def paired(
         if number:
             pairs.append((pair[0], pair[1]))
     return Paired.of(pairs)
+
+
+def comparison(
+    pairs: Mapping[str, Any], subject: str, baseline: str, group: str, kind: Kind, timed: str, **more: Any
+) -> Comparison:
+    """The row of a report. pairs: `Paired` as a dict, a = subject, b = baseline; more: further fields of the row."""
+    fields = {
+        **{"times": pairs["ratio"], "low": pairs["low"], "high": pairs["high"], "pairs": pairs["n"], "inputs": 1},
+        **{"subject_ms": pairs["a_ms"], "baseline_ms": pairs["b_ms"]},
+    }
+    return Comparison(subject, baseline, group, kind, timed, **{**fields, **more})
+
+
+def turned(pairs: Mapping[str, Any]) -> dict[str, Any]:
+    """The same pairs with a and b exchanged."""
+    ratios = {"ratio": 1 / pairs["ratio"], "low": 1 / pairs["high"], "high": 1 / pairs["low"]}
+    return {**pairs, **ratios, "a_ms": pairs["b_ms"], "b_ms": pairs["a_ms"]}
+
+
+def comparisons(
+    found: Mapping[str, Any], subject: str, baseline: str, group: str, kind: Kind, **more: Any
+) -> list[Comparison]:
+    """The rows of what `compare` found: the decoder's seconds, and the wall clock."""
+    return [
+        Comparison(
+            *(subject, baseline, group, kind, timed, part["median"], part["low"], part["high"], part["pairs"]),
+            inputs=found["n"],
+            subject_ms=1e3 * part["a_s"] / found["n"],
+            baseline_ms=1e3 * part["b_s"] / found["n"],
+            tokens_per_round=found["a_tokens_per_round"],
+            **more,
+        )
+        for timed, key in ((DECODER, "decoder"), (WALL, "wall"))
+        if found["n"]
+        for part in (found[key],)
+    ]
+
+
+def middle(group: str) -> float | None:
+    """ "11-20 words" -> 15.5, "40+ words" -> 40.0; None for what is no length."""
+    span = re.match(r"(\d+)(?:-(\d+)|\+)", group)
+    return None if span is None else (float(span[1]) + float(span[2] or span[1])) / 2
 
 
 def compare(measured: Measurements, a: Method, b: Method, groups: Sequence[int]) -> dict[str, Any]:
@@ -135,3 +191,40 @@ def _share(measured: Sequence[Sequence[Measurement]]) -> float:
 
 def _tokens(measured: Sequence[Sequence[Measurement]]) -> int:
     return sum(repeats[-1].drafted_tokens for repeats in measured)
+
+
+@final
+class DepthRecorder(ForwardingDrafter):
+    """A drafter that proposes what another one does, and counts at which depths that was accepted."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        super().__init__(drafter)
+        self._reached: Counter[int] = Counter()  # drafts that had a node at this depth
+        self._accepted: Counter[int] = Counter()
+
+    def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        rows = zip(int_rows(draft.parents), int_list(draft.size), int_rows(verdict.path), strict=True)
+        for parents, size, path in rows:
+            for depth in range(1, max(depths(parents[:size])) + 1):
+                self._reached[depth] += 1
+            for depth in range(1, sum(node > 0 for node in path) + 1):
+                self._accepted[depth] += 1
+        super().update(memory, draft, scores, verdict)
+
+    def shares(self) -> list[float]:
+        """For the depths 1, 2, ...: the share accepted there, of the drafts that had a node there."""
+        return [self._accepted[depth] / self._reached[depth] for depth in sorted(self._reached)]
+
+
+def recorded(methods: Sequence[Method]) -> tuple[list[Method], dict[str, DepthRecorder]]:
+    """The same methods, with a recorder around each drafter of mmdec's loop; the recorders by the method's name."""
+    recorders: dict[str, DepthRecorder] = {}
+    watched = []
+    for method in methods:
+        drafter: Any = method.options.get("drafter")
+        if method.loop == "mmdec" and drafter is not None:
+            chosen = named_drafter(drafter) if isinstance(drafter, str) else drafter
+            recorders[method.name] = DepthRecorder(chosen)
+            method = replace(method, options={**method.options, "drafter": recorders[method.name]})
+        watched.append(method)
+    return watched, recorders

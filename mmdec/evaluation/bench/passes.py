@@ -1,7 +1,7 @@
 """Whole passes of models with random weights: what tree attention and the fast pass gain end to end.
 
 Rows: a language model's pass over a draft's tree behind a long prefix, tree attention against SDPA with a dense mask;
-and a round of a speech model, the fast pass on against off (`bench_passes_transcription.py`). Random weights cost what
+and a round of a speech model, the fast pass on against off (`passes_transcription.py`). Random weights cost what
 trained ones cost. Logits of both sides are compared before anything is timed.
 """
 
@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from mmdec.checks.arguments import check_threads
 from mmdec.checks.devices import check_device
-from mmdec.evaluation.bench.pairing import paired
-from mmdec.evaluation.bench.passes_transcription import GRAPHS, SPEECHES, speech_rounds
-from mmdec.evaluation.bench.twins import Run, binary_tree, compare, twin
+from mmdec.evaluation.bench.pairing import comparison, paired
+from mmdec.evaluation.bench.passes_transcription import GRAPHS, SPEECHES, Run, binary_tree, compare, speech_rounds, twin
+from mmdec.evaluation.bench.report import BenchReport, Exactness
 from mmdec.ops.kernels import why_not
 from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
@@ -48,7 +48,7 @@ class PassSizes:
     text: str  # a key of `TEXTS`
     prefix: int  # tokens before the draft
     nodes: int  # of the draft, root included
-    speech: str  # a key of `bench_passes_transcription.SPEECHES`
+    speech: str  # a key of `passes_transcription.SPEECHES`
 
 
 SIZES = {"cpu": PassSizes("30M", 1024, 16, "tiny"), "cuda": PassSizes("7B", 8192, 64, "small")}
@@ -61,8 +61,8 @@ def bench_passes(
     device: str | None = "cpu",
     threads: int = 1,
     log: Log = no_log,
-) -> dict[str, Any]:
-    """Time both rows; a JSON-ready report. A row that does not fit into the GPU's memory is left out, and said so.
+) -> BenchReport:
+    """Time both rows. A row that does not fit into the GPU's memory is left out, and said so.
 
     sizes: None takes those of `SIZES` for the device. Raises MmdecError where two sides differ.
     """
@@ -87,14 +87,27 @@ def bench_passes(
             measured, missing = [], {name: f"not enough GPU memory: {str(error).partition(chr(10))[0]}"[:300]}
         rows += measured
         not_measured |= missing
-    return {
-        "what": "random weights, one row; a = mmdec's tree attention or the fast pass, b = without; ratios are b / a",
-        "sizes": asdict(chosen),
-        "rows": rows,
-        "not_measured": not_measured,
-        # dtype: of the language model; each row has its own.
-        "hardware": hardware(device=torch_device, dtype=text_dtype, batch=1, threads=threads),
-    }
+    # dtype: of the language model; each row has its own.
+    machine = hardware(device=torch_device, dtype=text_dtype, batch=1, threads=threads)
+    return BenchReport(
+        bench="passes",
+        title="Whole passes and rounds, random weights",
+        hardware=machine,
+        exactness=(Exactness("rows whose two sides agree", len(rows), len(rows)),),
+        comparisons=tuple(
+            comparison(row["pair"], row["subject"], row["baseline"], row["group"], "shape", row["timed"])
+            for row in rows
+        ),
+        not_measured=not_measured,
+        details={
+            "what": "random weights, one row; a = mmdec's tree attention or the fast pass, b = without; "
+            "ratios are b / a",
+            "sizes": asdict(chosen),
+            "rows": rows,
+            "not_measured": not_measured,
+            "hardware": machine,
+        },
+    )
 
 
 def sizes_for(

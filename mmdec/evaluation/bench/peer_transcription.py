@@ -23,6 +23,7 @@ from torch import Tensor
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.devices import fast_bfloat16
+from mmdec.evaluation.bench.report import Quantity
 from mmdec.evaluation.quality.harness import Method
 from mmdec.evaluation.quality.harness_transcription import TranscriptionHarness
 from mmdec.hub.whisper import LoadedWhisper
@@ -91,6 +92,15 @@ def against_peer(
         if half is None
         else _plain_equal(half, fitting, texts),
     }
+
+
+def peer_quantities(found: dict[str, Any]) -> list[Quantity]:
+    """The peer's seconds over mmdec's, each at its best setting, and the seconds of each."""
+    count = found["recordings"]
+    times = [Quantity(f"{row['b']} over {row['a']}", row["ratio"], "times", count) for row in found["best"].values()]
+    return times + [
+        Quantity(f"all recordings, {name}", row["seconds"], "s", count) for name, row in found["sides"].items()
+    ]
 
 
 def _in_turn(

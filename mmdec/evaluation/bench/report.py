@@ -10,19 +10,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mmdec.types import InputError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 FORMAT = "mmdec-bench"
 VERSION = 1
 LARGEST = 64 * 2**20  # bytes of a saved run
+WALL, DECODER = "wall clock", "decoder"  # what is timed
 
 Kind = Literal["all", "length", "task", "batch", "draft size", "shape"]
-Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ class BenchReport:
 class BenchRun:
     """The benchmarks of one command, and those that were left out, with the reason."""
 
+    __pydantic_config__: ClassVar = {"extra": "forbid"}  # of all that it holds, too
+
     reports: tuple[BenchReport, ...]
     left_out: dict[str, str] = field(default_factory=dict)
 
@@ -129,12 +133,33 @@ def load_run(path: str | Path) -> BenchRun:
             f"The saved run must have version {VERSION}, but '{source}' has {content.get('version')!r:.40}. Measure it "
             "again with this mmdec."
         )
+    known = {name: content[name] for name in ("reports", "left_out") if name in content}
     try:
-        return _record(BenchRun, {name: content[name] for name in ("reports", "left_out") if name in content}, "run")
-    except (TypeError, ValueError, RecursionError) as error:
+        text = json.dumps(known, ensure_ascii=False).encode("utf-8", "replace")  # names of files may be no UTF-8
+        return reader().validate_json(text, strict=True)
+    except (ValueError, RecursionError) as error:
         raise InputError(
-            f"The saved run must be whole, but '{source}' is damaged: {error!s:.200}. Measure it again."
+            f"The saved run must be whole, but '{source}' is damaged: {_first_wrong(error)}. Measure it again."
         ) from None
+
+
+def reader() -> TypeAdapter[BenchRun]:
+    """What checks a saved run. Raises InputError without the package pydantic."""
+    try:
+        from pydantic import TypeAdapter
+    except ImportError as error:
+        raise InputError(
+            "Saved runs need the package pydantic, which is not installed. pip install mmdec[eval]"
+        ) from error
+    return TypeAdapter(BenchRun)
+
+
+def _first_wrong(error: Any) -> str:
+    """In one sentence, of all that pydantic found: an entry that is wrong before one that is missing."""
+    if not hasattr(error, "errors"):
+        return f"{error!s:.200}"
+    wrong = min(error.errors(), key=lambda entry: entry["type"] == "missing")
+    return f"{'.'.join(map(str, ('run', *wrong['loc'])))}: {wrong['msg']}, but it holds {wrong['input']!r:.60}"
 
 
 def _plain(value: Any) -> Any:
@@ -146,39 +171,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_plain(entry) for entry in value]
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
-
-
-def _record(kind: type[Record], content: object, where: str) -> Record:
-    """A dataclass of its JSON object. TypeError where a field is missing, unknown or of another type."""
-    if not isinstance(content, dict):
-        raise TypeError(f"{where} is no object")
-    hints = get_type_hints(kind)
-    names = {entry.name for entry in fields(kind)}  # type: ignore[arg-type] # every Record here is a dataclass
-    unknown = sorted(set(content) - names)
-    if unknown:
-        raise TypeError(f"{where} has the unknown entry {unknown[0]!r:.60}")
-    return kind(**{name: _value(hints[name], entry, f"{where}.{name}") for name, entry in content.items()})
-
-
-def _value(hint: Any, content: Any, where: str) -> Any:
-    origin, parts = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return content
-    if is_dataclass(hint):
-        return _record(hint, content, where)  # type: ignore[arg-type] # is_dataclass has seen that it is a class
-    if origin is tuple and isinstance(content, list):
-        return tuple(_value(parts[0], entry, f"{where}[{index}]") for index, entry in enumerate(content))
-    if origin is dict and isinstance(content, dict):
-        return {str(key): _value(parts[1], entry, f"{where}[{key!r:.40}]") for key, entry in content.items()}
-    if origin is Literal and content in parts:
-        return content
-    if origin in (Union, UnionType):
-        return None if content is None else _value(parts[0], content, where)
-    if hint is float and type(content) in (int, float):
-        return float(content)
-    if hint in (int, str) and type(content) is hint:
-        return content
-    raise TypeError(f"{where} is {content!r:.60}")
 
 
 def merged(runs: Sequence[BenchRun]) -> BenchRun:

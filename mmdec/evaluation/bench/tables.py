@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mmdec.evaluation.bench.against import Changes
-from mmdec.evaluation.bench.report import BenchReport, BenchRun, Comparison, Quantity
-from mmdec.evaluation.bench.rows import WALL
+from mmdec.evaluation.bench.report import WALL, BenchReport, BenchRun, Comparison, Quantity
 
 Rows = list[tuple[str, ...]]
 WIDTH = 80

@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import WhisperForConditionalGeneration
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import check_threads
-from mmdec.evaluation.bench.assistants_transcription import assistants
-from mmdec.evaluation.bench.depths import recorded
-from mmdec.evaluation.bench.pairing import compare, stages
-from mmdec.evaluation.bench.peer_transcription import against_peer
+from mmdec.evaluation.bench.pairing import compare, comparisons, middle, recorded, stages
+from mmdec.evaluation.bench.peer_transcription import against_peer, peer_quantities
+from mmdec.evaluation.bench.report import DECODER, WALL, BenchReport, Comparison, Exactness, Quantity
 from mmdec.evaluation.quality.harness import Measurements, Method, parse_plan
 from mmdec.evaluation.quality.harness_transcription import TranscriptionHarness
 from mmdec.generation.speculation import Nodes
@@ -31,6 +31,7 @@ from mmdec.hub.whisper import DEFAULT_MODEL, LoadedWhisper, load_whisper
 from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log
+from mmdec.targets.whisper_decoder import decoder_of_layers
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.librispeech import read_splits
 from mmdec.training.corpora.tables import evenly_spaced
@@ -76,8 +77,8 @@ def bench_asr(
     device: str | None = "cpu",
     threads: int = 2,
     log: Log = no_log,
-) -> dict[str, Any]:
-    """Time Medusa heads against greedy decoding, prompt lookup and an assistant; a JSON-ready report.
+) -> BenchReport:
+    """Time Medusa heads against greedy decoding, prompt lookup and an assistant.
 
     recordings: audio files; none takes `per_bin` of each length from the corpus's splits. allow_absolute_paths: see
     `Admission`. assistant: directory of a smaller Whisper; None makes one of the model's own layers. plan: draft size,
@@ -113,7 +114,46 @@ def bench_asr(
     report["hardware"] = hardware(
         device=network.device, dtype=dtype_of(network), batch=(1, batch), threads=torch.get_num_threads()
     )
-    return report
+    return _report(report)
+
+
+def _report(found: dict[str, Any]) -> BenchReport:
+    clips, batch, recordings = found["clips"], found["batch"], found["recordings"]
+    rows: list[Comparison] = []
+    for row in found["curve"]:
+        group = f"{row['words']} words"
+        rows += comparisons(row, "medusa", "greedy", group, "length", size=middle(group), unit="words")
+    exact = [Exactness("tokens of medusa and of transformers' greedy loop", recordings, recordings)]
+    for name, row in found["against"].items():
+        rows += comparisons(row, "medusa", name, found["long"]["words"], "all")
+        exact.append(Exactness(f"tokens of {name} and of the greedy loop", row["identical"], row["of"]))
+    rows += comparisons(batch, "medusa", "greedy", f"{batch['size']} together", "batch")
+    rows += [
+        Comparison(
+            *(f"medusa {row['plan']}", "greedy", f"batch {row['batch']}", "draft size", timed, row[key], None, None),
+            pairs=0,
+            inputs=1,
+            tokens_per_round=row["tokens_per_round"],
+        )
+        for row in found.get("sweep", ())
+        for timed, key in ((DECODER, "decoder"), (WALL, "wall"))
+    ]
+    return BenchReport(
+        bench="asr",
+        title=f"Medusa heads: {found['model']}, drafts {found['plan']}",
+        hardware=found["hardware"],
+        exactness=tuple(exact),
+        comparisons=tuple(rows),
+        quantities=(
+            Quantity("clips of few words slower than greedy decoding", clips["slower"], "clips", len(clips["each"])),
+            Quantity("audio decoded in a repeat", found["seconds_of_audio"], "s", recordings),
+            *(peer_quantities(found["peer"]) if "peer" in found else ()),
+        ),
+        stages=found["stages"],
+        depths={name: tuple(shares) for name, shares in found["depths"].items() if shares},
+        not_measured={} if "peer" in found else {"another engine": "--peer ctranslate2 was not given"},
+        details=found,
+    )
 
 
 @dataclass(frozen=True)
@@ -253,3 +293,25 @@ def fastest(harness: TranscriptionHarness, helpers: Sequence[Method], recordings
         harness.measure(recordings, method)
         seconds.append(harness.measure(recordings, method).decoder)
     return helpers[seconds.index(min(seconds))]
+
+
+def assistants(model: WhisperForConditionalGeneration, directory: str | os.PathLike[str] | None) -> list[Method]:
+    """Methods with an assistant: the Whisper in `directory`; for None, several choices of the model's layers.
+
+    A distilled assistant shares the large model's encoder, as in distil-whisper (Gandhi et al. 2023, section 3.3).
+    Layers of the model itself need no training; which are fastest is found by trial.
+    """
+    if directory is not None:
+        networks: dict[str, Any] = {os.path.basename(os.fspath(directory)): load_whisper(directory, model.device).model}
+    else:
+        last = model.config.decoder_layers - 1
+        choices = {(0, last), (*range(0, last, 2), last), tuple(range(last))}
+        networks = {
+            f"of decoder layers {', '.join(map(str, layers))}": decoder_of_layers(model, layers)
+            for layers in sorted(choices)
+            if layers
+        }
+    return [
+        Method(f"assistant {name}", "transformers", {"assistant_model": network}, networks=[network])
+        for name, network in networks.items()
+    ]

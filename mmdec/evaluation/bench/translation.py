@@ -23,7 +23,8 @@ from torch import Tensor
 from mmdec import audio
 from mmdec.checks.arguments import check_threads
 from mmdec.checks.devices import check_device
-from mmdec.evaluation.bench.pairing import paired
+from mmdec.evaluation.bench.pairing import comparison, paired
+from mmdec.evaluation.bench.report import BenchReport, Comparison, Exactness, Quantity
 from mmdec.hub import DEFAULT_MODEL
 from mmdec.nn.ar_decoder import ArConfig, ArDecoder
 from mmdec.nn.dag_decoder import BOS, EOS, LatticePath
@@ -52,7 +53,7 @@ def bench_speech(
     device: str = "cpu",
     threads: int = 2,
     log: Log = no_log,
-) -> dict[str, Any]:
+) -> BenchReport:
     """The shipped model: linguistic decoding by source length, and `mmdec.translate_speech` on `recordings`.
 
     By length, recordings are joined end to end. The baseline decodes `UNITS_A_SECOND` units for each second, whether
@@ -75,7 +76,12 @@ def bench_speech(
     lookahead = [_against_baseline(path, translator, "lookahead", repeats) for path in recordings]
     calls = [call for path in recordings for call in _calls(path, translator)]
     rates = [rate for rate, _ in calls]
-    return {
+    machine = hardware(device=translator.device, dtype=dtype_of(network), batch=1, threads=threads)
+    stages = {
+        "lookahead": {stage: 1e3 * statistics.median(timings[stage] for _, timings in calls) for stage in calls[0][1]}
+    }
+    phones = sum(row["units"] for row in verified) / sum(row["passes"] for row in verified)
+    details = {
         "what": "shipped model; a = graph, lookahead; b = autoregressive baseline, greedy; after the encoder",
         "curve": curve,
         "graph": {
@@ -87,7 +93,7 @@ def bench_speech(
             "what": "whole recordings, linguistic seconds of translate_speech; a = verified; b = autoregressive",
             "recordings": verified,
             "median_ratio": statistics.median(row["ratio"] for row in verified),
-            "units_per_pass": sum(row["units"] for row in verified) / sum(row["passes"] for row in verified),
+            "units_per_pass": phones,
         },
         "wav_to_wav_per_second": {
             "what": "seconds from the file's path to English samples, reading included, for a second of source",
@@ -95,13 +101,40 @@ def bench_speech(
             "worst": max(rates),
             "n": len(rates),
         },
-        "stages": {
-            "lookahead": {
-                stage: 1e3 * statistics.median(timings[stage] for _, timings in calls) for stage in calls[0][1]
-            }
-        },
-        "hardware": hardware(device=translator.device, dtype=dtype_of(network), batch=1, threads=threads),
+        "stages": stages,
+        "hardware": machine,
     }
+    count = len(recordings)
+    return BenchReport(
+        bench="speech",
+        title="Speech translation: the graph against the autoregressive baseline",
+        hardware=machine,
+        exactness=(Exactness("units of verified and of autoregressive decoding", count, count),),
+        comparisons=(
+            *(comparison(row, "lookahead", "autoregressive", f"{row['seconds']:g} s, fixed lengths", "length",
+                         "after encoder", size=float(row["seconds"]), unit="s of source") for row in curve),
+            _together(lookahead, "lookahead"),
+            _together(verified, "verified"),
+        ),
+        quantities=(
+            Quantity("verified: phones in each pass of the baseline", phones, "phones", count),
+            Quantity("file to samples, for a second of source", 1e3 * statistics.median(rates), "ms", len(rates),
+                     high=1e3 * max(rates)),
+        ),
+        stages=stages,
+        details=details,
+    )  # fmt: skip
+
+
+def _together(rows: Sequence[Mapping[str, Any]], subject: str) -> Comparison:
+    """Several recordings as one row: the median of their ratios, and the extremes."""
+    ratios = [row["ratio"] for row in rows]
+    return Comparison(
+        subject, "autoregressive", "recordings", "all", "linguistic", statistics.median(ratios), min(ratios),
+        max(ratios), pairs=sum(row["n"] for row in rows), inputs=len(rows), spread="range",
+        subject_ms=statistics.median(row["a_ms"] for row in rows),
+        baseline_ms=statistics.median(row["b_ms"] for row in rows),
+    )  # fmt: skip
 
 
 def _curve(
@@ -170,7 +203,7 @@ def bench_paper(
     threads: int = 2,
     beams: int = 10,
     log: Log = no_log,
-) -> dict[str, Any]:
+) -> BenchReport:
     """A DASpeech of the paper's size against a decoder of S2UT's shape, both with random weights: timing only.
 
     a: DAG decoder, lookahead, adaptor and FastSpeech 2 with `UNITS_A_SECOND` phones of equal duration. b: 6 layers of
@@ -192,11 +225,24 @@ def bench_paper(
         for length in seconds:
             log(f"{length:g} s of source")
             rows.append(_paper_row(network, s2ut, length, beams, repeats))
-    return {
-        "what": "paper-sized, random weights, timing only; a = DAG and acoustic decoding; b = S2UT-shaped decoder",
-        "curve": rows,
-        "hardware": hardware(device=target, dtype=dtype_of(network), batch=1, threads=threads),
-    }
+    machine = hardware(device=target, dtype=dtype_of(network), batch=1, threads=threads)
+    return BenchReport(
+        bench="paper",
+        title="DASpeech of the paper's size against S2UT's decoder, random weights: time alone",
+        hardware=machine,
+        exactness=(Exactness("cached decoding and one beam against the full pass", 1, 1),),
+        comparisons=tuple(
+            comparison(row[name], "DASpeech", f"S2UT {name}", f"{row['seconds']:g} s", "length", "decoders",
+                       size=float(row["seconds"]), unit="s of source")
+            for name in ("greedy", f"beam {beams}") for row in rows
+        ),
+        not_measured={"quality": "the weights are random"},
+        details={
+            "what": "paper-sized, random weights, timing only; a = DAG and acoustic decoding; b = S2UT-shaped decoder",
+            "curve": rows,
+            "hardware": machine,
+        },
+    )  # fmt: skip
 
 
 def _paper_row(network: DASpeech, s2ut: ArDecoder, length: float, beams: int, repeats: int) -> dict[str, Any]:

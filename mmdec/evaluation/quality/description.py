@@ -1,7 +1,7 @@
 """Scores a vision-language model on questions about pictures: what is right by task, and what decoding cost.
 
 `mmdec.describe` is scored. Questions are those of drawn scenes, of a person's own list, or of a published benchmark:
-see `corpora/image_text_questions.py`. `tables_description.vlm_table(report)` prints the report.
+see `corpora/image_text_questions.py`. `tables.vlm_table(report)` prints the report.
 """
 
 from __future__ import annotations

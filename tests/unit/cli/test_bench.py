@@ -33,7 +33,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     calls: list[str] = []
 
     def found(name: str) -> Any:
-        return lambda *_args, **_options: (calls.append(name), findings.ALL[name]())[1]
+        return lambda *_args, **_options: (calls.append(name), findings.ALL[name])[1]
 
     monkeypatch.setattr(bench_core, "bench_core", found("core"))
     monkeypatch.setattr(bench_translation, "bench_paper", found("paper"))

@@ -9,15 +9,20 @@ from typer.testing import CliRunner
 from mmdec.cli.bench import app
 from mmdec.evaluation.bench.compressor import AFTER, BEFORE, ROUNDS, Run, bench_compressor, random_drafter
 from mmdec.types import InputError
+from tests.support.bench_findings import check_form
 
 
 def test_caches_are_counted() -> None:
-    report = bench_compressor("small", (40,), ("pool", "text-only", "conv"), repeats=1, threads=1)
+    found = bench_compressor("small", (40,), ("pool", "text-only", "conv"), repeats=1, threads=1)
+    check_form(found)
+    report = found.details
     text = BEFORE + AFTER
     assert [row["columns"] for row in report["rows"]] == [[text + 40, text + left] for left in (2, 0, 14)]
     for row in report["rows"]:
         assert row["cache"] == row["columns"][1] / row["columns"][0]
         assert row["prompt"]["n"] == row["round"]["n"] == 1
+    assert found.comparisons[0].times == 1 / report["rows"][0]["prompt"]["ratio"]  # of SpecVLM, which is b there
+    assert [entry.value for entry in found.quantities] == [100 * row["cache"] for row in report["rows"]]
 
 
 @pytest.mark.parametrize("accepted", [0, 3])

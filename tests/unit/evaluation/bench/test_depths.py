@@ -8,7 +8,7 @@ import torch
 import mmdec
 from mmdec.decode.tree import trees_from_lists
 from mmdec.drafters.registry import named_drafter
-from mmdec.evaluation.bench.depths import DepthRecorder, recorded
+from mmdec.evaluation.bench.pairing import DepthRecorder, recorded
 from mmdec.evaluation.quality.harness import Method
 from mmdec.types import Scores, Verdict
 from tests.support.tiny_text import language_model

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
 from mmdec.evaluation.bench import kernels as bench_kernels
 from mmdec.types import MmdecError
+from tests.support.bench_findings import check_form
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +21,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cpu_gets_its_rows() -> None:
-    report = bench_kernels.bench_kernels(repeats=2)
-    json.dumps(report)
+    found = bench_kernels.bench_kernels(repeats=2)
+    check_form(found)
+    report = found.details
     assert report["why_not"]
     (attention,) = report["tree_attention"]
     assert set(attention["against"]) == {"SDPA, dense mask, heads repeated", "SDPA, dense mask, FORCE_GQA"}
@@ -36,6 +36,8 @@ def test_a_cpu_gets_its_rows() -> None:
         assert row["least_cpu_ms"] > 0
         rows += row["against"].values()
     assert all(row["n"] == 2 and row["ratio"] > 0 for row in rows)
+    assert [row.times for row in found.comparisons] == [row["ratio"] for row in rows]
+    assert found.not_measured == {"GPU kernels": report["why_not"]}
 
 
 def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,13 +12,12 @@ from typer.testing import CliRunner
 
 from mmdec.cli.bench import app
 from mmdec.evaluation.bench import passes as bench_passes
-from mmdec.evaluation.bench import passes_transcription as bench_passes_transcription
-from mmdec.evaluation.bench import twins
-from mmdec.evaluation.bench.rows import report_of
+from mmdec.evaluation.bench import passes_transcription as bench_speech
 from mmdec.targets import attention
 from mmdec.targets import fast_pass as targets_fast_pass
 from mmdec.targets.fast_pass import FastPass, FastRun, fast_pass
 from mmdec.types import InputError, MmdecError
+from tests.support.bench_findings import check_form
 from tests.support.recorded_graphs import recorded_graphs
 
 CPU = torch.device("cpu")
@@ -39,15 +37,16 @@ SIZES = bench_passes.PassSizes("mini", 40, 9, "mini")
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     threads = torch.get_num_threads()
     monkeypatch.setitem(bench_passes.TEXTS, "mini", TEXT)
-    monkeypatch.setitem(bench_passes_transcription.SPEECHES, "mini", SPEECH)
+    monkeypatch.setitem(bench_speech.SPEECHES, "mini", SPEECH)
     monkeypatch.setitem(bench_passes.SIZES, "cpu", SIZES)
     yield
     torch.set_num_threads(threads)
 
 
 def test_a_cpu_gets_its_rows_and_says_what_a_gpu_would_have() -> None:
-    report = bench_passes.bench_passes(repeats=2)
-    json.dumps(report)
+    found = bench_passes.bench_passes(repeats=2)
+    check_form(found)
+    report = found.details
     kinds = [(row["subject"], row["timed"]) for row in report["rows"]]
     fast = "fast pass, fixed shapes without graphs"
     assert kinds == [("tree attention", "draft's pass"), (fast, "round"), (fast, "draft's pass")]
@@ -61,8 +60,7 @@ def test_a_cpu_gets_its_rows_and_says_what_a_gpu_would_have() -> None:
     reason = "the CPU was asked for" if torch.cuda.is_available() else "no GPU"
     assert set(report["not_measured"].values()) == {reason}
     assert [name.split()[0] for name in report["not_measured"]] == ["7B", "small"]
-    comparisons = report_of("passes", report).comparisons
-    assert [row.subject for row in comparisons] == [subject for subject, _ in kinds]
+    assert [row.subject for row in found.comparisons] == [subject for subject, _ in kinds]
 
 
 def test_only_one_side_attends_by_tree_attention(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +70,7 @@ def test_only_one_side_attends_by_tree_attention(monkeypatch: pytest.MonkeyPatch
         bench_passes.text_pass(SIZES, CPU, torch.float32, 1)
 
 
-@pytest.mark.parametrize("dtype", twins.LIMITS)
+@pytest.mark.parametrize("dtype", bench_speech.LIMITS)
 @pytest.mark.parametrize("kind", ["text", "speech"])
 def test_one_wrong_parent_is_more_than_a_rounding(kind: str, dtype: torch.dtype) -> None:
     """Behind the short prefix: the limits must tell them apart."""
@@ -80,19 +78,22 @@ def test_one_wrong_parent_is_more_than_a_rounding(kind: str, dtype: torch.dtype)
         model = bench_passes.random_text_model("mini", 64, CPU, dtype)
         inputs: dict[str, Any] = {"input_ids": torch.arange(1, 1 + bench_passes.SHORT)[None]}
     else:
-        model = bench_passes_transcription.random_speech_model("mini", CPU, dtype)
-        inputs = bench_passes_transcription.prompt_of(model)
-    a, b = twins.Run(model, inputs), twins.Run(twins.twin(model), inputs)
-    draft = twins.binary_tree(9, model.config.vocab_size, CPU)
+        model = bench_speech.random_speech_model("mini", CPU, dtype)
+        inputs = bench_speech.prompt_of(model)
+    a, b = (
+        bench_speech.Run(model, inputs),
+        bench_speech.Run(bench_speech.twin(model), inputs),
+    )
+    draft = bench_speech.binary_tree(9, model.config.vocab_size, CPU)
     parents = draft.parents.clone()
     parents[0, 7] = 1
-    assert twins.difference(a(draft), b(draft)) == 0
-    assert twins.difference(a(draft), b(replace(draft, parents=parents))) > twins.LIMITS[dtype]
+    assert bench_speech.difference(a(draft), b(draft)) == 0
+    assert bench_speech.difference(a(draft), b(replace(draft, parents=parents))) > bench_speech.LIMITS[dtype]
 
 
 def test_twins_share_weights_and_nothing_else() -> None:
     model = bench_passes.random_text_model("mini", 64, CPU, torch.float32)
-    other: Any = twins.twin(model)
+    other: Any = bench_speech.twin(model)
     for one, same in zip(model.parameters(), other.parameters(), strict=True):
         assert one is same
     other.set_attn_implementation("sdpa")
@@ -114,7 +115,7 @@ def test_where_the_fast_pass_is_used_sdpa_is_timed_without_it_too(monkeypatch: p
 def test_graphs_are_counted() -> None:
     """With the same stand-in."""
     with recorded_graphs() as graphs:
-        rows, missing = bench_passes_transcription.speech_rounds("mini", CPU, torch.float32, 1, new_tokens=24)
+        rows, missing = bench_speech.speech_rounds("mini", CPU, torch.float32, 1, new_tokens=24)
     assert graphs.replayed > graphs.made > 0
     assert not missing
     assert all(row["graphs"] > 0 and row["fast_pass_mib"] > 0 for row in rows)
@@ -129,12 +130,12 @@ def test_a_wrong_fast_pass_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(FastRun, "score", wrong)
     with pytest.raises(MmdecError, match=r"fast pass, mini speech model.* logits"):
-        bench_passes_transcription.speech_rounds("mini", CPU, torch.float32, 1)
+        bench_speech.speech_rounds("mini", CPU, torch.float32, 1)
 
 
 def test_texts_must_be_equal_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits that pass, and yet another text."""
-    monkeypatch.setattr(bench_passes_transcription, "compare", lambda *given: 0.0)
+    monkeypatch.setattr(bench_speech, "compare", lambda *given: 0.0)
     score = FastRun.score
 
     def wrong(*given: Any) -> Any:
@@ -143,7 +144,7 @@ def test_texts_must_be_equal_in_float32(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(FastRun, "score", wrong)
     with pytest.raises(MmdecError, match="the texts of the two sides differ"):
-        bench_passes_transcription.speech_rounds("mini", CPU, torch.float32, 1)
+        bench_speech.speech_rounds("mini", CPU, torch.float32, 1)
 
 
 def test_too_little_memory_costs_its_own_row_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,14 +153,14 @@ def test_too_little_memory_costs_its_own_row_only(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(bench_passes, "text_pass", full)
     report = bench_passes.bench_passes(repeats=1)
-    assert [row["timed"] for row in report["rows"]] == ["round", "draft's pass"]
-    reason = report["not_measured"]["pass of the mini language model"]
+    assert [row.timed for row in report.comparisons] == ["round", "draft's pass"]
+    reason = report.not_measured["pass of the mini language model"]
     assert reason == "not enough GPU memory: CUDA out of memory. Tried to allocate 14 GiB."
 
 
 def test_a_fast_pass_that_is_off_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FastPass, "why_not", lambda passes: "MMDEC_GRAPHS=0 keeps them off")
-    rows, missing = bench_passes_transcription.speech_rounds("mini", CPU, torch.float32, 1)
+    rows, missing = bench_speech.speech_rounds("mini", CPU, torch.float32, 1)
     assert rows == []
     assert list(missing.values()) == ["MMDEC_GRAPHS=0 keeps them off"]
 

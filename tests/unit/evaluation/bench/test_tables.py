@@ -10,10 +10,8 @@ from rich.console import Console
 
 from mmdec.evaluation.bench.against import against
 from mmdec.evaluation.bench.report import BenchRun
-from mmdec.evaluation.bench.rows import READERS
 from mmdec.evaluation.bench.tables import markdown, screen, sections
-from mmdec.evaluation.quality.tables import asr_table, table
-from mmdec.evaluation.quality.tables_description import vlm_table
+from mmdec.evaluation.quality.tables import asr_table, table, vlm_table
 from tests.support import bench_findings as findings
 
 
@@ -23,7 +21,7 @@ def shown(what: Any, width: int = 80) -> str:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("bench", READERS)
+@pytest.mark.parametrize("bench", findings.ALL)
 def test_a_table_fits_80_columns_and_no_figure_is_cut(bench: str) -> None:
     run = findings.run(bench)
     text = shown(screen(run))

@@ -16,6 +16,7 @@ from mmdec.nn.daspeech import DASpeechConfig
 from mmdec.pipelines.translation.translate import Translation
 from mmdec.types import InputError, MmdecError
 from tests.conftest import RATE, buzz
+from tests.support.bench_findings import check_form
 from tests.support.tiny_translator import tiny_sizes
 
 
@@ -61,7 +62,10 @@ def test_speech_is_timed_through_the_public_call(
         )
 
     monkeypatch.setattr(bench, "translate_speech", listen)
-    report = bench.bench_speech([path], str(tiny_model), seconds=(0.5,), repeats=2, threads=1)
+    found = bench.bench_speech([path], str(tiny_model), seconds=(0.5,), repeats=2, threads=1)
+    check_form(found)
+    assert [(row.subject, row.times) for row in found.comparisons[1:]] == [("lookahead", 6.0), ("verified", 3.0)]
+    report = found.details
     assert {audio for audio, _ in asked} == {path}
     strategies = [strategy for _, strategy in asked]
     assert strategies == ["verified", "autoregressive"] * 4 + ["lookahead", "autoregressive"] * 4 + ["lookahead"] * 4
@@ -106,6 +110,7 @@ def test_the_paper_sized_timing_is_gated(monkeypatch: pytest.MonkeyPatch) -> Non
     gated: list[int] = []
     gate = bench.gate
     monkeypatch.setattr(bench, "gate", lambda *arguments: (gated.append(arguments[-1]), gate(*arguments)))
-    report = bench.bench_paper(seconds=(0.5,), repeats=1, threads=1, beams=2)
+    found = bench.bench_paper(seconds=(0.5,), repeats=1, threads=1, beams=2)
+    check_form(found)
+    assert [row.baseline for row in found.comparisons] == ["S2UT greedy", "S2UT beam 2"]
     assert gated == [bench.GATE_UNITS]
-    assert {"greedy", "beam 2"} < report["curve"][0].keys()

@@ -17,15 +17,15 @@ from rich.console import Console
 import mmdec
 from mmdec.evaluation.bench.description import bench_vlm
 from mmdec.evaluation.bench.report import BenchRun
-from mmdec.evaluation.bench.rows import report_of
 from mmdec.evaluation.bench.tables import screen
 from mmdec.evaluation.quality.description import evaluate_vlm, score
 from mmdec.evaluation.quality.harness import Method
 from mmdec.evaluation.quality.harness_description import DescriptionHarness
-from mmdec.evaluation.quality.tables_description import vlm_table
+from mmdec.evaluation.quality.tables import vlm_table
 from mmdec.hub.vlm import LoadedVlm, load_vlm
 from mmdec.training.corpora.image_text_questions import ImageQuestion, read_questions
 from mmdec.types import InputError, MmdecError
+from tests.support.bench_findings import check_form
 from tests.support.tiny_vlm_folder import llava, qwen, write
 from tests.unit.pipelines.description.test_describe import pixels
 from tests.unit.pipelines.description.test_load import drafter_weights
@@ -152,10 +152,14 @@ def test_what_shortened_the_images_is_counted_by_task(asked: Path, tmp_path: Pat
 
 def test_methods_are_timed_when_their_tokens_are_equal(vlm: LoadedVlm, asked: Path) -> None:
     lines: list[str] = []
-    report = bench_vlm(
+    found = bench_vlm(
         asked, asked.parent, vlm, drafters=["lookup", "recycling"], plan="3", per_task=2, repeats=2, threads=1,
         max_new_tokens=9, log=lines.append,
     )  # fmt: skip
+    check_form(found)
+    kinds = {row.group: (row.kind, row.size) for row in found.comparisons}
+    assert (kinds["all"], kinds["task a"], kinds["9-32 tokens"]) == (("all", None), ("task", None), ("length", 20.5))
+    report = found.details
     assert report["questions"] == 4
     names = {"greedy", "plain", *({"prompt lookup"} - set(report["left_out"]))}
     for name, other in (("lookup", "recycling"), ("recycling", "lookup")):
@@ -173,8 +177,7 @@ def test_methods_are_timed_when_their_tokens_are_equal(vlm: LoadedVlm, asked: Pa
     assert report["depths"].keys() == {"lookup", "recycling"}
     assert report["stages"]["lookup"].keys() == {"features", "encoder", "decoder", "drafter"}
     assert report["stages"]["lookup"]["drafter"] > report["stages"]["plain"]["drafter"]
-    assert "task b" in shown(screen(BenchRun((report_of("vlm", report),))))
-    json.dumps(report)
+    assert "task b" in shown(screen(BenchRun((found,))))
 
 
 def test_tokens_of_both_loops_are_compared_whole(vlm: LoadedVlm) -> None:
@@ -226,8 +229,8 @@ def test_a_persons_own_pictures_are_asked_one_question(vlm: LoadedVlm, asked: Pa
     assert (report["n"], report["right"]["n"]) == (2, 0)  # nothing says what is right
     assert report["decoding"]["tokens"] > 0
     report = bench_vlm(None, asked.parent / "1.png", vlm, drafters=["lookup"], repeats=1, **options)
-    assert report["questions"] == 1
-    assert "task own pictures" in report["drafters"]["lookup"]["against"]["greedy"]
+    assert report.details["questions"] == 1
+    assert "task own pictures" in {row.group for row in report.comparisons}
 
 
 def test_pictures_are_found_beside_the_questions_too(tmp_path: Path) -> None:

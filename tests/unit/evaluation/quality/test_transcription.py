@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import mmdec
 from mmdec import cli
 from mmdec.evaluation.bench import transcription as bench_asr
-from mmdec.evaluation.bench.assistants_transcription import assistants
+from mmdec.evaluation.bench.transcription import assistants
 from mmdec.evaluation.quality import harness_transcription as measuring
 from mmdec.evaluation.quality import transcription as evaluate_asr
 from mmdec.evaluation.quality.harness import Measurement, Method, parse_plan
@@ -27,6 +27,7 @@ from mmdec.evaluation.quality.tables import asr_table
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from mmdec.targets.whisper_decoder import decoder_of_layers
 from mmdec.types import InputError, MmdecError
+from tests.support.bench_findings import check_form
 from tests.support.tiny_whisper import write
 
 RATE = 16_000
@@ -283,8 +284,11 @@ def test_provenance_says_what_ran(corpus: Path, tmp_path: Path) -> None:
     assert (machine["dtype"], machine["batch"], machine["target"]) == ("bfloat16", 8, "cpu")
     assert (machine["threads"], machine["device"]) == (1, "cpu")
     recordings = sorted(corpus.rglob("own/ann/1/*.wav"))[:1]
-    report = bench_asr.bench_asr(recordings, model=whisper, repeats=1, batch=3, max_new_tokens=6, threads=1)
-    assert (report["hardware"]["dtype"], report["hardware"]["batch"]) == ("bfloat16", [1, 3])
+    found = bench_asr.bench_asr(recordings, model=whisper, repeats=1, batch=3, max_new_tokens=6, threads=1)
+    check_form(found)
+    assert (found.hardware["dtype"], found.hardware["batch"]) == ("bfloat16", [1, 3])
+    assert (found.comparisons[0].kind, found.comparisons[-1].group) == ("length", "3 together")
+    assert (found.exactness[0].equal, found.exactness[0].of) == (1, 1)
 
 
 @pytest.mark.parametrize(("plan", "nodes"), [("learned", None), ("8", 8), ("16x6", (16, 6)), ("0", 0)])

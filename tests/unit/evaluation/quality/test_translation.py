@@ -13,9 +13,8 @@ import pytest
 import soundfile
 from rich.console import Console
 
-from mmdec.evaluation.quality.asr_bleu import shuffled
 from mmdec.evaluation.quality.tables import table
-from mmdec.evaluation.quality.translation import evaluate_speech
+from mmdec.evaluation.quality.translation import evaluate_speech, shuffled
 from mmdec.training.corpora.cvss import read_pairs
 from mmdec.training.metrics.recogniser import Recogniser, dictionary
 from mmdec.types import InputError
