@@ -45,8 +45,8 @@ class Generation:
 
     @property
     def tokens_per_round(self) -> float:
-        """Mean new tokens per row and round, the correction or bonus token included; the prompt's pass is not counted.
-        """
+        """Mean new tokens per row and round, the correction or bonus token included; the prompt's pass is not
+        counted."""
         later = self.rounds[1:]
         passes = sum(len(round_.rows) for round_ in later)
         return sum(len(tokens) for round_ in later for tokens in round_.tokens) / passes if passes else 1.0
@@ -176,8 +176,8 @@ class _Beginning:
 
 
 def _reading(model: object, speculation: Speculation) -> AbstractContextManager[object]:
-    """Hold the model and the drafter's networks for reading. An object that is no model is left for `_begin` to refuse.
-    """
+    """Hold the model and the drafter's networks for reading. An object that is no model is left for `_begin` to
+    refuse."""
     return reading(*((model, *speculation.networks) if isinstance(model, PreTrainedModel) else ()))
 
 

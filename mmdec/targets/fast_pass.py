@@ -210,8 +210,8 @@ class FastRun:
     """One run's use of slots: its key-value pools lie in the current one."""
 
     def __init__(self, passes: FastPass, encoder: Cache | None) -> None:
-        """passes: the model's slots. encoder: cross-attention keys and values of the run's rows; None if decoder-only.
-        """
+        """passes: the model's slots. encoder: cross-attention keys and values of the run's rows; None if
+        decoder-only."""
         self._passes, self._encoder = passes, encoder
         self._slots: list[Slot] = []  # the last is in use; earlier ones still hold columns that must be copied from
         weakref.finalize(self, passes.give_back, self._slots)

@@ -51,8 +51,8 @@ class Chat:
     """
 
     def __init__(self, **options: Unpack[DescribeOptions]) -> None:
-        """Load the model and its drafter; options as for `mmdec.describe`. Raises InputError if an option is refused.
-        """
+        """Load the model and its drafter; options as for `mmdec.describe`. Raises InputError if an option is
+        refused."""
         remaining: dict[str, Any] = {**options}
         for name in LACKING:
             if name in remaining:
@@ -122,8 +122,8 @@ class Chat:
             return answer
 
     def _inputs(self, question: Question, message: Message) -> dict[str, Any]:
-        """Model inputs for the whole dialogue's ids. They hold this turn's images; without a cache, those of all turns.
-        """
+        """Model inputs for the whole dialogue's ids. They hold this turn's images; without a cache, those of all
+        turns."""
         vlm = self._request.vlm
         text = render(vlm, [message]) if not self._messages else self._turn(message)
         try:
