@@ -1,4 +1,4 @@
-"""A drafter around another one: what looks on while drafts are made overrides what it needs to see."""
+"""A base class for drafters that wrap another drafter: subclasses override the calls that they observe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mmdec.types import Context, Draft, Drafter, Plan, Scores, Target, Verdict
 
 
 class ForwardingDrafter:
-    """Does what `drafter` does, under its name."""
+    """Forwards every call to `drafter` and has its name."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.needs = drafter, drafter.needs
@@ -20,7 +20,7 @@ class ForwardingDrafter:
         return self.drafter.name
 
     def check(self, target: Target) -> None:
-        """As the drafter has it."""
+        """Check with the wrapped drafter."""
         self.drafter.check(target)
 
     def start(self, context: Context) -> Any:

@@ -1,7 +1,7 @@
-"""Decoding statistics as JSON: each part written, and read with every number within its bounds.
+"""Reads and writes decoding statistics as JSON; every number that is read is checked against bounds.
 
-A file may come from anywhere: what is read is finite, of the right kind, and no more than a run could have written.
-Whatever is not raises ValueError, TypeError or KeyError, which `DecodingStatistics.load` puts into one message.
+A file may come from anywhere. An invalid one raises ValueError, TypeError or KeyError, which `DecodingStatistics.load`
+turns into one message.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from mmdec.decode.cost_model import WINDOW, CostCurve
 from mmdec.decode.tree_shape import HeadAccuracy
 
 FORMAT = {"format": "mmdec decoding statistics", "version": 1}
-LARGEST = 16 << 20  # bytes of a file
-LONGEST = 4096  # characters of a name
-POWERS = 31  # batches have at most 2 ** 31 rows
-COLUMNS = 1 << 20  # of a draft
-LEVELS, WIDTH = 64, 64  # of a drafter's heads
-SECONDS = 1e6  # of one pass
+LARGEST = 16 << 20  # maximum bytes of a file
+LONGEST = 4096  # maximum characters of a name
+POWERS = 31  # maximum log2 of a batch size
+COLUMNS = 1 << 20  # maximum columns of a draft
+LEVELS, WIDTH = 64, 64  # maximum depth and width of a drafter's heads
+SECONDS = 1e6  # maximum seconds of one pass
 ROUNDS = 1e15
 
 
@@ -32,7 +32,7 @@ def check_header(content: Any) -> None:
 
 
 def entries(value: Any, most: int) -> list[Any]:
-    """A list of at most `most` items."""
+    """Check for a list with at most `most` items."""
     if not isinstance(value, list) or len(items := cast(list[Any], value)) > most:
         raise ValueError(f"a list of at most {most} items is {value!r:.80}")
     return items
@@ -45,7 +45,7 @@ def text(value: Any) -> str:
 
 
 def number(value: Any, least: float, most: float) -> float:
-    """A finite float in [least, most]."""
+    """Check for a finite float in [least, most]."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(f"a number is {value!r:.80}")
     if not least <= value <= most:
@@ -54,7 +54,7 @@ def number(value: Any, least: float, most: float) -> float:
 
 
 def count(value: Any, least: int, most: int) -> int:
-    """A whole number in [least, most]."""
+    """Check for a whole number in [least, most]."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ValueError(f"a whole number between {least} and {most} is {value!r:.80}")
     return value
@@ -73,7 +73,7 @@ def curves_to(curves: dict[int, CostCurve]) -> list[dict[str, Any]]:
 
 
 def curves_from(value: Any, make: Callable[[], CostCurve]) -> dict[int, CostCurve]:
-    """make: an empty curve of the right kind."""
+    """Read the cost curves of each batch size. make: returns an empty curve of the right kind."""
     curves: dict[int, CostCurve] = {}
     for item in entries(value, POWERS + 1):
         windows: dict[int, deque[tuple[float, int]]] = {}
@@ -114,7 +114,7 @@ def acceptance_from(value: Any) -> Acceptance:
     ending = [
         [number(item, 0, ROUNDS) for item in entries(row, DEEPEST + 1)] for row in entries(value.get("ending", []), 4)
     ]
-    if ending:  # files of earlier versions have none
+    if ending:  # absent from files of earlier versions
         if [len(row) for row in ending] != [DEEPEST + 1] * 4:
             raise ValueError(f"`ending` must have 4 rows of {DEEPEST + 1} numbers")
         for rounds, hits, drafts, reached in zip(*ending, strict=True):
