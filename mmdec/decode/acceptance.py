@@ -58,8 +58,7 @@ class Acceptance:
         """Expected drafted and accepted nodes of chains that may end early, for maximum lengths 1, 2, ...
 
         chances: from `chain`. An unobserved depth is assumed to be drafted as often as the depth above, and accepted by
-            its
-        chance.
+            its chance.
         Returns: two lists, each with one number per maximum length.
         """
         drafted: list[float] = []

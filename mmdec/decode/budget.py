@@ -1,9 +1,8 @@
 """How much to draft in each round: chosen while decoding, for the most expected tokens per second.
 
 A chain of k nodes yields (1 + E(k)) / (T(1 + k) + D(k)) tokens a second in each row: E is the expected number of
-accepted
-nodes, T the time of the target's pass over the draft, D the drafter's time (the hardware-aware objective of Sequoia,
-Chen et al. 2024, section 3.3, measured online instead of profiled beforehand). Plain decoding yields 1 / T(1).
+accepted nodes, T the time of the target's pass over the draft, D the drafter's time (the hardware-aware objective of
+Sequoia, Chen et al. 2024, section 3.3, measured online instead of profiled beforehand). Plain decoding yields 1 / T(1).
 
 - T and D are monotone and piecewise linear through the lower quartiles of a few buckets, because single timings are off
   by several times. A draft size close to a timed one counts as cheap until it was timed often enough itself.
@@ -69,8 +68,7 @@ class Budget:
     ) -> None:
         """statistics: measurements of earlier runs; this run adds its own. pair: target, device and drafter.
         prior: acceptance chances of a chain's nodes, used until there are measurements. stops: whether the drafter may
-            end
-            chains early (`Needs.stops`).
+            end chains early (`Needs.stops`).
         """
         self._stops = stops
         self._constant: Plan | None = None
@@ -122,8 +120,7 @@ class Budget:
         """Record the result of the last plan.
 
         batch: rows. draft_sizes: nodes of each row's draft, root included. depth: of the deepest node. accepted:
-            accepted nodes
-            of each row, root excluded.
+            accepted nodes of each row, root excluded.
         target_seconds, draft_seconds: time of the pass and of the drafter (0 if it was not called).
         share: in [0, 1], the part of the round in which the thread had a CPU.
         """

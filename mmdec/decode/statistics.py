@@ -84,8 +84,7 @@ class DecodingStatistics:
     """Measurements of runs: seconds of passes and acceptance of drafts, from which later runs choose their drafts.
 
     Pass the same object to several calls of `generate`, `stream`, `speculate`, `transcribe` or `describe`. Its times
-    hold
-    for one machine only: do not use a saved file on another.
+    hold for one machine only: do not use a saved file on another.
     """
 
     def __init__(self) -> None:

@@ -9,8 +9,7 @@ def three_lines(what: str, rounds: str, seconds: Mapping[str, float]) -> str:
     """Format a result.
 
     what: the text, or how much there is of it. rounds: from `rounds_line`. seconds: stage -> seconds; "total", if
-        present,
-    also includes time outside the stages.
+        present, also includes time outside the stages.
     """
     stages = ", ".join(f"{name} {value:.3f}" for name, value in seconds.items() if name != "total")
     total = seconds.get("total", sum(seconds.values()))

@@ -79,8 +79,7 @@ class HeadAccuracy:
         """The best `nodes` nodes that are at most `depth` deep, as (parent, depth from 0, rank).
 
         Node 0 is the root; the list begins with node 1. If `nodes` is at most `depth` the result is a chain. The
-        likeliest path
-        comes first, so that the cache needs no moves if it is accepted.
+        likeliest path comes first, so that the cache needs no moves if it is accepted.
         """
         depth = min(depth, self.depth)
         if nodes <= depth:
@@ -102,8 +101,7 @@ def likeliest_paths(chances: Sequence[Sequence[float]], nodes: int) -> list[Path
     """The `nodes` likeliest nodes of a tree, the likeliest first, each as the ranks along its path from the root.
 
     chances: [depth][rank], given that all tokens above are right. A node's chance is the product along its path; nodes
-        with
-    chance 0 are left out. A node comes after its parent.
+        with chance 0 are left out. A node comes after its parent.
     """
     if not chances or nodes <= 0:
         return []

@@ -145,8 +145,7 @@ class MatchRule:
     """The rules "greedy" and "sampled": take plain decoding's token at each visited node, in the same order.
 
     For deterministic drafts this accepts as often as rejection sampling does (whose q is one-hot), and gives exactly
-    the
-    tokens of plain decoding, not only their distribution.
+    the tokens of plain decoding, not only their distribution.
     """
 
     choice: Choice = most_probable
@@ -225,8 +224,7 @@ class BlockRule:
 
     On average it accepts at least as many as one by one. It reads only the first children of a tree, up to a token that
     ends the row. It needs the distributions of nodes that are not accepted, so their processors run, too; their state
-    is
-    then restored.
+    is then restored.
     """
 
     stream: Stream

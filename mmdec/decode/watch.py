@@ -29,8 +29,6 @@ class Watch:
 
     def learned(self) -> tuple[float, float, float]:
         """What a budget records: seconds of the target, seconds of the drafter, and the share of the round in [0, 1] in
-        which this
-        thread had a CPU (1 if unknown).
-        """
+        which this thread had a CPU (1 if unknown)."""
         seconds, worked = self.target + self.drafter + self.core, self._stopwatch.processor() - self._processor
         return self.target, self.drafter, min(worked / seconds, 1.0) if seconds > 0 else 1.0

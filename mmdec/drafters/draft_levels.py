@@ -46,8 +46,7 @@ class Levels:
         """Run the network over one level.
 
         tokens: (B, n). features: (B, n, H) of their parents. above: (B, n) the parents' indices in the last level; None
-            for
-            children of the root.
+            for children of the root.
         Returns: hidden (B, n, H).
         """
         network, cache, memory = self.drafter.network, self.memory.cache, self.memory
@@ -78,8 +77,7 @@ class Levels:
         """Draft a chain of likeliest tokens, until `threshold` (`Plan.threshold`) or `depth` ends it.
 
         roots: (B,). hidden: (B, 1, H) of the root. All rows get the same length, because the target runs as many
-            columns for
-        each.
+            columns for each.
         """
         step = self.memory.step
         if isinstance(step, DraftStep) and len(roots) == 1 and step.reads(hidden):

@@ -105,12 +105,10 @@ def register_drafter(
     loader: for a drafter with weights: a function (folder: Path, model) -> drafter, or its dotted path. The folder's
         config.json holds {"system": name}.
     auto: whether `describe(drafter="auto")` and the demo look for this drafter's folder beside a model, after the
-        built-in
-        drafters. Default False. Needs `loader`.
+        built-in drafters. Default False. Needs `loader`.
     note: one line on how it drafts, which the demo shows. Default "".
     Raises: InputError if the name is malformed or built in, if neither `factory` nor `loader` is given, if one of them
-        is
-        neither callable nor a dotted path, or if `auto` is given without `loader`.
+        is neither callable nor a dotted path, or if `auto` is given without `loader`.
     """
     if not _is_text(name) or not NAME.fullmatch(name):
         raise InputError(f"`name` must be letters, digits, _ and -, but is {show(name)}. Choose a short name.")

@@ -1,11 +1,10 @@
 """A small model drafts for a large one: any target with the same vocabulary can be the small model.
 
 Deterministic trees are EAGLE-2's (Li et al. 2024, section 4): in each layer the `width` nodes with the highest
-cumulative
-log-probability are expanded, and at the end the best nodes of all layers are kept. Sampled trees (for residual sampling
-without replacement: RSD, Jeon et al. 2024; Sequoia, Chen et al. 2024) spend a layer's nodes where acceptance is likely,
-as DySpec does (Xiong et al. 2024). The number of a node's children never depends on which child would come next, which
-keeps the verdict lossless.
+cumulative log-probability are expanded, and at the end the best nodes of all layers are kept. Sampled trees (for
+residual sampling without replacement: RSD, Jeon et al. 2024; Sequoia, Chen et al. 2024) spend a layer's nodes where
+acceptance is likely, as DySpec does (Xiong et al. 2024). The number of a node's children never depends on which child
+would come next, which keeps the verdict lossless.
 
 Each layer costs one pass of the small model. Since a target scores whole trees only, the pass for layer l scores the
 layers above it again: a tree of depth d and width k takes d passes over 1, 1 + k, ..., 1 + (d - 1) k nodes. The columns
@@ -290,8 +289,7 @@ def draw_children(
     """Sample children without replacement from probs (B, L, V), `counts` in each row, where acceptance is likeliest.
 
     Sorting p / Exp(1) gives the order of successive draws. All draws are made at once and used one by one; whether
-    another
-    child is used depends only on earlier ones. Returns: the new children, by row.
+    another child is used depends only on earlier ones. Returns: the new children, by row.
     """
     most = min(max(counts), probs.shape[-1])
     noise = torch.empty_like(probs).exponential_(generator=generator)

@@ -40,8 +40,7 @@ class TreeGrowing:
 
     def __init__(self, network: DraftNetwork, embedding: nn.Module, output: nn.Linear, width: int = WIDTH) -> None:
         """network: the draft network. embedding, output: the target's own (`model.get_input_embeddings()`,
-        `model.get_output_embeddings()`). width: maximum nodes of a level that are expanded.
-        """
+        `model.get_output_embeddings()`). width: maximum nodes of a level that are expanded."""
         config = network.config
         if tuple(output.weight.shape) != (config.vocab_size, config.hidden_size):
             raise InputError(

@@ -11,9 +11,8 @@ def register() -> None:
     """Register mmdec's attention implementation and model folders with transformers.
 
     Afterwards `model.set_attn_implementation("mmdec_tree")`, `AutoConfig` and `AutoModel` accept mmdec's names.
-    Importing
-    `mmdec.generation.speculation` (as `mmdec.generate` does) calls this function. It imports transformers' model
-    classes.
+    Importing `mmdec.generation.speculation` (as `mmdec.generate` does) calls this function. It imports transformers'
+    model classes.
     """
     for module in REGISTER_THEMSELVES:
         import_module(module)

@@ -78,23 +78,21 @@ def generate(
         "<model>/<drafter>" for a shipped one, a dotted path "package.module:Class", a smaller model with the same
         vocabulary, an object that implements `mmdec.types.Drafter`, or None for plain decoding.
     rule: how drafted tokens are accepted. "greedy" and "sampled" give exactly the tokens of plain decoding. (Sampling
-        at
-        batch 1 equals `generate` under the same `torch.manual_seed`; larger batches, or calls with a `seed`, equal the
+        at batch 1 equals `generate` under the same `torch.manual_seed`; larger batches, or calls with a `seed`, equal
+        the
         same call without a drafter.) "residual" and "block" give the model's own distribution and suit drafters that
         sample, such as a smaller model. "typical" is LOSSY. Default None: "greedy" or "sampled", by `do_sample`.
     num_speculative_tokens: draft tokens per round: a number for a chain, (nodes, depth) for a tree, 0 for plain
-        decoding.
-        Default None: chosen in each round from measured times and acceptance.
+        decoding. Default None: chosen in each round from measured times and acceptance.
     seed: seed of the sampling. Default None: torch's own generator.
     statistics: measurements of earlier runs; this run adds its own. Default None: `mmdec.default_statistics()`.
     options: any argument of `generate`. In a batch, a processor or criterion of your own makes transformers' loop
-        decode
-        without drafts, with a warning, unless it sets `mmdec_row_wise = True`: its effect on a row then must depend on
+        decode without drafts, with a warning, unless it sets `mmdec_row_wise = True`: its effect on a row then must
+        depend on
         that row and its index alone.
     Returns: a `Generation`: the sequences (B, L), and what happened in each round.
     Raises: InputError for beam search, a cache that cannot be rolled back, a drafter with another vocabulary, or a
-        wrong
-        argument.
+        wrong argument.
     Source: speculative decoding (Leviathan et al. 2023); the rules' papers are named in `mmdec.decode.verify`.
     """
     speculation = Speculation(drafter, rule, num_speculative_tokens, seed, statistics)
@@ -118,8 +116,7 @@ def stream(
     """Yield the rounds of `generate` as they finish.
 
     Close the iterator, or drop it, to cancel: no computation happens between two rounds. From the first round to the
-    end it
-    holds the model's read lock (`mmdec.model_lock`), so the model cannot be changed until then.
+    end it holds the model's read lock (`mmdec.model_lock`), so the model cannot be changed until then.
 
     model, inputs, drafter, rule, num_speculative_tokens, seed, statistics, options: as for `generate`.
     tokenizer: decodes each round's tokens into `Round.text`. Default None: no text.
@@ -149,8 +146,7 @@ def speculate(
 
     The object keeps no state between runs, so many calls may share it. transformers does not pass its own `streamer`,
     `assistant_model` and tokenizer to a custom loop: give `streamer` and `drafter` here, and pass a
-    `StopStringCriteria`
-    instead of `stop_strings`; for `token_healing` call `mmdec.generate`.
+    `StopStringCriteria` instead of `stop_strings`; for `token_healing` call `mmdec.generate`.
 
     drafter, rule, num_speculative_tokens, seed, statistics: as for `generate`.
     on_round: called with each `Round`. Default None.

@@ -35,8 +35,7 @@ def load_drafter(folder: str | os.PathLike[str], model: PreTrainedModel, argumen
     several calls may share it.
 
     folder: a directory, a hub id, or "<model>/<drafter>" for a shipped one ("vlm-scenes/eagle"). Its config.json names
-        the
-        drafter: {"system": "medusa", ...}.
+        the drafter: {"system": "medusa", ...}.
     model: the loaded target model.
     argument: how error messages call `folder`. Default "folder".
     Returns: the drafter.

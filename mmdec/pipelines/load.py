@@ -41,8 +41,7 @@ def load(
     Returns: what the folder's config.json names: a `SpeechTranslator` (for `translate_speech`), a `LoadedTranscriber`,
         model and processor (for `transcribe`), or a `LoadedVlm`, model and processor (for `describe`).
     Raises: InputError if the model is not found (the message says how to get it), is damaged, lies outside its folder
-        or
-        has no safetensors; if `vocoder` is given for a model that does not speak; for a drafter's folder (use
+        or has no safetensors; if `vocoder` is given for a model that does not speak; for a drafter's folder (use
         `load_drafter`).
     """
     system = kind(find(model, system=None, files=["config.json"]))

@@ -126,8 +126,7 @@ class FastPass:
     """The slots of one model, and the switch that says whether they are used.
 
     `enabled`: None (default) uses them on a GPU only, False never, True also on a CPU. A CPU captures no graphs: True
-    is for
-    tests, which compare the tokens.
+        is for tests, which compare the tokens.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -232,8 +231,7 @@ class FastRun:
         """Run the model over a draft, padded to a fixed shape.
 
         draft: tokens (B, N). store: the run's pool, whose memory is this slot. rows: the columns of each row; records
-            where the
-            draft's columns lie.
+            where the draft's columns lie.
         layers: indices of the layers whose features are returned. offsets: (axes, B) int64 added to positions, or None.
         run: the model's own pass; between calls, only its arguments may change their memory addresses.
         Returns: logits (B, N, V), and features (B, N, H) by layer.

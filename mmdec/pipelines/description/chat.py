@@ -46,8 +46,8 @@ class Chat:
         chat.ask("What is this?", "menu.png")
         chat.ask("And what is cheapest?")
 
-    options: the keyword options of `mmdec.describe`, except batch_size, on_text and on_round.
-    One object is one dialogue. If several threads call `ask`, they wait for each other.
+    options: the keyword options of `mmdec.describe`, except batch_size, on_text and on_round. One object is one
+        dialogue. If several threads call `ask`, they wait for each other.
     """
 
     def __init__(self, **options: Unpack[DescribeOptions]) -> None:
@@ -92,8 +92,7 @@ class Chat:
         on_text: called with each accepted piece of the answer. An exception from it ends the call.
         Returns: the `Description` of the answer.
         Raises: InputError if the question is refused, the dialogue exceeds the model's positions, or the answer's
-            confidence is
-            below the chat's `min_confidence`.
+            confidence is below the chat's `min_confidence`.
         """
         check_callable("on_text", on_text, "a function of a piece of text")
         with self._lock, with_threads(self._threads, self._request.vlm.model):

@@ -98,16 +98,15 @@ def describe(
     """Ask a vision-language model about images: exactly the answer of `model.generate`, in fewer passes of the model.
 
     image: a path, a file's bytes, a PIL image or a uint8 array (H, W, 3). A tuple holds all images of one question (it
-        may
-        be empty). A list holds one such entry for each of several questions.
+        may be empty). A list holds one such entry for each of several questions.
     prompt: the question; with a list of images either one question for all or a list of as many. The images stand where
         the prompt has the model's image token ("<image>", "<|image_pad|>"), else before it.
     model: the shipped "vlm-scenes", a directory or hub id of a LLaVA or a Qwen-VL, or a loaded model (then give its
         `processor`).
     processor: the processor of a loaded model; None otherwise.
     drafter: a drafter with weights for this model ("eagle", "msd", ...: a folder of that name inside the model's
-        folder, or
-        beside it as <model>-eagle), "lookup", "recycling" or another registered name, a drafter's folder or hub id,
+        folder, or beside it as <model>-eagle), "lookup", "recycling" or another registered name, a drafter's folder or
+        hub id,
         "vlm-scenes/eagle" for a shipped one, a dotted path "package.module:Class", a smaller model, an
         `mmdec.types.Drafter`, or None for plain decoding. Default "auto": the first drafter with weights that is found,
         else "lookup".
@@ -122,8 +121,7 @@ def describe(
     options: arguments of `generate`: max_new_tokens (512 if the model names none), do_sample, temperature and so on.
     Returns: a `Description`, or for a list of images a list of them in the same order.
     Raises: InputError if an argument or an image is refused, or a prompt exceeds the model's positions; BatchError for
-        a
-        list with such members; it holds the results of the others.
+        a list with such members; it holds the results of the others.
     """
     batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
     check_threads(threads)

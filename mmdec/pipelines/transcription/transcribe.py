@@ -104,8 +104,7 @@ def transcribe(
         "package.module:Class",
         a smaller Whisper with the same vocabulary, a `Drafter`, or None for plain decoding.
     timestamps: None (default), "segment" or "word" to fill `segments`. "segment" has the model's own times. "word" adds
-        the
-        times of words: a segment begins with its first word and ends where the model says; so does its last word.
+        the times of words: a segment begins with its first word and ends where the model says; so does its last word.
     language: a name or a code; a list has one for each recording. Default None: detected.
     task: "transcribe" (default) or "translate" (into English).
     prompt: text that might have come before the recording. Default None.
@@ -123,8 +122,7 @@ def transcribe(
         repetition_penalty and so on. With a ladder and word timestamps recordings are decoded one by one.
     Returns: a `Transcript`, or for a list a list of them in the same order.
     Raises: InputError if an argument or a recording is refused; BatchError for a list with such recordings; it holds
-        the
-        results of the others.
+        the results of the others.
     Source: Whisper (Radford et al. 2022); drafters name their own papers.
     """
     batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")

@@ -110,8 +110,7 @@ def translate_speech(
     sample_rate: Hz of samples; None for files, which name their own.
     model: a shipped name, a directory, a hub id, or what `load` returned.
     strategy: how the graph is decoded: "lookahead" (default None), "greedy", "viterbi", "joint-viterbi",
-        "autoregressive"
-        or "verified".
+        "autoregressive" or "verified".
     verify: True means strategy "verified": exactly the units of the autoregressive decoder, in a few passes over drafts
         from the graph. Default False.
     device: where the model runs. Default None: a GPU if there is one, else the CPU.
