@@ -51,8 +51,7 @@ def scan(match: Tensor, links: Tensor, *, vertices: bool, counted: bool) -> Samp
 def _few_tokens(steps: int, size: int) -> bool:
     """Whether one large product for each token is cheaper than one small product for each vertex.
 
-    Measured: the call overhead of a large product equals the work on 10,000 pairs of vertices, that of a small one
-        12,000.
+    Measured: starting a large product costs as much as 10,000 pairs of vertices; a small product costs 12,000.
     """
     return steps * ((size - steps) ** 2 + 10_000) < 12_000 * size
 
