@@ -1,4 +1,4 @@
-"""Where weights and figures come from: command, versions, commit, date, machine. Private paths are left out."""
+"""Records where weights and figures come from: command, versions, commit, date, machine. Private paths are left out."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ PATHS = re.compile(
 
 
 def stamp(device: torch.device | None) -> dict[str, Any]:
-    """Command, versions, commit (and whether files differ from it), date and device, as JSON.
+    """The command, versions, commit (and whether files differ from it), date and device, as JSON.
 
-    Paths are relative to the checkout. device: where the work ran, which may be the CPU of a machine with a GPU; None
-    if unknown.
+    device: where the work ran; None if unknown. Paths are relative to the checkout.
     """
     return {
         "argv": portable(sys.argv),
@@ -53,10 +52,10 @@ def stamp(device: torch.device | None) -> dict[str, Any]:
 def hardware(
     *, device: torch.device | None, dtype: torch.dtype | None, batch: int | Sequence[int], threads: int
 ) -> dict[str, Any]:
-    """Where and how a figure was measured: the machine, `stamp`, and what ran.
+    """The machine and settings of a measurement: `stamp`, and the arguments.
 
-    device, dtype: of the model's weights; None if unknown. batch: recordings or prompts in a batch; several sizes if a
-    report has figures of each. threads: torch's on the CPU.
+    device, dtype: of the model's weights; None if unknown. batch: recordings or prompts per batch, or several sizes.
+    threads: torch's on the CPU.
     """
     return {
         "cpu": _cpu(),
@@ -101,10 +100,10 @@ def weights(folder: Path) -> dict[str, str]:
 
 
 def portable(value: Any) -> Any:
-    """JSON, or what can become JSON, without this machine's folders, in keys of dictionaries, too: of an absolute path
-    or a file's URL in a text only what lies below the checkout is kept, else its last name.
+    """JSON-like data without this machine's folders, also in keys.
 
-    Where a text leaves open how far a path goes (folders' names may hold spaces), too much is left out, not too little.
+    Absolute paths and file URLs in texts keep only the part below the checkout, else their last name. If it is unclear
+    where a path ends (names may hold spaces), too much is removed rather than too little.
     """
     if isinstance(value, Mapping):
         return _portable_keys(value)
@@ -114,7 +113,7 @@ def portable(value: Any) -> Any:
         value = os.fspath(value)
     if not isinstance(value, str):
         return value
-    option = OPTION.match(value)  # its value may be a path with spaces
+    option = OPTION.match(value)  # an option whose value may be a path with spaces
     if option:
         return option[0] + portable(value[option.end() :])
     if os.path.isabs(value):
@@ -123,7 +122,7 @@ def portable(value: Any) -> Any:
 
 
 def _portable_keys(value: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Two paths may end in the same name: then the second key becomes "name (2)"."""
+    """Apply `portable` to keys. If two paths end in the same name, the second key becomes "name (2)"."""
     kept: dict[Any, Any] = {}
     for key, entry in value.items():
         name = first = portable(key) if isinstance(key, (str, os.PathLike)) else key

@@ -158,7 +158,7 @@ def _check_probe(kind: type[PreTrainedModel], config: PreTrainedConfig, attentio
 def _probe(
     kind: type[PreTrainedModel], config: type[PreTrainedConfig], fields: str, attention: str, scorer: Scorer
 ) -> str:
-    """Probe a class and a configuration. Returns what is wrong, or an empty result."""
+    """Probe a class and a configuration. Returns what is wrong, or "" if nothing is."""
     given: dict[str, Any] = json.loads(fields)
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # hide warnings about the small random model
@@ -167,7 +167,7 @@ def _probe(
             warnings.simplefilter("ignore")
             apart = difference(kind, config.from_dict(given), attention, scorer)
             for name in _numbers(kind, config, given):
-                with suppress(Exception):  # fields that are no window keep their value
+                with suppress(Exception):  # a number that is no window may not be shrinkable
                     apart = max(apart, difference(kind, config.from_dict({**given, name: WINDOW}), attention, scorer))
     except Exception as error:  # a foreign class may raise anything
         message = " ".join(str(error).split())[:200]

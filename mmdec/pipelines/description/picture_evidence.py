@@ -1,8 +1,8 @@
-"""Whether a picture shows anything, told from its pixels: it is rough in some places and smooth in others.
+"""Whether an image shows anything, judged by its pixels: real images are rough in some places and smooth in others.
 
-The tokens do not tell: a model may be as sure about an empty picture as about any other. One colour, a gradient or
-noise is as rough in one square as in the next. In a scene, a page or a photograph the squares differ, for edges are
-rare and lie together (Field, "What is the goal of sensory coding?", 1994).
+Tokens do not tell: a model may be as certain about an empty image as about any other. In one colour, a gradient or
+noise all squares are equally rough. In a scene, a page or a photograph they differ, because edges are rare and
+clustered (Field, "What is the goal of sensory coding?", 1994).
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ import numpy as np
 
 from mmdec.images import to_pil
 
-STRUCTURE = "structure"  # the evidence's name in confidence.json
-SIDE = 128  # pixels: larger pictures are averaged to sides of 128 to 255
-ENOUGH = 1024  # pixels: of still larger ones only every second, third... row and column is read, which saves time
-SQUARE = 8  # pixels
-FAINT = 2.0  # grey levels: differences below are no edges but rounding
-MOST = 0.1  # of structure: all that have more are pictures alike, a page of text with little and a lone sign with much
+STRUCTURE = "structure"  # key of the evidence in confidence.json
+SIDE = 128  # pixels: larger images are averaged down to sides of 128 to 255
+ENOUGH = 1024  # pixels: of still larger images only every second, third, ... row and column is read, for speed
+SQUARE = 8  # side of a square in pixels
+FAINT = 2.0  # grey levels: smaller differences are rounding, not edges
+MOST = 0.1  # maximum structure: all images above count as equal, a page of text and a single sign alike
 FLOOR = 0.003  # added before the logarithm
 
 
 def picture_evidence(pictures: Sequence[np.ndarray]) -> dict[str, float]:
-    """Of the pictures (H, W, 3) uint8 that a question is about: the mean logarithm of their structure, of each `MOST`
-    at most. Of no pictures nothing, for which a calibration takes what is typical."""
+    """The mean log structure of a question's images (H, W, 3) uint8, each capped at `MOST`; {} without images.
+
+    A calibration replaces missing evidence by its typical value.
+    """
     if not pictures:
         return {}
     logarithms = [math.log(min(structure(pixels), MOST) + FLOOR) for pixels in pictures]
@@ -48,7 +50,7 @@ def structure(pixels: np.ndarray) -> float:
 
 
 def _means(values: np.ndarray) -> np.ndarray:
-    """Of (h, w): over squares, as many as there are whole ones. Narrow pictures have squares of their own width."""
+    """Mean of (h, w) over each whole square. Narrow images have squares of their own width."""
     high, wide = (min(SQUARE, side) for side in values.shape)
     rows, columns = values.shape[0] // high, values.shape[1] // wide
     return values[: rows * high, : columns * wide].reshape(rows, high, columns, wide).mean((1, 3))
