@@ -21,10 +21,11 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 CARD = "README.md"
 PACKAGES = ("mmdec", "torch", "torchaudio", "transformers", "lightning")
 OPTIONAL = ("triton", "ctranslate2")
-NAME = r"(?=[^\s\\/]*\w)(?:[^\s'\"\\/<>]|(?<=\w)'(?=\w))+"  # of a file or a folder, without spaces
-FOLDERS = rf"(?:{NAME}(?: {NAME})*(?<!:)[\\/]+)"  # "my runs/": a space inside of a path is one before its last slash
+NAME = r"(?=[^\s\\/]*\w)(?:[^\s'\"\\/<>]|(?<=\w)'(?=\w))+"  # regex: the name of a file or folder, without spaces
+# regex: folders such as "my runs/"; a space belongs to the path if a slash follows
+FOLDERS = rf"(?:{NAME}(?: {NAME})*(?<!:)[\\/]+)"
 OPTION = re.compile(r"--?[a-zA-Z][\w-]*=")
-URL = r"\b(?!file:)[a-zA-Z][\w+.-]+://[^\s/][^\s]*"  # of another machine
+URL = r"\b(?!file:)[a-zA-Z][\w+.-]+://[^\s/][^\s]*"  # regex: an address on another machine
 PATHS = re.compile(
     rf"{URL}|(?P<path>"
     rf"(?:[\w+.-]*\bfile:|\b[a-zA-Z][\w+.-]+:(?=///))[\\/]*{FOLDERS}*{NAME}"  # file:///..., sqlite:///...
@@ -163,7 +164,7 @@ def _uncommitted() -> bool | None:
 
 
 def _git(*words: str) -> str | None:
-    """What git says of this checkout; None where there is no git, no checkout, or an error."""
+    """The output of git in this checkout; None without git or a checkout, or after an error."""
     git = shutil.which("git")
     if git is None or not (CHECKOUT / ".git").exists():
         return None

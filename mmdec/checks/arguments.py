@@ -47,7 +47,7 @@ def check_whole(name: str, value: object, least: int, most: int, remedy: str) ->
     if not isinstance(value, bool):
         try:
             number = operator.index(value)  # type: ignore[arg-type] # a TypeError for what has none
-        except (TypeError, ValueError, RuntimeError):  # torch raises the latter two for tensors that hold several
+        except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers raises the latter two
             number = None
     if number is None or not least <= number <= most:
         raise InputError(f"`{name}` must be a whole number from {least} to {most}, but is {show(value)}. {remedy}")

@@ -223,7 +223,7 @@ def fill_pretrained(network: type[P], config: PreTrainedConfig, folder: Path, ar
     with torch.device("meta"):
         own = {name: value.shape for name, value in network(config).state_dict().items()}
     _check_shapes({name: value for name, value in state.items() if name in own}, own, argument, folder)
-    from transformers.utils import logging  # with the rest of transformers
+    from transformers.utils import logging  # imported here because it imports much of transformers
 
     bar, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()  # loading takes less than a second, and stderr belongs to the caller

@@ -50,7 +50,7 @@ class Acceptance:
                 before = self.prior[i - 1] if i <= len(self.prior) else 0.0
             chance = (self.hits[i] + PRIOR_WEIGHT * before) / (self.trials[i] + PRIOR_WEIGHT)
             chances.append(chance)
-            # node 1 is also rejected for want of a draft, which says nothing of later nodes
+            # node 1 is also rejected if the drafter proposes nothing, so its chance does not predict later nodes
             before = chance if i > 1 else max(chance, UNKNOWN)
         return chances
 

@@ -75,7 +75,8 @@ class Rule(Protocol):
     def name(self) -> RuleName: ...
 
     def drawn(self, plan: Plan, device: torch.device) -> Plan:
-        """Complete a plan: rules for sampled drafts add the temperature and a random generator for the drafter."""
+        """Return the plan with what the rule adds: a rule for sampled drafts adds the temperature and a random
+        generator."""
         ...
 
     def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]: ...

@@ -1,11 +1,11 @@
-"""mmdec's own models as transformers knows models: `AutoModel.from_pretrained(folder or hub id)` after `import mmdec`.
+"""Registers mmdec's models with `AutoModel` of transformers: `AutoModel.from_pretrained(folder or hub id)`.
 
     model = AutoModel.from_pretrained("runs/translator")         # a DASpeechModel
     drafter = AutoModel.from_pretrained("owner/eagle-for-mine")  # a DrafterModel
 
-AutoModel needs a folder whose config.json names its `model_type`, as those that are written now do; the classes below
-read older ones, too. Folders are read and written by mmdec's own readers: safetensors inside the folder alone, no
-pickle, no remote code. To translate or to draft, `mmdec.load` and `mmdec.load_drafter` are the doors.
+It works after `import mmdec`. AutoModel needs a folder whose config.json names its `model_type`, as newly written ones
+do; the classes below also read older ones. mmdec's own loaders read and write the folders: safetensors inside the
+folder only, no pickle, no remote code. For translating or drafting, use `mmdec.load` and `mmdec.load_drafter`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mmdec.hub.auto_config import DASpeechModelConfig, DrafterModelConfig
 from mmdec.hub.find import drafter_path, find
 from mmdec.hub.publish import push_folder
 
-# What AutoModel passes on and what says nothing of mmdec's folders.
+# arguments that AutoModel passes on and that do not concern mmdec's folders
 _PASSED = ("config", "trust_remote_code", "adapter_kwargs", "code_revision", "_from_auto", "_commit_hash")
 _UPLOADING = ("private", "token", "revision", "commit_message")
 _FETCHING = ("revision", "token", "cache_dir", "force_download", "local_files_only")

@@ -62,7 +62,7 @@ class DASpeechParts:
     words: WordDecoder
     units: tuple[str, ...]  # the phones, in the order of their numbers
     decoding: Decoding
-    name: str  # of the folder
+    name: str  # name of the folder
     folder: Path | None = None  # the folder they were loaded from
 
 

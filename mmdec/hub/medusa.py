@@ -22,7 +22,7 @@ from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 
 SYSTEM = "medusa"
 WEIGHTS = "heads.safetensors"
-RECORDING = "data/samples/english/sentence.flac"  # of a checkout, for the card
+RECORDING = "data/samples/english/sentence.flac"  # a recording in the checkout, for the card's example
 
 
 def save_heads(

@@ -29,7 +29,7 @@ from mmdec.nn.flash import FlashNetwork
 CONFIG = "config.json"
 MODEL_TYPE = "mmdec-drafter"  # for transformers' AutoConfig
 MAX_CONFIG_BYTES = 2**16
-PICTURE = "data/samples/images/menu.png"  # of a checkout, for the card
+PICTURE = "data/samples/images/menu.png"  # an image in the checkout, for the card's example
 
 
 def save_network(network: DraftNetwork, directory: str | os.PathLike[str], *, card: str | None = None) -> Path:

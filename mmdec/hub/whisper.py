@@ -112,7 +112,7 @@ class LoadedWhisper:
 
 
 _whispers = LoadedModels[LoadedWhisper]()
-_loading = threading.RLock()  # of heads
+_loading = threading.RLock()  # held while heads are loaded
 
 
 def load_whisper(

@@ -22,7 +22,7 @@ class EncoderConfig:
     """Sizes of the speech encoder; the defaults are DASpeech's (33.5 M parameters)."""
 
     features: int = 80
-    channels: int = 1024  # of the subsampler's first convolution, before its GLU
+    channels: int = 1024  # channels of the subsampler's first convolution, before its GLU
     d_model: int = 256
     ffn: int = 2048
     heads: int = 4

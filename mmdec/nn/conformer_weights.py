@@ -114,7 +114,7 @@ def _layers(names: Iterable[str], block: str) -> int:
 
 
 def _names(state: Mapping[str, Tensor], block: str, rename: Callable[[str], str]) -> dict[str, str]:
-    """Our name -> the other library's, for each block in `state`."""
+    """A table for each block in `state`: our name -> the other library's name."""
     with torch.device("meta"):
         ours = SpeechEncoder(EncoderConfig(layers=_layers(state, block))).state_dict()
     return {name: rename(name) for name in ours}

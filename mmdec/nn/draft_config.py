@@ -28,7 +28,7 @@ class DraftConfig:
     # a norm before attention: absent in EAGLE and in MSD for LLaVA, present in SpecVLM and in MSD for Qwen2-VL
     input_norm: bool = False
     fc_norm: bool = False  # a norm of [embedding; feature] before fc: SpecVLM's paper does not say where its norm is
-    attention_bias: bool = False  # of queries, keys and values
+    attention_bias: bool = False  # whether the projections of queries, keys and values have a bias
     fc_bias: bool = True
     base: str = ""  # fingerprint of the target's weights, or its name
     target: str = ""  # name of the target's folder, or its hub id

@@ -27,14 +27,14 @@ class FastSpeech2Config:
     decoder_layers: int = 4
     heads: int = 4
     ffn: int = 1024
-    kernels: tuple[int, int] = (9, 9)  # of a feed-forward's two convolutions
+    kernels: tuple[int, int] = (9, 9)  # kernel sizes of the feed-forward's two convolutions
     dropout: float = 0.1
     predictor: int = 256  # channels inside the predictors of duration, pitch and energy
     predictor_kernel: int = 3
     predictor_dropout: float = 0.5
     bins: int = 256
-    pitch_range: tuple[float, float] = (1e-8, 6.6110)  # of log(Hz + 1), divided into bins
-    energy_range: tuple[float, float] = (1e-8, 5.7056)  # of log(energy + 1)
+    pitch_range: tuple[float, float] = (1e-8, 6.6110)  # range of log(Hz + 1) that is divided into bins
+    energy_range: tuple[float, float] = (1e-8, 5.7056)  # range of log(energy + 1) that is divided into bins
     mels: int = 80
 
     @classmethod

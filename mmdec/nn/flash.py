@@ -87,7 +87,7 @@ class FlashNetwork(DraftNetwork):
         self.fc_gate = nn.Linear(2 * size, size, bias=config.fc_bias)
         self.fc_up = nn.Linear(2 * size, size, bias=config.fc_bias)
         self.compressor = LatentAttention(size, config.latents)
-        self.slot_embeddings = nn.Parameter(torch.randn(count - 1, size) * size**-0.5)  # of slots 1 .. k - 1
+        self.slot_embeddings = nn.Parameter(torch.randn(count - 1, size) * size**-0.5)  # embeddings of slots 1 .. k - 1
         self.residual_gate = nn.Parameter(torch.zeros(count))
         inner = max(1, size // config.bottleneck)
         self.refiners = nn.ModuleList(Refiner(size, inner) for _ in range(count - 1 if config.refine else 0))
@@ -115,7 +115,8 @@ class FlashNetwork(DraftNetwork):
         if cast(FlashConfig, self.config).plain_prefix:
             fused = torch.where((text < images[0][0])[:, None], features[:-1][text], fused)
         states, columns = [fused], [text]
-        kept = [features.new_zeros(1)] if bool(visual[0]) else []  # the first token belongs to no column
+        # no column reads the first token (column t reads token t + 1)
+        kept = [features.new_zeros(1)] if bool(visual[0]) else []
         for begin, end in images:
             compressed = self.compressor(features[1:][begin:end])
             states.append(compressed.states)

@@ -27,7 +27,7 @@ class MelKind:
     hop: int = HOP
     f_min: float = 20.0
     f_max: float = 8000.0
-    log10: bool = False  # else the natural logarithm
+    log10: bool = False  # logarithm of base 10; False: natural logarithm
 
 
 OURS = MelKind()

@@ -49,7 +49,7 @@ class MsdNetwork(DraftNetwork):
     config_class: ClassVar[type[DraftConfig]] = MsdConfig
 
     def inputs(self, embeds: Tensor, features: Tensor, visual: Tensor | None = None) -> Tensor:
-        """What enters the layer for whole rows; see `DraftNetwork.inputs`."""
+        """The layer's input for whole rows; see `DraftNetwork.inputs`."""
         if visual is None or not bool(visual.any()):
             return super().inputs(embeds, features)
         following = embeds[:, 1:]

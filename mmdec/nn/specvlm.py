@@ -119,7 +119,8 @@ class SpecVLM(DraftNetwork):
                 choice, factor = top_choice(logits, config.gate_temperature, self.training)
         text = (~visual[1:]).nonzero()[:, 0]
         states, columns = [self._fc(joined[text])], [text]
-        kept = [joined.new_zeros(1)] if bool(visual[0]) else []  # the first token belongs to no column
+        # no column reads the first token (column t reads token t + 1)
+        kept = [joined.new_zeros(1)] if bool(visual[0]) else []
         matrix = None if config.fc_norm else self.fc.weight
         for begin, end in images:
             compressed = self.compressor(joined[begin:end], self._fc, weights, choice, matrix)

@@ -89,7 +89,8 @@ class ViSpec(DraftNetwork):
         queries = cast(ViSpecConfig, self.config).queries
         globals_ = [following.new_zeros(following.shape[1]) if carry is None else carry]
         states, columns = [], [text]
-        kept = [following.new_zeros(1)] if bool(visual[0]) else []  # the first token belongs to no column
+        # no column reads the first token (column t reads token t + 1)
+        kept = [following.new_zeros(1)] if bool(visual[0]) else []
         for begin, end in images:
             compressed = self.imadpt(following[begin:end])
             count = min(queries - 1, end - begin)  # not more than the image has positions

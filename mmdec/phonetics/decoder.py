@@ -96,7 +96,7 @@ class WordDecoder:
         return cls(pronunciations | extra, model)
 
     def save(self, directory: str | Path) -> None:
-        """Writes lexicon.tsv (word, tab, phones) and lm.arpa."""
+        """Write lexicon.tsv (word, tab, phones) and lm.arpa to a directory."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         lines = [
@@ -109,7 +109,7 @@ class WordDecoder:
 
     @classmethod
     def load(cls, directory: str | Path) -> WordDecoder:
-        """Reads what `save` wrote. Raises InputError for a file that is missing, too large or ill-formed."""
+        """Read what `save` wrote. Raises InputError if a file is missing, too large or malformed."""
         pronunciations = read_lexicon(Path(directory) / "lexicon.tsv")
         model = NGram.load(Path(directory) / "lm.arpa")
         mute = sorted(word for word in model.vocabulary if word not in pronunciations and not is_mark(word))

@@ -42,7 +42,7 @@ class NGram:
         return frozenset(self.successors[""]) - {END, START}
 
     def score(self, context: str, word: str) -> float:
-        """ln P(word | context)."""
+        """ln P(word | context), with back-off."""
         total = 0.0
         while True:
             cost = self.successors.get(context, {}).get(word)
@@ -76,7 +76,7 @@ class NGram:
         return context
 
     def sentence(self, tokens: Sequence[str]) -> float:
-        """ln P(tokens, end)."""
+        """ln of the probability of a sentence with these tokens, its end included."""
         context, total = self.advance("", START), 0.0
         for token in (*tokens, END):
             total += self.score(context, token)

@@ -45,7 +45,7 @@ class Batch:
         self.single = not isinstance(audio, (list, tuple))
         self._items: list[Audio] = [cast(Audio, audio)] if self.single else list(cast(Sequence[Audio], audio))
         self._sample_rate = sample_rate
-        self.errors: dict[int, InputError] = {}  # by index
+        self.errors: dict[int, InputError] = {}  # index in the batch -> error
         arrays = any(isinstance(item, (np.ndarray, Tensor)) for item in self._items)
         if sample_rate is not None and self._items and not arrays:
             raise InputError(

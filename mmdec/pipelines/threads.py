@@ -42,7 +42,7 @@ class Processors:
 
 
 def chosen_threads(parameters: int, processors: Processors, most: int) -> int:
-    """Choose the threads of one call. parameters: of the model. most: torch's default."""
+    """Choose the threads of one call. parameters: number of the model's parameters. most: torch's default."""
     useful = FEWEST + parameters // PARAMETERS
     free = processors.allowed if processors.free is None else processors.free
     return max(1, min(most, useful, processors.allowed, free))
@@ -126,7 +126,8 @@ def quota_of(root: Path, cgroups: str) -> float | None:
     inner = root / own.strip("/")
     folders = [inner, *inner.parents][: len(inner.parts) - len(root.parts) + 1]  # the parents' limits hold, too
     limits = [_text(folder / "cpu.max").split() for folder in folders]
-    old = [_text(root / "cpu" / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]  # of version 1
+    # control groups, version 1
+    old = [_text(root / "cpu" / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
     shares = [int(a) / int(b) for a, b, *_ in (*filter(None, limits), old) if a.isdecimal() and b.isdecimal()]
     return min(shares, default=None)
 

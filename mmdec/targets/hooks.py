@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-# these hooks stay on a model after hidden states were requested once, and do nothing
+# transformers' hooks from this module remain after hidden states were requested once; they do nothing
 RECORDERS = "transformers.utils.output_capturing"
 
 

@@ -20,9 +20,11 @@ from transformers import PreTrainedModel
 from mmdec.targets.hf_target import HfTarget
 from mmdec.types import Draft, Needs, Verdict
 
-BOUND = 1e-3  # of the largest logit: in float32, noise is below 4e-5 and quantised activations exceed 2e-2
+# maximum error, relative to the largest logit: float32 noise is below 4e-5, quantised activations exceed 2e-2
+BOUND = 1e-3
 NOISE = 32  # in half precision the bound is so many rounding steps
-PRECISION = {"high": 2.0**-10, "medium": 2.0**-7}  # of float32 products, if a caller lowered it
+# torch's setting for float32 products -> rounding step, if a caller lowered the precision
+PRECISION = {"high": 2.0**-10, "medium": 2.0**-7}
 PARENTS = (-1, 0, 0, 1, 1, 2, 3, 3)
 PATH = (0, 1, 3, 6)  # nodes from the root down
 ROWS = 8  # a tiny model rarely rounds differently in one row; of 8 rows, at least 5 of 32 scores did
@@ -32,7 +34,8 @@ FRAMES = 5  # length of an encoder's input
 OWN = ("torch.nn.modules.", "transformers.")
 QUANTISED = ("transformers.integrations.", "transformers.quantizers.")
 
-_known: WeakKeyDictionary[PreTrainedModel, dict[Any, bool]] = WeakKeyDictionary()  # by the state that was measured
+# model -> results, by the model's state when measured
+_known: WeakKeyDictionary[PreTrainedModel, dict[Any, bool]] = WeakKeyDictionary()
 _lock = Lock()
 
 

@@ -20,7 +20,8 @@ from mmdec.types import InputError
 
 KINDS = ("image", "video")
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
-SIZES = ("image_sizes", "image_grid_thw", "video_grid_thw")  # of each image or video, or of its grid of patches
+# sizes in pixels of each image or video, or the size of its patch grid
+SIZES = ("image_sizes", "image_grid_thw", "video_grid_thw")
 NAMES = (*PIXELS.values(), *SIZES, "second_per_grid_ts", "mm_token_type_ids", "mm_encoder_outputs")
 
 

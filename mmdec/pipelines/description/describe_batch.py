@@ -38,7 +38,7 @@ class Usage:
     """The rounds of one question, and its share of the batch's seconds."""
 
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)  # of the tokens
+    logprobs: list[float] = field(default_factory=list)  # log-probabilities of the answer's tokens
     rounds: int = 0  # including the prompt's pass
     later: int = 0  # tokens after the prompt's pass
     drafted: int = 0

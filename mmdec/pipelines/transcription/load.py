@@ -18,7 +18,7 @@ from mmdec.targets.model_source import source_folder
 from mmdec.types import InputError
 
 __all__ = ["KIND", "LoadedTranscriber", "as_drafter", "as_whisper", "load_transcriber"]
-LoadedTranscriber = LoadedWhisper  # as `mmdec.load` names them
+LoadedTranscriber = LoadedWhisper  # the name that `mmdec.load` uses
 load_transcriber = load_whisper
 Model = str | os.PathLike[str] | WhisperForConditionalGeneration | LoadedWhisper
 

@@ -48,7 +48,8 @@ class PassListener:
         self._on_pass, self._piece, self._units = on_pass, piece, list(units)
         self._stopwatch, self._seconds = Stopwatch(device), 0.0
         self.limit: int | None = None  # maximum tokens; a decoder may run one step more
-        self._ended = False  # a GPU decoder runs a few steps after the end, because it rarely checks for it
+        # whether the row has ended; a GPU decoder then still runs a few steps, because it rarely checks
+        self._ended = False
 
     def tokens(self, tokens: Sequence[int], graph: Graph | None = None) -> None:
         """Report a pass that made these tokens final, special ones included."""

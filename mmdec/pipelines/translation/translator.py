@@ -221,7 +221,7 @@ class SpeechTranslator:
         target = UnitTarget(self.model.ar)
         proposing.check(target)
         prompt = torch.full((len(states), 1), BOS, device=self.device)
-        text = Sequences(prompt, Stop(max_length + 1, frozenset({EOS, PAD})))  # as in `generate`
+        text = Sequences(prompt, Stop(max_length + 1, frozenset({EOS, PAD})))  # the same limits as `ArDecoder.generate`
         inputs = {"states": states, "state_lengths": state_lengths}
         passes = [0] * len(states)
         for round_ in decode(target, inputs, text, MatchRule(), proposing, Budget.fixed(DRAFT_NODES)):
