@@ -24,13 +24,17 @@ class ForwardingDrafter:
         self.drafter.check(target)
 
     def start(self, context: Context) -> Any:
+        """Start the wrapped drafter."""
         return self.drafter.start(context)
 
     def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
+        """Return the wrapped drafter's draft."""
         return self.drafter.propose(memory, roots, plan)
 
     def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Pass the verdict to the wrapped drafter."""
         self.drafter.update(memory, draft, scores, verdict)
 
     def select(self, memory: Any, live: Tensor) -> None:
+        """Select the rows of the wrapped drafter."""
         self.drafter.select(memory, live)

@@ -25,6 +25,7 @@ class Guard:
         self.columns = False
 
     def start(self, context: Context) -> None:
+        """Start the drafter with the prompt's context."""
         self.columns = context.columns
         if self.drafter is not None:
             self.memory = self._try(self.drafter.start, context)
@@ -47,10 +48,12 @@ class Guard:
         return draft if draft.tokens.shape[1] == 1 else _cut(draft, plan, room)
 
     def update(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Pass a round's verdict to the drafter."""
         if self.drafter is not None:
             self._try(self.drafter.update, self.memory, draft, scores, verdict)
 
     def select(self, live: Tensor) -> None:
+        """Keep only the rows live (K,) int64 of the drafter's memory."""
         if self.drafter is not None:
             self._try(self.drafter.select, self.memory, live)
 

@@ -72,10 +72,12 @@ class PairStatistics:
 
 
 def target_curve() -> CostCurve:
+    """An empty cost curve for a target: seconds by columns."""
     return CostCurve(0.5, False, ENOUGH)
 
 
 def drafter_curve() -> CostCurve:
+    """An empty cost curve for a drafter: seconds by depth."""
     return CostCurve(1.0, True, 1)
 
 

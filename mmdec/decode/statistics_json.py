@@ -26,6 +26,7 @@ ROUNDS = 1e15
 
 
 def check_header(content: Any) -> None:
+    """Raise an error unless the content has this format's name and version."""
     for name, value in FORMAT.items():
         if content[name] != value:
             raise ValueError(f"`{name}` is {content[name]!r:.80} instead of {value!r}")
@@ -39,6 +40,7 @@ def entries(value: Any, most: int) -> list[Any]:
 
 
 def text(value: Any) -> str:
+    """Check for a string of limited length."""
     if not isinstance(value, str) or len(value) > LONGEST:
         raise ValueError(f"a name is {value!r:.80}")
     return value
@@ -61,6 +63,7 @@ def count(value: Any, least: int, most: int) -> int:
 
 
 def curves_to(curves: dict[int, CostCurve]) -> list[dict[str, Any]]:
+    """Write the cost curves of each batch size."""
     return [
         {
             "power": power,
@@ -91,6 +94,7 @@ def curves_from(value: Any, make: Callable[[], CostCurve]) -> dict[int, CostCurv
 
 
 def acceptance_to(acceptance: Acceptance) -> dict[str, Any]:
+    """Write acceptance statistics."""
     return {
         "prior": acceptance.prior,
         "hits": acceptance.hits,
@@ -105,6 +109,7 @@ def acceptance_to(acceptance: Acceptance) -> dict[str, Any]:
 
 
 def acceptance_from(value: Any) -> Acceptance:
+    """Read acceptance statistics."""
     acceptance = Acceptance([number(chance, 0, 1) for chance in entries(value["prior"], DEEPEST)])
     for name in ("hits", "trials"):
         counts = [number(item, 0, ROUNDS) for item in entries(value[name], DEEPEST + 1)]
@@ -133,11 +138,13 @@ def acceptance_from(value: Any) -> Acceptance:
 
 
 def accuracy_to(accuracy: HeadAccuracy) -> dict[str, Any]:
+    """Write the hits and trials of a drafter's heads."""
     hits, trials = accuracy.counts()
     return {"hits": hits, "trials": trials}
 
 
 def accuracy_from(value: Any) -> HeadAccuracy:
+    """Read the hits and trials of a drafter's heads."""
     trials = [number(item, 1e-9, ROUNDS) for item in entries(value["trials"], LEVELS)]
     hits = [[number(item, 0, ROUNDS) for item in entries(row, WIDTH)] for row in entries(value["hits"], LEVELS)]
     if not hits:

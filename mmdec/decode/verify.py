@@ -175,6 +175,7 @@ class Stream:
     generator: torch.Generator | None = None
 
     def drawn(self, plan: Plan, device: torch.device) -> Plan:
+        """The plan with a temperature and the drafter's random generator."""
         if self.generator is None:
             self.generator = keyed(device, self.seed, "draft")
         return replace(plan, temperature=self.temperature, generator=self.generator)

@@ -79,6 +79,7 @@ class DagDrafter:
         return states
 
     def propose(self, memory: list[RowState], roots: Tensor, plan: Plan) -> Draft:
+        """Draft the most probable units after each root, with a second branch where the graph is unsure."""
         return trees_from_lists(roots, [self._tree(state, plan) for state in memory])
 
     def _tree(self, state: RowState, plan: Plan) -> tuple[list[int], list[int]]:
@@ -113,11 +114,13 @@ class DagDrafter:
         return tokens, parents
 
     def update(self, memory: list[RowState], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Advance alpha by the accepted units."""
         for state, units, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for unit in units[:length]:
                 state.alpha = state.after(state.alpha @ state.links, unit)
 
     def select(self, memory: list[RowState], live: Tensor) -> None:
+        """Keep only the rows live (K,) int64."""
         memory[:] = [memory[row] for row in live.tolist()]
 
 

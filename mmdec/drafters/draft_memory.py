@@ -28,6 +28,7 @@ class WaitingPrompt:
     mask: Tensor  # (B, F) bool
 
     def select(self, live: Tensor) -> WaitingPrompt:
+        """Keep only the rows live (K,) int64."""
         return WaitingPrompt(self.embeds[live], self.features[live], self.visual[live], self.mask[live])
 
 
@@ -65,6 +66,7 @@ class Waiting:
         return cls(pad(features, batch_first=True), pad(tokens, batch_first=True), counts)
 
     def select(self, live: Tensor) -> Waiting:
+        """Keep only the rows live (K,) int64."""
         return Waiting(self.features[live], self.tokens[live], [self.counts[row] for row in live.tolist()])
 
 

@@ -153,6 +153,7 @@ class Medusa:
             memory.ranked = None
 
     def select(self, memory: Memory, live: Tensor) -> None:
+        """Keep only the rows live (K,) int64."""
         if memory.hidden is not None:
             memory.hidden = memory.hidden[live]
         block = memory.block

@@ -179,6 +179,7 @@ class SmallModel:
         self._commit(memory, paths)
 
     def select(self, memory: Memory, live: Tensor) -> None:
+        """Keep only the rows live (K,) int64."""
         if memory.session is None:
             return
         self._model.select(memory.session, live)

@@ -221,6 +221,6 @@ def _suppression(processor: Any, vocab_size: int, device: torch.device) -> Suppr
     else:
         return None
     if (tokens.is_floating_point() and len(tokens)) or bool((tokens >= vocab_size).any()):
-        return None  # unusual tokens: keep the original processor
+        return None  # tokens that `Suppression` cannot represent: keep the original processor
     tokens = tokens.to(device, torch.long)
     return Suppression(tokens[tokens >= 0], only_at)  # negative ones name no token

@@ -81,6 +81,7 @@ class LoadedVlm:
 
     @property
     def tokenizer(self) -> Any:
+        """The processor's tokenizer."""
         return self.processor.tokenizer
 
     @property

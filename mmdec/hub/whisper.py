@@ -69,10 +69,12 @@ class LoadedWhisper:
 
     @property
     def tokenizer(self) -> Any:
+        """The processor's tokenizer."""
         return self.processor.tokenizer  # type: ignore[attr-defined] # set by name
 
     @property
     def extractor(self) -> Any:
+        """The processor's feature extractor."""
         return self.processor.feature_extractor
 
     def heads(self, directory: str | os.PathLike[str] | None = None) -> Medusa:

@@ -91,6 +91,7 @@ class AcousticBatch:
     mel_lengths: Tensor  # (B,), frames
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> AcousticBatch:
+        """The same batch on another device."""
         tensors = (self.lengths, self.durations, self.pitch, self.energy, self.mel, self.mel_lengths)
         return AcousticBatch(*(tensor.to(device, non_blocking=non_blocking) for tensor in tensors))
 
@@ -106,6 +107,7 @@ class AcousticLoss:
 
     @property
     def total(self) -> Tensor:
+        """The sum of the four parts."""
         return self.mel + self.duration + self.pitch + self.energy
 
 

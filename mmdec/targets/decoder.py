@@ -107,6 +107,7 @@ class DecoderTarget(HfTarget, ABC):
 
     @property
     def device(self) -> torch.device:
+        """The device of the model."""
         return self.model.device
 
     @torch.no_grad()

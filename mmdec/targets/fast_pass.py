@@ -63,6 +63,7 @@ class SlotLayer(DynamicLayer):
         self.dtype, self.device, self.is_initialized = dtype, device, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write the pass's keys and values to the last columns. Returns all columns."""
         keys, values, nodes = cast(Tensor, self.keys), cast(Tensor, self.values), key_states.shape[2]
         keys[:, :, -nodes:] = key_states
         values[:, :, -nodes:] = value_states
@@ -112,6 +113,7 @@ class Slot:
 
     @property
     def bytes(self) -> int:
+        """Bytes of the memory and of the captured graphs."""
         tensors = [*self.pools, *self.memories]
         captured = sum(replay.graph.bytes for replay in self.replays.values() if replay.graph)
         return captured + sum(tensor.numel() * tensor.element_size() for tensor in tensors)

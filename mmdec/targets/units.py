@@ -37,9 +37,11 @@ class UnitTarget:
 
     @property
     def device(self) -> torch.device:
+        """The device of the decoder."""
         return self.decoder.embed_tokens.weight.device
 
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[UnitSession, Context, Draft, Scores]:
+        """Run the prompt <s>; see `mmdec.types.Target`."""
         if needs.layers or needs.embeds:
             raise InputError("`drafter` must need no features of the unit decoder, but does. Use the graph's drafter.")
         states, sizes = inputs["states"], inputs["state_lengths"]

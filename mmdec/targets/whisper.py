@@ -139,6 +139,7 @@ class WhisperTarget(HfTarget):
 
     @property
     def device(self) -> torch.device:
+        """The device of the model."""
         return self.model.device
 
     @torch.no_grad()
@@ -345,11 +346,12 @@ def output_states(
 def _steps(
     layers: tuple[Tensor, ...], prompt: int, length: int, axis: int, square: bool = False
 ) -> tuple[tuple[Tensor, ...], ...]:
-    """Split each layer's (..., T, ...), with `length` columns along `axis`, into the prompt's part and one tuple per
-    later token.
+    """Split each layer's (..., T, ...), with `length` columns along `axis`, by step: the prompt's part, then single
+    columns.
 
-    Returns empty tuples if there are no layers ("sdpa" returns no attentions). square: attentions, cut at their own
-    column.
+    layers: may be () ("sdpa" returns no attentions), which gives empty tuples. square: attentions, cut at their own
+        column.
+    Returns: one tuple of layers for each step.
     """
     cuts = [(0, prompt), *((step, step + 1) for step in range(prompt, length))]
     return tuple(

@@ -67,6 +67,7 @@ class DescriptionRequest:
 
     @property
     def lossless(self) -> bool:
+        """Whether the rule keeps the model's own output."""
         return self.rule not in LOSSY
 
     def rounds(

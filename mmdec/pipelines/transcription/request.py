@@ -122,7 +122,8 @@ class TranscriptionRequest:
         """
         temperature = self.options.get("temperature")
         if self.timestamps == "word" and isinstance(temperature, (list, tuple)) and len(temperature) > 1:
-            batch_size = 1  # on a fallback, transformers mixes up the lengths within a batch
+            # on a fallback, transformers uses the lengths of the whole batch for the rows that are decoded again
+            batch_size = 1
         kinds = [[index for index, length in lengths.items() if self.is_long(length) == long] for long in (False, True)]
         return [indices[at : at + batch_size] for indices in kinds for at in range(0, len(indices), batch_size)]
 

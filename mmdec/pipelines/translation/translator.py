@@ -78,6 +78,7 @@ class SpeechTranslator:
 
     @property
     def device(self) -> torch.device:
+        """The device of the networks."""
         return next(self.model.parameters()).device
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
@@ -120,7 +121,7 @@ class SpeechTranslator:
     def translate_together(
         self, samples: Sequence[Tensor], strategy: str, on_pass: OnPass | None = None, piece: int = 0
     ) -> list[SpokenTranslation]:
-        """Translate one padded batch on a GPU. The caller holds the model's lock.
+        """Translate one padded batch (on a CPU a single utterance). The caller holds the model's lock.
 
         A row's units are the same as without the batch; its samples differ by rounding only. on_pass: for a batch of
         one, the recording's `piece`.
