@@ -32,9 +32,9 @@ def save_heads(
     ranks: Sequence[Sequence[float]] | None = None,
     card: str | None = None,
 ) -> Path:
-    """Write a folder of heads. If writing fails, there is none.
+    """Write a folder of heads. If writing fails, no folder is left.
 
-    heads: the trained heads. ranks: measured chances [head][rank], from which trees start. card: README.md.
+    heads: the trained heads. ranks: measured chances [head][rank], from which trees start. card: text of README.md.
     """
     target = Path(directory)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):

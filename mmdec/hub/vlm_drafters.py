@@ -33,8 +33,9 @@ PICTURE = "data/samples/images/menu.png"  # an image in the checkout, for the ca
 
 
 def save_network(network: DraftNetwork, directory: str | os.PathLike[str], *, card: str | None = None) -> Path:
-    """Write a folder of a network. If writing fails, there is none.
+    """Write a network's folder: config.json, model.safetensors and the card. If writing fails, no folder is left.
 
+    network: a draft network. directory: the new folder. card: text of README.md.
     Raises: InputError if the directory exists and is not empty.
     """
     target = Path(directory)

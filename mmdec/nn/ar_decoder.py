@@ -21,7 +21,7 @@ from mmdec.nn.dropout import PooledDropout
 from mmdec.nn.transformer import DecoderLayer, sinusoids
 
 LOOK_EVERY = {"cpu": 1}  # steps between two checks whether all rows have ended; on a CPU a check is free
-LOOK_RARELY = 16  # on other devices a check waits for the device
+LOOK_RARELY = 16  # steps between two checks on other devices, where a check waits for the device
 
 
 @dataclass(frozen=True)

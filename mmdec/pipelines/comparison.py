@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-ALIKE = 0.05  # times that differ by less count as equal
+ALIKE = 0.05  # times that differ by less than this share count as equal
 
 
 def faster(seconds: float, baseline: float) -> str:
