@@ -1,4 +1,4 @@
-"""Where weights and figures come from: command, versions, commit, date, machine. Private paths are left out."""
+"""Records where weights and figures come from: command, versions, commit, date, machine. Private paths are left out."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 CARD = "README.md"
 PACKAGES = ("mmdec", "torch", "torchaudio", "transformers", "lightning")
 OPTIONAL = ("triton", "ctranslate2")
-NAME = r"(?=[^\s\\/]*\w)(?:[^\s'\"\\/<>]|(?<=\w)'(?=\w))+"  # of a file or a folder, without spaces
-FOLDERS = rf"(?:{NAME}(?: {NAME})*(?<!:)[\\/]+)"  # "my runs/": a space inside of a path is one before its last slash
+NAME = r"(?=[^\s\\/]*\w)(?:[^\s'\"\\/<>]|(?<=\w)'(?=\w))+"  # regex: the name of a file or folder, without spaces
+# regex: folders such as "my runs/"; a space belongs to the path if a slash follows
+FOLDERS = rf"(?:{NAME}(?: {NAME})*(?<!:)[\\/]+)"
 OPTION = re.compile(r"--?[a-zA-Z][\w-]*=")
-URL = r"\b(?!file:)[a-zA-Z][\w+.-]+://[^\s/][^\s]*"  # of another machine
+URL = r"\b(?!file:)[a-zA-Z][\w+.-]+://[^\s/][^\s]*"  # regex: an address on another machine
 PATHS = re.compile(
     rf"{URL}|(?P<path>"
     rf"(?:[\w+.-]*\bfile:|\b[a-zA-Z][\w+.-]+:(?=///))[\\/]*{FOLDERS}*{NAME}"  # file:///..., sqlite:///...
@@ -34,10 +35,9 @@ PATHS = re.compile(
 
 
 def stamp(device: torch.device | None) -> dict[str, Any]:
-    """Command, versions, commit (and whether files differ from it), date and device, as JSON.
+    """The command, versions, commit (and whether files differ from it), date and device, as JSON.
 
-    Paths are relative to the checkout. device: where the work ran, which may be the CPU of a machine with a GPU; None
-    if unknown.
+    device: where the work ran; None if unknown. Paths are relative to the checkout.
     """
     return {
         "argv": portable(sys.argv),
@@ -53,10 +53,10 @@ def stamp(device: torch.device | None) -> dict[str, Any]:
 def hardware(
     *, device: torch.device | None, dtype: torch.dtype | None, batch: int | Sequence[int], threads: int
 ) -> dict[str, Any]:
-    """Where and how a figure was measured: the machine, `stamp`, and what ran.
+    """The machine and settings of a measurement: `stamp`, and the arguments.
 
-    device, dtype: of the model's weights; None if unknown. batch: recordings or prompts in a batch; several sizes if a
-    report has figures of each. threads: torch's on the CPU.
+    device, dtype: of the model's weights; None if unknown. batch: recordings or prompts per batch, or several sizes.
+    threads: torch's on the CPU.
     """
     return {
         "cpu": _cpu(),
@@ -101,10 +101,10 @@ def weights(folder: Path) -> dict[str, str]:
 
 
 def portable(value: Any) -> Any:
-    """JSON, or what can become JSON, without this machine's folders, in keys of dictionaries, too: of an absolute path
-    or a file's URL in a text only what lies below the checkout is kept, else its last name.
+    """JSON-like data without this machine's folders, also in keys.
 
-    Where a text leaves open how far a path goes (folders' names may hold spaces), too much is left out, not too little.
+    Absolute paths and file URLs in texts keep only the part below the checkout, else their last name. If it is unclear
+    where a path ends (names may hold spaces), too much is removed rather than too little.
     """
     if isinstance(value, Mapping):
         return _portable_keys(value)
@@ -114,7 +114,7 @@ def portable(value: Any) -> Any:
         value = os.fspath(value)
     if not isinstance(value, str):
         return value
-    option = OPTION.match(value)  # its value may be a path with spaces
+    option = OPTION.match(value)  # an option whose value may be a path with spaces
     if option:
         return option[0] + portable(value[option.end() :])
     if os.path.isabs(value):
@@ -123,7 +123,7 @@ def portable(value: Any) -> Any:
 
 
 def _portable_keys(value: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Two paths may end in the same name: then the second key becomes "name (2)"."""
+    """Apply `portable` to keys. If two paths end in the same name, the second key becomes "name (2)"."""
     kept: dict[Any, Any] = {}
     for key, entry in value.items():
         name = first = portable(key) if isinstance(key, (str, os.PathLike)) else key
@@ -164,7 +164,7 @@ def _uncommitted() -> bool | None:
 
 
 def _git(*words: str) -> str | None:
-    """What git says of this checkout; None where there is no git, no checkout, or an error."""
+    """The output of git in this checkout; None without git or a checkout, or after an error."""
     git = shutil.which("git")
     if git is None or not (CHECKOUT / ".git").exists():
         return None

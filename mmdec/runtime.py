@@ -1,4 +1,4 @@
-"""Dtypes, the stopwatch that the whole package uses, and lines of progress."""
+"""Dtypes, the package's stopwatch, and progress messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 CPU = torch.device("cpu")
-Log = Callable[[str], None]  # takes a line of progress
+Log = Callable[[str], None]  # receives a progress message
 
 
 def no_log(line: str) -> None:
@@ -31,7 +31,7 @@ class Stopwatch:
 
     def __init__(self, device: torch.device = CPU) -> None:
         """Starts the first lap."""
-        self.seconds: dict[str, float] = {}  # of each stage
+        self.seconds: dict[str, float] = {}  # stage -> seconds
         self._device = device
         self._lap = self.now()
 
@@ -42,8 +42,10 @@ class Stopwatch:
         return time.perf_counter()
 
     def processor(self) -> float:
-        """Seconds in which a processor worked for this thread, since some fixed moment. Where that tells nothing, all
-        seconds: a GPU's work takes no processor, and Windows counts in steps of 16 ms."""
+        """CPU seconds of this thread, since some fixed moment; wall-clock seconds where these mean nothing.
+
+        That is the case on a GPU, whose work takes no CPU time, and on Windows, which counts in steps of 16 ms.
+        """
         told = self._device.type == "cpu" and sys.platform != "win32"
         return time.thread_time() if told else time.perf_counter()
 

@@ -1,7 +1,7 @@
-"""What drafters, targets and the verifier exchange; and the errors, from `mmdec.checks.errors`.
+"""The types that drafters, targets and the verifier exchange, and the errors from `mmdec.checks.errors`.
 
-B rows, N nodes of a draft, A nodes of an accepted path, P prompt columns, V vocabulary, H hidden size. This module
-does not import torch, so that `mmdec --help` starts quickly.
+B rows, N nodes of a draft, A nodes of an accepted path, P prompt columns, V vocabulary, H hidden size. This module does
+not import torch, so that `mmdec --help` starts quickly.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Scores:
-    """What one pass of the target says about a draft."""
+    """The target's output for a draft."""
 
     logits: Tensor  # (B, N, V), raw
     features: Mapping[int, Tensor] = field(default_factory=lambda: {})  # layer -> (B, N, H); those of `Needs`
@@ -42,9 +42,9 @@ class Scores:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the verifier decided. `tokens` is the text of this round: the path's tokens below the root, then `next`.
+    """The verifier's decision. `tokens` is the text of this round: the path's tokens below the root, then `next`.
 
-    A row that is done ends where plain decoding would end. Its `next` starts no further round.
+    A row that is done ends where plain decoding would end; its `next` starts no further round.
     """
 
     path: Tensor  # (B, A) int64, accepted nodes from the root down, -1 beyond
@@ -121,14 +121,14 @@ class Context:
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to draft in a round, and how: `nodes` below the root in all, at most `depth` deep."""
+    """The size and kind of a round's draft: `nodes` below the root in total, at most `depth` deep."""
 
     nodes: int
     depth: int
-    temperature: float | None = None  # draw children, at this temperature, and report `probs`; None: deterministic
-    generator: torch.Generator | None = None  # for those draws alone, on the target's device
-    # A chain (nodes <= depth) of likeliest tokens ends with the first node whose chance to be accepted, with all before
-    # it and on the mean of the rows, is below this, as the drafter estimates it.
+    temperature: float | None = None  # sample children at this temperature and return `probs`; None: deterministic
+    generator: torch.Generator | None = None  # for sampling children, on the target's device
+    # A chain (nodes <= depth) of likeliest tokens ends at the first node whose estimated chance to be accepted together
+    # with all nodes before it, averaged over the rows, is below this.
     threshold: float = 0.0
 
 
@@ -150,8 +150,10 @@ class Target(Protocol):
     def device(self) -> torch.device: ...
 
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[Any, Context, Draft, Scores]:
-        """Run the prompt: (session, context, draft, scores). The draft holds only the last prompt token, which is in
-        the cache already: committing it changes nothing."""
+        """Run the prompt. Returns (session, context, draft, scores).
+
+        The draft holds only the last prompt token, whose column is in the cache already: committing it changes nothing.
+        """
         ...
 
     def score(self, session: Any, draft: Draft) -> Scores:
@@ -189,7 +191,7 @@ class Drafter(Protocol):
         ...
 
     def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
-        """A tree below each root (B,), within the plan. It may have fewer nodes than planned, or none."""
+        """Draft a tree below each root (B,), within the plan. It may have fewer nodes than planned, or none."""
         ...
 
     def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:

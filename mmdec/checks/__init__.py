@@ -1,1 +1,1 @@
-"""Checks of what people give (arguments, files, weights); processes that end with the one that started them."""
+"""Checks of user input (arguments, files, weights); child processes that end with their parent."""

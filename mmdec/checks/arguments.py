@@ -15,13 +15,13 @@ from typing import TypeVar, cast, final
 from mmdec.checks.errors import InputError
 
 T = TypeVar("T")
-SHOWN = 80  # characters of a value
-MAX_THREADS = max(64, os.cpu_count() or 1)  # beyond what a machine can start, OpenMP ends the process
-MAX_NODES = 1024  # of a draft: its mask grows with the square
+SHOWN = 80  # maximum characters of a value in an error
+MAX_THREADS = max(64, os.cpu_count() or 1)  # with more threads than a machine can start, OpenMP aborts the process
+MAX_NODES = 1024  # maximum nodes of a draft, whose mask grows with the square
 
 
 def show(value: object) -> str:
-    """A value for an error: itself where it is short and plain, else its type. The same in every process."""
+    """A value for an error: its repr if short and plain, else its type. The same in every process."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         try:
             text = repr(value)
@@ -42,12 +42,12 @@ def show(value: object) -> str:
 
 
 def check_whole(name: str, value: object, least: int, most: int, remedy: str) -> int:
-    """A whole number from `least` to `most`; numpy's count, True and "2" do not."""
+    """Check for a whole number from `least` to `most`. NumPy's integers are accepted, True and "2" are not."""
     number: int | None = None
     if not isinstance(value, bool):
         try:
             number = operator.index(value)  # type: ignore[arg-type] # a TypeError for what has none
-        except (TypeError, ValueError, RuntimeError):  # torch raises the latter two for tensors that hold several
+        except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers raises the latter two
             number = None
     if number is None or not least <= number <= most:
         raise InputError(f"`{name}` must be a whole number from {least} to {most}, but is {show(value)}. {remedy}")
@@ -55,14 +55,14 @@ def check_whole(name: str, value: object, least: int, most: int, remedy: str) ->
 
 
 def check_threads(threads: object) -> int | None:
-    """torch's threads, or None to have them chosen."""
+    """Check the number of torch's threads; None means that it is chosen later."""
     if threads is None:
         return None
     return check_whole("threads", threads, 1, MAX_THREADS, "Leave it out to have them chosen.")
 
 
 def check_nodes(nodes: object) -> int | tuple[int, int] | None:
-    """The size of a draft: nodes of a chain, (nodes, depth) of a tree, or None."""
+    """Check a draft size: nodes of a chain, (nodes, depth) of a tree, or None."""
     name, remedy = "num_speculative_tokens", "Give nodes, or (nodes, depth) of a tree; 0 is plain decoding."
     if nodes is None:
         return None
@@ -74,45 +74,45 @@ def check_nodes(nodes: object) -> int | tuple[int, int] | None:
 
 
 def check_seed(seed: object) -> int | None:
-    """A seed of torch's generators, or None."""
+    """Check a seed for torch's generators; None is allowed."""
     return None if seed is None else check_whole("seed", seed, -(2**63), 2**64 - 1, "Leave it out for torch's own.")
 
 
 def check_switch(name: str, value: object) -> bool:
-    """True or False."""
+    """Check for True or False."""
     if not isinstance(value, bool):
         raise InputError(f"`{name}` must be True or False, but is {show(value)}. Choose one.")
     return value
 
 
 def check_instance(name: str, value: object, kind: type[T], rule: str, remedy: str) -> T:
-    """An object of this class. rule: what it must be, in words."""
+    """Check for an instance of this class. rule: what the value must be, in words."""
     if not isinstance(value, kind):
         raise InputError(f"`{name}` must be {rule}, but is {show(value)}. {remedy}")
     return value
 
 
 def check_path(name: str, value: object, remedy: str) -> Path:
-    """A path that is not empty; bytes are none."""
+    """Check for a path that is not empty; bytes are refused."""
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
         raise InputError(f"`{name}` must be a path, but is {show(value)}. {remedy}")
     return Path(cast(str, value))
 
 
 def check_choice(name: str, value: object, choices: Sequence[str], remedy: str) -> None:
-    """One of these names."""
+    """Check that the value is in `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise InputError(f"`{name}` must be one of {', '.join(choices)}, but is {show(value)}. {remedy}")
 
 
 def check_callable(name: str, value: object, rule: str) -> None:
-    """None, or something to call that is no class."""
+    """Check for None or a callable that is not a class."""
     if value is not None and (not callable(value) or isinstance(value, type)):
         raise InputError(f"`{name}` must be {rule} or None, but is {show(value)}. Pass a function.")
 
 
 def check_methods(name: str, value: object, methods: tuple[str, ...], remedy: str) -> None:
-    """An object, no class, that has these methods."""
+    """Check for an object (not a class) with these methods."""
     lacking = [method for method in methods if not callable(getattr(value, method, None))]
     if lacking or isinstance(value, type):
         what = f"which lacks `{lacking[0]}`" if lacking else "which is no object of it"
@@ -122,21 +122,21 @@ def check_methods(name: str, value: object, methods: tuple[str, ...], remedy: st
 
 
 def check_finite(name: str, value: float, remedy: str) -> float:
-    """A number that is neither NaN nor infinite."""
+    """Check for a number that is neither NaN nor infinite."""
     if not math.isfinite(value):
         raise InputError(f"`{name}` must be a finite number, but is {value}. {remedy}")
     return value
 
 
 def did_you_mean(given: object, names: Iterable[str]) -> str:
-    """The end of an error about a misspelt name: " Did you mean 'eagle'?", or nothing where none is near."""
+    """The end of an error about a misspelt name: " Did you mean 'eagle'?"; "" if no name is similar."""
     near = get_close_matches(given, [*names], 1) if isinstance(given, str) else []
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
 @final
 class UnknownOption(InputError):
-    """An option of a name that neither the call nor transformers' `generate` knows."""
+    """An option that neither the call nor transformers' `generate` has."""
 
     def __init__(self, name: str, names: Iterable[str]) -> None:
         """names: the known ones."""
@@ -147,13 +147,13 @@ class UnknownOption(InputError):
         )
 
     def __reduce__(self) -> tuple[type[UnknownOption], tuple[str, list[str]]]:
-        """Processes hand it on."""
+        """Make the error picklable, for other processes."""
         return UnknownOption, (self.name, self.names)
 
 
 @contextmanager
 def naming_options(names: Iterable[str]) -> Iterator[None]:
-    """An `UnknownOption` from the block may be one of these misspelt, too."""
+    """Add `names` to the suggestions of an `UnknownOption` raised in the block."""
     try:
         yield
     except UnknownOption as error:
@@ -161,8 +161,10 @@ def naming_options(names: Iterable[str]) -> Iterator[None]:
 
 
 def options_error(given: Collection[str], error: Exception, names: Collection[str]) -> InputError:
-    """Options for transformers' `generate` that it refused. given: their names, as the caller passed them; names: those
-    that it knows."""
+    """The error for options that transformers' `generate` refused.
+
+    given: the options' names, as the caller passed them. error: what was raised. names: the valid ones.
+    """
     for name in sorted(given):
         if name not in names and repr(name) in str(error):
             return UnknownOption(name, names)

@@ -1,4 +1,4 @@
-"""The device and the dtype that a caller names, or the best that this machine has."""
+"""Checks the device and the dtype of a call, or chooses the best on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def check_device(device: str | torch.device | None) -> torch.device:
-    """The device, checked to exist on this machine; None takes a GPU if there is one. Raises InputError."""
+    """Check that the device exists on this machine; None chooses a GPU if there is one. Raises InputError."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -35,7 +35,7 @@ def check_device(device: str | torch.device | None) -> torch.device:
 
 
 def check_dtype(dtype: object) -> torch.dtype:
-    """The dtype of a model's weights, or its name; None is float32. Raises InputError."""
+    """Check a dtype or its name; None means float32. Raises InputError."""
     found = torch.float32 if dtype is None else getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype) or found not in DTYPES:
         given = str(dtype) if isinstance(dtype, torch.dtype) else show(dtype)
@@ -46,7 +46,7 @@ def check_dtype(dtype: object) -> torch.dtype:
 
 
 def check_same_dtype(dtype: object, own: torch.dtype) -> None:
-    """Refuse a dtype that a loaded model has not. None is the model's own."""
+    """Raise InputError if a loaded model has another dtype; None is always accepted."""
     if dtype is not None and check_dtype(dtype) != own:
         raise InputError(f"`dtype` must be that of the loaded `model`, {own}, but is {dtype}. Leave it out.")
 
@@ -58,5 +58,5 @@ def quick_dtype(device: str | torch.device | None) -> torch.dtype:
 
 
 def fast_bfloat16(device: torch.device) -> bool:
-    """Whether products in bfloat16 are faster than in float32 there: on a CPU they are not before AVX-512."""
+    """Whether bfloat16 products are faster than float32 on this device; CPUs before AVX-512 are not."""
     return device.type != "cpu" or torch.backends.cpu.get_cpu_capability().startswith("AVX512")

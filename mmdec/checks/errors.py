@@ -1,6 +1,6 @@
-"""The errors that mmdec raises. `mmdec.types` and `mmdec` hand them on.
+"""The errors that mmdec raises, also exported by `mmdec.types` and `mmdec`.
 
-An error names the argument, the rule, the value and the remedy:
+A message names the argument, the rule, the value and the remedy:
 "`sample_rate` must be at least 8000 Hz, but is 4000. Resample the audio first."
 """
 
@@ -10,11 +10,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-REFUSED = 2  # the exit code of a process that ends with an error of mmdec's own
+REFUSED = 2  # exit code of a command that ends with an `MmdecError`
 
 
 class MmdecError(Exception):
-    """Every error that mmdec raises on purpose. The message is meant for the person who made the call."""
+    """The base of all errors that mmdec raises deliberately. The message addresses the caller."""
 
 
 class InputError(MmdecError, ValueError):
@@ -23,7 +23,7 @@ class InputError(MmdecError, ValueError):
 
 @contextmanager
 def told() -> Iterator[None]:
-    """For programs: an error of mmdec's own, also as the cause of another, is one sentence on stderr; exit code 2."""
+    """For command-line programs: an mmdec error, also as a cause, becomes one sentence on stderr and exit code 2."""
     try:
         yield
     except Exception as error:

@@ -1,7 +1,7 @@
-"""Files that people name: only regular ones are opened, and each is written in one step.
+"""Opens only regular files, and writes files atomically.
 
-A name may hold any bytes and a path may lead anywhere: a pipe that would wait for ever, a folder that cannot be
-entered, a disk that is full. Each is named as what it is.
+A path given by a caller may be a pipe that blocks, an unreadable folder, or on a full disk, and its name may hold any
+bytes. Each case has its own error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from mmdec.checks.errors import InputError
 
-PART = ".mmdec-"  # how the names begin that files have until they are whole
+PART = ".mmdec-"  # prefix of files that are not complete yet
 KINDS = (
     (stat.S_ISDIR, "a directory", "Name the files in it"),
     (stat.S_ISFIFO, "a pipe", "Save what comes out of it to a file"),
@@ -26,27 +26,27 @@ KINDS = (
     (stat.S_ISCHR, "a device", "Name a file"),
     (stat.S_ISBLK, "a device", "Name a file"),
 )
-MAX_PATH = 4096  # letters of a file's name with its folders
-SHOWN = 240  # of which an error shows so many
-ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]{1,20}:/|^data:", re.IGNORECASE)  # pathlib makes one slash of two
+MAX_PATH = 4096  # maximum letters of a path
+SHOWN = 240  # letters of a path that an error shows
+ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]{1,20}:/|^data:", re.IGNORECASE)  # one slash, because pathlib merges two
 
 
 def printable(text: str) -> str:
-    """`text` in one line that every UTF-8 stream takes: bytes that are no UTF-8, line ends and the like are escaped."""
+    """`text` in one line that every UTF-8 stream accepts: invalid bytes, line ends and the like are escaped."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def shown_path(path: str | os.PathLike[str]) -> str:
-    """A path for an error: in one line, and not longer than one reads."""
+    """A path for an error: one line of limited length."""
     text = printable(os.fsdecode(path))
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 @contextmanager
 def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
-    """A descriptor of an existing regular file, open for reading. Raises InputError about `argument` for all else.
+    """Open an existing regular file for reading. Returns its descriptor.
 
-    A pipe is not opened, and so not waited for; what is at an address is not downloaded.
+    A pipe is not opened, because that may block; an URL is not downloaded. Raises: InputError about `argument`.
     """
     text, name = os.fsdecode(path), f"'{shown_path(path)}'"
     if ADDRESS.match(text) and not os.path.lexists(text.partition("\0")[0]):
@@ -56,15 +56,16 @@ def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
     if len(text) > MAX_PATH:
         raise InputError(f"`{argument}` must be an existing file, but {name} is no name. Check the path.")
     try:
-        file = Path(os.fsdecode(path))  # "" is the current directory
+        file = Path(os.fsdecode(path))  # "" would be the current directory
         _check_regular(os.stat(file).st_mode, name, argument)
-        flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)  # a pipe may take its place
+        # in case a pipe replaces it meanwhile
+        flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
         descriptor = os.open(file, flags)
     except FileNotFoundError as error:
         raise InputError(
             f"`{argument}` must be an existing file, but {name} does not exist. Check the path."
         ) from error
-    except InputError:  # a ValueError, too
+    except InputError:  # before ValueError, its base class
         raise
     except (OSError, ValueError) as error:
         remedy = "the permissions of the file and its folders" if isinstance(error, PermissionError) else "the path"
@@ -77,17 +78,17 @@ def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
 
 
 def unreadable(argument: str, name: str, error: Exception, remedy: str) -> InputError:
-    """What is said of a file that the system does not give."""
+    """The error for a file that the system cannot read."""
     return InputError(f"`{argument}` must be a file that can be read, but {name} is not ({reason(error)}). {remedy}")
 
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write in, with the folders it needs: beside `path` under another name, renamed where the block ends.
+    """A temporary file to write in, renamed to `path` when the block ends. Makes missing folders.
 
-    It has the mode that `open(path, "w")` would leave: the caller's umask decides, or the earlier file. Where the block
-    raises there is nothing new, and an earlier file is as it was. Raises OSError with `path` in it (a full disk, a
-    folder that nobody may write to), InputError where `path` is something else than a file.
+    It gets the permissions of the earlier file, else those of the umask. If the block raises, an earlier file stays as
+    it was. Raises: OSError with `path` in it (a full disk, no permission); InputError if `path` is something other than
+    a file.
     """
     path = Path(path)
     try:
@@ -108,19 +109,19 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     except OSError as error:
         if error.errno is None:
             raise
-        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error  # not the temporary file's name
+        # names `path` instead of the temporary file
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> Path:
-    """Write a file as `whole_file` does."""
+    """Write a file atomically, see `whole_file`."""
     with whole_file(path) as file:
         file.write(content)
     return Path(path)
 
 
 def _replaced_mode(path: Path) -> int | None:
-    """The permissions of the file that is to be replaced; None where there is none. Raises InputError for what is no
-    file."""
+    """The permissions of the file to replace; None if there is none. Raises InputError if it is not a regular file."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -130,14 +131,14 @@ def _replaced_mode(path: Path) -> int | None:
 
 
 def reason(error: Exception) -> str:
-    """An error in a few words: the system's own where it is the system's."""
+    """An error in a few words: the system's own text for an OSError."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return printable(str(error)) or type(error).__name__
 
 
 def one_line(error: BaseException) -> str:
-    """What an error of another library says, with its type, in one line that is not too long."""
+    """The type and message of another library's error, in one line of limited length."""
     return printable(f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
 
 
@@ -149,7 +150,7 @@ def _check_regular(mode: int, name: str, argument: str) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A file's JSON object; an empty one where there is no file. Raises InputError where it holds something else."""
+    """Read a JSON object; {} if there is no file. Raises InputError if the file holds anything else."""
     if not path.is_file():
         return {}
     try:

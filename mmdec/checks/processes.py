@@ -1,7 +1,7 @@
-"""Processes that end with the one that started them, and a folder that one process at a time may work in.
+"""Child processes that end with their parent, and a lock for a folder.
 
-A parent that is killed without a word takes nobody with it: its children go on, for nobody. On Linux the kernel is
-asked to end them (PR_SET_PDEATHSIG); besides, on every system, they look every second who their parent is.
+If a parent is killed, its children go on running. On Linux the kernel ends them (PR_SET_PDEATHSIG); on every system
+they also check their parent every second.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from filelock import FileLock, Timeout
 from mmdec.checks.errors import InputError
 from mmdec.checks.files import write_whole
 
-WATCHED = "MMDEC_PARENT"  # the pid that a started process shall end with
+WATCHED = "MMDEC_PARENT"  # environment variable: the pid of the parent to watch
 SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
-EVERY = 1.0  # seconds between two looks
-TERMINATED = 143  # the exit code of a process that SIGTERM ended: 128 + 15, as shells count
+EVERY = 1.0  # seconds between two checks
+TERMINATED = 143  # exit code after SIGTERM: 128 + 15, as in shells
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Let this process be killed when its parent is gone: called by the child, first of all.
+    """End this process when its parent ends. The child calls it first of all.
 
-    parent: its pid as the parent told it, for it may be gone already; None takes the present one.
+    parent: the pid that the parent gave, since it may have ended already; None: the current parent.
     """
     expected = os.getppid() if parent is None else parent
     if sys.platform == "linux":
@@ -42,16 +42,16 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 def started_here() -> dict[str, str]:
-    """For the environment of a process that is to end with this one: it calls `end_as_told`."""
+    """The environment for a child that shall end with this process; the child must call `end_as_told`."""
     return {WATCHED: str(os.getpid())}
 
 
 def end_as_told() -> None:
-    """`end_with_parent` where the environment names this process's parent; its own children end with it in turn."""
+    """Call `end_with_parent` if the environment names a parent; children of this process then end with it in turn."""
     parent = os.environ.get(WATCHED)
     if parent is None:
         return
-    os.environ[WATCHED] = str(os.getpid())  # for those that it starts
+    os.environ[WATCHED] = str(os.getpid())  # for this process's own children
     end_with_parent(int(parent))
 
 
@@ -67,10 +67,10 @@ def _end() -> None:
 
 @contextmanager
 def only_one(folder: Path, what: str) -> Iterator[None]:
-    """Hold `folder` for this process, which loses it when it ends, however that is.
+    """Lock `folder` for this process, until the block or the process ends.
 
-    The lock is the system's, on `folder`/.lock; the file itself says nothing and stays, as does .owner, which names the
-    holder. Raises InputError where another process, or another call in this one, holds it.
+    It is a system lock on `folder`/.lock. This empty file remains, like .owner, which names the holder. Raises:
+    InputError if another process, or another call in this one, holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock, owner = FileLock(folder / ".lock"), folder / ".owner"
@@ -90,14 +90,16 @@ def only_one(folder: Path, what: str) -> Iterator[None]:
 
 @contextmanager
 def sigterm_exits() -> Iterator[None]:
-    """Inside, SIGTERM raises SystemExit with `TERMINATED`, once: blocks are left in order. Only the main thread of a
-    process can be told; elsewhere nothing changes."""
+    """In the block, the first SIGTERM raises SystemExit with `TERMINATED`, so that blocks are left in order.
+
+    This only works in the main thread; elsewhere nothing changes.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def end(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would break off what ends in order
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM must not interrupt the cleanup
         raise SystemExit(TERMINATED)
 
     before = signal.signal(signal.SIGTERM, end)

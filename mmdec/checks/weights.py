@@ -1,7 +1,7 @@
-"""Weights on disk: safetensors inside one folder, whole and finite, and the networks that they fill.
+"""Loads weights: safetensors inside one folder, complete and finite, into networks of the same shapes.
 
-Whatever a folder says is checked before it is believed: an index may name no file outside its folder, a configuration
-may ask for no network larger than the weights that are there. Each fault is one InputError.
+All content of a folder is checked: an index may not name files outside it, and a configuration may not describe a
+network larger than its weights. Every fault raises InputError.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 MAX_JSON_BYTES = 64 * 2**20
-ALL = ("",)  # prefixes of every tensor's name
-COUNTS = ("layers", "blocks")  # how the settings end that say how many parts a network has
-BOUND = "max_"  # and how those begin that bound a number: Qwen's `max_window_layers` is 80, whatever its layers
-# Settings by which transformers would fetch or run what is not in the folder, or read other files than these.
+ALL = ("",)  # prefix of every tensor's name
+COUNTS = ("layers", "blocks")  # suffixes of settings that count a network's parts
+BOUND = "max_"  # prefix of settings that only bound a count: Qwen's `max_window_layers` is 80 for any number of layers
+# Settings by which transformers would download or run code, or read files outside the folder.
 NOT_FOLLOWED = (
     "auto_map",
     "attn_implementation",
@@ -40,17 +40,18 @@ NOT_FOLLOWED = (
     "kernel_config",
     "transformers_weights",
 )
-HEADS = {"heads": "d_model", "link_heads": ""}  # of mmdec's own networks, and the channels that they divide
+# head counts of mmdec's networks -> the setting of the channels that they must divide
+HEADS = {"heads": "d_model", "link_heads": ""}
 N = TypeVar("N", bound=nn.Module)
 P = TypeVar("P", bound="PreTrainedModel")
 
 
 def read_settings(file: Path, argument: str = "model") -> dict[str, Any]:
-    """A JSON object. Raises InputError for a file that holds none."""
+    """Read a JSON object. Raises InputError if the file is missing or malformed."""
     try:
         if file.stat().st_size > MAX_JSON_BYTES:
             raise ValueError(f"it has more than {MAX_JSON_BYTES} bytes")
-        if not file.is_file():  # a pipe never ends, nor does /dev/zero
+        if not file.is_file():  # pipes and /dev/zero never end
             raise ValueError("it is no regular file")
         settings = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(settings, dict):
@@ -64,9 +65,9 @@ def read_settings(file: Path, argument: str = "model") -> dict[str, Any]:
 
 
 def shards(folder: Path, argument: str = "model", prefixes: tuple[str, ...] = ALL) -> list[Path]:
-    """The files that hold the weights of a model in transformers' layout: one, or those that its index names.
+    """The weight files of a model in transformers' layout: one file, or those named by its index.
 
-    prefixes: of the tensors that are wanted. Raises InputError unless each is a safetensors file inside the folder.
+    prefixes: of the tensors that are needed. Raises: InputError unless each is a safetensors file inside the folder.
     """
     if (folder / WHOLE).is_file() or not (folder / INDEX).is_file():
         return [checked_file(folder, WHOLE, argument)]
@@ -83,9 +84,9 @@ def shards(folder: Path, argument: str = "model", prefixes: tuple[str, ...] = AL
 
 
 def checked_file(folder: Path, name: str, argument: str = "model") -> Path:
-    """The safetensors file of this name. Raises InputError for a pickle, a file elsewhere, and none.
+    """The safetensors file of this name. Raises InputError if it is missing, a pickle, or outside the folder.
 
-    A snapshot in the hub's cache links into the cache's own `blobs`: that counts as inside.
+    A snapshot in the hub's cache links to the cache's `blobs`, which counts as inside.
     """
     file, shown = folder / name, printable(name)
     if not name.endswith(SUFFIX):
@@ -114,25 +115,25 @@ def checked_file(folder: Path, name: str, argument: str = "model") -> Path:
 
 
 def lies_inside(file: Path, folder: Path) -> bool:
-    """Whether a file's or a folder's real path, links followed, is below `folder` or in its hub cache's blobs."""
+    """Whether the real path of a file or folder is inside `folder`, or in its hub cache's blobs."""
     try:
         real, home = file.resolve(), folder.resolve()
-    except (OSError, RuntimeError, ValueError):  # a link to itself, a name that is none
+    except (OSError, RuntimeError, ValueError):  # a circular link, or an invalid name
         return False
     blobs = [above.parent / "blobs" for above in home.parents if above.name == "snapshots"]
     return any(real.is_relative_to(allowed) for allowed in (home, *blobs))
 
 
 def read_weights(files: Sequence[Path], argument: str = "model", prefixes: tuple[str, ...] = ALL) -> dict[str, Tensor]:
-    """The tensors of all files whose names begin so. Raises InputError for a file that is damaged and a tensor that is
-    not finite."""
+    """Read the tensors whose names have one of `prefixes`. Raises InputError if a file is damaged or a tensor not
+    finite."""
     state: dict[str, Tensor] = {}
     for file in files:
         try:
             with safe_open(file, framework="pt") as opened:
                 names = [name for name in opened.keys() if name.startswith(prefixes)]  # noqa: SIM118 # no mapping
                 tensors = {name: opened.get_tensor(name) for name in names}
-        except Exception as error:  # the library has no one error for a damaged file
+        except Exception as error:  # safetensors raises various errors for a damaged file
             raise InputError(
                 f"`{argument}` must hold whole safetensors, but '{file}' is damaged or of another version ({error}). "
                 "Fetch it again."
@@ -154,19 +155,21 @@ def check_finite_weights(state: Mapping[str, Tensor], source: Path, argument: st
 
 def is_finite(tensor: Tensor) -> bool:
     """Whether no element is NaN or infinite, nor too large for float32."""
-    if tensor.is_complex():  # which float32 would take the real part of
+    if tensor.is_complex():  # float() would drop the imaginary part
         tensor = torch.view_as_real(tensor)
     if not tensor.is_floating_point() or not tensor.numel():
         return True
-    if tensor.element_size() == 1:  # float8 knows no minimum
+    if tensor.element_size() == 1:  # float8 has no `aminmax`
         tensor = tensor.float()
-    low, high = tensor.aminmax()  # NaN goes through both; no copy of the tensor is made
+    low, high = tensor.aminmax()  # propagates NaN; makes no copy of the tensor
     return bool(low.float().isfinite()) and bool(high.float().isfinite())  # a float64 may be too large for float32
 
 
 def check_counts(settings: Mapping[Any, Any], state: Mapping[str, Tensor], argument: str = "model") -> None:
-    """Raise InputError for settings that name more layers than there are tensors, which would be built without end, and
-    for channels that do not divide into heads, which no shape of a tensor shows."""
+    """Raise InputError if settings name more layers than the tensors have, or channels that do not divide into heads.
+
+    The former would build a network of any size; the latter does not show in the tensors' shapes.
+    """
     for name, value in settings.items():
         if isinstance(value, Mapping):
             check_counts(value, state, argument)
@@ -186,8 +189,10 @@ def _is_count(name: str) -> bool:
 
 
 def fill(build: Callable[[], N], state: Mapping[str, Tensor], argument: str, source: Path) -> N:
-    """The network that `build` makes, with these weights in float32. Raises InputError unless names and shapes are its
-    own; nothing is allocated before."""
+    """Build a network and load these weights in float32.
+
+    build: makes the network. Raises: InputError unless names and shapes match, before memory is allocated.
+    """
     with torch.device("meta"):
         own = {name: value.shape for name, value in build().state_dict().items()}
     absent, foreign = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
@@ -208,21 +213,21 @@ def fill(build: Callable[[], N], state: Mapping[str, Tensor], argument: str, sou
 
 
 def fill_pretrained(network: type[P], config: PreTrainedConfig, folder: Path, argument: str = "model") -> P:
-    """A network of transformers with the weights in `folder`, in float32 and evaluation mode.
+    """Load the weights in `folder` into a network of transformers, in float32 and evaluation mode.
 
-    Nothing but the weights is read: config and generation config are the caller's to read. Raises InputError for
-    weights that are absent, of other shapes, damaged or not finite.
+    The caller has read config and generation config. Raises: InputError if weights are missing, of other shapes,
+    damaged or not finite.
     """
     state = read_weights(shards(folder, argument), argument)
     check_counts(config.to_dict(), state, argument)
     with torch.device("meta"):
         own = {name: value.shape for name, value in network(config).state_dict().items()}
     _check_shapes({name: value for name, value in state.items() if name in own}, own, argument, folder)
-    from transformers.utils import logging  # with the rest of transformers
+    from transformers.utils import logging  # imported here because it imports much of transformers
 
     bar, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()  # for less than a second, and on stderr of every script
-    logging.set_verbosity_error()  # a table of what is missing: the error below says it
+    logging.disable_progress_bar()  # loading takes less than a second, and stderr belongs to the caller
+    logging.set_verbosity_error()  # the error below names missing weights
     try:
         loaded: Any = network.from_pretrained(
             None, config=config, state_dict=state, dtype=torch.float32, output_loading_info=True
@@ -233,7 +238,7 @@ def fill_pretrained(network: type[P], config: PreTrainedConfig, folder: Path, ar
             logging.enable_progress_bar()
     model, report = loaded
     absent = sorted(report["missing_keys"])
-    if absent:  # transformers draws them at random
+    if absent:  # transformers would initialise them at random
         raise InputError(
             f"`{argument}` must hold all weights, but '{folder}' lacks '{absent[0]}', {len(absent)} in all. Fetch it "
             "again."

@@ -1,1 +1,1 @@
-"""The decoding core: draft, one pass of the target, verify, commit. It knows nothing of networks."""
+"""The decoding core: draft, run the target once, verify, commit. It does not depend on any network."""

@@ -1,23 +1,22 @@
-"""How much to draft: learned while decoding, for the most expected tokens per second.
+"""How much to draft in each round: chosen while decoding, for the most expected tokens per second.
 
-A plan of k nodes in a chain is worth (1 + E(k)) / (T(1 + k) + D(k)) tokens a second in each row: E the expected number
-of accepted nodes, T the target's pass over the draft, D the drafter's time (the hardware-aware form of Sequoia, Chen et
-al. 2024, section 3.3, with everything measured here instead of profiled beforehand). Plain decoding is worth 1 / T(1).
+A chain of k nodes yields (1 + E(k)) / (T(1 + k) + D(k)) tokens a second in each row: E is the expected number of
+accepted nodes, T the time of the target's pass over the draft, D the drafter's time (the hardware-aware objective of
+Sequoia, Chen et al. 2024, section 3.3, measured online instead of profiled beforehand). Plain decoding yields 1 / T(1).
 
-- T and D are monotone and piecewise linear through the lower quartiles of a few buckets: single timings are off
-  by several times. A draft within the reach of what was timed counts as cheap until it was timed often enough.
-- E of a chain follows from the chance p_i that node i is accepted when node i - 1 was; each tree has its own mean.
-- A drafter that knows how sure it is ends a chain early: with the first node that, with all before it, is accepted with
-  a chance below (seconds of one more node) x (tokens a second in each row), where another would cost more than it
-  gives. What such chains draft and give is counted by itself.
-- A round in which the thread waited for a processor says what the machine had to do, and nothing of what a draft costs:
-  its seconds are not learned. Where too little is timed yet the processor's own seconds count: a machine that is busy
-  for hours drafts, too.
-- What drafting has cost beyond plain decoding is kept in a ledger. Before it is overdrawn a round is plain, so that
-  even a drafter that is always wrong costs little. Where drafting does not pay, it is tried again ever more rarely.
+- T and D are monotone and piecewise linear through the lower quartiles of a few buckets, because single timings are off
+  by several times. A draft size close to a timed one counts as cheap until it was timed often enough itself.
+- E of a chain follows from the chance p_i that node i is accepted if node i - 1 was; each tree size has its own mean.
+- A drafter that estimates its own accuracy ends a chain early: at the first node whose chance to be accepted, with all
+  nodes before it, is below (seconds of one more node) x (tokens a second in each row). Such chains are counted
+  separately.
+- If the thread waited for a CPU, the round's wall time measures the machine's load, not the draft's cost: it is not
+  recorded. While there are too few timings, CPU time is recorded instead, so that a busy machine drafts, too.
+- A ledger records what drafting has cost beyond plain decoding. A round that could overdraw it is plain, so even a
+  drafter that is always wrong costs little. While drafting does not pay, it is tried at growing intervals.
 
-Plain floats: a round's planning and learning take a few tens of microseconds. What is measured goes into the
-`DecodingStatistics` that the run was given (`statistics.py`); the ledger is the run's own.
+Planning and learning use plain floats and take a few tens of microseconds a round. Measurements go into the run's
+`DecodingStatistics` (`statistics.py`); the ledger belongs to the run.
 """
 
 from __future__ import annotations
@@ -32,9 +31,10 @@ from mmdec.decode.cost_model import CostCurve
 from mmdec.decode.statistics import ENOUGH, DecodingStatistics, Pair
 from mmdec.types import Drafter, InputError, Plan, Target, TreeShape
 
-Nodes = int | tuple[int, int] | None  # of a draft: a chain's, or a tree's with its depth; None: learned
+# draft size: nodes of a chain, (nodes, depth) of a tree; None: chosen by the budget
+Nodes = int | tuple[int, int] | None
 
-# Nodes; with the root these are 2, 3, 4, 6, 8, ... columns.
+# Candidate numbers of nodes; with the root these are 2, 3, 4, 6, 8, ... columns.
 CHAINS = tuple(Plan(nodes, nodes) for nodes in (1, 2, 3, 5, 7, 11, 15, 23, DEEPEST))
 TREES = (Plan(7, 3), Plan(11, 5), Plan(15, 4), Plan(15, 7), Plan(31, 5), Plan(63, 6))
 FIRST = 3  # nodes of the first chain
@@ -60,22 +60,24 @@ PLAIN_EVERY = (0, 0, 8, 16, 32, 64)  # rounds until a plain pass is timed again,
 
 @final
 class Budget:
-    """Plans the rounds of one run, and learns from them for the runs to come: make one for each run."""
+    """Plans the rounds of one run and records their results for later runs. Make one for each run."""
 
     def __init__(
         self, statistics: DecodingStatistics, pair: Pair, prior: Sequence[float] = (), stops: bool = False
     ) -> None:
-        """statistics: what earlier runs measured; this run adds to it. prior: see `Acceptance`; it counts until these
-        statistics have seen better. stops: whether the drafter ends chains early (`Needs.stops`)."""
+        """statistics: measurements of earlier runs; this run adds its own. pair: target, device and drafter.
+        prior: acceptance chances of a chain's nodes, used until there are measurements. stops: whether the drafter may
+            end chains early (`Needs.stops`).
+        """
         self._stops = stops
         self._constant: Plan | None = None
         self._plan = Plan(0, 0)
-        self._attempt = False  # the plan is an attempt, although drafting is not expected to pay
+        self._attempt = False  # the plan tries drafting although no gain is expected
         self._waited = 0  # rounds since the last attempt
         self._unplain = 0  # rounds since the last plain pass
-        self._tokens = 0.0  # a row's, so far
-        self._rate = 0.0  # tokens a second that the best plan promises
-        self.ledger: dict[int, tuple[float, float]] = {}  # batch -> seconds and tokens of the rounds with a drafter
+        self._tokens = 0.0  # tokens per row so far
+        self._rate = 0.0  # expected tokens a second of the best plan
+        self.ledger: dict[int, tuple[float, float]] = {}  # batch size -> (seconds, tokens) of rounds with a drafter
         self._lock = statistics.lock
         with self._lock:
             self._measured = statistics.of(pair, prior)
@@ -84,7 +86,8 @@ class Budget:
 
     @classmethod
     def fixed(cls, nodes: int, depth: int | None = None) -> Budget:
-        """Always `nodes` nodes at most `depth` deep; without a depth a chain. 0 is plain decoding."""
+        """A budget that always plans `nodes` nodes, at most `depth` deep (None: a chain). 0 nodes are plain
+        decoding."""
         if nodes < 0:
             raise InputError(f"`nodes` must be at least 0, but is {nodes}. 0 is plain decoding.")
         if depth is not None and not (1 if nodes else 0) <= depth:
@@ -94,7 +97,7 @@ class Budget:
         return budget
 
     def plan(self, batch: int) -> Plan:
-        """The next round's plan for `batch` rows; 0 nodes: a plain round, ask no drafter."""
+        """Plan the next round for `batch` rows. With 0 nodes the round is plain and the drafter is not called."""
         if self._constant is not None:
             return self._constant
         with self._lock:
@@ -138,7 +141,7 @@ class Budget:
             plain = self.plain_seconds(batch)
             cost = target.capped(columns, plain) + draft.pessimistic(levels)
             if tokens > 1 and min(target.samples(columns), draft.samples(levels)) < ENOUGH:
-                cost = min(cost, tokens * plain)  # accepted drafts are timed again before they count as a loss
+                cost = min(cost, tokens * plain)  # time accepted drafts once more before they count as a loss
             spent, gained = self.ledger.get(batch, (0.0, 0.0))
             self.ledger[batch] = (spent + cost, gained + tokens)
             loss = cost - tokens * plain
@@ -149,11 +152,11 @@ class Budget:
                 self._waited = 0
 
     def _curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """Seconds of the target by columns, of a drafter's chains and of its trees by depth."""
+        """The cost curves: the target by columns, the drafter's chains and its trees by depth; in seconds."""
         return self._measured.costs((batch - 1).bit_length())
 
     def _best_curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """The curves to plan by: when rows have just ended, those of larger batches are still the better measured."""
+        """The curves to plan with. Just after rows ended, those of larger batches have more timings."""
         own = self._curves(batch)
         if own[0].timed < SETTLED or not own[0].samples(1):
             for power in sorted(self._measured.target):
@@ -164,7 +167,7 @@ class Budget:
         return own
 
     def plain_seconds(self, batch: int) -> float:
-        """Seconds of a plain pass; if none was timed, estimated from passes with more rows; 0 if there are none."""
+        """Seconds of a plain pass; without timings, estimated from passes with more rows, else 0."""
         own = self._curves(batch)[0]
         if own.samples(1) or not own.reach:
             return own.at(1)
@@ -173,7 +176,8 @@ class Budget:
         return own.pessimistic(own.reach) * near.at(1) / longer if longer else 0.0
 
     def _threshold(self, batch: int) -> float:
-        """The chance below which one more node of a chain costs more than it gives; 0 while too little is timed."""
+        """The acceptance chance below which one more node of a chain costs more than it yields; 0 if too little was
+        timed."""
         target, chain, _ = self._best_curves(batch)
         nodes = min(target.reach - 1, chain.reach, LENGTH)
         if nodes < FIRST:
@@ -183,14 +187,15 @@ class Budget:
         return min(max(seconds * self._rate, least), most)
 
     def _affordable(self, plain: float) -> float:
-        """Seconds that may be lost now, with `plain` seconds for a plain pass."""
+        """Seconds that this round may lose. plain: seconds of a plain pass."""
         lost = sum(spent - gained * self.plain_seconds(batch) for batch, (spent, gained) in self.ledger.items())
         return (LOSS_AT_FIRST + LOSS_PER_TOKEN * self._tokens) * plain - max(lost, -LOSS_OF_GAINS * plain)
 
     def _rated(
         self, target: CostCurve, chain: CostCurve, tree: CostCurve, chances: Sequence[float], reach: int
     ) -> list[tuple[float, float, Plan, CostCurve]]:
-        """Plans of less than `reach` nodes, the best first: tokens a second, accepted nodes, the drafter's costs."""
+        """Rate all plans with fewer than `reach` nodes: (tokens a second, accepted nodes, plan, drafter's curve), best
+        first."""
         acceptance, plain = self._acceptance, target.at(1)
         drafted, gains = range(1, DEEPEST + 1), list(accumulate(accumulate(chances, _product)))
         if self._stops:
@@ -211,49 +216,52 @@ class Budget:
         return sorted(rated, key=_rate, reverse=True)
 
     def _choose(self, batch: int) -> tuple[Plan, bool]:
-        """The plan, and whether it is an attempt."""
+        """Choose the next plan, and say whether it is an attempt (no gain is expected)."""
         no_draft, acceptance = Plan(0, 0), self._acceptance
         target, chain, tree = self._best_curves(batch)
         own, has_prior = self._curves(batch)[0], bool(acceptance.prior)
         if own.timed >= SETTLED and not own.samples(1):
             return no_draft, False
-        timed_plain = min(target.samples(1) + has_prior, len(PLAIN_EVERY) - 1)  # with a prior one timing will do
+        # a drafter with a prior needs one plain timing less
+        timed_plain = min(target.samples(1) + has_prior, len(PLAIN_EVERY) - 1)
         if self._unplain >= PLAIN_EVERY[timed_plain]:
             return no_draft, False
         plain, own_plain = target.at(1), self.plain_seconds(batch)
-        # In seconds of the curves planned by:
+        # Converted to seconds of the curves that are used for planning:
         affordable = self._affordable(own_plain) * plain / own_plain if own_plain else LOSS_AT_FIRST * plain
         chances = acceptance.chain()
         first = FIRST_WITH_PRIOR if has_prior else FIRST
-        reach = max(first + 1, 2 * target.reach) if chain.reach else 2  # one node shows what the drafter costs
+        # the first draft has one node, which measures the drafter's cost
+        reach = max(first + 1, 2 * target.reach) if chain.reach else 2
         rated = self._rated(target, chain, tree, chances, reach)
         self._rate = rated[0][0]
 
         def bearable(plan: Plan, draft: CostCurve) -> bool:
-            """Nothing accepted is the worst that can happen: a run that cannot bear it must not try."""
+            """Whether the run can afford the plan if no node is accepted."""
             columns = plan.nodes + 1
             risk = target.capped(columns, plain) + draft.pessimistic(plan.depth) - plain
             timed = target.samples(columns)
             if chances[0] > RELIABLE and timed and min(timed, draft.samples(plan.depth)) < ENOUGH:
-                risk = min(risk, LOSS_AT_FIRST * plain)  # one slow pass does not bar a drafter that is right
+                risk = min(risk, LOSS_AT_FIRST * plain)  # one slow pass must not exclude a reliable drafter
             return risk <= affordable
 
-        able = ((rate, gain, plan) for rate, gain, plan, draft in rated if bearable(plan, draft))  # the best one first
+        # in the order of their rates
+        able = ((rate, gain, plan) for rate, gain, plan, draft in rated if bearable(plan, draft))
         best, most, chosen = next(able, (0.0, 0.0, no_draft))
         if best * plain >= MARGIN:
-            # Seconds are noisier than counts: of plans that promise nearly as much, the one with the most tokens.
+            # Times are noisier than token counts: among plans of nearly equal rate, take the one with the most tokens.
             for rate, gain, plan in able:
                 if rate < max(NEARLY_BEST * best, MARGIN / plain):
                     break
                 if gain > most:
                     most, chosen = gain, plan
             if chosen.nodes > chosen.depth and not has_prior and acceptance.since_chain >= acceptance.chain_gap:
-                # What chains accept is learned in rounds of chains alone: without one now and then trees stay for ever.
+                # Only chains show what chains accept: without occasional chains the budget would plan trees for ever.
                 chains = [plan for _, _, plan, draft in rated if plan.nodes == plan.depth and bearable(plan, draft)]
                 if chains:
                     rarely = ENDING_RARELY if self._stops else CHAINS_RARELY
                     acceptance.chain_gap = min(2 * acceptance.chain_gap, rarely)
-                    # One that ends where the drafter is not sure may as well be long.
+                    # A long chain costs little if the drafter ends it where it is unsure.
                     return max(chains, key=lambda plan: plan.nodes) if self._stops else chains[0], False
             return chosen, False
         if self._waited < acceptance.gap or not best:
@@ -272,9 +280,11 @@ def _product(left: float, right: float) -> float:
 def learned(
     statistics: DecodingStatistics, target: Target, drafter: Drafter | None, nodes: Nodes
 ) -> tuple[Budget, TreeShape | None]:
-    """A run's budget, and the shape of its trees where its drafter has a prior, as far as the statistics know the pair.
+    """Make a run's budget, and the tree shape of a drafter with a prior, from the statistics.
 
-    nodes: of every draft; None lets the budget learn what pays."""
+    drafter: None for plain decoding. nodes: of every draft; None lets the budget choose.
+    Returns: the budget, and the `TreeShape` or None.
+    """
     if drafter is None or nodes == 0:
         return Budget.fixed(0), None
     prior = drafter.needs.prior

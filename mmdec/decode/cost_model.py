@@ -1,4 +1,4 @@
-"""Seconds as a function of a count, from noisy timings: now and then one is off by several times."""
+"""Cost curves: seconds as a function of a count, robust to timings that are off by several times."""
 
 from __future__ import annotations
 
@@ -6,30 +6,32 @@ import math
 from collections import deque
 from typing import final
 
-WINDOW = 15  # timings remembered in a bucket
+WINDOW = 15  # the newest timings kept per bucket
 
 
 @final
 class CostCurve:
-    """Seconds as a monotone piecewise-linear function of a count, by the lower quartiles of buckets 1, 2, 3-4, 5-8"""
+    """Monotone piecewise-linear seconds of a count, through the lower quartiles of buckets 1, 2, 3-4, 5-8, ..."""
 
     def __init__(self, slope: float, origin: bool, enough: int) -> None:
-        """Beyond the last bucket the last slope goes on, times `slope`; with `origin`, zero counts take zero seconds;
-        a bucket other than the first is believed from `enough` timings on."""
+        """slope: factor on the last slope beyond the last bucket. origin: whether a count of 0 takes 0 seconds.
+        enough: timings before a bucket other than the first is used.
+        """
         self._slope = slope
         self._enough = enough
         self._start = [(0.0, 0.0)] if origin else []
-        self.windows: dict[int, deque[tuple[float, int]]] = {}  # bucket -> its last timings: seconds, count
+        self.windows: dict[int, deque[tuple[float, int]]] = {}  # bucket -> its newest (seconds, count)
         self._quartiles: dict[int, tuple[float, float]] = {}  # bucket -> count, seconds
         self._points: list[tuple[float, float]] = [*self._start]  # count, seconds
-        self.reach = 0  # the largest count timed
-        self.timed = 0  # how many timings there were
+        self.reach = 0  # the largest count that was timed
+        self.timed = 0  # number of timings so far
 
     def samples(self, count: int) -> int:
-        """Timings remembered in the count's bucket."""
+        """Number of timings in the count's bucket."""
         return len(self.windows.get((count - 1).bit_length(), ()))
 
     def add(self, count: int, seconds: float) -> None:
+        """Add a timing: the seconds that `count` items took."""
         self.timed += 1
         bucket = (count - 1).bit_length()
         window = self.windows.setdefault(bucket, deque(maxlen=WINDOW))
@@ -39,7 +41,7 @@ class CostCurve:
         self._connect()
 
     def restore(self, windows: dict[int, deque[tuple[float, int]]], reach: int, timed: int) -> None:
-        """Take over the timings of another curve of this kind; each window holds at least one."""
+        """Replace the timings by those of a saved curve; no window is empty."""
         self.windows, self.reach, self.timed = windows, reach, timed
         self._quartiles = {}
         for bucket in windows:
@@ -56,14 +58,15 @@ class CostCurve:
         least = math.inf
         for key in sorted(self._quartiles, reverse=True):
             size, quartile = self._quartiles[key]
-            least = min(least, quartile)  # more takes no less: a bucket takes at most what those above it took
+            least = min(least, quartile)  # a larger count takes at least as long, so larger buckets bound smaller ones
             if not key or len(self.windows[key]) >= self._enough:
                 self._points.append((size, least))
         self._points += self._start
         self._points.reverse()
 
     def at(self, count: float) -> float:
-        """Seconds, from the buckets timed often enough; the first point's before it, 0 where nothing is known."""
+        """Seconds at a count, from buckets with enough timings. Below the first point: the first point's; 0 without
+        timings."""
         if not self._points:
             return 0.0
         before = after = self._points[0]
@@ -77,8 +80,11 @@ class CostCurve:
         return after[1] + self._slope * rise * (count - after[0])
 
     def pessimistic(self, count: int) -> float:
-        """Seconds that a pass may well take: those of the count's own bucket, timed once or often. Where that never was
-        timed, at least the largest count's seconds times the root of how many times more it is."""
+        """A cautious estimate: the lower quartile of the count's own bucket, even if it was timed only once.
+
+        An untimed count beyond the largest one takes at least the largest one's seconds times the square root of their
+        ratio.
+        """
         own = self._quartiles.get((count - 1).bit_length())
         if own:
             return own[1]
@@ -86,6 +92,8 @@ class CostCurve:
         return max(self.at(count), largest[1] * (count / self.reach) ** 0.5) if largest else self.at(count)
 
     def capped(self, count: int, plain: float) -> float:
-        """As `pessimistic`, but no more than `count` times `plain`, the seconds of a pass over one: a slow first pass
-        over a new shape does not say what the shape costs."""
+        """`pessimistic`, but at most `count` times `plain`, the seconds of a pass over one column.
+
+        A slow first pass over a new shape does not measure the cost of the shape.
+        """
         return min(self.pessimistic(count), count * plain)

@@ -1,4 +1,4 @@
-"""Keeps a run alive whatever its drafter does: an error, or a draft that breaks a rule, ends the drafting alone."""
+"""Protects a run from its drafter: after an error or an invalid draft the run continues without drafts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class Guard:
-    """One run's drafter and its memory. After the first fault it warns once and proposes nothing any more."""
+    """A run's drafter and its memory. After the first fault it warns once and returns no more drafts."""
 
     def __init__(self, drafter: Drafter | None, vocab_size: int) -> None:
         self.drafter, self.vocab_size = drafter, vocab_size
@@ -25,12 +25,16 @@ class Guard:
         self.columns = False
 
     def start(self, context: Context) -> None:
+        """Start the drafter with the prompt's context."""
         self.columns = context.columns
         if self.drafter is not None:
             self.memory = self._try(self.drafter.start, context)
 
     def propose(self, roots: Tensor, plan: Plan, room: Sequence[int]) -> Draft:
-        """A sound draft below each root: within the plan, and no deeper than `room` tokens can still be used."""
+        """Ask the drafter for a valid draft below each root (B,).
+
+        Returns: a draft within the plan whose depth is at most each row's `room`, in tokens.
+        """
         if self.columns:
             plan = replace(plan, nodes=min(plan.nodes, min(room) - 1))
         depth = min(plan.depth, max(room) - 1)
@@ -44,10 +48,12 @@ class Guard:
         return draft if draft.tokens.shape[1] == 1 else _cut(draft, plan, room)
 
     def update(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Pass a round's verdict to the drafter."""
         if self.drafter is not None:
             self._try(self.drafter.update, self.memory, draft, scores, verdict)
 
     def select(self, live: Tensor) -> None:
+        """Keep only the rows live (K,) int64 of the drafter's memory."""
         if self.drafter is not None:
             self._try(self.drafter.select, self.memory, live)
 
@@ -55,7 +61,7 @@ class Guard:
         assert self.drafter is not None
         try:
             return call(*arguments)
-        except Exception as error:  # the run goes on without the drafter
+        except Exception as error:  # drafters are foreign code: any error only ends the drafting
             name = self.drafter.name
             warnings.warn(
                 f"drafter '{name}' failed and is left out from here on; the output is not affected "
@@ -67,7 +73,7 @@ class Guard:
             return None
 
     def _checked(self, drafter: Drafter, roots: Tensor, plan: Plan) -> Draft:
-        """The drafter's proposal; ValueError for what neither the target nor the verifier could use."""
+        """The drafter's proposal. Raises ValueError if the target or the verifier could not process it."""
         draft = drafter.propose(self.memory, roots.clone(), plan)
         batch, size = draft.tokens.shape
         if batch != len(roots) or draft.parents.shape != (batch, size) or draft.size.shape != (batch,):
@@ -79,7 +85,7 @@ class Guard:
             raise ValueError("a root that is not the pending token")
         nodes = zip(int_rows(draft.tokens), int_rows(draft.parents), int_list(draft.size), strict=True)
         for tokens, parents, count in nodes:
-            # The target makes positions and masks of all nodes: padding needs a parent, too.
+            # The target computes positions and masks of all nodes: padding needs a parent, too.
             if not 1 <= count <= size or parents[0] != -1 or not all(0 <= parents[i] < i for i in range(1, size)):
                 raise ValueError("a tree whose nodes do not follow their parents")
             if not all(0 <= token < self.vocab_size for token in tokens):
@@ -99,13 +105,16 @@ def _indices(draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _cut(draft: Draft, plan: Plan, room: Sequence[int]) -> Draft:
-    """Drop nodes beyond the plan, and those so deep that the row would have ended before: a model may have no position
-    for them. The nodes kept are moved together."""
+    """Drop nodes beyond the plan, and nodes so deep that the row ends before them (a model may have no position for
+    them).
+
+    The remaining nodes are renumbered without gaps.
+    """
     parents, sizes = int_rows(draft.parents), int_list(draft.size)
     kept: list[list[int]] = []
     for row, limit in enumerate(room):
         deepest = min(plan.depth, limit - 1)
-        nodes = {0: None}  # a set in order
+        nodes = {0: None}  # node -> None: an ordered set
         for node, depth in enumerate(depths(parents[row][: sizes[row]])):
             if node and depth <= deepest and len(nodes) <= plan.nodes and parents[row][node] in nodes:
                 nodes[node] = None

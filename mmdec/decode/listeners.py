@@ -1,7 +1,7 @@
-"""Listeners: they record the scores that pass through each row's logits processors.
+"""Listeners: record the scores that pass through each row's logits processors.
 
-A node's processors run when the walk visits it and for no other node: at each position of the text a listener
-receives what plain decoding would have had there.
+A node's processors run only when the verifier visits the node. So a listener receives, at each position of the text,
+what plain decoding would produce there.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from mmdec.decode.sampling import Processor
 
 @final
 class ScoreRecorder:
-    """The scores (V,) of every position of every row. Where a position is visited twice, the last scores count."""
+    """Records the scores (V,) at every position of every row. If a position is visited twice, the last scores count."""
 
     def __init__(self, rows: int, start: int) -> None:
-        """start: columns of the prompt."""
+        """rows: of the batch. start: columns of the prompt."""
         self._start = start
         self._kept: list[dict[int, Tensor]] = [{} for _ in range(rows)]
 
     def __call__(self, row: int, ids: Tensor, scores: Tensor) -> None:
-        self._kept[row][ids.shape[1] - self._start] = scores[0].clone()  # a later processor may write to its input
+        # a copy: later processors may write to their input
+        self._kept[row][ids.shape[1] - self._start] = scores[0].clone()
 
     def row_steps(self, row: int, count: int) -> tuple[Tensor, ...]:
         """A row's first `count` scores, (1, V) each."""
         return tuple(self._kept[row][step][None] for step in range(count))
 
     def steps(self, lengths: Sequence[int]) -> tuple[Tensor, ...]:
-        """One (B, V) for each new token of the longest row; zeros after a row's end."""
+        """Scores (B, V) for each new token of the longest row; zeros after a row's end."""
         blank = torch.zeros_like(self._kept[0][0])
         return tuple(
             torch.stack([row[step] if step < size else blank for row, size in zip(self._kept, lengths, strict=True)])
@@ -44,7 +45,7 @@ class ScoreRecorder:
 @final
 @dataclass
 class BatchCollector:
-    """Waits until all rows were visited at the text's beginning, then shows a processor the whole batch, once."""
+    """Collects the first scores of all rows, then shows a processor the whole batch once."""
 
     processor: Processor
     rows: int

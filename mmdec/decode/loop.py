@@ -1,7 +1,7 @@
 """Speculative decoding, on one screen: draft, one pass of the target, verify, commit.
 
-It knows nothing of models, tokenizers or how drafts come about: see `mmdec.types` for Target and Drafter, `verify.py`
-for what is accepted, `budget.py` for how much is drafted, `guard.py` for drafters that fail.
+The loop does not depend on models, tokenizers or kinds of drafters: see `mmdec.types` for Target and Drafter,
+`verify.py` for what is accepted, `budget.py` for how much is drafted, `guard.py` for drafters that fail.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mmdec.types import Drafter, Needs, Plan, Target, TreeShape, Verdict
 
 
 class Planner(Protocol):
-    """What the loop asks of a budget."""
+    """Decides how much to draft: what the loop needs of a budget."""
 
     def plan(self, batch: int) -> Plan: ...
 
@@ -41,11 +41,11 @@ class Planner(Protocol):
 
 @dataclass(frozen=True)
 class Round:
-    """One draft and one target pass. Lists have one entry for each row that took part."""
+    """The result of one draft and one target pass. Lists have one entry for each row that took part."""
 
     index: int  # 0 is the prompt's pass
-    rows: list[int]  # indices of these rows in the call's batch
-    tokens: list[list[int]]  # the new text; bonus or correction included
+    rows: list[int]  # indices of the rows in the call's batch
+    tokens: list[list[int]]  # new tokens of each row, bonus or correction included
     drafted: list[int]  # nodes below the root
     accepted: list[int]  # drafted nodes that were accepted
     done: list[bool]  # whether the row has ended
@@ -68,11 +68,14 @@ def decode(
     budget: Planner,
     shape: TreeShape | None = None,
 ) -> Iterator[Round]:
-    """Rounds until every row has ended. `text` holds the prompts (B, P) and grows; close the iterator to cancel.
+    """Yield rounds until every row has ended; close the iterator to cancel.
 
     A row's tokens are those of plain decoding with the same rule, whatever the drafter, the budget and the batch.
+
+    inputs: model inputs for `target.prefill`. text: the prompts (B, P); receives the new tokens. rule: accepts tokens.
+    drafter: None for plain decoding. budget: plans each draft. shape: of trees, for drafters with `Needs.prior`.
     """
-    device = target.device  # looked up once: a large model searches its parts for it
+    device = target.device  # looked up once: the lookup searches all parts of a large model
     watch, guard = Watch(device), Guard(drafter, target.vocab_size)
     session, context, draft, scores = target.prefill(inputs, drafter.needs if drafter else Needs())
     watch.lap("target")
@@ -113,9 +116,9 @@ def decode(
 
 
 def chosen_logprobs(logits: Tensor, verdict: Verdict) -> Tensor:
-    """(B, N, V) -> (B, T) float32: log-probabilities of a verdict's tokens by the raw logits.
+    """Log-probabilities of the verdict's tokens by the raw logits: (B, N, V) -> (B, T) float32.
 
-    Entries after a row's last token are undefined. The result stays on the device; nothing waits for it here.
+    Entries after a row's last token are undefined. The result stays on the device, without synchronisation.
     """
     tokens = verdict.tokens.clamp_min(0)
     nodes = verdict.path[:, : tokens.shape[1]].clamp_min(0)

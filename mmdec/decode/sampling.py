@@ -1,7 +1,7 @@
-"""What plain decoding would do at one position: a row's text so far, its processors, its next token, its end.
+"""What plain decoding does at one position: a row's text so far, its logits processors, its next token, its end.
 
 Everything here happens for one row at one position, in autoregressive order, on exactly the tensors that transformers'
-own loop would pass: ids (1, L), left padding included, and float32 logits (1, V). It knows nothing of drafts.
+own loop would pass: ids (1, L), left padding included, and float32 logits (1, V). Drafts play no part here.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ class Stop:
 
 @dataclass
 class WholeBatch:
-    """Runs one row through a processor that is bound to the batch: it holds a value for each row, or asks for the row's
-    index. The processor is given the row `batch` times; its output at the row's own index is returned."""
+    """Applies a processor that is bound to the batch (it holds a value per row, or needs the row's index) to one row.
+
+    It gives the processor `batch` copies of the row and returns the output at the row's own index.
+    """
 
     processor: Processor
     batch: int
@@ -49,8 +51,10 @@ class WholeBatch:
 
 @dataclass
 class WholeBatchCriterion:
-    """The same for a criterion: it is given the row `batch` times, and its answer at the row's own index counts, or the
-    one that it gives for all."""
+    """The same for a stopping criterion: it gets `batch` copies of the row.
+
+    Its answer at the row's own index counts, or its only answer.
+    """
 
     criterion: Criterion
     batch: int
@@ -65,8 +69,10 @@ class WholeBatchCriterion:
 @final
 @dataclass(frozen=True, eq=False)
 class Suppression:
-    """A processor that makes tokens (K,) int64 impossible: at every position, or only where the text, prompt included,
-    has `only_at` columns. It reads nothing else, so that it can be applied to all nodes of a draft at once.
+    """A processor that forbids tokens (K,) int64: at every position, or only if the text, prompt included, has
+    `only_at` columns.
+
+    It reads nothing else, so it can be applied to all nodes of a draft at once.
     """
 
     tokens: Tensor
@@ -86,10 +92,10 @@ class Listener(Protocol):
 
 @dataclass
 class ListenerProcessor:
-    """A processor that passes its inputs to a listener and changes nothing. Copies of it, for other rows or for later,
-    pass theirs to the same listener.
+    """A processor that passes its inputs to a listener and changes nothing.
 
-    At each position the listener receives what plain decoding would have had there: see `listeners.py`.
+    Copies of it share the listener. At each position the listener receives what plain decoding would produce there: see
+    `listeners.py`.
     """
 
     listener: Listener
@@ -104,7 +110,7 @@ class ListenerProcessor:
 
 
 class Sequences:
-    """The rows of a run: ids as the plain loop would hold them, and what it would do to the logits at their end."""
+    """The rows of a run: their ids as the plain loop would hold them, their processors and stopping criteria."""
 
     def __init__(
         self,
@@ -113,8 +119,11 @@ class Sequences:
         processors: Sequence[Processor] = (),
         steps: Callable[[int, int], Steps] | None = None,
     ) -> None:
-        """prompt (B, P) int64. Each row has processors of its own, for they may keep a state; networks in them (as for
-        classifier-free guidance) stay shared. steps: a row's first n processed scores, for criteria that read them."""
+        """prompt: (B, P) int64. stop: the conditions that end a row.
+        processors: copied for each row, since they may hold state; networks in them (classifier-free guidance) are
+            shared.
+        steps: returns a row's first n processed scores, for criteria that read them; None if not needed.
+        """
         batch, start = prompt.shape
         if start == 0:
             raise InputError("`input_ids` must hold at least one token a row, but is empty. Begin with a BOS token.")
@@ -124,9 +133,9 @@ class Sequences:
                 "Raise it, or set `max_new_tokens`."
             )
         self.prompt, self.start, self.stop = prompt, start, stop
-        self.tokens: list[list[int]] = [[] for _ in range(batch)]  # generated, for each row id
-        self.live = list(range(batch))  # row ids, in the order of the batch
-        self.holds: list[int] | None = None  # how many new tokens of a row the target has positions for; None: no end
+        self.tokens: list[list[int]] = [[] for _ in range(batch)]  # generated tokens of each row
+        self.live = list(range(batch))  # indices of the rows that have not ended, in order
+        self.holds: list[int] | None = None  # new tokens of each row that the target has positions for; None: no limit
         given = list(processors)
         self.processors = [given] + [_copied(given) for _ in range(batch - 1)] if given else None
         self._criteria = [list(stop.criteria)] + [_own(stop.criteria) for _ in range(batch - 1)]
@@ -136,14 +145,14 @@ class Sequences:
                 if isinstance(each, (WholeBatch, WholeBatchCriterion, ListenerProcessor)):
                     each.row = row
         suppressions = [processor for processor in given if isinstance(processor, Suppression)]
-        # None: at least one processor must be asked at each position.
+        # None: some processor depends on the position and must run at each one.
         self._suppressions = suppressions if len(suppressions) == len(given) else None
-        # Only those who read the text need it as a tensor.
+        # A tensor of the text is needed only if something reads it.
         self._ids = torch.cat([prompt, prompt.new_zeros(batch, 64)], 1) if given or stop.criteria else prompt
-        self._written = [0] * batch  # how many of a row's tokens the ids hold
+        self._written = [0] * batch  # how many of a row's tokens were copied into its ids
 
     def row(self, row: int) -> Tensor:
-        """(1, L): prompt, padding included, and what was generated."""
+        """Ids (1, L) of a row: prompt with padding, and generated tokens."""
         tokens, begin = self.tokens[row], self._written[row]
         end = self.start + len(tokens)
         while end > self._ids.shape[1]:
@@ -154,31 +163,32 @@ class Sequences:
         return self._ids[row : row + 1, :end]
 
     def alike(self, row: int) -> bool:
-        """Whether at all positions still to come the row's processors do what `suppressed` does."""
+        """Whether, from here on, the row's processors do exactly what `suppressed` does at every position."""
         if self._suppressions is None:
             return False
         columns = self.start + len(self.tokens[row])
         return all(each.only_at is None or each.only_at < columns for each in self._suppressions)
 
     def suppressed(self, logits: Tensor) -> Tensor:
-        """Raw logits (..., V) in float32, without the tokens that are impossible at every position."""
-        logits = logits.to(torch.float32)  # as `warped` rounds them: what is equal then counts as equal here
+        """Raw logits (..., V) in float32, with the tokens suppressed that are forbidden at every position."""
+        logits = logits.to(torch.float32)  # float32 as in `warped`, so that ties are the same in both
         for each in self._suppressions or ():
             if each.only_at is None:
                 logits = logits.index_fill(-1, each.tokens, -torch.inf)
         return logits
 
     def room(self, row: int) -> int:
-        """How many tokens may still come."""
+        """How many more tokens the row may get."""
         return self.stop.max_length - self.start - len(self.tokens[row])
 
     def reach(self, row: int) -> int:
-        """How many tokens a draft may give the row: those that may still come, and that the target can hold."""
+        """The maximum depth of a draft for the row: tokens that the row may still get and the target has positions
+        for."""
         room = self.room(row)
         return room if self.holds is None else min(room, self.holds[row] - len(self.tokens[row]) + 1)
 
     def warped(self, row: int, logits: Tensor) -> Tensor:
-        """Raw logits (V,) of the next token -> (1, V) float32, as the processors leave them."""
+        """Apply the row's processors: raw logits (V,) of the next token -> (1, V) float32."""
         scores = logits[None].to(torch.float32, copy=True)
         if self.processors is not None:
             ids = self.row(row)
@@ -187,42 +197,42 @@ class Sequences:
         return scores
 
     def push(self, row: int, token: int) -> None:
-        """One more token, as yet without asking whether it ends the row."""
+        """Add a token to the row, without evaluating the stopping criteria."""
         self.tokens[row].append(token)
 
     def pop(self, row: int, count: int) -> None:
-        """Take the last `count` tokens back."""
+        """Remove the row's last `count` tokens."""
         del self.tokens[row][len(self.tokens[row]) - count :]
         self._written[row] = min(self._written[row], len(self.tokens[row]))
 
     def state(self, row: int) -> list[Processor] | None:
-        """The row's processors as they are now."""
+        """A copy of the row's processors in their current state."""
         return None if self.processors is None else _copied(self.processors[row])
 
     def restore(self, row: int, state: list[Processor]) -> None:
-        """Make the row's processors what they were."""
+        """Reset the row's processors to a state that `state` returned."""
         if self.processors is not None:
             self.processors[row] = state
 
     def append(self, row: int, token: int) -> bool:
-        """One more token; whether the row ends with it."""
+        """Add a token to the row. Returns whether the row ends with it."""
         self.push(row, token)
         done = token in self.stop.eos or self.room(row) <= 0
         if self._criteria[row]:
             ids, steps = self.row(row), None if self._steps is None else self._steps(row, len(self.tokens[row]))
-            for criterion in self._criteria[row]:  # all are asked, as in the plain loop: they may keep a state
+            for criterion in self._criteria[row]:  # call every criterion, as the plain loop does: it may hold state
                 done = bool(criterion(ids, steps)) or done
         return done
 
     def padded(self, pad: int) -> Tensor:
-        """(B, longest) all rows with their prompts, shorter ones padded on the right."""
+        """Ids (B, longest) of all rows with their prompts; shorter rows are padded on the right with `pad`."""
         longest = max(map(len, self.tokens))
         rows = [row + [pad] * (longest - len(row)) for row in self.tokens]
         return torch.cat([self.prompt, torch.tensor(rows, dtype=torch.long, device=self.prompt.device)], 1)
 
 
 def _own(criteria: Sequence[Criterion]) -> list[Criterion]:
-    """Another row's criteria: a copy of each that is asked as a part of the batch; the others keep no state."""
+    """Criteria for another row: copies of those bound to the batch; the others hold no state and are shared."""
     return [
         _copied([each], "stopping_criteria")[0] if isinstance(each, WholeBatchCriterion) else each for each in criteria
     ]
@@ -239,7 +249,7 @@ def _copied(given: list[T], argument: str = "logits_processor") -> list[T]:
                 networks[id(value)] = value
     try:
         return copy.deepcopy(given, networks)
-    except Exception as error:  # whatever a callable of the caller's may raise
+    except Exception as error:  # a caller's class may raise anything
         names = ", ".join(type(each).__name__ for each in bare)
         raise InputError(
             f"`{argument}` must be copyable for a batch and for block verification, but is {names}: "
@@ -248,33 +258,35 @@ def _copied(given: list[T], argument: str = "logits_processor") -> list[T]:
 
 
 class Choice(Protocol):
-    """Which token plain decoding takes, given processed logits (1, V) and the text before it."""
+    """Chooses plain decoding's next token from processed logits (1, V) and the text before it."""
 
     def __call__(self, scores: Tensor, text: Sequences, row: int) -> int: ...
 
 
 def most_probable(scores: Tensor, text: Sequences, row: int) -> int:
-    """Greedy decoding."""
+    """Greedy decoding: the index of the largest score."""
     return int(scores.argmax(-1))
 
 
 def most_probable_each(scores: Tensor) -> list[list[int]]:
-    """Greedy decoding at each node, scores (B, N, V) in float32."""
+    """Greedy tokens at every node: scores (B, N, V) float32 -> token ids."""
     if scores.device.type == "cpu":
-        return scores.detach().numpy().argmax(-1).tolist()  # a tenth of torch's time; both take the first of equals
+        # NumPy takes a tenth of torch's time; both return the first maximum
+        return scores.detach().numpy().argmax(-1).tolist()
     return int_rows(scores.argmax(-1))
 
 
 def stock_sample(scores: Tensor, text: Sequences, row: int) -> int:
-    """What `generate(do_sample=True)` draws at batch 1: one `torch.multinomial` on torch's own generator."""
+    """Sample as `generate(do_sample=True)` does at batch 1: one `torch.multinomial` with torch's own generator."""
     return int(torch.multinomial(scores.softmax(-1), 1))
 
 
 @dataclass(frozen=True)
 class KeyedSample:
-    """Gumbel noise keyed by (seed, row id, index among the generated tokens, token).
+    """Samples with Gumbel noise that depends on (seed, row index, position among the generated tokens, token).
 
-    The token at a position depends on these and on the text before it alone: not on drafts, rounds, or other rows.
+    The token at a position depends on the seed, the row's index and the text before it: not on drafts, rounds or other
+    rows.
     """
 
     seed: int
@@ -286,24 +298,24 @@ class KeyedSample:
 
 
 def keyed(device: torch.device, *key: int | str) -> torch.Generator:
-    """A generator that depends on its key alone; different keys give independent streams."""
+    """A generator seeded by the key alone; different keys give independent streams."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
 class Dice:
-    """The random choices of rejection sampling, in one object: a proof replaces it and enumerates every outcome."""
+    """The random choices of rejection sampling. Tests replace it to enumerate every outcome."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
 
     def happens(self, chance: float) -> bool:
-        """True with this probability; 1 and above is certain, 0 and below impossible."""
+        """True with probability `chance`, clipped to [0, 1]."""
         device = self.generator.device
         return float(torch.rand((), generator=self.generator, device=device, dtype=torch.float64)) < chance
 
     def draw(self, weights: Tensor) -> int:
-        """A token from weights (V,) that need not sum to one."""
+        """Draw a token from weights (V,), which need not sum to 1."""
         return int(torch.multinomial(weights / weights.sum(), 1, generator=self.generator))
 
 

@@ -1,11 +1,12 @@
-"""What runs measure for later runs: seconds of passes, acceptance of drafts, accuracy of heads.
+"""`DecodingStatistics`: what a run measures and later runs use: times of passes, acceptance of drafts, accuracy of
+heads.
 
-One object, passed in: runs that share it use each other's measurements; runs with another object are independent. It
-belongs to no model and no drafter. Threads may share it: take `lock` to read or write its contents. Save it and load it
-in a new process, which then plans as the old one did.
+The object is passed in: runs that share it use each other's measurements; runs with different objects are independent.
+It belongs to no model and no drafter. Threads may share it: take `lock` to read or write its contents. A saved file
+carries the measurements to a new process.
 
-Keys are names that identify weights (`Target.name`, `Drafter.name`) and the device, never memory addresses, which a
-later model may reuse. Of more than `MOST` pairs the least recently used are dropped.
+Keys are the names of weights (`Target.name`, `Drafter.name`) and the device, never memory addresses, which a later
+model may reuse. At most `MOST` pairs are kept; the least recently used are dropped.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from mmdec.decode.statistics_json import (
 from mmdec.decode.tree_shape import HeadAccuracy
 from mmdec.types import InputError, Prior
 
-ENOUGH = 3  # timings of a target's bucket before it is believed
-MOST = 256  # pairs of target and drafter
+ENOUGH = 3  # timings before a bucket of the target's curve is used
+MOST = 256  # pairs of target and drafter at most
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Whose statistics: a target on a device, and a drafter."""
+    """The key of measurements: a target on a device, and a drafter, by name."""
 
     target: str
     device: str
@@ -52,16 +53,17 @@ class Pair:
 
 @dataclass
 class PairStatistics:
-    """Measurements of one pair, kept for each batch size rounded up to a power of two (rows end, batches shrink)."""
+    """Measurements of one pair. Times are kept separately for batch sizes up to 1, 2, 4, ... rows (`power` is the
+    log2)."""
 
-    target: dict[int, CostCurve]  # power -> seconds by columns; the same for all drafters of the target
+    target: dict[int, CostCurve]  # power -> seconds by columns, shared by all drafters of the target
     acceptance: Acceptance
     chains: dict[int, CostCurve] = field(default_factory=lambda: {})  # power -> the drafter's seconds by depth
     trees: dict[int, CostCurve] = field(default_factory=lambda: {})
-    accuracy: HeadAccuracy | None = None  # of drafters that ask for it (`Needs.prior`)
+    accuracy: HeadAccuracy | None = None  # only for drafters with `Needs.prior`
 
     def costs(self, power: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """Seconds of the target, of the drafter's chains and of its trees, for batches up to 2 ** power rows."""
+        """Cost curves of the target, of the drafter's chains and of its trees, for batches of up to 2 ** power rows."""
         if power not in self.target:
             self.target[power] = target_curve()
         if power not in self.chains:
@@ -70,29 +72,34 @@ class PairStatistics:
 
 
 def target_curve() -> CostCurve:
+    """An empty cost curve for a target: seconds by columns."""
     return CostCurve(0.5, False, ENOUGH)
 
 
 def drafter_curve() -> CostCurve:
+    """An empty cost curve for a drafter: seconds by depth."""
     return CostCurve(1.0, True, 1)
 
 
 @final
 class DecodingStatistics:
-    """What runs measured: seconds of passes and acceptance of drafts.
+    """Measurements of runs: seconds of passes and acceptance of drafts, from which later runs choose their drafts.
 
-    Pass the same object to several calls of `generate`, `stream`, `speculate`, `transcribe` or `describe`: later runs
-    choose their drafts by what earlier runs measured. The seconds hold for one machine only: do not use a saved file on
-    another.
+    Pass the same object to several calls of `generate`, `stream`, `speculate`, `transcribe` or `describe`. Its times
+    hold for one machine only: do not use a saved file on another.
     """
 
     def __init__(self) -> None:
         self.lock = RLock()
         self._targets: dict[tuple[str, str], dict[int, CostCurve]] = {}  # target, device -> power -> curve
-        self._pairs: dict[Pair, PairStatistics] = {}  # the least recently used first
+        self._pairs: dict[Pair, PairStatistics] = {}  # in order of use, the least recent first
 
     def of(self, pair: Pair, prior: Sequence[float] = ()) -> PairStatistics:
-        """What is known of a pair. prior: chances of a chain's nodes, used where the pair is new."""
+        """The measurements of a pair, created if there are none.
+
+        pair: target, device and drafter.
+        prior: acceptance chances in [0, 1] of a chain's nodes 1, 2, ..., used for a new pair. Default (): unknown.
+        """
         with self.lock:
             statistics = self._pairs.pop(pair, None)
             if statistics is None:
@@ -104,7 +111,7 @@ class DecodingStatistics:
             return statistics
 
     def accuracy(self, pair: Pair, prior: Prior) -> HeadAccuracy:
-        """How often each rank of the pair's drafter was right, beginning with the prior."""
+        """How often each rank of the drafter's proposals was right; a new pair starts from `prior`."""
         with self.lock:
             statistics = self.of(pair, prior.chain)
             accuracy = statistics.accuracy
@@ -113,21 +120,28 @@ class DecodingStatistics:
             return accuracy
 
     def clear(self) -> None:
-        """Remove all measurements. Runs that have started keep the old ones for themselves."""
+        """Remove all measurements. Runs in progress continue with their own."""
         with self.lock:
             self._pairs.clear()
             self._targets.clear()
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write a JSON file in one step: on an error the old one stays. Runs may go on meanwhile.
+        """Write the measurements to a JSON file.
 
-        Raises OSError where it cannot be written, InputError where `path` is something else than a file.
+        Runs may continue meanwhile. If writing fails, an existing file stays as it was.
+
+        path: the file. Returns: the path.
+        Raises: OSError if the file cannot be written; InputError if `path` is something other than a file.
         """
         return write_whole(path, f"{json.dumps(self._content(), allow_nan=False)}\n".encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DecodingStatistics:
-        """What `save` wrote. Raises InputError for a file that is missing, too large or holds anything else."""
+        """Read a file that `save` wrote.
+
+        path: the file. Returns: the measurements.
+        Raises: InputError if the file is missing, too large or malformed.
+        """
         source = Path(path)
         if not source.is_file():
             raise InputError(f"`path` must be a file that `save` wrote, but '{source}' is none. Begin without it.")

@@ -1,7 +1,7 @@
-"""Decoding statistics as JSON: each part written, and read with every number within its bounds.
+"""Reads and writes decoding statistics as JSON; every number that is read is checked against bounds.
 
-A file may come from anywhere: what is read is finite, of the right kind, and no more than a run could have written.
-Whatever is not raises ValueError, TypeError or KeyError, which `DecodingStatistics.load` puts into one message.
+A file may come from anywhere. An invalid one raises ValueError, TypeError or KeyError, which `DecodingStatistics.load`
+turns into one message.
 """
 
 from __future__ import annotations
@@ -16,36 +16,38 @@ from mmdec.decode.cost_model import WINDOW, CostCurve
 from mmdec.decode.tree_shape import HeadAccuracy
 
 FORMAT = {"format": "mmdec decoding statistics", "version": 1}
-LARGEST = 16 << 20  # bytes of a file
-LONGEST = 4096  # characters of a name
-POWERS = 31  # batches have at most 2 ** 31 rows
-COLUMNS = 1 << 20  # of a draft
-LEVELS, WIDTH = 64, 64  # of a drafter's heads
-SECONDS = 1e6  # of one pass
+LARGEST = 16 << 20  # maximum bytes of a file
+LONGEST = 4096  # maximum characters of a name
+POWERS = 31  # maximum log2 of a batch size
+COLUMNS = 1 << 20  # maximum columns of a draft
+LEVELS, WIDTH = 64, 64  # maximum depth and width of a drafter's heads
+SECONDS = 1e6  # maximum seconds of one pass
 ROUNDS = 1e15
 
 
 def check_header(content: Any) -> None:
+    """Raise an error unless the content has this format's name and version."""
     for name, value in FORMAT.items():
         if content[name] != value:
             raise ValueError(f"`{name}` is {content[name]!r:.80} instead of {value!r}")
 
 
 def entries(value: Any, most: int) -> list[Any]:
-    """A list of at most `most` items."""
+    """Check for a list with at most `most` items."""
     if not isinstance(value, list) or len(items := cast(list[Any], value)) > most:
         raise ValueError(f"a list of at most {most} items is {value!r:.80}")
     return items
 
 
 def text(value: Any) -> str:
+    """Check for a string of limited length."""
     if not isinstance(value, str) or len(value) > LONGEST:
         raise ValueError(f"a name is {value!r:.80}")
     return value
 
 
 def number(value: Any, least: float, most: float) -> float:
-    """A finite float in [least, most]."""
+    """Check for a finite float in [least, most]."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(f"a number is {value!r:.80}")
     if not least <= value <= most:
@@ -54,13 +56,14 @@ def number(value: Any, least: float, most: float) -> float:
 
 
 def count(value: Any, least: int, most: int) -> int:
-    """A whole number in [least, most]."""
+    """Check for a whole number in [least, most]."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ValueError(f"a whole number between {least} and {most} is {value!r:.80}")
     return value
 
 
 def curves_to(curves: dict[int, CostCurve]) -> list[dict[str, Any]]:
+    """Write the cost curves of each batch size."""
     return [
         {
             "power": power,
@@ -73,7 +76,7 @@ def curves_to(curves: dict[int, CostCurve]) -> list[dict[str, Any]]:
 
 
 def curves_from(value: Any, make: Callable[[], CostCurve]) -> dict[int, CostCurve]:
-    """make: an empty curve of the right kind."""
+    """Read the cost curves of each batch size. make: returns an empty curve of the right kind."""
     curves: dict[int, CostCurve] = {}
     for item in entries(value, POWERS + 1):
         windows: dict[int, deque[tuple[float, int]]] = {}
@@ -91,6 +94,7 @@ def curves_from(value: Any, make: Callable[[], CostCurve]) -> dict[int, CostCurv
 
 
 def acceptance_to(acceptance: Acceptance) -> dict[str, Any]:
+    """Write acceptance statistics."""
     return {
         "prior": acceptance.prior,
         "hits": acceptance.hits,
@@ -105,6 +109,7 @@ def acceptance_to(acceptance: Acceptance) -> dict[str, Any]:
 
 
 def acceptance_from(value: Any) -> Acceptance:
+    """Read acceptance statistics."""
     acceptance = Acceptance([number(chance, 0, 1) for chance in entries(value["prior"], DEEPEST)])
     for name in ("hits", "trials"):
         counts = [number(item, 0, ROUNDS) for item in entries(value[name], DEEPEST + 1)]
@@ -114,7 +119,7 @@ def acceptance_from(value: Any) -> Acceptance:
     ending = [
         [number(item, 0, ROUNDS) for item in entries(row, DEEPEST + 1)] for row in entries(value.get("ending", []), 4)
     ]
-    if ending:  # files of earlier versions have none
+    if ending:  # absent from files of earlier versions
         if [len(row) for row in ending] != [DEEPEST + 1] * 4:
             raise ValueError(f"`ending` must have 4 rows of {DEEPEST + 1} numbers")
         for rounds, hits, drafts, reached in zip(*ending, strict=True):
@@ -133,11 +138,13 @@ def acceptance_from(value: Any) -> Acceptance:
 
 
 def accuracy_to(accuracy: HeadAccuracy) -> dict[str, Any]:
+    """Write the hits and trials of a drafter's heads."""
     hits, trials = accuracy.counts()
     return {"hits": hits, "trials": trials}
 
 
 def accuracy_from(value: Any) -> HeadAccuracy:
+    """Read the hits and trials of a drafter's heads."""
     trials = [number(item, 1e-9, ROUNDS) for item in entries(value["trials"], LEVELS)]
     hits = [[number(item, 0, ROUNDS) for item in entries(row, WIDTH)] for row in entries(value["hits"], LEVELS)]
     if not hits:

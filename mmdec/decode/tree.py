@@ -12,7 +12,7 @@ from mmdec.types import Draft
 
 
 def int_list(values: Tensor) -> list[int]:
-    """A tensor (B,) of integers as a list. torch leaves open what `tolist` gives; these three functions say it."""
+    """A tensor (B,) of integers as a list. (torch does not type `tolist`; these three functions do.)"""
     return cast(Any, values).tolist()
 
 
@@ -27,12 +27,12 @@ def bool_list(values: Tensor) -> list[bool]:
 
 
 def single(roots: Tensor) -> Draft:
-    """The draft of plain decoding: roots (B,) alone."""
+    """The draft of plain decoding: only the roots (B,)."""
     return Draft(roots[:, None], torch.full_like(roots, -1)[:, None], torch.ones_like(roots))
 
 
 def ancestors(parents: Tensor) -> Tensor:
-    """(B, N, N) bool: whether node j lies on the way from the root to node i, i itself included."""
+    """(B, N, N) bool: whether node j is on the path from the root to node i, i included."""
     size = parents.shape[1]
     eye = torch.eye(size, dtype=torch.bool, device=parents.device)
     # Pointer doubling: after k rounds a node knows its 2^k nearest ancestors.
@@ -46,7 +46,7 @@ def ancestors(parents: Tensor) -> Tensor:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Each node's steps from the root; parents[0] is that of the root and not read."""
+    """Depth of each node of one row, given the root's. parents: one row's; parents[0] is not read."""
     steps = [0] * len(parents)
     for node in range(1, len(parents)):
         steps[node] = steps[parents[node]] + 1
@@ -54,13 +54,13 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def height(draft: Draft) -> int:
-    """Steps from the root to the deepest node of any row."""
+    """Depth of the deepest node of any row."""
     rows = zip(int_rows(draft.parents), int_list(draft.size), strict=True)
     return max(max(depths(parents[:size])) for parents, size in rows)
 
 
 def chains(roots: Tensor, tails: Sequence[Sequence[int]]) -> Draft:
-    """One chain for each row: root, then the row's tail, which may be empty."""
+    """Make a chain for each row: the root, then the row's tail, which may be empty."""
     trees = [(list(tail), list(range(len(tail)))) for tail in tails]
     return trees_from_lists(roots, trees)
 
@@ -68,7 +68,7 @@ def chains(roots: Tensor, tails: Sequence[Sequence[int]]) -> Draft:
 def trees_from_lists(
     roots: Tensor, trees: Sequence[tuple[Sequence[int], Sequence[int]]], probs: Tensor | None = None
 ) -> Draft:
-    """Below each root the nodes 1, 2, ...: their tokens and their parents' indices (0 is the root)."""
+    """Make drafts from lists: for each row the tokens and the parents of nodes 1, 2, ... (parent 0 is the root)."""
     size, count = 1 + max((len(tokens) for tokens, _ in trees), default=0), len(trees)
     rows: list[list[int]] = []
     links: list[list[int]] = []
@@ -76,7 +76,7 @@ def trees_from_lists(
         gap = [0] * (size - 1 - len(tokens))
         rows.append([0, *tokens, *gap])
         links.append([-1, *parents, *gap])
-    # One table, so that a device is written to once.
+    # one table, so that there is one copy to the device
     table = torch.tensor([*rows, *links], dtype=torch.long, device=roots.device).view(2, count, size)
     table[0, :, 0] = roots
     sizes = torch.tensor([1 + len(tokens) for tokens, _ in trees], dtype=torch.long, device=roots.device)

@@ -1,8 +1,8 @@
-"""Trees from independent guesses: at each depth a list of tokens, the best first, whatever stands above it.
+"""Trees from independent guesses: for each depth a ranked list of tokens that does not depend on the tokens above.
 
-Which nodes are worth drafting follows from how often the token at a depth was the list's first, second, ... choice
-(Medusa, Cai et al. 2024, section 2.3.3): the value of a node is the product of these chances on its way from the root,
-and a tree of n nodes is the n best.
+Which nodes to draft follows from how often the list's first, second, ... token was right at each depth (Medusa, Cai et
+al. 2024, section 2.3.3): a node's value is the product of these chances along its path, and a tree of n nodes has the n
+most valuable ones.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import final
 
 from mmdec.types import InputError
 
-FADE = 0.995  # weight of the past when an observation is added
-WEIGHT = 20.0  # observations that the given chances count for
-KEPT = 32  # observations until the trees are computed anew
+FADE = 0.995  # per observation, the weight of earlier ones decays by this factor
+WEIGHT = 20.0  # the initial chances count as so many observations
+KEPT = 32  # observations between two recomputations of the trees
 
 Node = tuple[int, int, int]  # parent, depth from 0, rank
-Path = tuple[int, ...]  # the ranks from the root down to a node
+Path = tuple[int, ...]  # ranks along the path from the root to a node
 
 
 @final
 class HeadAccuracy:
-    """How often each rank was right at each depth, given that all above it was right. Learns while decoding."""
+    """How often each rank was right at each depth, given that all tokens above were right. Updated while decoding."""
 
     def __init__(self, chances: Sequence[Sequence[float]]) -> None:
-        """chances[depth][rank]: those known beforehand; a depth's sum up to at most 1."""
+        """chances: [depth][rank], the initial values; each depth sums to at most 1."""
         for depth, row in enumerate(chances):
             if not row or min(row) < 0 or sum(row) > 1 + 1e-6 or len(row) != len(chances[0]):
                 raise InputError(
@@ -43,7 +43,7 @@ class HeadAccuracy:
 
     @classmethod
     def of_counts(cls, hits: Sequence[Sequence[float]], trials: Sequence[float]) -> HeadAccuracy:
-        """What `counts` gave. Raises InputError where hits are more than trials."""
+        """Restore from what `counts` returned. Raises InputError if there are more hits than trials."""
         if len(hits) != len(trials):
             raise InputError(f"`hits` must have a row for each of {len(trials)} trials, but has {len(hits)}.")
         accuracy = cls([[hit / total for hit in row] for row, total in zip(hits, trials, strict=True)])
@@ -55,17 +55,17 @@ class HeadAccuracy:
         return len(self._hits)
 
     def counts(self) -> tuple[list[list[float]], list[float]]:
-        """Hits of each depth's ranks, and trials of each depth; older ones weigh less."""
+        """Hits of each depth's ranks, and trials of each depth; older observations weigh less."""
         with self._lock:
             return [list(row) for row in self._hits], list(self._trials)
 
     def chances(self) -> list[list[float]]:
-        """As they are known now: hits over trials."""
+        """Current estimates [depth][rank]: hits divided by trials."""
         with self._lock:
             return [[hit / total for hit in row] for row, total in zip(self._hits, self._trials, strict=True)]
 
     def learn(self, depth: int, rank: int | None) -> None:
-        """At `depth` (from 0) this rank was right; None: no rank was."""
+        """Record that this rank was right at `depth` (from 0); None: no rank was right."""
         with self._lock:
             self._trials[depth] = FADE * self._trials[depth] + 1
             hits = self._hits[depth] = [FADE * hit for hit in self._hits[depth]]
@@ -76,15 +76,17 @@ class HeadAccuracy:
                 self._trees = {}
 
     def tree(self, nodes: int, depth: int) -> list[Node]:
-        """The best `nodes` nodes at most `depth` deep; node 0 is the root, the first of the list is node 1. A plan for
-        no more nodes than its depth is for a chain. The likeliest path comes first: nothing is moved if it is accepted.
+        """The best `nodes` nodes that are at most `depth` deep, as (parent, depth from 0, rank).
+
+        Node 0 is the root; the list begins with node 1. If `nodes` is at most `depth` the result is a chain. The
+        likeliest path comes first, so that the cache needs no moves if it is accepted.
         """
         depth = min(depth, self.depth)
         if nodes <= depth:
             return [(index, index, 0) for index in range(nodes)]
         if depth < 1:
             return []
-        trees = self._trees  # `learn` puts another dict in its place
+        trees = self._trees  # a local reference: another thread's `learn` may replace the dict
         if (nodes, depth) not in trees:
             trees[nodes, depth] = self._best(nodes, depth)
         return trees[nodes, depth]
@@ -96,10 +98,10 @@ class HeadAccuracy:
 
 
 def likeliest_paths(chances: Sequence[Sequence[float]], nodes: int) -> list[Path]:
-    """The `nodes` likeliest nodes of a tree, the likeliest first, each as the ranks on its way from the root.
+    """The `nodes` likeliest nodes of a tree, the likeliest first, each as the ranks along its path from the root.
 
-    chances[depth][rank]: how often this rank is right where all above it are. A node's chance is the product on its
-    way; nodes without a chance are left out. A node comes after its parent.
+    chances: [depth][rank], given that all tokens above are right. A node's chance is the product along its path; nodes
+        with chance 0 are left out. A node comes after its parent.
     """
     if not chances or nodes <= 0:
         return []

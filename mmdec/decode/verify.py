@@ -1,14 +1,14 @@
-"""The one place where a draft meets the target: which path is accepted, which token follows, who is done.
+"""The only place where a draft is compared with the target: accepts a path, chooses the next token, ends rows.
 
-    rule      at a node                                                              the output
-    greedy    take the most probable token; descend where a child equals it          equals plain decoding's
-    sampled   draw a token as plain decoding would; descend where a child equals it  equals plain sampling's
-    residual  children in turn, each with probability min(1, p/q); then p <- (p-q)+  has the target's distribution
-    block     whole chains, accepted jointly (Sun et al., ICLR 2025)                 has the target's distribution
-    typical   the best child with p > min(eps, delta exp(-H(p))) (Medusa, 2.3.1)     LOSSY: another distribution
+rule      at a node                                                              the output
+greedy    take the most probable token; descend where a child equals it          equals plain decoding's
+sampled   draw a token as plain decoding would; descend where a child equals it  equals plain sampling's
+residual  children in turn, each with probability min(1, p/q); then p <- (p-q)+  has the target's distribution
+block     whole chains, accepted jointly (Sun et al., ICLR 2025)                 has the target's distribution
+typical   the best child with p > min(eps, delta exp(-H(p))) (Medusa, 2.3.1)     LOSSY: another distribution
 
-p is the target's distribution after all processors, q what the child was drawn from. A node's processors run when the
-walk visits it, and for no other node. The shape of the tree does not matter: a chain is a tree of width one.
+p is the target's distribution after all processors, q the distribution that the child was drawn from. A node's
+processors run only when the walk visits it. The shape of the tree does not matter: a chain is a tree of width one.
 """
 
 from __future__ import annotations
@@ -33,60 +33,62 @@ LOSSY = frozenset({"typical"})
 
 @dataclass(frozen=True)
 class RowTree:
-    """One row's tree as plain lists: children of each node in order, and the tensors of its nodes."""
+    """One row's tree as plain lists: the children of each node in order, and the tensors of its nodes."""
 
-    row: int  # its id, for text and random numbers
+    row: int  # index of the row, for its text and random numbers
     tokens: list[int]
     children: list[list[int]]
     logits: Tensor  # (N, V)
     probs: Tensor | None  # (N, V)
-    likeliest: Callable[[], list[int]]  # the most probable token of each node, if processors are alike at all of them
+    likeliest: Callable[[], list[int]]  # most probable token of each node; only if processors act alike at all nodes
 
     def drawn(self, node: int) -> Tensor | None:
-        """What a node's children were drawn from, (V,) float64, summing to one; zeros where nothing was drawn."""
+        """The distribution (V,) float64 that a node's children were drawn from; zeros if none was drawn."""
         if self.probs is None:
             return None
         q = self.probs[node].double()
         return q / q.sum().clamp(min=1e-300)
 
     def first(self, eos: Set[int]) -> list[int]:
-        """The chain of first children, root included; it goes no further than a token that ends the row."""
+        """The chain of first children, root included, up to a token that ends the row."""
         chain = [0]
         while self.children[chain[-1]] and (len(chain) == 1 or self.tokens[chain[-1]] not in eos):
             chain.append(self.children[chain[-1]][0])
         return chain
 
     def match(self, node: int, token: int) -> Step:
-        """The token, and the node's child that holds it, or -1."""
+        """The token, and the child of `node` that holds it, or -1."""
         for child in self.children[node]:
             if self.tokens[child] == token:
                 return token, child
         return token, -1
 
 
-Step = tuple[int, int]  # the token taken at a node, and the child that holds it, or -1
+Step = tuple[int, int]  # (the token chosen at a node, the child that holds it or -1)
 
 
 class Rule(Protocol):
-    """Walks one row's tree: the accepted nodes below the root, and whether the row ended. Tokens go into `text`."""
+    """Walks one row's tree and appends tokens to `text`. Returns the accepted nodes below the root, and whether the row
+    ended."""
 
     @property
     def name(self) -> RuleName: ...
 
     def drawn(self, plan: Plan, device: torch.device) -> Plan:
-        """The plan, with a temperature and random numbers for the drafter where the rule is for drawn children."""
+        """Return the plan with what the rule adds: a rule for sampled drafts adds the temperature and a random
+        generator."""
         ...
 
     def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]: ...
 
 
 def verify(draft: Draft, scores: Scores, rule: Rule, text: Sequences) -> Verdict:
-    """Judge a draft (B, N) by the target's scores; `text` grows by the tokens of this round.
+    """Judge a draft (B, N) by the target's scores, and append the tokens of this round to `text`.
 
-    Nothing else is kept between rounds: the same draft, scores, rule and text give the same verdict.
+    No other state is kept between rounds: the same draft, scores, rule and text give the same verdict.
     """
     tokens, parents, sizes = int_rows(draft.tokens), int_rows(draft.parents), int_list(draft.size)
-    # One reduction for all nodes beats one for each.
+    # one reduction over all nodes is faster than one for each node
     likeliest = cache(lambda: most_probable_each(text.suppressed(scores.logits)))
     paths: list[list[int]] = []
     ended: list[bool] = []
@@ -115,7 +117,8 @@ def _verdict(paths: list[list[int]], ended: list[bool], emitted: list[list[int]]
         [*nodes, *[-1] * (path - len(nodes)), *tokens, *[-1] * (text - len(tokens)), tokens[-1], len(tokens), done]
         for nodes, tokens, done in zip(paths, emitted, ended, strict=True)
     ]
-    table = torch.tensor(numbers, dtype=torch.long, device=device)  # one, so that a device is written to once
+    # one tensor, so that there is one copy to the device
+    table = torch.tensor(numbers, dtype=torch.long, device=device)
     return Verdict(
         path=table[:, :path],
         next=table[:, -3],
@@ -126,7 +129,7 @@ def _verdict(paths: list[list[int]], ended: list[bool], emitted: list[list[int]]
 
 
 def _descend(branch: RowTree, text: Sequences, step: Callable[[int], Step]) -> tuple[list[int], bool]:
-    """Go down as long as the token taken at a node is that of a child, and the row does not end."""
+    """Descend as long as a child holds the token that `step` takes at its parent, and the row does not end."""
     path: list[int] = []
     node = 0
     while True:
@@ -140,10 +143,10 @@ def _descend(branch: RowTree, text: Sequences, step: Callable[[int], Step]) -> t
 
 @dataclass(frozen=True)
 class MatchRule:
-    """Greedy and sampled: the token that plain decoding takes at each visited node, in the same order.
+    """The rules "greedy" and "sampled": take plain decoding's token at each visited node, in the same order.
 
-    For deterministic drafts this accepts as often as rejection sampling does (whose q is one-hot), and gives not only
-    the distribution but the very tokens of plain decoding.
+    For deterministic drafts this accepts as often as rejection sampling does (whose q is one-hot), and gives exactly
+    the tokens of plain decoding, not only their distribution.
     """
 
     choice: Choice = most_probable
@@ -165,13 +168,14 @@ class MatchRule:
 
 @dataclass
 class Stream:
-    """A run's random numbers: keyed ones for the verdicts, and the drafter's own, which share nothing with them."""
+    """A run's random numbers: keyed ones for verdicts, and an independent generator for the drafter."""
 
     seed: int
-    temperature: float = 1.0  # at which the drafter draws; the output's distribution does not depend on it
+    temperature: float = 1.0  # the drafter samples at this temperature; the output's distribution does not depend on it
     generator: torch.Generator | None = None
 
     def drawn(self, plan: Plan, device: torch.device) -> Plan:
+        """The plan with a temperature and the drafter's random generator."""
         if self.generator is None:
             self.generator = keyed(device, self.seed, "draft")
         return replace(plan, temperature=self.temperature, generator=self.generator)
@@ -201,7 +205,7 @@ class ResidualRule:
         for child in branch.children[node]:
             token = branch.tokens[child]
             drawn = 1.0 if q is None else float(q[token])
-            if drawn <= 0.0:  # a sibling has it already, or it cannot have been drawn: as if it were not there
+            if drawn <= 0.0:  # an earlier sibling holds this token, or it has probability 0: skip it
                 continue
             if dice.happens(float(p[token]) / drawn):
                 return token, child
@@ -211,18 +215,18 @@ class ResidualRule:
                 left = (p - q).clamp(min=0.0)
                 q[token] = 0.0
                 q = q / q.sum().clamp(min=1e-300)
-            if float(left.sum()) > 0.0:  # else p equals q but for rounding
+            if float(left.sum()) > 0.0:  # else p equals q up to rounding
                 p = left / left.sum()
         return dice.draw(p), -1
 
 
 @dataclass(frozen=True)
 class BlockRule:
-    """Block verification (Sun et al., ICLR 2025, algorithm 2): a chain's tokens are accepted jointly, never fewer on
-    average than one by one. Of a tree it reads the first children, and nothing below a token that ends the row.
+    """Block verification (Sun et al., ICLR 2025, algorithm 2): accepts a chain's tokens jointly.
 
-    Processors run for nodes of the chain that are not accepted, too: this rule needs their distributions. What such
-    calls did to a processor is undone.
+    On average it accepts at least as many as one by one. It reads only the first children of a tree, up to a token that
+    ends the row. It needs the distributions of nodes that are not accepted, so their processors run, too; their state
+    is then restored.
     """
 
     stream: Stream
@@ -248,15 +252,15 @@ class BlockRule:
             rest = (weight * p - q).clamp(min=0.0)
             mass = float(rest.sum())
             if index == 0:
-                residual = rest if mass > 0.0 else p  # p equals q: only the end of the chain can be accepted
+                residual = rest if mass > 0.0 else p  # if p equals q, only the end of the chain can be accepted
             elif mass > 0.0 and dice.happens(mass / (mass + 1.0 - weight)):
                 accepted, residual, state = index, rest, text.state(row)
             drawn = float(q[token])
             weight = min(1.0, weight * float(p[token]) / drawn) if drawn > 0.0 else 0.0
             if weight == 0.0:
                 break
-            text.push(row, token)  # the child's processors are to see it
-            if token not in text.stop.eos:  # else nothing follows
+            text.push(row, token)  # the child's processors must see it
+            if token not in text.stop.eos:  # a row that ends here has no next token
                 p = _distribution(text, row, branch.logits[child])
         else:
             if len(chain) > 1 and dice.happens(weight):
@@ -274,8 +278,11 @@ class BlockRule:
 
 @dataclass(frozen=True)
 class TypicalRule:
-    """Typical acceptance (Medusa, Cai et al. 2024, section 2.3.1): LOSSY. Of the children that are probable enough the
-    most probable is taken; where none is, the token of plain decoding."""
+    """Typical acceptance (Medusa, Cai et al. 2024, section 2.3.1): LOSSY.
+
+    Accepts the most probable child among those that are probable enough; if there is none, takes plain decoding's
+    token.
+    """
 
     choice: Choice = most_probable
     epsilon: float = 0.09
@@ -291,7 +298,7 @@ class TypicalRule:
     def _step(self, branch: RowTree, text: Sequences, node: int) -> Step:
         scores = text.warped(branch.row, branch.logits[node])
         p = scores[0].double().softmax(-1)
-        entropy = float(cast(Any, torch.special).entr(p).sum())  # torch gives its special functions no types
+        entropy = float(cast(Any, torch.special).entr(p).sum())  # torch does not type its special functions
         threshold = min(self.epsilon, self.delta * math.exp(-entropy))
         chances = [(float(p[branch.tokens[child]]), -child) for child in branch.children[node]]
         best, child = max(chances, default=(0.0, 0))

@@ -1,4 +1,4 @@
-"""Splits a round's seconds between drafter, target and core. On a GPU it waits for the device at every split."""
+"""Splits a round's seconds between drafter, target and core. On a GPU each split synchronises with the device."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""What proposes token trees: one file a drafter. A drafter never accepts, and never imports a target."""
+"""Drafters: objects that propose token trees, one file each. A drafter never accepts tokens and never imports a
+target."""

@@ -1,11 +1,11 @@
-"""The graph as a drafter: its own next-unit distribution, given the units that the verifier has accepted.
+"""A drafter that reads the DAG: its own distribution of the next unit, given the units accepted so far.
 
-A directed acyclic graph of tokens factorises exactly: with alpha_t(j) = P(y_1..y_t, a_t = v_j), the distribution of the
-next unit is P(y | y_1..y_t) ~ sum_j (alpha_t E)_j P(y | v_j), and every path reaches the last vertex, which says </s>.
-An accepted prefix therefore needs no alignment, only one product with E a unit; where the verifier leaves the graph's
-path, alpha follows it.
+A directed acyclic graph of tokens factorises exactly. With alpha_t(j) = P(y_1..y_t, a_t = v_j), the distribution of the
+next unit is P(y | y_1..y_t) ~ sum_j (alpha_t E)_j P(y | v_j), and every path reaches the last vertex, which emits </s>.
+An accepted prefix therefore needs no alignment, only one product with E for each unit. If the verifier leaves the
+graph's best path, alpha follows.
 
-One utterance's graph is this drafter's "weights": make one for each call.
+The graph of one utterance takes the place of weights: make one drafter for each call.
 """
 
 from __future__ import annotations
@@ -20,41 +20,43 @@ from torch import Tensor
 from mmdec.decode.tree import trees_from_lists
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-FLOOR = 1e-6  # of an emission: no prefix is impossible, for the verifier may say what the graph never would
-ALTERNATIVE = 0.02  # a second unit is drafted where the graph gives it at least that much, the prefix included
-TAIL = 6  # units drafted after a second one
+FLOOR = 1e-6  # minimum emission probability: the verifier may accept units that the graph rules out
+ALTERNATIVE = 0.02  # minimum probability, prefix included, to draft a second unit beside the best one
+TAIL = 6  # units drafted after a second-best unit
 
 
 @dataclass
 class RowState:
-    """One row's graph, and the distribution over the vertex of its last unit."""
+    """One row's graph, and the distribution over the vertex that emitted its last unit."""
 
     links: np.ndarray  # (L, L) probabilities
     emissions: np.ndarray  # (L, V) probabilities
     alpha: np.ndarray  # (L,) over the vertex of the last unit, sums to one
 
     def next_distributions(self, alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Over the next vertex (L,) and over the next unit (V,)."""
+        """Distributions over the next vertex (L,) and over the next unit (V,)."""
         ahead = alpha @ self.links
         return ahead, ahead @ self.emissions
 
     def after(self, ahead: np.ndarray, unit: int) -> np.ndarray:
-        """Alpha once the next unit is known."""
+        """Update alpha (L,) by the next unit."""
         alpha = ahead * np.maximum(self.emissions[:, unit], FLOOR)
         total = alpha.sum()
-        return alpha / total if total > 0.0 else ahead  # beyond the last vertex there is nothing
+        return alpha / total if total > 0.0 else ahead  # past the last vertex there is no distribution
 
 
 @final
 class DagDrafter:
-    """Drafts the graph's most probable continuation, with second units where the graph is unsure."""
+    """Drafts the graph's most probable continuation, with a second branch where the graph is unsure."""
 
     name = "lattice"
     needs = Needs()
 
     def __init__(self, emissions: Tensor, links: Tensor, lengths: Tensor, eos: int) -> None:
-        """Log-probabilities emissions (B, L, V) and links (B, L, L), vertices lengths (B,) of one batch of utterances;
-        `eos` is the unit that ends a path."""
+        """emissions: (B, L, V) log-probabilities. links: (B, L, L) log-probabilities. lengths: (B,) vertices of each
+        graph.
+        eos: the unit that ends a path.
+        """
         self.vocab_size, self.eos = emissions.shape[2], eos
         self.graphs = [
             (link[:size, :size].exp().float().cpu().numpy(), emission[:size].exp().float().cpu().numpy())
@@ -72,17 +74,18 @@ class DagDrafter:
         states = []
         for links, emissions in self.graphs:
             alpha = np.zeros(len(links), np.float32)
-            alpha[0] = 1.0  # the first vertex says <s>, which is the prompt
+            alpha[0] = 1.0  # the first vertex emits <s>, which is the prompt
             states.append(RowState(links, emissions, alpha))
         return states
 
     def propose(self, memory: list[RowState], roots: Tensor, plan: Plan) -> Draft:
+        """Draft the most probable units after each root, with a second branch where the graph is unsure."""
         return trees_from_lists(roots, [self._tree(state, plan) for state in memory])
 
     def _tree(self, state: RowState, plan: Plan) -> tuple[list[int], list[int]]:
         tokens: list[int] = []
         parents: list[int] = []
-        second: list[tuple[float, int, int, np.ndarray, int]] = []  # -chance, node, unit, next vertices, depth
+        second: list[tuple[float, int, int, np.ndarray, int]] = []  # (-probability, node, unit, next vertices, depth)
         alpha, node, chance = state.alpha, 0, 1.0
         for depth in range(1, min(plan.depth, plan.nodes) + 1):
             ahead, units = state.next_distributions(alpha)
@@ -111,16 +114,18 @@ class DagDrafter:
         return tokens, parents
 
     def update(self, memory: list[RowState], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Advance alpha by the accepted units."""
         for state, units, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for unit in units[:length]:
                 state.alpha = state.after(state.alpha @ state.links, unit)
 
     def select(self, memory: list[RowState], live: Tensor) -> None:
+        """Keep only the rows live (K,) int64."""
         memory[:] = [memory[row] for row in live.tolist()]
 
 
 def _two(chances: np.ndarray) -> tuple[int, int]:
-    """The most probable unit and the second, of chances (V,)."""
+    """The most probable and the second most probable unit of chances (V,)."""
     first = int(chances.argmax())
     kept = chances[first]
     chances[first] = -1.0

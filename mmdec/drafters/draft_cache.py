@@ -1,4 +1,4 @@
-"""The keys and values of a draft network's one layer: accepted columns, and behind them those of a draft."""
+"""The key-value cache of a draft network's one layer: accepted columns, followed by those of the current draft."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ ROOM = 256  # free columns of a new cache
 
 @final
 class DraftCache:
-    """Row r's accepted columns are the first `lengths[r]`; a draft's lie behind those of the longest row, for all rows
-    at the same columns. A draft is rolled back by writing over it: nothing else remembers it."""
+    """Keys and values. Row r's accepted columns are the first `lengths[r]`.
+
+    A draft's columns begin behind those of the longest row, at the same index for all rows. A draft is rolled back by
+    overwriting it.
+    """
 
     def __init__(self, rows: int) -> None:
         self.lengths = [0] * rows
         self._keys = self._values = torch.empty(0)  # (B, h, C, d)
-        self._uneven: Tensor | None = None  # (B, 1, 1, width): minus infinity where a shorter row holds nothing
+        self._uneven: Tensor | None = None  # (B, 1, 1, width): minus infinity at columns beyond a shorter row
 
     @property
     def width(self) -> int:
@@ -54,8 +57,10 @@ class DraftCache:
             self._uneven = self._uneven.masked_fill(empty, -math.inf)[:, None, None]
 
     def draft(self, keys: Tensor, values: Tensor, offset: int) -> Pair:
-        """Write a draft's columns (B, h, n, d), the first one `offset` columns behind the accepted ones. Returns all
-        keys and values up to them."""
+        """Write a draft's columns (B, h, n, d), beginning `offset` columns behind the accepted ones.
+
+        Returns: all keys and values up to the new columns.
+        """
         begin = self.width + offset
         end = begin + keys.shape[2]
         self._reserve(keys, end)
@@ -64,24 +69,26 @@ class DraftCache:
         return self._keys[:, :, :end], self._values[:, :, :end]
 
     def room(self, columns: int, like: Tensor | None = None) -> Pair:
-        """Keys and values (B, h, width + columns, d), the last `columns` for a draft to write. like (B, h, n, d): where
-        nothing may be accepted yet."""
+        """Make room for a draft: keys and values (B, h, width + columns, d); the caller writes the last `columns`.
+
+        like: (B, h, n, d), gives shape and dtype while the cache is empty.
+        """
         self._reserve(self._keys if like is None else like, self.width + columns)
         end = self.width + columns
         return self._keys.narrow(2, 0, end), self._values.narrow(2, 0, end)
 
     def keep(self, columns: int) -> None:
-        """Accept the first columns of a draft, as many of each row."""
+        """Accept the first `columns` columns of a draft in every row."""
         assert self._uneven is None
         self.lengths = [length + columns for length in self.lengths]
 
     def accepted(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys and values (B, h, width, d) of what is accepted, and the additive mask (B, 1, 1, width) of rows that
-        are shorter; None where none is."""
+        """The accepted keys and values (B, h, width, d), and the additive mask (B, 1, 1, width) of shorter rows (None
+        if none)."""
         return self._keys[:, :, : self.width], self._values[:, :, : self.width], self._uneven
 
     def mask(self, tree: Tensor) -> Tensor:
-        """(B, n, T) additive, of a draft's T columns -> (B, 1, n, width + T): the accepted ones are visible."""
+        """Extend a draft's additive mask over the accepted columns: (B, n, T) -> (B, 1, n, width + T)."""
         rows, size, _ = tree.shape
         if self._uneven is None:
             before = tree.new_zeros(rows, size, self.width)
@@ -90,7 +97,7 @@ class DraftCache:
         return torch.cat([before, tree], -1)[:, None]
 
     def select(self, live: Tensor) -> None:
-        """Rows live (K,) int64 go on, in that order."""
+        """Keep only the rows live (K,) int64, in that order."""
         self.lengths = [self.lengths[row] for row in live.tolist()]
         if self._keys.numel():
             self._keys, self._values = self._keys[live], self._values[live]
@@ -102,7 +109,7 @@ class DraftCache:
         if columns <= capacity:
             return
         batch, heads, _, size = like.shape
-        # Zeros: what a mask hides counts for nothing only if it is a number.
+        # zeros: a mask does not hide NaN
         keys, values = (like.new_zeros(batch, heads, max(columns + ROOM, 2 * capacity), size) for _ in range(2))
         if capacity:
             keys[:, :, :capacity], values[:, :, :capacity] = self._keys, self._values

@@ -1,4 +1,4 @@
-"""A draft as it grows, level by level, behind the accepted columns of a run: chains, EAGLE-2's trees, drawn trees."""
+"""Grows a draft level by level behind a run's accepted columns: chains, EAGLE-2 trees, sampled trees."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from mmdec.nn.draft_step import DraftStep, TokenStep, Vector, quiet
 from mmdec.ops.topk import top_indices
 from mmdec.types import Draft, Plan
 
-LARGE = 4096  # tokens of a vocabulary from which on the best are searched for in chunks
+LARGE = 4096  # vocabulary size from which the best tokens are searched in chunks
 
 
 class Grower(Protocol):
-    """What a draft that grows asks of its drafter."""
+    """The drafter's part in growing a draft."""
 
     width: int
 
@@ -34,17 +34,21 @@ class Grower(Protocol):
 
 
 class Levels:
-    """One draft as it grows behind the accepted columns of a run. FLASH overrides `expand`."""
+    """One draft that grows behind the accepted columns of a run. FLASH overrides `expand`."""
 
     def __init__(self, drafter: Grower, memory: Memory) -> None:
         self.drafter, self.memory = drafter, memory
         self.level = 0  # levels expanded
-        self.offset = 0  # their columns
-        self.visible: Tensor | None = None  # (B, n, S + T) additive: the last level's nodes over the columns so far
+        self.offset = 0  # columns of these levels
+        self.visible: Tensor | None = None  # (B, n, S + T) additive: which columns the last level's nodes see
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
-        """One pass over a level: tokens (B, n), features (B, n, H) of their parents, above (B, n) the parents' indices
-        in the last level; None below the root. Returns hidden (B, n, H)."""
+        """Run the network over one level.
+
+        tokens: (B, n). features: (B, n, H) of their parents. above: (B, n) the parents' indices in the last level; None
+            for children of the root.
+        Returns: hidden (B, n, H).
+        """
         network, cache, memory = self.drafter.network, self.memory.cache, self.memory
         rows, size = tokens.shape
         states = network.fuse(self.drafter.embedding(tokens), network.feature(features), memory.carry)
@@ -70,8 +74,11 @@ class Levels:
         return network.attend(states, queries, keys, values, mask, memory.packed)
 
     def chain(self, roots: Tensor, hidden: Tensor, depth: int, threshold: float = 0.0) -> Draft:
-        """The likeliest token again and again, after hidden (B, 1, H) of the root, until `Plan.threshold` ends it. All
-        rows are equally long: the target reads as many columns of each."""
+        """Draft a chain of likeliest tokens, until `threshold` (`Plan.threshold`) or `depth` ends it.
+
+        roots: (B,). hidden: (B, 1, H) of the root. All rows get the same length, because the target runs as many
+            columns for each.
+        """
         step = self.memory.step
         if isinstance(step, DraftStep) and len(roots) == 1 and step.reads(hidden):
             with quiet():
@@ -92,7 +99,7 @@ class Levels:
         return Draft(drafted, parents.contiguous(), torch.full_like(roots, len(tokens) + 1))
 
     def follow(self, token: int, feature: Vector) -> Vector:
-        """One pass over a token of a chain, which was read from feature (H,). Returns hidden (H,)."""
+        """Run the network over one token of a chain, given the feature (H,) of its parent. Returns hidden (H,)."""
         step = self.memory.step
         assert isinstance(step, DraftStep)
         self.level += 1
@@ -100,13 +107,14 @@ class Levels:
         return step(token, feature, self.memory.positions[0] + self.level - 1, keys, values)
 
     def tree(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
-        """EAGLE-2's, after hidden (B, 1, H) of the root. Nodes are numbered from 1 in the order they were made."""
+        """Grow an EAGLE-2 tree from hidden (B, 1, H) of the root. Nodes are numbered from 1 in the order of their
+        creation."""
         rows, _, size = hidden.shape
         width = min(self.drafter.width, plan.nodes, self.drafter.network.config.vocab_size)
         values, tokens = _best(self.drafter.logits(hidden), width)
-        scores, tokens = values[:, 0], tokens[:, 0]  # (B, K) of the nodes that are expanded
+        scores, tokens = values[:, 0], tokens[:, 0]  # (B, K) of the nodes to expand
         candidates = [(scores, tokens)]
-        orders: list[Tensor] = []  # of each level but the first: which of its K * K nodes are expanded
+        orders: list[Tensor] = []  # for each level after the first, which of its K * K nodes are expanded
         features, above = hidden.expand(-1, width, -1), None
         for level in range(1, plan.depth):
             hidden = self.expand(tokens, features, above)
@@ -124,13 +132,14 @@ class Levels:
         return trees_from_lists(roots, [in_order(row, ids, _parents(row, who, width)) for row, ids, who in lists])
 
     def drawn(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
-        """Children drawn without replacement, after hidden (B, 1, H) of the root, with what they were drawn from."""
+        """Sample children without replacement, from hidden (B, 1, H) of the root. The draft's `probs` hold their
+        distributions."""
         depth, vocab_size = min(plan.depth, plan.nodes), self.drafter.network.config.vocab_size
         trees = [Tree([root], values=[1.0]) for root in roots.tolist()]
         frontier = [[0] for _ in trees]
         above = [{0: 0} for _ in trees]  # node -> its index in the last level
-        distributions: list[Tensor] = []  # a level's (B, n, V): what the children of its nodes were drawn from
-        indices: list[dict[int, int]] = [{} for _ in trees]  # node -> its index in all of them
+        distributions: list[Tensor] = []  # for each level (B, n, V): the distributions of its nodes' children
+        indices: list[dict[int, int]] = [{} for _ in trees]  # node -> its index over all levels
         offset = 0
         for level in range(depth):
             if level:
@@ -169,8 +178,10 @@ def stepwise(
     threshold: float,
     follow: Callable[[int, Vector], Vector],
 ) -> Draft:
-    """`Levels.chain` of one row, a token at a time: feature (H,) of the root; `follow` takes a token and what it was
-    read from, and gives what the next one is read from."""
+    """`Levels.chain` for one row, token by token.
+
+    feature: (H,) of the root. follow: (token, its parent's feature) -> the token's own feature.
+    """
     chance, tokens = 1.0, list[int]()
     while True:
         logits = step.logits(feature)
@@ -184,9 +195,11 @@ def stepwise(
 
 
 def in_order(numbers: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[int], list[int]]:
-    """A row's nodes, the likeliest first: numbers from 0, tokens, parents' numbers from 1 (0 is the root). Returns
-    tokens and parents so that each node is followed by all that is below it, its likeliest child first: the target's
-    cache then moves least."""
+    """Reorder a row's nodes depth first, the likeliest child first, so that the target's cache needs the fewest moves.
+
+    numbers: of the kept nodes, from 0. tokens: theirs. parents: numbers from 1, 0 is the root.
+    Returns: tokens and parents in the new order.
+    """
     below: dict[int, list[int]] = {}
     for index, parent in enumerate(parents):
         below.setdefault(parent, []).append(index)
@@ -203,8 +216,11 @@ def in_order(numbers: Sequence[int], tokens: Sequence[int], parents: Sequence[in
 
 
 def _parents(chosen: Sequence[int], expanded: Sequence[Sequence[int]], width: int) -> list[int]:
-    """The numbers from 1 (0 is the root) of the parents of nodes with these numbers from 0: `width` in the first level,
-    then width * width in each, of which `expanded` lists those that have children."""
+    """Numbers of the parents (from 1; 0 is the root) of the nodes `chosen` (from 0).
+
+    The first level has `width` nodes, each later one width * width; `expanded` lists, by level, the nodes with
+    children.
+    """
     numbers = [list(range(1, width + 1))]
     numbers += [[1 + width + level * width * width + node for node in nodes] for level, nodes in enumerate(expanded)]
     parents = []
@@ -215,7 +231,7 @@ def _parents(chosen: Sequence[int], expanded: Sequence[Sequence[int]], width: in
 
 
 def _best(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """logits (B, n, V) -> log-probabilities and tokens (B, n, width) of the likeliest, the likeliest first."""
+    """The `width` likeliest tokens, likeliest first: logits (B, n, V) -> log-probabilities and tokens (B, n, width)."""
     chances = logits.log_softmax(-1).clamp_(max=0.0)  # rounding must not make a child likelier than its parent
     if logits.shape[-1] < LARGE:
         best = chances.topk(width)
@@ -225,7 +241,7 @@ def _best(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def positions_from(starts: Sequence[int], size: int, device: torch.device) -> Tensor:
-    """(B, size) from each row's start on."""
+    """Positions (B, size): each row counts up from its start."""
     if len(starts) == 1:
         return torch.arange(starts[0], starts[0] + size, device=device)[None]
     return torch.tensor(starts, device=device)[:, None] + torch.arange(size, device=device)

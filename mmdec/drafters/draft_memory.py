@@ -1,4 +1,5 @@
-"""A tree-growing drafter's memory of a run: waiting columns, the network's cache, how prompts were compressed."""
+"""The state of a tree-growing drafter in one run: columns to process, the network's cache, how images were
+compressed."""
 
 from __future__ import annotations
 
@@ -16,8 +17,10 @@ from mmdec.types import Verdict
 
 @dataclass(frozen=True)
 class WaitingPrompt:
-    """The fresh columns of a prompt, before they have been through the network. Its last column is none of them: it
-    waits for its token and comes with the first verdict."""
+    """The prompt's columns before the draft network has processed them.
+
+    The last column is missing: it needs the first generated token, and comes with the first verdict.
+    """
 
     embeds: Tensor  # (B, F, H)
     features: Tensor  # (B, F, k * H)
@@ -25,20 +28,21 @@ class WaitingPrompt:
     mask: Tensor  # (B, F) bool
 
     def select(self, live: Tensor) -> WaitingPrompt:
+        """Keep only the rows live (K,) int64."""
         return WaitingPrompt(self.embeds[live], self.features[live], self.visual[live], self.mask[live])
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """Columns that a round accepted, before they have been through the network."""
+    """Columns accepted in one round, before the draft network has processed them."""
 
     features: Tensor  # (B, A, k * H)
-    tokens: Tensor  # (B, A): that after each feature
-    counts: list[int]  # of each row, padded on the right
+    tokens: Tensor  # (B, A): the token after each feature
+    counts: list[int]  # columns of each row; the rest is padding on the right
 
     @classmethod
     def of(cls, features: Tensor, verdict: Verdict, counts: list[int]) -> Waiting:
-        """features (B, N, k * H) of a draft's nodes, of which the path's are taken."""
+        """Select the accepted path from the features (B, N, k * H) of a draft's nodes."""
         path = verdict.path
         if len(path) == 1 < features.shape[1]:
             features = features.index_select(1, path[0].clamp(min=0))
@@ -48,7 +52,7 @@ class Waiting:
 
     @classmethod
     def joined(cls, parts: Sequence[Waiting]) -> Waiting:
-        """One after another."""
+        """Concatenate the columns of several rounds."""
         if len(parts) == 1:
             return parts[0]
         counts = [sum(row) for row in zip(*(part.counts for part in parts), strict=True)]
@@ -62,40 +66,41 @@ class Waiting:
         return cls(pad(features, batch_first=True), pad(tokens, batch_first=True), counts)
 
     def select(self, live: Tensor) -> Waiting:
+        """Keep only the rows live (K,) int64."""
         return Waiting(self.features[live], self.tokens[live], [self.counts[row] for row in live.tolist()])
 
 
 @dataclass(frozen=True)
 class PromptInfo:
-    """How a row's visual tokens were compressed."""
+    """How the visual tokens of a row were compressed."""
 
     compressor: str | None = None
-    kept: Tensor | None = None  # (V,) float in [0, 1]
+    kept: Tensor | None = None  # (V,) in [0, 1]: weight of each visual token
 
 
 @dataclass
 class Memory:
-    """A run, and what may follow it in a conversation."""
+    """The drafter's state of a run; the next turn of a chat may continue it."""
 
     cache: DraftCache
-    columns: list[int]  # of each row's text, those that wait included
-    positions: list[int]  # in each row's text, of its next column that goes through the network
-    queue: list[WaitingPrompt | Waiting] = field(default_factory=list)  # the oldest first
-    carry: Tensor | None = None  # (B, 1, C), what `DraftNetwork.fuse` wants
-    info: list[PromptInfo] = field(default_factory=list)  # of each row; empty until the prompt's pass
-    step: TokenStep | None = None  # a token at a time, of one row; None where torch does it as well, or not asked yet
-    asked: bool = False  # whether a step was looked for since the prompt
-    packed: Packed | None = None  # the network's weights; None until the first pass, and for large networks
+    columns: list[int]  # columns of each row's text, waiting ones included
+    positions: list[int]  # text position of each row's next column to process
+    queue: list[WaitingPrompt | Waiting] = field(default_factory=list)  # columns to process, oldest first
+    carry: Tensor | None = None  # (B, 1, C), the extra input of `DraftNetwork.fuse`
+    info: list[PromptInfo] = field(default_factory=list)  # for each row; empty until the prompt was processed
+    step: TokenStep | None = None  # fast path for single tokens of one row; None: not available, or not looked for yet
+    asked: bool = False  # whether `step` was looked for since the prompt
+    packed: Packed | None = None  # packed weights; None before the first pass, and for large networks
 
 
 @dataclass(frozen=True)
 class LastColumn:
-    """Each row's newest column, the root's: its keys and values are in the cache, its output is not computed yet."""
+    """The newest column of each row (the root's): its keys and values are cached, its output is not computed yet."""
 
     states: Tensor  # (B, 1, H)
     queries: Tensor  # (B, heads, 1, d)
     features: Tensor  # (B, 1, k * H)
 
     def hidden(self, network: DraftNetwork, cache: DraftCache, packed: Packed | None = None) -> Tensor:
-        """Its output (B, 1, H)."""
+        """Compute the output (B, 1, H) of the column."""
         return network.attend(self.states, self.queries, *cache.accepted(), packed)

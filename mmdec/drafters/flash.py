@@ -1,9 +1,9 @@
 """FLASH drafts with slots: one pass of its head gives k tokens (arXiv 2505.12728; see `mmdec.nn.flash`).
 
-What runs, and when, is EAGLE-2's (`tree_growing.py`): slot 0 of an accepted column is a column of the cache. A draft is
-one pass over the root's slots; a level of it costs a refiner and the LM head. The paper's draft is a chain; beyond k
-tokens it goes on with another pass over its own predictions. As an option of ours the slots are lifted to a tree, the
-best tokens of each slot below the best paths to it, scored and chosen as EAGLE-2 does: at most k deep.
+The order of operations is that of `tree_growing.py`: slot 0 of an accepted column is a column of the cache. A draft is
+one pass over the root's slots; each level of it then costs a refiner and the LM head. The paper's draft is a chain;
+beyond k tokens another pass runs over the head's own predictions. An option (not in the paper) makes a tree of the
+slots: the best tokens of each slot below the best paths, scored and chosen as in EAGLE-2, at most k deep.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ class Flash:
         width: int = WIDTH,
         tree: bool | None = None,
     ) -> None:
-        """embedding, output, width: as for `TreeGrowing`. tree: whether slots are lifted to a tree; None: as the
-        network's configuration says. Raises InputError as `TreeGrowing` does."""
+        """network: FLASH's head. embedding, output, width: as for `TreeGrowing`.
+        tree: whether to make a tree of the slots; None: as the network's configuration says.
+        Raises: InputError as `TreeGrowing`.
+        """
         self._columns = TreeGrowing(network, embedding, output, width)
         self.network: FlashNetwork = network
         self.embedding, self.width, self.needs = embedding, width, self._columns.needs
@@ -48,27 +50,27 @@ class Flash:
 
     @property
     def name(self) -> str:
-        """System, width, a digest of the network's weights, and how it drafts."""
+        """Names the system, width, a digest of the network's weights, and chain or tree."""
         return f"{self._columns.name}-{'tree' if self.tree else 'chain'}"
 
     def check(self, target: Target) -> None:
-        """Raises InputError for a network of another model, device or precision."""
+        """Raises InputError if the network belongs to another model, device or precision."""
         self._columns.check(target)
 
     def start(self, context: Context) -> Memory:
-        """Nothing runs yet; as `TreeGrowing.start`."""
+        """Make the memory of a run, without any pass; as `TreeGrowing.start`."""
         return self._columns.start(context)
 
     def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """The accepted path waits with its features."""
+        """Queue the accepted path with its features."""
         self._columns.update(memory, draft, scores, verdict)
 
     def select(self, memory: Memory, live: Tensor) -> None:
-        """Rows live (K,) int64 go on, in that order."""
+        """Keep only the rows live (K,) int64, in that order."""
         self._columns.select(memory, live)
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        """A chain of up to `plan.depth` tokens, or a tree of at most as many levels as there are slots."""
+        """Draft a chain of up to `plan.depth` tokens, or a tree with at most one level per slot."""
         depth = min(plan.depth, plan.nodes)
         if depth < 1:
             return single(roots)
@@ -98,30 +100,34 @@ class Flash:
         return slots.tree(roots, slots.first, plan)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The target's LM head on hidden (..., H)."""
+        """Apply the target's LM head to hidden (..., H)."""
         return self._columns.logits(hidden)
 
 
 class Slots(Levels):
-    """One draft: a level is a slot, which reads the tokens of the path to it."""
+    """One draft. Each level is a slot, which reads the tokens of the path above it."""
 
     def __init__(self, drafter: Flash, memory: Memory, last: LastColumn, depth: int) -> None:
-        """depth: slots beyond it are not run."""
+        """depth: slots beyond this depth are not computed."""
         super().__init__(drafter, memory)
         self.head, self.depth, self.device = drafter.network, depth, last.states.device
-        self.preceding: Tensor | None = None  # (B, n, H) of the last level's nodes: sum of the tokens' embeddings
-        self.path: list[tuple[Tensor, Tensor]] = []  # tokens (B, 1) and features (B, 1, H) since the block's root
-        self.done = 0  # slots of the blocks before this one
-        self.slots = self._pass(last.states, last.queries, last.features)  # (B, k', H), not refined
+        # (B, n, H): for each node of the last level, the sum of its path's embeddings
+        self.preceding: Tensor | None = None
+        self.path: list[tuple[Tensor, Tensor]] = []  # tokens (B, 1) and features (B, 1, H) since the block's first node
+        self.done = 0  # slots of earlier blocks
+        self.slots = self._pass(last.states, last.queries, last.features)  # (B, k', H), before refinement
 
     @property
     def first(self) -> Tensor:
-        """(B, 1, H), what the first level's tokens are read from."""
+        """The feature (B, 1, H) from which the first level is predicted."""
         return self.slots[:, :1]
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
-        """The next slot for nodes with tokens (B, n), which were read from features (B, n, H); above as for
-        `Levels.expand`. Returns hidden (B, n, H). Where a chain has used up the slots, those of the next block."""
+        """Compute the next slot for nodes with tokens (B, n) and their parents' features (B, n, H); `above` as in
+        `Levels.expand`.
+
+        A chain that has used all slots continues with those of the next block. Returns: hidden (B, n, H).
+        """
         self.level += 1
         index = self.level - self.done
         if tokens.shape[1] == 1:
@@ -138,7 +144,8 @@ class Slots(Levels):
         return self.head.refined(self.slots[:, index : index + 1].expand_as(preceding), preceding, index)
 
     def _next_block(self) -> Tensor:
-        """Columns of the block's own predictions, then the slots of the last of them. Returns slot 0 (B, 1, H)."""
+        """Process the block's own predictions as columns, then compute the slots of the last one. Returns slot 0 (B, 1,
+        H)."""
         tokens, features = (torch.cat(parts, 1) for parts in zip(*self.path, strict=True))  # (B, k), (B, k, H)
         states = self.head.fuse(self.drafter.embedding(tokens), features)
         queries, keys, values = self.head.project(states, self._positions(states.shape[1]), self.memory.packed)
@@ -149,8 +156,11 @@ class Slots(Levels):
         return self.first
 
     def _pass(self, states: Tensor, queries: Tensor, features: Tensor) -> Tensor:
-        """The slots of a column whose own keys and values are in the cache: states (B, 1, H), queries (B, heads, 1, d),
-        features (B, 1, H) -> (B, k', H), as many as the depth needs."""
+        """Compute the slots of a column whose keys and values are cached.
+
+        states: (B, 1, H). queries: (B, heads, 1, d). features: (B, 1, H). Returns: (B, k', H), as many as the depth
+            needs.
+        """
         cache, config = self.memory.cache, self.head.config
         count = min(self.head.slots, self.depth - self.done)
         spread = self.head.slot_states(states)[:, 0, :count]  # (B, k', H)
@@ -159,7 +169,7 @@ class Slots(Levels):
             others, keys, values = self.head.project(spread[:, 1:], self._positions(count - 1), self.memory.packed)
             queries = torch.cat([queries, others], 2)
         keys, values = cache.draft(keys, values, self.offset)
-        # All see the columns, the own one included; slot i also the slots 1 .. i.
+        # All slots see the columns, their own included; slot i also sees slots 1 .. i.
         slot_mask = torch.full((count, count - 1), -math.inf, dtype=states.dtype, device=states.device).triu()
         slot_mask = torch.cat([slot_mask.new_zeros(count, self.offset), slot_mask], 1)
         mask = cache.mask(slot_mask.expand(len(states), -1, -1))
@@ -167,18 +177,18 @@ class Slots(Levels):
         return self.head.finish(hidden, features[:, 0])
 
     def _positions(self, count: int) -> Tensor:
-        """(B, count) after the block's column."""
+        """Positions (B, count) that follow the block's column."""
         starts = torch.tensor(self.memory.positions, device=self.device)[:, None]
         return starts + self.done + torch.arange(count, device=self.device)
 
 
 class Blocks:
-    """One draft of a chain of one row: `Slots`, a token at a time."""
+    """The same as `Slots` for a chain of one row, token by token."""
 
     def __init__(self, step: SlotStep, memory: Memory, waiting: Waiting, depth: int) -> None:
-        """waiting: columns that are accepted here. depth: slots beyond it are not run."""
+        """waiting: accepted columns to process first. depth: slots beyond this depth are not computed."""
         self.step, self.memory, self.depth = step, memory, depth
-        self.done, self.offset = 0, 0  # slots of the blocks before this one; their columns
+        self.done, self.offset = 0, 0  # slots of earlier blocks; columns of earlier blocks
         count = waiting.counts[0]
         self.slots = self._pass(waiting.tokens[0, :count].tolist(), waiting.features.detach().numpy()[0, :count])
         memory.cache.keep(count)
@@ -187,11 +197,11 @@ class Blocks:
 
     @property
     def first(self) -> Vector:
-        """(H,), what the first token is read from."""
+        """The feature (H,) from which the first token is predicted."""
         return self.slots[0]
 
     def follow(self, token: int, feature: Vector) -> Vector:
-        """The next slot (H,) after a token, which was read from feature (H,); see `Slots.expand`."""
+        """The next slot (H,) after a token and its parent's feature (H,); see `Slots.expand`."""
         self.path.append((token, feature))
         index = len(self.path)
         if index == self.step.slots:
@@ -204,11 +214,11 @@ class Blocks:
         return self.step.refined(self.slots[index], self.preceding, index)
 
     def _pass(self, tokens: Sequence[int], features: Vector) -> Vector:
-        """Columns of tokens (n,) and features (n, H), and the slots (k', H) of the last of them."""
+        """Process columns with tokens (n,) and features (n, H); return the slots (k', H) of the last one."""
         count = min(self.step.slots, self.depth - self.done)
         keys, values = self.memory.cache.room(self.offset + len(tokens) + count - 1, self.step.column)
         position = self.memory.positions[0] + self.offset
         self.offset += len(tokens)
-        self.path: list[tuple[int, Vector]] = []  # tokens and features (H,) since the block's root
-        self.preceding = features[-1]  # (H,) sum of the embeddings of these tokens, where there are any
+        self.path: list[tuple[int, Vector]] = []  # tokens and features (H,) since the block's first node
+        self.preceding = features[-1]  # (H,): the sum of these tokens' embeddings; read only if there are any
         return self.step.block(tokens, features, position, count, keys, values)

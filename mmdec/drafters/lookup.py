@@ -1,8 +1,8 @@
-"""Prompt lookup: what followed the last tokens when they stood in the text before will follow again.
+"""Prompt lookup: drafts the tokens that followed an earlier occurrence of the last tokens.
 
-Prompt lookup decoding (Saxena 2023) and CopySpec (Dumitru et al. 2025): a dictionary of n-grams by rolling hash, and
-the text after the most recent earlier match of the longest n-gram is copied. Constant work for each new token, no
-tensors but the draft itself.
+Prompt lookup decoding (Saxena 2023) and CopySpec (Dumitru et al. 2025): a dictionary maps rolling hashes of n-grams to
+positions, and the draft copies the text after the latest earlier match of the longest n-gram. Each new token takes
+constant time; the draft is the only tensor.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from torch import Tensor
 from mmdec.decode.tree import trees_from_lists
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-BASE = 1_000_003  # of the hash, a polynomial modulo MODULUS; a match is compared token by token before it is used
+BASE = 1_000_003  # of the polynomial hash modulo MODULUS; a match is verified token by token
 MODULUS = (1 << 61) - 1
 
 
 @final
 class Row:
-    """A row's text, and where each of its n-grams ended last."""
+    """A row's text, and the last position of each of its n-grams."""
 
     __slots__ = ("_hashes", "_heads", "_last", "text")
 
     def __init__(self, tokens: Sequence[int], longest: int) -> None:
         self.text: list[int] = []
-        self._hashes = [0] * longest  # of the last 1, 2, ..., tokens
+        self._hashes = [0] * longest  # hashes of the last 1, 2, ... tokens
         self._heads = [pow(BASE, n, MODULUS) for n in range(1, longest + 1)]
-        self._last: list[dict[int, tuple[int, int]]] = [{} for _ in range(longest)]  # hash -> end, end before it
+        # hash -> (last end, the end before it)
+        self._last: list[dict[int, tuple[int, int]]] = [{} for _ in range(longest)]
         for token in tokens:
             self.add(token)
 
@@ -45,7 +46,7 @@ class Row:
                 table[value] = (end, ends[0] if ends else 0)
 
     def matches(self, shortest: int) -> list[int]:
-        """Where the text's last tokens also ended before: the most recent match of each n, the longest n first."""
+        """Earlier positions where the text's last n tokens occur: the latest for each n, the longest n first."""
         text, end, matches = self.text, len(self.text), []
         for n in range(min(len(self._heads), end), shortest - 1, -1):
             at = self._last[n - 1][self._hashes[n - 1]][1]
@@ -54,7 +55,8 @@ class Row:
         return matches
 
     def copy(self, at: int, length: int) -> list[int]:
-        """Up to `length` tokens after position `at`; where the text ends the copy goes on in itself."""
+        """Up to `length` tokens from position `at` on. At the end of the text the copy continues with its own
+        tokens."""
         tail = self.text[at : at + length]
         period = len(self.text) - at
         while len(tail) < length:
@@ -64,12 +66,12 @@ class Row:
 
 @final
 class Lookup:
-    """Copies from the prompt and from what was generated. Weightless; fits every target, costs microseconds."""
+    """Copies from the prompt and the generated text. Has no weights, fits every target, takes microseconds."""
 
     needs = Needs()
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1) -> None:
-        """Matches of `max_ngram` tokens are looked for first, of `min_ngram` last."""
+        """max_ngram, min_ngram: the longest and the shortest match in tokens; longer ones are tried first."""
         if min_ngram < 1:
             raise InputError(f"`min_ngram` must be at least 1, but is {min_ngram}. Use 1 for a match of one token.")
         if max_ngram < min_ngram:
@@ -78,24 +80,25 @@ class Lookup:
         self._longest, self._shortest = max_ngram, min_ngram
 
     def check(self, target: Target) -> None:
-        """Every target will do."""
+        """Accept every target."""
 
     def start(self, context: Context) -> list[Row]:
-        """A row's memory is its text: the prompt without padding."""
+        """Store each row's prompt without padding."""
         texts = zip(context.tokens.tolist(), context.mask.tolist(), strict=True)
         return [Row([t for t, kept in zip(row, mask, strict=True) if kept], self._longest) for row, mask in texts]
 
     def propose(self, memory: list[Row], roots: Tensor, plan: Plan) -> Draft:
-        """A chain after the longest match; beside it, where the plan is for a tree, those after shorter matches."""
+        """Draft a chain after the longest match; if the plan is a tree, also chains after shorter matches."""
         return trees_from_lists(roots, [self._tree(row, plan) for row in memory])
 
     def update(self, memory: list[Row], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """The round's tokens are text now; the last of them is the next root."""
+        """Append the round's tokens to the text, the next root included."""
         for row, tokens, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for token in tokens[:length]:
                 row.add(token)
 
     def select(self, memory: list[Row], live: Tensor) -> None:
+        """Keep only the rows live (K,) int64."""
         memory[:] = [memory[index] for index in live.tolist()]
 
     def _tree(self, row: Row, plan: Plan) -> tuple[list[int], list[int]]:

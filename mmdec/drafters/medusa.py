@@ -1,8 +1,9 @@
-"""Medusa heads draft trees for an encoder-decoder, one pass of the decoder a round (Cai et al. 2024; arXiv 2409.15869).
+"""Medusa heads: draft trees for an encoder-decoder with one pass of the decoder a round (Cai et al. 2024; arXiv
+2409.15869).
 
-The heads read the last hidden state of the node that was verified last, out of the very pass that verified it: head k
-proposes the token k positions after the next root. Medusa-Block's layer needs the states of every position of the text;
-new ones are kept until a draft is asked for.
+The heads read the last hidden state of the node that was verified last, from the same pass that verified it. Head k
+proposes the token k positions after the next root. Medusa-Block's extra layer needs the states of every position; new
+states are kept until the next draft.
 """
 
 from __future__ import annotations
@@ -22,45 +23,48 @@ from mmdec.nn.medusa import DecoderLayer, MedusaHeads, Pair
 from mmdec.ops.topk import top_indices
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Prior, Scores, Target, TreeShape, Verdict
 
-WIDTH = 8  # ranks of a head that are looked at
+WIDTH = 8  # number of top tokens considered for each head
 FIRST, LATER = (
     0.75,
     0.85,
-)  # chance that the first head's best token is right; that of each further head, over the last's
-DECAY = 2.0  # where it is wrong, the k-th best is right as often as 1 / k^2
+)  # prior chance that the first head's best token is right; factor for each further head
+DECAY = 2.0  # prior chance that the k-th best token is right where the best is wrong: ~ 1 / k^2
 
 
 @dataclass
 class Block:
-    """The extra layer's run: keys and values of each row's positions, from column 0 to its length."""
+    """State of Medusa-Block's extra layer: keys and values of each row's positions, from column 0 to its length."""
 
-    memory: Pair  # of the encoder's states
+    memory: Pair  # keys and values of the encoder's states
     keys: Tensor  # (B, heads, C, D)
     values: Tensor
     lengths: list[int]
-    pending: list[list[Tensor]]  # each row's states (n, H) that have not been through the layer
+    pending: list[list[Tensor]]  # states (n, H) of each row that the layer has not processed
 
 
 @dataclass
 class Memory:
-    """A run: what the heads are to read, and what they proposed last."""
+    """The drafter's state of a run: what the heads read next, and what they proposed last."""
 
     hidden: Tensor | None  # (B, H) of the last verified node
     block: Block | None
-    heads: tuple[Tensor, Tensor]  # all heads' weights (K * H, H) and biases (K * H,), read at once
+    heads: tuple[Tensor, Tensor]  # weights (K * H, H) and biases (K * H,) of all heads, for one product
     shape: TreeShape
-    begun: bool = False  # the prompt's own verdict has come
+    begun: bool = False  # whether the verdict on the prompt has arrived
     ranked: list[list[list[int]]] | None = None  # (B, K, WIDTH) tokens of the last proposal
 
 
 @final
 class Medusa:
-    """Drafts with Medusa heads. The shape of the trees is learned, from how often each head's first,
-    second, ... token was right, and kept by the run (`Context.shape`): the drafter holds weights only."""
+    """Drafts with Medusa heads. It holds weights only.
+
+    The run's `Context.shape` chooses the trees and learns how often each head's first, second, ... token was right.
+    """
 
     def __init__(self, heads: MedusaHeads, output: nn.Linear, ranks: Sequence[Sequence[float]] | None = None) -> None:
-        """output: the model's own output layer (`model.proj_out`), which the heads share. ranks: chances known
-        beforehand, a row for each head and a number for each rank; each counts as 20 observations."""
+        """heads: the trained heads. output: the model's output layer (`model.proj_out`), which the heads share.
+        ranks: prior chances [head][rank]; each counts as 20 observations.
+        """
         config = heads.config
         if tuple(output.weight.shape) != (config.vocab_size, config.hidden_size):
             raise InputError(
@@ -71,7 +75,7 @@ class Medusa:
             raise InputError(f"`ranks` must have a row for each of {config.heads} heads, but has {len(ranks)}.")
         self.heads, self.output = heads.eval(), output
         chances = ranks or expected(config.heads)
-        width = HeadAccuracy(chances).width  # raises InputError for what are no chances
+        width = HeadAccuracy(chances).width  # raises InputError if they are no probabilities
         if width > config.vocab_size:
             raise InputError(
                 f"`heads` must be for a model of at least {width} tokens, one for each rank that is looked at, but are "
@@ -82,12 +86,12 @@ class Medusa:
 
     @property
     def name(self) -> str:
-        """Kind, number of heads, and a digest of their weights and of their prior."""
+        """Names the kind, the number of heads, and digests of their weights and prior."""
         config = self.heads.config
         return f"medusa-{config.kind}-{config.heads}-{fingerprint(self.heads, self._prior)}"
 
     def check(self, target: Target) -> None:
-        """Raises InputError for heads of another model or on another device."""
+        """Raises InputError if the heads belong to another model or lie on another device."""
         config = self.heads.config
         if (config.hidden_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
             raise InputError(
@@ -102,7 +106,7 @@ class Medusa:
             )
 
     def start(self, context: Context) -> Memory:
-        """Nothing runs yet; a block keeps the prompt's states for its first draft."""
+        """Make the memory of a run, without any pass; Medusa-Block keeps the prompt's states for its first draft."""
         layer = self.heads.block
         linears: list[Any] = [head.linear for head in self.heads.heads]
         heads = torch.cat([linear.weight for linear in linears]), torch.cat([linear.bias for linear in linears])
@@ -119,7 +123,7 @@ class Medusa:
         return Memory(None, Block(memory, empty, empty, [0] * rows, pending), heads, shape)
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        """The plan's best tree; the heads know no more of a path than its depth."""
+        """Draft the best tree of the plan's size. All nodes of one depth get their tokens from the same head."""
         shape = memory.shape.tree(plan.nodes, plan.depth)
         if not shape or memory.hidden is None:
             return trees_from_lists(roots, [([], []) for _ in roots])
@@ -131,7 +135,7 @@ class Medusa:
         return trees_from_lists(roots, trees)
 
     def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Keep the last verified node's state; learn which ranks were right."""
+        """Keep the last verified node's state, and record which ranks were right."""
         features = scores.features[-1]
         paths = [[node for node in row if node >= 0] for row in int_rows(verdict.path)]
         if len(paths) == 1:
@@ -139,7 +143,8 @@ class Medusa:
         else:
             last = torch.tensor([path[-1] for path in paths], device=features.device)
             memory.hidden = features[torch.arange(len(paths), device=features.device), last]
-        if memory.block is not None and memory.begun:  # the prompt's last position is among its states already
+        # at first, the prompt's last position is already among its states
+        if memory.block is not None and memory.begun:
             for row, path in enumerate(paths):
                 memory.block.pending[row].append(features[row, path])
         memory.begun = True
@@ -148,6 +153,7 @@ class Medusa:
             memory.ranked = None
 
     def select(self, memory: Memory, live: Tensor) -> None:
+        """Keep only the rows live (K,) int64."""
         if memory.hidden is not None:
             memory.hidden = memory.hidden[live]
         block = memory.block
@@ -158,14 +164,14 @@ class Medusa:
             block.pending = [block.pending[row] for row in live.tolist()]
 
     def _logits(self, memory: Memory, hidden: Tensor, depth: int) -> Tensor:
-        """The first heads on hidden (B, H): `MedusaHeads.logits` (B, depth, V), in one product for all heads."""
+        """Logits (B, depth, V) of the first heads on hidden (B, H), in one product; equals `MedusaHeads.logits`."""
         rows = depth * hidden.shape[1]
         weight, bias = (part[:rows] for part in memory.heads)
         moved = linear(hidden, weight, bias).view(len(hidden), depth, -1)
         return linear(hidden[:, None] + silu(moved), self.output.weight)
 
     def _through_block(self, block: Block) -> Tensor:
-        """Run the layer over what is pending; its output (B, H) at each row's last position."""
+        """Run the extra layer over the pending states. Returns its output (B, H) at each row's last position."""
         layer = self.heads.block
         assert isinstance(layer, DecoderLayer)
         fresh = [torch.cat(parts) for parts in block.pending]
@@ -183,7 +189,7 @@ class Medusa:
         if min(ends) < width:
             bounds = torch.tensor(ends, device=states.device)
             mask = (torch.arange(width, device=states.device) < bounds[:, None])[:, None, None]  # (B, 1, 1, width)
-        # Nobody reads the layer's output at earlier positions: of them only keys and values are computed.
+        # earlier positions need only keys and values, not the layer's output
         last = states[rows, torch.tensor(counts, device=states.device) - 1][:, None]  # (B, 1, H)
         out = layer(last, (block.keys[:, :, :width], block.values[:, :, :width]), block.memory, mask)
         block.lengths, block.pending = ends, [[] for _ in counts]
@@ -191,14 +197,14 @@ class Medusa:
 
 
 def _learn(shape: TreeShape, ranked: list[list[list[int]]], verdict: Verdict) -> None:
-    """Record the right rank at each depth. A depth counts only if all depths above it were right."""
+    """Record the right rank at each depth, as long as all depths above were right."""
     for levels, tokens, length in zip(ranked, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
         for depth, (tokens_ranked, token) in enumerate(zip(levels, tokens[:length], strict=False)):
             shape.learn(depth, tokens_ranked.index(token) if token in tokens_ranked else None)
 
 
 def expected(heads: int) -> list[list[float]]:
-    """Chances of a head's ranks before anything is known."""
+    """Prior chances [head][rank] for heads without measurements."""
     rows = []
     for head in range(heads):
         first = FIRST * LATER**head
@@ -207,9 +213,9 @@ def expected(heads: int) -> list[list[float]]:
 
 
 def _wider(cells: Tensor, width: int) -> Tensor:
-    """Room for `width` columns and more.
+    """A copy with room for at least `width` columns.
 
-    Unwritten columns are zero: a masked value has no effect only if it is finite.
+    Unwritten columns are 0, because a mask hides only finite values.
     """
     batch, heads, old, size = cells.shape
     room = cells.new_zeros(batch, heads, width + 64, size)

@@ -1,7 +1,7 @@
-"""Token Recycling (Luo et al. 2024): the target's own runners-up, kept for each token and grown into a tree.
+"""Token Recycling (Luo et al. 2024): keeps the target's top tokens after each token, and drafts a tree of them.
 
-Whatever the target says after a token, at accepted and at rejected nodes alike, replaces that token's successors
-(section 3.1 of the paper). A draft is a fixed tree over them, cut to the plan (section 3.2). No weights, no training;
+Every output of the target, at accepted and rejected nodes alike, replaces the successors of that node's token (section
+3.1 of the paper). A draft is a fixed tree over the successors, cut to the plan (section 3.2). No weights, no training;
 written from the paper.
 """
 
@@ -20,17 +20,15 @@ from mmdec.decode.tree_shape import Path, likeliest_paths
 from mmdec.ops.topk import top_indices
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-WIDTH = 8  # successors of a token
-NODES = 80  # of the whole tree
-HIT = 0.85  # chance that one of the successors is right
-DECAY = (
-    1.7  # the k-th of them as often as 1 / k^1.7: the levels are 8, 21, 25, 18, 6, 1, 1, the paper's 8, 21, 25, 15, ...
-)
+WIDTH = 8  # successors kept for each token
+NODES = 80  # nodes of the whole tree template
+HIT = 0.85  # assumed chance that some successor is right
+DECAY = 1.7  # the k-th is right ~ 1 / k^1.7: levels of 8, 21, 25, 18, 6, 1, 1 nodes (in the paper 8, 21, 25, 15, ...)
 
 
 @final
 class Successors:
-    """A run's matrix: each token's successors, the best first. Rows of the batch share it: only drafts depend on it."""
+    """A run's matrix: each token's successors, best first. Rows of the batch share it, which only affects drafts."""
 
     def __init__(self, warm: Tensor | None) -> None:
         self._warm = warm
@@ -53,12 +51,12 @@ class Successors:
 
 @final
 class Recycling:
-    """Drafts trees of tokens that the target thought likely after the same token before."""
+    """Drafts trees of tokens that the target found likely after the same token earlier."""
 
     needs = Needs()
 
     def __init__(self, warm: Tensor | None = None) -> None:
-        """warm (V, 8) int64: successors known beforehand, the best first, -1 for none; it is copied."""
+        """warm: (V, 8) int64, initial successors of each token, best first, -1 for none; it is copied. None: empty."""
         if warm is not None and (warm.ndim != 2 or warm.shape[1] != WIDTH or warm.is_floating_point()):
             raise InputError(
                 f"`warm` must be a (V, {WIDTH}) matrix of token ids, but is {tuple(warm.shape)} {warm.dtype}. "
@@ -70,7 +68,7 @@ class Recycling:
             self.name += "-" + hashlib.blake2b(self._warm.numpy().tobytes(), digest_size=6).hexdigest()
 
     def check(self, target: Target) -> None:
-        """Raises InputError where the warm matrix is another vocabulary's."""
+        """Raises InputError if the initial matrix has another vocabulary size."""
         if self._warm is None:
             return
         rows, most = len(self._warm), int(self._warm.max()) if len(self._warm) else -1
@@ -81,7 +79,7 @@ class Recycling:
             )
 
     def start(self, context: Context) -> Successors:
-        """The matrix begins with the prompt's own neighbours, which cost no pass of the target."""
+        """Initialise the matrix from the prompt's neighbouring tokens, without a pass of the target."""
         memory = Successors(self._warm)
         for tokens, mask in zip(context.tokens.tolist(), context.mask.tolist(), strict=True):
             text = [token for token, kept in zip(tokens, mask, strict=True) if kept]
@@ -90,7 +88,8 @@ class Recycling:
         return memory
 
     def propose(self, memory: Successors, roots: Tensor, plan: Plan) -> Draft:
-        """The best nodes of the tree whose tokens are known; the chain of best successors where the plan is a chain."""
+        """Draft the best nodes of the tree template whose tokens are known; if the plan is a chain, the best
+        successors."""
         depth = min(plan.depth, plan.nodes)
         template = tree_template(max(plan.nodes, NODES), depth) if depth < plan.nodes else chain_template(depth)
         trees = []
@@ -104,13 +103,13 @@ class Recycling:
                 if path[-1] < len(successors):
                     token = tokens[path] = successors[path[-1]]
                     below[path] = memory.of(token)
-            # In this order the likeliest path lies together, next to the root: nothing is moved if it is accepted.
+            # depth first: if the likeliest path is accepted, the cache needs no moves
             nodes = {path: node for node, path in enumerate(sorted(tokens))}
             trees.append(([tokens[path] for path in nodes][1:], [nodes[path[:-1]] for path in nodes if path]))
         return trees_from_lists(roots, trees)
 
     def update(self, memory: Successors, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Every node of the draft teaches its token's successors; of a token that stands twice, the accepted node."""
+        """Store each node's top tokens as its token's successors; if a token occurs twice, the accepted node counts."""
         rows = top_indices(scores.logits, WIDTH).tolist()
         trees = zip(draft.tokens.tolist(), draft.size.tolist(), verdict.path.tolist(), rows, strict=True)
         for tokens, size, path, successors in trees:
@@ -118,13 +117,15 @@ class Recycling:
                 memory.replace(tokens[node], successors[node])
 
     def select(self, memory: Successors, live: Tensor) -> None:
-        """The matrix belongs to no row."""
+        """Nothing to do: the matrix belongs to all rows."""
 
 
 @lru_cache(maxsize=64)
 def tree_template(nodes: int, depth: int) -> tuple[Path, ...]:
-    """The likeliest nodes at most `depth` deep, the likeliest first, by the product of their ranks' chances. A node is
-    written as the ranks on its way from the root."""
+    """The likeliest nodes at most `depth` deep, likeliest first, by the product of their ranks' chances.
+
+    Returns: each node as the ranks along its path from the root.
+    """
     total = sum((rank + 1) ** -DECAY for rank in range(WIDTH))
     chances = [HIT * (rank + 1) ** -DECAY / total for rank in range(WIDTH)]
     return tuple(likeliest_paths([chances] * depth, nodes))
@@ -132,5 +133,5 @@ def tree_template(nodes: int, depth: int) -> tuple[Path, ...]:
 
 @lru_cache(maxsize=64)
 def chain_template(depth: int) -> tuple[Path, ...]:
-    """The best successor of the best successor, and so on."""
+    """A chain of rank-0 nodes: the best successor of the best successor, and so on."""
     return tuple((0,) * length for length in range(1, depth + 1))

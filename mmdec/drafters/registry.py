@@ -1,9 +1,9 @@
-"""Drafters by name: one entry for each, the only list of them.
+"""The registry of drafters by name. No other module lists them.
 
 A drafter without weights is made by its `factory`. A drafter with weights names its `drafter` class and its `network`
-class; `mmdec.hub.drafters` picks the loader by the drafter class. A drafter from outside of the package may bring a
-`loader`. The entry also says where a drafter is offered without being named: `describe` with drafter="auto" and the
-demo ask here. A drafter's module is imported when its name is first used.
+class; `mmdec.hub.drafters` picks the loader by the drafter class. A drafter from outside the package may bring a
+`loader`. The entry also says whether `describe` with drafter="auto" and the demo look for the drafter by themselves. A
+drafter's module is imported when its name is first used.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
     from mmdec.nn.draft_network import DraftNetwork
 
 Factory = Callable[[], Drafter]
-Loader = Callable[[Path, Any], Drafter]  # folder, model of transformers
+Loader = Callable[[Path, Any], Drafter]  # (folder, transformers model) -> drafter
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 NAME = re.compile(r"[A-Za-z][\w-]*")
-METHODS = ("check", "start", "propose", "update", "select")  # of `mmdec.types.Drafter`
+METHODS = ("check", "start", "propose", "update", "select")  # methods of the protocol `mmdec.types.Drafter`
 
 
 @dataclass(frozen=True)
 class Entry:
-    """How a drafter is made: by its factory, from a folder with weights, or either way."""
+    """How to make a drafter: by its factory, from a folder with weights, or either way."""
 
     factory: Factory | str | None = None
-    drafter: str | None = None  # the class that drafts with the weights of `network`
+    drafter: str | None = None  # dotted path of the class that drafts with the weights of `network`
     network: str | None = None
-    loader: Loader | str | None = None  # of a drafter from outside of the package
-    auto: bool = False  # with weights beside a vision-language model: `describe`'s "auto" and the demo take it
-    note: str = ""  # one line on how it drafts, for the demo
+    loader: Loader | str | None = None  # only for a drafter from outside the package
+    auto: bool = False  # whether `describe`'s "auto" and the demo look for its weights beside a vision-language model
+    note: str = ""  # one line on how it drafts, shown by the demo
 
     @property
     def has_weights(self) -> bool:
-        """Whether a folder may hold it."""
+        """Whether a folder may hold weights of this drafter."""
         return self.network is not None or self.loader is not None
 
 
@@ -50,7 +50,7 @@ MEDUSA, TREE_GROWING, FLASH = (
     "mmdec.drafters.tree_growing:TreeGrowing",
     "mmdec.drafters.flash:Flash",
 )
-BUILT_IN = {  # "auto" prefers the earlier
+BUILT_IN = {  # in the order in which "auto" prefers them
     "lookup": Entry("mmdec.drafters.lookup:Lookup"),
     "recycling": Entry("mmdec.drafters.recycling:Recycling"),
     "medusa": Entry(drafter=MEDUSA, network="mmdec.nn.medusa:MedusaHeads"),
@@ -96,15 +96,19 @@ def register_drafter(
     auto: bool = False,
     note: str = "",
 ) -> None:
-    """Give a drafter a name that `generate`, `stream`, `speculate`, `transcribe` and `describe` accept.
+    """Register a drafter under a name that `generate`, `stream`, `speculate`, `transcribe` and `describe` accept.
 
+    A second call with the same name replaces the first.
+
+    name: letters, digits, "_" and "-"; not the name of a built-in drafter.
     factory: a class or function without arguments that makes the drafter, or its dotted path "package.module:Class".
-    loader: for a drafter with weights: a function of a folder (a Path) and a model that reads the drafter, or its
-    dotted path; the folder's config.json holds {"system": name}. auto: `describe` with drafter="auto" and the demo look
-    for the drafter's folder with the model, after those of mmdec's own drafters. note: one line on how it drafts, which
-    the demo shows. A second call with the same name replaces the first.
-    Raises InputError for a name of mmdec's own, where neither a factory nor a loader is given, and for `auto` without a
-    loader.
+    loader: for a drafter with weights: a function (folder: Path, model) -> drafter, or its dotted path. The folder's
+        config.json holds {"system": name}.
+    auto: whether `describe(drafter="auto")` and the demo look for this drafter's folder beside a model, after the
+        built-in drafters. Default False. Needs `loader`.
+    note: one line on how it drafts, which the demo shows. Default "".
+    Raises: InputError if the name is malformed or built in, if neither `factory` nor `loader` is given, if one of them
+        is neither callable nor a dotted path, or if `auto` is given without `loader`.
     """
     if not _is_text(name) or not NAME.fullmatch(name):
         raise InputError(f"`name` must be letters, digits, _ and -, but is {show(name)}. Choose a short name.")
@@ -127,33 +131,37 @@ def register_drafter(
 
 
 def _is_text(value: object) -> bool:
-    """Whether a caller passed text, whatever the annotation says."""
+    """Whether a caller passed a string, whatever the annotation says."""
     return isinstance(value, str)
 
 
 def drafter_entry(name: str) -> Entry | None:
-    """The drafter of this name; None where there is none."""
+    """The registry entry of a drafter; None if there is no drafter of this name."""
     return _all().get(name)
 
 
 def drafter_names() -> list[str]:
-    """Names that need no folder."""
+    """Names of the drafters that need no folder."""
     return [name for name, entry in _all().items() if entry.factory is not None]
 
 
 def loader_names() -> list[str]:
-    """Names of drafters with weights."""
+    """Names of the drafters with weights."""
     return [name for name, entry in _all().items() if entry.has_weights]
 
 
 def auto_names() -> list[str]:
-    """Names that `describe`'s "auto" looks for beside a model, the preferred first; those from outside come last."""
+    """Names that `describe`'s "auto" looks for beside a model: built-in ones first, in order of preference."""
     return [name for name, entry in _all().items() if entry.auto]
 
 
 def network_class(system: str) -> type[DraftNetwork]:
-    """The class of a system's draft network; its `config_class` makes its configuration. Raises InputError for a name
-    that is none."""
+    """The network class of a built-in drafter with weights, Medusa excepted; its `config_class` makes the
+    configuration.
+
+    system: the drafter's name, such as "eagle".
+    Raises: InputError for any other name.
+    """
     built = {name: entry.network for name, entry in BUILT_IN.items() if entry.network and entry.drafter != MEDUSA}
     if system not in built:
         raise InputError(f"`system` must be one of {', '.join(built)}, but is {system!r:.60}. Choose one.")
@@ -162,7 +170,11 @@ def network_class(system: str) -> type[DraftNetwork]:
 
 
 def named_drafter(name: str) -> Drafter:
-    """A new drafter, by name or dotted path. Raises InputError where the name needs a folder."""
+    """Make a drafter from a registered name or a dotted path.
+
+    name: a registered name, or "package.module:Class" of a class that needs no arguments.
+    Raises: InputError if the name needs a folder, names no class, or its class needs arguments.
+    """
     entry = drafter_entry(name)
     if entry is not None and entry.factory is None:
         raise InputError(
@@ -184,7 +196,7 @@ def named_drafter(name: str) -> Drafter:
 
 
 def check_drafter(drafter: object) -> None:
-    """Raises InputError for an object that lacks a part of `mmdec.types.Drafter`."""
+    """Check that an object implements `mmdec.types.Drafter`. Raises InputError if a part is missing."""
     remedy = f"Choose one of {', '.join(drafter_names())}, a smaller model, or write one after `mmdec.types.Drafter`."
     check_methods("drafter", drafter, METHODS, remedy)
     if not isinstance(getattr(drafter, "name", None), str) or not isinstance(getattr(drafter, "needs", None), Needs):
@@ -199,7 +211,7 @@ def is_dotted(text: str) -> bool:
 
 
 def import_dotted(path: str, argument: str = "drafter") -> Any:
-    """What "package.module:Class" names. Raises InputError where it cannot be imported."""
+    """Import the object that "package.module:Class" names. Raises InputError if that fails, naming `argument`."""
     module, _, attribute = path.partition(":")
     try:
         return getattr(import_module(module), attribute)

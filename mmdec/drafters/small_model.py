@@ -1,15 +1,15 @@
-"""A small model drafts for a large one: any target of the same vocabulary serves.
+"""A small model drafts for a large one: any target with the same vocabulary can be the small model.
 
-Deterministic trees are EAGLE-2's (Li et al. 2024, section 4): in each layer the `width` best nodes by cumulative
-log-probability are expanded, and at the end the best nodes of all layers are kept. Drawn trees (for residual sampling
-without replacement: RSD, Jeon et al. 2024; Sequoia, Chen et al. 2024) spend a layer's nodes where acceptance is likely,
-as DySpec does (Xiong et al. 2024): how many children a node gets never depends on which child would come next, so the
-verdict stays lossless.
+Deterministic trees are EAGLE-2's (Li et al. 2024, section 4): in each layer the `width` nodes with the highest
+cumulative log-probability are expanded, and at the end the best nodes of all layers are kept. Sampled trees (for
+residual sampling without replacement: RSD, Jeon et al. 2024; Sequoia, Chen et al. 2024) spend a layer's nodes where
+acceptance is likely, as DySpec does (Xiong et al. 2024). The number of a node's children never depends on which child
+would come next, which keeps the verdict lossless.
 
-A layer costs one pass of the small model, and a target takes in whole trees only: the pass for layer l scores the
-layers above it again. A tree of depth d and width k is d passes over 1, 1 + k, ..., 1 + (d - 1) k nodes. What the
-target accepted is kept from the last pass, so that a round begins with a pass over the pending tokens alone: two where
-all was accepted, one as a rule.
+Each layer costs one pass of the small model. Since a target scores whole trees only, the pass for layer l scores the
+layers above it again: a tree of depth d and width k takes d passes over 1, 1 + k, ..., 1 + (d - 1) k nodes. The columns
+that the target accepted are kept from the last pass, so the next round begins with a pass over the pending tokens
+alone: usually one, and two if the whole path was accepted.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target,
 
 @dataclass
 class Tree:
-    """A row's draft as it grows: node 0 is the root, a parent comes before its children."""
+    """A row's draft while it grows: node 0 is the root, and a parent comes before its children."""
 
     tokens: list[int]
     parents: list[int] = field(default_factory=lambda: [-1])
-    values: list[float] = field(default_factory=lambda: [0.0])  # log-probability, or the chance to be accepted
+    values: list[float] = field(default_factory=lambda: [0.0])  # log-probability, or estimated chance to be accepted
 
     def add(self, parent: int, token: int, value: float) -> int:
         self.tokens.append(token)
@@ -41,8 +41,10 @@ class Tree:
         return len(self.tokens) - 1
 
     def best(self, count: int) -> list[int]:
-        """The `count` nodes of the highest values, root not counted. A child's is never above its parent's; ties go to
-        the elder. Each node is followed by all that is below it, its first child first."""
+        """The `count` nodes with the highest values, without the root. Ties go to the earlier node.
+
+        A child's value is at most its parent's. The result is depth first, the first child first.
+        """
         best = set(sorted(range(1, len(self.tokens)), key=lambda node: -self.values[node])[:count])
         below: list[list[int]] = [[] for _ in self.tokens]
         for node in sorted(best, reverse=True):
@@ -55,25 +57,28 @@ class Tree:
         return order
 
     def part(self, nodes: list[int]) -> tuple[list[int], list[int]]:
-        """Tokens and parents of these nodes, root not counted, in this order."""
+        """Tokens and parents of these nodes, without the root, in this order."""
         indices = {0: 0} | {node: index for index, node in enumerate(nodes, 1)}
         return [self.tokens[node] for node in nodes], [indices[self.parents[node]] for node in nodes]
 
 
 @dataclass
 class Memory:
-    """The small model's run."""
+    """The small model's state of a run."""
 
     session: Any
-    pending: list[list[int]]  # each row's tokens that are not in the cache; the last is the root
-    scored: list[dict[tuple[int, int], int]] | None = None  # each row's last pass, as (node, token) -> child
+    pending: list[list[int]]  # each row's tokens that are not in its cache; the last one is the root
+    scored: list[dict[tuple[int, int], int]] | None = None  # each row's last pass: (node, token) -> child
     vocab_size: int = 0  # the target's
-    roots: list[int] = field(default_factory=list)  # each row's position of its last token
+    roots: list[int] = field(default_factory=list)  # position of each row's last token
 
 
 @final
 class SmallModel:
-    """Drafts with a model of its own, whose cache follows the accepted text."""
+    """Drafts with a small model, whose own cache follows the accepted text.
+
+    It drafts nothing beyond its positions, after a token outside its vocabulary, or if it cannot read the images.
+    """
 
     def __init__(
         self,
@@ -84,10 +89,11 @@ class SmallModel:
         images: bool = False,
         columns: bool = False,
     ) -> None:
-        """width: nodes of a layer that are expanded at most. memory: it has no encoder of its own, but reads the states
-        of the target's: a distilled decoder. positions: how many it has. images: it reads those of the target's prompt.
-        columns: each node takes one of them, and so it proposes chains.
-        It proposes nothing beyond its positions, after a token it does not know, or where it cannot read the images."""
+        """model: the small model's target. width: maximum nodes of a layer that are expanded.
+        memory: whether it reads the encoder states of the large model (a distilled decoder has no encoder).
+        positions: its maximum; None: unlimited. images: whether it reads the images of the large model's prompt.
+        columns: whether each node takes a position of its own; it then drafts chains only.
+        """
         if width < 1:
             raise InputError(f"`width` must be at least 1, but is {width}. 10 is EAGLE-2's.")
         self._model, self._width, self._positions, self._images = model, width, positions, images
@@ -99,13 +105,14 @@ class SmallModel:
         return f"small-model-{self._width}({self._model.name})"
 
     def check(self, target: Target) -> None:
-        """Raises InputError where a drafted token may be none of the target's, or the two lie on different devices."""
+        """Raises InputError if the vocabularies do not fit, or the two models lie on different devices."""
         if self._model.vocab_size > target.vocab_size:
             raise InputError(
                 f"`drafter` must have at most the target's {target.vocab_size} tokens, but {self._model.name} has "
                 f"{self._model.vocab_size}. Choose a small model with the target's tokenizer."
             )
-        if self.needs.memory and self._model.vocab_size != target.vocab_size:  # else tokens differ in meaning, too
+        # with another vocabulary, token ids mean other words
+        if self.needs.memory and self._model.vocab_size != target.vocab_size:
             raise InputError(
                 f"`drafter` must have the target's {target.vocab_size} tokens, but {self._model.name} has "
                 f"{self._model.vocab_size}. Choose one distilled from this model."
@@ -121,7 +128,7 @@ class SmallModel:
             )
 
     def start(self, context: Context) -> Memory:
-        """The small model's own pass over the prompt, unless it is too long for it."""
+        """Run the small model over the prompt, unless the prompt is too long for it."""
         lengths = context.mask.sum(1).tolist()
         silent, tokens = Memory(None, [[] for _ in lengths]), context.tokens.masked_fill(~context.mask, 0)
         too_long = self._positions is not None and max(lengths) > self._positions
@@ -139,14 +146,14 @@ class SmallModel:
         except InputError:
             if not self._images:
                 raise
-            return silent  # images that went another way, or are not all of the text's
+            return silent  # the images were not passed on, or do not cover the text's placeholders
         rows = len(context.tokens)
         memory = Memory(session, [[] for _ in range(rows)], roots=[length - 1 for length in lengths])
         self._commit(memory, [[0] for _ in range(rows)])
         return memory
 
     def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Keep what the last pass already saw of the text; the rest is pending, its last token always."""
+        """Keep the accepted columns of the last pass; other new tokens are pending, always including the last one."""
         if memory.session is None:
             return
         memory.vocab_size = scores.logits.shape[-1]
@@ -172,6 +179,7 @@ class SmallModel:
         self._commit(memory, paths)
 
     def select(self, memory: Memory, live: Tensor) -> None:
+        """Keep only the rows live (K,) int64."""
         if memory.session is None:
             return
         self._model.select(memory.session, live)
@@ -179,11 +187,12 @@ class SmallModel:
         memory.roots = [memory.roots[row] for row in live.tolist()]
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        """A tree; a chain where the plan has no more nodes than depth. With a temperature the children are drawn."""
+        """Draft a tree, or a chain if the plan has no more nodes than depth. With a temperature the children are
+        sampled."""
         depth = min(plan.depth, plan.nodes)
         if memory.session is None:
             depth = 0
-        elif self._positions is not None:  # the deepest nodes are proposed, not read
+        elif self._positions is not None:  # the deepest nodes are proposed, but not run
             depth = min(depth, self._positions - max(memory.roots))
         if plan.nodes <= plan.depth or self._columns:
             plan = replace(plan, nodes=max(depth, 0))
@@ -194,8 +203,8 @@ class SmallModel:
         trees = [Tree([root], values=[1.0 if drawn else 0.0]) for root in roots.tolist()]
         frontier = [[0] for _ in trees]
         expanded: list[list[int]] = [[] for _ in trees]
-        distributions: list[Tensor] = []  # a layer's (B, L, V): what the children of its frontier were drawn from
-        columns: list[dict[int, int]] = [{} for _ in trees]  # node -> its index in all of them
+        distributions: list[Tensor] = []  # for each layer (B, L, V): the distributions of its nodes' children
+        columns: list[dict[int, int]] = [{} for _ in trees]  # node -> its index over all layers
         offset = 0
         logits = self._ingest(memory)
         for layer in range(depth):
@@ -221,7 +230,7 @@ class SmallModel:
         return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, best, strict=True)], probs)
 
     def _ingest(self, memory: Memory) -> Tensor:
-        """One pass over the pending tokens. Returns the logits (B, 1, V) after the roots."""
+        """Run the model over the pending tokens. Returns the logits (B, 1, V) after the roots."""
         firsts = torch.tensor([row[0] for row in memory.pending], device=self._model.device)
         logits = self._model.score(memory.session, chains(firsts, [row[1:] for row in memory.pending])).logits
         memory.scored = [{(node, token): node + 1 for node, token in enumerate(row[1:])} for row in memory.pending]
@@ -231,9 +240,9 @@ class SmallModel:
     def _grow(
         self, memory: Memory, roots: Tensor, trees: list[Tree], expanded: list[list[int]], frontier: list[list[int]]
     ) -> Tensor:
-        """One pass over the nodes expanded so far. Returns the logits (B, L, V) after the frontier, which is their end.
+        """Run the model over all nodes expanded so far. Returns the logits (B, L, V) of the frontier, the last L nodes.
 
-        What the pass before it left in the cache goes first, but for the text that was pending.
+        It first drops the columns that the previous pass left in the cache, except those of pending text.
         """
         self._commit(memory, [list(range(len(row) - 1)) for row in memory.pending])
         memory.pending = [row[-1:] for row in memory.pending]
@@ -251,7 +260,7 @@ class SmallModel:
         return logits.gather(1, nodes.expand(-1, -1, logits.shape[2]))
 
     def _commit(self, memory: Memory, paths: list[list[int]]) -> None:
-        """Keep these nodes of the last pass; an empty path keeps none, the root neither."""
+        """Keep these nodes of the last pass in the cache; an empty path keeps none, not even the root."""
         width = max(1, *map(len, paths))
         path = torch.tensor([row + [-1] * (width - len(row)) for row in paths], device=self._model.device)
         none = torch.zeros_like(path[:, 0])
@@ -260,9 +269,9 @@ class SmallModel:
 
 
 def _best(trees: list[Tree], frontier: list[list[int]], logits: Tensor, width: int) -> list[list[int]]:
-    """Add each frontier node's `width` likeliest children. Returns the `width` likeliest of them all, by row."""
+    """Add the `width` likeliest children of each frontier node. Returns, by row, the `width` likeliest of all."""
     top = logits.float().topk(min(width, logits.shape[-1]), dim=-1)
-    # Rounding must not make a child likelier than its parent.
+    # rounding must not make a child likelier than its parent
     chances = (top.values - logits.float().logsumexp(-1, keepdim=True)).clamp(max=0.0)
     following = []
     for tree, nodes, tokens, values in zip(trees, frontier, top.indices.tolist(), chances.tolist(), strict=True):
@@ -278,11 +287,10 @@ def _best(trees: list[Tree], frontier: list[list[int]], logits: Tensor, width: i
 def draw_children(
     trees: list[Tree], frontier: list[list[int]], probs: Tensor, counts: list[int], generator: torch.Generator | None
 ) -> list[list[int]]:
-    """Draw children without replacement from probs (B, L, V), `counts` in each row, where acceptance is likeliest.
-    Returns them by row.
+    """Sample children without replacement from probs (B, L, V), `counts` in each row, where acceptance is likeliest.
 
-    The order of p / Exp(1) is that of successive draws. They are made for all and uncovered one by one: whether a next
-    child is uncovered follows from those before it.
+    Sorting p / Exp(1) gives the order of successive draws. All draws are made at once and used one by one; whether
+    another child is used depends only on earlier ones. Returns: the new children, by row.
     """
     most = min(max(counts), probs.shape[-1])
     noise = torch.empty_like(probs).exponential_(generator=generator)
@@ -291,7 +299,7 @@ def draw_children(
     following = []
     for tree, nodes, ids, mass, count in zip(trees, frontier, tokens.tolist(), chances, counts, strict=True):
         added: list[int] = []
-        # (minus the chance that the verifier comes to this draw, index of the node, number of the draw, mass left)
+        # (-chance that the verifier reaches this draw, node index, draw number, remaining mass)
         heap = [(-tree.values[node], index, 0, 1.0) for index, node in enumerate(nodes)]
         heapq.heapify(heap)
         while heap and len(added) < count:
@@ -308,7 +316,8 @@ def draw_children(
 
 
 def drawn_from(probs: Tensor, columns: list[dict[int, int]], chosen: list[list[int]], vocab_size: int) -> Tensor:
-    """Distributions (B, M, V) -> (B, N, vocab_size) of the root and the chosen nodes; zeros where no child is drawn."""
+    """Distributions of the root and the chosen nodes: (B, M, V) -> (B, N, vocab_size); 0 for nodes without sampled
+    children."""
     batch, count, size = probs.shape
     padded = torch.nn.functional.pad(probs, (0, max(vocab_size - size, 0), 0, 1))
     width = 1 + max(map(len, chosen))

@@ -1,15 +1,15 @@
-"""Trees grown by a draft network, a level at a pass: EAGLE-2 (Li et al. 2024, arXiv 2406.16858, section 4).
+"""Trees grown by a draft network, one level per pass: EAGLE-2 (Li et al. 2024, arXiv 2406.16858, section 4).
 
-The network continues the target's features (see `mmdec.nn.draft_network`): a column of it is a token beside the
-feature of the token before. In each level the `width` best nodes by cumulative log-probability are expanded; at the end
-the best nodes of all levels are taken. A child is never likelier than its parent and ties go to the elder, so that
-with a node its ancestors are taken, too. A plan with no more nodes than depth is for a chain of likeliest tokens, which
-ends early where the drafter is not sure (`Plan.threshold`). For residual and block sampling children are drawn, as
-`small_model.py` draws them.
+The network continues the target's features (see `mmdec.nn.draft_network`): each of its columns reads a token and the
+feature of the token before. In each level the `width` nodes with the highest cumulative log-probability are expanded;
+at the end the best nodes of all levels are drafted. A child is never likelier than its parent and ties go to the
+earlier node, so a chosen node's ancestors are chosen, too. If the plan has no more nodes than depth, the draft is a
+chain of likeliest tokens, which may end early (`Plan.threshold`). For residual and block sampling the children are
+sampled, as in `small_model.py`.
 
-The network's own cache holds accepted columns alone, with the target's features. What a round accepted waits until the
-next draft, the prompt too: a run that drafts nothing pays nothing. Of waiting columns only keys and values are made;
-the last one, whose token is the root, is run to its end and gives the first level.
+The network's cache holds only accepted columns, computed from the target's features. Newly accepted columns, the prompt
+included, are queued until the next draft, so a run without drafts pays nothing. For queued columns only keys and values
+are computed; the last column, whose token is the root, is run through the whole layer and gives the first level.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mmdec.nn.draft_step import DraftStep
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-WIDTH = 10  # EAGLE-2's
+WIDTH = 10  # EAGLE-2's default
 
 
 @final
@@ -39,8 +39,8 @@ class TreeGrowing:
     """Drafts with a draft network, the target's embedding and its LM head. Holds weights only."""
 
     def __init__(self, network: DraftNetwork, embedding: nn.Module, output: nn.Linear, width: int = WIDTH) -> None:
-        """embedding, output: the target's own (`model.get_input_embeddings()`, `model.get_output_embeddings()`). width:
-        nodes of a level that are expanded at most."""
+        """network: the draft network. embedding, output: the target's own (`model.get_input_embeddings()`,
+        `model.get_output_embeddings()`). width: maximum nodes of a level that are expanded."""
         config = network.config
         if tuple(output.weight.shape) != (config.vocab_size, config.hidden_size):
             raise InputError(
@@ -54,11 +54,11 @@ class TreeGrowing:
 
     @property
     def name(self) -> str:
-        """System, width, and a digest of the network's weights."""
+        """Names the system, the width, and a digest of the network's weights."""
         return f"{self.network.system}-{self.width}-{fingerprint(self.network, self.network.config)}"
 
     def check(self, target: Target) -> None:
-        """Raises InputError for a network of another model, device or precision."""
+        """Raises InputError if the network belongs to another model, device or precision."""
         config = self.network.config
         if (config.hidden_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
             raise InputError(
@@ -73,8 +73,11 @@ class TreeGrowing:
             )
 
     def start(self, context: Context) -> Memory:
-        """Nothing runs yet. A memory of the same conversation is continued where it ends at the first fresh column;
-        any other start is from the fresh columns alone."""
+        """Make the memory of a run, without any pass.
+
+        Continues the memory of the same chat if it ends where the prompt's new columns begin; otherwise reads only
+        those.
+        """
         if context.embeds is None or any(layer not in context.features for layer in self.needs.layers):
             raise InputError(f"`context` must hold the embeddings and the features {self.needs.layers}, but does not.")
         rows, fresh = context.embeds.shape[:2]
@@ -88,12 +91,13 @@ class TreeGrowing:
         return memory
 
     def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """The accepted path waits with its features; each node's next token is known."""
+        """Queue the accepted path with its features."""
         counts = verdict.lengths.tolist()
         memory.queue.append(Waiting.of(self._joined(scores.features), verdict, counts))
         memory.columns = [old + count for old, count in zip(memory.columns, counts, strict=True)]
 
     def select(self, memory: Memory, live: Tensor) -> None:
+        """Keep only the rows live (K,) int64."""
         rows = live.tolist()
         memory.cache.select(live)
         memory.columns = [memory.columns[row] for row in rows]
@@ -103,7 +107,7 @@ class TreeGrowing:
         memory.info = [memory.info[row] for row in rows] if memory.info else []
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        """A tree below each root; a chain where the plan has no more nodes than depth."""
+        """Draft a tree below each root (B,), or a chain if the plan has no more nodes than depth."""
         depth = min(plan.depth, plan.nodes)
         if depth < 1:
             return single(roots)
@@ -119,7 +123,7 @@ class TreeGrowing:
         return levels.tree(roots, hidden, plan)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The target's LM head on hidden (..., H)."""
+        """Apply the target's LM head to hidden (..., H)."""
         return linear(hidden, self.output.weight, self.output.bias)
 
     def _joined(self, features: Mapping[int, Tensor]) -> Tensor:
@@ -127,12 +131,12 @@ class TreeGrowing:
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def take_in(self, memory: Memory) -> LastColumn:
-        """Put keys and values of the waiting columns into the cache. Returns each row's last column, which always comes
-        from a verdict."""
+        """Process the queued columns into the cache. Returns each row's last column, which always stems from a
+        verdict."""
         return self.last_column(memory, self.catch_up(memory))
 
     def last_column(self, memory: Memory, part: Waiting) -> LastColumn:
-        """The rest of `take_in`, after `catch_up`."""
+        """The second half of `take_in`, after `catch_up`."""
         states, queries = self._columns(memory, part)
         counts, features = part.counts, part.features
         if min(counts) == states.shape[1]:
@@ -144,7 +148,7 @@ class TreeGrowing:
         )
 
     def catch_up(self, memory: Memory) -> Waiting:
-        """`take_in`, up to the last prompt. Returns the columns since then, which are still to be taken in."""
+        """The first half of `take_in`: process everything up to the last prompt. Returns the later columns."""
         if memory.packed is None:
             memory.packed = self.network.packed()
         groups = [list(parts) for _, parts in groupby(memory.queue, lambda part: isinstance(part, WaitingPrompt))]
@@ -155,7 +159,8 @@ class TreeGrowing:
         return _joined(groups[-1])
 
     def _columns(self, memory: Memory, part: WaitingPrompt | Waiting) -> tuple[Tensor, Tensor]:
-        """Keys and values of columns into the cache. Returns their states (B, n, H) and queries (B, heads, n, d)."""
+        """Write keys and values of columns to the cache. Returns their states (B, n, H) and queries (B, heads, n,
+        d)."""
         if isinstance(part, WaitingPrompt):
             states, positions, counts = self._prompt(memory, part)
         else:
@@ -170,8 +175,8 @@ class TreeGrowing:
         return states, queries
 
     def _prompt(self, memory: Memory, part: WaitingPrompt) -> tuple[Tensor, Tensor, list[int]]:
-        """Each row's prompt as the network wants it: states (B, M, H), positions (B, M), padded on the right, and how
-        many of them are a row's own."""
+        """The network's input for each row's prompt: states (B, M, H), positions (B, M), padded on the right, and each
+        row's count."""
         earlier = [None] * len(part.mask) if memory.carry is None else list(memory.carry[:, 0])
         prompts = zip(part.embeds, part.features, part.visual, part.mask, earlier, strict=True)
         rows = [
@@ -182,7 +187,7 @@ class TreeGrowing:
         carried = [row.carry for row in rows]
         if any(carry is not None for carry in carried):
             zeros = torch.zeros_like(next(carry for carry in carried if carry is not None))
-            memory.step, memory.asked = None, False  # it reads the carry
+            memory.step, memory.asked = None, False  # it depends on `carry`
             memory.carry = torch.stack([zeros if carry is None else carry for carry in carried])[:, None]
         positions = [row.positions + start for row, start in zip(rows, memory.positions, strict=True)]
         lengths = part.mask.sum(1).tolist()

@@ -1,1 +1,2 @@
-"""Decoding with drafts for models of transformers: the calls, and the bridge between their `generate` and the core."""
+"""Speculative decoding for models of transformers: the calls, and the bridge between `generate` and the decoding
+core."""

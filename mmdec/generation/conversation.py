@@ -1,9 +1,9 @@
-"""A drafter's memory of a conversation: stored with the target's cache from one turn to the next.
+"""Stores a drafter's memory with the target's cache, from one turn of a chat to the next.
 
-A drafter that reads hidden states has a state of its own for every column that the target's cache holds. A new turn's
-pass gives the states of the new columns alone; those of the old ones are in the memory that the run before it ended
-with. It is stored by the cache object itself and is dropped with it: a copy of the cache, a cropped one, or one that
-another model or drafter has written to since begins anew. Tokens are the same either way.
+A drafter that reads hidden states needs a state for every column of the target's cache. A new turn computes only the
+states of new columns; those of old columns are in the memory of the previous run. The memory belongs to the cache
+object and is dropped with it. A copied or cropped cache, or one that another model or drafter has written to, starts
+without a memory. Tokens are the same either way.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class _StoredMemory:
     memory: Any
 
 
-_memories: WeakKeyDictionary[Any, _StoredMemory] = WeakKeyDictionary()  # cache -> its conversation
+_memories: WeakKeyDictionary[Any, _StoredMemory] = WeakKeyDictionary()  # cache -> memory
 _lock = threading.Lock()
 
 
 def forget(cache: Any) -> None:
-    """Drop the memory: what is written to this cache from here on is not the text that the drafter read."""
+    """Drop the memory of a cache that will be filled with text that the drafter does not read."""
     if cache is not None:
         with _lock:
             _memories.pop(cache, None)
@@ -40,14 +40,14 @@ def forget(cache: Any) -> None:
 
 @final
 class ConversationTurn:
-    """A drafter for one run, which begins with the memory of the turn before and stores its own with the cache.
+    """A drafter for one run: starts with the memory of the previous turn, and stores its own with the cache.
 
-    Only the drafter knows whether a memory fits: it compares columns with `Context.past`.
+    The drafter itself decides whether a memory fits, by comparing columns with `Context.past`.
     """
 
     def __init__(self, drafter: Drafter, target: str, cache: Any) -> None:
-        """cache: the caller's, in a batch of one, which the run fills; None: nothing travels."""
-        self.memory: Any = None  # as of now; None before the run starts and after the drafter has failed
+        """cache: the caller's, at batch 1, which the run fills; None: no memory is stored."""
+        self.memory: Any = None  # None before the run starts and after the drafter has failed
         self.needs = drafter.needs
         self._drafter, self._target = drafter, target
         self._cache = cache if drafter.needs.travels else None
@@ -62,11 +62,11 @@ class ConversationTurn:
         self._drafter.check(target)
 
     def start(self, context: Context) -> Any:
-        """The drafter's own, with the memory of the turn before in its context."""
+        """Start the drafter with the previous turn's memory in its context."""
         stored = None
         if self._cache is not None:
             with _lock:
-                stored = _memories.pop(self._cache, None)  # two runs at once do not share it
+                stored = _memories.pop(self._cache, None)  # `pop`: two runs must not share a memory
         if stored is not None and (stored.target, stored.drafter) == (self._target, self._drafter.name):
             context = replace(context, carried=stored.memory)
         self.memory = self._drafter.start(context)
@@ -83,7 +83,7 @@ class ConversationTurn:
         self._watched(self._drafter.select, memory, live)
 
     def _watched(self, call: Any, *arguments: Any) -> Any:
-        """A memory that an error has left half written is dropped."""
+        """Drop the memory if the call fails, because it may be half written."""
         try:
             return call(*arguments)
         except Exception:

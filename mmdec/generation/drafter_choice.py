@@ -1,4 +1,4 @@
-"""What a caller may give as `drafter`: a name, a folder, a dotted path, a smaller model, a Drafter, or None."""
+"""Resolves a caller's `drafter`: a name, a folder, a dotted path, a smaller model, a Drafter, or None."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ DraftedBy = Drafter | PreTrainedModel | str | os.PathLike[str] | None
 
 @final
 class DrafterChoice:
-    """The caller's choice, checked. A folder is read when a model is there to read it for."""
+    """The caller's choice, checked. A folder is read once the model is known."""
 
     def __init__(self, choice: DraftedBy) -> None:
-        """Raises InputError for what is no drafter."""
-        self.networks = (choice,) if isinstance(choice, PreTrainedModel) else ()  # which the drafter runs
+        """Raises InputError if the choice is none of these."""
+        self.networks = (choice,) if isinstance(choice, PreTrainedModel) else ()  # models that the drafter runs
         self._folder = _folder(choice) if isinstance(choice, (str, os.PathLike)) else None
         self._drafter = None if self._folder is not None else _drafter(choice)
         self._loaded: WeakKeyDictionary[PreTrainedModel, tuple[torch.device, torch.dtype, Drafter]]
@@ -36,7 +36,7 @@ class DrafterChoice:
         self._lock = threading.Lock()
 
     def for_model(self, model: PreTrainedModel) -> Drafter | None:
-        """The drafter, on the model's device and in its precision where it is read from a folder."""
+        """The drafter for a model; weights from a folder get the model's device and precision."""
         if self._folder is None:
             return self._drafter
         with self._lock:
@@ -48,8 +48,10 @@ class DrafterChoice:
 
 
 def _folder(choice: str | os.PathLike[str]) -> Path | None:
-    """A folder, also by hub id or as "<model>/<drafter>"; None for a name or a dotted path. Raises InputError for what
-    is none of them."""
+    """The folder of a choice, also by hub id or "<model>/<drafter>"; None for a name or a dotted path.
+
+    Raises: InputError for any other text.
+    """
     if isinstance(choice, str) and (drafter_entry(choice) is not None or is_dotted(choice)):
         return None
     found = drafter_by_name(choice, "drafter")
@@ -59,7 +61,7 @@ def _folder(choice: str | os.PathLike[str]) -> Path | None:
         path = Path(choice)
         if path.is_dir():
             return path
-    except (TypeError, ValueError, OSError):  # bytes, a null character, a name that is too long
+    except (TypeError, ValueError, OSError):  # bytes, a null character, or too long a name
         pass
     raise InputError(
         f"`drafter` must be one of {', '.join(drafter_names())}, a drafter's folder or hub id, a dotted path such "

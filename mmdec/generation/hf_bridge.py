@@ -1,6 +1,6 @@
-"""What `generate` of transformers hands over where its own loop would begin, and what it wants back.
+"""Translates between `generate` of transformers and the decoding core: processors, criteria and outputs.
 
-The calls are in `speculation.py`. Here the processors, criteria and outputs of transformers become those of the core.
+The calls are in `speculation.py`.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ from mmdec.decode.tree import int_list
 from mmdec.targets.hf_target import HfTarget, Output
 from mmdec.types import InputError
 
-ROW_WISE = "mmdec_row_wise"  # set to True on a processor, a criterion or a function: a row's result depends on it alone
-BATCH_BOUND = (  # these hold a value for each row of the batch, or ask for a row's index in it
+# set to True on a processor, criterion or function whose effect on a row depends on that row alone
+ROW_WISE = "mmdec_row_wise"
+BATCH_BOUND = (  # processors that hold a value for each row of the batch, or need a row's index in it
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
-CRITERIA = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)  # read each row by itself
+# criteria that read each row independently
+CRITERIA = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
 OTHER_LOOPS = (
     "penalty_alpha",
     "dola_layers",
@@ -62,7 +64,7 @@ OTHER_LOOPS = (
 
 
 def setting(config: GenerationConfig, name: str) -> Any:
-    """A field of the configuration; transformers gives them no types."""
+    """A field of the configuration; transformers does not type them."""
     return getattr(config, name)
 
 
@@ -87,16 +89,17 @@ def check(target: HfTarget, config: GenerationConfig, synced_gpus: bool | None) 
 
 
 def pad_token(config: GenerationConfig) -> int:
-    """With which `generate` pads shorter rows."""
+    """The token with which `generate` pads shorter rows."""
     token = config._pad_token_tensor  # type: ignore[attr-defined] # `generate` sets it before it hands over
     return 0 if token is None else int(token)
 
 
 def stock_alone(processors: Iterable[Any], criteria: Iterable[Any], batch: int) -> list[str]:
-    """Why only transformers' own loop decodes as it does: sentences without an end, none where drafts cannot be seen.
+    """Reasons why only transformers' own loop can decode, as sentences without a full stop; empty if drafts are
+    possible.
 
-    transformers' own processors and criteria read each row by itself. The caller's may read other rows, or count calls,
-    unless they say `mmdec_row_wise = True`; a subclass is the caller's.
+    transformers' own processors and criteria read each row independently. Those of a caller (subclasses included) may
+    read other rows or count calls, unless they set `mmdec_row_wise = True`.
     """
     criteria = list(criteria)
     foreign = [each for each in processors if not _row_wise(each, _is_stock(each))]
@@ -124,7 +127,7 @@ def _is_stock(processor: Any) -> bool:
 
 
 def _function(given: Any) -> Any:
-    """What the caller wrote: the function in transformers' processor of allowed tokens."""
+    """The caller's own function inside transformers' processor of allowed tokens; other objects unchanged."""
     return vars(given)["_prefix_allowed_tokens_fn"] if type(given) is PrefixConstrainedLogitsProcessor else given
 
 
@@ -134,7 +137,8 @@ def _row_wise(given: Any, known: bool) -> bool:
 
 
 def stop(criteria: Iterable[Any], config: GenerationConfig, batch: int) -> Stop:
-    """The maximum length and the EOS tokens as numbers. Other criteria are called after each token."""
+    """Combine transformers' criteria. Maximum length and EOS tokens become numbers; others are called after each
+    token."""
     limit, eos, others = 2**31, set[int](), list[Criterion]()
     for criterion in criteria:
         if type(criterion) is MaxLengthCriteria:
@@ -150,7 +154,7 @@ def stop(criteria: Iterable[Any], config: GenerationConfig, batch: int) -> Stop:
 
 
 class _AllowedTokens(WholeBatch):
-    """transformers' processor of allowed tokens for one row: the caller's function is asked for this row alone."""
+    """transformers' processor of allowed tokens for one row: it calls the caller's function for this row only."""
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
         return PrefixConstrainedLogitsProcessor(lambda _, text: _function(self.processor)(self.row, text), 1)(
@@ -160,12 +164,12 @@ class _AllowedTokens(WholeBatch):
 
 @final
 class Results:
-    """A run's logits processors, with recorders for the scores and logits that the caller wants."""
+    """A run's logits processors, with recorders of the scores and logits that the caller asked for."""
 
     def __init__(
         self, target: HfTarget, prompt: Tensor, processors: Iterable[Processor], config: GenerationConfig
     ) -> None:
-        """prompt (B, P)."""
+        """prompt: (B, P)."""
         batch, start = prompt.shape
         wanted = bool(setting(config, "return_dict_in_generate"))
         self.scores = ScoreRecorder(batch, start) if wanted and setting(config, "output_scores") else None
@@ -186,7 +190,7 @@ class Results:
 
     @property
     def steps(self) -> Callable[[int, int], Steps] | None:
-        """A row's scores so far, for criteria; None where `generate` gives them none."""
+        """A function that returns a row's scores so far, for criteria; None if `generate` passes them none."""
         return None if self.scores is None else self.scores.row_steps
 
     def output(
@@ -197,7 +201,7 @@ class Results:
         lengths: list[int],
         config: GenerationConfig,
     ) -> Output:
-        """transformers' output object for sequences (B, L) with `lengths` new tokens in each row.
+        """Make transformers' output object for sequences (B, L) with `lengths` new tokens in each row.
 
         Scores after a row's end are zeros.
         """
@@ -207,7 +211,8 @@ class Results:
 
 
 def _suppression(processor: Any, vocab_size: int, device: torch.device) -> Suppression | None:
-    """transformers' processor as one that is applied to all nodes of a draft at once; None for those of other kinds."""
+    """A `Suppression` equal to transformers' processor, applicable to all nodes of a draft at once; None for other
+    kinds."""
     kind = type(cast(object, processor))  # a subclass may do something else
     if kind is SuppressTokensLogitsProcessor:
         tokens, only_at = processor.suppress_tokens, None
@@ -216,6 +221,6 @@ def _suppression(processor: Any, vocab_size: int, device: torch.device) -> Suppr
     else:
         return None
     if (tokens.is_floating_point() and len(tokens)) or bool((tokens >= vocab_size).any()):
-        return None  # unusual tokens: the processor itself handles them
+        return None  # tokens that `Suppression` cannot represent: keep the original processor
     tokens = tokens.to(device, torch.long)
     return Suppression(tokens[tokens >= 0], only_at)  # negative ones name no token

@@ -1,9 +1,9 @@
-"""A read-write lock for each model: many calls decode with it at once, or one changes it for a while.
+"""One read-write lock per model: many calls decode with a model at once, or one call changes it.
 
-Every call of mmdec that decodes with a model reads it: `generate`, `stream`, `transcribe`, `translate_speech`,
-`describe`, a `Chat`, `model.generate(custom_generate=mmdec.speculate(...))`. Whoever changes a model that others may
-use (its attention implementation, hooks, device, dtype, train or eval) writes, and undoes a change for a while before
-leaving:
+Every call of mmdec that decodes with a model takes the read lock: `generate`, `stream`, `transcribe`,
+`translate_speech`, `describe`, a `Chat`, `model.generate(custom_generate=mmdec.speculate(...))`. Code that changes a
+model that other threads may use (attention implementation, hooks, device, dtype, train or eval mode) takes the write
+lock, and undoes a temporary change before it releases the lock:
 
     with model_lock(model).write():
         model.to("cuda")
@@ -27,13 +27,13 @@ T = TypeVar("T")
 
 @final
 class Hold:
-    """One reader's or writer's hold on a lock, and the thread that it belongs to."""
+    """A read or write hold on a lock, and the thread that owns it."""
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()
 
     def move(self) -> None:
-        """Give the hold to the calling thread: a generator may be continued in another thread."""
+        """Transfer the hold to the calling thread. (A generator may continue in another thread.)"""
         self.thread = threading.current_thread()
 
 
@@ -41,21 +41,22 @@ class Hold:
 class ModelLock:
     """A read-write lock. New readers wait while a writer waits.
 
-    A thread that reads or writes may read again. A thread that writes may write again. A thread that reads may not
-    write: it would wait for itself.
+    A thread that holds either lock may read again; a thread that writes may write again. A thread that reads may not
+    write, because it would wait for itself.
     """
 
     def __init__(self, number: int) -> None:
-        self.number = number  # several locks are always taken in this order, so that no two calls block each other
-        # Reentrant: a generator may be collected, and leave, while its thread is inside one of the methods below.
+        self.number = number  # several locks are always taken in the order of their numbers, which prevents deadlocks
+        # Reentrant: the garbage collector may close a generator, which releases its hold, while this thread is inside
+        # one of the methods below.
         self._changed = threading.Condition(threading.RLock())
         self._readers: set[Hold] = set()
-        self._writers: set[Hold] = set()  # of one thread
-        self.waiting = 0  # how many ask to write; for others to read, not to set
+        self._writers: set[Hold] = set()  # all of one thread
+        self.waiting = 0  # how many threads wait to write; read-only for others
 
     @contextmanager
     def read(self) -> Generator[Hold]:
-        """Shared with other readers. Any thread may release it."""
+        """Hold the lock for reading, together with other readers. Any thread may release it. Yields the hold."""
         with self._changed:
             if not self._held(self._readers | self._writers):
                 self._changed.wait_for(lambda: not self._writers and not self.waiting)
@@ -70,7 +71,7 @@ class ModelLock:
 
     @contextmanager
     def write(self) -> Generator[Hold]:
-        """Exclusive. Raises InputError if this thread is already reading the model."""
+        """Hold the lock for writing, alone. Yields the hold. Raises InputError if this thread is reading the model."""
         with self._changed:
             if not self._held(self._writers):
                 if self._held(self._readers):
@@ -83,7 +84,7 @@ class ModelLock:
                     self._changed.wait_for(lambda: not self._writers and not self._readers)
                 finally:
                     self.waiting -= 1
-                    self._changed.notify_all()  # where the wait was broken off
+                    self._changed.notify_all()  # wakes readers, also if the wait was interrupted
             hold = Hold()
             self._writers.add(hold)
         try:
@@ -96,7 +97,8 @@ class ModelLock:
     @staticmethod
     def _held(holds: set[Hold]) -> bool:
         current = threading.current_thread()
-        return any(hold.thread is current for hold in list(holds))  # a copy: one may leave meanwhile, see above
+        # a copy: a hold may be released meanwhile, see above
+        return any(hold.thread is current for hold in list(holds))
 
 
 _locks: WeakKeyDictionary[nn.Module, ModelLock] = WeakKeyDictionary()
@@ -105,7 +107,11 @@ _making = threading.Lock()
 
 
 def model_lock(model: nn.Module) -> ModelLock:
-    """The model's lock. Every call returns the same object, as long as the model exists."""
+    """The read-write lock of a model. Every call with the same model returns the same object.
+
+    model: any module, for example the model that you pass to `generate`.
+    Returns: a `ModelLock`, with context managers `read()` and `write()`.
+    """
     with _making:
         if model not in _locks:
             _locks[model] = ModelLock(next(_numbers))
@@ -114,8 +120,11 @@ def model_lock(model: nn.Module) -> ModelLock:
 
 @contextmanager
 def reading(*models: nn.Module, writing: Sequence[nn.Module] = ()) -> Generator[list[Hold]]:
-    """Hold several models: `models` for reading, `writing` for writing. A model named in both is only written. Locks
-    are taken in one fixed order, so that two calls with the same models cannot block each other."""
+    """Hold the locks of several models, all taken in one fixed order so that two calls cannot deadlock.
+
+    models: held for reading. writing: held for writing; a model in both is only held for writing.
+    Yields: the holds.
+    """
     locks = {model_lock(model): model in writing for model in (*models, *writing)}
     with ExitStack() as stack:
         order = sorted(locks, key=lambda lock: lock.number)
@@ -123,8 +132,11 @@ def reading(*models: nn.Module, writing: Sequence[nn.Module] = ()) -> Generator[
 
 
 def read_while(models: Sequence[nn.Module], items: Iterator[T]) -> Iterator[T]:
-    """The items of a generator that uses the models: whoever asks for the next one is the reader. It reads no more once
-    the generator is at its end, closed or collected, in whichever thread."""
+    """Yield the items of a generator that uses the models, and hold the models for reading meanwhile.
+
+    The thread that asks for the next item becomes the reader. The hold ends when the generator is exhausted, closed or
+    garbage-collected, in whichever thread.
+    """
     with reading(*models) as holds:
         for item in items:
             yield item

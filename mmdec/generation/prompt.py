@@ -1,4 +1,4 @@
-"""What a language model is asked to continue: token ids, with whatever else a tokenizer gives, checked."""
+"""The inputs of a language model's `generate`: token ids and other tokenizer outputs, checked."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from transformers import Cache, GenerationConfig, PreTrainedModel
 from mmdec.checks.arguments import check_callable, check_whole, show
 from mmdec.types import InputError
 
-MAX_SEQUENCES = 1024  # of each prompt
-INSTEAD = {  # what `generate` of transformers would not hand over
+MAX_SEQUENCES = 1024  # maximum sequences per prompt
+INSTEAD = {  # options that `generate` does not pass to a custom loop, with the alternative
     "assistant_model": "Give it as `drafter`.",
     "streamer": "Iterate over `mmdec.stream`, or call `model.generate(custom_generate=mmdec.speculate(streamer=...))`.",
 }
 
 
 def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
-    """Token ids by name, with what else a tokenizer gives. Raises InputError for what this model cannot read."""
+    """Model inputs by name, from token ids or a tokenizer's output. Raises InputError if the model cannot read them."""
     if not isinstance(inputs, (Tensor, Mapping)):
         raise InputError(
             f"`inputs` must be token ids (B, P) or a tokenizer's output, but is {show(inputs)}. Call "
@@ -56,8 +56,10 @@ def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
 
 
 def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
-    """Raise InputError for options of `generate` that would fail, or fill the memory, before it hands over. named: the
-    inputs."""
+    """Raise InputError for options of `generate` that would fail or exhaust the memory before the loop starts.
+
+    named: the inputs by name.
+    """
     if "custom_generate" in options:
         raise InputError(
             f"`custom_generate` must be left out, but is {show(options['custom_generate'])}. Call `model.generate` for "
@@ -73,7 +75,7 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
             raise InputError(f"`{name}` must be left out, but is {show(options[name])}. {remedy}")
     if twice := sorted(options.keys() & named.keys()):
         raise InputError(f"`{twice[0]}` must be given once, but is among `inputs` and the options. Drop one.")
-    for name in ("num_beams", "num_return_sequences"):  # by which the rows are multiplied
+    for name in ("num_beams", "num_return_sequences"):  # they multiply the rows
         if options.get(name) is not None:
             most = 1 if name == "num_beams" else MAX_SEQUENCES
             check_whole(name, options[name], 1, most, "Beams need `model.generate`'s own loop.")
@@ -94,11 +96,13 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
 
 
 def tokenizer_options(options: dict[str, Any], model: PreTrainedModel) -> tuple[Any, bool]:
-    """Take out of `options` what `generate` needs a tokenizer for, which it drops where the loop is another's: the
-    strings at which a text ends, and whether the prompts' last tokens are to be written anew."""
+    """Remove from `options` those that need a tokenizer, which `generate` does not pass to a custom loop.
+
+    Returns: the strings at which a text ends, or None; and whether to heal the prompts' last tokens.
+    """
     taken: dict[str, Any] = {}
     for name in ("stop_strings", "token_healing"):
-        if own := getattr(model.generation_config, name, None):  # fills what a call leaves out
+        if own := getattr(model.generation_config, name, None):  # the model's own setting, if the call has none
             raise InputError(
                 f"`model.generation_config.{name}` must be None, but is {show(own)}. Set it to None, and pass `{name}` "
                 "with `tokenizer`."
@@ -115,8 +119,10 @@ def tokenizer_options(options: dict[str, Any], model: PreTrainedModel) -> tuple[
 
 
 def healed(ids: Tensor, mask: Tensor | None, model: PreTrainedModel, tokenizer: Any) -> Tensor:
-    """Token ids (B, P) as `generate` has them with `token_healing`. Raises InputError where they are fewer or more than
-    before, so that mask (B, P) is none of theirs."""
+    """Token ids (B, P) after `generate`'s token healing.
+
+    Raises: InputError if their number changes, because mask (B, P) would no longer fit.
+    """
     found = cast(Any, model).heal_tokens(ids, tokenizer)
     if found.shape != ids.shape or mask is None:
         given = f"have {found.shape[1]} columns for {ids.shape[1]}" if mask is not None else "come without their mask"
@@ -128,12 +134,12 @@ def healed(ids: Tensor, mask: Tensor | None, model: PreTrainedModel, tokenizer: 
 
 
 def option_names(model: PreTrainedModel) -> set[str]:
-    """What `model.generate` takes by name: its own arguments, settings of generation, and the model's inputs."""
+    """All names that `model.generate` takes: its arguments, generation settings, and the model's inputs."""
     functions: tuple[Any, ...] = (model.generate, model.prepare_inputs_for_generation, model.forward)
     taken = {name for function in functions for name in signature(function).parameters}
     return {name for name in {*taken, *vars(GenerationConfig())} if not name.startswith("_")}
 
 
 def _functions(listed: object) -> bool:
-    """Whether it is a list of things to call."""
+    """Whether this is a list of callables."""
     return isinstance(listed, list) and all(map(callable, cast(list[object], listed)))

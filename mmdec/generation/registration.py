@@ -1,4 +1,4 @@
-"""Makes what mmdec adds known to transformers."""
+"""Registers mmdec's attention implementation and model classes with transformers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ REGISTER_THEMSELVES = ("mmdec.targets.attention", "mmdec.hub.auto_config", "mmde
 
 
 def register() -> None:
-    """Make transformers know mmdec's attention implementation and model folders.
+    """Register mmdec's attention implementation and model folders with transformers.
 
-    After it `model.set_attn_implementation("mmdec_tree")`, `AutoConfig` and `AutoModel` take mmdec's. Importing
-    `mmdec.generation.speculation`, which `mmdec.generate` does, calls it. It loads transformers' model classes.
+    Afterwards `model.set_attn_implementation("mmdec_tree")`, `AutoConfig` and `AutoModel` accept mmdec's names.
+    Importing `mmdec.generation.speculation` (as `mmdec.generate` does) calls this function. It imports transformers'
+    model classes.
     """
     for module in REGISTER_THEMSELVES:
         import_module(module)

@@ -1,4 +1,4 @@
-"""One run of the decoding loop in place of the loop of `generate`: checked and put together, then iterated."""
+"""`Speculation`: checks and prepares one run of the decoding loop, which replaces the loop of `generate`."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _statistics = DecodingStatistics()
 
 
 def default_statistics() -> DecodingStatistics:
-    """The statistics of every run in this process that was not given `statistics=`."""
+    """The process-wide `DecodingStatistics`: used by every call without `statistics=`."""
     return _statistics
 
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that was checked and put together. Iterating `rounds` executes it."""
+    """A run that is checked and prepared. Iterating `rounds` executes it."""
 
     text: Sequences
     rounds: Iterator[Round]
@@ -53,20 +53,23 @@ class PreparedRun:
     target: HfTarget
     inputs: Mapping[str, Any]
     results: Results
-    turn: ConversationTurn | None  # the drafter as this run uses it
+    turn: ConversationTurn | None  # the drafter, wrapped for this run
 
     @property
     def rows(self) -> int:
-        """How many the batch has."""
+        """Rows of the batch."""
         return len(self.text.tokens)
 
     @property
     def sequences(self) -> Tensor:
-        """(B, L) when all rounds are over."""
+        """Prompts and new tokens (B, L); complete once all rounds are done."""
         return self.text.padded(self.pad)
 
     def output(self, config: GenerationConfig) -> Tensor | Output:
-        """What `generate` returns, when all rounds are over: sequences (B, L), or transformers' output object."""
+        """What `generate` returns, once all rounds are done: sequences (B, L), or transformers' output object.
+
+        config: decides between the two by `return_dict_in_generate`.
+        """
         sequences = self.sequences
         if not setting(config, "return_dict_in_generate"):
             return sequences
@@ -75,7 +78,7 @@ class PreparedRun:
 
 
 class Speculation:
-    """What `generate(custom_generate=...)` calls in place of its own loop."""
+    """The custom loop that `mmdec.speculate` returns and `generate(custom_generate=...)` calls."""
 
     def __init__(
         self,
@@ -101,21 +104,26 @@ class Speculation:
         self.statistics = default_statistics() if statistics is None else statistics
         self.nodes: Nodes = 0 if isinstance(nodes, tuple) and not nodes[0] else nodes
         self.on_round, self.streamer = on_round, streamer
-        self._told = set[str]()  # the warnings that were given
+        self._told = set[str]()  # warnings already given
 
     @property
     def networks(self) -> tuple[PreTrainedModel, ...]:
-        """The drafter's own models."""
+        """The models that the drafter itself runs."""
         return self.choice.networks
 
     def drafter_for(self, model: PreTrainedModel) -> Drafter | None:
-        """The drafter of runs with this model; None for plain decoding."""
+        """Make or load the drafter for a target model. None means plain decoding."""
         return self.choice.for_model(model)
 
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
     ) -> Tensor | Output:
-        """The sequences (B, L), or transformers' output object where the configuration asks for one."""
+        """Decode. transformers calls this with what `generate` prepared.
+
+        model: the target. input_ids: (B, P) int64. generation_config: the merged configuration. inputs: further model
+            inputs.
+        Returns: sequences (B, L), or transformers' output object if the configuration asks for one.
+        """
         with reading(model, *self.networks):
             run = self.begin(target_of(model), model, input_ids, generation_config, **inputs)
             if self.streamer is not None:
@@ -141,7 +149,12 @@ class Speculation:
         synced_gpus: bool | None = None,
         **inputs: Any,
     ) -> PreparedRun | StockRun:
-        """Check and prepare everything. No pass of the model runs yet."""
+        """Check the arguments and prepare the run, without any pass of the model.
+
+        target: the adapter of `model`. input_ids: (B, P) int64. Others: as transformers passes them to a custom loop.
+        Returns: a `PreparedRun`, or a `StockRun` if transformers' own loop must decode.
+        Raises: InputError if the model, the drafter, the rule or an option is not supported.
+        """
         if self.streamer is not None and len(input_ids) > 1:
             raise InputError(f"`streamer` must serve one row, but the batch has {len(input_ids)}. Use `mmdec.stream`.")
         check(target, generation_config, synced_gpus)
@@ -150,9 +163,10 @@ class Speculation:
             drafter.check(target)
         name, batch = self._rule_name(generation_config), len(input_ids)
         if self.nodes == 0:
-            drafter = None  # it would learn in vain
+            drafter = None  # plain decoding: the drafter's updates would be wasted
         together = (drafter is not None or batch > 1) and siblings_matter(model, target)
-        asked = batch > 1 or (drafter is not None and name == "block")  # which asks ahead
+        # these call processors before it is known whether the node is accepted
+        asked = batch > 1 or (drafter is not None and name == "block")
         faults = stock_alone(logits_processor, stopping_criteria, batch) if asked else []
         self._warn(faults)
         if faults or (together and batch > 1):
@@ -178,7 +192,7 @@ class Speculation:
         return PreparedRun(text, rounds, pad, target, inputs, results, turn)
 
     def _warn(self, faults: list[str]) -> None:
-        """Once for each fault, of however many runs."""
+        """Warn about each fault once in the lifetime of this object."""
         for fault in faults:
             if fault not in self._told:
                 self._told.add(fault)
@@ -200,7 +214,8 @@ class Speculation:
     def _rule(self, name: RuleName, config: GenerationConfig, batch: int) -> Rule:
         sampled, seed = bool(setting(config, "do_sample")), self.seed
         if sampled and seed is None and (batch > 1 or name in ("residual", "block")):
-            seed = int(torch.randint(2**62, ()))  # from torch's own generator: `torch.manual_seed` repeats the run
+            # torch's own generator, so that `torch.manual_seed` makes the run repeatable
+            seed = int(torch.randint(2**62, ()))
         if name in ("residual", "block"):
             stream = Stream(cast(int, seed), float(setting(config, "temperature") or 1.0))
             return ResidualRule(stream) if name == "residual" else BlockRule(stream)
@@ -211,7 +226,7 @@ class Speculation:
 def _extending(
     rounds: Iterator[Round], target: HfTarget, inputs: Mapping[str, Any], text: Sequences, pad: int
 ) -> Iterator[Round]:
-    """The same; after the last the caller's cache holds all that it would hold after `generate`."""
+    """Yield the same rounds; at the last, extend the caller's cache to what `generate` would leave in it."""
     for round_ in rounds:
         if not text.live:
             target.extend(inputs, text.padded(pad))

@@ -1,7 +1,7 @@
-"""The calls for models of transformers: `generate`, `stream`, and `speculate` for `model.generate`.
+"""`generate`, `stream`, and `speculate` (for `model.generate`): the calls for models of transformers.
 
 transformers prepares everything (masks, caches, processors, stopping criteria) and hands over where its own loop would
-begin, so that every option of `generate` keeps its meaning. What cannot work is refused before the first pass.
+begin, so every option of `generate` keeps its meaning. Unsupported input is refused before the first pass.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ register()
 class Generation:
     """The result of `generate`."""
 
-    sequences: Tensor  # (B, L) prompts and new tokens, shorter rows padded on the right
+    sequences: Tensor  # (B, L) prompts and new tokens; shorter rows are padded on the right
     rounds: list[Round]
     lossless: bool  # False for typical acceptance
 
     @property
     def tokens_per_round(self) -> float:
-        """New tokens for each row and round, correction or bonus included; the prompt's pass is not counted."""
+        """Mean new tokens per row and round, the correction or bonus token included; the prompt's pass is not
+        counted."""
         later = self.rounds[1:]
         passes = sum(len(round_.rows) for round_ in later)
         return sum(len(tokens) for round_ in later for tokens in round_.tokens) / passes if passes else 1.0
 
     def __str__(self) -> str:
-        """Three lines: how much, in how many rounds, in how many seconds."""
+        """Three lines: the number of tokens, of rounds, and of seconds."""
         rows, tokens = len(self.sequences), sum(len(tokens) for round_ in self.rounds for tokens in round_.tokens)
         seconds = {name: sum(getattr(round_, name) for round_ in self.rounds) for name in ("target", "drafter", "core")}
         what = f"{counted(rows, 'row')}, {counted(tokens, 'new token')}"
@@ -68,24 +69,31 @@ def generate(
     statistics: DecodingStatistics | None = None,
     **options: Any,
 ) -> Generation:
-    """`model.generate(**inputs, **options)` with drafts: the same output, in fewer passes of the model.
+    """Call `model.generate(**inputs, **options)` with speculative decoding: the same output, in fewer passes of the
+    model.
 
-    inputs: token ids (B, P), or a tokenizer's output. drafter: a registered name ("lookup", "recycling"), a folder with
-    a drafter's weights, its hub id, or "<model>/<drafter>" for one of a shipped model, a dotted path
-    "package.module:Class", a smaller model with the same vocabulary, an object that follows `mmdec.types.Drafter`, or
-    None. rule: None follows `do_sample`. "greedy" and
-    "sampled" give plain decoding's own tokens (sampling at batch 1: those of `generate` under the same
-    `torch.manual_seed`; in larger batches, or with a `seed`: those of the same call without a drafter). "residual" and
-    "block" give the model's own distribution and are for drafts that are drawn, as a smaller model's. "typical" is
-    LOSSY.
-    num_speculative_tokens: nodes of a draft below the root, in a chain; (nodes, depth) is for a tree; None lets a
-    budget choose by measured times and acceptance, 0 is plain decoding. statistics: holds these measurements from
-    earlier runs and receives those of this one; None is `mmdec.default_statistics()`.
-    options: whatever `generate` takes. A processor or criterion of the caller's own in a batch makes transformers' own
-    loop decode, without drafts and with a warning, unless it says by `mmdec_row_wise = True` that what it does to a row
-    depends on that row and its index alone.
-
-    Raises InputError for what cannot work: beams, a cache that cannot roll back, a drafter of another vocabulary.
+    model: a loaded language or vision-language model of transformers.
+    inputs: token ids (B, P) int64, or a tokenizer's or processor's output.
+    drafter: a registered name ("lookup", the default, or "recycling"), a folder or hub id of a drafter with weights,
+        "<model>/<drafter>" for a shipped one, a dotted path "package.module:Class", a smaller model with the same
+        vocabulary, an object that implements `mmdec.types.Drafter`, or None for plain decoding.
+    rule: how drafted tokens are accepted. "greedy" and "sampled" give exactly the tokens of plain decoding. (Sampling
+        at batch 1 equals `generate` under the same `torch.manual_seed`; larger batches, or calls with a `seed`, equal
+        the
+        same call without a drafter.) "residual" and "block" give the model's own distribution and suit drafters that
+        sample, such as a smaller model. "typical" is LOSSY. Default None: "greedy" or "sampled", by `do_sample`.
+    num_speculative_tokens: draft tokens per round: a number for a chain, (nodes, depth) for a tree, 0 for plain
+        decoding. Default None: chosen in each round from measured times and acceptance.
+    seed: seed of the sampling. Default None: torch's own generator.
+    statistics: measurements of earlier runs; this run adds its own. Default None: `mmdec.default_statistics()`.
+    options: any argument of `generate`. In a batch, a processor or criterion of your own makes transformers' loop
+        decode without drafts, with a warning, unless it sets `mmdec_row_wise = True`: its effect on a row then must
+        depend on
+        that row and its index alone.
+    Returns: a `Generation`: the sequences (B, L), and what happened in each round.
+    Raises: InputError for beam search, a cache that cannot be rolled back, a drafter with another vocabulary, or a
+        wrong argument.
+    Source: speculative decoding (Leviathan et al. 2023); the rules' papers are named in `mmdec.decode.verify`.
     """
     speculation = Speculation(drafter, rule, num_speculative_tokens, seed, statistics)
     with _reading(model, speculation):
@@ -105,10 +113,15 @@ def stream(
     statistics: DecodingStatistics | None = None,
     **options: Any,
 ) -> Iterator[Round]:
-    """The rounds of `generate` as they come: each row's new tokens, and with a tokenizer their text.
+    """Yield the rounds of `generate` as they finish.
 
-    Close the iterator, or drop it, to cancel: nothing runs between two rounds. From the first round to the end the
-    iterator holds the model's read lock (`mmdec.model_lock`): the model cannot be changed until then.
+    Close the iterator, or drop it, to cancel: no computation happens between two rounds. From the first round to the
+    end it holds the model's read lock (`mmdec.model_lock`), so the model cannot be changed until then.
+
+    model, inputs, drafter, rule, num_speculative_tokens, seed, statistics, options: as for `generate`.
+    tokenizer: decodes each round's tokens into `Round.text`. Default None: no text.
+    Returns: an iterator of `Round`, which holds each row's new tokens.
+    Raises: InputError as `generate`, and for a tokenizer without `decode`.
     """
     if tokenizer is not None:
         check_methods("tokenizer", tokenizer, ("decode",), "Pass the model's tokenizer.")
@@ -129,23 +142,28 @@ def speculate(
     streamer: Any = None,
     statistics: DecodingStatistics | None = None,
 ) -> Speculation:
-    """For `model.generate(..., custom_generate=mmdec.speculate("lookup"))`; arguments as for `mmdec.generate`.
+    """Make a decoding loop for `model.generate(..., custom_generate=mmdec.speculate("lookup"))`.
 
-    The object has no state of a run and can be used for many. `on_round` is called with every round; `streamer` gets
-    every token. transformers passes neither its own `streamer` on to a custom loop, nor `assistant_model`, nor the
-    tokenizer that `stop_strings` and `token_healing` need: give these here, as `drafter`, and to `mmdec.generate` (or
-    pass a `StopStringCriteria`).
+    The object keeps no state between runs, so many calls may share it. transformers does not pass its own `streamer`,
+    `assistant_model` and tokenizer to a custom loop: give `streamer` and `drafter` here, and pass a
+    `StopStringCriteria` instead of `stop_strings`; for `token_healing` call `mmdec.generate`.
+
+    drafter, rule, num_speculative_tokens, seed, statistics: as for `generate`.
+    on_round: called with each `Round`. Default None.
+    streamer: gets each token, as transformers' `TextStreamer` does; for batch size 1. Default None.
+    Returns: a `Speculation`.
+    Raises: InputError if an argument is wrong.
     """
     return Speculation(drafter, rule, num_speculative_tokens, seed, statistics, on_round, streamer)
 
 
 @dataclass(frozen=True)
 class _Beginning:
-    """Takes what `generate` has prepared, and hands the run out instead of finishing it."""
+    """A custom loop that returns the prepared run to `_begin` instead of executing it."""
 
     speculation: Speculation
     target: HfTarget
-    held: Mapping[str, Any]  # goes past `generate`
+    held: Mapping[str, Any]  # inputs that `generate` must not see
 
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
@@ -154,7 +172,8 @@ class _Beginning:
 
 
 def _reading(model: object, speculation: Speculation) -> AbstractContextManager[object]:
-    """Hold the model and the drafter's networks for reading; `_begin` refuses what is no model."""
+    """Hold the model and the drafter's networks for reading. An object that is no model is left for `_begin` to
+    refuse."""
     return reading(*((model, *speculation.networks) if isinstance(model, PreTrainedModel) else ()))
 
 
@@ -169,7 +188,8 @@ def _begin(
             "loop several times. Call `model.generate(inputs, custom_generate=mmdec.speculate(drafter))`."
         )
     named = prompt_inputs(model, inputs)
-    names = {*options} - {"tokenizer"} or {*named} - {"input_ids"}  # options first: inputs are seldom to blame
+    # errors name options if there are any: inputs are seldom at fault
+    names = {*options} - {"tokenizer"} or {*named} - {"input_ids"}
     check_options(options, named)
     options = dict(options)
     if speculation.rule is not None and speculation.rule != "typical":
@@ -182,20 +202,20 @@ def _begin(
             options["stopping_criteria"] = [*(options.get("stopping_criteria") or ()), ends]
         if heals:
             named["input_ids"] = healed(named["input_ids"], named.get("attention_mask"), model, tokenizer)
-        prepare: Any = model.generate  # torch types what it finds in a module as a tensor
+        prepare: Any = model.generate  # torch types the attributes of a module as tensors
         prepared, held_back = target.hold_back({**options, **named})
         run = prepare(**prepared, custom_generate=_Beginning(speculation, target, held_back))
-        if held_back and isinstance(run, StockRun):  # whose loop takes all from `generate`
+        if held_back and isinstance(run, StockRun):  # the stock loop needs every input from `generate`
             run = prepare(**options, **named, custom_generate=_Beginning(speculation, target, {}))
     except (InputError, MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # nothing has run yet: what transformers prepares fails as it likes
+    except Exception as error:  # only transformers' preparation has run, which may raise anything
         raise options_error(names, error, {*option_names(model), *signature(generate).parameters}) from error
     return cast(PreparedRun | StockRun, run)
 
 
 def _with_text(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[Round]:
-    """Add text: what a round's tokens add to the text before; an unfinished character waits for its next token."""
+    """Add to each round the text that its tokens append. An incomplete character waits for its next token."""
     tokens: list[list[int]] = [[] for _ in range(rows)]
     texts = [""] * rows
     for round_ in rounds:

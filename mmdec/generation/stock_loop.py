@@ -1,7 +1,7 @@
-"""A run of transformers' own loop, for what only that loop does as it does.
+"""Runs transformers' own loop, without drafts, if only that loop gives the right result.
 
-A caller's own processor or criterion may read all rows at once; activations that are quantised for a whole batch change
-with each row that ends. There are no drafts then. Whoever asked for rounds gets them: one for each token.
+A caller's processor or criterion may read all rows at once; activations quantised over a whole batch change with each
+row that ends. Callers that ask for rounds get one for each token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mmdec.runtime import Stopwatch
 
 @final
 class StockRun:
-    """Iterating `rounds` executes it; they come when the run is over, as the loop cannot be left in between."""
+    """Iterating `rounds` runs the loop. All rounds arrive after the run, because the loop cannot be interrupted."""
 
     def __init__(
         self,
@@ -32,8 +32,7 @@ class StockRun:
         inputs: Mapping[str, Any],
         seed: int | None,
     ) -> None:
-        """What `generate` hands over, as it is. seed: of torch's generator for this run alone; None leaves it as it
-        is."""
+        """The inputs as `generate` passes them. seed: of torch's generator during this run; None: not seeded."""
         self.rows = len(input_ids)
         self._model, self._ids, self._config, self._seed = model, input_ids, config, seed
         self._processors, self._criteria, self._inputs = processors, criteria, inputs
@@ -42,11 +41,11 @@ class StockRun:
 
     @property
     def sequences(self) -> Tensor:
-        """(B, L) when all rounds are over."""
+        """Prompts and new tokens (B, L); complete once all rounds are done."""
         return self._result if isinstance(self._result, Tensor) else self._result.sequences
 
     def output(self, config: GenerationConfig) -> Any:
-        """What `generate` returns, when all rounds are over."""
+        """What `generate` returns, once all rounds are done."""
         return self._result
 
     def _run(self) -> Iterator[Round]:
@@ -68,20 +67,20 @@ class StockRun:
 
 @final
 class _Record(StoppingCriteriaList):
-    """The criteria of the run; what they are asked about is kept as rounds."""
+    """The run's stopping criteria; records each call as a round."""
 
     def __init__(self, criteria: Any, ids: Tensor, device: torch.device) -> None:
         super().__init__(criteria)  # type: ignore[misc] # a list of whatever
         self.rounds: list[Round] = []
         self._live = list(range(len(ids)))
-        # Without an end-of-sequence token the loop writes on in rows that have ended.
+        # without an EOS token the loop keeps writing in rows that have ended
         self._pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         self._ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
         self._raw: Tensor = torch.empty(0)
         self._stopwatch = Stopwatch(device)
 
     def logits(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """A processor before all others: raw logits (B, V)."""
+        """A processor that runs first and records the raw logits (B, V)."""
         self._raw = scores.log_softmax(-1)
         return scores
 

@@ -1,7 +1,7 @@
-"""What transformers' `AutoConfig` reads of the folders that mmdec writes: one class for translators, one for drafters.
+"""Configuration classes for `AutoConfig` of transformers: one for translators, one for drafters.
 
-`mmdec.register` makes `AutoConfig` know them. They carry the settings as the folder's config.json has
-them; the networks are built by mmdec's own readers, which check them.
+`mmdec.register` registers them. They hold the settings of the folder's config.json unchanged; mmdec's own loaders check
+them and build the networks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ DASPEECH, DRAFTER = "mmdec-daspeech", "mmdec-drafter"
 
 
 class DASpeechModelConfig(PreTrainedConfig):
-    """A translator's settings: `architecture`, `vocoder`, `decoding`."""
+    """The configuration of a translator: `architecture`, `vocoder`, `decoding`."""
 
     model_type = DASPEECH
 
@@ -25,7 +25,7 @@ class DASpeechModelConfig(PreTrainedConfig):
 
 
 class DrafterModelConfig(PreTrainedConfig):
-    """A draft network's settings; `settings["system"]` names it, as in `mmdec.drafters.registry`."""
+    """The configuration of a draft network; `settings["system"]` names its class, as in `mmdec.drafters.registry`."""
 
     model_type = DRAFTER
 
@@ -36,7 +36,7 @@ class DrafterModelConfig(PreTrainedConfig):
 
 
 def _own(settings: dict[str, Any]) -> dict[str, Any]:
-    """What the folder says, without what transformers adds; once more what `to_dict` gave."""
+    """The folder's own settings, without those that transformers adds; also undoes `to_dict`."""
     inner = settings.get("settings")
     if isinstance(inner, dict):
         return dict(inner)

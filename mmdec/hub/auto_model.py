@@ -1,11 +1,11 @@
-"""mmdec's own models as transformers knows models: `AutoModel.from_pretrained(folder or hub id)` after `import mmdec`.
+"""Registers mmdec's models with `AutoModel` of transformers: `AutoModel.from_pretrained(folder or hub id)`.
 
     model = AutoModel.from_pretrained("runs/translator")         # a DASpeechModel
     drafter = AutoModel.from_pretrained("owner/eagle-for-mine")  # a DrafterModel
 
-AutoModel needs a folder whose config.json names its `model_type`, as those that are written now do; the classes below
-read older ones, too. Folders are read and written by mmdec's own readers: safetensors inside the folder alone, no
-pickle, no remote code. To translate or to draft, `mmdec.load` and `mmdec.load_drafter` are the doors.
+It works after `import mmdec`. AutoModel needs a folder whose config.json names its `model_type`, as newly written ones
+do; the classes below also read older ones. mmdec's own loaders read and write the folders: safetensors inside the
+folder only, no pickle, no remote code. For translating or drafting, use `mmdec.load` and `mmdec.load_drafter`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from mmdec.hub.auto_config import DASpeechModelConfig, DrafterModelConfig
 from mmdec.hub.find import drafter_path, find
 from mmdec.hub.publish import push_folder
 
-# What AutoModel passes on and what says nothing of mmdec's folders.
+# arguments that AutoModel passes on and that do not concern mmdec's folders
 _PASSED = ("config", "trust_remote_code", "adapter_kwargs", "code_revision", "_from_auto", "_commit_hash")
 _UPLOADING = ("private", "token", "revision", "commit_message")
 _FETCHING = ("revision", "token", "cache_dir", "force_download", "local_files_only")
 
 
 class _Model(PreTrainedModel):
-    """Reads, writes and uploads a folder."""
+    """A model that can be saved to a folder and uploaded."""
 
     def save_pretrained(  # type: ignore[override] # fewer options
         self,
@@ -41,10 +41,10 @@ class _Model(PreTrainedModel):
         repo_id: str | None = None,
         **options: Any,
     ) -> None:
-        """Write the folder in one step: on an error the old one stays.
+        """Write the model's folder. If writing fails, an existing folder stays as it was.
 
-        `push_to_hub=True` uploads it, too; options: as for `push_to_hub`. Raises InputError for other options, before
-        anything is written.
+        push_to_hub: also upload it. options: as for `push_to_hub`. Raises: InputError for other options, before
+            writing.
         """
         uploading = _uploading(options)
         self.write(Path(save_directory))
@@ -59,15 +59,15 @@ class _Model(PreTrainedModel):
             return push_folder(Path(folder) / "model", repo_id, **uploading)
 
     def write(self, folder: Path) -> None:
-        """As mmdec writes it."""
+        """Write the files in mmdec's format."""
         raise NotImplementedError
 
     def _init_weights(self, module: Any) -> None:
-        """Nothing is initialised: weights are read."""
+        """Do nothing: all weights are loaded."""
 
 
 class DASpeechModel(_Model):
-    """A translator: `network` (mel filterbanks to phones and mels), `vocoder`, and tables, as `parts`."""
+    """A translator: `network` (mel filterbanks to phones and mels) and `vocoder`; `parts` also holds the tables."""
 
     config_class = DASpeechModelConfig
     base_model_prefix = "network"
@@ -82,7 +82,7 @@ class DASpeechModel(_Model):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], *_: Any, **options: Any) -> Self:
-        """A translator by shipped name, directory or hub id. options: dtype, and those of fetching."""
+        """Load a translator by shipped name, directory or hub id. options: dtype, and those of `snapshot_download`."""
         from mmdec.hub.daspeech import complete, read_parts
 
         dtype, fetching = _options(options)
@@ -103,7 +103,7 @@ class DASpeechModel(_Model):
 
 
 class DrafterModel(_Model):
-    """A drafter's network, for whichever target it was trained; a target's embedding and LM head are not part of it."""
+    """A drafter's network without a target; the target's embedding and LM head are not part of it."""
 
     config_class = DrafterModelConfig
     base_model_prefix = "network"
@@ -116,7 +116,8 @@ class DrafterModel(_Model):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], *_: Any, **options: Any) -> Self:
-        """A drafter's network by directory, hub id, or a shipped model's name and the drafter's: "vlm-scenes/eagle"."""
+        """Load a drafter's network by directory, hub id, or "<model>/<drafter>" for a shipped one
+        ("vlm-scenes/eagle")."""
         from mmdec.hub.medusa import SYSTEM, read_heads
         from mmdec.hub.vlm_drafters import read_network
 
@@ -127,7 +128,7 @@ class DrafterModel(_Model):
         return cast(Any, cls(config, network, ranks)).to(dtype).eval()
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """As the network's own."""
+        """The network's own forward."""
         return self.network(*inputs, **options)
 
     def write(self, folder: Path) -> None:
@@ -142,7 +143,7 @@ class DrafterModel(_Model):
 
 
 def _options(options: dict[str, Any]) -> tuple[torch.dtype, dict[str, Any]]:
-    """The dtype, and what fetching from the hub needs. Raises InputError for an option that would be ignored."""
+    """The dtype and the download options. Raises InputError for an option that would be ignored."""
     dtype = options.pop("dtype", None) or options.pop("torch_dtype", None) or torch.float32
     options.pop("torch_dtype", None)
     dtype = torch.float32 if dtype == "auto" else getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
@@ -158,7 +159,7 @@ def _options(options: dict[str, Any]) -> tuple[torch.dtype, dict[str, Any]]:
 
 
 def _uploading(options: dict[str, Any]) -> dict[str, Any]:
-    """What `push_folder` takes. Raises InputError for an option that it does not have."""
+    """The options of `push_folder`. Raises InputError for any other."""
     unknown = sorted(name for name in options if name not in _UPLOADING)
     if unknown:
         raise InputError(f"`{unknown[0]}` must be left out: the options are {', '.join(_UPLOADING)}.")

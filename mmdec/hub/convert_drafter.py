@@ -1,14 +1,14 @@
-"""Draft networks that others have published, brought into the form of `mmdec.hub.vlm_drafters`.
+"""Converts published draft networks to the format of `mmdec.hub.vlm_drafters`.
 
 EAGLE-1 and -2 (SafeAILab/EAGLE), MSD (Lyn-Lucy/MSD) and ViSpec (KangJialiang/ViSpec) have one decoder layer, fc and a
-copy of the target's embedding, which is dropped: ours reads the target's own. Which of them a checkpoint is, and
-its sizes, follow from its tensors; MSD's for LLaVA has EAGLE's very names and shapes, and is recognised by its config,
+copy of the target's embedding, which is dropped because mmdec reads the target's own. The kind and the sizes of a
+checkpoint follow from its tensors. MSD for LLaVA has exactly EAGLE's names and shapes; it is recognised by its config,
 which describes a model that reads images.
 
 | published | its target |
 |---|---|
 | EAGLE-1/2 | the language model it was trained for: same channels, tokens and tokenizer |
-| MSD-LLaVA1.5-7B, -13B | liuhaotian/llava-v1.5, of 32000 tokens. llava-hf's has 64 more behind them: say 32064 |
+| MSD-LLaVA1.5-7B, -13B | liuhaotian/llava-v1.5, of 32000 tokens. llava-hf's has 64 more at the end: pass 32064 |
 | MSD-Qwen2VL-7B-Instruct | Qwen/Qwen2-VL-7B-Instruct |
 | ViSpec-* | the model in its name, as transformers has it (llava-hf, Qwen2.5-VL) |
 """
@@ -44,10 +44,11 @@ System = Literal["eagle", "msd", "vispec"]
 PICKLE = "pytorch_model.bin"
 MAX_BYTES = 16 * 2**30
 LAYER = "layers.0."
-UNUSED = re.compile(r"(model\.)?embed_tokens\.weight|lm_head\.weight|.*\.rotary_emb\.inv_freq")  # the target's, or made
+# tensors of the target, or computed
+UNUSED = re.compile(r"(model\.)?embed_tokens\.weight|lm_head\.weight|.*\.rotary_emb\.inv_freq")
 EAGLE3 = re.compile(r"midlayer\..*|d2t|t2d|layers\.0\.hidden_norm\.weight|norm\.weight")
-VISION = ("vision_config", "mm_vision_tower")  # settings of a model that reads images
-PLAIN_ROPE = ("default", "mrope")  # drafters number their columns 0, 1, 2, ...: M-RoPE's three axes are one
+VISION = ("vision_config", "mm_vision_tower")  # settings that only models with images have
+PLAIN_ROPE = ("default", "mrope")  # drafters use positions 0, 1, 2, ..., for which M-RoPE's three axes are equal
 
 
 def convert(
@@ -57,12 +58,14 @@ def convert(
     system: System | None = None,
     vocab_size: int | None = None,
 ) -> Path:
-    """A published checkpoint (a folder with config.json and safetensors or pytorch_model.bin) -> a folder that
-    `mmdec.load_drafter` reads, written in one step.
+    """Convert a published checkpoint to a folder for `mmdec.load_drafter`.
 
-    Of a pickle tensors alone are taken, no code is run. system: for an EAGLE of a model that reads images, which looks
-    like MSD. vocab_size: the target's, where its embedding was lengthened after training: the network has no row of it.
-    Raises InputError for EAGLE-3, FLASH and whatever else is none of the layouts above.
+    source: a folder with config.json and safetensors or pytorch_model.bin. From a pickle only tensors are read; its
+        code is not run.
+    directory: the new folder, written atomically.
+    system: for an EAGLE of a model that reads images, which looks like MSD.
+    vocab_size: the target's, if its embedding was extended after training.
+    Raises: InputError for EAGLE-3, FLASH and any other unsupported layout.
     """
     folder, target = Path(source), Path(directory)
     if not (folder / "config.json").is_file():
@@ -87,7 +90,7 @@ def convert(
     if name == "vispec":
         sizes["queries"] = len(state["imadpt.q"])
     if name == "msd":
-        sizes["visual_token"] = "next"  # in its authors' training and decoding
+        sizes["visual_token"] = "next"  # the published training and decoding use this layout
     kind = network_class(name)
     network = fill(lambda: kind(kind.config_class(**sizes)), state, "source", folder)
     dtype = state["fc.weight"].dtype
@@ -95,7 +98,7 @@ def convert(
 
 
 def _read(folder: Path) -> dict[str, Tensor]:
-    """All tensors: of safetensors where there are any, else of the pickle."""
+    """All tensors, from safetensors if there are any, else from the pickle."""
     if (folder / WHOLE).is_file() or (folder / INDEX).is_file() or not (folder / PICKLE).is_file():
         return read_weights(shards(folder, "source"), "source")
     file = folder / PICKLE
@@ -123,7 +126,7 @@ def _read(folder: Path) -> dict[str, Tensor]:
 
 
 def _system(state: Mapping[str, Tensor], described: Mapping[str, Any], folder: Path) -> System:
-    """Raises InputError for a layout that is not known, with the reason."""
+    """The drafter's name. Raises InputError, with the reason, for an unsupported layout."""
     if any(EAGLE3.fullmatch(name) for name in state):
         raise InputError(
             f"`source` must hold an EAGLE-1 or -2, MSD or ViSpec network, but '{folder}' holds EAGLE-3's: it reads "
@@ -150,7 +153,7 @@ def _system(state: Mapping[str, Tensor], described: Mapping[str, Any], folder: P
 
 
 def _sizes(state: Mapping[str, Tensor], described: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Fields of the network's configuration, from shapes; from the config what shapes do not show."""
+    """Fields of the network's configuration: from shapes, or from the config if shapes do not show them."""
     size, joined = state["fc.weight"].shape
     if joined != 2 * size:
         raise InputError(

@@ -1,7 +1,7 @@
-"""DASpeech on disk: a folder of safetensors, read into its parts, and written in one step.
+"""DASpeech on disk: a folder of safetensors, loaded as parts and written atomically.
 
 A model's folder holds config.json, encoder.safetensors, model.safetensors (the rest of the network) and
-vocoder.safetensors, all in half precision, units.json, what its word decoder needs, README.md (the card) and
+vocoder.safetensors, all in half precision, units.json, the word decoder's files, README.md (the card) and
 provenance.json.
 """
 
@@ -33,7 +33,8 @@ from mmdec.provenance import portable, stamp
 DEFAULT_MODEL = "daspeech-phrasebook"
 GRIFFIN_LIM = "griffin-lim"
 VOCODER_RULE = f"{GRIFFIN_LIM}, a directory"
-WEIGHTS = ("encoder.safetensors", "model.safetensors", "vocoder.safetensors")  # apart: hosts of code refuse large files
+# separate files, because code hosts refuse large ones
+WEIGHTS = ("encoder.safetensors", "model.safetensors", "vocoder.safetensors")
 CONFIDENCE = "confidence.json"
 NEEDED = ("config.json", *WEIGHTS, "units.json")
 
@@ -41,7 +42,7 @@ NEEDED = ("config.json", *WEIGHTS, "units.json")
 @final
 @dataclass(frozen=True)
 class Decoding:
-    """How a path through the graph is chosen; tuned on the dev split and stored with the model."""
+    """How a path through the graph is chosen. Tuned on the dev split and stored with the model."""
 
     lookahead_weight: float = 1.0
     length_penalty: float = 1.0
@@ -53,7 +54,7 @@ class Decoding:
 class DASpeechParts:
     """The networks and tables of one model, on one device.
 
-    `vocoder` is called as `Vocoder` is: mel (B, F, 80), lengths (B,) -> samples (B, F * 256).
+    `vocoder` has the interface of `Vocoder`: mel (B, F, 80), lengths (B,) -> samples (B, F * 256).
     """
 
     model: DASpeech
@@ -61,12 +62,12 @@ class DASpeechParts:
     words: WordDecoder
     units: tuple[str, ...]  # the phones, in the order of their numbers
     decoding: Decoding
-    name: str  # of the folder
-    folder: Path | None = None  # where they were read
+    name: str  # name of the folder
+    folder: Path | None = None  # the folder they were loaded from
 
 
 def resolve(model: str | os.PathLike[str]) -> Path:
-    """The directory of a complete translator: see `find`."""
+    """The directory of a complete translator, given a name, directory or hub id; see `find`."""
     return complete(find(model), os.fspath(model))
 
 
@@ -81,17 +82,17 @@ def save_model(
     card: str | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a model's directory in one step: on an error the old one stays. Weights become half precision.
+    """Write a model's directory, with weights in half precision. If writing fails, the old one stays as it was.
 
-    Without `card` the one that is there stays, if the weights do: else InputError, for its numbers would be of others.
-    `provenance` adds to what is always written:
-    command, versions, commit and date.
+    card: None keeps the existing card if the weights are the same, else raises InputError, because its figures would be
+        those of other weights.
+    provenance: added to the command, versions, commit and date, which are always written.
     """
     target = Path(directory)
     with whole_folder(target) as fresh:
         config = {
             "system": "daspeech",
-            "model_type": "mmdec-daspeech",  # for transformers' AutoConfig
+            "model_type": "mmdec-daspeech",  # read by transformers' AutoConfig
             "architecture": model.config.to_dict(),
             "vocoder": asdict(vocoder.config),
             "decoding": asdict(decoding),
@@ -113,9 +114,12 @@ def save_model(
 
 
 def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts) -> Path:
-    """Write what `read_parts` gave. Card, confidence and provenance go with weights that are still those of the folder
-    that was read, and with no others: their figures would be false. Raises InputError for a vocoder that is not the
-    model's own, and for a folder that holds other files than a translator's."""
+    """Write what `read_parts` returned.
+
+    Card, confidence and provenance are copied only if the weights are still those of the source folder: their figures
+    would not hold for others. Raises: InputError for another vocoder than the model's own, or if the target folder
+    holds foreign files.
+    """
     if not isinstance(parts.vocoder, Vocoder):
         raise InputError(
             f"`vocoder` must be the model's own to be saved, but is a {type(parts.vocoder).__name__}. Load the model "
@@ -134,10 +138,11 @@ def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts) -> Path:
 
 
 def read_parts(directory: Path, device: torch.device, vocoder: str | os.PathLike[str] | None = None) -> DASpeechParts:
-    """The model in `directory`, which `resolve` gave, on `device`.
+    """Load the model in `directory` (from `resolve`) to `device`.
 
-    `vocoder` None is the model's own, "griffin-lim" needs no weights; anything else names published HiFi-GAN weights: a
-    directory or a hub id. Raises InputError where files are damaged, outside the folder or no safetensors.
+    vocoder: None for the model's own, "griffin-lim" (no weights), or a directory or hub id of published HiFi-GAN
+        weights.
+    Raises: InputError if files are damaged, outside the folder or not safetensors.
     """
     try:
         config = read_settings(directory / "config.json")
@@ -157,7 +162,7 @@ def read_parts(directory: Path, device: torch.device, vocoder: str | os.PathLike
         decoding = Decoding(**config.get("decoding", {}))
     except (InputError, MemoryError):
         raise
-    except Exception as error:  # wrong types of any setting: networks raise what they like
+    except Exception as error:  # networks raise various errors for settings of wrong types
         raise InputError(
             f"`model` must be a whole translator, but '{directory}' is damaged or of another version "
             f"({type(error).__name__}: {error!s:.300}). Fetch it again."
@@ -168,7 +173,7 @@ def read_parts(directory: Path, device: torch.device, vocoder: str | os.PathLike
 
 
 def _units(file: Path) -> list[str]:
-    """The phones, in the order of their numbers."""
+    """The phones, in the order of their ids."""
     try:
         units = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -182,7 +187,7 @@ def _units(file: Path) -> list[str]:
 
 
 def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
-    """A vocoder other than the model's own; all are called alike."""
+    """Load another vocoder than the model's own; all have the same interface."""
     text = path_text(source, "vocoder", VOCODER_RULE)
     if text == GRIFFIN_LIM:
         return GriffinLimVocoder()
@@ -191,13 +196,13 @@ def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
             f"`vocoder` must be {GRIFFIN_LIM}, or a directory or hub id of HiFi-GAN weights, "
             f"but is '{text}'. Leave it out for the model's own."
         )
-    from mmdec.hub.hifigan import load_hifigan  # takes transformers' models with it: only where it is asked for
+    from mmdec.hub.hifigan import load_hifigan  # imported here because it imports transformers' models
 
     return load_hifigan(Path(text) if Path(text).exists() else download(text, HUB_FILES, "vocoder"))
 
 
 def complete(directory: Path, name: str) -> Path:
-    """The directory, if it holds a whole translator. name: what the caller gave. Raises InputError."""
+    """Return the directory if it holds a complete translator, else raise InputError. name: what the caller gave."""
     system = kind(directory)
     if system not in ("", "daspeech"):
         raise InputError(

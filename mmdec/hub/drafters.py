@@ -1,4 +1,4 @@
-"""Drafters with weights: the folder's config.json names the drafter, the drafter's class its loader."""
+"""Loads drafters with weights: the folder's config.json names the drafter, the registry names the loader."""
 
 from __future__ import annotations
 
@@ -29,13 +29,17 @@ LOADERS: dict[str, Loader] = {MEDUSA: load_heads, TREE_GROWING: load_tree_growin
 
 
 def load_drafter(folder: str | os.PathLike[str], model: PreTrainedModel, argument: str = "folder") -> Drafter:
-    """The drafter with weights in `folder`, for this model: on its device and in its precision.
+    """Load a drafter with weights for one target model, on that model's device and in its precision.
 
-    folder: a directory, a hub id, or a shipped model's name and the drafter's ("vlm-scenes/eagle"). Its config.json
-    names the drafter ({"system": "medusa", ...}). Call it once and pass the drafter to `generate`, `stream`,
-    `speculate`, `transcribe` or `describe`: it holds weights only and may serve many calls. argument: what errors call
-    the folder.
-    Raises InputError for a folder without a drafter, for damaged files, and for a drafter of another model.
+    Load it once and pass it to `generate`, `stream`, `speculate`, `transcribe` or `describe`. It holds weights only, so
+    several calls may share it.
+
+    folder: a directory, a hub id, or "<model>/<drafter>" for a shipped one ("vlm-scenes/eagle"). Its config.json names
+        the drafter: {"system": "medusa", ...}.
+    model: the loaded target model.
+    argument: how error messages call `folder`. Default "folder".
+    Returns: the drafter.
+    Raises: InputError if the folder holds no drafter, a file is damaged, or the drafter belongs to another model.
     """
     path = drafter_by_name(folder, argument) or check_path(argument, folder, "Name the drafter's folder.")
     check_instance("model", model, PreTrainedModel, "a loaded model of transformers", "Load it first.")

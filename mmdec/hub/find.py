@@ -1,4 +1,4 @@
-"""Models by name: a shipped name, a directory or a hub id becomes a folder on this machine. Pickles are refused."""
+"""Finds models: a shipped name, a directory or a hub id becomes a local folder. Pickles are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mmdec.checks.errors import InputError, MmdecError
 from mmdec.checks.weights import PICKLES, read_settings
 
 PACKAGE = Path(__file__).resolve().parents[1]
-FOLDERS = (PACKAGE / "_models", PACKAGE.parent / "models")  # an installed wheel, then a checkout
+FOLDERS = (PACKAGE / "_models", PACKAGE.parent / "models")  # of an installed wheel; of a checkout
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.tsv", "*.arpa", "*.md"]
 
@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 
 
 def names(system: str | None = "daspeech") -> list[str]:
-    """The models of one system, or of one of transformers' types, that came with this installation; None: of all."""
+    """Names of the shipped models with this system or transformers model type; None: of all."""
     configs = {path.parent.name: path for folder in reversed(FOLDERS) for path in folder.glob("[!.]*/config.json")}
     return sorted(name for name, path in configs.items() if system is None or kind(path.parent) == system)
 
 
 def kind(directory: Path) -> str:
-    """What a model's config.json says it is: one of mmdec's systems or of transformers' types; "" where it does not."""
+    """The system or transformers model type in a model's config.json; "" if there is none."""
     try:
         config = read_settings(directory / "config.json")
     except InputError:
@@ -44,10 +44,11 @@ def find(
     files: Sequence[str] = HUB_FILES,
     fetching: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A shipped model's name, a directory, or a Hugging Face id ("owner/name", "owner/name@revision") -> directory.
+    """Resolve a shipped name, a directory, or a Hugging Face id ("owner/name", "owner/name@revision") to a directory.
 
-    system: whose names an error lists; None: those of all. files: patterns of what is fetched from the hub. fetching:
-    options of `snapshot_download`. What lies in the directory is for the caller to check.
+    system: errors list the shipped models of this system; None: of all. files: patterns of files to download.
+    fetching: options of `snapshot_download`.
+    Returns: the directory, whose content the caller checks.
     """
     text = path_text(model, "model", f"a shipped name ({', '.join(names(system)) or 'none is installed'}), a directory")
     path = Path(text)
@@ -68,9 +69,9 @@ def find(
 
 
 def drafter_by_name(drafter: object, argument: str = "folder") -> Path | None:
-    """The folder of a drafter that is no path on this machine, as `drafter_path` finds it; None for all else.
+    """The folder of a drafter that is not a local path, found by `drafter_path`; None for anything else.
 
-    Every call that takes a drafter's folder asks here. Raises InputError where there is no drafter of this name.
+    Every call that takes a drafter's folder uses this. Raises: InputError if there is no drafter of this name.
     """
     if isinstance(drafter, str) and "/" in drafter and not os.path.exists(drafter):
         return drafter_path(drafter, argument=argument)
@@ -80,9 +81,9 @@ def drafter_by_name(drafter: object, argument: str = "folder") -> Path | None:
 def drafter_path(
     source: str | os.PathLike[str], fetching: Mapping[str, Any] | None = None, argument: str = "folder"
 ) -> Path:
-    """The folder of a drafter: a directory, a hub id, or a shipped model's name and the drafter's, "vlm-scenes/eagle".
+    """The folder of a drafter: a directory, a hub id, or "<model>/<drafter>" for a shipped one ("vlm-scenes/eagle").
 
-    Raises InputError where there is none.
+    Raises: InputError if there is none.
     """
     text = path_text(
         source, argument, "a drafter's folder, a shipped model's name and the drafter's (vlm-scenes/eagle)"
@@ -104,18 +105,18 @@ def drafter_path(
 
 
 def drafter_folder(model: Path, name: str) -> Path | None:
-    """Where the drafter of this name for a model lies: in the model's folder, or beside it as <model>-<name>."""
+    """The folder of a model's drafter: inside the model's folder, or beside it as <model>-<name>."""
     home = model.resolve()
     folders = (home / name, home.with_name(f"{home.name}-{name}"))
     return next((folder for folder in folders if (folder / "config.json").is_file()), None)
 
 
 def path_text(source: object, argument: str, rule: str) -> str:
-    """A path or a name as text. Raises InputError for what is neither, and for what no file can be called."""
+    """A path or name as text. Raises InputError for other types, and for text that cannot be a file's name."""
     try:
         text = os.fspath(source)  # type: ignore[call-overload] # a TypeError for what is no path
         if isinstance(text, str) and text:
-            Path(text).exists()  # OSError where it is too long
+            Path(text).exists()  # raises OSError if it is too long
             return text
     except (OSError, TypeError, ValueError):
         pass
@@ -123,7 +124,7 @@ def path_text(source: object, argument: str, rule: str) -> str:
 
 
 def version(source: str | os.PathLike[str]) -> tuple[str, int]:
-    """What a directory, a file or a name stands for now: written again, it is another."""
+    """A key for the current content of a directory, file or name; it changes when files are rewritten."""
     path = Path(source)
     if not path.exists():
         return os.fspath(source), 0
@@ -134,12 +135,12 @@ def version(source: str | os.PathLike[str]) -> tuple[str, int]:
 def _changed(file: Path) -> int:
     try:
         return file.stat().st_mtime_ns
-    except OSError:  # a link to nowhere, or to itself
+    except OSError:  # a dangling or circular link
         return file.lstat().st_mtime_ns
 
 
 def demo_file() -> Path:
-    """The Gradio page, from the wheel or the checkout."""
+    """The file of the Gradio page, in the wheel or the checkout."""
     for path in (PACKAGE / "_demos" / "app.py", PACKAGE.parent / "demos" / "app.py"):
         if path.is_file():
             return path
@@ -149,9 +150,9 @@ def demo_file() -> Path:
 def download(
     name: str, files: Sequence[str], argument: str = "model", fetching: Mapping[str, Any] | None = None
 ) -> Path:
-    """A repository of the hub, "owner/name" or "owner/name@revision", in this machine's cache.
+    """Download a repository of the hub, "owner/name" or "owner/name@revision", into the local cache.
 
-    fetching: further options of `snapshot_download`. Raises InputError, which says how to get it, offline too.
+    fetching: further options of `snapshot_download`. Raises: InputError that says how to get the model, also offline.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError
@@ -181,18 +182,18 @@ def download(
 
 @final
 class LoadedModels(Generic[Model]):
-    """Models that are loaded once and then shared. Threads that ask for the same one wait for it."""
+    """A cache of loaded models. Threads that ask for the same model wait until it is loaded."""
 
     def __init__(self) -> None:
         self._models: dict[Hashable, Model] = {}
         self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[type[LoadedModels[Model]], tuple[()]]:
-        """A copy begins empty: a lock cannot be copied, and models would be twice in memory."""
+        """A copy is empty: a lock cannot be copied, and models would be in memory twice."""
         return LoadedModels, ()
 
     def get(self, key: Hashable, read: Callable[[], Model]) -> Model:
-        """The model of this key; `read` is called where there is none yet."""
+        """The model with this key; calls `read` if it is not loaded yet."""
         with self._lock:
             if key not in self._models:
                 self._models[key] = read()

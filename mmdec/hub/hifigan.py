@@ -1,8 +1,8 @@
-"""Published HiFi-GAN weights on disk: loaded from safetensors, and converted from the authors' generator file.
+"""Published HiFi-GAN weights on disk: loads safetensors, and converts the authors' generator file.
 
 transformers' `SpeechT5HifiGan` and `FastSpeech2ConformerHifiGan` load from a directory with safetensors. The authors'
-own generator file (`generator_v1`, `g_02500000`, ... with its `config.json` beside it) is a pickle: `convert` reads
-tensors alone from it and writes such a directory.
+generator file (`generator_v1`, `g_02500000`, ... beside its `config.json`) is a pickle: `convert` reads only tensors
+from it and writes such a directory.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from mmdec.checks.weights import NOT_FOLLOWED, fill, fill_pretrained, read_setti
 from mmdec.hub.publish import whole_folder
 from mmdec.nn.hifigan import ESPNET, SPEECHT5, HifiGanVocoder, MelKind
 
-MELS_KEY = "mmdec_mels"  # where a converted generator's config keeps its mels
+MELS_KEY = "mmdec_mels"  # key of the mels' description in a converted generator's config
 
 
 def load_hifigan(vocoder: str | Path) -> HifiGanVocoder:
-    """The vocoder in a directory with safetensors.
+    """Load the vocoder in a directory with safetensors.
 
-    Raises InputError where there are no such weights, or where they were trained on mels that ours cannot become.
+    Raises: InputError if there are no such weights, or their mels cannot be computed from mmdec's.
     """
     path = Path(vocoder)
     if path.is_file():
@@ -47,7 +47,7 @@ def load_hifigan(vocoder: str | Path) -> HifiGanVocoder:
         return _read(path)
     except (InputError, MemoryError):
         raise
-    except Exception as error:  # transformers has no one error for damaged settings
+    except Exception as error:  # transformers raises various errors for damaged settings
         raise InputError(
             f"`vocoder` must hold whole HiFi-GAN weights, but '{vocoder}' does not ({type(error).__name__}: "
             f"{error!s:.200}). Fetch them again."
@@ -71,7 +71,7 @@ def _read(folder: Path) -> HifiGanVocoder:
     config = settings.from_dict({name: value for name, value in described.items() if name not in NOT_FOLLOWED})
     if MELS_KEY in described:
         usual = MelKind(**described[MELS_KEY])
-    rate = described.get("sampling_rate", usual.sample_rate)  # not every kind names it
+    rate = described.get("sampling_rate", usual.sample_rate)  # some kinds do not name it
     if rate != usual.sample_rate:
         raise InputError(
             f"`vocoder` of the kind {kind} must speak at {usual.sample_rate} Hz, where its mels are known, "
@@ -82,11 +82,10 @@ def _read(folder: Path) -> HifiGanVocoder:
 
 
 def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
-    """The authors' generator file, with its config.json beside it -> a directory that `load_hifigan` reads,
-    written in one step.
+    """Convert the authors' generator file, with config.json beside it, to a directory for `load_hifigan`.
 
-    The file is a pickle; tensors and plain values alone are taken from it, no code is run. Raises InputError for
-    another generator, and for mels that ours cannot become.
+    From the pickle only tensors and plain values are read; its code is not run. Raises: InputError for another
+    generator, and for mels that cannot be computed from mmdec's.
     """
     path, target = Path(source), Path(directory)
     if not path.is_file() or not path.with_name("config.json").is_file():
@@ -112,7 +111,7 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
 
 
 def _official(path: Path, described: dict[str, Any]) -> tuple[FastSpeech2ConformerHifiGan, MelKind]:
-    """The generator that the authors' file holds, and its mels."""
+    """The generator in the authors' file, and its kind of mels."""
     if str(described.get("resblock", "1")) != "1":
         raise InputError("`source` must have residual blocks of type 1 (V1, V2), but has type 2. Use V1 or V2.")
     windows = (described.get("n_fft", WINDOW), described.get("win_size", WINDOW))
@@ -140,7 +139,7 @@ def _official(path: Path, described: dict[str, Any]) -> tuple[FastSpeech2Conform
 
 
 def official_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The authors' state dict under transformers' names, with weight normalisation multiplied out."""
+    """Rename the authors' state dict to transformers' names, and multiply out weight normalisation."""
     result: dict[str, Tensor] = {}
     for name, value in state.items():
         mapped = re.sub(r"^ups\.", "upsampler.", name)
@@ -155,7 +154,7 @@ def official_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _check_mels(bands: int, factor: int, hop: int, argument: str = "vocoder") -> None:
-    """Refuse a generator whose frames are not what its mels are made of."""
+    """Raise InputError if the generator's hop or number of bands does not fit its mels."""
     if bands != MELS:
         raise InputError(f"`{argument}` must take {MELS} mel bands, but takes {bands}. Use another.")
     if factor != hop:

@@ -22,7 +22,7 @@ from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 
 SYSTEM = "medusa"
 WEIGHTS = "heads.safetensors"
-RECORDING = "data/samples/english/sentence.flac"  # of a checkout, for the card
+RECORDING = "data/samples/english/sentence.flac"  # a recording in the checkout, for the card's example
 
 
 def save_heads(
@@ -32,9 +32,9 @@ def save_heads(
     ranks: Sequence[Sequence[float]] | None = None,
     card: str | None = None,
 ) -> Path:
-    """Write the folder of the heads in one step: on an error there is none.
+    """Write a folder of heads. If writing fails, no folder is left.
 
-    ranks: chances of each head's ranks, as measured; trees start from them.
+    heads: the trained heads. ranks: measured chances [head][rank], from which trees start. card: text of README.md.
     """
     target = Path(directory)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -48,9 +48,9 @@ def save_heads(
 
 
 def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Medusa:
-    """The drafter for this model, on its device and in its precision.
+    """Load the drafter for this model, on its device and in its precision.
 
-    Raises InputError for heads of another model: other channels, tokens or mels.
+    Raises: InputError if the heads belong to another model (other channels, tokens or mels).
     """
     try:
         folder = Path(directory)
@@ -79,7 +79,7 @@ def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Med
 
 
 def read_heads(directory: str | os.PathLike[str]) -> tuple[MedusaHeads, list[list[float]] | None]:
-    """Heads in float32 on the CPU, for whichever model, and the chances of their ranks. Raises InputError."""
+    """Load heads in float32 on the CPU, without a model, and the chances of their ranks. Raises InputError."""
     config, ranks, state = _read(Path(directory))
     return fill(lambda: MedusaHeads(config), state, "directory", Path(directory)), ranks
 
@@ -114,7 +114,7 @@ def _read(folder: Path) -> tuple[MedusaConfig, list[list[float]] | None, dict[st
         fill(lambda: MedusaHeads(shape), state, "directory", folder)
     except InputError:
         raise
-    except Exception as error:  # wrong types of any setting: networks raise what they like
+    except Exception as error:  # networks raise various errors for settings of wrong types
         raise InputError(
             f"`directory` must hold whole heads, but config.json in '{folder}' is damaged or of another version "
             f"({type(error).__name__}: {error!s:.300}). Fetch them again."

@@ -1,8 +1,7 @@
-"""Writes a folder in one step: beside the target first, then exchanged with it. On an error the old one stays.
+"""Writes a folder atomically: first beside the target, then exchanged with it. On an error the old one stays.
 
-Where the system can exchange two names at once (Linux), a reader meets the old folder or the new one and never neither.
-Elsewhere there is a moment between two renames; a process that was killed in it left the old folder aside, from where
-the next one brings it back.
+If the system can exchange two names at once (Linux), a reader always finds the old or the new folder. Elsewhere two
+renames leave a short gap; if a process is killed in between, the next one restores the old folder.
 """
 
 from __future__ import annotations
@@ -23,18 +22,20 @@ import torch
 
 from mmdec.checks.errors import InputError
 from mmdec.checks.weights import lies_inside
-from mmdec.provenance import CARD as CARD  # what a published folder keeps
+from mmdec.provenance import CARD as CARD  # the file that a published folder keeps
 from mmdec.provenance import portable, stamp, weights
 
 PROVENANCE = "provenance.json"
-MOST_OF_A_TEXT = 2**20  # bytes
+MOST_OF_A_TEXT = 2**20  # maximum bytes of a text file that is copied
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
 
 @contextmanager
 def whole_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """An empty folder to write in. Where the block ends it replaces `target`; where
-    the block raises, it is removed and `target` stays as it is. Raises InputError for a `target` that is a file."""
+    """An empty folder to write in, which replaces `target` when the block ends.
+
+    If the block raises, the folder is removed and `target` stays as it was. Raises: InputError if `target` is a file.
+    """
     folder = Path(target)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"`directory` must be a folder or new, but '{folder}' is a file. Choose another.")
@@ -55,17 +56,19 @@ def whole_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_provenance(folder: Path, training: Mapping[str, Any], device: torch.device) -> None:
-    """Write provenance.json: how the weights were trained, and by which command, versions and commit.
+    """Write provenance.json: how the weights were trained; the command, versions and commit.
 
-    device: where the command has the weights.
+    device: where the weights are.
     """
     text = json.dumps({"training": portable(training), **stamp(device)}, indent=2, default=str)
     (folder / PROVENANCE).write_text(text + "\n", encoding="utf-8")
 
 
 def keep_card(old: Path, fresh: Path) -> None:
-    """Copy the model card of `old` to `fresh`, which will replace it. Raises InputError if their weights differ: the
-    card's figures would be false."""
+    """Copy the model card of `old` to `fresh`, its replacement.
+
+    Raises: InputError if the weights differ, because the card's figures would be those of other weights.
+    """
     if not (old / CARD).is_file():
         return
     if weights(old) != weights(fresh):
@@ -82,8 +85,8 @@ def same_weights(old: Path, fresh: Path) -> bool:
 
 
 def keep_texts(old: Path, fresh: Path, names: Sequence[str]) -> None:
-    """Copy what a model's folder says of its weights. What lies outside of it, behind a link, or is too large for a
-    text is left where it is: nobody means to publish it."""
+    """Copy texts that describe the weights. Links out of the folder and large files are left out: they were hardly
+    meant."""
     for name in names:
         path = old / name
         if path.is_file() and lies_inside(path, old) and path.stat().st_size <= MOST_OF_A_TEXT:
@@ -91,8 +94,7 @@ def keep_texts(old: Path, fresh: Path, names: Sequence[str]) -> None:
 
 
 def check_replaceable(target: Path, fresh: Path, also: Sequence[str] = ()) -> None:
-    """Raises InputError where `target` holds files that `fresh`, which is to replace it, has not. also: names that may
-    be there."""
+    """Raise InputError if `target` holds files that its replacement `fresh` lacks. also: names that are allowed."""
     if not target.is_dir():
         return
     replaced = {*(path.name for path in fresh.iterdir()), *also}
@@ -113,8 +115,12 @@ def push_folder(
     revision: str | None = None,
     commit_message: str = "Upload a model of mmdec",
 ) -> str:
-    """Upload a folder to the hub, whole, in one commit; the repository is made where there is none. Returns the
-    commit's address. Raises InputError where the hub refuses or cannot be reached."""
+    """Upload a folder to the hub in one commit; creates the repository if needed.
+
+    folder: the local folder. repo_id: "owner/name". private, token, revision, commit_message: as for huggingface_hub.
+    Returns: the commit's address.
+    Raises: InputError if the hub refuses or cannot be reached.
+    """
     from huggingface_hub import create_repo, upload_folder
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -132,21 +138,21 @@ def push_folder(
 
 
 def readable(folder: Path) -> None:
-    """Give what is in `folder` the mode that the caller's umask gave the folder itself: the writer of safetensors
-    writes for the owner alone."""
+    """Give the files the permissions of the folder (the caller's umask): safetensors writes files for the owner
+    alone."""
     mode = stat.S_IMODE(folder.stat().st_mode) & 0o777
     for path in folder.rglob("*"):
         path.chmod(mode if path.is_dir() else mode & 0o666)
 
 
 def put(fresh: Path, folder: Path, aside: Path) -> None:
-    """`fresh` becomes `folder`; what was there before is removed."""
+    """Rename `fresh` to `folder`, and remove what was there."""
     if not folder.exists():
         try:
             os.replace(fresh, folder)
             return
         except OSError:
-            if not folder.is_dir():  # else another process has put its own there since
+            if not folder.is_dir():  # otherwise another process has created it meanwhile
                 raise
     if _exchange(fresh, folder):
         shutil.rmtree(fresh)
@@ -162,7 +168,7 @@ def put(fresh: Path, folder: Path, aside: Path) -> None:
 
 
 def _exchange(path: Path, other: Path) -> bool:
-    """Whether the two names were exchanged at once: Linux's renameat2, where the file system knows it."""
+    """Exchange two names at once with Linux's renameat2. Returns False if the file system does not support it."""
     if sys.platform != "linux":
         return False
     rename = getattr(ctypes.CDLL(None), "renameat2", None)

@@ -1,4 +1,4 @@
-"""Settings in a model's folder that would fail, be ignored, or ask for endless memory in the middle of a call."""
+"""Checks settings in a model's folder that would fail during a call, be ignored, or exhaust the memory."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from mmdec.checks.errors import InputError
 from mmdec.checks.weights import read_settings
 
-LARGEST = {  # of the feature extractor: 128 mels and FFTs of 400 in published models
+LARGEST = {  # maxima for the feature extractor; published models have 128 mels and FFTs of 400
     "feature_size": 1024,
     "n_fft": 2**14,
     "hop_length": 2**14,
     "chunk_length": 3600,
     "sampling_rate": 192_000,
 }
-EXTRACTORS = ("processor_config.json", "preprocessor_config.json")  # of today, and of before
+EXTRACTORS = ("processor_config.json", "preprocessor_config.json")  # the current name, and the earlier one
 
 
 def check_generation(settings: Any, config: Any, folder: Path) -> None:
-    """Raise InputError for a generation config (and a model's config) whose values this model cannot have."""
+    """Raise InputError if a value of the generation config, or of the model's config, is impossible for this model."""
 
     def is_id(value: Any) -> bool:
         return type(value) is int and 0 <= value < config.vocab_size
@@ -75,7 +75,7 @@ def check_generation(settings: Any, config: Any, folder: Path) -> None:
 
 
 def check_extractor(folder: Path) -> None:
-    """Raise InputError for sizes of the feature extractor that no Whisper has: its filters would fill the memory."""
+    """Raise InputError for sizes that no Whisper feature extractor has, whose filters would exhaust the memory."""
     for name in EXTRACTORS:
         if not (folder / name).is_file():
             continue

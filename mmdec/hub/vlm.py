@@ -1,8 +1,8 @@
-"""Vision-language models on disk: found as every model is, loaded once, with the processor that reads their pictures.
+"""Vision-language models on disk: found, loaded once, with the processor that reads their images.
 
-A model's folder is what transformers writes: config.json, generation_config.json, safetensors, tokenizer, processor and
-chat template. Drafters with weights lie in a folder of their name inside it, or beside it as <model>-<name>. No pickle
-is read and no remote code is run.
+A model's folder is as transformers writes it: config.json, generation_config.json, safetensors, tokenizer, processor
+and chat template. Drafters with weights are in a folder of their name inside it, or beside it as <model>-<name>.
+Pickles and remote code are refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mmdec.hub.find import LoadedModels, find, kind, version
 from mmdec.hub.settings import check_generation
 
 DEFAULT_MODEL = "vlm-scenes"
-SYSTEM = "llava"  # transformers' model_type of the model that comes with mmdec
+SYSTEM = "llava"  # transformers' model_type of the shipped model
 GENERATION = "generation_config.json"
 FILES = ("*.json", "*.txt", "*.jinja", "*.md", "model.safetensors", "model-*.safetensors", FAMILIAR)
 
@@ -41,7 +41,7 @@ FILES = ("*.json", "*.txt", "*.jinja", "*.md", "model.safetensors", "model-*.saf
 @final
 @dataclass
 class LoadedVlm:
-    """A model with its processor. Shared by all who load it: its weights are only read."""
+    """A model with its processor, shared by all callers, which only read the weights."""
 
     model: PreTrainedModel
     processor: ProcessorMixin
@@ -51,7 +51,7 @@ class LoadedVlm:
     familiar: FamiliarPictures | None = field(default=None, repr=False)  # what its pictures were like in training
 
     def __post_init__(self) -> None:
-        """Raises InputError for a processor of another model, or one without a chat template."""
+        """Raises InputError if the processor belongs to another model or has no chat template."""
         config: Any = self.model.config
         token = getattr(config, "image_token_id", None)
         if token is None or not hasattr(self.processor, "image_token"):
@@ -83,11 +83,12 @@ class LoadedVlm:
 
     @property
     def tokenizer(self) -> Any:
+        """The processor's tokenizer."""
         return self.processor.tokenizer
 
     @property
     def image_token(self) -> str:
-        """What stands for an image in a text."""
+        """The placeholder of an image in a text."""
         return cast(Any, self.processor).image_token
 
 
@@ -99,10 +100,10 @@ def load_vlm(
     device: str | torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> LoadedVlm:
-    """A vision-language model by shipped name, directory or hub id; loaded once for each model, device and dtype.
+    """Load a vision-language model; once for each model, device and dtype.
 
-    `device` None takes a GPU where there is one. Raises InputError where there is no such model, or its files are
-    damaged, no safetensors, or outside its folder.
+    model: a shipped name, a directory or a hub id. device: None for a GPU if there is one. dtype: None for float32.
+    Raises: InputError if there is no such model, or its files are damaged, not safetensors, or outside its folder.
     """
     directory = find(model, SYSTEM, FILES)
     torch_device = check_device(device)
@@ -111,7 +112,7 @@ def load_vlm(
 
 
 def read_model(directory: Path) -> PreTrainedModel:
-    """The network in `directory`, in float32 on the CPU. Raises InputError for whatever is damaged or outside of it."""
+    """Load the network in `directory`, in float32 on the CPU. Raises InputError if files are damaged or outside it."""
     config_type, network = _types(directory)
     settings = read_settings(directory / "config.json")
     try:
@@ -122,7 +123,7 @@ def read_model(directory: Path) -> PreTrainedModel:
             check_generation(model.generation_config, config.get_text_config(decoder=True), directory)
     except (InputError, MemoryError):
         raise
-    except Exception as error:  # transformers has no one error for damaged settings
+    except Exception as error:  # transformers raises various errors for damaged settings
         raise InputError(
             f"`model` must be a whole vision-language model, but '{directory}' is damaged or of another version "
             f"({type(error).__name__}: {error!s:.300}). Fetch it again."
@@ -131,7 +132,7 @@ def read_model(directory: Path) -> PreTrainedModel:
 
 
 def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedModel]]:
-    """Its classes in transformers; remote ones are not looked for."""
+    """The configuration and model classes in transformers; remote code is not considered."""
     model_type = kind(directory)
     listed = model_type in CONFIG_MAPPING
     config_type = CONFIG_MAPPING[model_type] if listed else None
@@ -144,8 +145,10 @@ def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedMode
 
 
 def read_processor(directory: Path) -> ProcessorMixin:
-    """The processor in `directory`. Where it would need torchvision for video, which is not installed, it is made for
-    pictures alone. Raises InputError for a damaged one."""
+    """Load the processor in `directory`. Without torchvision, its part for video is left out.
+
+    Raises: InputError if it is damaged.
+    """
     try:
         try:
             return AutoProcessor.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
@@ -164,7 +167,7 @@ def read_processor(directory: Path) -> ProcessorMixin:
 
 
 def for_pictures(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
-    """The same processor without its part for video."""
+    """A subclass of the processor without its part for video."""
 
     class ForPictures(kind):
         def __init__(self, image_processor: Any, tokenizer: Any, chat_template: Any = None, **options: Any) -> None:

@@ -29,13 +29,14 @@ from mmdec.nn.flash import FlashNetwork
 CONFIG = "config.json"
 MODEL_TYPE = "mmdec-drafter"  # for transformers' AutoConfig
 MAX_CONFIG_BYTES = 2**16
-PICTURE = "data/samples/images/menu.png"  # of a checkout, for the card
+PICTURE = "data/samples/images/menu.png"  # an image in the checkout, for the card's example
 
 
 def save_network(network: DraftNetwork, directory: str | os.PathLike[str], *, card: str | None = None) -> Path:
-    """Write the folder of a network in one step: on an error there is none.
+    """Write a network's folder: config.json, model.safetensors and the card. If writing fails, no folder is left.
 
-    Raises InputError for a directory that is neither new nor empty.
+    network: a draft network. directory: the new folder. card: text of README.md.
+    Raises: InputError if the directory exists and is not empty.
     """
     target = Path(directory)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -50,8 +51,8 @@ def save_network(network: DraftNetwork, directory: str | os.PathLike[str], *, ca
 
 
 def read_network(directory: str | os.PathLike[str]) -> DraftNetwork:
-    """A network in float32 on the CPU, for whichever model. Raises InputError for a folder that holds none, and for
-    settings or weights that are damaged."""
+    """Load a network in float32 on the CPU, without a target. Raises InputError if the folder, settings or weights are
+    bad."""
     try:
         folder = Path(directory)
     except TypeError as error:
@@ -75,9 +76,10 @@ def read_network(directory: str | os.PathLike[str]) -> DraftNetwork:
 
 
 def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> DraftNetwork:
-    """The network for this model, on its device and in its precision.
+    """Load the network for this model, on its device and in its precision.
 
-    Raises InputError also for a network of another model: other channels or tokens, layers that it does not have.
+    Raises: InputError also if the network belongs to another model (other channels or tokens, or layers it does not
+        have).
     """
     network = read_network(directory)
     config, shape = network.config, model.config.get_text_config(decoder=True)
@@ -105,12 +107,12 @@ def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> D
 
 
 def load_tree_growing(directory: str | os.PathLike[str], model: PreTrainedModel) -> TreeGrowing:
-    """The drafter for this model: its network grows EAGLE-2's trees with the model's own embedding and LM head."""
+    """Load a drafter for this model: the network grows EAGLE-2 trees with the model's embedding and LM head."""
     return TreeGrowing(load_network(directory, model), *_ends(model))
 
 
 def load_flash(directory: str | os.PathLike[str], model: PreTrainedModel) -> Flash:
-    """FLASH's drafter for this model. Raises InputError for a folder that holds another system's network."""
+    """Load FLASH's drafter for this model. Raises InputError if the folder holds another system's network."""
     network = load_network(directory, model)
     if not isinstance(network, FlashNetwork):
         raise InputError(f"`directory` must hold FLASH's network, but holds {network.system}'s. Name another folder.")
@@ -143,7 +145,7 @@ def _config(kind: type[DraftConfig], settings: dict[str, Any], folder: Path) -> 
 
 
 def draft_card(network: DraftNetwork, reads_images: bool = True) -> str:
-    """A card that names the target. reads_images: whether the target does."""
+    """A model card that names the target. reads_images: whether the target does."""
     config = network.config
     count = sum(weight.numel() for weight in network.parameters())
     text = (

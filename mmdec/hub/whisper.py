@@ -1,7 +1,7 @@
-"""Whispers on disk: found as every model is, loaded once, with their processor and, when asked for, their heads.
+"""Whisper models on disk: found, loaded once, with their processor and, on demand, their Medusa heads.
 
-A model's directory is what transformers writes (config.json, generation_config.json, safetensors, tokenizer and feature
-extractor); Medusa heads lie in its folder `medusa`. No pickle is read and no remote code is run.
+A model's directory is as transformers writes it (config.json, generation_config.json, safetensors, tokenizer and
+feature extractor); Medusa heads are in its subfolder `medusa`. Pickles and remote code are refused.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ FILES = ("*.json", "*.txt", "*.md", "model.safetensors", "model-*.safetensors", 
 @final
 @dataclass
 class LoadedWhisper:
-    """A model with its processor. Shared by all who load it: its weights are only read."""
+    """A model with its processor, shared by all callers, which only read the weights."""
 
     model: WhisperForConditionalGeneration
     processor: WhisperProcessor
-    directory: Path | None = None  # where heads are looked for
+    directory: Path | None = None  # where heads are searched
     _heads: dict[Path, Medusa] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        """Raises InputError for a processor of another model."""
+        """Raises InputError if the processor belongs to another model."""
         shape, extractor, tokenizer = self.model.config, self.extractor, self.tokenizer
         settings: Any = self.model.generation_config
         frames = 2 * shape.max_source_positions  # the encoder's second convolution has stride 2
@@ -69,14 +69,17 @@ class LoadedWhisper:
 
     @property
     def tokenizer(self) -> Any:
+        """The processor's tokenizer."""
         return self.processor.tokenizer  # type: ignore[attr-defined] # set by name
 
     @property
     def extractor(self) -> Any:
+        """The processor's feature extractor."""
         return self.processor.feature_extractor
 
     def heads(self, directory: str | os.PathLike[str] | None = None) -> Medusa:
-        """The drafter with the heads in `directory`, or in the model's own folder. Raises InputError for none."""
+        """Load the drafter with the heads in `directory` (None: the model's own folder). Raises InputError if there are
+        none."""
         others = ", ".join(map(repr, drafter_names()))
         if directory is not None:
             folder = Path(path_text(directory, "drafter", f"'{HEADS}', {others}, a directory"))
@@ -111,7 +114,7 @@ class LoadedWhisper:
 
 
 _whispers = LoadedModels[LoadedWhisper]()
-_loading = threading.RLock()  # of heads
+_loading = threading.RLock()  # held while heads are loaded
 
 
 def load_whisper(
@@ -119,10 +122,10 @@ def load_whisper(
     device: str | torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> LoadedWhisper:
-    """A Whisper by shipped name, directory or hub id; loaded once for each model, device and dtype.
+    """Load a Whisper; once for each model, device and dtype.
 
-    `device` None takes a GPU where there is one. Raises InputError where there is no such model, or its files are
-    damaged, no safetensors, or outside its folder.
+    model: a shipped name, a directory or a hub id. device: None for a GPU if there is one. dtype: None for float32.
+    Raises: InputError if there is no such model, or its files are damaged, not safetensors, or outside its folder.
     """
     directory = find(model, KIND, FILES)
     _check(directory, os.fspath(model))
@@ -139,18 +142,18 @@ def _check(directory: Path, name: str) -> None:
 
 
 def read_model(directory: Path) -> WhisperForConditionalGeneration:
-    """The network in `directory`, in float32 on the CPU. Raises InputError for whatever is damaged or outside of it."""
+    """Load the network in `directory`, in float32 on the CPU. Raises InputError if files are damaged or outside it."""
     settings = read_settings(directory / "config.json")
     try:
         config = WhisperConfig.from_dict({name: value for name, value in settings.items() if name not in NOT_FOLLOWED})
         model = fill_pretrained(WhisperForConditionalGeneration, config, directory)
         if (directory / GENERATION).is_file():
             model.generation_config = GenerationConfig.from_dict(read_settings(directory / GENERATION))
-        else:  # as transformers does: older folders have it among the model's settings
+        else:  # older folders keep the generation config among the model's settings
             model.generation_config = GenerationConfig.from_model_config(dict(settings))
     except (InputError, MemoryError):
         raise
-    except Exception as error:  # transformers has no one error for damaged settings
+    except Exception as error:  # transformers raises various errors for damaged settings
         raise InputError(
             f"`model` must be a whole Whisper, but '{directory}' is damaged or of another version "
             f"({type(error).__name__}: {error!s:.300}). Fetch it again."

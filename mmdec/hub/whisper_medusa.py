@@ -1,9 +1,9 @@
-"""Medusa heads for Whisper that others have published, brought into the form of `mmdec.hub.medusa`.
+"""Converts published Medusa heads for Whisper to the format of `mmdec.hub.medusa`.
 
 The published checkpoints (aiola/whisper-medusa-v1, -linear-libri, -block-libri, -multilingual) hold a whole Whisper
-beside the heads. Medusa-Block left it as it was: its heads attach to the stock model. Medusa-Linear trained its last
-decoder layer and put one more head before the output: "its" text is that tuned model's. On the stock model, where the
-heads converted here draft, the text stays the stock model's own, and they are right less often than for their own.
+beside the heads. Medusa-Block did not change it: its heads fit the stock model. Medusa-Linear trained the last decoder
+layer, too, and added a head before the output, so its published text is that of a tuned model. Here the converted heads
+draft for the stock model: the text is the stock model's, and fewer drafted tokens are accepted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PUBLISHED = ("medusa_heads.", BLOCK)
 
 
 def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
-    """Published heads (a directory with config.json and safetensors, one file or shards with an index) -> ours."""
+    """Convert published heads: a directory with config.json and safetensors (one file, or shards with an index)."""
     folder = Path(source)
     if not (folder / "config.json").is_file():
         lacks = "does not" if folder.is_dir() else "is no directory"
@@ -84,6 +84,6 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
 
 
 def _published(folder: Path) -> dict[str, Tensor]:
-    """The heads' weights, out of all that the checkpoint holds."""
-    files = shards(folder, "source", PUBLISHED)  # those without heads may be absent
+    """The heads' weights in a checkpoint."""
+    files = shards(folder, "source", PUBLISHED)  # shards without heads may be absent
     return read_weights(files, "source", PUBLISHED)

@@ -1,1 +1,2 @@
-"""Networks: speech encoder, decoders, FastSpeech 2, vocoder. A network knows nothing of files or of audio."""
+"""Networks: speech encoder, decoders, FastSpeech 2, vocoder, draft networks. They do not depend on files or audio
+formats."""

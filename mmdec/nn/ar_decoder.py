@@ -1,7 +1,7 @@
-"""Autoregressive decoder over units: the yardstick of the parallel one, and the verifier of its drafts.
+"""Autoregressive decoder over units: the baseline of the parallel decoder, and the verifier of its drafts.
 
 A plain post-norm Transformer decoder on the same encoder states (the "AR S2T" of DASpeech's table 5), with a
-preallocated key-value cache and a loop that waits for the device only once in 16 tokens.
+preallocated key-value cache and a loop that synchronises with the device only once in 16 tokens.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from mmdec.nn.dag_decoder import BOS, EOS, PAD, additive
 from mmdec.nn.dropout import PooledDropout
 from mmdec.nn.transformer import DecoderLayer, sinusoids
 
-LOOK_EVERY = {"cpu": 1}  # steps between two looks whether all rows ended: on a CPU they are free
-LOOK_RARELY = 16  # on other devices, where a look waits for them
+LOOK_EVERY = {"cpu": 1}  # steps between two checks whether all rows have ended; on a CPU a check is free
+LOOK_RARELY = 16  # steps between two checks on other devices, where a check waits for the device
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ArConfig:
 
 @dataclass
 class ArCache:
-    """What one run of decoding remembers; the decoder itself holds weights only."""
+    """The state of one decoding run; the decoder itself holds weights only."""
 
     own: list[tuple[Tensor, Tensor]]  # keys and values of the units so far, (B, H, size, D) for each layer
     memories: list[tuple[Tensor, Tensor]]  # keys and values of the encoder's states, (B, H, S, D)
@@ -47,7 +47,7 @@ class ArCache:
     length: int = 0
 
     def reserve(self, size: int) -> None:
-        """Room for at least `size` columns and positions."""
+        """Make room for at least `size` columns and positions."""
         have = self.positions.shape[0]
         if size <= have:
             return
@@ -57,7 +57,7 @@ class ArCache:
         self.positions = sinusoids(have + more, width, self.positions.device).to(self.positions.dtype)
 
     def reorder(self, rows: Tensor) -> None:
-        """Row i goes on from what row rows[i] remembers (beam search)."""
+        """Let row i continue from the state of row rows[i] (beam search)."""
         for keys, values in self.own:
             keys[:, :, : self.length] = keys[rows, :, : self.length]
             values[:, :, : self.length] = values[rows, :, : self.length]
@@ -90,7 +90,7 @@ class ArDecoder(nn.Module):
 
     @property
     def stack(self) -> list[DecoderLayer]:
-        """The layers, typed: a ModuleList forgets what it holds."""
+        """The layers with their type, which `ModuleList` lacks."""
         return cast(list[DecoderLayer], list(self.layers))
 
     def start(self, states: Tensor, state_lengths: Tensor, size: int) -> ArCache:
@@ -109,7 +109,7 @@ class ArDecoder(nn.Module):
         return ArCache(own, memories, mask, sinusoids(size, d, states.device).to(states.dtype), table)
 
     def step(self, tokens: Tensor, cache: ArCache) -> Tensor:
-        """One more token (B,) for each row -> logits of the next one (B, V)."""
+        """Process one more token (B,) for each row -> logits of the next one (B, V)."""
         index = cache.length
         x = (cache.table[tokens] + cache.positions[index])[:, None]  # (B, 1, d)
         for layer, (keys, values), memory in zip(self.stack, cache.own, cache.memories, strict=True):
@@ -121,10 +121,10 @@ class ArDecoder(nn.Module):
         return F.linear(x[:, 0], self.embed_tokens.weight)
 
     def extend(self, tokens: Tensor, indices: Tensor, cache: ArCache, mask: Tensor | None) -> Tensor:
-        """Several more tokens (B, N) at positions (B, N), written behind the cache's columns -> logits (B, N, V).
+        """Process several tokens (B, N) at positions (B, N) -> logits (B, N, V). Writes behind the cache's columns.
 
-        mask (B, 1, N, length + N), additive, says who sees whom; None: all see all. The cache's length stays: what is
-        kept is for the caller to say. It grows where it is too small.
+        mask: (B, 1, N, length + N) additive, which columns each token sees; None: all.
+        The cache's length stays the same: the caller decides which columns to keep. The cache grows if it is too small.
         """
         start, count = cache.length, tokens.shape[1]
         cache.reserve(start + count)
@@ -148,9 +148,10 @@ class ArDecoder(nn.Module):
     ) -> list[list[int]]:
         """Greedy decoding: states (B, S, d_memory) -> for each row the units, without <s> and </s>.
 
-        `max_length` bounds the units of a row; a row that reaches it is returned as it is. Before `min_length` units
-        </s> is never chosen: for timing at a known length. `on_step` is called with each step's units (B,), <pad> for a
-        row that ended: on a GPU some such steps follow after all rows ended.
+        max_length: maximum units of a row. min_length: </s> is not chosen before so many units (for timing at a known
+            length).
+        on_step: called with each step's units (B,); <pad> for a row that has ended. On a GPU some such steps may follow
+            after all rows have ended.
         """
         cache = self.start(states, state_lengths, max_length + 1)
         tokens = torch.full((states.shape[0], max_length + 2), PAD, device=states.device)
@@ -175,13 +176,13 @@ class ArDecoder(nn.Module):
     def beam_search(
         self, states: Tensor, state_lengths: Tensor, beams: int, max_length: int, min_length: int = 0
     ) -> list[int]:
-        """Beam search for one row (1, S, d_memory): the units of the best hypothesis by mean log-probability."""
+        """Beam search for one row (1, S, d_memory). Returns the units with the highest mean log-probability."""
         size = state_lengths.new_full((beams,), int(state_lengths[0]))
         cache = self.start(states.expand(beams, -1, -1), size, max_length + 1)
         tokens = torch.full((beams, max_length + 2), PAD, device=states.device)
         tokens[:, 0] = BOS
         scores = torch.full((beams, 1), -torch.inf, device=states.device)
-        scores[0] = 0.0  # all beams start alike: only one counts
+        scores[0] = 0.0  # all beams are equal at first: only one counts
         best_score, best = -math.inf, []
         for position in range(max_length + 1):
             steps = self.step(tokens[:, position], cache).float().log_softmax(-1)
@@ -196,7 +197,7 @@ class ArDecoder(nn.Module):
             steps[:, EOS] = -torch.inf
             kept, index = (scores + steps).flatten().topk(beams)
             if float(kept[0]) / (max_length + 1) < best_score:
-                break  # even with every further step for free no mean could reach the best
+                break  # even if every further step had probability 1, no hypothesis could reach the best mean
             origin = torch.div(index, steps.shape[1], rounding_mode="floor")
             cache.reorder(origin)
             tokens = tokens[origin]

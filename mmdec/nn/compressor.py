@@ -1,8 +1,8 @@
-"""What makes the visual tokens that a drafter reads fewer: SpecVLM's primitives (arXiv 2509.11815, section 3.2) and
-FLASH's latent attention (arXiv 2505.12728, section 3.2).
+"""Compressors shorten an image's visual tokens for the drafter: SpecVLM's (arXiv 2509.11815, section 3.2) and FLASH's
+latent attention (arXiv 2505.12728, section 3.2).
 
-V visual tokens of one image in, M out, H channels. Each image is compressed by itself, whatever its length. Where a
-paper is silent, there is an option, and its docstring says so.
+V visual tokens of one image in, M out, H channels. Each image is compressed separately, whatever its length. Where a
+paper leaves a choice open there is an option, and its docstring says so.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ Pruning = Literal["random", "strided"]
 
 @dataclass(frozen=True)
 class Compressed:
-    """An image as the drafter reads it."""
+    """A compressed image."""
 
     states: Tensor  # (M, H)
-    positions: Tensor  # (M,) int64, which of the V tokens each stands for: where it lies in the text
-    kept: Tensor  # (V,) in [0, 1]: the largest weight of a token in any output
+    positions: Tensor  # (M,) int64: the token among V whose text position each state takes
+    kept: Tensor  # (V,) in [0, 1]: each token's largest weight in any output
 
 
 @final
 class Prune(nn.Module):
-    """Keep one token of `ratio`, the others are dropped.
+    """Keep one token of every `ratio`, drop the others.
 
-    The paper drops at random and does not say what that means in use. "random": tokens drawn anew at each call in
-    training, and in use the same ones for all images of a length, so that an image gives the same draft each time.
-    "strided": every `ratio`-th token, in training too (an option of ours).
+    The paper drops at random and does not define this for inference. "random": in training new tokens are drawn at each
+    call; in evaluation all images of the same length keep the same ones, so that an image always gives the same draft.
+    "strided": every `ratio`-th token, in training too (not in the paper).
     """
 
     def __init__(self, ratio: int, how: Pruning = "random", seed: int = 0) -> None:
@@ -50,32 +50,32 @@ class Prune(nn.Module):
         return Compressed(states[indices], indices, states.new_zeros(len(states)).index_fill(0, indices, 1.0))
 
     def indices(self, length: int) -> Tensor:
-        """(M,) the tokens that are kept, in order."""
+        """Indices (M,) of the kept tokens, in order."""
         count = -(-length // self.ratio)
         if self.how == "strided":
             return torch.arange(count) * self.ratio
-        # A generator of its own: a draft takes no numbers from those that decide a sampled text.
+        # a generator of its own, so that a draft does not change the random numbers of sampling
         drawn = None if self.training else torch.Generator().manual_seed(self.seed)
         return torch.randperm(length, generator=drawn)[:count].sort().values
 
 
 @final
 class Pool(nn.Module):
-    """Average neighbours: in windows of the grid where an image has `grid` tokens, else along the sequence."""
+    """Average neighbours: over windows of the grid if an image has `grid` tokens, else along the sequence."""
 
     def __init__(self, ratio: int, grid: Grid | None = None) -> None:
         super().__init__()
         self.ratio, self.grid = _ratio(ratio), grid
 
     def forward(self, states: Tensor) -> Compressed:
-        """states (V, H) -> about V / ratio averages; positions are the middles of their windows."""
+        """states (V, H) -> about V / ratio averages, positioned at the middles of their windows."""
         weights = self.weights(len(states)).to(states)  # (M, V)
         middles = (weights * torch.arange(len(states), device=states.device)).sum(1)
-        positions = (middles + 0.5).long()  # torch rounds 1.5 and 2.5 alike, and no two may share a position
+        positions = (middles + 0.5).long()  # torch rounds 1.5 and 2.5 to the same number, but positions must differ
         return Compressed(weights @ states, positions, weights.amax(0))
 
     def weights(self, length: int) -> Tensor:
-        """(M, V), each row the shares of one window: `adaptive_avg_pool` written as a product."""
+        """(M, V): each row holds the shares of one window. This is `adaptive_avg_pool` as a matrix product."""
         if self.grid is None or self.grid[0] * self.grid[1] != length:
             return _windows(length, -(-length // self.ratio))
         rows, columns = self.grid
@@ -86,11 +86,14 @@ class Pool(nn.Module):
 
 @final
 class Convolution(nn.Module):
-    """One convolution along the sequence, kernel and stride `ratio`. It begins as the average of its window (ours; the
-    paper says "vanilla"). An image whose length is no multiple is filled up with its last token."""
+    """One convolution along the sequence with kernel and stride `ratio`.
+
+    It is initialised as the window's average (not in the paper, which says "vanilla"). If an image's length is no
+    multiple of `ratio`, its last token is repeated.
+    """
 
     def __init__(self, size: int, ratio: int, depthwise: bool = False) -> None:
-        """depthwise: each channel by itself, `size` * ratio weights instead of `size`^2 * ratio."""
+        """size: channels. depthwise: one filter per channel, `size` * ratio weights instead of `size`^2 * ratio."""
         super().__init__()
         self.ratio = _ratio(ratio)
         self.conv = nn.Conv1d(size, size, ratio, stride=ratio, groups=size if depthwise else 1)
@@ -118,8 +121,11 @@ class Convolution(nn.Module):
 
 @final
 class Resampler(nn.Module):
-    """Learned queries read an image by one cross-attention: SpecVLM's "simplified Q-Former" with 2 object queries, and
-    ViSpec's adaptor. A projection of learned queries is a part of the queries. Outputs stand at the image's end."""
+    """Learned queries read an image by one cross-attention; the outputs are positioned at the image's end.
+
+    This is SpecVLM's "simplified Q-Former" with 2 object queries, and ViSpec's adaptor. Learned queries need no
+    projection of their own.
+    """
 
     def __init__(self, size: int, queries: int, heads: int, bias: bool = False) -> None:
         super().__init__()
@@ -131,15 +137,17 @@ class Resampler(nn.Module):
         self.o_proj = nn.Linear(size, size, bias=False)
 
     def forward(self, states: Tensor, fc: tuple[Tensor, Callable[[Tensor], Tensor]] | None = None) -> Compressed:
-        """states (V, H) -> (Q, H). The weights are moved to the few queries, so that no column is projected.
+        """states (V, H) -> (Q, H). The key and value weights are applied to the few queries, so that no column is
+        projected.
 
-        fc: the matrix (H, J) of an affine map and the map itself, where the states are J channels that it is still to
-        make H of. Since weights of a mean add up to 1, it too reads no more than a mean for each head."""
+        fc: (matrix (H, J), the map) if states are (V, J) and an affine map J -> H is still to be applied. Attention
+            weights sum to 1, so the map can be applied after averaging.
+        """
         heads = self.heads
         reading = torch.einsum("qhd,hdc->hqc", self.q, self.k_proj.weight.unflatten(0, (heads, -1)))
         if fc is not None:
             reading = reading @ fc[0]
-        # What biases add to the scores is the same for all tokens, and a softmax does not see it.
+        # biases of keys add the same score to all tokens, which a softmax cancels
         weights = (reading @ states.T * self.q.shape[-1] ** -0.5).softmax(-1)  # (heads, Q, V)
         mixed = weights @ states if fc is None else fc[1](weights @ states)  # (heads, Q, H)
         values = torch.einsum("hqc,hdc->qhd", mixed, self.v_proj.weight.unflatten(0, (heads, -1))).flatten(1)
@@ -149,15 +157,17 @@ class Resampler(nn.Module):
 
 @final
 class LatentAttention(nn.Module):
-    """FLASH's compressor, softmax(C F^T) F: learned latents C, no scale, no projection, no further loss. An image of
-    fewer tokens than latents is read by as many of the first latents as it has tokens (ours)."""
+    """FLASH's compressor, softmax(C F^T) F, with learned latents C: no scale, no projection, no extra loss.
+
+    An image with fewer tokens than latents uses as many of the first latents as it has tokens (not in the paper).
+    """
 
     def __init__(self, size: int, latents: int) -> None:
         super().__init__()
         self.latents = nn.Parameter(torch.randn(latents, size) * size**-0.5)
 
     def forward(self, states: Tensor) -> Compressed:
-        """states (V, H) -> (min(m, V), H), spread evenly over the image's positions."""
+        """states (V, H) -> (min(m, V), H), positioned evenly over the image."""
         length, count = len(states), min(len(self.latents), len(states))
         weights = (self.latents[:count] @ states.T).softmax(-1)
         positions = (2 * torch.arange(count, device=states.device) + 1) * length // (2 * count)
@@ -166,7 +176,7 @@ class LatentAttention(nn.Module):
 
 @final
 class TextOnly(nn.Module):
-    """Drop the image: the drafter knows of it only what is in the target's features."""
+    """Drop the image: the drafter sees it only through the target's features of text tokens."""
 
     def forward(self, states: Tensor) -> Compressed:
         """states (V, H) -> (0, H)."""
@@ -175,8 +185,7 @@ class TextOnly(nn.Module):
 
 
 def spans(visual: Tensor, grid: Grid | None = None) -> list[tuple[int, int]]:
-    """visual (L,) bool -> [begin, end) of each image. Adjacent images are separated where `grid` says how many tokens
-    an image has."""
+    """[begin, end) of each image from visual (L,) bool. grid: tokens of an image, which separates adjacent images."""
     edges = torch.diff(F.pad(visual.to(torch.int8), (1, 1))).nonzero()[:, 0].tolist()
     runs = list(zip(edges[::2], edges[1::2], strict=True))
     size = 0 if grid is None else grid[0] * grid[1]
@@ -190,7 +199,10 @@ def spans(visual: Tensor, grid: Grid | None = None) -> list[tuple[int, int]]:
 
 
 def separate(positions: Tensor, length: int) -> Tensor:
-    """positions (M,) in order, M <= length -> as near, each its own: a column of a text holds one state."""
+    """Move positions (M,), which are sorted and M <= length, as little as possible so that all differ.
+
+    Each column of a text holds one state.
+    """
     separated: list[int] = []
     for index, position in enumerate(positions.tolist()):
         lowest = separated[-1] + 1 if separated else 0
@@ -199,12 +211,12 @@ def separate(positions: Tensor, length: int) -> Tensor:
 
 
 def last_positions(length: int, count: int, device: torch.device) -> Tensor:
-    """(count,) the last positions of an image, the first repeated where it has fewer."""
+    """The last `count` positions (count,) of an image of `length` tokens; the first is repeated if there are fewer."""
     return torch.arange(length - count, length, device=device).clamp(min=0)
 
 
 def _windows(length: int, count: int) -> Tensor:
-    """(count, length): shares of windows that cover a line, as `adaptive_avg_pool1d` cuts them."""
+    """(count, length): the shares of windows that cover a line, as in `adaptive_avg_pool1d`."""
     index = torch.arange(count)
     begins, ends = index * length // count, -(-(index + 1) * length // count)
     line = torch.arange(length)

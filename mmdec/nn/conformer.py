@@ -1,8 +1,7 @@
 """Speech encoder: a 4x convolutional subsampler and Conformer blocks with relative positions.
 
 The architecture is that of the fairseq family (`s2t_conformer`; Gulati et al. 2020, with the Transformer-XL relative
-positions of Dai et al. 2019), name for name, so that weights travel both ways: see `conformer_weights.py`.
-It knows nothing of units, graphs or languages.
+positions of Dai et al. 2019) with the same names, so that weights can be converted: see `conformer_weights.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class EncoderConfig:
     """Sizes of the speech encoder; the defaults are DASpeech's (33.5 M parameters)."""
 
     features: int = 80
-    channels: int = 1024  # of the subsampler's first convolution, before its GLU halves them
+    channels: int = 1024  # channels of the subsampler's first convolution, before its GLU
     d_model: int = 256
     ffn: int = 2048
     heads: int = 4
@@ -62,17 +61,17 @@ class Subsampler(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         x = features.transpose(1, 2)  # (B, 80, N)
-        x = x.masked_fill(~lengths_to_mask(lengths, x.shape[2])[:, None], 0.0)  # a product would keep NaN
+        x = x.masked_fill(~lengths_to_mask(lengths, x.shape[2])[:, None], 0.0)  # not a product: 0 * NaN is NaN
         for conv in self.conv_layers:
             x = F.glu(conv(x), dim=1)
             lengths = _halved(lengths)
-            # What lies beyond a row's end must be zero, or the batch would leak into the row's last frames.
+            # padding must be 0, else it enters the row's last frames through the next convolution
             x = x * lengths_to_mask(lengths, x.shape[2])[:, None].to(x.dtype)
         return x.transpose(1, 2), lengths
 
 
 class FeedForward(nn.Module):
-    """Pre-norm position-wise network; the block adds half of it."""
+    """Pre-norm feed-forward network; the block adds half of its output."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -114,7 +113,7 @@ class RelativeAttention(nn.Module):
         p = self.linear_pos(positions).view(2 * s - 1, h, -1).permute(1, 2, 0)  # (H, D, 2S-1)
         content = (q + self.pos_bias_u.to(q.dtype)).transpose(1, 2) @ k  # (B, H, S, S)
         position = (q + self.pos_bias_v.to(q.dtype)).transpose(1, 2) @ p  # (B, H, S, 2S-1)
-        # Row i wants the entries of distance i-j: a skewed view of the padded rows, no gather.
+        # Row i needs the entries of distances i - j: a skewed view of the padded rows, without a gather.
         position = F.pad(position, (1, 0)).view(b, h, 2 * s, s)[:, :, 1:].reshape(b, h, s, 2 * s - 1)[..., :s]
         scores = (content + position).float() / math.sqrt(d // h) + mask
         weights = self.dropout(scores.softmax(-1).to(v.dtype))
@@ -137,7 +136,7 @@ class Convolution(nn.Module):
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
         """x (B, S, d); keep (B, S, 1), 0 at padding."""
         x = self.layer_norm(x) * keep.to(x.dtype)
-        # A convolution of width 1 is a linear map: as such it is faster on a CPU.
+        # a convolution of width 1 runs faster on a CPU as a linear map
         x = F.glu(F.linear(x, self.pointwise_conv1.weight.squeeze(-1)), dim=-1)
         x = self.depthwise_conv(x.transpose(1, 2))
         x = F.silu(self.batch_norm(x)).transpose(1, 2)
@@ -177,7 +176,7 @@ class SpeechEncoder(nn.Module):
     """Conformer over filterbank features.
 
     forward: features (B, N, 80) float, lengths (B,) in frames -> states (B, S, d), lengths (B,), S = N/4 rounded up.
-    `middle` names a layer (1-based) whose states are returned too, for an auxiliary loss.
+        `middle` is the number (from 1) of a layer whose states are also returned, for an auxiliary loss.
     Source: DASpeech (Fang et al., NeurIPS 2023, section 3.1); no final norm after the stack.
     """
 
@@ -199,7 +198,7 @@ class SpeechEncoder(nn.Module):
         keep = real[..., None].to(torch.float32)
         positions = relative_positions(x.shape[1], self.config.d_model, x.device)
         x = self.dropout(self.linear(x))
-        positions = positions.to(x.dtype)  # so that an encoder cast to half or double runs
+        positions = positions.to(x.dtype)  # so that the encoder also runs in half or double precision
         tapped: Tensor | None = None
         for index, layer in enumerate(self.conformer_layers, start=1):
             x = layer(x, positions, mask, keep)

@@ -1,9 +1,8 @@
-"""Names of the speech encoder's weights in fairseq, in fairseq2 and here: each state travels both ways.
+"""Converts the names of the speech encoder's weights between fairseq, fairseq2 and mmdec.
 
-The three encoders hold the same tensors in the same shapes; only the names differ. Ours are fairseq's without
-`encoder.`; fairseq2's are those of its `s2t_conformer` with `use_relative_pos=True`. Nothing is copied: the tensors of
-the state that comes back are those of the state that went in. It knows nothing of files: a checkpoint that keeps the
-weights under "model" is to be opened by the caller.
+The three encoders hold the same tensors in the same shapes; only the names differ. mmdec's are fairseq's without
+`encoder.`; fairseq2's are those of its `s2t_conformer` with `use_relative_pos=True`. Nothing is copied: the result
+holds the same tensor objects. The caller opens files, also those that keep the weights under "model".
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ BLOCK_NAMES: dict[str, str] = {  # our module (or bare tensor) in a Conformer bl
 
 
 def from_fairseq2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """fairseq2 `s2t_conformer` state -> state of our `SpeechEncoder`. The model's decoder, if there, is left out."""
+    """fairseq2 `s2t_conformer` state -> state of our `SpeechEncoder`. Weights of a decoder are left out."""
     encoder = {name: value for name, value in state.items() if name.startswith(("encoder.", "encoder_frontend."))}
     names = _names(encoder, r"encoder\.layers\.(\d+)\.", _fairseq2_name)
     return _checked(_renamed(encoder, {theirs: ours for ours, theirs in names.items()}, "a fairseq2 s2t_conformer"))
@@ -59,7 +58,7 @@ def to_fairseq2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def from_fairseq(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """fairseq `s2t_conformer` or DASpeech state -> state of our `SpeechEncoder`. Other parts are left out."""
+    """fairseq `s2t_conformer` or DASpeech state -> state of our `SpeechEncoder`. Other weights are left out."""
     encoder = {name: value for name, value in state.items() if name.startswith("encoder.")}
     names = _names(encoder, r"encoder\.conformer_layers\.(\d+)\.", _fairseq_name)
     return _checked(_renamed(encoder, {theirs: ours for ours, theirs in names.items()}, "a fairseq s2t_conformer"))
@@ -71,7 +70,7 @@ def to_fairseq(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def encoder_config(state: Mapping[str, Tensor], dropout: float = 0.1) -> EncoderConfig:
-    """The sizes of the encoder that holds this state (our names); dropout is not in the weights."""
+    """The configuration of the encoder with this state (our names); `dropout` cannot be read from weights."""
     block = "conformer_layers.0."
     try:
         return EncoderConfig(
@@ -110,19 +109,19 @@ def _fairseq2_name(ours: str) -> str:
 
 
 def _layers(names: Iterable[str], block: str) -> int:
-    """How many blocks the names speak of; at least one, so that an empty state is told what it lacks."""
+    """Number of blocks in the names; at least 1, so that an empty state gives an error about missing weights."""
     return max(1, len({layer[1] for name in names if (layer := re.match(block, name))}))
 
 
 def _names(state: Mapping[str, Tensor], block: str, rename: Callable[[str], str]) -> dict[str, str]:
-    """Our name -> theirs, for as many blocks as `state` has."""
+    """A table for each block in `state`: our name -> the other library's name."""
     with torch.device("meta"):
         ours = SpeechEncoder(EncoderConfig(layers=_layers(state, block))).state_dict()
     return {name: rename(name) for name in ours}
 
 
 def _renamed(state: Mapping[str, Tensor], names: Mapping[str, str], kind: str) -> dict[str, Tensor]:
-    """`state` under new names; the two must hold the same keys."""
+    """Rename `state`. Raises InputError if its keys are not exactly those of `names`."""
     missing = [name for name in names if name not in state]
     unexpected = [name for name in state if name not in names]
     if missing or unexpected:
@@ -136,7 +135,7 @@ def _renamed(state: Mapping[str, Tensor], names: Mapping[str, str], kind: str) -
 
 
 def _checked(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state (our names) as it is, once its names and shapes are those of one `SpeechEncoder`."""
+    """Return the state (our names) if its names and shapes fit one `SpeechEncoder`, else raise InputError."""
     names = _names(state, _OUR_BLOCK, str)
     state = _renamed(state, names, "a SpeechEncoder")
     with torch.device("meta"):

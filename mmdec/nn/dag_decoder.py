@@ -1,9 +1,9 @@
-"""Linguistic decoder: one parallel pass that fills a directed acyclic graph of tokens.
+"""Linguistic decoder: one parallel pass predicts a directed acyclic graph of tokens.
 
 Every vertex gets a hidden state, a distribution over units (its emission) and transition probabilities to all later
 vertices (its links). Source: DA-Transformer (Huang et al., ICML 2022, section 3), as used by DASpeech (Fang et al.,
-NeurIPS 2023, section 3.2). What the small recipe adds (`link_prior`, `copy_encoder`, sinusoidal positions) is off in
-the paper's configuration. How a path is found is not known here: see `ops/dag.py` and `ops/dag_decode.py`.
+NeurIPS 2023, section 3.2). Additions of the small recipe (`link_prior`, `copy_encoder`, sinusoidal positions) are off
+in the paper's configuration. For choosing a path see `ops/dag.py` and `ops/dag_decode.py`.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class DagConfig:
     min_vertices: int = 2
     max_vertices: int = 1024
     link_heads: int = 8
-    link_dim: int = 64  # of a head's query and key
+    link_dim: int = 64  # size of a head's query and key
     positions: Literal["learned", "sinusoidal"] = "learned"
-    link_prior: bool = False  # log-linear penalty on long jumps, one learned slope a head
-    copy_encoder: bool = False  # add the encoder's states, stretched to the graph, to the vertices' inputs
+    link_prior: bool = False  # penalise long jumps log-linearly, with one learned slope for each head
+    copy_encoder: bool = False  # add the encoder's states, interpolated to the graph's size, to the vertices' inputs
 
 
 @dataclass(frozen=True)
 class Lattice:
-    """A batch of graphs; vertex 0 starts every path, vertex lengths-1 ends it."""
+    """A batch of graphs. Every path begins at vertex 0 and ends at vertex lengths-1."""
 
     hidden: Tensor  # (B, L, D)
     logits: Tensor  # (B, L, V) of units
@@ -57,7 +57,7 @@ class Lattice:
 
     @cached_property
     def emissions(self) -> Tensor:
-        """Log-probabilities of units, fp32: (B, L, V). Training needs few of them: see `matches`."""
+        """Log-probabilities of all units, fp32: (B, L, V). Training needs only some: see `matches`."""
         return self.logits.float().log_softmax(-1)
 
     def matches(self, units: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class Lattice:
         return log_softmax_gather(self.logits, units)
 
     def path(self, strategy: str = "lookahead", **options: Any) -> LatticePath:
-        """Each row's path and its tokens; options as `ops.dag_decode.decode_lattice` takes them."""
+        """Choose each row's path and its tokens; options as for `ops.dag_decode.decode_lattice`."""
         return decode_lattice(self.emissions, self.links, self.lengths, cast(LatticeStrategy, strategy), **options)
 
     def marginal(self, match: Tensor, target_lengths: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def graph_sizes(config: DagConfig, frame_lengths: Tensor) -> Tensor:
 
 
 class Links(nn.Module):
-    """Transition scores between vertices: a mixture of heads, gated by the vertex that is left."""
+    """Transition scores between vertices: a mixture of heads, with gates computed from the source vertex."""
 
     def __init__(self, config: DagConfig) -> None:
         super().__init__()
@@ -103,7 +103,8 @@ class Links(nn.Module):
         self.key_linear = nn.Linear(2 * d, width)
         self.gate_linear = nn.Linear(2 * d, config.link_heads)
         if config.link_prior:
-            # softplus of these gives .6 ... .15 nats a vertex: a first jump that does not skip the graph.
+            # softplus of these gives initial penalties of .6 ... .15 nats a vertex, so that early jumps do not skip the
+            # graph
             slopes = torch.logspace(math.log10(0.6), math.log10(0.15), config.link_heads)
             self.prior = nn.Parameter(torch.log(torch.expm1(slopes)))
         else:
@@ -130,7 +131,7 @@ class Links(nn.Module):
             if self.prior is not None:
                 scores = scores - F.softplus(self.prior)[:, None, None] * jump
             allowed = (jump > 0) & lengths_to_mask(lengths, size)[:, None, :]  # (B, L, L)
-            # A finite floor keeps softmax and its gradient free of NaN in rows with no successor.
+            # a finite floor avoids NaN in softmax and its gradient for rows without a successor
             scores = scores.masked_fill(~allowed[:, None], -1e30)
             heads = scores.log_softmax(-1)  # (B, H, L, L)
             gates = self.gate_linear(x).log_softmax(-1).transpose(1, 2)[..., None]  # (B, H, L, 1)
@@ -138,14 +139,16 @@ class Links(nn.Module):
             return links.masked_fill(~allowed, -torch.inf)
 
     def _decoded(self, x: Tensor, q: Tensor, k: Tensor, lengths: Tensor) -> Tensor:
-        """The same without a gradient, head by head into one sum of probabilities: three buffers (B, L, L) that stay
-        in the processor's cache and in the allocator's hands, where (B, H, L, L) left both. Prior and mask are what
-        the product is added to. Links below 1e-38 become -inf, which no path would take."""
+        """`forward` without gradient: adds up the heads' probabilities one by one.
+
+        Three buffers (B, L, L) stay in the CPU's cache, which (B, H, L, L) would not. Prior and mask initialise the
+        buffer that the matrix product adds to. Links below 1e-38 become -inf; no decoded path uses them.
+        """
         b, heads, size, _ = q.shape
         toll = jump_toll(size, self.prior is not None, q.device)[None]
         if b > 1:
             toll = torch.where(lengths_to_mask(lengths, size)[:, None], toll, _NO_JUMP)
-        # A slope of zero would let the mask through.
+        # with slope 0 the mask would have no effect
         slopes = q.new_ones(heads) if self.prior is None else F.softplus(self.prior).clamp(min=1e-20)
         gates = self.gate_linear(x).softmax(-1)  # (B, L, H)
         links = q.new_zeros(b, size, size)
@@ -159,33 +162,34 @@ class Links(nn.Module):
         if b == 1:  # one row has no padding
             links[:, -1] = -torch.inf
             return links
-        # From the last vertex, and from padding, softmax had nowhere to go.
+        # the last vertex and padding have no successors: their softmax is meaningless
         return links.masked_fill_((torch.arange(size, device=q.device) >= lengths[:, None] - 1)[..., None], -torch.inf)
 
 
-_NO_JUMP = 1e30  # what a jump costs that there is not; finite, so that softmax gives no NaN where there is none at all
+_NO_JUMP = 1e30  # penalty of an impossible jump; finite, so that a row without any jump gives no NaN in softmax
 
 
 def jump_toll(size: int, prior: bool, device: torch.device) -> Tensor:
-    """(L, L) fp32: what the jump i -> j costs at slope 1, its length j - i (0 without prior); 1e30 where j <= i."""
+    """(L, L) fp32: the penalty of jump i -> j at slope 1, which is its length j - i (0 without prior); 1e30 if j <=
+    i."""
     rows = 1 << max(size - 1, 255).bit_length()
     return _toll_table(rows, prior, device)[:size, :size]
 
 
 @lru_cache(maxsize=8)
 def _toll_table(rows: int, prior: bool, device: torch.device) -> Tensor:
-    """Kept between calls; its numbers depend on j - i alone, so that every size is a corner of it."""
-    with torch.inference_mode(False):  # made while decoding, it must serve outside of it too
+    """A cached table of penalties. Entries depend on j - i alone, so smaller sizes are its corners."""
+    with torch.inference_mode(False):  # a table made while decoding must also work in training
         steps = torch.arange(rows, dtype=torch.float32, device=device)
         jump = steps[None, :] - steps[:, None]
         return torch.where(jump > 0, jump if prior else 0.0, _NO_JUMP)
 
 
 class DagDecoder(nn.Module):
-    """Vertices from encoder states in one pass.
+    """Computes a graph from encoder states in one pass.
 
-    forward: states (B, S, d_memory), state_lengths (B,), frame_lengths (B,) -> Lattice. `given` (B, L), with -1 where
-    nothing is given, puts tokens at vertices: the glancing of GLAT.
+    forward: states (B, S, d_memory), state_lengths (B,), frame_lengths (B,) -> Lattice. `given` (B, L) holds tokens to
+        put at vertices, -1 for none (GLAT's glancing).
     """
 
     def __init__(self, config: DagConfig, num_units: int, d_memory: int) -> None:
@@ -223,14 +227,15 @@ class DagDecoder(nn.Module):
         else:
             x = x + self.embed_positions.weight[:size]
         if self.copy is not None:
-            # Vertex j reads the encoder's states at j (S-1)/(L-1), between two of them.
+            # vertex j interpolates the encoder's states at j (S-1)/(L-1)
             b, s, _ = states.shape
             last = (state_lengths - 1)[:, None]
             point = steps * (last / (lengths[:, None] - 1).clamp(min=1))
             point = torch.minimum(point, last.to(point.dtype))  # (B, L)
             low = point.to(torch.long)
             part = (point - low)[..., None].to(x.dtype)
-            copied = self.copy(states).flatten(0, 1)  # whole rows are picked three times faster than gathered numbers
+            # `index_select` of whole rows is three times faster than a gather of numbers
+            copied = self.copy(states).flatten(0, 1)
             first = s * torch.arange(b, device=states.device)[:, None]
             before, after = (
                 copied.index_select(0, (index + first).flatten()).view(b, size, d).to(x.dtype)
@@ -255,5 +260,5 @@ class DagDecoder(nn.Module):
 
 
 def additive(real: Tensor) -> Tensor:
-    """(B, S) bool -> (B, 1, 1, S) float: 0 at real positions, a large negative number elsewhere."""
+    """Additive mask: (B, S) bool -> (B, 1, 1, S) float, 0 at real positions, a large negative number elsewhere."""
     return torch.zeros(real.shape, device=real.device).masked_fill(~real, -1e9)[:, None, None]

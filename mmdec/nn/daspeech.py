@@ -1,7 +1,7 @@
 """DASpeech: speech encoder, graph decoder, adaptor and FastSpeech 2 in one network (Fang et al., NeurIPS 2023).
 
-`SpeechToUnits` is the linguistic half (speech to phones), with the autoregressive baseline on the same encoder;
-`DASpeech` adds the acoustic half (phones' hidden states to mel spectrogram). The vocoder is a network of its own.
+`SpeechToUnits` is the linguistic half (speech to phones), with an autoregressive baseline on the same encoder.
+`DASpeech` adds the acoustic half (hidden states of phones to mel spectrogram). The vocoder is a separate network.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class DASpeechConfig:
 
     @classmethod
     def paper(cls) -> DASpeechConfig:
-        """DASpeech as published."""
+        """The published DASpeech."""
         return cls()
 
     @classmethod
     def small(cls, dropout: float = 0.1) -> DASpeechConfig:
-        """The model that ships: about a tenth of the paper's size, for CPUs."""
+        """The shipped model: about a tenth of the paper's size, for CPUs."""
         return cls(
             encoder=EncoderConfig(channels=384, d_model=192, ffn=512, layers=6, kernel=15, dropout=dropout),
             dag=DagConfig(
@@ -89,12 +89,12 @@ class SpeechToUnits(nn.Module):
         return states, state_lengths
 
     def lattice(self, states: Tensor, state_lengths: Tensor, frame_lengths: Tensor) -> Lattice:
-        """The graph of a batch; `frame_lengths` are filterbank frames, which set the graphs' sizes."""
+        """Predict the graphs of a batch. frame_lengths: (B,) filterbank frames, which set the graphs' sizes."""
         return self.decoder(states, state_lengths, frame_lengths)
 
 
 class DASpeech(SpeechToUnits):
-    """The whole model but its vocoder."""
+    """The whole model except the vocoder."""
 
     def __init__(self, config: DASpeechConfig, num_units: int) -> None:
         super().__init__(config, num_units)

@@ -1,4 +1,4 @@
-"""The shape of a draft network, checked; what its folder's config.json holds."""
+"""The configuration of a draft network, as config.json holds it, with checks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Self
 
 from mmdec.types import InputError
 
-MOST = 2**20  # of any size in a configuration
+MOST = 2**20  # maximum of any size in a configuration
 
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """Shape of a draft network, and which model it is for."""
+    """Sizes of a draft network, and the model that it was trained for."""
 
     hidden_size: int
     vocab_size: int
@@ -23,10 +23,12 @@ class DraftConfig:
     head_dim: int
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
-    layers: tuple[int, ...] = (-1,)  # the target's features that are read, joined; -1 is the LM head's input
-    input_norm: bool = False  # before attention: EAGLE and MSD for LLaVA have none, SpecVLM and MSD for Qwen2-VL do
-    fc_norm: bool = False  # of [embedding; feature] before fc: SpecVLM's paper does not say where its norm stands
-    attention_bias: bool = False  # of queries, keys and values
+    # layers of the target whose features are read and concatenated; -1 is the LM head's input
+    layers: tuple[int, ...] = (-1,)
+    # a norm before attention: absent in EAGLE and in MSD for LLaVA, present in SpecVLM and in MSD for Qwen2-VL
+    input_norm: bool = False
+    fc_norm: bool = False  # a norm of [embedding; feature] before fc: SpecVLM's paper does not say where its norm is
+    attention_bias: bool = False  # whether the projections of queries, keys and values have a bias
     fc_bias: bool = True
     base: str = ""  # fingerprint of the target's weights, or its name
     target: str = ""  # name of the target's folder, or its hub id
@@ -59,13 +61,14 @@ class DraftConfig:
 
     @property
     def trained_for(self) -> str:
-        """The target for people: "vlm-scenes (402af2b1ab88)", as much of it as is known."""
+        """The target as a text for people: "vlm-scenes (402af2b1ab88)", or the known part of it."""
         mark = f"({self.base})" if self.target else self.base
         return " ".join(part for part in (self.target, mark) if part.strip("()"))
 
     @classmethod
     def like(cls, model: Any, **changes: Any) -> Self:
-        """As the layers of a language model, from its (text) configuration of transformers; `changes` come after."""
+        """A configuration with the sizes of a model's layers. model: its (text) configuration. changes: override
+        fields."""
         heads = model.num_attention_heads
         rope = getattr(model, "rope_parameters", None) or {}
         sizes = {

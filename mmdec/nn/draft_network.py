@@ -1,13 +1,13 @@
-"""The network of an EAGLE drafter: one decoder layer that continues the target's own hidden states.
+"""The network of an EAGLE drafter: one decoder layer that continues the target's hidden states.
 
-Li et al. 2024 (EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858). Column t reads the embedding of token t + 1 beside
-the target's feature of token t, fc([embedding; feature]), and gives the feature of token t + 1, from which the target's
-LM head reads token t + 2. A Llama-style layer without input norm; after it no final norm. Embedding and LM head are the
-target's and not stored. The parameters' names are the published ones.
+Li et al. 2024 (EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858). Column t reads fc([embedding of token t + 1;
+target's feature of token t]) and predicts the feature of token t + 1, from which the target's LM head predicts token t
++ 2. The layer is Llama's without input norm; there is no final norm. Embedding and LM head are the target's and not
+stored. The parameters have the published names.
 
-What other systems change, they override: `inputs` (what enters the layer, whole rows) or `prompt` (one row, a shorter
-one where an image is compressed), and `fuse` with `fused_weights`. `layer` is `project`, which makes queries, keys and
-values, and `attend`, so that a drafter with a preallocated cache need not join tensors.
+Other systems override `inputs` (what enters the layer, whole rows) or `prompt` (one row, shorter if an image is
+compressed), and `fuse` with `fused_weights`. `layer` is split into `project` (queries, keys and values) and `attend`,
+so that a drafter with a preallocated cache need not concatenate tensors.
 
 B rows, L columns of a text, n states, S columns of a cache, H hidden size, k layers whose features are read, h
 key-value heads, d channels of a head, V visual tokens.
@@ -26,22 +26,22 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 from mmdec.nn.draft_config import DraftConfig
 
 Pair = tuple[Tensor, Tensor]  # keys and values, each (B, h, S, d)
-SMALL = 2**21  # weights of an MLP up to which a run has its own packed copy
+SMALL = 2**21  # maximum weights of an MLP for which a run makes a packed copy
 
 
 @dataclass
 class Prompted:
-    """What enters the layer for one row's prompt."""
+    """The layer's input for one row's prompt."""
 
-    states: Tensor  # (M, H); M <= L - 1: compressors make it shorter
+    states: Tensor  # (M, H); M <= L - 1, since compressors shorten it
     positions: Tensor  # (M,) position in the row's own text, padding not counted
-    carry: Any = None  # what `fuse` wants later (ViSpec's global vector)
-    kept: Tensor | None = None  # (V,) float in [0, 1]: how far each visual token of the row is kept
-    compressor: str | None = None  # which one was used
+    carry: Any = None  # extra input of `fuse` for later columns (ViSpec's global vector)
+    kept: Tensor | None = None  # (V,) in [0, 1]: weight of each visual token
+    compressor: str | None = None  # the compressor that was used
 
 
 class Packed(NamedTuple):
-    """Weights of a layer that are read together: a small network's time goes into the number of its products."""
+    """Weights of a layer that are used in one product: a small network's time depends on the number of products."""
 
     attention: Tensor  # queries, keys and values below each other
     bias: Tensor | None
@@ -57,9 +57,11 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not torch.is_grad_enabled():
-            squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()  # half the time of the fused one
+            # takes half the time of the fused kernel
+            squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
             return x * squares.div_(x.shape[-1]).add_(self.eps).rsqrt_() * self.weight
-        return rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)  # autocast gives halves
+        # under autocast x has half precision
+        return rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -98,7 +100,7 @@ class DecoderLayer(nn.Module):
 
 
 class DraftNetwork(nn.Module):
-    """EAGLE as it is published; other systems override `inputs`, `prompt` or `fuse`."""
+    """EAGLE's published network; other systems override `inputs`, `prompt` or `fuse`."""
 
     system: ClassVar[str] = "eagle"
     config_class: ClassVar[type[DraftConfig]] = DraftConfig
@@ -121,32 +123,45 @@ class DraftNetwork(nn.Module):
         return linear(joined, self.fc.weight, self.fc.bias)
 
     def fused_weights(self, carry: Any = None) -> Pair | None:
-        """`fuse` of an embedding and of the network's own output, as weight (H, 2 H) and bias (H,); None where it is no
-        such product."""
+        """`fuse` of an embedding and the network's own output as one linear map: weight (H, 2 H) and bias (H,).
+
+        Returns None if `fuse` is not linear.
+        """
         if self.config.fc_norm:
             return None
         size = self.config.hidden_size
         weight, bias = self.fc.weight.detach(), self.fc.bias
-        repeated = weight[:, size:].unflatten(1, (-1, size)).sum(1)  # see `feature`
+        # the feature is k copies of the output, see `feature`
+        repeated = weight[:, size:].unflatten(1, (-1, size)).sum(1)
         return torch.cat([weight[:, :size], repeated], 1), weight.new_zeros(size) if bias is None else bias.detach()
 
     def inputs(self, embeds: Tensor, features: Tensor, visual: Tensor | None = None) -> Tensor:
-        """What enters the layer for whole rows: embeds (B, L, H) of the tokens, features (B, L, k * H), visual (B, L)
-        bool, True at visual tokens -> (B, L - 1, H). Column t reads embeds[t + 1]."""
+        """The layer's input for whole rows: column t reads embeds[t + 1].
+
+        embeds: (B, L, H) of the tokens. features: (B, L, k * H). visual: (B, L) bool, True at visual tokens.
+        Returns: (B, L - 1, H).
+        """
         return self.fuse(embeds[:, 1:], features[:, :-1])
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
-        """One row's prompt without padding: embeds (L, H), features (L, k * H), visual (L,) bool. The last column waits
-        for its token. carry: what an earlier turn of the conversation handed on."""
+        """The layer's input for one row's prompt without padding. The last column needs the next token and is left out.
+
+        embeds: (L, H). features: (L, k * H). visual: (L,) bool. carry: from an earlier turn of the chat, see
+            `Prompted`.
+        """
         states = self.inputs(embeds[None], features[None], visual[None])[0]
         return Prompted(states, torch.arange(len(states), device=states.device))
 
     def layer(
         self, states: Tensor, positions: Tensor, past: Pair | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, Pair]:
-        """states (B, n, H), positions (B, n), past keys and values (B, h, S, d), mask additive (B, 1, n, S + n), None:
-        each sees all of the past and what stands before it. Returns hidden (B, n, H), which the target's LM head reads
-        and which is the feature of the next step, and the keys and values of these n."""
+        """Run the layer.
+
+        states: (B, n, H). positions: (B, n). past: keys and values (B, h, S, d).
+        mask: additive (B, 1, n, S + n); None: causal.
+        Returns: hidden (B, n, H), which the LM head reads and the next step takes as feature; keys and values of the n
+            columns.
+        """
         queries, keys, values = self.project(states, positions)
         pair = keys, values
         if past is not None:
@@ -154,13 +169,16 @@ class DraftNetwork(nn.Module):
         return self.attend(states, queries, keys, values, mask), pair
 
     def feature(self, hidden: Tensor) -> Tensor:
-        """What stands for the target's features of a drafted token: hidden (..., H) itself, k times -> (..., k * H)."""
+        """The stand-in for the target's features of a drafted token: hidden (..., H) repeated k times -> (..., k *
+        H)."""
         layers = len(self.config.layers)
         return hidden if layers == 1 else hidden.repeat(*[1] * (hidden.dim() - 1), layers)
 
     def packed(self) -> Packed | None:
-        """The layer's weights as a run of a small network wants them; None for a large one, where a copy costs more
-        than it saves. They do not follow later changes of the weights: make them anew for each run."""
+        """A packed copy of the layer's weights; None for a large network, where copying takes longer than it saves.
+
+        The copy does not follow later changes of the weights: make it for each run.
+        """
         weights: Any = self._layer.self_attn
         mlp: Any = self._layer.mlp
         if 3 * mlp.gate_proj.weight.numel() > SMALL:
@@ -173,8 +191,10 @@ class DraftNetwork(nn.Module):
     def project(
         self, states: Tensor, positions: Tensor | int, packed: Packed | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """states (B, n, H), positions (B, n), or one for all of them -> queries, keys and values (B, heads, n, d),
-        rotated. packed: this network's own."""
+        """Queries, keys and values (B, heads, n, d), rotated.
+
+        states: (B, n, H). positions: (B, n), or a single one for all. packed: from `packed`, or None.
+        """
         config, layer = self.config, self._layer
         if config.input_norm:
             states = layer.input_layernorm(states)
@@ -200,8 +220,11 @@ class DraftNetwork(nn.Module):
         mask: Tensor | None,
         packed: Packed | None = None,
     ) -> Tensor:
-        """The rest of the layer: states (B, n, H) and their queries over the keys and values of past and own columns.
-        mask as for `layer`, packed as for `project`. Returns hidden (B, n, H)."""
+        """The rest of the layer after `project`. Returns hidden (B, n, H).
+
+        states: (B, n, H). queries: (B, heads, n, d). keys, values: (B, h, S + n, d). mask: as for `layer`. packed: as
+            for `project`.
+        """
         layer = self._layer
         size, width = queries.shape[2], keys.shape[2]
         if mask is None and 1 < size < width:
@@ -224,22 +247,22 @@ class DraftNetwork(nn.Module):
         return states + linear(silu(gate) * up, mlp.down_proj.weight)
 
     def rotations(self, positions: Tensor | int, dtype: torch.dtype, device: torch.device) -> Pair:
-        """Cosines and signed sines at positions (B, n): (B, 1, n, d); of one position: (d,). From a table that grows as
-        the texts do."""
+        """Cosines and signed sines at positions (B, n): each (B, 1, n, d), or (d,) for a single position. The table
+        grows on demand."""
         if isinstance(positions, int):
             cosines, sines = self.rope_table(positions + 1, dtype, device)
             return cosines[positions], sines[positions]
-        if device.type != "cpu":  # asking for the largest position would wait for the device
+        if device.type != "cpu":  # reading the largest position would synchronise with the device
             cosines, sines = self._waves(positions, dtype)
             return cosines[:, None], sines[:, None]
         cosines, sines = self.rope_table(int(positions.max()) + 1, dtype, device)
         return cosines[positions][:, None], sines[positions][:, None]
 
     def rope_table(self, length: int, dtype: torch.dtype, device: torch.device) -> Pair:
-        """Cosines and signed sines (L, d) of the positions from 0 on, `length` at least, kept for all who ask."""
+        """Cosines and signed sines (L, d) of positions 0 .. L - 1, with L at least `length`; cached."""
         table = self._rope
         if table is None or table[0].dtype != dtype or table[0].device != device or len(table[0]) < length:
-            with torch.inference_mode(False), torch.no_grad():  # training may read what decoding has made
+            with torch.inference_mode(False), torch.no_grad():  # a table made while decoding must also work in training
                 table = self._waves(torch.arange(max(1024, 2 * length), device=device), dtype)
             self._rope = table
         return table
@@ -249,8 +272,10 @@ class DraftNetwork(nn.Module):
         return self.layers[0]
 
     def _waves(self, positions: Tensor, dtype: torch.dtype) -> Pair:
-        """Cosines and sines (..., d) as transformers makes them, in float32; the sines of the first half negative, so
-        that a rotation is x * cosines + (x, its halves exchanged) * sines."""
+        """Cosines and sines (..., d) as in transformers, in float32.
+
+        The first half of the sines is negated, so that a rotation is x * cosines + (x with halves exchanged) * sines.
+        """
         half = torch.arange(0, self.config.head_dim, 2, device=positions.device).float() / self.config.head_dim
         angles = positions[..., None].float() * (1.0 / self.config.rope_theta**half)
         cosines, sines = angles.cos(), angles.sin()

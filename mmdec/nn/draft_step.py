@@ -1,9 +1,9 @@
-"""One token through a small draft network on a CPU, in NumPy's small operations and torch's products.
+"""A fast path for one token through a small draft network on a CPU: small operations in NumPy, products in torch.
 
-A chain's level is some forty operations over vectors of a few hundred numbers, and torch takes longer to begin one than
-to do it: with 160 channels NumPy's take a third of the time. Products stay torch's, so that they obey its threads.
+Each level of a chain is about forty operations over vectors of a few hundred numbers, for which torch's call overhead
+dominates: with 160 channels NumPy takes a third of the time. Products stay in torch, which obeys its thread settings.
 
-What is made here shares the weights' memory where it can and owns the buffers of a run: one run, one thread.
+The objects share the weights' memory where possible and own the buffers of a run: use one for each run and thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Vector = NDArray[np.float32]
 
 
 class TokenStep:
-    """What all steps read: the embedding (V, H) and the LM head."""
+    """The embedding (V, H) and the LM head, shared by all fast paths."""
 
     def __init__(self, embedding: Tensor, output: nn.Linear) -> None:
         self.embedding, self.output = embedding.detach().numpy(), output.weight.detach()
@@ -31,11 +31,11 @@ class TokenStep:
         self.scores = buffer(len(output.weight))
 
     def reads(self, hidden: Tensor) -> bool:
-        """Whether hidden is of the step's own kind: not under autocast, nor where gradients are wanted."""
+        """Whether the fast path can take over: hidden is float32, with neither gradients nor autocast."""
         return hidden.dtype == torch.float32 and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
 
     def logits(self, hidden: Vector) -> Vector:
-        """The LM head on hidden (H,) -> (V,), valid until the next call."""
+        """Apply the LM head: hidden (H,) -> logits (V,), valid until the next call."""
         scores, result = self.scores
         torch.mv(self.output, torch.from_numpy(hidden), out=scores)
         if self.output_bias is not None:
@@ -45,12 +45,12 @@ class TokenStep:
 
 @final
 class DraftStep(TokenStep):
-    """A draft network and an LM head, one column of one row at a time."""
+    """Runs a draft network and an LM head on one column of one row at a time."""
 
     def __init__(
         self, network: DraftNetwork, packed: Packed, fused: tuple[Tensor, Tensor], embedding: Tensor, output: nn.Linear
     ) -> None:
-        """packed and fused: the network's own."""
+        """packed, fused: the network's `packed()` and `fused_weights()`."""
         super().__init__(embedding, output)
         config, layer = network.config, cast(Any, network.layers[0])
         self.network, self.config = network, config
@@ -65,7 +65,7 @@ class DraftStep(TokenStep):
         self.normed, self.inner = buffer(size), buffer(width)
         self.gates = buffer(2 * width)
         self.projected = buffer(len(packed.attention))
-        self.cosines = self.sines = np.empty((0, config.head_dim), np.float32)  # of the positions from 0 on
+        self.cosines = self.sines = np.empty((0, config.head_dim), np.float32)  # of positions 0, 1, ...
         groups = config.num_attention_heads + config.num_key_value_heads
         self.turned = np.empty((groups, config.head_dim), np.float32)
         self.queries = torch.from_numpy(self.turned)[None, : config.num_attention_heads, None]
@@ -74,8 +74,11 @@ class DraftStep(TokenStep):
     def of(
         cls, network: DraftNetwork, packed: Packed | None, carry: Any, embedding: nn.Module, output: nn.Linear
     ) -> DraftStep | None:
-        """None where it would not pay or not be the same: a large network, a GPU, another precision, a norm within
-        `fuse`, a network with a layer of its own, an embedding that does more than to look up."""
+        """Make the fast path; None if it would be slower or differ.
+
+        It is unavailable for a large network, a GPU, another precision, a norm in `fuse`, an overridden `layer`, or an
+        embedding that does more than look up.
+        """
         if packed is None or not plain(embedding, packed.attention, output.weight):
             return None
         own = any(owner(network, name) is not DraftNetwork for name in ("feature", "project", "attend"))
@@ -85,8 +88,10 @@ class DraftStep(TokenStep):
         return None if fused is None else cls(network, packed, fused, cast(nn.Embedding, embedding).weight, output)
 
     def __call__(self, token: int, feature: Vector, position: int, keys: Tensor, values: Tensor) -> Vector:
-        """Token after a feature (H,) at a position. keys, values: (1, h, S, d), whose last column becomes this one's.
-        Returns hidden (H,), valid until the next call."""
+        """Process a token, given the feature (H,) of the token before it.
+
+        keys, values: (1, h, S, d); the last column is written. Returns: hidden (H,), valid until the next call.
+        """
         config = self.config
         size, dim, heads = config.hidden_size, config.head_dim, config.num_attention_heads
         (joined, both), (states, x), (added, more) = self.joined, self.states, self.added
@@ -122,7 +127,7 @@ class DraftStep(TokenStep):
         return normed
 
     def _rotate(self, own: Vector, position: int) -> None:
-        """Queries and keys of own (heads + 2 h, d), rotated, into `turned`."""
+        """Rotate queries and keys (heads + 2 h, d) into the buffer `turned`."""
         if position >= len(self.cosines):
             self.cosines, self.sines = rotations(self.network, position + 1)
         turned, half, sine = self.turned, self.config.head_dim // 2, self.sines[position]
@@ -133,30 +138,30 @@ class DraftStep(TokenStep):
 
 
 def quiet() -> np.errstate:
-    """A network that explodes drafts nonsense and says nothing, as in torch."""
+    """Silence NumPy's overflow warnings, as torch has none: a diverging network only drafts badly."""
     return np.errstate(over="ignore", invalid="ignore")
 
 
 def rotations(network: DraftNetwork, length: int) -> tuple[Vector, Vector]:
-    """The network's cosines and signed sines (L, d) of the positions from 0 on, `length` at least."""
+    """The network's cosines and signed sines (L, d) of positions 0 .. L - 1, with L at least `length`."""
     cosines, sines = network.rope_table(length, torch.float32, torch.device("cpu"))
     return cosines.numpy(), sines.numpy()
 
 
 def plain(embedding: nn.Module, *weights: Tensor) -> bool:
-    """Whether all are float32 on a CPU, and the embedding only looks up."""
+    """Whether all weights are float32 on a CPU and the embedding only looks up."""
     if type(embedding) is not nn.Embedding or embedding.max_norm is not None:
         return False
     return all(part.dtype == torch.float32 and part.device.type == "cpu" for part in (embedding.weight, *weights))
 
 
 def owner(network: DraftNetwork, name: str) -> type:
-    """The class that says what this method does."""
+    """The class that defines the network's method."""
     return next(kind for kind in type(network).__mro__ if name in vars(kind))
 
 
 def silu(x: Vector, result: Vector) -> None:
-    """x / (1 + exp(-x)) as x / 2 * (1 + tanh(x / 2)), which nothing overflows."""
+    """Write silu(x) = x / (1 + exp(-x)) into `result`, computed as x / 2 * (1 + tanh(x / 2)), which cannot overflow."""
     np.tanh(x * 0.5, out=result)
     result += 1.0
     result *= x
@@ -164,6 +169,6 @@ def silu(x: Vector, result: Vector) -> None:
 
 
 def buffer(size: int) -> tuple[Tensor, Vector]:
-    """The same memory twice."""
+    """One buffer, as a tensor and as an array."""
     array = np.zeros(size, np.float32)
     return torch.from_numpy(array), array

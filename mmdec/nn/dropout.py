@@ -1,7 +1,7 @@
-"""Dropout whose random numbers cost nothing on a CPU.
+"""Dropout with precomputed random numbers for CPUs.
 
-On a CPU the random numbers of `nn.Dropout` took a quarter of a training step of the small model. `PooledDropout`
-draws a pool of masks once and takes a random window of it for each call; on other devices it is plain dropout.
+On a CPU the random numbers of `nn.Dropout` took a quarter of a training step of the small model. `PooledDropout` draws
+a pool of masks once and uses a random window of it in each call; on other devices it is plain dropout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _pools: dict[float, Tensor] = {}
 
 
 def _pool(p: float) -> Tensor:
-    """Already scaled masks, int8 would need a cast at each use; drawn from a generator of their own."""
+    """A pool of scaled masks, drawn from a generator of its own. (int8 masks would need a cast at each use.)"""
     if p not in _pools:
         generator = torch.Generator().manual_seed(0x5EED)
         keep = torch.rand(_POOL_SIZE, generator=generator) >= p
@@ -26,7 +26,7 @@ def _pool(p: float) -> Tensor:
 
 
 class PooledDropout(nn.Module):
-    """Drop-in for `nn.Dropout(p)`; the window's offset comes from torch's global generator, so seeding still works."""
+    """Replaces `nn.Dropout(p)`. The window's offset comes from torch's global generator, so seeding works."""
 
     def __init__(self, p: float) -> None:
         super().__init__()

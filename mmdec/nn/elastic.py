@@ -1,11 +1,10 @@
-"""SpecVLM's elastic compressor: several ways to compress an image, and a gate that the question decides (arXiv
+"""SpecVLM's elastic compressor: several ways to compress an image, and a gate that chooses by the question (arXiv
 2509.11815, section 3.2).
 
-V visual tokens of one image, M that remain, J channels of what fc reads, H of what it gives, C choices. The paper
-compresses the projector's output and does not say what becomes of the target's features at the tokens that it drops:
-here a column's pair [embedding; feature] is what is compressed. Where it can be, that happens before fc, which then
-reads few columns: dropping, averaging and attention commute with an affine fc, and a depthwise convolution stands
-before it.
+V visual tokens of one image, M outputs, J channels before fc, H after fc, C choices. The paper compresses the
+projector's output and does not say what happens to the target's features of dropped tokens; here the pair [embedding;
+feature] is compressed. If possible this happens before fc, which then runs on fewer columns: dropping, averaging and
+attention commute with an affine fc, and a depthwise convolution is applied before it.
 """
 
 from __future__ import annotations
@@ -22,29 +21,30 @@ from mmdec.types import InputError
 Fc = Callable[[Tensor], Tensor]
 Variant = Literal["select", "weighted", "concat"]
 CHOICES = ("prune", "pool", "conv", "resampler", "text-only")
-MIXED = ("prune", "pool", "conv")  # of the weighted variant
-JOINED = ("prune", "pool", "conv", "resampler")  # of the concatenated one
+MIXED = ("prune", "pool", "conv")  # compressors of the "weighted" variant
+JOINED = ("prune", "pool", "conv", "resampler")  # compressors of the "concat" variant
 
 
 @final
 class QuestionGate(nn.Module):
-    """Reads the question and what the target made of it, and scores the choices. Two layers; the paper has no sizes."""
+    """Scores the choices from the question and the target's state. Two layers; the paper gives no sizes."""
 
     def __init__(self, embeds: int, features: int, inner: int, choices: int) -> None:
         super().__init__()
         self.hidden, self.out = nn.Linear(embeds + features, inner), nn.Linear(inner, choices)
 
     def forward(self, question: Tensor, feature: Tensor) -> Tensor:
-        """Mean embedding of the question (..., E) and the target's feature of its last token (..., F) -> (..., C)."""
+        """Scores (..., C) from the question's mean embedding (..., E) and the target's feature of its last token (...,
+        F)."""
         return self.out(nn.functional.silu(self.hidden(torch.cat([question, feature], -1))))
 
 
 def top_choice(logits: Tensor, temperature: float, training: bool) -> tuple[int, Tensor | None]:
-    """logits (C,) -> the choice, and in training a factor of value 1 that carries the gate's gradient.
+    """Choose by logits (C,). In training also returns a factor of value 1 that carries the gate's gradient.
 
-    In use the best choice. In training Gumbel's top-1, straight through. The outputs of the choices differ in length
-    and cannot be added, so the gradient is that of the one chosen, times its relaxed probability (ours; the paper gives
-    no formula). Where that one is "text-only", nothing is left to carry it.
+    Evaluation takes the best choice. Training takes Gumbel's top-1 with a straight-through gradient. The choices'
+    outputs differ in length and cannot be summed, so the gradient is that of the chosen output times its relaxed
+    probability (not in the paper, which gives no formula). "text-only" has no output and so passes no gradient.
     """
     if not training:
         return int(logits.argmax()), None
@@ -56,8 +56,11 @@ def top_choice(logits: Tensor, temperature: float, training: bool) -> tuple[int,
 
 @final
 class ElasticCompressor(nn.Module):
-    """The variant "select": the gate's one choice; "weighted": prune, pool and conv at one shared ratio, mixed by the
-    gate; "concat": prune, pool, conv and resampler, one after another."""
+    """The compressor in its three variants.
+
+    "select": the gate chooses one. "weighted": prune, pool and conv at one shared ratio, mixed by the gate. "concat":
+    prune, pool, conv and resampler, concatenated.
+    """
 
     def __init__(
         self,
@@ -72,9 +75,12 @@ class ElasticCompressor(nn.Module):
         pruning: Pruning = "random",
         depthwise: bool = True,
     ) -> None:
-        """sizes: J and H. ratios: of prune, pool and conv; the defaults are the paper's, "weighted" takes 3 three times
-        there. depthwise: the convolution, which the paper calls "vanilla": each channel by itself and before fc; False:
-        H x H x ratio weights behind an fc that has read all columns, three quarters of what an image costs EAGLE."""
+        """sizes: (J, H). heads: of the resampler. variant, choices: see above.
+        ratios: of prune, pool and conv; the defaults are the paper's; "weighted" uses 3 for each.
+        queries: of the resampler. grid: rows and columns of an image's tokens. pruning: see `Prune`.
+        depthwise: whether the convolution (in the paper "vanilla") runs per channel and before fc. False: H x H x ratio
+            weights after fc has read all columns, which costs three quarters of what an image costs EAGLE.
+        """
         super().__init__()
         self.variant: Variant = variant
         self.choices = tuple(choices) if variant == "select" else MIXED if variant == "weighted" else JOINED
@@ -84,7 +90,7 @@ class ElasticCompressor(nn.Module):
         if variant == "weighted":
             if len(set(ratios)) > 1:
                 raise InputError(f"`ratios` must be equal to be mixed, but are {ratios}. 3 is the paper's.")
-            grid = None  # windows of a grid may be more or fewer than the other two's
+            grid = None  # windows of a grid may differ in number from the other two's outputs
         makers: dict[str, Callable[[], nn.Module]] = {
             "prune": lambda: Prune(prune, pruning),
             "pool": lambda: Pool(pool, grid),
@@ -98,9 +104,12 @@ class ElasticCompressor(nn.Module):
     def forward(
         self, joined: Tensor, fc: Fc, weights: Tensor | None = None, choice: int = 0, matrix: Tensor | None = None
     ) -> Compressed:
-        """One image. joined (V, J), fc (..., J) -> (..., H), weights (C,) of the weighted variant, choice of "select",
-        matrix (H, J) of an affine fc. Outputs have positions of their own, in order; an image with fewer tokens than
-        outputs stays as it is."""
+        """Compress one image.
+
+        joined: (V, J). fc: (..., J) -> (..., H). weights: (C,), for "weighted". choice: for "select". matrix: (H, J) of
+            an affine fc.
+        Returns: states with sorted, distinct positions. An image with fewer tokens than outputs is not compressed.
+        """
         if self.variant == "select":
             compressed = self._part(self.choices[choice], joined, fc, matrix)
         elif self.variant == "weighted":

@@ -1,8 +1,8 @@
-"""FastSpeech 2 (Ren et al., 2021) as DASpeech has it: one vector per phone in, a log-mel spectrogram out.
+"""FastSpeech 2 (Ren et al., 2021) as in DASpeech: one vector per phone in, a log-mel spectrogram out.
 
-The phones come as vectors (B, K, d): rows of the embedding here (`embed`), or what the adaptor makes of DAG vertices.
-Duration, pitch and energy are predicted per phone, before each phone is repeated for its frames. BOS is dropped by the
-caller; EOS stays, with duration 0. It knows nothing of units, samples or files.
+The inputs are vectors (B, K, d): rows of the embedding (`embed`), or the adaptor's output for DAG vertices. Duration,
+pitch and energy are predicted per phone; then each phone is repeated for its frames. The caller drops BOS and keeps
+EOS, which has duration 0.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class FastSpeech2Config:
     decoder_layers: int = 4
     heads: int = 4
     ffn: int = 1024
-    kernels: tuple[int, int] = (9, 9)  # of the two convolutions of a feed-forward
+    kernels: tuple[int, int] = (9, 9)  # kernel sizes of the feed-forward's two convolutions
     dropout: float = 0.1
     predictor: int = 256  # channels inside the predictors of duration, pitch and energy
     predictor_kernel: int = 3
     predictor_dropout: float = 0.5
     bins: int = 256
-    pitch_range: tuple[float, float] = (1e-8, 6.6110)  # of log(Hz + 1), what the bins divide
-    energy_range: tuple[float, float] = (1e-8, 5.7056)  # of log(energy + 1)
+    pitch_range: tuple[float, float] = (1e-8, 6.6110)  # range of log(Hz + 1) that is divided into bins
+    energy_range: tuple[float, float] = (1e-8, 5.7056)  # range of log(energy + 1) that is divided into bins
     mels: int = 80
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> FastSpeech2Config:
-        """From `dataclasses.asdict`, also by way of JSON, which has no tuples."""
+        """Restore from `dataclasses.asdict`, also after JSON, which has no tuples."""
         sizes: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
         }
@@ -47,12 +47,12 @@ class FastSpeech2Config:
 
     @classmethod
     def paper(cls) -> FastSpeech2Config:
-        """The table of DASpeech's appendix."""
+        """The configuration in DASpeech's appendix."""
         return cls()
 
     @classmethod
     def small(cls) -> FastSpeech2Config:
-        """1.1 M parameters: what ships for the phrasebook, one voice of limited range."""
+        """The shipped configuration for the phrasebook: 1.1 M parameters, one voice of limited range."""
         return cls(
             d_model=128,
             encoder_layers=2,
@@ -69,19 +69,19 @@ class FastSpeech2Config:
 
 @dataclass(frozen=True)
 class FastSpeech2Output:
-    """What one pass gives. Frames beyond `mel_lengths` and phones beyond the input's lengths hold zeros."""
+    """The output of one pass. Frames beyond `mel_lengths` and phones beyond the input's lengths hold zeros."""
 
     mel: Tensor  # (B, F, 80), natural log
     mel_lengths: Tensor  # (B,), in frames
     log_durations: Tensor  # (B, K), predicted log(frames + 1)
-    durations: Tensor  # (B, K), frames as used: the given ones, else the predicted ones, rounded
+    durations: Tensor  # (B, K), frames used: given ones, else predicted ones, rounded
     pitch: Tensor  # (B, K), predicted log(Hz + 1)
     energy: Tensor  # (B, K), predicted log(energy + 1)
 
 
 @dataclass(frozen=True)
 class AcousticBatch:
-    """The truth that `acoustic_loss` compares with. The last phone of a row is EOS, zero in all three rows."""
+    """Ground truth for `acoustic_loss`. The last phone of a row is EOS, with 0 as duration, pitch and energy."""
 
     lengths: Tensor  # (B,), phones
     durations: Tensor  # (B, K), frames
@@ -91,6 +91,7 @@ class AcousticBatch:
     mel_lengths: Tensor  # (B,), frames
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> AcousticBatch:
+        """The same batch on another device."""
         tensors = (self.lengths, self.durations, self.pitch, self.energy, self.mel, self.mel_lengths)
         return AcousticBatch(*(tensor.to(device, non_blocking=non_blocking) for tensor in tensors))
 
@@ -106,11 +107,12 @@ class AcousticLoss:
 
     @property
     def total(self) -> Tensor:
+        """The sum of the four parts."""
         return self.mel + self.duration + self.pitch + self.energy
 
 
 class FftBlock(nn.Module):
-    """Self-attention and a feed-forward of two convolutions, each followed by its norm (post-norm)."""
+    """Self-attention and a feed-forward of two convolutions, each followed by a norm (post-norm)."""
 
     def __init__(self, config: FastSpeech2Config) -> None:
         super().__init__()
@@ -123,7 +125,8 @@ class FftBlock(nn.Module):
         self.dropout = PooledDropout(config.dropout)
 
     def forward(self, x: Tensor, keep: Tensor, bias: Tensor) -> Tensor:
-        """x (B, T, d); keep (B, T, 1) is 1 where valid; bias (B, 1, 1, T) is -1e9 where not -> (B, T, d)."""
+        """x (B, T, d), keep (B, T, 1) with 1 at valid positions, bias (B, 1, 1, T) with -1e9 at the others -> (B, T,
+        d)."""
         keys, values = self.attention.keys_values(x)
         y = self.attention.attend(x, keys, values, bias)
         x = self.attention_norm(x + self.dropout(y))
@@ -133,7 +136,7 @@ class FftBlock(nn.Module):
 
 
 class Predictor(nn.Module):
-    """One number per phone: two times convolution, ReLU, norm, dropout; then a linear layer."""
+    """One number per phone: twice convolution, ReLU, norm, dropout; then a linear layer."""
 
     def __init__(self, config: FastSpeech2Config) -> None:
         super().__init__()
@@ -146,7 +149,7 @@ class Predictor(nn.Module):
         self.out = nn.Linear(size, 1)
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-        """x (B, K, d), keep (B, K, 1) -> (B, K), zero where not valid."""
+        """x (B, K, d), keep (B, K, 1) -> (B, K), 0 at padding."""
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = conv((x * keep).transpose(1, 2)).transpose(1, 2)
             x = self.dropout(norm(x.relu()))
@@ -154,7 +157,7 @@ class Predictor(nn.Module):
 
 
 class FastSpeech2(nn.Module):
-    """Phones as vectors to log-mel frames. See `embed` for the road from phone ids."""
+    """Phone vectors to log-mel frames. `embed` makes vectors of phone ids."""
 
     mel_mean: Tensor
     mel_std: Tensor
@@ -169,7 +172,7 @@ class FastSpeech2(nn.Module):
         d = config.d_model
         self.units = nn.Embedding(num_units, d)
         nn.init.normal_(self.units.weight, std=d**-0.5)
-        self.encoder_scale = nn.Parameter(torch.ones(()))  # of the positions
+        self.encoder_scale = nn.Parameter(torch.ones(()))  # scales the encoder's positions
         self.decoder_scale = nn.Parameter(torch.ones(()))
         self.encoder = nn.ModuleList([FftBlock(config) for _ in range(config.encoder_layers)])
         self.decoder = nn.ModuleList([FftBlock(config) for _ in range(config.decoder_layers)])
@@ -181,17 +184,18 @@ class FastSpeech2(nn.Module):
         for bins in (self.pitch_bins, self.energy_bins):
             nn.init.normal_(bins.weight, std=d**-0.5)
         self.out = nn.Linear(d, config.mels)
-        # Statistics of the training corpus: they travel with the weights, and are neutral until `set_statistics`.
+        # statistics of the training corpus, saved with the weights; neutral until `set_statistics`
         self.register_buffer("mel_mean", torch.zeros(config.mels))
         self.register_buffer("mel_std", torch.ones(config.mels))
         self.register_buffer("pitch_stats", torch.tensor([0.0, 1.0]))  # mean and deviation of log(Hz + 1)
-        self.register_buffer("energy_stats", torch.tensor([0.0, 1.0]))  # and of log(energy + 1)
+        self.register_buffer("energy_stats", torch.tensor([0.0, 1.0]))  # mean and deviation of log(energy + 1)
         self.register_buffer("pitch_edges", torch.linspace(*config.pitch_range, config.bins - 1), persistent=False)
         self.register_buffer("energy_edges", torch.linspace(*config.energy_range, config.bins - 1), persistent=False)
 
     @torch.no_grad()
     def set_statistics(self, mel_mean: Tensor, mel_std: Tensor, pitch: Tensor, energy: Tensor) -> None:
-        """Global mean and deviation: of the mel (80,) each, and of log(Hz + 1) and log(energy + 1), (2,) each."""
+        """Set global means and deviations: mel_mean, mel_std (80,); pitch, energy (2,) of log(Hz + 1) and log(energy +
+        1)."""
         self.mel_mean.copy_(mel_mean)
         self.mel_std.copy_(mel_std)
         self.pitch_stats.copy_(pitch)
@@ -210,10 +214,11 @@ class FastSpeech2(nn.Module):
         energy: Tensor | None = None,
         max_frames: int = 2048,
     ) -> FastSpeech2Output:
-        """inputs (B, K, d), lengths (B,). Given durations (frames), pitch (Hz), energy (linear), each (B, K), are used
-        in place of the predicted ones: teacher forcing. Rows are cut at `max_frames`.
+        """Predict mels of phones.
 
-        On a GPU the number of frames is read back once; nothing else waits for the device.
+        inputs: (B, K, d). lengths: (B,) phones. max_frames: rows are cut there.
+        durations (frames), pitch (Hz), energy (linear): (B, K), replace the predicted ones (teacher forcing). On a GPU
+        it synchronises once, to read the number of frames.
         """
         keep, bias = _masks(lengths, inputs.shape[1], inputs.dtype)
         x = inputs + self.encoder_scale * sinusoids(inputs.shape[1], inputs.shape[2], inputs.device).to(inputs.dtype)
@@ -260,11 +265,11 @@ def regulate(x: Tensor, durations: Tensor, max_frames: int = 2048) -> tuple[Tens
 def acoustic_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSpeech2) -> AcousticLoss:
     """L1 of the mel plus squared errors of log(duration + 1), log(Hz + 1), log(energy + 1), unit weights (section 3.4).
 
-    Mel, pitch and energy are compared in the units of the model's statistics, so that voices of other ranges weigh the
-    same; `output` must have been made with the batch's durations. Means are over valid frames and phones of the batch.
+    Mel, pitch and energy are normalised by the model's statistics, so that voices of other ranges weigh the same.
+    `output` must have been computed with the batch's durations. Means are over valid frames and phones of the batch.
     """
     phones = torch.arange(batch.durations.shape[1], device=batch.lengths.device) < batch.lengths[:, None]  # (B, K)
-    spoken = phones & (batch.durations > 0)  # EOS has no pitch and no energy to learn
+    spoken = phones & (batch.durations > 0)  # EOS has neither pitch nor energy
     frames = torch.arange(output.mel.shape[1], device=batch.mel.device) < output.mel_lengths[:, None]  # (B, F)
     apart = ((output.mel - batch.mel[:, : output.mel.shape[1]]).abs() / model.mel_std).mean(-1)
 
@@ -281,6 +286,6 @@ def acoustic_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSp
 
 
 def _masks(lengths: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(B, size, 1) of ones where valid, and the additive mask of attention (B, 1, 1, size)."""
+    """The mask (B, size, 1) with 1 at valid positions, and attention's additive mask (B, 1, 1, size)."""
     valid = torch.arange(size, device=lengths.device) < lengths[:, None]
     return valid[..., None].to(dtype), torch.where(valid, 0.0, -1e9)[:, None, None, :]

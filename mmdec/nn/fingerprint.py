@@ -1,4 +1,4 @@
-"""Tells networks of other weights apart: what is measured of one is not to be taken for another's."""
+"""Fingerprints of weights: measurements of one network must not be used for another."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-SAMPLES = 32  # numbers of each tensor
+SAMPLES = 32  # values read of each tensor
 
-_known: WeakKeyDictionary[nn.Module, dict[torch.dtype, str]] = WeakKeyDictionary()  # a network that is gone leaves none
+_known: WeakKeyDictionary[nn.Module, dict[torch.dtype, str]] = WeakKeyDictionary()  # entries vanish with their network
 _lock = Lock()
 
 
 def fingerprint(network: nn.Module, *more: object) -> str:
-    """12 hexadecimal digits, the same in every process, of the network's kind, of each tensor's name, shape and type
-    and of some of its numbers, and of `more` (by their `repr`). The network is read once for each dtype: weights that
-    are written over later in the same object keep the first digest."""
+    """12 hexadecimal digits that identify a network, the same in every process.
+
+    They digest the network's class, each tensor's name, shape, dtype and some values, and the `repr` of each of `more`.
+    The network is read once per dtype: if weights are later overwritten in the same object, the first digest remains.
+    """
     dtype = next((weight.dtype for weight in network.parameters()), torch.float32)
     with _lock:
         digests = _known.setdefault(network, {})
@@ -40,6 +42,6 @@ def _digest(network: nn.Module) -> str:
         if plain and value.numel() and not (value.is_meta or value.is_quantized):
             flat = value.detach().reshape(-1)
             samples.setdefault(value.device, []).append(flat[:: -(-len(flat) // SAMPLES)].to(torch.float64))
-    for parts in samples.values():  # one copy from each device
+    for parts in samples.values():  # one copy to the CPU for each device
         digest.update(torch.cat(parts).cpu().numpy().tobytes())
     return digest.hexdigest()

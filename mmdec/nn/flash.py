@@ -1,15 +1,16 @@
 """FLASH: a latent-aware compressor and a semi-autoregressive head, k tokens a pass (arXiv 2505.12728).
 
-The head is one layer of EAGLE's kind over other inputs. A text column t is SiLU(fc_gate x) * fc_up x with x =
-[embedding of token t + 1; feature of token t]; the target's features of an image's tokens, compressed by learned
-latents, stand in the image's stead. Each column is read k times: slot i has its own embedding (that of slot 0 is zero)
-and RoPE position t + i, sees slot 0 of all earlier columns and the slots up to i of its own, and gives the feature of
-token t + 1 + i, from which the LM head reads token t + 2 + i. A residual gate adds the column's own feature to each
-slot. Slots do not read each other's tokens: refiner i corrects slot i by the tokens of the slots before it.
+The head is one layer as in EAGLE with other inputs. A text column t is SiLU(fc_gate x) * fc_up x with x = [embedding of
+token t + 1; feature of token t]. The columns of an image are the target's features of its tokens, compressed by learned
+latents. Each column is read k times: slot i has its own embedding (zero for slot 0) and RoPE position t + i, sees slot
+0 of all earlier columns and slots 0 .. i of its own, and predicts the feature of token t + 1 + i, from which the LM
+head predicts token t + 2 + i. A residual gate adds the column's own feature to each slot. Slots do not read each
+other's
+tokens: refiner i corrects slot i by the tokens of the slots before it.
 
-The published decoding feeds refiner i the token one position later than its training did; here both read the tokens of
-slots 0 .. i - 1, t + 2 .. t + 1 + i. And since later columns see slot 0 alone, its keys and values can be kept: the
-published one runs over the whole text each round.
+Two deviations from the published code. Its decoding feeds refiner i the token one position later than its training;
+here both read the tokens of slots 0 .. i - 1, which are t + 2 .. t + 1 + i. And it runs over the whole text each round;
+here keys and values of slot 0 are cached, since later columns see no other slot.
 
 B rows, L columns, k slots, H channels, m latents.
 """
@@ -33,15 +34,16 @@ MOST_SLOTS, MOST_LATENTS = 32, 4096
 
 @dataclass(frozen=True)
 class FlashConfig(DraftConfig):
-    """Shape of the network: 4 or 5 slots as published; 64 latents for LLaVA's 576 tokens, 36 for Qwen2.5-VL's 324."""
+    """Sizes of the network: published with 4 or 5 slots, 64 latents for LLaVA's 576 tokens, 36 for Qwen2.5-VL's 324."""
 
     input_norm: bool = True
     slots: int = 4
     latents: int = 64
     bottleneck: int = 8  # a refiner's inner size is H / bottleneck
     refine: bool = True
-    tree: bool = False  # slots lifted to a tree (ours); the paper's draft is a chain
-    plain_prefix: bool = False  # published: text before an image is its feature alone, past fc; else as all text
+    tree: bool = False  # draft a tree of the slots (not in the paper, whose draft is a chain)
+    # as published, text before an image enters as its feature alone, without fc; False: as other text
+    plain_prefix: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,7 +60,7 @@ class FlashConfig(DraftConfig):
 
 
 class Refiner(nn.Module):
-    """Corrects one slot by the tokens of those before it; begins as no correction."""
+    """Corrects one slot by the tokens of earlier slots; initially changes nothing."""
 
     def __init__(self, size: int, inner: int) -> None:
         super().__init__()
@@ -67,7 +69,7 @@ class Refiner(nn.Module):
         nn.init.zeros_(self.up.bias)
 
     def forward(self, slot: Tensor, preceding: Tensor) -> Tensor:
-        """slot (..., H), preceding (..., H): sum of the embeddings of the tokens before -> (..., H)."""
+        """slot (..., H), preceding (..., H): the sum of the earlier tokens' embeddings -> (..., H)."""
         return slot + self.up(silu(self.down(torch.cat([preceding, slot], -1))))
 
 
@@ -85,7 +87,7 @@ class FlashNetwork(DraftNetwork):
         self.fc_gate = nn.Linear(2 * size, size, bias=config.fc_bias)
         self.fc_up = nn.Linear(2 * size, size, bias=config.fc_bias)
         self.compressor = LatentAttention(size, config.latents)
-        self.slot_embeddings = nn.Parameter(torch.randn(count - 1, size) * size**-0.5)  # of slots 1 .. k - 1
+        self.slot_embeddings = nn.Parameter(torch.randn(count - 1, size) * size**-0.5)  # embeddings of slots 1 .. k - 1
         self.residual_gate = nn.Parameter(torch.zeros(count))
         inner = max(1, size // config.bottleneck)
         self.refiners = nn.ModuleList(Refiner(size, inner) for _ in range(count - 1 if config.refine else 0))
@@ -103,8 +105,8 @@ class FlashNetwork(DraftNetwork):
         return gate * linear(joined, self.fc_up.weight, self.fc_up.bias)
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
-        """One row's columns, an image's compressed; see `DraftNetwork.prompt`. A column is visual where the token that
-        it reads is visual."""
+        """One row's columns with compressed images; see `DraftNetwork.prompt`. A column is visual if its token (t + 1)
+        is."""
         images = spans(visual[1:])
         text = (~visual[1:]).nonzero()[:, 0]
         fused = self.fuse(embeds[1:][text], features[:-1][text])
@@ -113,7 +115,8 @@ class FlashNetwork(DraftNetwork):
         if cast(FlashConfig, self.config).plain_prefix:
             fused = torch.where((text < images[0][0])[:, None], features[:-1][text], fused)
         states, columns = [fused], [text]
-        kept = [features.new_zeros(1)] if bool(visual[0]) else []  # no column reads the first token
+        # no column reads the first token (column t reads token t + 1)
+        kept = [features.new_zeros(1)] if bool(visual[0]) else []
         for begin, end in images:
             compressed = self.compressor(features[1:][begin:end])
             states.append(compressed.states)
@@ -123,15 +126,18 @@ class FlashNetwork(DraftNetwork):
         return Prompted(torch.cat(states)[order], torch.cat(columns)[order], None, torch.cat(kept), "latents")
 
     def slot_states(self, states: Tensor) -> Tensor:
-        """states (..., H) of columns -> (..., k, H), what each slot's layer reads."""
+        """The layer's input for each slot: states (..., H) of columns -> (..., k, H)."""
         return states[..., None, :] + pad(self.slot_embeddings, (0, 0, 1, 0))
 
     def finish(self, hidden: Tensor, features: Tensor) -> Tensor:
-        """The layer's output (..., n, H) of the first n slots and the columns' features (..., H) -> (..., n, H), before
-        refining."""
+        """Add the gated features: the layer's output (..., n, H) of the first n slots, features (..., H) -> (..., n,
+        H), unrefined."""
         return hidden + self.residual_gate[: hidden.shape[-2], None] * features[..., None, :]
 
     def refined(self, slot: Tensor, preceding: Tensor, index: int) -> Tensor:
-        """Slot `index` (..., H), and preceding (..., H), the sum of the embeddings of the tokens of the slots before
-        it -> (..., H). Slot 0 has none before it."""
+        """Refine slot `index` (..., H) -> (..., H). preceding: (..., H), the sum of the embeddings of the earlier
+        slots' tokens.
+
+        Slot 0 has no earlier slots and stays the same.
+        """
         return self.refiners[index - 1](slot, preceding) if index and len(self.refiners) else slot

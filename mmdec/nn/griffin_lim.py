@@ -1,4 +1,4 @@
-"""Griffin-Lim behind the call of `Vocoder`: sound without trained weights, for comparison and for want of a vocoder."""
+"""Griffin-Lim with the interface of `Vocoder`: sound without trained weights, as a baseline or a fallback."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch.nn import functional as F
 
 from mmdec.audio import HOP, LOG_FLOOR, WINDOW, griffin_lim
 
-_LEAST = WINDOW // HOP + 1  # frames: fewer do not fill a window
+_LEAST = WINDOW // HOP + 1  # minimum frames: fewer do not fill a window
 
 
 class GriffinLimVocoder(nn.Module):
     """forward: mel (B, F, 80), natural log on mmdec's frame grid, lengths (B,) -> samples (B, F * 256) at 16 kHz.
 
-    Rows go one by one, so a batch equals its rows. Samples beyond a row's length are zero.
+    Rows are processed one by one, so a batch gives the same as single calls. Samples beyond a row's length are zero.
     """
 
     @torch.no_grad()

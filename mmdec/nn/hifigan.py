@@ -1,7 +1,7 @@
-"""HiFi-GAN (Kong et al., 2020) of transformers behind the call of `Vocoder`: mel (B, F, 80) -> samples (B, F * 256).
+"""transformers' HiFi-GAN (Kong et al., 2020) with the interface of `Vocoder`: mel (B, F, 80) -> samples (B, F * 256).
 
-Each published generator was trained on mels of its own (rate, band, logarithm): `MelKind` says which, and ours are
-turned into them, approximately. `hub/hifigan.py` loads the weights.
+Each published generator was trained on its own kind of mels (sample rate, band, logarithm), which `MelKind` describes.
+mmdec's mels are converted to it, approximately. `hub/hifigan.py` loads the weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MelKind:
     hop: int = HOP
     f_min: float = 20.0
     f_max: float = 8000.0
-    log10: bool = False  # else the natural logarithm
+    log10: bool = False  # logarithm of base 10; False: natural logarithm
 
 
 OURS = MelKind()
@@ -39,8 +39,8 @@ ESPNET = MelKind(sample_rate=22_050, f_min=80.0, f_max=7600.0, log10=True)  # es
 class HifiGanVocoder(nn.Module):
     """forward: mel (B, F, 80), natural log on mmdec's frame grid, lengths (B,) -> samples (B, F * 256) at 16 kHz.
 
-    Samples beyond a row's length are zero. HiFi-GAN sees a few frames of padding at a row's end, so a row in a batch
-    may differ from the row alone in its last frames.
+    Samples beyond a row's length are zero. HiFi-GAN reads a few frames of padding at a row's end, so the last frames of
+    a row in a batch may differ from those of the row alone.
     """
 
     def __init__(self, generator: SpeechT5HifiGan | FastSpeech2ConformerHifiGan, expects: MelKind) -> None:
@@ -62,9 +62,9 @@ class HifiGanVocoder(nn.Module):
 
 
 def adapt_mel(mel: Tensor, kind: MelKind) -> Tensor:
-    """Our log mels (B, F, 80) as `kind` has them (B, F', 80): through the magnitudes of the linear spectrum.
+    """Convert mmdec's log mels (B, F, 80) to another kind (B, F', 80), through the linear spectrum's magnitudes.
 
-    Above 8 kHz there is nothing, and a band of 80 filters does not determine 513 bins: an approximation.
+    This is an approximation: nothing is known above 8 kHz, and 80 filters do not determine 513 bins.
     """
     if kind == OURS:
         return mel
@@ -75,7 +75,7 @@ def adapt_mel(mel: Tensor, kind: MelKind) -> Tensor:
     frames = max(1, round(mel.shape[1] * HOP / SAMPLE_RATE * kind.sample_rate / kind.hop))
     if frames != mel.shape[1]:
         magnitudes = F.interpolate(magnitudes.transpose(1, 2), frames, mode="linear").transpose(1, 2)
-    if kind.sample_rate != SAMPLE_RATE:  # bin b of theirs lies at b * rate / 1024 Hz
+    if kind.sample_rate != SAMPLE_RATE:  # bin b of the other kind is at b * rate / 1024 Hz
         bands = torch.arange(WINDOW // 2 + 1, device=mel.device) * (kind.sample_rate / SAMPLE_RATE)
         low = bands.floor().long().clamp(max=WINDOW // 2 - 1)
         share = (bands - low).clamp(0, 1)

@@ -1,8 +1,8 @@
 """Medusa heads for an encoder-decoder (Segal-Feldman et al. 2024, arXiv 2409.15869; after Medusa, Cai et al. 2024).
 
-K small heads read the decoder's last hidden state h_t, final norm included. The model itself predicts token t + 1 from
-it; head k = 1 ... K predicts token t + 1 + k, through the model's own output matrix. Medusa-Linear reads h_t as it is,
-Medusa-Block what one more decoder layer makes of h_0 ... h_t and of the encoder's states.
+K small heads read the decoder's last hidden state h_t, after the final norm. The model itself predicts token t + 1 from
+it; head k = 1 ... K predicts token t + 1 + k, through the model's own output matrix. Medusa-Linear reads h_t directly.
+Medusa-Block reads the output of one more decoder layer over h_0 ... h_t and the encoder's states.
 
 B rows, T positions, H hidden size, S encoder states, K heads, V vocabulary.
 """
@@ -25,17 +25,17 @@ Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, S, H / heads)
 
 @dataclass(frozen=True)
 class MedusaConfig:
-    """Shape of the heads, and which model they are for."""
+    """Sizes of the heads, and the model that they were trained for."""
 
     hidden_size: int
     vocab_size: int
     kind: Kind = "linear"
     heads: int = 10
-    attention_heads: int = 0  # of the block's layer
+    attention_heads: int = 0  # of Medusa-Block's layer
     ffn: int = 0
-    mels: int = 80  # of the model
-    base: str = ""  # its name
-    tuned_base: bool = False  # trained on a model whose last layer and first head are not the stock model's
+    mels: int = 80  # mel bands of the model's input
+    base: str = ""  # name of the model
+    tuned_base: bool = False  # whether they were trained on a model with a modified last layer and first head
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -53,7 +53,7 @@ class MedusaConfig:
 
 @final
 class ResBlock(nn.Module):
-    """x + SiLU(W x + b); an identity at first."""
+    """x + SiLU(W x + b); initialised as the identity."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class ResBlock(nn.Module):
 
 @final
 class Attention(nn.Module):
-    """Attention as of the speech model: keys have no bias."""
+    """Attention as in the speech model: keys have no bias."""
 
     def __init__(self, size: int, heads: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Attention(nn.Module):
 
 @final
 class DecoderLayer(nn.Module):
-    """One layer as the speech model's decoder has them, with its names: weights of the one load into the other."""
+    """One decoder layer of the speech model, with the same weight names."""
 
     def __init__(self, size: int, heads: int, ffn: int) -> None:
         super().__init__()
@@ -105,11 +105,12 @@ class DecoderLayer(nn.Module):
         self.final_layer_norm = nn.LayerNorm(size)
 
     def pair(self, x: Tensor) -> Pair:
-        """Keys and values of positions x (B, T, H), which later ones attend to."""
+        """Keys and values of x (B, T, H), to which later positions attend."""
         return self.self_attn.pair(self.self_attn_layer_norm(x))
 
     def forward(self, x: Tensor, own: Pair, memory: Pair, mask: Tensor | None) -> Tensor:
-        """x (B, T, H) over the keys of all positions so far, its own included, and over the encoder's."""
+        """x (B, T, H) attends to all positions so far, its own included (`own`), and to the encoder's states
+        (`memory`)."""
         x = x + self.self_attn(self.self_attn_layer_norm(x), own, mask)
         x = x + self.encoder_attn(self.encoder_attn_layer_norm(x), memory, None)
         return x + self.fc2(gelu(self.fc1(self.final_layer_norm(x))))
@@ -117,7 +118,7 @@ class DecoderLayer(nn.Module):
 
 @final
 class MedusaHeads(nn.Module):
-    """The heads; the output matrix they share with the model (V, H) is the caller's, and is not stored with them."""
+    """The heads. The model's output matrix (V, H), which they share, is not stored with them."""
 
     def __init__(self, config: MedusaConfig) -> None:
         super().__init__()
@@ -127,12 +128,13 @@ class MedusaHeads(nn.Module):
         self.heads = nn.ModuleList(ResBlock(size) for _ in range(config.heads))
 
     def forward(self, hidden: Tensor, states: Tensor | None = None) -> Tensor:
-        """All positions at once, as in training: hidden (B, T, H), without padding on the left, and for a block the
-        encoder's states (B, S, H) -> (B, T, K, H), to be multiplied with the output matrix."""
+        """All positions at once, for training: hidden (B, T, H) without left padding -> (B, T, K, H), to multiply with
+        the output matrix. states: (B, S, H) of the encoder, for Medusa-Block."""
         return self.read(self.through(hidden, states), len(self.heads))
 
     def through(self, hidden: Tensor, states: Tensor | None = None) -> Tensor:
-        """What the heads read (B, T, H): the block's output, or hidden itself where there is none. As for `forward`."""
+        """The heads' input (B, T, H): the block's output, or hidden itself without a block. Arguments as for
+        `forward`."""
         if self.block is None:
             return hidden
         if states is None:
@@ -143,10 +145,9 @@ class MedusaHeads(nn.Module):
         return self.block(hidden, self.block.pair(hidden), memory, mask)
 
     def read(self, hidden: Tensor, count: int) -> Tensor:
-        """The first `count` heads on hidden (..., H), which has been through the block if there is one:
-        (..., count, H)."""
+        """Apply the first `count` heads to hidden (..., H), the output of `through` -> (..., count, H)."""
         return torch.stack([self.heads[k](hidden) for k in range(count)], -2)
 
     def logits(self, hidden: Tensor, count: int, output: Tensor) -> Tensor:
-        """`read` times the output matrix (V, H): (..., count, V)."""
+        """`read`, multiplied with the output matrix (V, H) -> (..., count, V)."""
         return linear(self.read(hidden, count), output)

@@ -1,11 +1,10 @@
 """MSD: a draft network that decouples vision from text (Lin et al. 2025, arXiv 2505.14260).
 
-A text column takes what EAGLE's takes, fc([embedding of token t + 1; feature of token t]). A visual column takes a
-token's projected visual embedding as it is, past fc. The paper does not say which token's. In the published code,
-decoding and training alike, the embeddings are moved by one before that, as EAGLE's tokens are: column t is visual
-where token t + 1 is, and takes that token's. So the column of an image's last token is a text column and reads the
-first token after the image, and no column takes the first token of a text. `visual_token` says which layout a
-network was trained in.
+A text column reads what EAGLE's reads, fc([embedding of token t + 1; feature of token t]). A visual column is a token's
+projected visual embedding, without fc. The paper does not say which token's. In the published code (decoding and
+training) the embeddings are first shifted by one, like EAGLE's tokens: column t is visual if token t + 1 is, and holds
+that token's embedding. So the column of an image's last token is a text column that reads the first token after the
+image, and the first token of a text belongs to no column. `visual_token` says which layout a network was trained with.
 """
 
 from __future__ import annotations
@@ -25,10 +24,11 @@ VisualToken = Literal["next", "own"]
 
 @dataclass(frozen=True)
 class MsdConfig(DraftConfig):
-    """Shape of the network. For Qwen2-VL the published one has `input_norm` and `attention_bias`, for LLaVA neither.
+    """Sizes of the network. The published one has `input_norm` and `attention_bias` for Qwen2-VL, neither for LLaVA.
 
-    visual_token: "next", as published: see above. "own" (ours): column t is visual where token t is, and takes that
-    token's embedding; the column before an image reads the first text token after it, which no other column would.
+    visual_token: "next", as published, see above. "own" (not in the paper): column t is visual if token t is, and holds
+        that token's embedding; the column before an image reads the first text token after it, which no other column
+        would.
     """
 
     visual_token: VisualToken = "next"
@@ -43,13 +43,13 @@ class MsdConfig(DraftConfig):
 
 @final
 class MsdNetwork(DraftNetwork):
-    """EAGLE's layer over visual embeddings as they are and fused text."""
+    """EAGLE's layer; visual embeddings enter it directly, text enters fused."""
 
     system: ClassVar[str] = "msd"
     config_class: ClassVar[type[DraftConfig]] = MsdConfig
 
     def inputs(self, embeds: Tensor, features: Tensor, visual: Tensor | None = None) -> Tensor:
-        """What enters the layer for whole rows; see `DraftNetwork.inputs`."""
+        """The layer's input for whole rows; see `DraftNetwork.inputs`."""
         if visual is None or not bool(visual.any()):
             return super().inputs(embeds, features)
         following = embeds[:, 1:]
@@ -61,8 +61,10 @@ class MsdNetwork(DraftNetwork):
 
 
 def next_text(visual: Tensor) -> Tensor:
-    """visual (B, L) bool -> (B, L) int64: each column's own index, or at a visual one that of the first text column
-    after it. Where none follows, its own."""
+    """visual (B, L) bool -> (B, L) int64: a text column's own index; at a visual column that of the next text column.
+
+    A visual column without a later text column gets its own index.
+    """
     length = visual.shape[1]
     columns = torch.arange(length, device=visual.device).expand_as(visual)
     ahead = torch.where(visual, length, columns).flip(1).cummin(1).values.flip(1)

@@ -1,9 +1,9 @@
-"""FLASH's columns, slots and refiners on a CPU, in NumPy's small operations and torch's products: see `draft_step.py`.
+"""A fast path for FLASH on a CPU: small operations in NumPy, products in torch; see `draft_step.py`.
 
-Slot 1 of a column has the position of the column after it, and sees what that column would see: the slots continue the
-columns. So the columns that a round accepted and the slots of the last of them go through one product for queries, keys
-and values; the slots alone go on. Some of the small operations are torch's: what ran just before in the target's pass
-is at hand, and a draft runs most of these once or twice, not again and again as `DraftStep` does.
+Slot 1 of a column has the position of the next column, and sees what that column would see: the slots continue the
+columns. So accepted columns and the slots of the last one share one product for queries, keys and values; only the
+slots continue from there. Some small operations use torch: a draft runs most of them only once or twice, when torch's
+code is still in the CPU's caches from the target's pass.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ class SlotStep(TokenStep):
         self.fused_norm = cast(Any, network.fc_norm).weight.detach().numpy() if config.fc_norm else None
         self.embeddings = network.slot_embeddings.detach().numpy()
         self.residual_gate = network.residual_gate.detach().numpy()[:, None]
-        self.column = torch.empty(1, config.num_key_value_heads, 1, config.head_dim)  # as the cache holds them
-        self.cosines = self.sines = np.empty((0, 1, 2, config.head_dim // 2), np.float32)  # of the positions from 0 on
-        self.mask = np.empty((self.slots, 0), np.float32)  # additive: of slots over columns, then the slots from 1 on
+        self.column = torch.empty(1, config.num_key_value_heads, 1, config.head_dim)  # in the layout of the cache
+        self.cosines = self.sines = np.empty((0, 1, 2, config.head_dim // 2), np.float32)  # of positions 0, 1, ...
+        # additive: which columns each slot sees, then which of slots 1, 2, ...
+        self.mask = np.empty((self.slots, 0), np.float32)
         pairs = [(refiner.down, refiner.up) for refiner in cast(Any, network.refiners)]
         self.refiners = [[(part.weight.detach(), part.bias.detach()) for part in pair] for pair in pairs]
         self.joined = buffer(2 * config.hidden_size)
@@ -56,7 +57,7 @@ class SlotStep(TokenStep):
     def of(
         cls, network: FlashNetwork, packed: Packed | None, embedding: nn.Module, output: nn.Linear
     ) -> SlotStep | None:
-        """None where it would not pay or not be the same; see `DraftStep.of`."""
+        """Make the fast path; None if it would be slower or differ, see `DraftStep.of`."""
         if packed is None or not plain(embedding, packed.attention, output.weight):
             return None
         return cls(network, packed, cast(nn.Embedding, embedding).weight, output)
@@ -64,9 +65,12 @@ class SlotStep(TokenStep):
     def block(
         self, tokens: Sequence[int], features: Vector, position: int, count: int, keys: Tensor, values: Tensor
     ) -> Vector:
-        """Columns of tokens (n,), each after a feature (n, H), at positions from `position` on, and the first `count`
-        slots of the last one. keys, values: (1, h, S, d), whose last n + count - 1 columns become those of the columns
-        and of the slots from 1 on. Returns the slots (count, H), not refined."""
+        """Process columns with tokens (n,) and features (n, H), and the first `count` slots of the last one.
+
+        position: of the first column. keys, values: (1, h, S, d); the last n + count - 1 columns are written (the
+            columns, then slots 1, 2, ...).
+        Returns: the slots (count, H), unrefined.
+        """
         config, size = self.config, self.config.hidden_size
         heads, dim = config.num_attention_heads, config.head_dim
         turning = heads + config.num_key_value_heads
@@ -110,7 +114,7 @@ class SlotStep(TokenStep):
         size = self.config.hidden_size
         joined = np.empty((len(tokens), 2 * size), np.float32)
         joined[:, size:] = features
-        for row, token in enumerate(tokens):  # of few: faster than an index
+        for row, token in enumerate(tokens):  # a loop is faster than indexing for few tokens
             joined[row, :size] = self.embedding[token]
         if self.fused_norm is not None:
             joined = self._norm(joined, self.fused_norm)
@@ -127,7 +131,7 @@ class SlotStep(TokenStep):
         return normed
 
     def _rotate(self, own: Vector, position: int) -> Vector:
-        """own (n, heads, d) from a position on -> the same, rotated."""
+        """Rotate own (n, heads, d), whose first row is at `position`."""
         count, heads, dim = own.shape
         end = position + count
         if end > len(self.cosines):
@@ -138,7 +142,8 @@ class SlotStep(TokenStep):
         return turned.reshape(own.shape)
 
     def _mask(self, count: int, width: int) -> Tensor:
-        """Additive (count, S): all slots see the columns, their own included; slot i also the slots 1 .. i."""
+        """The additive mask (count, S): all slots see the columns, their own included; slot i also sees slots 1 ..
+        i."""
         more = self.slots - 1
         if width + more > self.mask.shape[1]:
             self.mask = np.zeros((self.slots, 2 * width + more + MASKED), np.float32)

@@ -1,7 +1,8 @@
-"""SpecVLM: EAGLE-2's network with an input norm, whose image is compressed as the question asks (arXiv 2509.11815).
+"""SpecVLM: EAGLE-2's network with an input norm and an image compressor that depends on the question (arXiv
+2509.11815).
 
-A column is visual where the token that it reads, t + 1, is visual. Those of one image are compressed together, each
-image by itself, and enter the drafter's cache once, at their own places in the text; text columns are EAGLE's.
+A column is visual if the token that it reads, t + 1, is. The visual columns of each image are compressed together and
+enter the drafter's cache once, at their positions in the text; text columns are EAGLE's.
 """
 
 from __future__ import annotations
@@ -23,20 +24,19 @@ MOST_RATIO = 4096
 
 @dataclass(frozen=True)
 class SpecVLMConfig(DraftConfig):
-    """Shape of the network. Ratios and queries are the paper's defaults; it names no size of the gate, no temperature
-    and no grid."""
+    """Sizes of the network. Ratios and queries are the paper's defaults; it gives no gate size, temperature or grid."""
 
-    input_norm: bool = True  # the paper's one change to EAGLE's layer; see `fc_norm` for the other place it may mean
+    input_norm: bool = True  # the paper's one change to EAGLE's layer; see `fc_norm` for the other possible reading
     variant: Variant = "select"
-    compressors: tuple[str, ...] = CHOICES  # that "select" selects from; one alone needs no gate
+    compressors: tuple[str, ...] = CHOICES  # choices of "select"; a single one needs no gate
     prune_ratio: int = 20
     pool_ratio: int = 20
     conv_ratio: int = 3
-    mixed_ratio: int = 3  # of all three in the weighted variant; the paper goes up to 5
+    mixed_ratio: int = 3  # ratio of all three compressors of "weighted"; the paper goes up to 5
     queries: int = 2
     pruning: str = "random"  # or "strided"; see `mmdec.nn.compressor.Prune`
     depthwise: bool = True  # see `mmdec.nn.elastic.ElasticCompressor`
-    grid: Grid | None = None  # rows and columns of the tokens of an image, where all have the same
+    grid: Grid | None = None  # rows and columns of an image's tokens, if all images have the same
     gate_size: int = 64
     gate_temperature: float = 1.0
 
@@ -66,7 +66,7 @@ class SpecVLMConfig(DraftConfig):
 
 @final
 class SpecVLM(DraftNetwork):
-    """EAGLE's layer behind the elastic compressor."""
+    """EAGLE's layer after the elastic compressor."""
 
     system: ClassVar[str] = "specvlm"
     config_class: ClassVar[type[DraftConfig]] = SpecVLMConfig
@@ -92,8 +92,10 @@ class SpecVLM(DraftNetwork):
         self.gate = QuestionGate(config.hidden_size, features, config.gate_size, choices) if gated else None
 
     def gate_logits(self, embeds: Tensor, features: Tensor, question: Tensor) -> Tensor:
-        """One row's scores (C,) of its choices: embeds (L, H), features (L, k * H), question (L,) bool. Raises
-        InputError for a network without a gate. The paper has no loss on them: a training may add one of its own."""
+        """The gate's scores (C,) for one row: embeds (L, H), features (L, k * H), question (L,) bool.
+
+        The paper has no loss on them; training may add one. Raises: InputError if the network has no gate.
+        """
         if self.gate is None:
             raise InputError("`compressors` must be two or more for a gate, but there is one. Name more of them.")
         if not bool(question.any()):
@@ -101,8 +103,8 @@ class SpecVLM(DraftNetwork):
         return self.gate(embeds[question].mean(0), features[question][-1])
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
-        """One row's prompt with its images compressed, see `DraftNetwork.prompt`. The gate reads all text after the
-        first image, which is the question."""
+        """One row's prompt with compressed images, see `DraftNetwork.prompt`. The gate reads all text after the first
+        image."""
         config = cast(SpecVLMConfig, self.config)
         joined = torch.cat([embeds[1:], features[:-1]], -1)  # (L - 1, J)
         images = spans(visual[1:], config.grid)
@@ -117,7 +119,8 @@ class SpecVLM(DraftNetwork):
                 choice, factor = top_choice(logits, config.gate_temperature, self.training)
         text = (~visual[1:]).nonzero()[:, 0]
         states, columns = [self._fc(joined[text])], [text]
-        kept = [joined.new_zeros(1)] if bool(visual[0]) else []  # no column reads the first token
+        # no column reads the first token (column t reads token t + 1)
+        kept = [joined.new_zeros(1)] if bool(visual[0]) else []
         matrix = None if config.fc_norm else self.fc.weight
         for begin, end in images:
             compressed = self.compressor(joined[begin:end], self._fc, weights, choice, matrix)
@@ -134,7 +137,7 @@ class SpecVLM(DraftNetwork):
 
 
 def asking(visual: Tensor) -> Tensor:
-    """visual (L,) bool -> (L,) bool: text after the first image; all text where there is none."""
+    """The question's tokens: visual (L,) bool -> (L,) bool, text after the first image; all text without an image."""
     after = visual.cumsum(0) > 0
     return ~visual & after if bool(visual.any()) else ~visual
 
@@ -145,9 +148,11 @@ def _check_size(name: str, size: object) -> None:
 
 
 def expected_kept(logits: Tensor, config: SpecVLMConfig, length: int) -> Tensor:
-    """Share of `length` visual tokens that the gate's choices (C,) keep on average: a cost that a training may add to
-    its loss (ours; the paper sets its ratios by hand)."""
-    if config.variant == "weighted":  # all three keep as many
+    """Expected share of `length` visual tokens that the gate's choices, with logits (C,), keep.
+
+    Training may add it to the loss as a cost (not in the paper, whose ratios are fixed).
+    """
+    if config.variant == "weighted":  # all three compressors keep the same number
         return logits.new_tensor(1 / config.mixed_ratio)
     shares: dict[str, float] = {
         "prune": 1 / config.prune_ratio,

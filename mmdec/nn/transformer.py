@@ -13,15 +13,15 @@ from mmdec.nn.dropout import PooledDropout
 
 
 def sinusoids(size: int, d_model: int, device: torch.device, start: int = 0) -> Tensor:
-    """Absolute positions start ... start+size-1 as sines, then cosines: (size, d_model)."""
+    """Sinusoidal positions start ... start+size-1, sines then cosines: (size, d_model)."""
     rows = 1 << max(start + size - 1, 255).bit_length()
     return _sinusoid_table(rows, d_model, device)[start : start + size]
 
 
 @lru_cache(maxsize=16)
 def _sinusoid_table(rows: int, d_model: int, device: torch.device) -> Tensor:
-    """Kept between calls: at batch 1 its sines cost as much as a layer."""
-    with torch.inference_mode(False):  # a table made while decoding must serve training too
+    """A cached table: at batch 1, computing its sines takes as long as a layer."""
+    with torch.inference_mode(False):  # a table made while decoding must also work in training
         position = torch.arange(rows, dtype=torch.float32, device=device)[:, None]
         rate = torch.exp(
             torch.arange(d_model // 2, dtype=torch.float32, device=device) * (-math.log(1e4) / (d_model // 2))
@@ -30,7 +30,7 @@ def _sinusoid_table(rows: int, d_model: int, device: torch.device) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head attention by plain matrix products: on a CPU, with masks, faster in training than fused kernels."""
+    """Multi-head attention by plain matrix products: for training on a CPU with masks, faster than fused kernels."""
 
     def __init__(self, d_model: int, heads: int, dropout: float, d_memory: int | None = None) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Attention(nn.Module):
         return k, v
 
     def attend(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """x (B, M, d) looks at keys and values (B, H, S, D); mask additive, broadcastable to (B, H, M, S)."""
+        """x (B, M, d) attends to keys and values (B, H, S, D); mask additive, broadcastable to (B, H, M, S)."""
         b, m, d = x.shape
         q = self.q(x).view(b, m, self.heads, -1).transpose(1, 2)
         if not self.training:
@@ -61,7 +61,7 @@ class Attention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention, attention to the encoder's states, feed-forward; each followed by its norm (post-norm)."""
+    """Self-attention, cross-attention to the encoder's states, feed-forward; each followed by a norm (post-norm)."""
 
     def __init__(self, d_model: int, ffn: int, heads: int, dropout: float, d_memory: int) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class DecoderLayer(nn.Module):
         memory_values: Tensor,
         memory_mask: Tensor | None,
     ) -> Tensor:
-        """The layer once keys and values are known: what a step with a cache runs."""
+        """The layer after keys and values were computed, as a cached step uses it."""
         x = self.self_attn_layer_norm(x + self.dropout(self.self_attn.attend(x, keys, values, self_mask)))
         y = self.encoder_attn.attend(x, memory_keys, memory_values, memory_mask)
         x = self.encoder_attn_layer_norm(x + self.dropout(y))

@@ -1,9 +1,9 @@
 """ViSpec: a draft network that reads an image through a few learned queries (Kang et al. 2025, arXiv 2509.15235).
 
-As published. A column is visual where the token that it reads, t + 1, is visual. The queries cross-attend the input
-embeddings of an image; all outputs but the last stand in the image's stead, at its last positions. The last output is a
-global vector: `img_fc` mixes that of the last image so far into the feature of every text column that follows, also of
-those drafted later; before the first image it is zero. `img_fc` begins as the identity on the feature.
+As published. A column is visual if the token that it reads, t + 1, is. The queries cross-attend to the input embeddings
+of an image; all outputs but the last replace the image, at its last positions. The last output is a global vector:
+`img_fc` mixes the latest image's vector into the feature of every later text column, drafted ones included; before the
+first image it is zero. `img_fc` is initialised as the identity on the feature.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ MOST_QUERIES = 256
 
 @dataclass(frozen=True)
 class ViSpecConfig(DraftConfig):
-    """Shape of the network. `attention_bias` is of the adaptor's keys and values, too."""
+    """Sizes of the network. `attention_bias` also holds for the adaptor's keys and values."""
 
-    queries: int = 2  # the last is the global vector's
+    queries: int = 2  # the last one gives the global vector
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,7 +44,7 @@ class ViSpecConfig(DraftConfig):
 
 @final
 class ViSpec(DraftNetwork):
-    """EAGLE's layer, an adaptor for images, and a global vector of the last one."""
+    """EAGLE's layer, an adaptor for images, and a global vector of the latest image."""
 
     system: ClassVar[str] = "vispec"
     config_class: ClassVar[type[DraftConfig]] = ViSpecConfig
@@ -60,8 +60,8 @@ class ViSpec(DraftNetwork):
                 self.img_fc.bias.zero_()
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
-        """As `DraftNetwork.fuse`. carry: the global vector, (H,) or of a shape that broadcasts to the features'; None
-        where there is no image."""
+        """As `DraftNetwork.fuse`. carry: the global vector (H,), or broadcastable to the features; None without an
+        image."""
         weight, bias, size = self.img_fc.weight, self.img_fc.bias, self.config.hidden_size
         mixed = linear(features, weight[:, :size], bias)
         if carry is not None:
@@ -69,7 +69,7 @@ class ViSpec(DraftNetwork):
         return super().fuse(embeds, mixed)
 
     def fused_weights(self, carry: Any = None) -> tuple[Tensor, Tensor] | None:
-        """As `DraftNetwork.fused_weights`: the features go through two products."""
+        """As `DraftNetwork.fused_weights`; `img_fc` and `fc` are multiplied into one map."""
         joined = super().fused_weights()
         if joined is None:
             return None
@@ -81,8 +81,7 @@ class ViSpec(DraftNetwork):
         return torch.cat([weight[:, :size], own @ mixing[:, :size]], 1), bias + own @ added
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
-        """One row's prompt, see `DraftNetwork.prompt`; `carry` is the last image's global vector (H,), at first that of
-        an earlier turn."""
+        """As `DraftNetwork.prompt`. carry: the latest image's global vector (H,), initially that of an earlier turn."""
         following, images = embeds[1:], spans(visual[1:])
         text = (~visual[1:]).nonzero()[:, 0]
         if not images:
@@ -90,16 +89,17 @@ class ViSpec(DraftNetwork):
         queries = cast(ViSpecConfig, self.config).queries
         globals_ = [following.new_zeros(following.shape[1]) if carry is None else carry]
         states, columns = [], [text]
-        kept = [following.new_zeros(1)] if bool(visual[0]) else []  # no column reads the first token
+        # no column reads the first token (column t reads token t + 1)
+        kept = [following.new_zeros(1)] if bool(visual[0]) else []
         for begin, end in images:
             compressed = self.imadpt(following[begin:end])
-            count = min(queries - 1, end - begin)  # as many as there are positions
+            count = min(queries - 1, end - begin)  # not more than the image has positions
             states.append(compressed.states[queries - 1 - count : queries - 1])
             columns.append(last_positions(end - begin, count, text.device) + begin)
             globals_.append(compressed.states[-1])
             kept.append(compressed.kept)
         ends = torch.tensor([end for _, end in images], device=text.device)
-        latest = (text[:, None] >= ends).sum(1)  # images before each text column
+        latest = (text[:, None] >= ends).sum(1)  # number of images before each text column
         fused = self.fuse(following[text], features[:-1][text], torch.stack(globals_)[latest])
         order = torch.cat(columns).argsort()
         merged = torch.cat([fused, *states])[order]

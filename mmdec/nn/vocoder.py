@@ -1,10 +1,10 @@
-"""Log-mel frames to sound: a Vocos-shaped network (Siuzdak, 2023) that filters an excitation in the STFT domain.
+"""Log-mel frames to sound: a network shaped like Vocos (Siuzdak, 2023) that filters an excitation in the STFT domain.
 
-Vocos predicts magnitude and phase of every STFT bin from mel frames and inverts once: no upsampling, so it is cheap.
-But a network that treats all frames alike cannot know how far a harmonic's phase has turned between two frames, and a
-small one, trained for minutes, buzzes. So here the phase is carried from frame to frame by an oscillator: the network
-predicts the pitch, a pulse train and noise are made of it, and its head gives, for each bin, a magnitude and a phase by
-which the pulses' spectrum is multiplied and a magnitude for the noise's. It knows nothing of files or units.
+Vocos predicts magnitude and phase of every STFT bin from mel frames and inverts once: it needs no upsampling, so it is
+cheap. But a network that treats all frames alike cannot know how far a harmonic's phase advances between two frames; a
+small one with little training buzzes. Here an oscillator carries the phase from frame to frame: the network predicts
+the pitch, from which a pulse train is made. For each bin the head predicts a magnitude and a phase, which multiply the
+spectrum of the pulses, and a magnitude for the spectrum of noise.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from mmdec.audio import HOP, MELS, SAMPLE_RATE, WINDOW
 BINS = WINDOW // 2 + 1
 _OVERLAP = WINDOW // HOP
 _NOISE_SEED = 0xD1CE
-_MAX_LOG_GAIN = 6.0  # of a bin: exp(6) times an excitation of unit power is far beyond full scale
+_MAX_LOG_GAIN = 6.0  # maximum log gain of a bin: exp(6) times an excitation of unit power is far beyond full scale
 
 
 @dataclass(frozen=True)
 class VocoderConfig:
-    """Sizes; the defaults are what ships: 0.9 M parameters."""
+    """Sizes; the defaults are the shipped vocoder's: 0.9 M parameters."""
 
     channels: int = 160
     hidden: int = 400
@@ -56,9 +56,9 @@ class ConvNextBlock(nn.Module):
 class Vocoder(nn.Module):
     """forward: mel (B, F, 80), natural log on mmdec's frame grid, lengths (B,) in frames -> samples (B, F * 256).
 
-    16 kHz. Sample 256 f is the centre of frame f. What a row gives does not depend on its neighbours in the batch (but
-    for rounding, which the oscillator adds up: -60 dB), nor on chance: the noise is the same for every call. Samples
-    beyond a row's length are zero.
+    16 kHz. Sample 256 f is the centre of frame f. A row's output does not depend on other rows of the batch (up to
+    rounding, which the oscillator accumulates: -60 dB) nor on chance: every call uses the same noise. Samples beyond a
+    row's length are zero.
     """
 
     mel_mean: Tensor
@@ -85,7 +85,7 @@ class Vocoder(nn.Module):
 
     @torch.no_grad()
     def set_statistics(self, mel_mean: Tensor, mel_std: Tensor) -> None:
-        """Mean and deviation of the training mels, (80,) each: they travel with the weights."""
+        """Set mean and deviation of the training mels, (80,) each; they are saved with the weights."""
         self.mel_mean.copy_(mel_mean)
         self.mel_std.copy_(mel_std)
 
@@ -98,8 +98,8 @@ class Vocoder(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Samples (B, F * 256) and the predicted pitch (B, F) in Hz.
 
-        `pitch` (B, F), in Hz and without gaps, drives the oscillator in place of the prediction, and `noise`
-        (B, F * 256) takes the place of the usual noise: both for training.
+        pitch: (B, F) in Hz without gaps, replaces the prediction. noise: (B, F * 256), replaces the usual noise. Both
+            are for training.
         """
         batch, frames, _ = mel.shape
         keep = mel.new_ones(batch, frames, 1)
@@ -117,7 +117,7 @@ class Vocoder(nn.Module):
             noise = standard_noise(frames * HOP).to(mel.device).expand(batch, -1)
         valid = keep.squeeze(-1).repeat_interleave(HOP, dim=1)  # (B, F * 256)
         hertz = predicted.detach() if pitch is None else pitch
-        if lengths is not None:  # the last frame's pitch stays to its end, whatever the padding holds
+        if lengths is not None:  # the last frame's pitch continues to its end, whatever padding holds
             last = torch.minimum(torch.arange(frames, device=mel.device), (lengths[:, None] - 1).clamp(min=0))
             hertz = hertz.gather(1, last)
         pulses = pulse_train(hertz)
@@ -131,7 +131,7 @@ class Vocoder(nn.Module):
         return torch.fft.rfft(padded.unfold(1, WINDOW, HOP)[:, :-1] * self.window)
 
     def _overlap_add(self, spectrum: Tensor, keep: Tensor) -> Tensor:
-        """STFT (B, F, 513) -> (B, F * 256): the least-squares inverse, over the frames that `keep` (B, F, 1) marks."""
+        """Inverse STFT by least squares, over the frames that keep (B, F, 1) marks: (B, F, 513) -> (B, F * 256)."""
         batch, frames, _ = spectrum.shape
         pieces = (torch.fft.irfft(spectrum, n=WINDOW) * self.window).view(batch, frames, _OVERLAP, HOP)
         weights = self.window.square().view(_OVERLAP, HOP)
@@ -146,10 +146,10 @@ class Vocoder(nn.Module):
 
 
 def pulse_train(pitch: Tensor) -> Tensor:
-    """Pitch (B, F) in Hz, frame f at sample 256 f -> pulses (B, F * 256) of unit power, without aliasing.
+    """Pulses (B, F * 256) of unit power without aliasing, from pitch (B, F) in Hz; frame f is at sample 256 f.
 
-    The harmonics below 7.5 kHz as cosines, summed in closed form, and a share of the next one, so that none comes or
-    goes with a click; the pitch is linear between frames.
+    The sum of the harmonics below 7.5 kHz as cosines, in closed form, plus a share of the next one, so that no harmonic
+    starts or stops with a click. The pitch is linear between frames.
     """
     following = torch.cat([pitch[:, 1:], pitch[:, -1:]], dim=1)
     step = torch.arange(HOP, device=pitch.device) / HOP
@@ -167,7 +167,7 @@ def pulse_train(pitch: Tensor) -> Tensor:
 
 
 def standard_noise(size: int) -> Tensor:
-    """The same (size,) normal numbers for every call: a prefix of one sequence."""
+    """Normal random numbers (size,), the same for every call: a prefix of one sequence."""
     blocks = -(-size // 65536)
     parts = [
         torch.randn(65536, generator=torch.Generator().manual_seed(_NOISE_SEED + index)) for index in range(blocks)

@@ -1,1 +1,1 @@
-"""Tensors in, tensors out: dynamic programs and kernels. An operator knows nothing of models."""
+"""Operators: dynamic programs and kernels over tensors. They do not depend on models."""

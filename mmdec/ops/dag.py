@@ -1,18 +1,17 @@
 """The directed acyclic graph of DA-Transformer: marginal likelihood, posterior and best alignment.
 
 A target Y = y_1..y_M is emitted along a path through L vertices: the first token on vertex 0, the last one on the
-graph's last vertex, jumps forward only (DASpeech, section 3.1). The operations know nothing of speech or of networks:
-they take log-probabilities of emissions and links, on any device.
+graph's last vertex, jumps forward only (DASpeech, section 3.1). The inputs are log-probabilities of emissions and
+links, on any device:
 
-    match          (B, M, L)  log P(y_t | v_j)
-    links          (B, L, L)  log E_ij; jumps go forward only: entries with j <= i are ignored, whatever they hold
-    target_lengths (B,)       1 .. M
-    graph_lengths  (B,)       1 .. L
+match          (B, M, L)  log P(y_t | v_j)
+links          (B, L, L)  log E_ij; jumps go forward only: entries with j <= i are ignored, whatever they hold
+target_lengths (B,)       1 .. M
+graph_lengths  (B,)       1 .. L
 
 Log-probabilities may be -inf. Padding may hold anything, NaN included: it is never read.
 
-On a GPU the work is done by `dag_triton.py`, in float32 unless an input is float64; everywhere else in float64 by
-`dag_scan.py`.
+GPUs use `dag_triton.py`, in float32 unless an input is float64; all other devices use `dag_scan.py`, in float64.
 """
 
 from typing import Any, Literal
@@ -51,11 +50,12 @@ def dag_posterior(
     *,
     variant: PosteriorVariant = "paper",
 ) -> Tensor:
-    """P(y_t is emitted by v_j | X, Y): (B, M, L), without gradient. Rows of padding and of impossible samples are 0.
+    """P(y_t is emitted by v_j | X, Y): (B, M, L), without gradient. Padding and impossible samples are 0.
 
-    "paper" is the posterior: alpha_t(j) beta_t(j) / P(Y), where beta leaves out the emission at v_j. "released" is what
-    the published code trains with: softmax over j of alpha + beta where both include it, which is the posterior times
-    P(y_t | v_j), normalised. "released" runs in log space and is several times slower.
+    variant: "paper" is the posterior alpha_t(j) beta_t(j) / P(Y), where beta leaves out the emission at v_j. "released"
+        is what the published code trains with: softmax over j of alpha + beta where both include it. That is the
+        posterior
+        times P(y_t | v_j), normalised; it runs in log space and is several times slower.
     """
     if variant not in ("paper", "released"):
         raise InputError(f'`variant` must be "paper" or "released", but is {variant!r}. The first is the default.')
@@ -70,7 +70,7 @@ def dag_posterior(
         masked, forward = masked_inputs(match, links, last, ends)
         alpha, beta, _ = log_alpha_beta(masked, forward, last, ends)
         scores = alpha + beta + masked
-        # A row without any finite score has no softmax: it stays 0.
+        # a row without a finite score has no softmax and stays 0
         empty = (scores == NEG_INF).all(2, keepdim=True)
         return scores.masked_fill(empty, 0.0).softmax(2).masked_fill(empty, 0.0).to(_result_dtype(match))
 
@@ -94,10 +94,10 @@ def dag_best_alignment(match: Tensor, links: Tensor, target_lengths: Tensor, gra
         for t in range(1, steps):
             best[:, t] = (sources + best[:, t - 1, None, :]).amax(2) + match[:, t]
 
-        # Only the vertex on the path needs its predecessor, so the argmax is taken on the way back, over (B, L).
+        # only vertices on the path need their predecessor: take the argmax while backtracing, over (B, L)
         row = torch.arange(batch, device=match.device)
         possible = best[row, last, ends] > NEG_INF
-        alignment = match.new_full((batch, size + 1), -1, dtype=torch.long)  # column `size` swallows unused steps
+        alignment = match.new_full((batch, size + 1), -1, dtype=torch.long)  # column `size` collects unused steps
         vertex = ends
         for t in range(steps - 1, -1, -1):
             used = possible & (last >= t)
@@ -122,7 +122,8 @@ def expected_states(posterior: Tensor, hidden: Tensor) -> Tensor:
 
 
 class _Marginal(torch.autograd.Function):
-    """The gradient of log P in a log-probability is the expected count of its use, known once the scan has run."""
+    """log P and its gradient. The gradient of a log-probability is the expected count of its use, which the scan
+    computes."""
 
     @staticmethod
     def forward(ctx: Any, match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
@@ -138,7 +139,7 @@ class _Marginal(torch.autograd.Function):
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, Tensor | None, None, None]:
         vertices, counts, possible = ctx.saved_tensors
-        # A loss may hand an impossible sample an infinite gradient; its counts are 0, and 0 * inf is not.
+        # a loss may pass an infinite gradient for an impossible sample; its counts are 0, and 0 * inf would be NaN
         grad = grads[0].masked_fill(~possible, 0.0)[:, None, None]
         wants_match, wants_links = ctx.needs_input_grad[:2]
         return (
@@ -156,7 +157,7 @@ def _kernels_take(match: Tensor, links: Tensor) -> bool:
 def _checked(
     match: Tensor, links: Tensor, target_lengths: Tensor, graph_lengths: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Match, links, and the indices of the last token and the last vertex (B,)."""
+    """Check the inputs. Returns match, links, and the indices of the last token and the last vertex (B,)."""
     if match.dim() != 3 or 0 in match.shape[1:] or not match.is_floating_point():
         raise InputError(
             f"`match` must be floating-point log-probabilities (B, M, L), but is {match.dtype} of shape "

@@ -1,19 +1,18 @@
-"""From a lattice of emissions and links to one path: greedy, lookahead, Viterbi and Joint-Viterbi decoding.
+"""Decodes a lattice of emissions and links to one path: greedy, lookahead, Viterbi and Joint-Viterbi.
 
-A path A starts on vertex 0, jumps forwards, and ends on the graph's last vertex; each vertex on it emits one token.
-With s_j = max_y log P(y | v_j), the strategies are (DA-Transformer, section 3.3; Viterbi decoding, Shao et al. 2022):
+A path A starts on vertex 0, jumps forward, and ends on the graph's last vertex; each vertex on it emits one token. With
+s_j = max_y log P(y | v_j), the strategies are (DA-Transformer, section 3.3; Viterbi decoding, Shao et al. 2022):
 
-    greedy         from v_i jump to argmax_j log E_ij
-    lookahead      from v_i jump to argmax_j log E_ij + weight * s_j
-    viterbi        argmax over lengths t of max_A log P(A | X) / t^penalty
-    joint-viterbi  argmax over lengths t of max_{A, Y} log P(A, Y | X) / t^penalty
+greedy         from v_i jump to argmax_j log E_ij
+lookahead      from v_i jump to argmax_j log E_ij + weight * s_j
+viterbi        argmax over lengths t of max_A log P(A | X) / t^penalty
+joint-viterbi  argmax over lengths t of max_{A, Y} log P(A, Y | X) / t^penalty
 
-The length t counts the vertices of the path, first and last included. log P(A, Y | X) counts the emission of every
-vertex on the path, first and last included. Training puts <s> on the first vertex and </s> on the last, so their tokens
-are given, not searched, and their s_j is log P(bos | v_0) and log P(eos | v_last). A score divided by t^penalty with a
-larger penalty favours longer paths, since scores are negative; 0 asks for the most probable path.
+The length t counts all vertices of the path, and log P(A, Y | X) the emissions of all of them. Training puts <s> on the
+first vertex and </s> on the last, so these tokens are fixed, with s_j = log P(bos | v_0) and log P(eos | v_last).
+Scores are negative, so a larger penalty favours longer paths; 0 gives the most probable path.
 
-The file knows nothing of networks, vocabularies or devices, and waits for a device twice in a call, never in a loop.
+Each call synchronises with the device twice, never in a loop.
 """
 
 from dataclasses import dataclass
@@ -34,8 +33,8 @@ class LatticePath:
 
     tokens: Tensor  # (B, K) int64, -1 beyond the path
     vertices: Tensor  # (B, K) int64, increasing, -1 beyond the path
-    lengths: Tensor  # (B,) int64, vertices left on the path, at least 1
-    scores: Tensor  # (B,) log P(A, Y | X) of the path before collapsing, whatever the strategy maximised
+    lengths: Tensor  # (B,) int64, vertices of the path after collapsing, at least 1
+    scores: Tensor  # (B,) log P(A, Y | X) before collapsing, for every strategy
 
 
 def decode_lattice(
@@ -51,15 +50,17 @@ def decode_lattice(
     bos: int | None = 0,
     eos: int | None = 2,
 ) -> LatticePath:
-    """Decode log-probabilities emissions (B, L, V) and links (B, L, L); padding is never read.
+    """Decode each lattice to one path. Padding is never read.
 
-    bos, eos: the tokens of the first and the last vertex; None lets that vertex emit its most probable token.
-        A graph of one vertex emits bos.
-    collapse: keep one vertex of each run of equal tokens, the earliest, or the last vertex where the run ends the path;
-        the first and the last vertex always stay. This is the paper's rule; it also deletes real doubles.
-    max_length: the longest path that the two Viterbi strategies consider, in vertices (time and memory grow with it).
-
-    Where links lead nowhere, the path jumps to the last vertex all the same, and its score is -inf.
+    emissions: (B, L, V) log-probabilities. links: (B, L, L) log-probabilities. graph_lengths: (B,) vertices.
+    strategy: "greedy", "lookahead", "viterbi" or "joint-viterbi", see above.
+    lookahead_weight: of the emission score in "lookahead". length_penalty: exponent of t in the Viterbi strategies.
+    max_length: longest path of the Viterbi strategies, in vertices; time and memory grow with it.
+    collapse: keep one vertex of each run of equal tokens: the earliest, or the last one if the run ends the path. The
+        first and the last vertex always stay. This is the paper's rule; it also deletes real repetitions.
+    bos, eos: the tokens of the first and the last vertex; None: their most probable token. A graph of one vertex emits
+        bos.
+    Returns: a `LatticePath`. If no link leads on, the path jumps to the last vertex and its score is -inf.
     """
     size = _checked(emissions, links, strategy, lookahead_weight, length_penalty, max_length, bos, eos)
     ends = checked_lengths("graph_lengths", graph_lengths, emissions.size(0), size, emissions.device) - 1
@@ -82,7 +83,8 @@ def decode_lattice(
 
 
 def _best_tokens(emissions: Tensor, ends: Tensor, bos: int | None, eos: int | None) -> tuple[Tensor, Tensor]:
-    """Each vertex's token and its log-probability s_j, both (B, L); the ends' tokens are given."""
+    """Each vertex's best token and its log-probability s_j, both (B, L); the tokens of the end vertices may be
+    fixed."""
     best, choices = emissions.max(2)
     row = torch.arange(len(ends), device=ends.device)
     if eos is not None:
@@ -94,14 +96,14 @@ def _best_tokens(emissions: Tensor, ends: Tensor, bos: int | None, eos: int | No
 
 
 def _walk(links: Tensor, best: Tensor, ends: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-    """Follow each vertex's favourite jump: vertices (B, K) and lengths (B,).
+    """Follow each vertex's best jump. Returns vertices (B, K) and lengths (B,).
 
-    All jumps are chosen at once. The walk then doubles: knowing 2^k vertices and every jump of 2^k steps gives twice as
-    many, so L vertices take log2(L) gathers, and no wait for the device.
+    All vertices choose at once. Then the walk doubles: 2^k known vertices and all jumps of 2^k steps give twice as
+    many, so L vertices take log2(L) gathers, without synchronising with the device.
     """
     favourite = links.clone() if weight == 0.0 else links + weight * best[:, None, :]  # (B, L, L)
     top, jump = forget_impossible_(favourite, ends + 1).max(2)
-    # The last vertex stays where it is, and dead ends go to it.
+    # the last vertex stays in place; dead ends jump to it
     jump = torch.where(top == NEG_INF, ends[:, None], jump)  # (B, L)
     vertices = torch.zeros_like(jump[:, :1])
     while vertices.size(1) < links.size(1):
@@ -112,10 +114,10 @@ def _walk(links: Tensor, best: Tensor, ends: Tensor, weight: float) -> tuple[Ten
 
 
 def _viterbi(links: Tensor, gains: Tensor, ends: Tensor, penalty: float, longest: int) -> tuple[Tensor, Tensor]:
-    """The best path for every length, then the best length: vertices (B, K) and lengths (B,).
+    """Find the best path for every length, then the best length. Returns vertices (B, K) and lengths (B,).
 
-    gains (B, L): what visiting a vertex adds. Only scores are tabled, (longest, B, L); the way back finds the
-    predecessors of the vertices on the path alone.
+    gains: (B, L), added by visiting a vertex. Only scores (longest, B, L) are stored; backtracing recomputes the
+        predecessors of the vertices on the path.
     """
     batch, size = gains.shape
     row = torch.arange(batch, device=links.device)
@@ -123,13 +125,13 @@ def _viterbi(links: Tensor, gains: Tensor, ends: Tensor, penalty: float, longest
     table = links.new_full((longest, batch, size), NEG_INF)
     table[0, :, 0] = gains[:, 0]
     for t in range(1, longest):
-        # t jumps lead to vertex t at the earliest.
+        # vertex t is the first that t jumps can reach
         scores = sources[:, t:, t - 1 :] + table[t - 1, :, None, t - 1 :]
         table[t, :, t:] = scores.amax(2) + gains[:, t:]
     finals = table[:, row, ends].t()  # (B, longest)
     count = torch.arange(1, longest + 1, device=links.device)
     top, chosen = (finals / count.to(finals.dtype) ** penalty).max(1)
-    stranded = top == NEG_INF  # no path: straight to the last vertex
+    stranded = top == NEG_INF  # without a path, jump to the last vertex
     lengths = torch.where(stranded, (ends + 1).clamp(max=2), chosen + 1)
 
     width = int(lengths.max())
@@ -153,18 +155,18 @@ def _scores(links: Tensor, best: Tensor, vertices: Tensor, inside: Tensor) -> Te
 def _collapse(
     tokens: Tensor, vertices: Tensor, lengths: Tensor, inside: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One vertex for each run of equal tokens, moved to the left; all of the old width."""
+    """Keep one vertex for each run of equal tokens, aligned left; the width stays the same."""
     last = (lengths - 1)[:, None]  # (B, 1)
     keep = inside.clone()
     keep[:, 1:] &= tokens[:, 1:] != tokens[:, :-1]
-    # The run that ends the path keeps its last vertex instead of its first.
+    # the run that ends the path keeps its last vertex instead of its first
     differs = inside & (tokens != tokens.gather(1, last))
-    later = differs.flip(1).cumsum(1).flip(1)  # tokens from here on that differ from the last one
+    later = differs.flip(1).cumsum(1).flip(1)  # number of later tokens that differ from the last one
     keep &= later > 0
     keep.scatter_(1, last, True)
     keep[:, 0] = True
     width = tokens.size(1)
-    columns = torch.where(keep, keep.cumsum(1) - 1, width)  # column `width` swallows what is dropped
+    columns = torch.where(keep, keep.cumsum(1) - 1, width)  # column `width` collects what is dropped
     spare = tokens.new_zeros(len(tokens), width + 1)
     lengths = keep.sum(1)
     inside = torch.arange(width, device=tokens.device) < lengths[:, None]
@@ -186,7 +188,7 @@ def _checked(
     bos: int | None,
     eos: int | None,
 ) -> int:
-    """The graph size L, once every argument but the lengths is known to be sound."""
+    """Check all arguments except the lengths. Returns the graph size L."""
     if strategy not in get_args(LatticeStrategy):
         strategies = ", ".join(f'"{name}"' for name in get_args(LatticeStrategy))
         raise InputError(f'`strategy` must be one of {strategies}, but is {strategy!r}. The default is "lookahead".')

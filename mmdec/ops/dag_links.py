@@ -1,7 +1,7 @@
-"""Links of a directed acyclic graph, (B, L, L), and the checks that every DAG operation shares.
+"""Checks of a DAG's links (B, L, L), shared by all DAG operations.
 
-Entry [i, j] is the log-probability of the jump i -> j, -inf where there is none. Jumps go forward only: entries with
-j <= i are ignored everywhere, whatever they hold.
+Entry [i, j] is the log-probability of the jump i -> j, -inf if there is none. Jumps go forward only: entries with j <=
+i are ignored everywhere, whatever they hold.
 """
 
 import torch
@@ -13,7 +13,7 @@ NEG_INF = float("-inf")
 
 
 def checked_links(links: Tensor, batch: int, size: int) -> Tensor:
-    """The links, after checking that they are (B, L, L) for a graph of `size` vertices."""
+    """Check that links are (B, L, L) for graphs with `size` vertices, and return them."""
     if not links.is_floating_point():
         raise InputError(f"`links` must hold floating-point log-probabilities, but is {links.dtype}. Convert it.")
     if tuple(links.shape) != (batch, size, size):
@@ -25,7 +25,7 @@ def checked_links(links: Tensor, batch: int, size: int) -> Tensor:
 
 
 def checked_lengths(name: str, lengths: Tensor, batch: int, longest: int, device: torch.device) -> Tensor:
-    """Lengths (B,) as int64 on `device`, after checking 1 <= length <= longest."""
+    """Check 1 <= length <= longest, and return the lengths (B,) as int64 on `device`."""
     if tuple(lengths.shape) != (batch,) or lengths.is_floating_point():
         raise InputError(
             f"`{name}` must be {batch} integers, but is {lengths.dtype} of shape {tuple(lengths.shape)}. "
@@ -42,14 +42,14 @@ def checked_lengths(name: str, lengths: Tensor, batch: int, longest: int, device
 
 
 def forward_links(links: Tensor, graph_lengths: Tensor) -> Tensor:
-    """Links (B, L, L) with -inf wherever no jump is possible: backwards, in place, from or to padding."""
+    """Links (B, L, L) with -inf for impossible jumps: backward, in place, from or to padding."""
     return forget_impossible_(links.clone(), graph_lengths)
 
 
 def forget_impossible_(scores: Tensor, graph_lengths: Tensor) -> Tensor:
-    """In place, scores (B, L, L) of jumps become -inf where no jump is possible."""
+    """Set scores (B, L, L) of impossible jumps to -inf, in place."""
     size = scores.size(1)
-    # A jump from inside to a later inside vertex; i < j < length makes a test of i needless.
+    # i < j < length holds for jumps between inner vertices: i needs no test of its own
     outside = torch.arange(size, device=scores.device) >= graph_lengths[:, None]  # (B, L)
     backward = torch.ones(size, size, dtype=torch.bool, device=scores.device).tril_()
     return scores.masked_fill_(backward | outside[:, None, :], NEG_INF)

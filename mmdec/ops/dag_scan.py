@@ -1,18 +1,18 @@
-"""Forward-backward over a DAG: log-likelihood, vertex posterior and expected link counts, without an autograd tape.
+"""Forward-backward over a DAG: log-likelihood, vertex posterior and expected link counts, without autograd.
 
-    alpha_t(j) = match_t(j) + LSE_{i<j}(alpha_{t-1}(i) + E_ij)      alpha_0 lives on vertex 0 alone
-    beta_t(i)  = LSE_{j>i}(E_ij + match_{t+1}(j) + beta_{t+1}(j))   beta_last lives on the last vertex alone
+alpha_t(j) = match_t(j) + LSE_{i<j}(alpha_{t-1}(i) + E_ij)      alpha_0 is nonzero on vertex 0 alone
+beta_t(i)  = LSE_{j>i}(E_ij + match_{t+1}(j) + beta_{t+1}(j))   beta_last is nonzero on the last vertex alone
 
-`scaled` works on probabilities in float64, each step divided by its peak, so a step is one batched product of a vector
-and a matrix instead of L^2 exponentials. A number further than e^-708 below its peak is flushed to 0. Whether that can
-matter is decided afterwards, for each sample, from the scan itself. With
+`scaled` computes with probabilities in float64, each step divided by its maximum, so that a step is one batched product
+of a vector and a matrix instead of L^2 exponentials. Numbers below e^-708 of their maximum are flushed to 0. Whether
+that can matter is decided afterwards, for each sample, from the scan itself. With
 
-    gap = max_t  max log alpha_t  +  max E  +  max match_{t+1}  +  max log beta_{t+1}  -  log P,
+gap = max_t  max log alpha_t  +  max E  +  max match_{t+1}  +  max log beta_{t+1}  -  log P,
 
-what one vertex can lose in one step is less than 3 L e^-708 times the product of those four peaks, so all steps
-together lose less than 3 M L^2 e^(gap - 708) of P. A sample with gap <= 640, and no step that falls by more than
-e^-640, is right to 1e-16 in log P and, absolutely, in every posterior, for M L^2 < 1e13. The others, impossible ones
-among them, are recomputed by `exact`, which stays in log space throughout and has no such limit.
+the loss at one vertex in one step is less than 3 L e^-708 times the product of those four maxima, so all steps together
+lose less than 3 M L^2 e^(gap - 708) of P. If gap <= 640, and no step falls by more than e^-640, a sample is accurate to
+1e-16 in log P and, absolutely, in every posterior, for M L^2 < 1e13. All other samples, including impossible ones, are
+recomputed by `exact`, which stays in log space and has no such limit.
 """
 
 from typing import NamedTuple
@@ -28,7 +28,7 @@ TRUSTED = 640.0
 
 
 class Posterior(NamedTuple):
-    """What the forward-backward pass knows. All float64; all zero where a sample is impossible."""
+    """Results of the forward-backward pass, all float64; all zero for an impossible sample."""
 
     log_prob: Tensor  # (B,), -inf where no path emits the target
     vertices: Tensor  # (B, M, L), P(y_t is emitted by v_j | Y)
@@ -36,10 +36,10 @@ class Posterior(NamedTuple):
 
 
 def masked_inputs(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Float64 match and links, -inf wherever no complete path can pass (too early, too late, padding)."""
+    """Match and links as float64, with -inf where no complete path can pass (too early, too late, padding)."""
     steps = torch.arange(match.size(1), device=match.device)
     vertex = torch.arange(match.size(2), device=match.device)
-    # Token t sits on vertex t at the earliest, and leaves room for the tokens after it.
+    # token t is on vertex t at the earliest, and leaves room for later tokens
     earliest = vertex >= steps[:, None]  # (M, L)
     latest = vertex <= (ends - last)[:, None, None] + steps[:, None]  # (B, M, L)
     possible = earliest & latest & (steps <= last[:, None])[:, :, None]
@@ -47,15 +47,16 @@ def masked_inputs(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> t
 
 
 def forward_backward(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, counted: bool = True) -> Posterior:
-    """match (B, M, L) and dense links (B, L, L) in any float; last token and last vertex (B,) as indices.
+    """Run forward-backward.
 
-    counted: links are wanted, too; else they may be left at 0, which saves their time.
+    match: (B, M, L) float. links: (B, L, L) float. last, ends: (B,) indices of the last token and the last vertex.
+    counted: whether link counts are needed; without them the pass is faster and leaves them 0.
     """
     if match.device.type == "cpu":
         return _one_by_one(match, links, last, ends, vertices=True, counted=counted)
     match, links = masked_inputs(match, links, last, ends)
     result, trusted = scaled(match, links, last, ends)
-    doubtful = (~trusted).nonzero().squeeze(1)  # the one device sync of the whole pass
+    doubtful = (~trusted).nonzero().squeeze(1)  # the only synchronisation of the pass
     if len(doubtful) == 0:
         return result
     repaired = exact(match[doubtful], links[doubtful], last[doubtful], ends[doubtful])
@@ -63,7 +64,7 @@ def forward_backward(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *
 
 
 def log_likelihood(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """Log P alone (B,) float64; inputs as in `forward_backward`. On a CPU in half of the time."""
+    """Only log P (B,) float64; inputs as for `forward_backward`. On a CPU it takes half the time."""
     if match.device.type == "cpu":
         return _one_by_one(match, links, last, ends, vertices=False, counted=False).log_prob
     return forward_backward(match, links, last, ends).log_prob
@@ -72,12 +73,14 @@ def log_likelihood(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> 
 def _one_by_one(
     match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, vertices: bool, counted: bool
 ) -> Posterior:
-    """Each sample cropped to its own lengths, by the scan for CPUs, with `exact` if the scan is not accurate.
-    Results that were not asked for are empty tensors."""
+    """Process each sample alone on a CPU, cropped to its lengths; inaccurate ones are recomputed by `exact`.
+
+    Results that were not asked for are empty tensors.
+    """
     batch, steps, size = match.shape
     log_prob = torch.full((batch,), NEG_INF, dtype=torch.float64)
     lengths = list(zip((last + 1).tolist(), (ends + 1).tolist(), strict=True))
-    alone = lengths == [(steps, size)] and steps <= size  # its own results are the batch's
+    alone = lengths == [(steps, size)] and steps <= size  # then this sample's results are those of the batch
     found = torch.zeros(batch, steps if vertices and not alone else 0, size, dtype=torch.float64)
     counts = torch.zeros(batch, size if counted and not alone else 0, size, dtype=torch.float64)
     for row, (tokens, width) in enumerate(lengths):
@@ -109,7 +112,7 @@ def _one_by_one(
 
 
 def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Posterior, Tensor]:
-    """The fast pass on masked float64 inputs, and for each sample whether it is exact (B,)."""
+    """The fast scan on masked float64 inputs. Also returns, for each sample, whether the result is accurate (B,)."""
     batch, steps, size = match.shape
     step = torch.arange(steps, device=match.device)
     link_top = _finite(links.amax((1, 2)))  # (B,)
@@ -117,7 +120,8 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
     weights = (links - link_top[:, None, None]).exp()  # (B, L, L)
     emission = (match - match_top[:, :, None]).exp()  # (B, M, L)
 
-    # Backwards is forwards in a mirror: tokens reversed for each sample, links transposed. Both run in one batch of 2B.
+    # The backward pass is a mirrored forward pass: tokens reversed for each sample, links transposed. Both run as one
+    # batch of 2B.
     mirror = last[:, None] - step  # (B, M), step k of the mirror is token last - k
     outside, mirror = mirror < 0, mirror.clamp(min=0)
     mirrored = emission.gather(1, mirror[:, :, None].expand_as(emission)).masked_fill(outside[:, :, None], 0.0)
@@ -125,10 +129,10 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
     tops = torch.cat([match_top, match_top.gather(1, mirror)]) + link_top.repeat(2)[:, None]  # (2B, M)
 
     row = torch.arange(batch, device=match.device)
-    arrivals = match.new_zeros(steps, 2 * batch, size)  # before the token is emitted
+    arrivals = match.new_zeros(steps, 2 * batch, size)  # alpha before the token is emitted
     arrivals[0, :batch, 0] = 1.0
     arrivals[0, batch + row, ends] = 1.0
-    states = arrivals.clone()  # after it, divided by its peak
+    states = arrivals.clone()  # after the emission, divided by the maximum
     peaks = match.new_ones(steps, 2 * batch, 1)
     both = torch.cat([weights, weights.transpose(1, 2)])  # (2B, L, L)
     for k in range(1, steps):
@@ -140,11 +144,11 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
 
     log_peaks = peaks.squeeze(2).t().log()  # (2B, M)
     start = torch.cat([match[:, 0, 0], match[row, last, ends]])  # (2B,)
-    scale = torch.cat([start[:, None], log_peaks[:, 1:] + tops[:, 1:]], 1).cumsum(1)  # (2B, M): log of each peak
+    scale = torch.cat([start[:, None], log_peaks[:, 1:] + tops[:, 1:]], 1).cumsum(1)  # (2B, M): log of each maximum
     arrival_scale = torch.cat([torch.zeros_like(start)[:, None], scale[:, :-1] + link_top.repeat(2)[:, None]], 1)
 
     def tokens(values: Tensor) -> Tensor:
-        """The mirror's half of a (M, 2B, L) buffer, back in the order of tokens: (B, M, L)."""
+        """The mirrored half of a (M, 2B, L) buffer, in the order of tokens: (B, M, L)."""
         half = values[:, batch:].transpose(0, 1)
         return half.gather(1, mirror[:, :, None].expand(batch, steps, half.size(2)))
 
@@ -155,7 +159,7 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
     excess = (alpha_scale + beta_scale - log_prob[:, None]).masked_fill(outside, NEG_INF)
     vertices = alpha * beta * excess.exp()[:, :, None]  # (B, M, L)
 
-    # A link's count: leave v_i after token t, then arrive at v_j and emit token t + 1.
+    # A link's count: leave v_i after token t, arrive at v_j, emit token t + 1.
     following = mirror[:, 1:]  # (B, M - 1)
     leaving = alpha_scale[:, :-1] + link_top[:, None] - log_prob[:, None]
     emitted_scale = scale[batch:].gather(1, following)
@@ -165,13 +169,13 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
     beta_top = tokens(arrivals.amax(2, keepdim=True)).squeeze(2).log() + beta_scale  # (B, M)
     gap = (leaving + match_top[:, 1:] + beta_top[:, 1:]).masked_fill(outside[:, 1:], NEG_INF)
     fall = log_peaks[:, 1:].masked_fill(outside.repeat(2, 1)[:, 1:], 0.0)
-    smooth = (fall >= -TRUSTED).all(1).view(2, batch).all(0)  # there and back
+    smooth = (fall >= -TRUSTED).all(1).view(2, batch).all(0)  # in both directions
     trusted = (gap <= TRUSTED).all(1) & smooth & log_prob.isfinite()
     return Posterior(log_prob, vertices, counts), trusted
 
 
 def exact(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Posterior:
-    """The slow pass on masked float64 inputs: log space throughout, right for every input."""
+    """The slow scan on masked float64 inputs: in log space, accurate for every input."""
     alpha, beta, log_prob = log_alpha_beta(match, links, last, ends)
     shift = _finite(log_prob)[:, None, None]  # an impossible sample has no finite alpha + beta: exp gives 0
     vertices = (alpha + beta - shift).exp()

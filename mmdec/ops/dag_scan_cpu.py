@@ -1,13 +1,13 @@
-"""`dag_scan.scaled` for a CPU, one sample at a time, where calls and memory cost more than sums.
+"""`dag_scan.scaled` for a CPU, one sample at a time: here call overhead and memory traffic cost more than additions.
 
-Graphs of many tokens go vertex by vertex (`dag_scan_vertices.py`), unless that cannot be trusted. The others, here, go
-token by token. Token t sits on one of the vertices t .. t + R, R = L - M: only these are held, so that a state is a row
-of R + 1 numbers and the links from token t to t + 1 are a window of the matrix that moves down its diagonal by one. All
-windows are views, made in one call; both directions read the same matrix.
+Graphs with many tokens are processed vertex by vertex (`dag_scan_vertices.py`), unless that is inaccurate. The others
+are processed here, token by token. Token t is on one of the vertices t .. t + R, R = L - M, so a state is a row of R +
+1 numbers, and the links from token t to t + 1 are a window that moves down the matrix's diagonal by one. All windows
+are views made by one call; both directions read the same matrix.
 
-A state is divided by its peak every few steps, by the product that reads it: to ask for a peak costs as much as a
-product of some hundred numbers. What a state may fall by meanwhile is taken off what is trusted (see `dag_scan.py`); a
-sample that falls by more has the peak of each of its states taken.
+A state is divided by its maximum every few steps, within the product that reads it: finding a maximum costs as much as
+a product of some hundred numbers. The possible fall of a state in between reduces the trusted range (see
+`dag_scan.py`). A sample that falls by more is recomputed with the maximum of every state.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from torch import Tensor
 from mmdec.ops.dag_links import NEG_INF
 from mmdec.ops.dag_scan_vertices import AT_ONCE, STRIP, Sample, scan_vertices
 
-EVERY = 4  # steps from peak to peak
-DRIFT = 60.0  # that a state may fall meanwhile, as a logarithm
+EVERY = 4  # steps between two divisions by the maximum
+DRIFT = 60.0  # maximum fall of a state in between, as a logarithm
 TRUSTED = 640.0 - DRIFT
 
 
 class States(NamedTuple):
-    """One direction's states, in the order of tokens."""
+    """The states of one direction, in the order of tokens."""
 
     states: Tensor  # (M, R + 1)
-    factors: list[float]  # log of what each was divided by, on the way from the one before
+    factors: list[float]  # log of the divisor of each state relative to the one before
 
 
 def scan(match: Tensor, links: Tensor, *, vertices: bool, counted: bool) -> Sample | None:
-    """match (M, L) and links (L, L) of one sample, cropped to it, in any float dtype; L >= M.
+    """Scan one sample: match (M, L), links (L, L), cropped to it, in any float dtype; L >= M.
 
-    Without `vertices` only log P is found, from one direction; `counted` needs `vertices`.
+    vertices: whether posteriors are needed; without them only one direction runs, for log P. counted: whether link
+        counts are needed; requires `vertices`.
     """
     weights, link_top = _exponentiated(links)
-    with np.errstate(all="ignore"):  # what is lost, or overflows, is not trusted afterwards
+    with np.errstate(all="ignore"):  # values that are lost or overflow are detected afterwards
         sample = None
         if not _few_tokens(*match.shape):
             sample = scan_vertices(match, weights, link_top, vertices=vertices, counted=counted)
@@ -48,15 +49,17 @@ def scan(match: Tensor, links: Tensor, *, vertices: bool, counted: bool) -> Samp
 
 
 def _few_tokens(steps: int, size: int) -> bool:
-    """Whether a product of links for each token costs less than a small one for each vertex. Measured: to begin the
-    first, and to do the second, takes as long as 10,000 and 12,000 pairs of vertices."""
+    """Whether one large product for each token is cheaper than one small product for each vertex.
+
+    Measured: starting a large product costs as much as 10,000 pairs of vertices; a small product costs 12,000.
+    """
     return steps * ((size - steps) ** 2 + 10_000) < 12_000 * size
 
 
 def _scan_tokens(match: Tensor, weights: Tensor, link_top: float, vertices: bool, counted: bool) -> Sample | None:
-    """As `scan`, token by token, with links already exponentiated; they are overwritten where they are counted."""
+    """`scan`, token by token, for exponentiated links, which are overwritten if they are counted."""
     steps, size = match.shape
-    room = size - steps + 1  # vertices that a token can sit on
+    room = size - steps + 1  # number of vertices a token can be on
     whole = torch.empty(steps, size, dtype=torch.float64).copy_(match)
     emission = _window(whole, room).contiguous()  # (M, R + 1)
     match_top = _finite(emission.amax(1))  # (M,)
@@ -67,7 +70,7 @@ def _scan_tokens(match: Tensor, weights: Tensor, link_top: float, vertices: bool
     onward = _run(windows, emission, None)
     if onward is None:
         return None
-    scale = [tops[0] - link_top]  # log of what each state must be multiplied by
+    scale = [tops[0] - link_top]  # log of the factor that restores each state
     for k in range(1, steps):
         scale.append(scale[-1] + onward.factors[k] + tops[k])
     final = float(onward.states[-1, -1])
@@ -77,19 +80,19 @@ def _scan_tokens(match: Tensor, weights: Tensor, link_top: float, vertices: bool
     peaks = onward.states.amax(1).log().tolist()
     if not vertices:
         gain = math.log(float(weights.sum(1).amax())) if steps > 1 else 0.0
-        beta_top = 0.0  # an upper bound: no path gains more than the best emission and a vertex's whole sum of links
+        beta_top = 0.0  # upper bound: a step gains at most the best emission times a vertex's sum of links
         for k in range(steps - 1, 0, -1):
             if scale[k - 1] + peaks[k - 1] + tops[k] + beta_top - log_prob > TRUSTED:
                 return None
             beta_top += tops[k] + gain
         return Sample(log_prob, None, None)
 
-    arrivals = torch.zeros(steps, room, dtype=torch.float64)  # as the states, before the token is emitted
+    arrivals = torch.zeros(steps, room, dtype=torch.float64)  # states before the token is emitted
     arrivals[-1, -1] = 1.0
     back = _run(windows, emission, arrivals)
     if back is None:
         return None
-    into, beta = [0.0] * steps, [0.0] * steps  # logs, as `scale`: of the states, and of the arrivals
+    into, beta = [0.0] * steps, [0.0] * steps  # logs, as `scale`: of the states and of the arrivals
     into[-1] = tops[-1] - link_top
     for t in range(steps - 2, -1, -1):
         beta[t] = into[t + 1] + back.factors[t] + link_top
@@ -117,11 +120,11 @@ def _scan_tokens(match: Tensor, weights: Tensor, link_top: float, vertices: bool
 
 
 def _exponentiated(links: Tensor) -> tuple[Tensor, float]:
-    """(L, L) float64: the exponentials of all jumps forwards over the best one's, or over 1; and that logarithm."""
+    """exp of all forward links (L, L) float64, divided by the largest (at least 1); and the log of that divisor."""
     link_top = float(links.amax())
-    if not link_top <= 0.0:  # what lies below may hold anything
+    if not link_top <= 0.0:  # the lower triangle may hold anything
         link_top = float(links.triu(1).amax())
-    link_top = max(link_top, 0.0)  # no more than scale depends on it
+    link_top = max(link_top, 0.0)  # only the scale depends on it
     weights = torch.empty(links.shape, dtype=torch.float64).copy_(links)
     for row in range(0, len(weights), STRIP):
         strip = weights[row : row + STRIP, row:]
@@ -133,8 +136,10 @@ def _exponentiated(links: Tensor) -> tuple[Tensor, float]:
 
 
 def _run(windows: Tensor, emission: Tensor, arrivals: Tensor | None, every: int = EVERY) -> States | None:
-    """All states, forwards, or backwards where arrivals are given, which are filled. None where a state is 0, or falls
-    by more than can be held."""
+    """All states of one direction: backward if `arrivals` are given (they are filled), else forward.
+
+    Returns None if a state is 0 or falls below the floating-point range.
+    """
     steps, room = emission.shape
     states, factors = torch.zeros(steps, room, dtype=torch.float64), [0.0] * steps
     if arrivals is None:
@@ -144,7 +149,8 @@ def _run(windows: Tensor, emission: Tensor, arrivals: Tensor | None, every: int 
     else:
         states[-1, -1] = emission[-1, -1]
         order, before, met, jumps = range(steps - 2, -1, -1), 1, arrivals, windows
-    small = room * room <= AT_ONCE  # NumPy begins a product sooner; torch's obey its threads, and need no copies
+    # NumPy has less call overhead; torch's products obey thread settings and need no copies
+    small = room * room <= AT_ONCE
     parts = (jumps, states, emission, met)
     views: Any = [list(part.numpy()) if small else part.unbind(0) for part in parts]
     matrices, rows, emitted, reached = views
@@ -174,7 +180,7 @@ def _run(windows: Tensor, emission: Tensor, arrivals: Tensor | None, every: int 
 
 
 def _window(full: Tensor, room: int) -> Tensor:
-    """(T, R) view of a contiguous (T, L): row t from column t on."""
+    """A view (T, R) of a contiguous (T, L) matrix: row t from column t on."""
     return full.as_strided((full.shape[0], room), (full.shape[1] + 1, 1), full.storage_offset())
 
 

@@ -1,13 +1,12 @@
 """The scan of `dag_scan_cpu.py` vertex by vertex: the states of all tokens at once, (L, M).
 
-A vertex needs those before it, whichever token they emit. So what comes from earlier blocks of vertices is one product
-of matrices for all tokens, and only jumps within a block are taken one vertex at a time: L products of a small matrix
-instead of M products of all links. These are NumPy's: torch takes longer to begin one than to do it.
+A vertex depends on earlier vertices, whichever token they emit. So the contribution of earlier blocks of vertices is
+one matrix product for all tokens, and only jumps within a block are processed vertex by vertex: L products with a small
+matrix instead of M products with all links. They use NumPy, because torch's call overhead exceeds their work.
 
-What a state of 1 stands for (its unit, a logarithm) is chosen for each token, first by the mean of its emissions, and
-again after any block that leaves numbers far from 1. A number below e^-708 of the unit that it is found in is flushed
-to 0: the greatest unit that a token ever had tells what was lost, and `TRUSTED` how much of P may hang on that, as in
-`dag_scan.py`.
+States are stored in a unit (a logarithm) for each token: first the mean of its emissions, and a new one after any block
+whose numbers are far from 1. Numbers below e^-708 of their unit are flushed to 0. The largest unit that a token ever
+had bounds what was lost, and `TRUSTED` how much of P may depend on it, as in `dag_scan.py`.
 """
 
 from __future__ import annotations
@@ -22,17 +21,18 @@ from torch import Tensor
 
 from mmdec.ops.dag_links import NEG_INF
 
-BLOCK = 48  # vertices: larger ones cost less, and hold states that fall less fast
-AT_ONCE = 8192  # numbers of a block's states: OpenBLAS takes a second thread for a vector's product with 9216
-HIGH, LOW = 1e80, 1e-120  # peaks of a token's states that call for another unit
+BLOCK = 48  # vertices: larger blocks cost less, but their states must fall less
+AT_ONCE = 8192  # numbers of a block's states: OpenBLAS uses a second thread for a vector product from 9216 on
+HIGH, LOW = 1e80, 1e-120  # if a token's largest state leaves this range, its unit changes
 TRUSTED = 580.0
-STRIP = 128  # rows of the links that are worked on together, without what lies before them
+STRIP = 128  # rows of the links that are processed together, without their columns on the left
 
 Vector = NDArray[np.float64]
 
 
 class Sample(NamedTuple):
-    """One sample's answer; None: not to be trusted, `dag_scan.exact` knows."""
+    """The results for one sample. (`scan_vertices` returns None if float64 was too imprecise; then call
+    `dag_scan.exact`.)"""
 
     log_prob: float
     vertices: Tensor | None  # (M, L) float64, where asked for
@@ -40,21 +40,22 @@ class Sample(NamedTuple):
 
 
 class _Sweep(NamedTuple):
-    """One direction: what of all tokens is at each vertex, in units of its own for each token."""
+    """The states of one direction, in a unit of their own for each token."""
 
-    states: Tensor  # (L, M), with the emission
-    arrivals: Vector  # (L, M), without it; of use backwards only
-    shift: Vector  # (M,): logarithm of a state's unit over the product of the emissions' units
-    most: Vector  # (M,): the greatest that it ever was while a token's states were found
+    states: Tensor  # (L, M), after the emission
+    arrivals: Vector  # (L, M), before the emission; used backward only
+    shift: Vector  # (M,): log of a state's unit over the product of the emissions' units
+    most: Vector  # (M,): its maximum while a token's states were computed
 
 
 def scan_vertices(match: Tensor, weights: Tensor, link_top: float, *, vertices: bool, counted: bool) -> Sample | None:
-    """match (M, L) in any float dtype; weights (L, L): exponentials of links, over link_top's, above the diagonal.
+    """As `dag_scan_cpu.scan`; the caller has switched off NumPy's warnings.
 
-    As `dag_scan_cpu.scan`, where NumPy's warnings are off. Where links are counted, the weights are overwritten.
+    match: (M, L) in any float dtype. weights: (L, L), exponentials of links over that of link_top, above the diagonal;
+        they are overwritten if links are counted.
     """
     emission, match_top, mean = _emissions(match)
-    tops = match_top + link_top  # best gain of the jump to a token and of its emission
+    tops = match_top + link_top  # best gain of a jump to a token and its emission
     units = match_top + np.log(mean)
     units[1:] += link_top
     onward = _sweep(weights, emission, onward=True)
@@ -65,10 +66,10 @@ def scan_vertices(match: Tensor, weights: Tensor, link_top: float, *, vertices: 
     log_prob = float(alpha_unit[-1] + np.log(float(onward.states[-1, -1])))
     if not math.isfinite(log_prob):
         return None
-    # Numbers below e^-708 of these are lost: of states, and of arrivals, links or emissions that led to them.
+    # Numbers below e^-708 of these are lost: states, and the arrivals, links or emissions that lead to them.
     level = np.maximum(alpha_most[1:], np.maximum(alpha_most, alpha_top)[:-1] + tops[1:]) - log_prob
     if not vertices:
-        # No path gains more than the best emissions and a vertex's whole sum of links.
+        # a step gains at most the best emission times a vertex's sum of links
         gain = tops[:0:-1] + (math.log(float(weights.sum(1).amax())) if len(tops) > 1 else 0.0)
         if _holds(level + (gain.cumsum() - gain)[::-1]):
             return Sample(log_prob, None, None)
@@ -85,7 +86,7 @@ def scan_vertices(match: Tensor, weights: Tensor, link_top: float, *, vertices: 
         return None
     if not vertices:
         return Sample(log_prob, None, None)
-    # Each factor has a peak of 1, so that no product is lost that matters.
+    # each factor's maximum is 1, so that no relevant product is lost
     alpha = onward.states / torch.from_numpy(alpha_peak)
     rates = torch.from_numpy(np.exp(alpha_top + beta_top - log_prob) / beta_peak)
     found = (torch.from_numpy(back.arrivals).mul_(rates) * alpha).t().contiguous()
@@ -102,10 +103,12 @@ def scan_vertices(match: Tensor, weights: Tensor, link_top: float, *, vertices: 
 
 
 def _emissions(match: Tensor) -> tuple[Tensor, Vector, Vector]:
-    """Emissions (L, M) over each token's mean one, 0 where no path passes; logarithm of each token's best one (M,); and
-    that mean as a share of the best one (M,)."""
+    """Emissions (L, M) divided by each token's mean, 0 where no path passes.
+
+    Also returns, (M,) each, the log of each token's best emission, and the mean as a share of the best one.
+    """
     steps, size = match.shape
-    room = size - steps + 1  # vertices that a token can sit on, from its own number on
+    room = size - steps + 1  # number of vertices a token can be on, from its own index on
     whole = torch.empty(steps, size, dtype=torch.float64).copy_(match)
     own = whole.as_strided((steps, room), (size + 1, 1)).contiguous()
     ends = own.numpy()
@@ -120,10 +123,10 @@ def _emissions(match: Tensor) -> tuple[Tensor, Vector, Vector]:
 
 
 def _sweep(weights: Tensor, emission: Tensor, *, onward: bool) -> _Sweep:
-    """From the first vertex and token to the last ones, or back."""
+    """Scan in one direction: from the first vertex and token to the last ones (`onward`), or back."""
     size, steps = emission.shape
     states, shift, peaks = torch.zeros(size, steps, dtype=torch.float64), np.zeros(steps), np.zeros(steps)
-    ratio = np.ones(steps)  # of the unit of the token before to its own, beyond the emissions' units
+    ratio = np.ones(steps)  # a token's unit divided by that of the token before, apart from the emissions' units
     rows, links, emitted, room = states.numpy(), weights.numpy(), emission.numpy(), size - steps
     arrivals = np.zeros((0 if onward else size, steps))
     width = min(size, max(4, min(BLOCK, AT_ONCE // steps)))
@@ -131,9 +134,9 @@ def _sweep(weights: Tensor, emission: Tensor, *, onward: bool) -> _Sweep:
     for begin in range(0, size, width)[:: 1 if onward else -1]:
         end = min(begin + width, size)
         count = end - begin
-        here = slice(max(0, begin - room), end)  # tokens
+        here = slice(max(0, begin - room), end)  # the tokens that this block's vertices can emit
         most[here] = np.maximum(most[here], shift[here])
-        # A block's rows hold what arrives from other blocks, by the token before, until their states take its place.
+        # a block's rows hold arrivals from other blocks, by the token before, until the states overwrite them
         own.states.fill_(0.0)
         if onward:
             low, high = max(0, begin - room - 1), min(steps, end)
@@ -154,7 +157,8 @@ def _sweep(weights: Tensor, emission: Tensor, *, onward: bool) -> _Sweep:
         rows[begin:end] = before[:count]
         if not onward:
             arrivals[begin:end] = own.arrivals[:count]
-        np.maximum(peaks, before[count - 1 if onward else 0], out=peaks)  # the last vertex may speak for its block
+        # the last vertex may stand for the whole block
+        np.maximum(peaks, before[count - 1 if onward else 0], out=peaks)
         if peaks.max() > HIGH or ((peaks < LOW) & (peaks > 0.0)).any():
             done = slice(None, end) if onward else slice(begin, None)
             unit = _units(peaks)
@@ -173,7 +177,7 @@ def _sweep(weights: Tensor, emission: Tensor, *, onward: bool) -> _Sweep:
 
 
 class _Block:
-    """The buffers of a block of vertices, and their rows, made once: a view costs as much as a small product."""
+    """The buffers of a block of vertices, with views made once: a view costs as much as a small product."""
 
     def __init__(self, width: int, steps: int, onward: bool) -> None:
         self.onward = onward
@@ -181,29 +185,31 @@ class _Block:
         self.staying = self.jumps.reshape(-1)[:: width + 1]
         self.states = torch.zeros(width, steps, dtype=torch.float64)
         self.rows = self.states.numpy()
-        # A jump moves to the next token: what arrives by the token before is written one place further. What falls over
-        # the edge lands where the next row can emit nothing; a 1 that lies there begins the sweep.
+        # A jump moves on to the next token: arrivals by the token before are written one column to the right. Entries
+        # beyond the edge land where the next row cannot emit; a 1 there starts the scan.
         flat = np.ones(width * steps + 2)
         self.arrivals = flat[1:-1].reshape(width, steps)
         to = (flat[2:] if onward else flat[:-2]).reshape(width, steps)
         self._views = list(zip(self.jumps, to, self.arrivals, self.emitted, self.rows, strict=True))
 
     def views(self, count: int) -> list[tuple[Vector, Vector, Vector, Vector, Vector]]:
-        """Of the first rows, in the order of the sweep: jumps, where arrivals are written, where they are read,
+        """Views of the first `count` rows in scan order: jumps, where arrivals are written, where they are read,
         emissions, states."""
         return self._views[:count][:: 1 if self.onward else -1]
 
     def load(self, links: Vector, emitted: Vector, ratio: Vector) -> None:
-        """Links (N, N) within a block of N vertices, and their emissions (N, M). What lies beyond is multiplied by
-        states of 0."""
+        """Load the links (N, N) within a block of N vertices, and their emissions (N, M).
+
+        Old entries beyond need no clearing: they are multiplied by states of 0.
+        """
         count = len(links)
         self.jumps[:count, :count] = links.T if self.onward else links
-        self.staying.fill(1.0)  # what arrived already
+        self.staying.fill(1.0)  # keeps what has arrived from other blocks
         np.multiply(emitted, ratio, out=self.emitted[:count])
 
 
 def _units(peaks: Vector) -> Vector:
-    """Each token's peak; where it has none, what lies between its neighbours'."""
+    """Each token's largest state; for a token without one, a value between its neighbours'."""
     reached = peaks.nonzero()[0]
     return np.exp(np.interp(np.arange(len(peaks)), reached, np.log(peaks[reached])))
 

@@ -1,12 +1,12 @@
-"""The dynamic programmes of `dag.py` on a GPU: one launch for each token, all samples and vertices at once.
+"""The dynamic programs of `dag.py` on a GPU: one launch for each token, all samples and vertices in parallel.
 
-    alpha_t(j) = match_t(j) + LSE_{i<j}(alpha_{t-1}(i) + E_ij)      the emission included
-    beta_t(i)  = LSE_{j>i}(E_ij + match_{t+1}(j) + beta_{t+1}(j))   not included
-    count_ij   = sum_t exp(alpha_t(i) + E_ij + match_{t+1}(j) + beta_{t+1}(j) - log P)
+alpha_t(j) = match_t(j) + LSE_{i<j}(alpha_{t-1}(i) + E_ij)      the emission included
+beta_t(i)  = LSE_{j>i}(E_ij + match_{t+1}(j) + beta_{t+1}(j))   not included
+count_ij   = sum_t exp(alpha_t(i) + E_ij + match_{t+1}(j) + beta_{t+1}(j) - log P)
 
-In log space throughout, sums in float32 whatever the inputs: no sample needs repair, and nothing waits for the device.
-Besides alpha and beta, (B, M, L) each, no memory is taken that grows with both L and M; a dense autograd tape holds
-(B, M, L, L). Launches go to the current stream and can be captured in a graph.
+All in log space with sums in float32, so no sample is inaccurate and nothing synchronises with the device. Only alpha
+and beta, (B, M, L) each, grow with both L and M; dense autograd would store (B, M, L, L). Launches go to the current
+stream and can be captured in a graph.
 
 The best path is the same recursion with a maximum in place of the sum.
 """
@@ -24,12 +24,12 @@ from torch.autograd.function import once_differentiable
 from mmdec.ops.kernels import launch
 
 NEG_INF = float("-inf")
-NARROW, WIDE = 32, 128  # vertices that a program answers for, and that it reads at a time
+NARROW, WIDE = 32, 128  # vertices that a program computes, and vertices that it reads at a time
 
 
 @triton.jit
 def _log_add(top, total, scores, AXIS: tl.constexpr):
-    """A step of the running log-sum-exp; scores have their maximum taken over AXIS."""
+    """One step of the running log-sum-exp, over AXIS of scores."""
     new_top = tl.maximum(top, tl.max(scores, AXIS))
     shift = tl.where(new_top == float("-inf"), 0.0, new_top)
     weights = tl.exp(scores - tl.expand_dims(shift, AXIS))
@@ -38,7 +38,7 @@ def _log_add(top, total, scores, AXIS: tl.constexpr):
 
 @triton.jit
 def _log(top, total):
-    """The log-sum-exp; -inf where nothing was added."""
+    """The log-sum-exp; -inf if nothing was added."""
     return tl.where(total == 0.0, float("-inf"), top + tl.log(tl.where(total == 0.0, 1.0, total)))
 
 
@@ -48,11 +48,11 @@ def _alpha_step(
     m_b, m_t, m_j, l_b, l_i, l_j, a_b, a_t,
     BEST: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """alpha_t of NARROW vertices; with BEST the best path's score instead of the sum."""
+    """Compute alpha_t of NARROW vertices; with BEST, the best path's score instead of the sum."""
     row = tl.program_id(1).to(tl.int64)
     j = tl.program_id(0) * NARROW + tl.arange(0, NARROW)
     final, end = tl.load(last + row), tl.load(ends + row)
-    # A path sits on vertex t at the earliest, and leaves room for the tokens after it.
+    # a path is on vertex t at the earliest, and leaves room for later tokens
     open_j = (j >= t) & (j <= end - final + t) & (t <= final)
     here = alpha + row * a_b + t * a_t
     emitted = tl.load(match + row * m_b + t * m_t + j * m_j, mask=open_j, other=float("-inf")).to(tl.float32)
@@ -84,7 +84,7 @@ def _beta_step(
     m_b, m_t, m_j, l_b, l_i, l_j, b_b, b_t,
     NARROW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """beta_t of NARROW vertices."""
+    """Compute beta_t of NARROW vertices."""
     row = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * NARROW + tl.arange(0, NARROW)
     final, end = tl.load(last + row), tl.load(ends + row)
@@ -117,7 +117,7 @@ def _link_counts(
     m_b, m_t, m_j, l_b, l_i, l_j, a_b, a_t, c_b, c_i, c_j,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A tile of links: how often each is expected to be used, times the sample's gradient."""
+    """Compute a tile of the links' expected counts, times the sample's gradient."""
     row = tl.program_id(2).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     j = (tl.program_id(0) + tl.program_id(1)) * BLOCK + tl.arange(0, BLOCK)
@@ -142,7 +142,7 @@ def _link_counts(
 
 @triton.jit
 def _trace(links, best, path, last, ends, size, l_b, l_i, l_j, a_b, a_t, WIDE: tl.constexpr):
-    """Backtrace one sample from its last vertex. On ties take the lowest index. path (B, L), all -1 before."""
+    """Backtrace one sample from its last vertex into path (B, L), which holds -1. On ties take the lowest index."""
     row = tl.program_id(0).to(tl.int64)
     final, vertex = tl.load(last + row), tl.load(ends + row)
     if tl.load(best + row * a_b + final * a_t + vertex) > float("-inf"):
@@ -165,7 +165,7 @@ def _trace(links, best, path, last, ends, size, l_b, l_i, l_j, a_b, a_t, WIDE: t
 
 
 def alphas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, best: bool = False) -> Tensor:
-    """alpha (B, M, L) float32, -inf where no path passes. best: scores of the best path so far."""
+    """alpha (B, M, L) float32, -inf where no path passes. best: compute scores of the best path instead of sums."""
     batch, steps, size = match.shape
     alpha = torch.empty(batch, steps, size, dtype=torch.float32, device=match.device)
     for t in range(steps):
@@ -189,7 +189,7 @@ def betas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
 
 
 def final_scores(alpha: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """(B,) alpha of each sample's last token on its last vertex."""
+    """alpha of each sample's last token on its last vertex: (B,)."""
     return alpha[torch.arange(len(alpha), device=alpha.device), last, ends]
 
 
@@ -203,7 +203,7 @@ def link_gradient(
     ends: Tensor,
     last: Tensor,
 ) -> Tensor:
-    """Expected counts of the links times scale (B,), in the links' own layout and dtype."""
+    """Expected counts of the links times scale (B,), in the links' layout and dtype."""
     batch, _, size = match.shape
     counts = torch.zeros(links.shape, dtype=links.dtype, device=links.device)
     block = 32
@@ -230,7 +230,7 @@ class _Marginal(torch.autograd.Function):
     ) -> tuple[Tensor | None, Tensor | None, None, None]:
         match, links, last, ends, alpha, log_prob = ctx.saved_tensors
         possible = log_prob > NEG_INF
-        # A loss may hand an impossible sample an infinite gradient; its counts are 0, and 0 * inf is not.
+        # a loss may pass an infinite gradient for an impossible sample; its counts are 0, and 0 * inf would be NaN
         scale = grads[0].masked_fill(~possible, 0.0).float().contiguous()
         shift = log_prob.masked_fill(~possible, 0.0)
         beta = betas(match, links, last, ends)

@@ -1,10 +1,10 @@
-"""Which operators have a Triton kernel, and whether it runs: on a GPU, where Triton is installed and nobody objects.
+"""Which operators run as Triton kernels: on a supported GPU with Triton installed, unless MMDEC_KERNELS=0.
 
-A kernel's reference in torch runs everywhere else and gives the same to rounding. `MMDEC_KERNELS=0` in the environment
-keeps every kernel off. With `TRITON_INTERPRET=1`, set before Triton is first imported, kernels run on a CPU too,
-slowly, when called by name: that is how tests see them without a GPU; operators never choose an interpreted kernel.
+Everywhere else a kernel's torch reference runs, with the same result up to rounding. `MMDEC_KERNELS=0` in the
+environment disables every kernel. With `TRITON_INTERPRET=1`, set before Triton is first imported, kernels also run on a
+CPU, slowly, when called by name, as tests do without a GPU; operators never choose an interpreted kernel.
 
-`MMDEC_GRAPHS=0` keeps CUDA graphs off (`replay.py`).
+`MMDEC_GRAPHS=0` disables CUDA graphs (`replay.py`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ KERNELS = {
     "dag": "marginal, gradient and best path of a graph",
     "log_softmax_gather": "log-probabilities of the target's tokens alone",
 }
-OLDEST = (3, 4)  # of Triton, that the kernels are written for
-CAPABILITY = (8, 0)  # bfloat16 products
+OLDEST = (3, 4)  # minimum version of Triton
+CAPABILITY = (8, 0)  # minimum compute capability: the kernels use bfloat16 products
 
 
 def interpreted() -> bool:
@@ -33,7 +33,7 @@ def interpreted() -> bool:
 
 
 def triton_version() -> str | None:
-    """Of the installed Triton; None: there is none."""
+    """The installed Triton's version; None if it is not installed."""
     try:
         return version("triton")
     except PackageNotFoundError:
@@ -41,12 +41,12 @@ def triton_version() -> str | None:
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether operators take their kernels for tensors on this device."""
+    """Whether operators use kernels for tensors on this device."""
     return device.type == "cuda" and why_not(device.index) is None
 
 
 def graphs_why_not(device: torch.device) -> str | None:
-    """The reason that drafts' passes on this device are not replayed as CUDA graphs; None where they are."""
+    """The reason why passes on this device are not replayed as CUDA graphs; None if they are."""
     if os.environ.get("MMDEC_GRAPHS") == "0":
         return "MMDEC_GRAPHS=0 keeps them off"
     if not torch.cuda.is_available():
@@ -56,7 +56,7 @@ def graphs_why_not(device: torch.device) -> str | None:
 
 @cache
 def why_not(index: int | None = None) -> str | None:
-    """The reason that no kernel runs on this GPU, for people to read; None where kernels run."""
+    """The reason why kernels do not run on this GPU, as text for people; None if they do."""
     if os.environ.get("MMDEC_KERNELS") == "0":
         return "MMDEC_KERNELS=0 keeps them off"
     installed = triton_version()
@@ -77,15 +77,15 @@ def why_not(index: int | None = None) -> str | None:
 
 
 def launch(kernel: Any, grid: tuple[Any, ...]) -> Callable[..., None]:
-    """`kernel[grid]` on the GPU of its first argument, a tensor: Triton itself takes the current GPU.
+    """Call `kernel[grid]` on the GPU of its first tensor; Triton alone would use the current GPU.
 
-    It takes num_warps and num_stages, too, which Triton's types do not know.
+    Also takes num_warps and num_stages, which Triton's type hints lack.
     """
     start = kernel[grid]
 
     def on_device(*arguments: Any, **options: Any) -> None:
         device: torch.device = arguments[0].device
-        if device.type != "cuda":  # interpreted
+        if device.type != "cuda":  # the interpreter
             start(*arguments, **options)
             return
         with torch.cuda.device(device):

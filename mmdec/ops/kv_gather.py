@@ -1,4 +1,4 @@
-"""Keeps the accepted path's columns of a key or value cache, in place."""
+"""Keeps the accepted path's columns of a key-value cache, in place."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 from mmdec.ops.kernels import runs_on
 
-PATH = 64  # columns that the kernel reads before it writes any
+PATH = 64  # columns that the kernel reads before it writes
 
 
 def kv_gather(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
     """Move columns of kv (..., B, H, S, D): row r's `columns[r]` go to `begins[r]`, `begins[r] + 1`, ... in that order.
 
-    Everything is read before anything is written, so that the two ranges may overlap. What lies in place already is not
-    touched, and where that is all, nothing runs. Leading dimensions (layers, keys and values) move together.
+    Source and target may overlap. Columns that are in place already are not touched; if all are, nothing runs. Leading
+    dimensions (layers, keys and values) move together.
     """
     if kv.device.type == "cpu":
         copy_rows(kv, columns, begins)
@@ -30,7 +30,7 @@ def kv_gather(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int
 
 
 def copy_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
-    """Two plain copies for each row that moves: on a CPU they take a third of the time of indexing."""
+    """For a CPU: two plain copies for each row that moves, in a third of the time of indexing."""
     for row, (path, begin) in enumerate(zip(columns, begins, strict=True)):
         first = next((step for step, column in enumerate(path) if column != begin + step), len(path))
         if first < len(path):
@@ -40,7 +40,7 @@ def copy_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int
 
 
 def index_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
-    """All rows in a few launches, whatever the batch: for a GPU."""
+    """For a GPU: all rows in a few launches, whatever the batch size."""
     moves = [
         (row, column, begin + step)
         for row, (path, begin) in enumerate(zip(columns, begins, strict=True))
@@ -54,7 +54,7 @@ def index_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[in
 
 
 def fits(columns: Sequence[Sequence[int]], begins: Sequence[int]) -> bool:
-    """Whether the kernel may move these columns: few enough to be read at once, or ascending and moving down."""
+    """Whether the kernel can move these columns: they are few enough to be read at once, or ascend and move down."""
     for path, begin in zip(columns, begins, strict=True):
         ascending = all(a < b for a, b in pairwise(path))
         if len(path) > PATH and not (ascending and path[0] >= begin):

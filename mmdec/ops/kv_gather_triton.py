@@ -1,11 +1,11 @@
-"""The accepted path of every layer moved in one launch, in place.
+"""Moves the accepted path's columns of every layer in one launch, in place.
 
-Each program owns one head of one row of one layer's keys or values: nobody else reads or writes what it moves. It reads
-up to `PATH` columns before it writes the first, so that source and target may overlap in any order; of longer moves
-(a prompt whose holes are closed) it takes that many at a time, which is safe where columns ascend and move down.
+Each program owns one head of one row of one layer's keys or values, which no other program reads or writes. It reads up
+to `PATH` columns before it writes the first, so source and target may overlap in any order. Longer moves (a prompt
+whose holes are closed) are done `PATH` columns at a time, which is safe if columns ascend and move down.
 
-The layers are one tensor, or one each (a static cache), alike in shape, strides and dtype: the kernel finds a layer by
-its distance from the first. Bits are moved, whatever the dtype.
+The layers are one tensor, or one tensor each (a static cache) with the same shape, strides and dtype: the kernel finds
+a layer by its address relative to the first. It copies bits, whatever the dtype.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _move(
     row_stride, head_stride, column_stride, width_stride,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, PATH: tl.constexpr,
 ):  # fmt: skip
-    """sources (B, longest) columns, of which row b's first counts[b] go to begins[b], begins[b] + 1, ..."""
+    """Move columns. sources: (B, longest); row b's first counts[b] go to begins[b], begins[b] + 1, ..."""
     row, head, layer = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS, tl.program_id(1)
     cells = first + tl.load(offsets + layer) + row.to(tl.int64) * row_stride + head.to(tl.int64) * head_stride
     begin, count = tl.load(begins + row), tl.load(counts + row)
@@ -40,15 +40,15 @@ def _move(
         source = tl.load(sources + row * longest + step, mask=step < count, other=0).to(tl.int64)
         target = (begin + step).to(tl.int64)
         bits = tl.load(cells + source[:, None] * column_stride + d[None] * width_stride, mask=mask, other=0)
-        tl.debug_barrier()  # all of the program's reads come before its first write
+        tl.debug_barrier()  # all reads of the program come before its first write
         tl.store(cells + target[:, None] * column_stride + d[None] * width_stride, bits, mask=mask)
         tl.debug_barrier()
 
 
 def kv_gather_triton(kv: Tensor | Sequence[Tensor], columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
-    """`kv_gather` for kv (..., B, H, S, D), or for one (B, H, S, D) of each layer. Only what `fits` there may be moved.
+    """`kv_gather` for kv (..., B, H, S, D), or for one (B, H, S, D) per layer. Requires `fits(columns, begins)`.
 
-    What lies in place already is skipped from the front; where that is all, nothing is launched.
+    Leading columns that are in place already are skipped; if all are, nothing is launched.
     """
     paths, targets = [], []
     for path, begin in zip(columns, begins, strict=True):
@@ -67,7 +67,7 @@ def kv_gather_triton(kv: Tensor | Sequence[Tensor], columns: Sequence[Sequence[i
 
 
 def move_columns(kv: Tensor | Sequence[Tensor], sources: Tensor, begins: Tensor, counts: Tensor) -> None:
-    """The launch itself, from indices on the device: sources (B, longest), begins and counts (B,), all int32."""
+    """Launch the kernel with indices on the device: sources (B, longest), begins and counts (B,), all int32."""
     if isinstance(kv, Tensor):
         layers = kv.flatten(0, -5) if kv.dim() > 5 else kv if kv.dim() == 5 else kv[None]
         if layers.data_ptr() != kv.data_ptr():

@@ -18,7 +18,7 @@ from mmdec.types import InputError
 
 
 def log_softmax_gather(logits: Tensor, targets: Tensor) -> Tensor:
-    """See above. Differentiable once, in the logits. On a GPU one pass over them, and one more for the gradient."""
+    """See above. Differentiable once, in the logits. On a GPU it reads them once, and once more for the gradient."""
     if logits.dim() != 3 or targets.dim() != 2 or len(logits) != len(targets) or targets.is_floating_point():
         raise InputError(
             f"`logits` and `targets` must be (B, L, V) and integers (B, M), but are {tuple(logits.shape)} and "
@@ -32,7 +32,7 @@ def log_softmax_gather(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """Chosen logits minus the log-sum-exp of all; the gradient is made in the one tensor that is handed back."""
+    """Chosen logits minus the log-sum-exp of all. The backward pass allocates only the gradient itself."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""`log_softmax_gather` in Triton: a program reads one vertex's logits once, and keeps the target's tokens of them.
+"""`log_softmax_gather` in Triton: a program reads one vertex's logits once and keeps those of the target's tokens.
 
-The gradient of a logit is its token's share of the incoming gradients minus its probability times their sum. Tokens
-that a target holds more than once are summed before they are written, so that no two writes differ.
+The gradient of a logit is the sum of incoming gradients of its token, minus its probability times the sum of all.
+Repeated tokens of a target are summed before they are written, so that all writes to one address agree.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from mmdec.ops.kernels import launch
 
-TOKENS = 64  # of the target, at a time
+TOKENS = 64  # target tokens at a time
 VOCABULARY = 2048  # logits read at a time
 
 
@@ -64,7 +64,7 @@ def _gather_gradient(
         v = begin + tl.arange(0, BLOCK_V)
         x = tl.load(row_logits + v * x_v, mask=v < vocabulary, other=0.0).to(tl.float32)
         tl.store(row_out + v, (-total * tl.exp(x - log_total)).to(out.dtype.element_ty), mask=v < vocabulary)
-    tl.debug_barrier()  # the whole row is written before single tokens are written over
+    tl.debug_barrier()  # the whole row is written before single tokens are overwritten
     for begin in range(0, tokens, BLOCK_M):
         m = begin + tl.arange(0, BLOCK_M)
         token = tl.load(targets + m, mask=m < tokens, other=-1)

@@ -1,6 +1,6 @@
-"""A function of tensors, replayed on a GPU as one CUDA graph: one launch instead of several hundred.
+"""Replays a function of tensors on a GPU as one CUDA graph: one launch instead of several hundred.
 
-Elsewhere, and until a graph is worth its making, the function is simply called.
+On other devices, and before a graph is worth capturing, the function is simply called.
 """
 
 from __future__ import annotations
@@ -12,31 +12,32 @@ from typing import final
 import torch
 from torch import Tensor
 
-WARM_UPS = 2  # calls before a graph is made: who asks twice will ask again, and kernels are compiled by then
+WARM_UPS = 2  # calls before a graph is captured: by then kernels are compiled, and further calls are likely
 
 Run = Callable[..., tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A call that was captured: its inputs are written, `replay` runs it again, its outputs are overwritten."""
+    """A captured call: `replay` runs it on inputs that were written into its buffers, and overwrites its outputs."""
 
     replay: Callable[[], None]
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    bytes: int  # that it holds
+    bytes: int  # memory that it holds
 
 
 @final
 class Replay:
-    """Calls `run(*inputs)`, whose inputs have the same shapes each time. What else `run` reads must stay where it is.
+    """Calls `run(*inputs)`. Inputs must have the same shapes each time; other tensors that `run` reads must keep their
+    address.
 
-    Outputs hold until the next call: a graph writes to its own memory.
+    Outputs are valid until the next call, since a graph writes to its own memory.
     """
 
     def __init__(self) -> None:
         self.graph: Graph | None = None
-        self.why_not: str | None = None  # the reason that no graph could be made
+        self.why_not: str | None = None  # the reason why no graph could be captured
         self._calls = 0
 
     def __call__(self, run: Run, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -44,7 +45,7 @@ class Replay:
         if self.graph is None and self.why_not is None and self._calls > WARM_UPS and captures(inputs[0].device):
             try:
                 self.graph = capture(run, inputs)
-            except RuntimeError as error:  # it does what a graph cannot hold, such as waiting for the device
+            except RuntimeError as error:  # `run` does what a graph cannot record, such as synchronising
                 self.why_not = f"its pass cannot be captured: {str(error).partition(chr(10))[0]}"
         if self.graph is None:
             return run(*inputs)
@@ -55,15 +56,15 @@ class Replay:
 
 
 def captures(device: torch.device) -> bool:
-    """Whether calls on this device can be captured."""
+    """Whether calls on this device can be captured as graphs."""
     return device.type == "cuda"
 
 
 def capture(run: Run, inputs: Sequence[Tensor]) -> Graph:
-    """Captures one call, which runs with the graph's first replay. Raises RuntimeError."""
+    """Capture one call and replay it once. Raises RuntimeError if the call cannot be captured."""
     device = inputs[0].device
     before, graph = torch.cuda.memory_reserved(device), torch.cuda.CUDAGraph()
-    # Whoever replays it may do so outside of inference mode; another thread may allocate meanwhile.
+    # replays may happen outside of inference mode; other threads may allocate meanwhile
     with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(device):
         held = tuple(given.clone() for given in inputs)
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):

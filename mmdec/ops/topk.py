@@ -1,4 +1,4 @@
-"""The indices of the largest values of long rows."""
+"""Indices of the largest values of long rows."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 CHUNK = 64  # columns whose maximum is compared first
-FEW = 2**16  # values of all rows, up to which `topk` is the quicker way
+FEW = 2**16  # up to so many values in all, plain `topk` is faster
 
 
 def top_indices(values: Tensor, count: int) -> Tensor:
-    """(..., V) -> (..., count) indices of the largest values, the largest first; fewer where V is smaller.
+    """Indices of the largest values, largest first: (..., V) -> (..., count); fewer if V is smaller.
 
-    The best values lie in the chunks with the best maxima: several times faster than `topk` over a large vocabulary.
+    The best values lie in the chunks with the best maxima, which is several times faster than `topk` over a large
+    vocabulary.
     """
     size = values.shape[-1]
     chunks = size // CHUNK

@@ -1,13 +1,13 @@
-"""Attention of a draft's nodes over each row's prefix and over their own ancestors.
+"""Attention of a draft's nodes to their row's prefix and to their own ancestors.
 
-    q        (B, Hq, N, D)       N nodes, rotated to their positions
-    k, v     (B, Hkv, S + N, D)  S columns of earlier tokens, then the nodes' own; Hq is a multiple of Hkv
+q        (B, Hq, N, D)       N nodes, rotated to their positions
+k, v     (B, Hkv, S + N, D)  S columns of earlier tokens, then the nodes' own; Hq is a multiple of Hkv
 
-Of the first S columns a row owns those from its start (left padding before it) to its end (rows differ in length);
-of the last N a node sees its ancestors and itself. With a sliding window it sees none of these further back than that:
-positions count, and a node's is its row's length plus its depth.
+Of the first S columns, a row owns those from its start (after left padding) to its end (rows differ in length); of the
+last N columns, a node sees its ancestors and itself. A sliding window hides columns further back: it counts positions,
+and a node's position is its row's length plus its depth.
 
-On a GPU the work is done by `tree_attention_triton.py`, for trees of up to 128 nodes; everywhere else by torch.
+GPUs use `tree_attention_triton.py`, for trees of up to 128 nodes; otherwise torch computes it.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from mmdec.ops.kernels import runs_on
 if TYPE_CHECKING:
     from mmdec.ops.tree_attention_triton import PackedTree
 
-LARGEST = 128  # nodes of a tree that the kernel takes
+LARGEST = 128  # maximum nodes of a tree for the kernel
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class TreeMask:
-    """What the nodes of one pass see; all layers share it."""
+    """Which columns the nodes of one pass see; shared by all layers."""
 
     starts: Tensor  # (B,) int64, a row's first column
     ends: Tensor  # (B,) int64, the column after its last
-    ancestors: Tensor  # (B, N, N) bool: node j is i or lies above it
-    additive: Tensor  # (B, 1, N, S + N): the same, 0 where seen and the dtype's least number elsewhere
-    window: int | None = None  # positions that a node sees, its own among them; None: all
+    ancestors: Tensor  # (B, N, N) bool: node j is i or an ancestor of i
+    additive: Tensor  # (B, 1, N, S + N): the same as a mask, 0 where seen, else the dtype's least number
+    window: int | None = None  # positions that a node sees, its own included; None: all
     _packed: dict[int, Tensor] = field(default_factory=lambda: {}, repr=False)
     _bits: list[PackedTree] = field(default_factory=lambda: [], repr=False)
 
     def packed(self, group: int) -> Tensor:
-        """(B, 1, group * N, S + N): `additive` for the query heads of one key head, one after the other."""
+        """`additive` repeated for the query heads of one key head: (B, 1, group * N, S + N)."""
         if group == 1:
             return self.additive
         if group not in self._packed:
@@ -49,7 +49,7 @@ class TreeMask:
         return self._packed[group]
 
     def bits(self) -> PackedTree:
-        """The same as the kernel reads it, made once."""
+        """The mask in the kernel's format, computed once."""
         from mmdec.ops.tree_attention_triton import PackedTree
 
         if not self._bits:
@@ -67,16 +67,17 @@ def tree_mask(
     ragged: bool = True,
     window: int | None = None,
 ) -> TreeMask:
-    """starts, ends (B,), ancestors (B, N, N) and the number S of shared columns before the nodes.
+    """Make the mask of a pass.
 
-    Without `ragged` every row is known to own all S of them, which saves half of the work at batch 1.
-    window: how many positions a node sees, its own among them.
-
-    The mask is made of floats: added to scores it means the same to every implementation, which a bool mask does not.
+    starts, ends: (B,) each row's first column and the column after its last. ancestors: (B, N, N) bool.
+    columns: S, the shared columns before the nodes. dtype: of the additive mask.
+    ragged: False if every row owns all S columns, which saves half of the work at batch 1.
+    window: positions that a node sees, its own included; None: all.
+    The mask is additive because all attention implementations agree on its meaning; for bool masks they do not.
     """
     batch, nodes, _ = ancestors.shape
     lowest = torch.finfo(dtype).min
-    # Fused kernels on GPUs want rows that begin at multiples of 8 numbers.
+    # fused GPU kernels need rows that begin at multiples of 8 numbers
     width = -(-(columns + nodes) // 8) * 8
     additive = torch.zeros(batch, 1, nodes, width, dtype=dtype, device=ancestors.device)[..., : columns + nodes]
     if ragged:
@@ -86,7 +87,7 @@ def tree_mask(
     additive[..., columns:].masked_fill_(~ancestors[:, None], lowest)
     if window is not None:
         depth = ancestors.sum(2) - 1  # (B, N)
-        reach = (ends[:, None] + depth)[:, :, None] - window  # (B, N, 1), the last column that is too far back
+        reach = (ends[:, None] + depth)[:, :, None] - window  # (B, N, 1), the last column outside the window
         additive[..., :columns].masked_fill_((torch.arange(columns, device=ends.device) <= reach)[:, None], lowest)
         far = depth[:, :, None] - depth[:, None] >= window
         additive[..., columns:].masked_fill_(far[:, None], lowest)
@@ -94,9 +95,9 @@ def tree_mask(
 
 
 def tree_attention(q: Tensor, k: Tensor, v: Tensor, tree: TreeMask | None, scaling: float) -> Tensor:
-    """(B, Hq, N, D). Without a tree every query sees every column: one node a row, and no column is foreign.
+    """Attention output (B, Hq, N, D). Without a tree every query sees every column.
 
-    The query heads of a key head are laid side by side as further queries, so that keys and values are not repeated.
+    The query heads of a key head are concatenated as further queries, so that keys and values are not repeated.
     """
     batch, heads, nodes, width = q.shape
     if tree is not None and nodes <= LARGEST and q.dtype in FLOATS and runs_on(q.device):
@@ -111,7 +112,7 @@ def tree_attention(q: Tensor, k: Tensor, v: Tensor, tree: TreeMask | None, scali
 
 
 def tree_attention_reference(q: Tensor, k: Tensor, v: Tensor, tree: TreeMask, scaling: float) -> Tensor:
-    """The same from starts, ends and ancestors alone, one node at a time: slow and plain, for tests."""
+    """A slow reference for tests: computes one node at a time from starts, ends and ancestors."""
     out = torch.zeros(*q.shape[:3], v.shape[-1], dtype=q.dtype, device=q.device)
     columns, group = k.shape[2] - q.shape[2], q.shape[1] // k.shape[1]
     for row, (start, end) in enumerate(zip(tree.starts.tolist(), tree.ends.tolist(), strict=True)):

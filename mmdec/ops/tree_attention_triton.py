@@ -1,14 +1,14 @@
-"""Tree attention in two launches: the prefix in splits with the tree beside it, then their merge.
+"""Tree attention in two launches: the first handles the prefix in splits and the tree, the second merges them.
 
-The query heads of a key head are packed as further queries, so that each key is read once for all of them. Every
-program takes a block of packed queries and one split of its row's prefix, which needs no mask but its ends (and the
-window, where there is one); one more split is the tree itself, whose mask is the ancestors as bits, 32 to a word. The
-splits' results are merged by their log-sum-exp (as in flash decoding). Lengths, ancestors and positions are read from
-device memory: what a tree holds can change, in a captured graph too, and only its bucket of nodes compiles anew.
+The query heads of a key head are packed as further queries, so that each key is read once for all of them. A program
+takes a block of packed queries and one split of its row's prefix, which needs no mask except the row's bounds (and the
+window, if any). One more split is the tree itself, masked by ancestor bits, 32 to a word. The splits' results are
+merged by their log-sum-exp (as in flash decoding). Lengths, ancestors and positions are read from device memory, so a
+tree's content may change without compiling anew, even in a captured graph; only a new padded size compiles anew.
 
-    queries  packed r = g * N + n for head h * G + g of key head h and node n
-    words    (B, N, W) int32, bit j % 32 of word j // 32: node j is n or lies above it
-    depths   (B, N) int32, how deep a node lies: a window counts positions, not columns
+queries  packed r = g * N + n for head h * G + g of key head h and node n
+words    (B, N, W) int32, bit j % 32 of word j // 32: node j is n or an ancestor of n
+depths   (B, N) int32, depth of each node: a window counts positions, not columns
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from torch import Tensor
 
 from mmdec.ops.kernels import interpreted, launch
 
-NODES = 128  # of a tree; larger ones are left to torch
+NODES = 128  # maximum nodes of a tree; larger ones use torch
 BLOCK_N = 64  # columns read at a time
 LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True)
 class PackedTree:
-    """What the kernel reads of a tree: see above."""
+    """A tree in the kernel's format: see above."""
 
     starts: Tensor  # (B,) int32
     ends: Tensor  # (B,) int32
@@ -38,14 +38,14 @@ class PackedTree:
 
     @classmethod
     def of(cls, starts: Tensor, ends: Tensor, ancestors: Tensor) -> PackedTree:
-        """starts, ends (B,), ancestors (B, N, N) bool."""
+        """Pack starts, ends (B,) and ancestors (B, N, N) bool."""
         batch, nodes, _ = ancestors.shape
         words = -(-nodes // 32)
         bits = torch.nn.functional.pad(ancestors, (0, words * 32 - nodes)).view(batch, nodes, words, 32)
         weights = torch.ones(32, dtype=torch.int64, device=ancestors.device) << torch.arange(
             32, device=ancestors.device
         )
-        packed = (bits.to(torch.int64) * weights).sum(-1)  # 32 bits; the highest is int32's sign
+        packed = (bits.to(torch.int64) * weights).sum(-1)  # 32 bits; the highest becomes int32's sign
         packed = torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
         depths = ancestors.sum(-1, dtype=torch.int32) - 1
         starts, ends = (bound.to(torch.int32).contiguous() for bound in (starts, ends))  # int32 columns of one tensor
@@ -103,7 +103,7 @@ def _attend(
     if split < splits:
         first = tl.load(starts + row)
         end = tl.load(ends + row)
-        if WINDOWED:  # the root sees the furthest back: `window` positions, its own among them
+        if WINDOWED:  # the root looks back furthest: over `window` positions, its own included
             first = tl.maximum(first, end - window + 1)
         share = tl.cdiv(tl.cdiv(tl.maximum(end - first, 0), splits), BLOCK_N) * BLOCK_N
         begin = first + split * share
@@ -149,9 +149,9 @@ def _attend(
             )
             top, total, acc = _online(scores, values, top, total, acc, UPCAST, PRECISION)
 
-    # (splits + 1, B * HEADS, packed, V_WIDTH): each split's own mean of the values, and its log-sum-exp in base 2.
+    # (splits + 1, B * HEADS, packed, V_WIDTH): each split's weighted mean of values; and its log-sum-exp in base 2
     cell = (split.to(tl.int64) * tl.num_programs(2) + tl.program_id(2)) * packed + query
-    divisor = tl.where(total == 0.0, 1.0, total)  # a split may hold nothing that a node sees
+    divisor = tl.where(total == 0.0, 1.0, total)  # a split may hold no column that a node sees
     tl.store(out + cell[:, None] * V_WIDTH + e[None], acc / divisor[:, None], mask=real[:, None] & (e < V_WIDTH)[None])
     tl.store(lse + cell, tl.where(total == 0.0, float("-inf"), top + tl.log2(divisor)), mask=real)
 
@@ -161,7 +161,7 @@ def _merge(
     partial, lse, out, nodes, splits, o_b, o_h, o_n,
     HEADS: tl.constexpr, GROUP: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """The splits' means, weighted by their exponentiated log-sum-exps. The tree's split always holds something."""
+    """Average the splits, weighted by their exponentiated log-sum-exps. The tree's split always sees a column."""
     block, pair = tl.program_id(0), tl.program_id(1)
     packed = GROUP * nodes
     query = block * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -197,11 +197,12 @@ def tree_attention_triton(
     window: int | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """(B, Hq, N, E) for q (B, Hq, N, D), k (B, Hkv, S + N, D), v (B, Hkv, S + N, E), N at most `NODES`.
+    """Attention output (B, Hq, N, E) for q (B, Hq, N, D), k (B, Hkv, S + N, D), v (B, Hkv, S + N, E), with any strides.
 
-    Any strides. window: how many positions a node sees, its own among them. Targets pass none: they refuse a model
-    with sliding windows, because its cache drops columns and drafts could not be taken back. splits: of the prefix, by
-    default as many as fill the GPU.
+    tree: its N is at most `NODES`. scaling: factor on scores.
+    window: positions that a node sees, its own included; None: all. Targets pass None, because they refuse models with
+        sliding windows (whose caches drop columns, so that drafts could not be rolled back).
+    splits: of the prefix; None: enough to fill the GPU.
     """
     batch, heads, nodes, width = q.shape
     key_heads, columns, v_width = k.shape[1], k.shape[2] - nodes, v.shape[3]
@@ -235,6 +236,7 @@ def tree_attention_triton(
 
 
 def _splits(programs: int, columns: int, device: torch.device) -> int:
-    """About two programs for each multiprocessor, with four blocks of columns each at least, and 32 splits at most."""
+    """Number of splits: about two programs per multiprocessor, at least four blocks of columns each, at most 32
+    splits."""
     units = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
     return max(1, min(-(-2 * units // programs), columns // (4 * BLOCK_N), 32))

@@ -1,1 +1,1 @@
-"""From phones to readable English: lexicon, n-gram model, approximate matching, search."""
+"""Phones to readable English: lexicon, n-gram model, approximate matching, beam search."""

@@ -1,13 +1,12 @@
-"""From phones to readable English: a lexicon, an n-gram model of the training text, and a beam search.
+"""Decodes phones to readable English: a lexicon, an n-gram model of the training text, and a beam search.
 
-Punctuation marks are tokens without phones (a comma may fall on a pause). The mark that closes a sentence stands
-*before* it in the model, so that a trigram sees it beside the words that decide it: "Is the ..." is a question; a comma
-carries it along (",?" is the comma of a question), so that "Hello, is the ..." is one too.
-Tokens keep the case of the training text, except that a capital owed to the start of a sentence is taken away and
-given back on the way out.
+Punctuation marks are tokens without phones (a comma may coincide with a pause). The mark that closes a sentence comes
+*before* it in the model, so that a trigram sees it beside the words that decide it: "Is the ..." is a question. A comma
+repeats it (",?" is the comma of a question), so that "Hello, is the ..." is a question, too. Tokens keep the case of
+the training text, except that the capital at a sentence's start is removed and restored in the output.
 
-An exact segmentation is tried first. Only if there is none, or it is improbable, phones may also be replaced, inserted
-and left out at a cost (`fuzzy.py`). The decoder knows no grammar and no list of sentences.
+An exact segmentation is tried first. Only if there is none, or it is improbable, phones may be replaced, inserted and
+deleted at a cost (`fuzzy.py`).
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from mmdec.phonetics.ngram import END, START, NGram
 from mmdec.phonetics.text import CLOSING, INNER, TOKEN, case_of_stem, is_mark, render, restore_case, tokenize
 from mmdec.types import InputError
 
-TRIGRAMS = 40_000  # entries kept of the highest order
+TRIGRAMS = 40_000  # maximum trigrams
 BEAM = 16  # states kept per phone position
-MARGIN = 12.0  # nats below the best state of the same position
-MARK_ELSEWHERE = 4.0  # nats for a mark where no pause was spoken
-OTHER_KIND = 5.0  # nats for a comma that turns a statement into a question, or back
-BARE_PAUSE = 6.0  # nats for a pause that carries no mark
-NEXT_SENTENCE = 3.0  # nats for a text that goes on after its end: several utterances in one recording
-TRUST = 8.0  # nats in favour of an exact segmentation: wrong phones seldom spell words
-IMPROBABLE = 3.0  # nats per token: below it an exact segmentation is questioned
-EDIT_BASE, EDIT_SLOPE = 8.0, 3.0  # nats, nats per phone: how wrong a word may be
+MARGIN = 12.0  # nats: states further below the best one of their position are dropped
+MARK_ELSEWHERE = 4.0  # cost in nats of a mark without a spoken pause
+OTHER_KIND = 5.0  # cost in nats of a comma that turns a statement into a question, or back
+BARE_PAUSE = 6.0  # cost in nats of a pause without a mark
+NEXT_SENTENCE = 3.0  # cost in nats of another sentence: a recording may hold several
+TRUST = 8.0  # bonus in nats of an exact segmentation, because wrong phones seldom spell words
+IMPROBABLE = 3.0  # nats per token: a less probable exact segmentation is doubted
+EDIT_BASE, EDIT_SLOPE = 8.0, 3.0  # maximum cost of a word's wrong phones: base in nats, plus slope in nats per phone
 FAR_BELOW = -1e9
-UNSEEN = 7.0  # nats: how wrong a word may be that does not continue a bigram of the training text
-CANDIDATES = 80  # such words per phone position
+UNSEEN = 7.0  # the same in nats for a word that forms no known bigram
+CANDIDATES = 80  # maximum approximate words per phone position
 MAX_PHONES = 20_000
 
 Match = tuple[int, str, float]  # end position, word, cost in nats
@@ -44,7 +43,7 @@ Chain = tuple[str, "Chain"] | None  # the tokens so far, newest first
 
 @final
 class WordDecoder:
-    """Phones in, text out. Holds no state between calls."""
+    """Decodes phones to text. Has no state between calls."""
 
     def __init__(self, pronunciations: Mapping[str, Sequence[Sequence[str]]], model: NGram) -> None:
         self._pronunciations = {word: [tuple(phones) for phones in pronunciations[word]] for word in pronunciations}
@@ -62,8 +61,12 @@ class WordDecoder:
 
     @classmethod
     def build(cls, lexicon: Mapping[str, Sequence[Sequence[str]]], sentences: Iterable[str]) -> WordDecoder:
-        """Estimates the language model. Every word of `sentences` needs a pronunciation, in any case; a hyphenated
-        word may take those of its parts. Raises InputError that names the words without one."""
+        """Build the decoder and estimate its language model.
+
+        lexicon: word -> pronunciations, in any case; a hyphenated word may use those of its parts. sentences: training
+            text.
+        Raises: InputError that names the words without a pronunciation.
+        """
         texts = restore_case([tokens for tokens in map(tokenize, sentences) if tokens])
         folded: dict[str, list[tuple[str, ...]]] = {}
         for word, variants in lexicon.items():
@@ -93,7 +96,7 @@ class WordDecoder:
         return cls(pronunciations | extra, model)
 
     def save(self, directory: str | Path) -> None:
-        """Writes lexicon.tsv (word, tab, phones) and lm.arpa."""
+        """Write lexicon.tsv (word, tab, phones) and lm.arpa to a directory."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         lines = [
@@ -106,7 +109,7 @@ class WordDecoder:
 
     @classmethod
     def load(cls, directory: str | Path) -> WordDecoder:
-        """Reads what `save` wrote. Raises InputError for a file that is missing, too large or ill-formed."""
+        """Read what `save` wrote. Raises InputError if a file is missing, too large or malformed."""
         pronunciations = read_lexicon(Path(directory) / "lexicon.tsv")
         model = NGram.load(Path(directory) / "lm.arpa")
         mute = sorted(word for word in model.vocabulary if word not in pronunciations and not is_mark(word))
@@ -118,7 +121,7 @@ class WordDecoder:
         return cls(pronunciations, model)
 
     def decode(self, phones: Sequence[str]) -> str:
-        """The most probable text, cased and punctuated; "" for no phones."""
+        """The most probable text with case and punctuation; "" without phones."""
         if isinstance(phones, str) or not all(isinstance(phone, str) and phone for phone in phones):
             raise InputError(f"`phones` must be a sequence of phone names, but is {phones!r:.80}. Split the string.")
         if len(phones) > MAX_PHONES:
@@ -140,7 +143,7 @@ class WordDecoder:
             score, tokens = max((score, tokens), self._search(phones, matches.__getitem__, unseen))
             if tokens:
                 return render(tokens)
-            base, slope, unseen = 2 * base, 2 * slope, 4 * unseen  # every span is some word in the end
+            base, slope, unseen = 2 * base, 2 * slope, 4 * unseen  # wide enough that every span matches some word
 
     def _exact(self, phones: Sequence[str]) -> Callable[[int], Iterable[Match]]:
         def at(start: int) -> Iterator[Match]:
@@ -157,8 +160,8 @@ class WordDecoder:
     def _search(
         self, phones: Sequence[str], matches: Callable[[int], Iterable[Match]], unseen: float
     ) -> tuple[float, list[str]]:
-        """(score, tokens) of the best path; (-inf, []) if there is none. A word that costs more than `unseen` must
-        continue a bigram of the training text."""
+        """(score, tokens) of the best path; (-inf, []) if there is none. A word that costs more than `unseen` must form
+        a known bigram."""
         model, end = self._model, len(phones)
         beams: list[dict[str, tuple[float, Chain]]] = [{} for _ in range(end + 1)]
         opening = model.advance("", START)
@@ -219,7 +222,8 @@ class WordDecoder:
         matches: Iterable[Match],
         unseen: float,
     ) -> None:
-        """Appends words. A word that lost all its phones stands still: it is tried once per state and position."""
+        """Append words to the beams. A word that lost all its phones does not advance; it is tried once per state and
+        position."""
         model = self._model
         ordered = sorted(matches, key=lambda match: match[2])
         nearest = [match for match in ordered if match[2] <= unseen][:CANDIDATES]
@@ -236,7 +240,7 @@ class WordDecoder:
                 seen = distant.keys() & {word for row, _ in rows[:-1] for word in row} if distant else ()
                 for stop, word, cost in joined(nearest, *(distant[word] for word in seen)):
                     value = score - cost
-                    if value < floors[stop]:  # a probability can only lower it
+                    if value < floors[stop]:  # further probabilities only lower it
                         continue
                     for row, weight in rows:
                         if word in row:
@@ -259,7 +263,7 @@ class WordDecoder:
 
 
 def _kind(chain: Chain) -> str:
-    """The mark that will close the present sentence, as its latest mark has it; "" if it has none."""
+    """The mark that will close the current sentence, according to its latest mark; "" without one."""
     while chain is not None and not is_mark(chain[0]):
         chain = chain[1]
     return "" if chain is None else chain[0][-1] if chain[0][-1] in CLOSING else ""

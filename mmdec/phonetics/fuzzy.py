@@ -14,10 +14,10 @@ import numpy as np
 
 from mmdec.phonetics.lexicon import PAUSE
 
-SUBSTITUTION = 7.0  # between phones that share nothing
-INSERTION = 6.0  # a phone too many
-DELETION = 6.0  # a phone missing
-FAR = 1e4  # stands for infinity: differences of it stay finite
+SUBSTITUTION = 7.0  # cost between unrelated phones
+INSERTION = 6.0  # cost of an extra phone
+DELETION = 6.0  # cost of a missing phone
+FAR = 1e4  # stands for infinity, with finite differences
 STARTS = 64  # start positions matched at once: bounds the memory
 
 # manner, place, voice of consonants; height, backness, tenseness or roundness of vowels (American English, ARPAbet)
@@ -39,7 +39,7 @@ VOWELS = {
 
 
 def substitution_cost(phone: str, other: str) -> float:
-    """Nats for hearing `other` where `one` is meant."""
+    """Cost in nats of hearing `other` instead of `phone`."""
     if phone == other:
         return 0.0
     for table in (CONSONANTS, VOWELS):
@@ -77,14 +77,14 @@ class ApproximateLexicon:
         self._final = np.array([bool(words) for words in self._words])
         self._depth = max((len(phones) for phones, _ in entries), default=0)
         costs = [[substitution_cost(meant, heard) for heard in self._phones] for meant in self._phones]
-        # two more columns: a phone that the lexicon lacks, and the void behind the last phone
+        # two more columns: an unknown phone, and the position after the last phone
         extra = np.tile(np.array([SUBSTITUTION, FAR]), (len(self._phones), 1))
         self._costs = np.concatenate((np.array(costs), extra), axis=1).astype(np.float32)  # (P, P + 2)
 
     def match(
         self, phones: Sequence[str], base: float, slope: float, extra: int = 2
     ) -> list[list[tuple[int, str, float]]]:
-        """For each start position the (end, word, cost) whose cost is at most base + slope x phones of the word."""
+        """For each start position: (end, word, cost) of words with cost <= base + slope * (phones of the word)."""
         count = len(phones)
         width = min(count, self._depth + extra) + 1
         heard = np.array([self._index.get(phone, len(self._phones)) for phone in phones] + [-1] * width)

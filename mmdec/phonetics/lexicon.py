@@ -1,4 +1,4 @@
-"""Words and how they are said: a text file with one pronunciation a line; the phone that is silence."""
+"""The pronunciation lexicon: a text file with one pronunciation per line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_FILE_BYTES = 16 * 2**20
 
 
 def spoken(phones: Sequence[str]) -> slice:
-    """The slice without the pauses at both ends; empty if there are only pauses."""
+    """The phones without pauses at both ends; empty if there are only pauses."""
     kept = [index for index, phone in enumerate(phones) if phone != PAUSE]
     return slice(kept[0], kept[-1] + 1) if kept else slice(0, 0)
 
@@ -41,7 +41,7 @@ def read_lexicon(path: Path) -> dict[str, list[tuple[str, ...]]]:
 
 
 def lower_case(lexicon: Mapping[str, Sequence[tuple[str, ...]]]) -> dict[str, list[tuple[str, ...]]]:
-    """The same with words in lower case: "Will" and "will" are said in all the ways of both."""
+    """Merge words that differ only in case: "Will" and "will" get the pronunciations of both."""
     folded: dict[str, list[tuple[str, ...]]] = {}
     for word, variants in lexicon.items():
         folded.setdefault(word.lower(), []).extend(variants)
@@ -49,7 +49,7 @@ def lower_case(lexicon: Mapping[str, Sequence[tuple[str, ...]]]) -> dict[str, li
 
 
 def pronounce(word: str, folded: Mapping[str, Sequence[tuple[str, ...]]]) -> list[tuple[str, ...]]:
-    """The pronunciations of a word, by its case-folded spelling; those of its hyphenated parts where it has none."""
+    """A word's pronunciations by its case-folded spelling, else those of its hyphenated parts."""
     if word.casefold() in folded:
         return list(folded[word.casefold()])
     parts = [folded.get(part, ()) for part in word.casefold().split("-")]

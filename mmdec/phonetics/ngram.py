@@ -1,8 +1,8 @@
-"""A small n-gram language model: modified Kneser-Ney, kept in the standard ARPA format.
+"""A small n-gram language model: modified Kneser-Ney, stored in the standard ARPA format.
 
-It knows tokens and nothing of phones or audio. Contexts are strings of tokens joined by a space (a token holds no
-white space), so a state of the decoder is itself a dictionary key. Probabilities are natural logarithms in memory and
-base 10 in the file, as ARPA has it. Chen and Goodman (1998), section 3, for the discounts.
+A context is a string of tokens joined by spaces (tokens hold no white space), so it can be a dictionary key.
+Probabilities are natural logarithms in memory and base 10 in the file. Source: Chen and Goodman (1998), section 3, for
+the discounts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class NGram:
         return frozenset(self.successors[""]) - {END, START}
 
     def score(self, context: str, word: str) -> float:
-        """ln P(word | context)."""
+        """ln P(word | context), with back-off."""
         total = 0.0
         while True:
             cost = self.successors.get(context, {}).get(word)
@@ -54,8 +54,8 @@ class NGram:
             context = shorter(context)
 
     def rows(self, context: str) -> list[tuple[dict[str, float], float]]:
-        """(followers, ln back-off weight to reach them) from the longest context to the unigrams: the first row that
-        holds a word gives its probability."""
+        """(followers, ln back-off weight) from the longest context to the unigrams. A word's probability is in the
+        first row that contains it."""
         rows, weight = [], 0.0
         while True:
             if context in self.successors:
@@ -66,7 +66,8 @@ class NGram:
             context = shorter(context)
 
     def advance(self, context: str, word: str) -> str:
-        """The longest context the model knows after `word` followed `context`; equal futures give equal strings."""
+        """The longest known context after `word` followed `context`. Contexts with equal continuations are equal
+        strings."""
         if self.order == 1:
             return ""
         context = f"{context} {word}".lstrip()
@@ -75,7 +76,7 @@ class NGram:
         return context
 
     def sentence(self, tokens: Sequence[str]) -> float:
-        """ln P(tokens, end)."""
+        """ln of the probability of a sentence with these tokens, its end included."""
         context, total = self.advance("", START), 0.0
         for token in (*tokens, END):
             total += self.score(context, token)
@@ -91,7 +92,8 @@ class NGram:
         vocabulary: Iterable[str] = (),
         max_entries: int | None = None,
     ) -> NGram:
-        """Estimates the model. `vocabulary` adds tokens that no sentence holds; `max_entries` prunes the top order."""
+        """Estimate the model. vocabulary: tokens that no sentence contains. max_entries: maximum entries of the top
+        order."""
         counts = _continuation_counts(sentences, order)
         if not counts[0]:
             raise InputError("`sentences` must hold at least one token, but is empty. Give the training text.")
@@ -123,8 +125,10 @@ class NGram:
         return model
 
     def _prune(self, counts: Mapping[str, Mapping[str, int]], max_entries: int) -> None:
-        """Drops the top-order entries that back-off predicts nearly as well (Seymore and Rosenfeld's weighted
-        difference, with the back-off weight as it would be without the entry), until at most `max_entries` remain."""
+        """Drop top-order entries until at most `max_entries` remain, those first that back-off predicts best.
+
+        Uses Seymore and Rosenfeld's weighted difference, with the back-off weight as it would be without the entry.
+        """
         if sum(map(len, counts.values())) <= max_entries:
             return
         gains: list[tuple[float, str, str]] = []
@@ -169,7 +173,7 @@ class NGram:
 
     @classmethod
     def load(cls, path: Path) -> NGram:
-        """Reads ARPA text; refuses a file that is too large, ill-formed, or whose counts do not hold."""
+        """Read ARPA text. Raises InputError if the file is too large, malformed, or its counts are wrong."""
         if not path.is_file():
             raise InputError(f"`path` must be an ARPA file, but {path} is not a file. Build and save the model first.")
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -186,8 +190,10 @@ def shorter(context: str) -> str:
 
 
 def _continuation_counts(sentences: Iterable[Sequence[str]], order: int) -> list[dict[str, Counter[str]]]:
-    """Per level: context -> counts. Raw at the top and after the sentence start; below, the number of different
-    tokens that precede, which is what makes Kneser-Ney's lower orders."""
+    """For each level: context -> counts. Raw counts at the top order and after a sentence's start.
+
+    Lower orders count the number of different preceding tokens, as Kneser-Ney requires.
+    """
     if not 1 <= order <= MAX_ORDER:
         raise InputError(f"`order` must be from 1 to {MAX_ORDER}, but is {order}. Use 3.")
     counts: list[dict[str, Counter[str]]] = [defaultdict(Counter) for _ in range(order)]
@@ -208,7 +214,7 @@ def _continuation_counts(sentences: Iterable[Sequence[str]], order: int) -> list
 
 
 def _discounts(table: Mapping[str, Mapping[str, int]]) -> list[float]:
-    """D(0..3+), held inside sensible bounds: a generated text has odd counts of counts."""
+    """D(0..3+), clipped, because generated text has unusual counts of counts."""
     counts: Counter[int] = Counter()
     for followers in table.values():
         counts.update(min(count, 4) for count in followers.values())

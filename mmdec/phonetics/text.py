@@ -1,4 +1,4 @@
-"""English text as the tokens of the word model: words and punctuation marks, and the case of words."""
+"""English text as tokens of the word model: words, punctuation marks, and the case of words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOKEN = re.compile(rf"[^\W_]+(?:['’.\-][^\W_]+)*|[{re.escape(CLOSING + INNER)}
 
 
 def tokenize(text: str) -> list[str]:
-    """Words and marks; the mark that closes a sentence precedes it, and stands behind each of its inner marks.
+    """Words and marks. The mark that closes a sentence comes first, and is appended to each of its inner marks.
 
     >>> tokenize("Hello. Where is it, please?")
     ['.', 'Hello', '?', 'Where', 'is', 'it', ',?', 'please']
@@ -29,7 +29,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def render(tokens: Iterable[str]) -> str:
-    """The inverse of `tokenize`, with a capital at the start of each sentence. The last mark decides how it closes."""
+    """The inverse of `tokenize`, with a capital at the start of each sentence. A sentence's last mark closes it."""
     text, pending, start = "", "", True
     for token in tokens:
         if token in CLOSING:
@@ -48,7 +48,7 @@ def is_mark(token: str) -> bool:
 
 
 def restore_case(texts: list[list[str]]) -> list[list[str]]:
-    """Takes away the capital of a sentence's first word, unless the word is mostly capital elsewhere too."""
+    """Lower the capital of each sentence's first word, unless the word usually has a capital elsewhere."""
     inside: Counter[str] = Counter()
     for tokens in texts:
         inside.update(token for before, token in pairwise([".", *tokens]) if before not in CLOSING)
@@ -63,12 +63,12 @@ def restore_case(texts: list[list[str]]) -> list[list[str]]:
 
 
 def case_of_stem(word: str, used: Collection[str]) -> str:
-    """A word of the lexicon alone, written like the word it is a plural or a possessive of: Mondays, Paul's."""
+    """For a word that only the lexicon has: copy the case of its stem (Mondays, Paul's)."""
     stem = word.removesuffix("s").removesuffix("'")
     capital = stem[:1].upper() + stem[1:]
     return capital + word[len(stem) :] if stem not in used and capital in used else word
 
 
 def _shouted(word: str) -> bool:
-    """I, I'd, TV: their capital is not the sentence's."""
+    """Whether the word has its capital anywhere in a sentence: I, I'd, TV."""
     return word.split("'")[0] == "I" or (len(word) > 1 and word.isupper())

@@ -1,1 +1,1 @@
-"""What people call: one folder a task; the tasks do not see each other."""
+"""The public calls: one folder per task; tasks do not import each other."""

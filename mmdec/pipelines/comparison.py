@@ -1,8 +1,8 @@
-"""Two ways of decoding the same input, in words: how much faster one is, and whether its output is the same."""
+"""Compares two ways of decoding the same input, in words: the speedup, and whether the output is the same."""
 
 from __future__ import annotations
 
-ALIKE = 0.05  # runs whose times differ by less are as fast as each other
+ALIKE = 0.05  # times that differ by less than this share count as equal
 
 
 def faster(seconds: float, baseline: float) -> str:

@@ -1,4 +1,4 @@
-"""How likely an output is to be right: a logistic curve over how sure the model was of its tokens.
+"""How likely an output is to be right: a logistic curve over the model's certainty about its tokens.
 
 The evidence is the log-probabilities of the chosen tokens: their mean, the worst stretch and the count. A transcript
 and an answer need no further pass for them; a transcript adds `rate`, tokens for each second of sound, an answer about
@@ -7,9 +7,8 @@ a picture `structure` and `distance`: whether it shows anything, and how unlike 
 pass gives these three, and `differs`, the share of units that it would have chosen otherwise; a path through the graph
 adds `graph`, its own log-probability.
 
-What the evidence means was fitted on held-out data (`mmdec.evaluation.calibration`) and lies in the model's folder as
-confidence.json; without that file the confidence is the tokens' mean probability (geometric), which nobody has compared
-with the truth.
+The curve was fitted on held-out data (`mmdec.evaluation.calibration`) and is stored in the model's folder as
+confidence.json. Without that file the confidence is the tokens' geometric mean probability, which is not calibrated.
 Source: Platt, "Probabilistic outputs for support vector machines", 1999, with several inputs.
 """
 
@@ -31,14 +30,14 @@ from mmdec.types import InputError
 FILE = "confidence.json"
 FORMAT = "mmdec confidence 1"
 LARGEST = 1 << 20  # bytes of the file
-STRETCH = 5  # tokens: the worst stretch of an output tells of a slip in a sure sentence
+STRETCH = 5  # tokens of the worst stretch, which reveals a local error in an otherwise certain sentence
 FLOOR = 0.01  # nats, added before a logarithm
 
 Evidence = Mapping[str, float]
 
 
 class Sure(Protocol):
-    """An output with its confidence."""
+    """An output that has a confidence."""
 
     @property
     def confidence(self) -> float: ...
@@ -48,8 +47,11 @@ Output = TypeVar("Output", bound=Sure)
 
 
 def evidence(logprobs: Sequence[float], name: str = "") -> dict[str, float]:
-    """Of the log-probabilities of an output's tokens, in nats: the logarithms of how unsure the model was on average,
-    and in its worst stretch, and of how many tokens there are. name: put before each."""
+    """The evidence in the log-probabilities (nats) of an output's tokens.
+
+    Logarithms of: the mean uncertainty, the uncertainty in the worst stretch, the number of tokens. name: prefix of the
+    keys.
+    """
     costs = [max(-value, 0.0) for value in logprobs if not math.isnan(value)] or [math.inf]
     costs = [min(cost, 30.0) for cost in costs]
     mean = sum(costs) / len(costs)
@@ -67,9 +69,8 @@ def evidence(logprobs: Sequence[float], name: str = "") -> dict[str, float]:
 class Calibration:
     """confidence = sigmoid(bias + sum of weight * evidence).
 
-    typical: the evidence's mean over what was sensible in the development data. It stands in for evidence that an
-    output lacks, as a question without a picture does: nothing then speaks for or against it. 0 where a file does not
-    say.
+    typical: the mean of each evidence over good development outputs. It replaces evidence that an output lacks, such as
+        a question without an image, so that it counts neither for nor against. Default 0.
     """
 
     weights: Mapping[str, float]
@@ -83,8 +84,8 @@ class Calibration:
 
 
 def read_calibrations(folder: Path | None) -> dict[str, Calibration]:
-    """By kind of decoding, those in a model's folder; none where it has no such file. Raises InputError for a file that
-    is damaged."""
+    """The calibrations in a model's folder, by kind of decoding; {} without a file. Raises InputError if it is
+    damaged."""
     if folder is None or not (folder / FILE).is_file():
         return {}
     path = folder / FILE
@@ -105,9 +106,9 @@ def read_calibrations(folder: Path | None) -> dict[str, Calibration]:
 
 
 def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], measured: Mapping[str, Any]) -> Path:
-    """Write the file in one step: on an error the old one stays.
+    """Write confidence.json. If writing fails, an earlier file stays as it was.
 
-    measured: what the calibrations gave on held-out data.
+    measured: figures of the calibrations on held-out data.
     """
     content = {
         "format": FORMAT,
@@ -121,7 +122,7 @@ def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], me
 
 
 def confidence(seen: Evidence, calibrations: Mapping[str, Calibration], kind: str) -> float:
-    """In [0, 1]; `kind`: of decoding. Without a calibration of this kind the tokens' geometric mean probability."""
+    """A confidence in [0, 1]. kind: of decoding; without its calibration, the tokens' geometric mean probability."""
     if kind in calibrations:
         return calibrations[kind](seen)
     name = next(name for name in seen if name.endswith("mean"))
@@ -129,7 +130,7 @@ def confidence(seen: Evidence, calibrations: Mapping[str, Calibration], kind: st
 
 
 def check_min_confidence(value: float | None) -> float | None:
-    """`min_confidence` as the calls take it. Raises InputError."""
+    """Check the argument `min_confidence`: None, or a number in [0, 1]. Raises InputError."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:
@@ -138,7 +139,7 @@ def check_min_confidence(value: float | None) -> float | None:
 
 
 def too_unsure(value: float, least: float | None, what: str) -> InputError | None:
-    """The refusal of an output whose confidence is below `min_confidence`. what: the argument it was made from."""
+    """The error for an output whose confidence is below `least`, or None. what: the argument that it was made from."""
     if least is None or value >= least:
         return None
     return InputError(
@@ -148,7 +149,7 @@ def too_unsure(value: float, least: float | None, what: str) -> InputError | Non
 
 
 def refuse_unsure(results: dict[int, Output], errors: dict[int, InputError], least: float | None, what: str) -> None:
-    """Move outputs below `min_confidence` from `results`, by index, to `errors`."""
+    """Move outputs whose confidence is below `least` from `results` to `errors`, both keyed by index."""
     for index, result in list(results.items()):
         refusal = too_unsure(result.confidence, least, what)
         if refusal is not None:

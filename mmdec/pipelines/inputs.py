@@ -1,4 +1,4 @@
-"""What people hand over: a recording in any form, or a list of them; and what of a list was refused."""
+"""Reads a caller's recordings in any form, single or in a list, and collects the errors of a list."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ MAX_CHANNELS = 8
 
 
 class BatchError(InputError):
-    """Some recordings or images of a batch were refused; the others are in `results`."""
+    """Some recordings or images of a batch were refused; `results` holds the others' results."""
 
     def __init__(self, results: list[Any], errors: dict[int, InputError], what: str = "recordings") -> None:
-        self.results = results  # translations, transcripts or descriptions in order, None where refused
-        self.errors = errors  # by index in the batch
+        self.results = results  # results in order, None where refused
+        self.errors = errors  # index in the batch -> error
         first = next(iter(errors))
         super().__init__(
             f"{len(errors)} of {len(results)} {what} were refused, the first at index {first}: {errors[first]} "
@@ -38,14 +38,14 @@ class BatchError(InputError):
 
 
 class Batch:
-    """The recordings of one call, a single one or a list, and what is wrong with some of them."""
+    """The recordings of one call (single or a list), and the errors of those that were refused."""
 
     def __init__(self, audio: Audio | Sequence[Audio], sample_rate: int | None) -> None:
-        """Raises InputError for a `sample_rate` where all recordings are files."""
+        """Raises InputError if `sample_rate` is given although all recordings are files."""
         self.single = not isinstance(audio, (list, tuple))
         self._items: list[Audio] = [cast(Audio, audio)] if self.single else list(cast(Sequence[Audio], audio))
         self._sample_rate = sample_rate
-        self.errors: dict[int, InputError] = {}  # by index
+        self.errors: dict[int, InputError] = {}  # index in the batch -> error
         arrays = any(isinstance(item, (np.ndarray, Tensor)) for item in self._items)
         if sample_rate is not None and self._items and not arrays:
             raise InputError(
@@ -57,7 +57,7 @@ class Batch:
         return len(self._items)
 
     def read(self, check: Callable[[Tensor], Tensor] = lambda samples: samples) -> dict[int, Tensor]:
-        """The recordings that can be read and that pass `check`: 16 kHz mono (T,) by index. The others are `errors`."""
+        """Read all recordings to 16 kHz mono (T,), keyed by index. Those that fail, or fail `check`, go to `errors`."""
         recordings: dict[int, Tensor] = {}
         for index, item in enumerate(self._items):
             try:
@@ -67,9 +67,10 @@ class Batch:
         return recordings
 
     def results(self, results: Mapping[int, Result]) -> Result | list[Result]:
-        """What the call returns, from results by index: one for a single recording, a list for a list.
+        """The return value of the call: a single result, or the list of results.
 
-        Raises the InputError of a single recording, and BatchError where some of a list have one.
+        results: keyed by index. Raises: the InputError of a single recording; BatchError if some of a list were
+            refused.
         """
         if self.single:
             for error in self.errors.values():
@@ -82,15 +83,15 @@ class Batch:
 
 
 def read(audio: Audio, sample_rate: int | None = None, max_seconds: float = sound.MAX_SECONDS) -> Tensor:
-    """One recording in any accepted form to 16 kHz mono (T,), or an InputError that says what is wrong with it.
+    """Read one recording in any accepted form to 16 kHz mono (T,). Raises InputError.
 
-    max_seconds: how long a file may last.
+    max_seconds: maximum duration of a file.
     """
     try:
         samples = _samples(audio, sample_rate, max_seconds)
     except (InputError, MemoryError):
         raise
-    except Exception as error:  # a name that no file can have; a path, a file or an array of somebody's own class
+    except Exception as error:  # an invalid file name, or a foreign class
         raise InputError(
             f"`audio` must be a recording that can be read, but {show(audio)} is not "
             f"({type(error).__name__}: {printable(str(error)):.200}). Check it, or give its path."
@@ -110,7 +111,7 @@ def read(audio: Audio, sample_rate: int | None = None, max_seconds: float = soun
 
 
 def _samples(audio: Audio, sample_rate: int | None, max_seconds: float) -> Tensor:
-    """In any accepted form to 16 kHz mono (T,)."""
+    """Convert any accepted form to 16 kHz mono (T,)."""
     if isinstance(audio, (np.ndarray, Tensor)):
         return from_array(audio, sample_rate)
     if isinstance(audio, (str, os.PathLike)) or callable(getattr(audio, "read", None)):
@@ -122,7 +123,7 @@ def _samples(audio: Audio, sample_rate: int | None, max_seconds: float) -> Tenso
 
 
 def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
-    """Samples of any usual type and layout to 16 kHz mono (T,). Integers are scaled by their type's range."""
+    """Convert samples of any usual dtype and layout to 16 kHz mono (T,). Integers are scaled by their type's range."""
     if sample_rate is None:
         raise InputError(
             "`sample_rate` must be given with an array, but is None. Pass sample_rate=16000, for instance."
@@ -135,17 +136,18 @@ def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
     samples = torch.from_numpy(np.ascontiguousarray(data))
     sound.check_samples(samples)
     if np.issubdtype(array.dtype, np.floating):
-        sound.check_peak(max(float(array.max()), -float(array.min())))  # of all channels: two may cancel
+        # before mixing: two channels may cancel each other
+        sound.check_peak(max(float(array.max()), -float(array.min())))
         samples = sound.full_scale(samples)
     return sound.resample(samples.float(), rate)
 
 
 def _as_numpy(audio: Tensor) -> np.ndarray:
-    """The tensor's numbers, unless numpy has none of their kind (sparse, quantised, float8, without data)."""
+    """A tensor as an array. Raises InputError for kinds that NumPy lacks (sparse, quantised, float8, without data)."""
     try:
         array = audio.detach().cpu().resolve_conj().resolve_neg()
         return (array.float() if array.dtype == torch.bfloat16 else array).numpy()
-    except Exception as error:  # torch raises whatever it likes
+    except Exception as error:  # torch raises various errors
         raise InputError(
             f"`audio` must be a dense tensor of numbers, but this one of {audio.dtype} gives no array "
             f"({type(error).__name__}). Convert it to torch.float32."
@@ -153,7 +155,7 @@ def _as_numpy(audio: Tensor) -> np.ndarray:
 
 
 def _rate(sample_rate: object) -> int:
-    """A whole number of Hz; 16000.0 and numpy's numbers are some, too."""
+    """The sample rate as a whole number of Hz; 16000.0 and NumPy's numbers are accepted."""
     number = sample_rate.item() if isinstance(sample_rate, np.generic) else sample_rate
     if type(number) is float and number.is_integer():
         number = int(number)
@@ -181,19 +183,19 @@ def _mono(array: np.ndarray) -> np.ndarray:
         )
     if not array.size:
         return np.zeros(0)
-    with np.errstate(all="ignore"):  # long floats that become infinite are counted later
+    with np.errstate(all="ignore"):  # infinite values are counted later
         data = array.astype(np.float64)
     if kind.kind in "iu":
         half = 2.0 ** (8 * kind.itemsize - 1)
         data = (data - half if kind.kind == "u" else data) / half
     if data.ndim == 2:
-        with np.errstate(all="ignore"):  # infinities are counted later
+        with np.errstate(all="ignore"):  # infinite values are counted later
             data = data.mean(axis=int(np.argmin(data.shape)))
     return data
 
 
 def peak(samples: Tensor) -> float:
-    """Of samples (T,): how far they go from their mean, which a microphone may shift."""
+    """The largest deviation of samples (T,) from their mean (a microphone may add a constant)."""
     return float((samples - samples.mean()).abs().max())
 
 

@@ -1,4 +1,4 @@
-"""`mmdec.load`: any model folder of mmdec, by shipped name, directory or hub id."""
+"""`mmdec.load`: loads any model folder of mmdec, by shipped name, directory or hub id."""
 
 from __future__ import annotations
 
@@ -30,15 +30,19 @@ def load(
     vocoder: str | os.PathLike[str] | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> Loaded:
-    """A model, ready for the call that takes it; loaded once for each folder, device and dtype, and shared.
+    """Load a model for `translate_speech`, `transcribe` or `describe`; these calls also take names.
 
-    model: a shipped name, a directory or a hub id. What comes is what config.json names: a translator for
-    `translate_speech`, a recogniser with its processor for `transcribe`, a vision-language model with its processor for
-    `describe`. These calls take names, too. `device` None takes a GPU where there is one, `dtype` None float32.
-    vocoder: of a translator alone, see `translate_speech`.
+    A model is loaded once for each folder, device and dtype; later calls return the same object.
 
-    Raises InputError where the model is not found (the message says how to get it), is damaged, lies outside its
-    folder or holds no safetensors, and for a drafter's folder: that needs its target, see `load_drafter`.
+    model: a shipped name, a directory or a hub id.
+    device: where the model runs. Default None: a GPU if there is one, else the CPU.
+    vocoder: as for `translate_speech`; only for a translator.
+    dtype: precision of the weights. Default None: float32.
+    Returns: what the folder's config.json names: a `SpeechTranslator` (for `translate_speech`), a `LoadedTranscriber`,
+        model and processor (for `transcribe`), or a `LoadedVlm`, model and processor (for `describe`).
+    Raises: InputError if the model is not found (the message says how to get it), is damaged, lies outside its folder
+        or has no safetensors; if `vocoder` is given for a model that does not speak; for a drafter's folder (use
+        `load_drafter`).
     """
     system = kind(find(model, system=None, files=["config.json"]))
     if system in loader_names():

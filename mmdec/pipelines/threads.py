@@ -1,9 +1,9 @@
-"""torch's CPU threads for the time of one call: as many as the model and the machine can use now.
+"""Chooses torch's CPU threads for one call, by the model's size and the free processors.
 
-Threads of one operation wait for each other at its end. On a machine that is busy one of them has no processor, and
-all others wait for it at every operation: two threads on two busy cores took eight times as long as one alone. So a
-call asks the system how many processors have nothing to do. What a person set is never changed: `threads=`,
-OMP_NUM_THREADS, MKL_NUM_THREADS, `torch.set_num_threads`.
+The threads of an operation wait for each other at its end. On a busy machine a thread without a processor delays the
+others at every operation: two threads on two busy cores took eight times as long as one. So each call asks the system
+how many processors are idle. Explicit settings are never changed: `threads=`, OMP_NUM_THREADS, MKL_NUM_THREADS,
+`torch.set_num_threads`.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ from torch import nn
 from mmdec.checks.arguments import check_threads
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-FEWEST = 2  # threads that even the smallest model gains from, where processors are free
-PARAMETERS = 10_000_000  # of a model for each thread more: smaller products end before their threads have met
-READINGS, APART = 3, 0.001  # of what runs now, and seconds between two: what runs for a moment is no load
+FEWEST = 2  # threads for the smallest models, if processors are free
+PARAMETERS = 10_000_000  # parameters of a model per further thread: smaller products are too short to share
+# number of readings of the system's load, and seconds between them: short bursts are ignored
+READINGS, APART = 3, 0.001
 
-_kept = False  # `keep_threads` was called
+_kept = False  # whether `keep_threads` was called
 
 
 @final
 @dataclass(frozen=True)
 class Processors:
-    """The machine as a call finds it."""
+    """The processors at the time of a call."""
 
-    allowed: int  # that this process may use
-    free: int | None = None  # that have nothing to do; None: the system does not tell
+    allowed: int  # processors that this process may use
+    free: int | None = None  # idle processors; None: unknown
 
 
 def chosen_threads(parameters: int, processors: Processors, most: int) -> int:
-    """Threads for one call. parameters: of the model; most: torch's own choice."""
+    """Choose the threads of one call. parameters: number of the model's parameters. most: torch's default."""
     useful = FEWEST + parameters // PARAMETERS
     free = processors.allowed if processors.free is None else processors.free
     return max(1, min(most, useful, processors.allowed, free))
@@ -49,9 +50,9 @@ def chosen_threads(parameters: int, processors: Processors, most: int) -> int:
 
 @contextmanager
 def with_threads(threads: int | None, *networks: nn.Module) -> Iterator[None]:
-    """Set torch's CPU threads within the block, for this thread of the program alone.
+    """Set torch's CPU threads within the block, for this Python thread only.
 
-    None keeps what a person set, and else chooses: for these networks, if they are on a CPU. Raises InputError.
+    threads: None keeps an explicit setting, else chooses for these networks if they are on a CPU. Raises: InputError.
     """
     count, before = check_threads(threads), torch.get_num_threads()
     if count is None:
@@ -73,7 +74,7 @@ def with_threads(threads: int | None, *networks: nn.Module) -> Iterator[None]:
 
 
 def keep_threads(threads: int) -> None:
-    """Set torch's CPU threads for the rest of the process: calls without `threads=` keep them."""
+    """Set torch's CPU threads for the rest of the process; calls without `threads=` then keep them."""
     global _kept
     torch.set_num_threads(threads)
     _kept = True
@@ -82,10 +83,10 @@ def keep_threads(threads: int) -> None:
 def is_default(
     count: int, environment: Mapping[str, str] = os.environ, defaults: Collection[int] | None = None
 ) -> bool:
-    """Whether torch has `count` threads because nobody set them.
+    """Whether torch's number of threads is its default, not an explicit setting.
 
-    environment: variables of the process. defaults: numbers that torch begins with; None: this machine's, one for each
-    core, or for each processor where torch counts those.
+    count: torch's threads. environment: variables of the process. defaults: torch's possible defaults; None: this
+        machine's (its cores, or its processors if torch counts those).
     """
     if any(environment.get(name) for name in VARIABLES):
         return False
@@ -93,7 +94,7 @@ def is_default(
 
 
 def processors_now() -> Processors:
-    """The processors that this process may use, and how many are free of other work at this moment."""
+    """The processors that this process may use, and how many of them are idle."""
     allowed = len(_affinity())
     quota = quota_of(Path("/sys/fs/cgroup"), _text(Path("/proc/self/cgroup")))
     allowed = allowed if quota is None else max(1, min(allowed, int(quota)))
@@ -105,27 +106,28 @@ def processors_now() -> Processors:
         if running is None:
             return Processors(allowed)
         counts.append(running)
-    others = int(median(counts)) - 1 if counts else 0  # the reader runs, too
+    others = int(median(counts)) - 1 if counts else 0  # without this process itself
     return Processors(allowed, (os.cpu_count() or 1) - others)
 
 
 def running_in(loadavg: str) -> int | None:
-    """What is running or ready to run at this moment, from /proc/loadavg; its averages lag by minutes."""
+    """Number of running processes, from /proc/loadavg. (Its averages lag by minutes.)"""
     fields = loadavg.split()
     count = fields[3].partition("/")[0] if len(fields) > 3 else ""
     return int(count) if count.isdecimal() else None
 
 
 def quota_of(root: Path, cgroups: str) -> float | None:
-    """Processors that control groups allow, a container's for instance; None: no limit.
+    """Processors that control groups (such as a container's) allow; None: no limit.
 
-    root: where they are mounted. cgroups: the process's own, as /proc/self/cgroup lists them.
+    root: where they are mounted. cgroups: the process's own, as listed in /proc/self/cgroup.
     """
     own = next((line[3:] for line in cgroups.splitlines() if line.startswith("0::")), "/")
     inner = root / own.strip("/")
-    folders = [inner, *inner.parents][: len(inner.parts) - len(root.parts) + 1]  # a parent's limit holds, too
+    folders = [inner, *inner.parents][: len(inner.parts) - len(root.parts) + 1]  # the parents' limits hold, too
     limits = [_text(folder / "cpu.max").split() for folder in folders]
-    old = [_text(root / "cpu" / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]  # of version 1
+    # control groups, version 1
+    old = [_text(root / "cpu" / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
     shares = [int(a) / int(b) for a, b, *_ in (*filter(None, limits), old) if a.isdecimal() and b.isdecimal()]
     return min(shares, default=None)
 
@@ -144,5 +146,5 @@ def _defaults() -> set[int]:
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii")
-    except (OSError, ValueError):  # another system, or none that tells
+    except (OSError, ValueError):  # another system, or no such file
         return ""

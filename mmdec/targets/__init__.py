@@ -1,1 +1,1 @@
-"""Targets: each one scores drafts with one kind of model, and knows nothing of how drafts come about."""
+"""Targets: adapters that score drafts with one kind of model. They do not depend on how drafts are made."""

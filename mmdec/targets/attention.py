@@ -1,10 +1,9 @@
-"""Registers the tree operator with transformers, as "mmdec_tree", on import (`mmdec.register`).
-Nothing else touches its registries.
+"""Registers tree attention with transformers under the name "mmdec_tree", on import (`mmdec.register`).
 
     model.set_attn_implementation(TREE_ATTENTION)
 
-Prompts, and whatever is not a draft, are attended to as under "sdpa". transformers asks two registries: without an
-entry of its own for masks an implementation gets none at all, not even a causal one.
+No other module changes transformers' registries. Passes without a draft attend as under "sdpa". transformers has a
+second registry for masks: an implementation without an entry there gets no mask at all, not even a causal one.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ TREE_ATTENTION = "mmdec_tree"
 
 
 def additive_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Tensor | None:
-    """(B, 1, Q, S) floats to be added to scores, or None where causality says it all."""
+    """A mask (B, 1, Q, S) of floats to add to scores; None if plain causal masking suffices."""
     seen = sdpa_mask(*args, **kwargs)
     if seen is None:
         return None
@@ -42,11 +41,11 @@ def attend(
     tree: TreeMask | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """query (B, Hq, N, D), key and value (B, Hkv, S, D) -> (B, N, Hq, D). A draft's pass brings its `tree` along."""
+    """Attention: query (B, Hq, N, D), key and value (B, Hkv, S, D) -> (B, N, Hq, D). tree: given in a draft's pass."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     queries = query.shape[2]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if tree is not None and attention_mask is tree.additive:  # else a cross-attention of the same pass
+    if tree is not None and attention_mask is tree.additive:  # cross-attention of the same pass has another mask
         out = tree_attention(query, key, value, tree, scale)
     elif attention_mask is None and (queries == 1 or not causal) and not dropout:
         out = tree_attention(query, key, value, None, scale)

@@ -1,8 +1,8 @@
-"""A key-value cache that takes drafts back: transformers' DynamicCache, its tensors in pools that have room to grow.
+"""A key-value cache that can roll back drafts: transformers' DynamicCache with its tensors in larger pools.
 
-Stock layers copy all they hold at every step. Here a step writes its own columns and shows a view; keeping a path and
-dropping columns move a few columns for all layers at once, whatever their number. The layers stay transformers' own
-kind: a cache handed over by somebody goes on working when the run is over.
+Stock layers copy all their columns at every step. Here a step writes its own columns and exposes a view; keeping a path
+or dropping columns moves a few columns of all layers at once. The layers remain compatible with transformers, so a
+cache given by a caller works after the run.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from transformers.cache_utils import DynamicLayer
 from mmdec.ops.kv_gather import kv_gather
 from mmdec.types import InputError
 
-ROOM = 64  # columns that a new pool has left, and the unit of its width
-STEP = 4096  # a pool is doubled when full, but never grows by more columns
+ROOM = 64  # free columns of a new pool, and the granularity of its width
+STEP = 4096  # a full pool doubles, but grows by at most so many columns
 
 
 @final
 class GrowingLayer(DynamicLayer):
-    """One layer's keys and values (B, H, S, D): views of pools. If other code replaces `keys`, the layer
-    behaves as a stock layer from then on."""
+    """One layer's keys and values (B, H, S, D): views of pools.
+
+    If other code replaces `keys`, the layer behaves as a stock layer from then on.
+    """
 
     def __init__(self, store: KVPool) -> None:
         super().__init__()
@@ -37,14 +39,14 @@ class GrowingLayer(DynamicLayer):
         self.is_initialized = True
 
     def hold(self, states: Tensor, is_keys: bool) -> None:
-        """Show these keys, or values: the first columns of the pool."""
+        """Expose these keys (or values): the first columns of the pool."""
         if is_keys:
             self.keys = self.shown = states
         else:
             self.values = states
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy is a stock layer: pools are a run's own."""
+        """A copy is a stock layer, because pools belong to a run."""
         return stock_layer, (cast(Tensor, self.keys).contiguous(), cast(Tensor, self.values).contiguous())
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -64,18 +66,18 @@ class GrowingLayer(DynamicLayer):
 
 @dataclass(frozen=True)
 class Kind:
-    """Keys or values that are alike in all but their layer, and so lie in one pool."""
+    """Keys or values of several layers with the same shape and dtype, which share one pool."""
 
-    members: tuple[tuple[int, bool], ...]  # a layer's index, and whether these are its keys
+    members: tuple[tuple[int, bool], ...]  # (layer index, whether keys) of each
     heads: int
     size: int
     dtype: torch.dtype
     device: torch.device
 
     def pool(self, rows: int, columns: int) -> Tensor:
-        """(members, rows, heads, columns, size), not written yet."""
+        """An uninitialised pool (members, rows, heads, columns, size)."""
         shape = len(self.members), rows, self.heads, columns, self.size
-        with torch.inference_mode(False):  # else nobody could write to the cache once the run is over
+        with torch.inference_mode(False):  # else the cache would be read-only after the run
             return torch.empty(shape, dtype=self.dtype, device=self.device)
 
 
@@ -83,17 +85,21 @@ class Memory(Protocol):
     """Provides the memory of a run's pools, for example a slot of the fast pass."""
 
     def pools(self, kinds: Sequence[Kind], rows: int, length: int) -> list[Tensor]:
-        """One of each kind, as `Kind.pool` makes it, with room for `length` columns; those of before, if they will do.
-        What is not written is finite. The pools of before hold until the next draft is scored."""
+        """One pool of each kind, shaped as `Kind.pool`, for at least `length` columns; the previous ones if large
+        enough.
+
+        Unwritten columns are finite. Previous pools stay valid until the next draft is scored.
+        """
         ...
 
 
 @final
 class KVPool:
-    """What a run holds of a cache after its prompt: all layers' columns, in pools (2 * layers, B, H, C, D)."""
+    """A run's cache after its prompt: all layers' columns in pools (2 * layers, B, H, C, D)."""
 
     def __init__(self, cache: Cache, memory: Memory | None = None) -> None:
-        """Moves the cache's keys and values into pooled memory, which the cache reads from then on."""
+        """Move the cache's keys and values into pools, which the cache then reads. memory: provides the pools; None:
+        allocate."""
         check_cache(cache)
         self.encoder = cache.cross_attention_cache if isinstance(cache, EncoderDecoderCache) else None
         given = cast(DynamicCache, cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache)
@@ -109,7 +115,7 @@ class KVPool:
             Kind(tuple((index, is_keys) for index, is_keys, _ in members), shape[1], shape[3], dtype, device)
             for (shape, dtype, device), members in held.items()
         ]
-        # Layers hold their pools, not the other way round: a run's memory is free as soon as nobody has its cache.
+        # layers refer to pools, not the other way round, so that memory is freed with the last reference to the cache
         self._layers = [weakref.ref(layer) for layer in layers]
         rows = next(iter(held))[0][0]
         self._pools = self._allocate(rows, self.length + ROOM)
@@ -122,16 +128,17 @@ class KVPool:
 
     @property
     def width(self) -> int:
-        """C, the columns that there is room for."""
+        """C, the number of allocated columns."""
         return self._pools[0].shape[3]
 
     def grow(self, length: int) -> None:
-        """Make room for `length` columns at least."""
+        """Make room for at least `length` columns."""
         if self.width < length:
             old = self._pools
             self._pools = self._allocate(old[0].shape[1], length)
             for before, pool in zip(old, self._pools, strict=True):
-                pool[:, :, :, : before.shape[3]] = before  # all of it: within a pass some layers hold more than others
+                # all columns: within a pass some layers hold more than others
+                pool[:, :, :, : before.shape[3]] = before
             self._hand_out()
 
     def crop(self, length: int) -> None:
@@ -144,13 +151,13 @@ class KVPool:
                     layers[index].hold(states, is_keys)
 
     def commit(self, columns: Sequence[Sequence[int]], begins: Sequence[int], length: int) -> None:
-        """Row r's `columns[r]` go to `begins[r]`, ...; what lies beyond `length` is dropped."""
+        """Move row r's `columns[r]` to `begins[r]`, ..., and drop columns from `length` on."""
         for pool in self._pools:
             kv_gather(pool, columns, begins)
         self.crop(length)
 
     def select(self, rows: Tensor, length: int) -> None:
-        """Keep rows (K,) int64 in that order, and the first `length` columns."""
+        """Keep only rows (K,) int64, in that order, and the first `length` columns."""
         if self.encoder is not None:
             cast(DynamicCache, self.encoder).batch_select_indices(rows)
         old = self._pools
@@ -177,14 +184,14 @@ class KVPool:
                     setattr(layers[index], "all_keys" if is_keys else "all_values", states)
 
     def _living(self) -> Iterator[tuple[int, GrowingLayer]]:
-        """The layers that somebody has, with their indices."""
+        """The layers that are still referenced, with their indices."""
         for index, reference in enumerate(self._layers):
             if (layer := reference()) is not None:
                 yield index, layer
 
 
 def stock_layer(keys: Tensor, values: Tensor) -> DynamicLayer:
-    """transformers' own, which holds these."""
+    """A stock layer of transformers with these keys and values."""
     layer = DynamicLayer()
     layer.lazy_initialization(keys, values)
     layer.keys, layer.values = keys, values
@@ -192,14 +199,14 @@ def stock_layer(keys: Tensor, values: Tensor) -> DynamicLayer:
 
 
 def empty_cache() -> DynamicCache:
-    """Without layers, which are put into it one by one."""
+    """A cache without layers; the caller adds them."""
     cache = DynamicCache()
     cache.layer_class_to_replicate = None
     return cache
 
 
 def shallow_copy(cache: DynamicCache) -> DynamicCache:
-    """Another cache with the same contents, which are not copied: the next pass extends the copy alone."""
+    """A second cache that shares the tensors: the next pass extends only the copy."""
     other = empty_cache()
     for layer in cast(list[DynamicLayer], cache.layers):
         filled = layer.get_seq_length() > 0
@@ -210,7 +217,7 @@ def shallow_copy(cache: DynamicCache) -> DynamicCache:
 
 
 def check_cache(cache: Cache) -> None:
-    """Raise InputError unless drafts can be taken back from the cache: its layers keep every column, on the device."""
+    """Raise InputError unless drafts can be rolled back: all layers must keep every column, on the device."""
     inner = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     kinds = {type(layer) for layer in inner.layers}
     if inner.layer_class_to_replicate is not None:

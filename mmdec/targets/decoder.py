@@ -1,8 +1,8 @@
-"""What all decoder-only targets share: a run over a growing cache, from the prompt's pass to the last commit.
+"""The base of all decoder-only targets: a run over a growing cache, from the prompt's pass to the last commit.
 
-A target adds how its prompt is read, and how its model is called. With rotary positions of several axes (M-RoPE) a
-node's position on each axis is its place in the text plus an offset that the prompt's images leave, the same for every
-node of a row. It lives in the session: a model object that keeps one of its own is never asked for it.
+A subclass defines how its prompt is read and how its model is called. With rotary positions of several axes (M-RoPE), a
+node's position on each axis is its place in the text plus an offset that depends on the prompt's images and is the same
+for every node of a row. The offsets are kept in the session, never on the model object.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
 @dataclass
 class DecoderSession:
-    """One run: its cache and its rows."""
+    """The state of one run: its cache and its rows."""
 
     cache: Cache
     store: KVPool
     rows: RowLayout
     layers: tuple[int, ...]
-    offsets: Tensor | None = None  # (3, B): a position on each axis minus the place in the text; None: one axis
-    fast: FastRun | None = None  # scores drafts in fixed shapes, where that pays
+    offsets: Tensor | None = None  # (3, B): position on each axis minus the place in the text; None: one axis
+    fast: FastRun | None = None  # the fast pass, if used
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt that is ready for its pass over the F fresh columns."""
+    """A prompt, prepared for the pass over its F new columns."""
 
     text: TextPrompt
     positions: Tensor  # (1 or 3, B, F)
-    offsets: Tensor | None = None  # (3, B), of what comes after the prompt
+    offsets: Tensor | None = None  # (3, B), for columns after the prompt
     visual: Tensor | None = None  # (B, F) bool
-    extra: Mapping[str, Any] = field(default_factory=dict)  # what else the model reads
+    extra: Mapping[str, Any] = field(default_factory=dict)  # further inputs of the model
     vision_seconds: float = 0.0
     summaries: Tensor | None = None  # (images, 2V), see `Encoded`
     images: Mapping[str, Any] | None = None  # as they were given, for a smaller model
 
 
 class DecoderTarget(HfTarget, ABC):
-    """Scores token trees with a decoder-only model, which is left as it is and may serve many at once.
+    """Scores token trees with a decoder-only model, which is not changed; several runs may share it.
 
     Layers are counted from 0; -1 is the last one, final norm included.
     """
@@ -71,18 +71,18 @@ class DecoderTarget(HfTarget, ABC):
         self.vocab_size: int = config.vocab_size
         self.hidden_size: int = config.hidden_size
         self.layers: int = config.num_hidden_layers
-        # Rotations have no end, a table of positions has; what else a configuration may mean counts as a table.
+        # rotary positions have no maximum, a table has; unknown kinds count as a table
         turned = getattr(config, "rope_parameters", None) is not None
         self.positions = None if turned else getattr(config, "max_position_embeddings", None)
         self.columns = config.model_type == "gpt_neo"
 
     @abstractmethod
     def _read(self, inputs: Mapping[str, Any]) -> Prompt:
-        """The prompt of these inputs, checked."""
+        """Check the inputs and make a `Prompt` of them."""
 
     @abstractmethod
     def _embeds(self, prompt: Prompt) -> Tensor:
-        """(B, F, H): what the first layer reads of the fresh columns."""
+        """The first layer's inputs (B, F, H) at the new columns."""
 
     @abstractmethod
     def _run(
@@ -95,28 +95,34 @@ class DecoderTarget(HfTarget, ABC):
         extra: Mapping[str, Any],
         last: bool,
     ) -> Scores:
-        """One pass of the model over ids (B, N) at positions (1 or 3, B, N). last: logits of the last column alone."""
+        """Run the model over ids (B, N) at positions (1 or 3, B, N). last: compute logits of the last column only."""
 
     @property
     def name(self) -> str:
-        """Where the model is from, and a digest of its weights."""
+        """Names the model's source and a digest of its weights."""
         return model_name(self.model)
 
     def prompt_positions(self, inputs: Mapping[str, Any]) -> list[int]:
-        """How many positions each row's prompt takes. inputs: as for `prefill`; no pass runs."""
+        """Positions that each row's prompt takes. inputs: as for `prefill`; no pass runs."""
         return inputs["attention_mask"].sum(1).tolist()
 
     @property
     def device(self) -> torch.device:
+        """The device of the model."""
         return self.model.device
 
     @torch.no_grad()
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[DecoderSession, Context, Draft, Scores]:
-        """inputs: input_ids (B, P); optional attention_mask (B, P), padded on the left; position_ids (B, P);
-        past_key_values, a DynamicCache, empty or with the first columns, which needs a mask that says whether the ids
-        are the whole text or what is new. The very pass that `generate` begins with.
+        """Run the prompt, exactly as `generate` begins.
 
-        In a batch of one without holes a given cache is filled as the run goes; any other is only read: see `extend`.
+        inputs: input_ids (B, P); optional attention_mask (B, P), padded on the left; position_ids (B, P);
+            past_key_values, a DynamicCache, empty or with the first columns (then a mask must show whether the ids are
+            the whole text or only its
+            new part).
+        needs: what the drafter reads.
+        Returns: session, context, draft and scores, as for `mmdec.types.Target`.
+        A given cache is filled during the run if the batch has one row without holes; otherwise it is only read: see
+        `extend`.
         """
         self._check_needs(needs)
         prompt = self._read(inputs)
@@ -150,7 +156,7 @@ class DecoderTarget(HfTarget, ABC):
 
     @torch.no_grad()
     def score(self, session: DecoderSession, draft: Draft) -> Scores:
-        """One pass over the draft's tree; its columns wait in the cache for `commit`."""
+        """Run the model over the draft's tree. Its columns stay in the cache until `commit`."""
         rows, device = session.rows, draft.tokens.device
         run = partial(self._draft, session.layers)
         if session.fast is not None and draft.tokens.shape[1] <= LARGEST:
@@ -172,12 +178,12 @@ class DecoderTarget(HfTarget, ABC):
 
     @torch.no_grad()
     def commit(self, session: DecoderSession, verdict: Verdict) -> None:
-        """Keep the accepted path's columns; after the prompt's pass there is nothing to keep or drop."""
+        """Keep the accepted path's columns and drop the others. After the prompt's pass nothing changes."""
         keep_path(session.rows, session.store, verdict.path)
 
     @torch.no_grad()
     def select(self, session: DecoderSession, live: Tensor) -> None:
-        """Rows live (K,) int64 go on, in that order."""
+        """Keep only the rows live (K,) int64, in that order."""
         session.rows.select(live.tolist())
         session.store.select(live, session.rows.width)
         if session.offsets is not None:
@@ -185,8 +191,10 @@ class DecoderTarget(HfTarget, ABC):
 
     @torch.no_grad()
     def extend(self, inputs: Mapping[str, Any], sequences: Tensor) -> None:
-        """Leave in the given cache what `generate` leaves there: all columns of a finished text (B, L) but the last,
-        padding after a row's end included. One pass over those that the cache lacks; none after a run that filled it.
+        """Fill the caller's cache as `generate` does: all columns of a finished text (B, L) except the last, padding
+        included.
+
+        Needs one pass over the missing columns, or none if the run itself filled the cache.
         """
         cache: DynamicCache = inputs["past_key_values"]
         new = sequences.shape[1] - inputs["input_ids"].shape[1]
@@ -205,20 +213,22 @@ class DecoderTarget(HfTarget, ABC):
         self._run(sequences[:, :-1][:, -lacking:], mask, positions, cache, (), prompt.extra, last=True)
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The inputs with the mask that `generate` drops where it is all ones. Beside a cache its length says whether
-        ids (B, P) are the whole text or what is new."""
+        """The inputs, with the mask that `generate` drops if it is all ones.
+
+        With a cache, the mask's length shows whether ids (B, P) are the whole text or its new part.
+        """
         cache = inputs.get("past_key_values")
         if cache is None or inputs.get("attention_mask") is not None:
             return inputs
         check_cache(cache)
         if not cache.get_seq_length():
             return inputs
-        # `generate` notes the length; releases that do not have made the positions of that mask.
+        # `generate` records the length; older releases compute positions from the mask instead
         length = getattr(config, "_mask_length", None) or inputs["position_ids"].shape[-1]
         return {**inputs, "attention_mask": ids.new_ones(len(ids), length)}
 
     def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
-        """Whether the caller reads the cache after the run: one that was given, or one in an output object."""
+        """Whether the caller reads the cache after the run: it gave one, or asks for one in the output."""
         cache = inputs.get("past_key_values")
         return cache is not None and bool(config.return_dict_in_generate or getattr(cache, "_is_user_defined", False))
 
@@ -231,7 +241,7 @@ class DecoderTarget(HfTarget, ABC):
         scores: tuple[Tensor, ...] | None = None,
         logits: tuple[Tensor, ...] | None = None,
     ) -> GenerateDecoderOnlyOutput:
-        """transformers' output object for sequences (B, L) with `lengths` new tokens in each row."""
+        """Make transformers' output object for sequences (B, L) with `lengths` new tokens in each row."""
         return GenerateDecoderOnlyOutput(
             sequences=cast(torch.LongTensor, sequences),
             scores=cast(Any, scores),

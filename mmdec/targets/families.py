@@ -1,8 +1,8 @@
-"""Which models a text target accepts: families with a proof in the tests, and others that pass a probe.
+"""Decides which models a text target accepts: families covered by tests, and others that pass a probe.
 
-A family is a class of transformers. `tests/exactness/test_families.py` runs each one: its texts with drafts are its
-own, and its trees are scored as their paths are. Any other class is probed once for its configuration, and so is a
-family whose configuration names a window or says that it is no decoder.
+A family is a class of transformers. `tests/exactness/test_families.py` tests each: greedy texts with and without drafts
+are equal, and trees are scored like their paths. Any other class is probed once per configuration; so is a tested
+family whose configuration has a window or is not a decoder's.
 """
 
 from __future__ import annotations
@@ -37,16 +37,18 @@ CAUSAL = """
     RemBert Roberta RobertaPreLayerNorm SeedOss SmolLM3 SolarOpen StableLm Starcoder2 XGLM XLMRoberta XLMRobertaXL Youtu
 """
 OTHERS = ("BertGenerationDecoder", "BertLMHeadModel", "CTRLLMHeadModel", "GPT2LMHeadModel")
-SEEING = "LLaVA, LLaVA-NeXT, Qwen2-VL, Qwen2.5-VL and Qwen3-VL"  # whose pictures are read
+SEEING = "LLaVA, LLaVA-NeXT, Qwen2-VL, Qwen2.5-VL and Qwen3-VL"  # whose images are supported
 FAMILIES = frozenset([*(f"{name}ForCausalLM" for name in CAUSAL.split()), *OTHERS])
 _probing = Lock()
 
 
 def check_model(model: PreTrainedModel, scorer: Scorer) -> None:
-    """Raise InputError unless the model is a causal language model that scores trees and takes them back. `scorer`
-    makes the target for a probe."""
+    """Raise InputError unless the model is a causal language model that can score and roll back trees.
+
+    scorer: makes the target for a probe.
+    """
     kind = type(model).__name__
-    if not isinstance(model, PreTrainedModel):  # a caller without a type checker
+    if not isinstance(model, PreTrainedModel):  # for callers without a type checker
         raise InputError(f"`model` must be a model of transformers, but is {kind}. Load it with AutoModelForCausalLM.")
     if not is_decoder_only(model):
         raise InputError(
@@ -57,14 +59,15 @@ def check_model(model: PreTrainedModel, scorer: Scorer) -> None:
 
 
 def check_decoder(kind: str, config: PreTrainedConfig) -> None:
-    """Raise InputError for a configuration whose drafts could not be scored or taken back. kind: the model's class."""
+    """Raise InputError if drafts cannot be scored or rolled back under this configuration. kind: the model's class."""
     foreign = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers} - {DynamicLayer.__name__})
     if foreign:
         raise InputError(
             f"`model` must attend to all earlier tokens in every layer, but {kind} keeps {', '.join(foreign)}: drafts "
             "cannot be taken back. Choose a model without sliding windows or recurrent layers."
         )
-    if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo: by columns, unknown to its cache
+    # GPT-Neo's local attention counts columns and keeps no window in its cache
+    if "local" in (getattr(config, "attention_layers", None) or ()):
         raise InputError(
             f"`model` must attend to all earlier tokens in every layer, but {kind} has local layers, whose window no "
             "draft fits in. Choose a model without them."
@@ -91,13 +94,13 @@ def check_decoder(kind: str, config: PreTrainedConfig) -> None:
 
 
 def check_proof(kind: type[PreTrainedModel], config: PreTrainedConfig, scorer: Scorer) -> None:
-    """Raise InputError unless the tests speak for the class, or a probe finds nothing."""
+    """Raise InputError unless tests cover the class or the probe passes."""
     if not _is_proven(kind, config):
         _check_probe(kind, config, str(config._attn_implementation), scorer)
 
 
 def is_decoder_only(model: PreTrainedModel) -> bool:
-    """Whether `forward` takes what a draft's pass needs, and the configuration is that of a language model alone."""
+    """Whether `forward` has the arguments of a draft's pass, and the configuration is a pure language model's."""
     config = model.config
     if config.is_encoder_decoder or config.get_text_config(decoder=True) is not config:
         return False
@@ -105,13 +108,13 @@ def is_decoder_only(model: PreTrainedModel) -> bool:
 
 
 def lacking_arguments(forward: Callable[..., Any]) -> list[str]:
-    """What a draft's pass needs and a `forward` does not name."""
+    """Arguments of a draft's pass that `forward` does not name."""
     arguments = inspect.signature(forward).parameters
     return [name for name in ARGUMENTS if name not in arguments]
 
 
 def check_forward(model: PreTrainedModel) -> None:
-    """Raise InputError for a known family whose `forward` was replaced by one that does not name what it takes."""
+    """Raise InputError if a tested family's `forward` was replaced by one without named arguments."""
     lacking = lacking_arguments(model.forward)
     if lacking and any(_is_family(kind) for kind in type(model).__mro__):
         raise InputError(
@@ -121,7 +124,7 @@ def check_forward(model: PreTrainedModel) -> None:
 
 
 def reads_pictures(kind: type[PreTrainedModel]) -> bool:
-    """Whether `forward` names pixels."""
+    """Whether `forward` takes pixels."""
     return "pixel_values" in inspect.signature(kind.forward).parameters
 
 
@@ -130,7 +133,7 @@ def _is_family(kind: type) -> bool:
 
 
 def _is_proven(kind: type[PreTrainedModel], config: PreTrainedConfig) -> bool:
-    """Whether the tests speak for the class and for what its configuration switches on."""
+    """Whether tests cover the class with the features that its configuration enables."""
     if not _is_family(kind):
         return False
     given = vars(config)
@@ -155,18 +158,18 @@ def _check_probe(kind: type[PreTrainedModel], config: PreTrainedConfig, attentio
 def _probe(
     kind: type[PreTrainedModel], config: type[PreTrainedConfig], fields: str, attention: str, scorer: Scorer
 ) -> str:
-    """What is wrong with a class and a configuration; nothing if they may be trusted."""
+    """Probe a class and a configuration. Returns what is wrong, or "" if nothing is."""
     given: dict[str, Any] = json.loads(fields)
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # of a model that nobody sees
+    logging.set_verbosity_error()  # hide warnings about the small random model
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             apart = difference(kind, config.from_dict(given), attention, scorer)
             for name in _numbers(kind, config, given):
-                with suppress(Exception):  # this number is no window, and cannot be small
+                with suppress(Exception):  # a number that is no window may not be shrinkable
                     apart = max(apart, difference(kind, config.from_dict({**given, name: WINDOW}), attention, scorer))
-    except Exception as error:  # whatever a foreign class may raise
+    except Exception as error:  # a foreign class may raise anything
         message = " ".join(str(error).split())[:200]
         return (
             f"is not known, and could not be tried: two layers of it with {VOCABULARY} tokens fail "
@@ -178,7 +181,7 @@ def _probe(
 
 
 def _numbers(kind: type[PreTrainedModel], config: type[PreTrainedConfig], given: dict[str, Any]) -> list[str]:
-    """What may bound how far a class that is not transformers' own sees, whatever its author named it."""
+    """Numbers in a foreign configuration that may bound how far tokens look back, whatever their names."""
     if kind.__module__.startswith("transformers.models."):
         return []
     sizes = {*SIZES, *config.attribute_map, *config.attribute_map.values()}
@@ -187,6 +190,6 @@ def _numbers(kind: type[PreTrainedModel], config: type[PreTrainedConfig], given:
 
 
 def known_families() -> str:
-    """A sentence for errors."""
+    """The supported families, as a sentence for errors."""
     names = sorted(re.sub("ForCausalLM|LMHeadModel|Decoder$", "", name) for name in FAMILIES)
     return f"These families work: {', '.join(names)}."

@@ -1,16 +1,17 @@
-"""The fast pass: drafts are scored in a few fixed shapes, so that a GPU replays a pass as one CUDA graph.
+"""The fast pass: scores drafts in a few fixed shapes, so that a GPU can replay a pass as one CUDA graph.
 
-A small model's pass is bound by its launches, which `ops/replay.py` makes one where shapes are fixed. Nodes and rows
-are padded to a power of two, and a run's columns lie in a slot of fixed width whose last columns are the draft's:
+The time of a small model's pass is dominated by kernel launches; `ops/replay.py` replaces them by one graph launch, for
+which shapes must be fixed. Therefore nodes and rows are padded to a power of two, and a run's key-value columns lie in
+a slot of fixed width. The last columns of the slot are the draft's:
 
     columns   0 .. start   start .. end   end .. C - N   C - N .. C
-    hold      padding      a row's text   nothing        the draft's N nodes
+    hold      padding      a row's text   unused         the draft's N nodes
 
-What is padding or nothing is masked for everybody else. Accepted nodes then move to the row's end, as they do in a
-batch anyway; a rejected draft is rolled back by writing over it. The mask is made within the pass, from a few integers.
+Padding and unused columns are masked. Accepted nodes then move to the end of the row's text; a rejected draft is rolled
+back by overwriting it. The mask is computed within the pass, from a few integers.
 
 Slots and their graphs belong to a model and outlive its runs: `fast_pass(model)` says whether they are used, why not,
-and how many bytes they hold. A run has its slot to itself.
+and how many bytes they hold. Two runs never share a slot at the same time.
 """
 
 from __future__ import annotations
@@ -35,32 +36,34 @@ from mmdec.targets.row_layout import RowLayout, ancestors_of
 from mmdec.types import Draft, Scores
 
 STEP = 256  # columns of the smallest slot
-KEPT = 4  # slots of a model that wait for another run
-ROOM = 64  # columns that a new slot has left
+KEPT = 4  # idle slots kept per model
+ROOM = 64  # free columns of a new slot
 
 Pass = Callable[[Tensor, TreeMask, Tensor, Cache], Scores]  # tokens (B, N), tree, positions (axes, B, N), cache
 
 
 def bucket(count: int) -> int:
-    """The next power of two."""
+    """The smallest power of two that is at least `count`."""
     return 1 << (count - 1).bit_length()
 
 
 def columns_for(count: int) -> int:
-    """The width of a slot that has room for `count` columns: at most a quarter more, but for the smallest ones."""
+    """Width of a slot for `count` columns: a multiple of 256 or more, at most a quarter too wide except for small
+    slots."""
     step = max(STEP, 1 << max(count.bit_length() - 3, 0))
     return -(-count // step) * step
 
 
 @final
 class SlotLayer(DynamicLayer):
-    """One layer's keys and values in a slot, of which a pass writes the last columns."""
+    """The keys and values of one layer in a slot. A pass writes the last columns."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.dtype, self.device, self.is_initialized = dtype, device, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write the pass's keys and values to the last columns. Returns all columns."""
         keys, values, nodes = cast(Tensor, self.keys), cast(Tensor, self.values), key_states.shape[2]
         keys[:, :, -nodes:] = key_states
         values[:, :, -nodes:] = value_states
@@ -69,12 +72,16 @@ class SlotLayer(DynamicLayer):
 
 @final
 class Slot:
-    """Memory for a run, of fixed size, and the passes that were captured over it."""
+    """Key-value memory of fixed size for one run at a time, and the graphs captured over it."""
 
     def __init__(self, kinds: Sequence[Kind], rows: int, columns: int, encoder: Cache | None) -> None:
-        """encoder: a cache with cross-attention's keys and values, whose shapes are taken."""
+        """Allocate the memory.
+
+        kinds: the layers' shapes and dtypes. rows, columns: the fixed size.
+        encoder: a cache of cross-attention keys and values whose shapes are copied; None for decoder-only models.
+        """
         self.kinds, self.rows, self.columns = tuple(kinds), rows, columns
-        self.state: object = None  # of the model, when this slot was made
+        self.state: object = None  # the model's `_state` when this slot was made
         self.pools = [kind.pool(rows, columns) for kind in kinds]
         own, count = empty_cache(), 1 + max(index for kind in kinds for index, _ in kind.members)
         own.layers += [SlotLayer(kinds[0].dtype, kinds[0].device) for _ in range(count)]
@@ -87,25 +94,26 @@ class Slot:
             cross = empty_cache()
             cross.layers += [stock_layer(*pair) for pair in zip(self.memories[::2], self.memories[1::2], strict=True)]
             self.cache = EncoderDecoderCache(own, cross)
-        self.replays: dict[tuple[int, tuple[int, ...]], Replay] = {}  # by nodes and the layers that are read
+        self.replays: dict[tuple[int, tuple[int, ...]], Replay] = {}  # (nodes, layers whose features are read) -> graph
 
     def clear(self) -> None:
-        """Set everything to 0. Columns that are not written yet are masked, but a mask does not hide NaN."""
+        """Set the memory to 0. A mask hides columns that are not written yet, but it does not hide NaN."""
         for pool in self.pools:
             pool.zero_()
 
     def load(self, encoder: Cache | None) -> None:
-        """Take over cross-attention's keys and values of this run's rows."""
+        """Copy in the cross-attention keys and values of the run's rows."""
         for held, given in zip(self.memories, _memories(encoder), strict=True):
             held[: len(given)] = given
 
     def holds(self, kinds: Sequence[Kind], rows: int, columns: int, encoder: Cache | None) -> bool:
-        """Whether it is a slot for these."""
+        """Whether this slot has exactly these layers, size and cross-attention shapes."""
         alike = [held.shape[1:] for held in self.memories] == [given.shape[1:] for given in _memories(encoder)]
         return alike and (self.kinds, self.rows, self.columns) == (tuple(kinds), rows, columns)
 
     @property
     def bytes(self) -> int:
+        """Bytes of the memory and of the captured graphs."""
         tensors = [*self.pools, *self.memories]
         captured = sum(replay.graph.bytes for replay in self.replays.values() if replay.graph)
         return captured + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -117,16 +125,17 @@ class Slot:
 
 @final
 class FastPass:
-    """A model's slots, and whether they are used.
+    """The slots of one model, and the switch that says whether they are used.
 
-    `enabled`: None, the default, uses them on a GPU only; False never; True on a CPU, too. A CPU captures no graphs:
-    True is for tests, which compare the tokens.
+    `enabled`: None (default) uses them on a GPU only, False never, True also on a CPU. A CPU captures no graphs: True
+        is for tests, which compare the tokens.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.enabled: bool | None = None
         self._model = weakref.ref(model)
-        self._lock = threading.RLock()  # reentrant: a run may be collected, and give its slot back, inside of it
+        # reentrant: garbage collection of a run may call `give_back` while this thread holds it
+        self._lock = threading.RLock()
         self._idle: list[Slot] = []
         self._known: weakref.WeakSet[Slot] = weakref.WeakSet()
         self._state: object = None
@@ -134,7 +143,7 @@ class FastPass:
 
     @property
     def bytes(self) -> int:
-        """Memory in bytes held by slots and graphs, those in use included."""
+        """Bytes of memory of all slots and graphs, also of those in use."""
         return sum(slot.bytes for slot in list(self._known))
 
     @property
@@ -143,7 +152,7 @@ class FastPass:
         return sum(replay.graph is not None for slot in list(self._known) for replay in slot.replays.values())
 
     def why_not(self) -> str | None:
-        """The reason that the fast pass is not used; None: it is used."""
+        """The reason why the fast pass is not used; None if it is used."""
         model = self._model()
         if self.enabled is False:
             return "it is switched off"
@@ -160,23 +169,23 @@ class FastPass:
         return self._failed
 
     def clear(self) -> None:
-        """Give back the memory of slots that are not in use."""
+        """Free the memory of slots that are not in use."""
         with self._lock:
             self._idle = []
 
     def begin(self, cache: Cache) -> FastRun | None:
-        """For a run whose prompt is in this cache; None where the fast pass is not used."""
+        """Start a run whose prompt is in this cache. Returns None if the fast pass is not used."""
         model = self._model()
         if model is None or self.why_not() is not None:
             return None
         state = _state(model)
         with self._lock:
-            if state != self._state:  # graphs read weights where they lay
+            if state != self._state:  # captured graphs read weights at fixed addresses
                 self._state, self._idle = state, []
         return FastRun(self, cache.cross_attention_cache if isinstance(cache, EncoderDecoderCache) else None)
 
     def take(self, kinds: Sequence[Kind], rows: int, columns: int, encoder: Cache | None) -> Slot:
-        """A free slot for these, or a new one."""
+        """An idle slot of this size, or a new one; arguments as for `Slot`."""
         with self._lock:
             for index, slot in enumerate(self._idle):
                 if slot.holds(kinds, rows, columns, encoder):
@@ -199,16 +208,17 @@ class FastPass:
 
 @final
 class FastRun:
-    """One run's slot, in which its key-value pools lie."""
+    """One run's use of slots: its key-value pools lie in the current one."""
 
     def __init__(self, passes: FastPass, encoder: Cache | None) -> None:
-        """encoder: cross-attention's keys and values, always of the run's rows."""
+        """passes: the model's slots. encoder: cross-attention keys and values of the run's rows; None if
+        decoder-only."""
         self._passes, self._encoder = passes, encoder
-        self._slots: list[Slot] = []  # the current one is the last; before it those that its columns came from
+        self._slots: list[Slot] = []  # the last is in use; earlier ones still hold columns that must be copied from
         weakref.finalize(self, passes.give_back, self._slots)
 
     def pools(self, kinds: Sequence[Kind], rows: int, length: int) -> list[Tensor]:
-        """See `targets.cache.Memory`."""
+        """Key-value pools for `rows` rows and at least `length` columns; see `targets.cache.Memory`."""
         slot = self._slots[-1] if self._slots else None
         if slot is None or slot.rows != bucket(rows) or slot.columns < length:
             slot = self._passes.take(kinds, bucket(rows), columns_for(length + ROOM), self._encoder)
@@ -220,10 +230,13 @@ class FastRun:
     def score(
         self, draft: Draft, store: KVPool, rows: RowLayout, layers: tuple[int, ...], offsets: Tensor | None, run: Pass
     ) -> Scores:
-        """One pass over the draft (B, N), padded to its bucket; `rows` know where its columns wait.
+        """Run the model over a draft, padded to a fixed shape.
 
-        store: the run's, whose memory this is. layers: of the features wanted. offsets (axes, B): added to positions.
-        run: the model's own pass; from call to call nothing that it reads may change its place but its arguments.
+        draft: tokens (B, N). store: the run's pool, whose memory is this slot. rows: the columns of each row; records
+            where the draft's columns lie.
+        layers: indices of the layers whose features are returned. offsets: (axes, B) int64 added to positions, or None.
+        run: the model's own pass; between calls, only its arguments may change their memory addresses.
+        Returns: logits (B, N, V), and features (B, N, H) by layer.
         """
         (batch, size), device = draft.tokens.shape, draft.tokens.device
         nodes = bucket(size)
@@ -238,14 +251,16 @@ class FastRun:
         tokens[:batch, :size] = draft.tokens
         positions = torch.zeros(1, slot.rows, nodes, dtype=torch.long)
         positions[0, :batch, :size] = torch.tensor(rows.positions(parents))
-        positions[0, :batch, size:] = positions[0, :batch, :1]  # the root's: a model may have none for more
+        # padding gets the root's position: the model may have no more positions
+        positions[0, :batch, size:] = positions[0, :batch, :1]
         positions = positions.to(device)
         if offsets is not None:
             positions = positions.repeat(len(offsets), 1, 1)
             positions[:, :batch] += offsets[:, :, None]
         bounds = torch.zeros(2, slot.rows, dtype=torch.long)
         bounds[:, :batch] = torch.tensor([rows.starts, rows.ends])
-        seen = torch.eye(nodes, dtype=torch.bool).repeat(slot.rows, 1, 1)  # padding sees itself: something must be seen
+        # padding attends to itself: a softmax needs one visible column
+        seen = torch.eye(nodes, dtype=torch.bool).repeat(slot.rows, 1, 1)
         seen[:batch, :size, :size] = ancestors_of(parents)
 
         def pass_(tokens: Tensor, positions: Tensor, bounds: Tensor, seen: Tensor) -> tuple[Tensor, ...]:
@@ -257,13 +272,18 @@ class FastRun:
             slot.replays[nodes, layers] = Replay()
         inputs = tokens, positions, bounds.to(device), seen.to(device)
         outputs = slot.replays[nodes, layers](pass_, inputs)
-        logits, *features = (part[:batch, :size].clone() for part in outputs)  # a graph's own change with its next call
+        # copies: the next replay overwrites the graph's own outputs
+        logits, *features = (part[:batch, :size].clone() for part in outputs)
         rows.wait(size, slot.columns - nodes)
         return Scores(logits, dict(zip(layers, features, strict=True)))
 
 
 def fast_pass(model: PreTrainedModel) -> FastPass:
-    """The model's fast pass. Every call returns the same object, as long as the model exists."""
+    """The fast pass of a model. Every call with the same model returns the same object.
+
+    model: a loaded model of transformers.
+    Returns: a `FastPass`; set its `enabled`, or read `why_not()`, `bytes` and `captured`.
+    """
     with _making:
         if model not in _passes:
             _passes[model] = FastPass(model)
@@ -275,13 +295,13 @@ _making = threading.Lock()
 
 
 def _state(model: PreTrainedModel) -> tuple[object, ...]:
-    """What a captured pass depends on: where weights lie, and how the model attends."""
+    """What a captured graph depends on: the addresses of the weights, and the attention implementation."""
     attention = model.config.get_text_config(decoder=True)._attn_implementation
     tensors = (*model.parameters(), *model.buffers())
     return attention, *((tensor.data_ptr(), tensor.dtype) for tensor in tensors)
 
 
 def _memories(encoder: Cache | None) -> list[Tensor]:
-    """Keys and values of every layer, in turn."""
+    """Keys and values of each layer in turn: k0, v0, k1, v1, ..."""
     layers = () if encoder is None else cast(list[DynamicLayer], encoder.layers)
     return [cast(Tensor, states) for layer in layers for states in (layer.keys, layer.values)]

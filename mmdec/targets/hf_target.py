@@ -1,4 +1,4 @@
-"""What a target for a model of transformers has beside what every target has: what is special to it in `generate`."""
+"""The part of a target that is specific to `generate` of transformers."""
 
 from __future__ import annotations
 
@@ -15,26 +15,29 @@ Output = GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput
 
 
 class HfTarget(Target, Protocol):
-    """A target for a model of transformers. The defaults are those of a language model; targets inherit them."""
+    """A target for a model of transformers. The defaults fit a language model; other targets override them."""
 
-    one_run: ClassVar[bool] = True  # a call of `generate` runs the loop once: `mmdec.generate` and `stream` need it
-    reads_encoder: ClassVar[bool] = False  # the decoder reads an encoder's states, as a smaller model that drafts does
-    reads_images: ClassVar[bool] = False  # it reads images among its token ids, as a smaller model that drafts does
-    refused_outputs: ClassVar[tuple[str, ...]] = ()  # flags of a generation config that the target cannot serve
-    batch_processors: ClassVar[tuple[type, ...]] = ()  # logits processors that read the whole batch and change nothing
-    columns: bool = False  # attention has a table of as many columns: every node of a draft takes one
-    positions: int | None  # how many the model has; None: no end
+    # one call of `generate` runs the loop once; required by `mmdec.generate` and `stream`
+    one_run: ClassVar[bool] = True
+    reads_encoder: ClassVar[bool] = False  # the decoder reads an encoder's states
+    reads_images: ClassVar[bool] = False  # it reads images among its token ids
+    refused_outputs: ClassVar[tuple[str, ...]] = ()  # flags of a generation config that are not supported
+    # logits processors that read the whole batch without changing scores
+    batch_processors: ClassVar[tuple[type, ...]] = ()
+    columns: bool = False  # attention has a table by column, so each node of a draft takes a column
+    positions: int | None  # the model's maximum; None: unlimited
 
     def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Of a call's inputs, what `generate` is to prepare, and what goes past it into `prefill`: nothing."""
+        """Split a call's inputs: those that `generate` prepares, and those given to `prefill` directly (default:
+        none)."""
         return dict(inputs), {}
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The inputs of `prefill`, from ids (B, P) and what `generate` hands over beside them."""
+        """The inputs of `prefill`, from ids (B, P) and the other inputs that `generate` prepared."""
         ...
 
     def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
-        """Whether `extend` must be called at the end, because the caller reads the cache."""
+        """Whether `extend` must run at the end, because the caller reads the cache."""
         ...
 
     def extend(self, inputs: Mapping[str, Any], sequences: Tensor) -> None:
@@ -50,5 +53,5 @@ class HfTarget(Target, Protocol):
         scores: tuple[Tensor, ...] | None = None,
         logits: tuple[Tensor, ...] | None = None,
     ) -> Output:
-        """transformers' output object for sequences (B, L) with `lengths` new tokens in each row."""
+        """Make transformers' output object for sequences (B, L) with `lengths` new tokens in each row."""
         ...

@@ -1,4 +1,4 @@
-"""Where a model of transformers was loaded from, and the name under which what runs learn about it is kept."""
+"""Where a model was loaded from, and the name under which its measurements are stored."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from mmdec.nn.fingerprint import fingerprint
 
 
 def source_of(model: PreTrainedModel) -> str:
-    """The folder or hub id that `from_pretrained` was given; "" for a model made from a configuration."""
+    """The folder or hub id given to `from_pretrained`; "" for a model made from a configuration."""
     return str(model.config._name_or_path or "")
 
 
 def source_folder(model: PreTrainedModel) -> Path | None:
-    """The folder that the model was loaded from; None where it came from elsewhere."""
+    """The folder that the model was loaded from; None if it was not loaded from a folder."""
     source = source_of(model)
     return Path(source) if source and Path(source).is_dir() else None
 
 
 def model_name(model: PreTrainedModel) -> str:
-    """Where the model is from, and a digest of its weights."""
+    """Names the model's source and a digest of its weights."""
     return f"{Path(source_of(model)).name or type(model).__name__}-{fingerprint(model)}"

@@ -1,9 +1,8 @@
-"""Whether a class of decoders scores trees as it scores their paths: asked of two small random layers, in float64 (in
-float32 where the class knows no other).
+"""Probes whether a decoder class scores trees like their paths, with two small random layers in float64 (or float32).
 
-Trees of all shapes hang below ragged and padded prompts that are longer than any window, are committed and hang anew;
-each node's logits are compared with those of the plain loop, which feeds its path token by token. A model that counts
-columns instead of positions, looks back less far than its cache keeps, or mixes rows, differs at once.
+Trees of several shapes below ragged, padded prompts that are longer than any window are scored, committed and followed
+by others. Each node's logits are compared with those of a plain loop over its path. A model that counts columns instead
+of positions, looks back less far than its cache keeps, or mixes rows, gives a large difference.
 """
 
 from __future__ import annotations
@@ -20,22 +19,26 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from mmdec.targets.tiny import tiny
 from mmdec.types import Draft, Needs, Target, Verdict
 
-BOUND = 1e-3  # of the largest logit: of 190 classes the right ones were below 1e-6, the wrong ones above 0.2
-MOST = 3_000_000  # parameters: more than two small layers have
-SPREAD = 0.3  # of random weights: attention far from uniform
-PARENTS = ((-1, 0, 0, 1, 1, 2), (-1, 0, 1, 0, 3))  # of each round's tree; every row has its own tokens
-LEAVES = ((3, 4, 5), (2, 4))  # of each; the path to the last one is accepted
+# maximum error, relative to the largest logit: 190 classes were tried; correct ones are below 1e-6, wrong ones above
+# 0.2
+BOUND = 1e-3
+MOST = 3_000_000  # maximum parameters of two small layers
+SPREAD = 0.3  # standard deviation of random weights, large enough for non-uniform attention
+PARENTS = ((-1, 0, 0, 1, 1, 2), (-1, 0, 1, 0, 3))  # parents of each round's tree; rows differ in their tokens
+LEAVES = ((3, 4, 5), (2, 4))  # leaves of each tree; the path to the last one is accepted
 Scorer = Callable[[Any], Target]
 LENGTHS = ((13,), (12, 5, 9))  # prompts of each batch
 
 
 class TooLarge(Exception):
-    """The model does not shrink."""
+    """The class cannot be made small."""
 
 
 def difference(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, target_of: Scorer) -> float:
-    """The largest difference between a node's logits and those of its path alone, over the largest logit. Raises
-    whatever the class raises. Torch's random numbers are as they were."""
+    """The largest difference between a node's logits and those of its path alone, over the largest logit.
+
+    Raises whatever the class raises. torch's random state is restored.
+    """
     model = small_model(kind, config, attention)
     with torch.no_grad():
         try:
@@ -45,10 +48,10 @@ def difference(kind: type[PreTrainedModel], config: PreTrainedConfig, attention:
 
 
 def small_model(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, seed: int = 0) -> Any:
-    """Two small layers with random weights, on the CPU."""
+    """A model with two small layers and random weights, on the CPU."""
     shape = tiny(config)
     shape._attn_implementation = attention
-    shape._experts_implementation = "eager"  # others know no float64
+    shape._experts_implementation = "eager"  # other implementations do not support float64
     with torch.device("meta"):
         size = kind(copy.deepcopy(shape)).num_parameters()
     if size > MOST:
@@ -69,7 +72,7 @@ def _worst(model: Any, target_of: Scorer) -> float:
 
 
 def _batch(model: Any, target: Target, lengths: tuple[int, ...]) -> float:
-    """The rounds of one batch of prompts."""
+    """The largest difference over the rounds of one batch of prompts."""
     rng, most = random.Random(len(lengths)), target.vocab_size - 1
 
     def draw(width: int) -> Tensor:
@@ -95,13 +98,13 @@ def _batch(model: Any, target: Target, lengths: tuple[int, ...]) -> float:
         plain, text = branch, torch.cat([text, tokens[:, path]], 1)
         ones = torch.ones(len(lengths), dtype=torch.long)
         target.commit(session, Verdict(torch.tensor([path] * len(lengths)), ones, ones == 0, ones[:, None], ones))
-    # A model that sees the future while it reads scores its own text otherwise than it wrote it.
+    # a model that sees later tokens scores its own text differently when it reads the whole text
     full = _Plain(model, text, torch.cat([mask, mask.new_ones(len(mask), text.shape[1] - mask.shape[1])], 1))
     return max(worst, _apart(full.logits, plain.logits))
 
 
 class _Plain:
-    """The stock loop: a prompt, then token after token."""
+    """The plain loop: a prompt, then token by token."""
 
     def __init__(self, model: Any, ids: Tensor, mask: Tensor) -> None:
         self.model, self.mask = model, mask
@@ -110,13 +113,13 @@ class _Plain:
         self.logits = self._pass(ids, (mask.cumsum(1) - 1).clamp(min=0))
 
     def step(self, tokens: Tensor) -> None:
-        """One token for each row (B,)."""
+        """Process one token (B,) for each row."""
         self.mask = torch.cat([self.mask, self.mask.new_ones(len(tokens), 1)], 1)
         self.position = self.position + 1
         self.logits = self._pass(tokens[:, None], self.position)
 
     def branch(self) -> _Plain:
-        """Another loop that goes on from here."""
+        """An independent copy of the loop's state."""
         other = copy.copy(self)
         other.cache = copy.deepcopy(self.cache)
         return other
@@ -134,7 +137,7 @@ class _Plain:
 
 
 def _path(parents: tuple[int, ...], node: int) -> list[int]:
-    """From the root down to a node."""
+    """Nodes from the root to `node`."""
     path = [node]
     while parents[path[0]] >= 0:
         path.insert(0, parents[path[0]])
@@ -142,6 +145,6 @@ def _path(parents: tuple[int, ...], node: int) -> list[int]:
 
 
 def _apart(scores: Tensor, expected: Tensor) -> float:
-    """Relative to the largest; infinite where a number is none."""
+    """Largest difference relative to the largest value; infinite if any value is NaN."""
     apart = float((scores - expected).abs().max() / expected.abs().max())
     return apart if apart == apart else float("inf")

@@ -1,4 +1,4 @@
-"""Which target takes a model of transformers: one line for each target, asked in order."""
+"""Chooses the target for a model of transformers, from a list asked in order."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ TARGETS: tuple[type[WhisperTarget] | type[VlmTarget] | type[TextTarget], ...] = 
 
 
 def target_of(model: PreTrainedModel) -> HfTarget:
-    """The target for this model. Raises InputError for a model that no target takes, or whose drafts could not be
-    scored or taken back."""
+    """The target for this model. Raises InputError if no target supports the model."""
     if model.training and any(getattr(part, "gradient_checkpointing", False) for part in model.modules()):
         raise InputError(
             "`model` must keep a cache, but is being trained with gradient checkpointing, which allows none. Call "
@@ -26,7 +25,7 @@ def target_of(model: PreTrainedModel) -> HfTarget:
         )
     for target in TARGETS:
         if target.takes(model):
-            return target(cast(Any, model))  # `takes` has seen its type
+            return target(cast(Any, model))  # `takes` has checked its type
     check_forward(model)
     raise InputError(
         f"`model` must be a Whisper, a {SEEING.replace(' and', ' or')}, or a decoder-only language model with a "

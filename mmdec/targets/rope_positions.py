@@ -1,8 +1,8 @@
 """Positions on three axes (M-RoPE): time, height and width of visual tokens; text has the same on all three.
 
-The models compute them and store what follows from them, `rope_deltas`, on themselves, where the next run of anybody
-overwrites it. Here they are computed for each run and stored in its session, and on the cache that a chat goes on from:
-nothing else knows the chat's images when its next turn brings new text alone.
+transformers' models store the derived `rope_deltas` on themselves, where another run overwrites it. Here positions are
+computed for each run and kept in its session. The offsets are also stored on the cache that a chat continues, because
+the next turn brings only new text and cannot recompute them from earlier images.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from mmdec.targets.text_prompt import TextPrompt
 from mmdec.targets.vision_inputs import KINDS, VisionInputs
 from mmdec.types import InputError
 
-ATTRIBUTE = "mmdec_rope"  # of a cache; a copy of the cache has it too
+ATTRIBUTE = "mmdec_rope"  # attribute of a cache, which copies of the cache keep
 
 
 @dataclass(frozen=True)
 class RopeOffsets:
-    """How far the positions of a chat lie from those in its text alone, after its images up to a column."""
+    """The difference between a chat's positions and its columns after its images."""
 
     offsets: Tensor  # (3, B)
-    columns: int  # of the cache, from which they hold
+    columns: int  # columns of the cache from which the offsets hold
 
 
 def longest(config: Any) -> int | None:
-    """How many positions a language model's configuration knows, the widest way that it may mean it: the table, or what
-    rotations are stretched to. None where it says nothing."""
+    """The largest number of positions that a language model's configuration may mean; None if it says nothing.
+
+    That is the size of its table, or the length that its rotary positions are extended to.
+    """
     most = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
     factor = rope.get("factor")
@@ -40,11 +42,11 @@ def longest(config: Any) -> int | None:
 
 
 def rope_positions(model: Any, text: TextPrompt, vision: VisionInputs, given: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Positions (3, B, F) of the fresh columns, and the offsets (3, B) of what follows. model: without its LM head.
-    given: positions that the caller or `generate` has, (B, C) or (3 or 4, B, C); of one axis, `generate`'s are made of
-    what another run may have left on the model, and are not used.
+    """Positions (3, B, F) of the new columns, and the offsets (3, B) of later columns.
 
-    Raises InputError where nothing says how many positions the images of a given cache take.
+    model: without its LM head. given: positions from the caller or `generate`, (B, C) or (3 or 4, B, C). Those with one
+        axis are ignored, since `generate` derives them from state that another run may have left on the model.
+    Raises: InputError if the positions of a given cache's images are unknown.
     """
     text_positions, width = text.positions, text.fresh.shape[1]
     usable = given is not None and (given.ndim == 2 or given.shape[0] in (3, 4))
@@ -63,12 +65,12 @@ def rope_positions(model: Any, text: TextPrompt, vision: VisionInputs, given: Te
 
 
 def remember(cache: DynamicCache, offsets: Tensor, columns: int) -> None:
-    """Store the offsets (3, B) on a cache, for the turn after the one whose prompt ends at that column."""
+    """Store the offsets (3, B) on a cache for the next turn. columns: of the cache at the end of this prompt."""
     setattr(cache, ATTRIBUTE, RopeOffsets(offsets, columns))
 
 
 def _computed(model: Any, text: TextPrompt, vision: VisionInputs) -> Tensor | None:
-    """Positions (3, B, C) from the whole text; None where only a part is there, or not all of its images."""
+    """Positions (3, B, C) computed from the whole text; None if only a part of it or of its images is given."""
     if text.ids.shape[1] != text.mask.shape[1]:
         return None
     tokens = [getattr(model.config, f"{kind}_token_id") for kind in KINDS]
@@ -80,7 +82,7 @@ def _computed(model: Any, text: TextPrompt, vision: VisionInputs) -> Tensor | No
 
 
 def _covers(model: Any, ids: Tensor, vision: VisionInputs) -> bool:
-    """Whether the grids are those of all placeholders in ids (B, P), not of the new ones alone."""
+    """Whether the grids belong to all placeholders in ids (B, P), not only to the new ones."""
     merged = model.config.vision_config.spatial_merge_size**2
     copies = len(ids) // vision.rows
     for kind in KINDS:
@@ -92,7 +94,7 @@ def _covers(model: Any, ids: Tensor, vision: VisionInputs) -> bool:
 
 
 def _fresh(model: Any, text: TextPrompt, vision: VisionInputs) -> Tensor:
-    """Positions (3, B, F) of the fresh columns, as if they began the text."""
+    """Positions (3, B, F) of the new columns, computed as if the text began with them."""
     width = text.fresh.shape[1]
     mask = text.mask[:, -width:]
     if any(f"{kind}_grid_thw" in vision.inputs for kind in KINDS):
@@ -101,7 +103,7 @@ def _fresh(model: Any, text: TextPrompt, vision: VisionInputs) -> Tensor:
 
 
 def _index(model: Any, ids: Tensor, mask: Tensor, vision: VisionInputs) -> Tensor:
-    """What the model itself computes for ids (B, P): (3, B, P)."""
+    """The model's own positions (3, B, P) for ids (B, P)."""
     types = vision.inputs.get("mm_token_type_ids")
     copies = len(ids) // vision.rows
     if types is None or types.shape[0] != vision.rows or types.shape[1] < ids.shape[1]:
@@ -129,7 +131,7 @@ def _index(model: Any, ids: Tensor, mask: Tensor, vision: VisionInputs) -> Tenso
 
 
 def _remembered(text: TextPrompt) -> Tensor:
-    """The offsets (3, B) that the run before stored on the cache."""
+    """The offsets (3, B) that the previous run stored on the cache."""
     stored: RopeOffsets | None = getattr(text.cache, ATTRIBUTE, None)
     if stored is None or stored.columns > text.past or stored.offsets.shape[1] != len(text.ids):
         raise InputError(

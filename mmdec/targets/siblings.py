@@ -1,8 +1,8 @@
-"""Whether a node of a tree is scored as its path alone is: asked once of the caller's own model, where it has layers or
-weights of kinds that may quantise activations.
+"""Checks whether a tree's nodes influence each other's scores, as dynamically quantised activations do.
 
-A scale that is taken from a whole pass (dynamic quantisation) changes with every other node and row; and even one for
-each token rounds the noise of another kernel up to a step. Quantised weights alone do neither.
+A scale computed over a whole pass (dynamic quantisation) changes with the other nodes and rows. Even a scale per token
+amplifies the rounding noise of another kernel to a whole quantisation step. Quantised weights alone do neither. The
+check runs once for each model with layers or weights of kinds that may quantise activations.
 """
 
 from __future__ import annotations
@@ -20,25 +20,31 @@ from transformers import PreTrainedModel
 from mmdec.targets.hf_target import HfTarget
 from mmdec.types import Draft, Needs, Verdict
 
-BOUND = 1e-3  # of the largest logit: in float32 up to 4e-5 are noise, quantised activations give 2e-2 and more
-NOISE = 32  # in half precision the bound is as many of its steps
-PRECISION = {"high": 2.0**-10, "medium": 2.0**-7}  # of float32 products, where a caller lowered it
+# maximum error, relative to the largest logit: float32 noise is below 4e-5, quantised activations exceed 2e-2
+BOUND = 1e-3
+NOISE = 32  # in half precision the bound is so many rounding steps
+# torch's setting for float32 products -> rounding step, if a caller lowered the precision
+PRECISION = {"high": 2.0**-10, "medium": 2.0**-7}
 PARENTS = (-1, 0, 0, 1, 1, 2, 3, 3)
-PATH = (0, 1, 3, 6)  # from the root down
-ROWS = 8  # a rounding that flips is rare in one row of a tiny model; of 8 rows at least 5 of 32 scores had one
+PATH = (0, 1, 3, 6)  # nodes from the root down
+ROWS = 8  # a tiny model rarely rounds differently in one row; of 8 rows, at least 5 of 32 scores did
 PROMPT = 4  # tokens
-FRAMES = 5  # of an encoder
+FRAMES = 5  # length of an encoder's input
 
 OWN = ("torch.nn.modules.", "transformers.")
 QUANTISED = ("transformers.integrations.", "transformers.quantizers.")
 
-_known: WeakKeyDictionary[PreTrainedModel, dict[Any, bool]] = WeakKeyDictionary()  # by the state that was measured
+# model -> results, by the model's state when measured
+_known: WeakKeyDictionary[PreTrainedModel, dict[Any, bool]] = WeakKeyDictionary()
 _lock = Lock()
 
 
 def siblings_matter(model: PreTrainedModel, target: HfTarget) -> bool:
-    """Whether this model scores a node otherwise beside other nodes than alone, beyond the noise of its precision. The
-    first time it says so, it warns. One of torch's and transformers' own layers and weights is not measured."""
+    """Whether this model scores a node differently beside other nodes, beyond the noise of its precision.
+
+    Warns the first time that it does. A model with only plain layers and weights of torch and transformers is not
+    measured.
+    """
     kinds = _kinds(model)
     if all(map(_is_plain, kinds)):
         return False
@@ -60,8 +66,8 @@ def siblings_matter(model: PreTrainedModel, target: HfTarget) -> bool:
 
 
 def _kinds(model: nn.Module) -> frozenset[type]:
-    """Of all parts, their weights, and functions put in the place of a `forward`: they change where a model is
-    quantised in place."""
+    """The classes of all parts and weights, and replaced `forward` functions: they change if the model is quantised in
+    place."""
     kinds = set[type]()
     for part in model.modules():
         kinds.add(type(part))
@@ -73,7 +79,7 @@ def _kinds(model: nn.Module) -> frozenset[type]:
 
 @cache
 def _is_plain(kind: type) -> bool:
-    """Whether it is a layer or a weight that treats each token by itself."""
+    """Whether a layer or weight of this class processes each token independently."""
     if kind in (Tensor, nn.Parameter, type(None)):
         return True
     return kind.__module__.startswith(OWN) and not kind.__module__.startswith(QUANTISED)
@@ -81,8 +87,10 @@ def _is_plain(kind: type) -> bool:
 
 @torch.inference_mode()
 def difference(model: PreTrainedModel, target: HfTarget) -> tuple[float, float]:
-    """The largest difference between a node's logits in a tree and after its path alone, over the largest logit; and
-    what noise may amount to. Several rows, as many trees."""
+    """The largest difference between a node's logits in a tree and on its path alone, over the largest logit.
+
+    Measured over several rows with one tree each. Also returns the difference that noise may cause.
+    """
     device, order = target.device, torch.Generator().manual_seed(0)
     plain = _plain_tokens(model, target)
     drawn = plain[torch.randint(len(plain), (ROWS, PROMPT + len(PARENTS)), generator=order)].to(device)
@@ -105,13 +113,13 @@ def difference(model: PreTrainedModel, target: HfTarget) -> tuple[float, float]:
 
 
 def _draft(tokens: Tensor, parents: tuple[int, ...]) -> Draft:
-    """The same tree below every row's root."""
+    """A draft with the same tree below every row's root."""
     sizes = tokens.new_full((len(tokens),), len(parents))
     return Draft(tokens, tokens.new_tensor(parents).repeat(len(tokens), 1), sizes)
 
 
 def _plain_tokens(model: PreTrainedModel, target: HfTarget) -> Tensor:
-    """Tokens that stand for themselves, and not for an image or an end."""
+    """Tokens that stand neither for an image nor for the end of a text."""
     special: set[int] = set()
     for config in (model.config, model.config.get_text_config(decoder=True)):
         for name, value in vars(config).items():

@@ -1,4 +1,4 @@
-"""Decoder-only language models of transformers as targets: Llama, Qwen2, and others that are built alike."""
+"""Decoder-only language models of transformers as targets: Llama, Qwen2, and similar ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from mmdec.targets.families import SEEING, check_model, is_decoder_only
 from mmdec.targets.text_prompt import TextPrompt
 from mmdec.types import InputError, Scores
 
-MEDIA = re.compile("pixel_|image|video|mm_|audio|input_features")  # of what a model of another kind sees or hears
+# arguments of models that also read images, video or sound
+MEDIA = re.compile("pixel_|image|video|mm_|audio|input_features")
 
 
 @final
@@ -23,11 +24,14 @@ class TextTarget(DecoderTarget):
 
     @staticmethod
     def takes(model: PreTrainedModel) -> bool:
-        """Whether it is a decoder-only language model with a key-value cache."""
+        """Whether this is a decoder-only language model with a key-value cache."""
         return is_decoder_only(model)
 
     def __init__(self, model: PreTrainedModel, *, checked: bool = False) -> None:
-        """Raises InputError for a model whose drafts could not be scored or taken back. checked: by the caller."""
+        """model: a loaded language model. checked: the caller has already checked it.
+
+        Raises: InputError if drafts could not be scored or rolled back.
+        """
         if not checked:
             check_model(model, text_scorer)
         super().__init__(model)
@@ -70,5 +74,5 @@ class TextTarget(DecoderTarget):
 
 
 def text_scorer(model: PreTrainedModel) -> TextTarget:
-    """For a probe, which finds out what a check would ask."""
+    """A target without checks, for the probe that these checks call."""
     return TextTarget(model, checked=True)

@@ -1,4 +1,4 @@
-"""The prompt of a language model, as `generate` prepares it, checked and brought into one form."""
+"""A language model's prompt as `generate` prepares it, checked and normalised."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from mmdec.targets.families import ARGUMENTS
 from mmdec.targets.row_layout import RowLayout
 from mmdec.types import InputError
 
-READ = {*ARGUMENTS, "use_cache"}  # what `generate` prepares
+READ = {*ARGUMENTS, "use_cache"}  # the inputs that are read
 
 
 @dataclass(frozen=True)
 class TextPrompt:
-    """The arguments of a prompt's pass, brought into one form."""
+    """The inputs of a prompt's pass, normalised."""
 
     ids: Tensor  # (B, P)
-    fresh: Tensor  # (B, F) those that the cache does not hold
-    mask: Tensor  # (B, C) bool, over all columns: cached and fresh
-    mask_given: Tensor | None  # as the model gets it: none where there is nothing to mask
+    fresh: Tensor  # (B, F) the ids that the cache does not hold
+    mask: Tensor  # (B, C) bool over all columns, cached and new
+    mask_given: Tensor | None  # the mask for the model; None if nothing is masked
     positions: Tensor  # (B, C)
     cache: DynamicCache | None
     past: int  # columns in the cache
@@ -60,7 +60,7 @@ class TextPrompt:
             raise InputError(
                 f"`past_key_values` must hold the batch's {len(ids)} rows, but has {cache_rows}. Give each row its own."
             )
-        # As `generate` has it: ids are the whole text if the mask is as long, else only what is new.
+        # as in `generate`: a mask as long as the ids means that they are the whole text, else they are its new part
         mask = torch.ones_like(ids) if given_mask is None else given_mask
         if mask.ndim != 2 or len(mask) != len(ids):
             shape = tuple(mask.shape)
@@ -90,7 +90,8 @@ class TextPrompt:
         return cls(ids, fresh, mask, None if bool(mask.all()) else given_mask, positions, cache, past, holes)
 
     def run_cache(self, config: PreTrainedConfig) -> DynamicCache:
-        """The cache of a run: the given one in a batch of one without holes, else one that leaves it as it is."""
+        """The run's cache: the given one if the batch has one row without holes, else a copy that leaves it
+        unchanged."""
         layers = [] if self.cache is None else cast(list[DynamicLayer], self.cache.layers)
         lengths = {layer.get_seq_length() for layer in layers}
         if self.past and (len(lengths) > 1 or len(layers) != len(DynamicCache(config=config).layers)):
@@ -104,5 +105,5 @@ class TextPrompt:
         return shallow_copy(self.cache) if shared else self.cache
 
     def rows(self) -> RowLayout:
-        """Where the rows lie once their holes are closed."""
+        """The layout of the rows once their holes are closed."""
         return RowLayout.of_prompt(self.mask, self.positions)

@@ -1,7 +1,7 @@
-"""Two small layers of any decoder: what a configuration becomes for a probe, or for a test.
+"""Shrinks any decoder's configuration to two small layers, for a probe or a test.
 
-Every size that transformers' configurations name shrinks, each kind of layer stays in, and every window is cut to
-`WINDOW` columns, so that a short text shows it. What is switched on or off stays as it is.
+Every size that transformers' configurations name shrinks, each kind of layer is kept, and every window becomes `WINDOW`
+columns, so that a short text exceeds it. Switches keep their values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ VOCABULARY = 48
 WINDOWS = re.compile(r"window|sliding|chunk|local|block_size|blocks$|index_topk")
 NO_WINDOWS = re.compile(r"chunk_size_feed_forward|experts|_layers$|_pattern$|dropout|mamba|lm_head|kernel|theta")
 HEADS = 4
-SIZES: dict[str, int] = {  # at most; what is 0 or None stays so
+SIZES: dict[str, int] = {  # maximum of each size; 0 and None stay
     "hidden_size": 32,
     "intermediate_size": 48,
     "vocab_size": VOCABULARY,
@@ -83,7 +83,7 @@ OWN = {"model_type", "transformers_version", "architectures", "dtype", "torch_dt
 
 
 def tiny(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
-    """A configuration of the same class with two small layers. `changes` come last."""
+    """A configuration of the same class with two small layers. changes: fields to override."""
     given = {name: value for name, value in config.to_dict().items() if name not in OWN}
     names = dict(config.attribute_map)
     layers = getattr(config, "num_hidden_layers", LAYERS)
@@ -119,6 +119,6 @@ def is_window(name: str, value: Any) -> bool:
 
 
 def _both(kinds: list[Any]) -> list[Any]:
-    """Two layers' entries, of two kinds where there are two."""
+    """Entries for two layers, of different kinds if there are several."""
     other = next((kind for kind in kinds if kind != kinds[0]), kinds[0])
     return [kinds[0], other]

@@ -1,4 +1,4 @@
-"""The autoregressive unit decoder of a speech translator as a target: it verifies drafts over the encoder's states."""
+"""The unit decoder of a speech translator as a target: it verifies drafts, given the encoder's states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmdec.decode.tree import single
 from mmdec.nn.ar_decoder import ArCache, ArDecoder
-from mmdec.nn.dag_decoder import BOS as BOS  # the special units: callers read them here
+from mmdec.nn.dag_decoder import BOS as BOS  # the special units, exported from here
 from mmdec.nn.dag_decoder import EOS as EOS
 from mmdec.nn.dag_decoder import PAD as PAD
 from mmdec.ops.kv_gather import kv_gather
@@ -21,7 +21,7 @@ from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
 @dataclass
 class UnitSession:
-    """One run: its cache and its rows."""
+    """The state of one run: its cache and its rows."""
 
     cache: ArCache
     rows: RowLayout
@@ -29,7 +29,7 @@ class UnitSession:
 
 @final
 class UnitTarget:
-    """prefill takes `states` (B, S, d_memory) and `state_lengths` (B,); the prompt is <s>."""
+    """Scores drafts of units. prefill takes `states` (B, S, d_memory) and `state_lengths` (B,); the prompt is <s>."""
 
     def __init__(self, decoder: ArDecoder, name: str = "units") -> None:
         self.decoder, self.name = decoder, name
@@ -37,9 +37,11 @@ class UnitTarget:
 
     @property
     def device(self) -> torch.device:
+        """The device of the decoder."""
         return self.decoder.embed_tokens.weight.device
 
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[UnitSession, Context, Draft, Scores]:
+        """Run the prompt <s>; see `mmdec.types.Target`."""
         if needs.layers or needs.embeds:
             raise InputError("`drafter` must need no features of the unit decoder, but does. Use the graph's drafter.")
         states, sizes = inputs["states"], inputs["state_lengths"]
@@ -53,7 +55,7 @@ class UnitTarget:
         return session, context, draft, scores
 
     def score(self, session: UnitSession, draft: Draft) -> Scores:
-        """One pass over the tree: (B, N, V)."""
+        """Run the decoder over the tree: logits (B, N, V)."""
         rows, device = session.rows, draft.tokens.device
         tree, positions = rows.see(draft.parents.tolist(), device, session.cache.table.dtype)
         mask = None if tree is None else tree.additive
@@ -61,14 +63,14 @@ class UnitTarget:
         return Scores(self.decoder.extend(draft.tokens, torch.tensor(positions, device=device), session.cache, mask))
 
     def commit(self, session: UnitSession, verdict: Verdict) -> None:
-        """Each row's accepted nodes move to where its own keys end."""
+        """Move each row's accepted columns to the end of its own."""
         columns, begins = session.rows.commit(verdict.path.tolist())
         for part in (part for pair in session.cache.own for part in pair):  # (B, H, size, D)
             kv_gather(part, columns, begins)
         session.cache.length = session.rows.width
 
     def select(self, session: UnitSession, live: Tensor) -> None:
-        """Rows live (K,) int64 go on, in that order."""
+        """Keep only the rows live (K,) int64, in that order."""
         cache = session.cache
         cache.own = [(keys[live], values[live]) for keys, values in cache.own]
         cache.memories = [(keys[live], values[live]) for keys, values in cache.memories]

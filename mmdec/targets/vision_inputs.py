@@ -1,7 +1,7 @@
 """The images and videos of a prompt: encoded once for a run, and assigned to the placeholders in its token ids.
 
-`generate` of transformers runs the vision tower before it hands over; where it is not asked to, the tower runs here.
-Either way a run holds the outputs itself, and later passes do not run the tower again.
+The vision tower runs in `generate` before it hands over, or here if `generate` was given no pixels. In both cases the
+run keeps the outputs, and later passes do not run the tower again.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from mmdec.types import InputError
 
 KINDS = ("image", "video")
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
-SIZES = ("image_sizes", "image_grid_thw", "video_grid_thw")  # of each image or video, or of its grid of patches
+# sizes in pixels of each image or video, or the size of its patch grid
+SIZES = ("image_sizes", "image_grid_thw", "video_grid_thw")
 NAMES = (*PIXELS.values(), *SIZES, "second_per_grid_ts", "mm_token_type_ids", "mm_encoder_outputs")
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What the vision tower makes of T visual tokens: all images of the batch, or all videos."""
+    """The vision tower's output for T visual tokens: all images of the batch, or all videos."""
 
     features: Tensor  # (T, H), projected
     lengths: list[int]  # visual tokens of each image
@@ -47,7 +48,7 @@ class Encoded:
         return Encoded(self.features[tokens], [len(tokens)], [layer[tokens] for layer in self.deep])
 
     def output(self) -> SimpleNamespace:
-        """As a model's `mm_encoder_outputs` wants it."""
+        """The features in the format of a model's `mm_encoder_outputs`."""
         return SimpleNamespace(pooler_output=[self.features], deepstack_features=[[layer] for layer in self.deep])
 
 
@@ -55,16 +56,19 @@ class Encoded:
 class VisionInputs:
     """The images and videos of a run. `encoded` is filled by the first pass that needs it."""
 
-    inputs: Mapping[str, Any]  # of NAMES, those that are not None
-    rows: int  # prompts: with several sequences of each the batch has more rows
+    inputs: Mapping[str, Any]  # the inputs in NAMES that are not None
+    rows: int  # number of prompts; the batch has more rows if each has several sequences
     encoded: dict[str, Encoded] | None = None
-    positions: tuple[Tensor, Tensor] | None = None  # of the prompt, once known: (3, B, F), and offsets (3, B)
-    seconds: float = 0.0  # in the vision tower; 0 where `generate` ran it
+    # positions (3, B, F) of the prompt and offsets (3, B), once computed
+    positions: tuple[Tensor, Tensor] | None = None
+    seconds: float = 0.0  # time in the vision tower; 0 if `generate` ran it
 
     @classmethod
     def of(cls, inputs: Mapping[str, Any], rows: int) -> VisionInputs:
-        """Of a processor's output, or of what `generate` hands over; `rows` of token ids. Raises InputError for pixels
-        that are none."""
+        """Take the images from a processor's output or from `generate`'s inputs. rows: of token ids.
+
+        Raises: InputError if the pixels are malformed.
+        """
         tensors = {name: inputs[name] for name in NAMES if inputs.get(name) is not None}
         for name in (*PIXELS.values(), *SIZES, "mm_token_type_ids"):
             value = tensors.get(name)
@@ -84,11 +88,11 @@ class VisionInputs:
 
     @property
     def raw(self) -> Mapping[str, Any] | None:
-        """As another model would read it; None where `generate` has kept the pixels."""
+        """The inputs for another model; None if `generate` did not pass the pixels on."""
         return None if "mm_encoder_outputs" in self.inputs else self.inputs
 
     def encode(self, model: Any) -> dict[str, Encoded]:
-        """The features of all images and videos, by kind. model: without its LM head. The tower runs once for a run."""
+        """The features of all images and videos, by kind. The tower runs once for a run. model: without its LM head."""
         if self.encoded is None:
             watch = Watch(model.device)
             outputs = self.inputs.get("mm_encoder_outputs") or {}
@@ -126,10 +130,9 @@ class VisionInputs:
             ) from error
 
     def deal(self, model: Any, kind: str, ids: Tensor, fresh: int) -> tuple[Encoded | None, Tensor]:
-        """The features of the placeholders in the last `fresh` columns of ids (B, P), and where they are: (B, fresh)
-        bool.
+        """The features of the placeholders in the last `fresh` columns of ids (B, P), and their places (B, fresh) bool.
 
-        Features may be those of all placeholders, or of these alone. Raises InputError where they are neither.
+        The features may cover all placeholders, or only these. Raises: InputError if their number fits neither.
         """
         token = int(getattr(model.config, f"{kind}_token_id", -1))
         holders = ids == token
@@ -156,7 +159,7 @@ class VisionInputs:
 
 
 def _uncut(holders: Tensor, lengths: list[int]) -> bool:
-    """Whether no image is cut between two rows of placeholders (B, P)."""
+    """Whether each image lies within one row of placeholders (B, P)."""
     return set(accumulate(holders.sum(1).tolist())) <= {0, *accumulate(lengths)}
 
 

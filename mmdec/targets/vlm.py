@@ -1,8 +1,7 @@
 """Vision-language models of transformers as targets: LLaVA 1.5, LLaVA-NeXT, Qwen2-VL, Qwen2.5-VL, Qwen3-VL.
 
-Images are read in the prompt's pass, DeepStack included, which is the model's own; a draft's pass is that of its
-language model. A video is a list of images for LLaVA, `pixel_values_videos` for Qwen. Nothing of a run is left on the
-model object or read from it.
+The prompt's pass is the model's own, with images and DeepStack; a draft's pass is that of its language model. A video
+is a list of images for LLaVA, `pixel_values_videos` for Qwen. A run leaves nothing on the model object.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ AXES = (
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
 )
-HELD = "vision_inputs"  # the name under which a run's VisionInputs go from `hold_back` to `prefill`
+HELD = "vision_inputs"  # the name of a run's VisionInputs between `hold_back` and `prefill`
 
 
 @final
@@ -40,23 +39,26 @@ class VlmTarget(DecoderTarget):
 
     @staticmethod
     def takes(model: PreTrainedModel) -> bool:
-        """Whether it is one of the five kinds."""
+        """Whether this is one of the five kinds."""
         return any(kind.__name__ in (*PLAIN, *AXES) for kind in type(model).__mro__)
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Raises InputError for a language model whose drafts could not be scored or taken back."""
+        """Raises InputError if drafts of its language model could not be scored or rolled back."""
         self._axes = any(kind.__name__ in AXES for kind in type(model).__mro__)
         text = model.config.get_text_config(decoder=True)
         check_decoder(type(model).__name__, text)
-        if not self._axes:  # the language model is any that the configuration names
+        if not self._axes:  # the configuration may name any language model
             check_proof(cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING[type(text)]), text, text_scorer)
         super().__init__(model)
         self._base = cast(Any, model).model
         self._head = cast(nn.Module, model.get_output_embeddings())
 
     def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What `generate` is to prepare, and what goes past it into `prefill`: pixels, so that the vision tower runs
-        with the run and its seconds are known; positions of three axes, which `generate` would leave on the model."""
+        """Split a call's inputs: those that `generate` prepares, and those given to `prefill` directly.
+
+        The latter are the pixels, so that the vision tower runs within the run and is timed, and positions of three
+        axes, which `generate` would leave on the model.
+        """
         ids: Tensor = inputs["input_ids"]
         named = {name: value for name, value in inputs.items() if name not in NAMES}
         held: dict[str, Any] = {HELD: VisionInputs.of(inputs, len(ids))}
@@ -67,13 +69,13 @@ class VlmTarget(DecoderTarget):
         return named, held
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """As for a language model; and one object that holds the images of the run and what the tower makes of them."""
+        """As for a language model, plus one object that holds the run's images and the vision tower's outputs."""
         prepared = dict(super().prepare_inputs(ids, config, inputs))
         vision = prepared.get(HELD) or VisionInputs.of(prepared, len(ids))
         return {name: value for name, value in prepared.items() if name not in NAMES} | {HELD: vision}
 
     def prompt_positions(self, inputs: Mapping[str, Any]) -> list[int]:
-        """As for a language model. With three axes an image takes as many as its longer side has tokens."""
+        """As for a language model. With three axes, an image takes as many positions as its longer side has tokens."""
         if not self._axes:
             return super().prompt_positions(inputs)
         named = {name: value for name, value in inputs.items() if name not in NAMES}
@@ -104,7 +106,7 @@ class VlmTarget(DecoderTarget):
         return Prompt(text, positions, offsets, visual, extra_inputs, vision.seconds, summaries, vision.raw)
 
     def _embeds(self, prompt: Prompt) -> Tensor:
-        """At visual tokens the projected visual embedding, as the model itself puts it there."""
+        """The first layer's inputs; at visual tokens, the projected visual embeddings, placed as the model does."""
         text = prompt.text
         embeds = self.model.get_input_embeddings()(text.fresh)
         for kind, output in (prompt.extra["mm_encoder_outputs"] or {}).items():

@@ -1,7 +1,7 @@
-"""Whisper's decoder as a target: it scores token trees over one window's encoder states.
+"""Whisper's decoder as a target: it scores token trees, given one window's encoder states.
 
-transformers' own long-form code (windows, fallback, timestamps, prompts) calls it once for each window and temperature
-by `custom_generate`: what this file gets is one batch of windows, already encoded, and the decoder's prompts.
+transformers' own long-form code (windows, fallback, timestamps, prompts) calls the loop once for each window and
+temperature by `custom_generate`. The input here is one batch of encoded windows and the decoder's prompts.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
 ATTENTION = ("sdpa", "eager")
 READ = {"input_ids", "encoder_outputs", "decoder_attention_mask", "past_key_values"}
-LET_BE = {"use_cache", "attention_mask", "output_attentions", "output_hidden_states"}  # Whisper masks no features
+# inputs without effect on a pass; Whisper masks no features
+LET_BE = {"use_cache", "attention_mask", "output_attentions", "output_hidden_states"}
 
 
 @dataclass(frozen=True)
 class WhisperPrompt:
-    """The arguments of a prompt's pass, checked and brought into one form."""
+    """The inputs of a prompt's pass, checked and normalised."""
 
     ids: Tensor  # (B, P)
     states: Tensor  # (B, S, H)
     mask: Tensor  # (B, P) bool
-    mask_given: Tensor | None  # where the caller has one
+    mask_given: Tensor | None  # if the caller gave one
     positions: Tensor  # (B, P)
     holes: bool  # whether a row has padding after its first token
 
@@ -92,7 +93,8 @@ class WhisperPrompt:
 
 @dataclass
 class WhisperSession:
-    """One run: its cache, its rows, and the encoder's states, whose keys and values are in the cache."""
+    """The state of one run: its cache (with keys and values of the encoder's states), its rows, and the encoder's
+    states."""
 
     cache: Cache
     store: KVPool
@@ -105,19 +107,19 @@ class WhisperSession:
 
 @final
 class WhisperTarget(HfTarget):
-    """Scores token trees with a Whisper model, which is left as it is and may serve many at once.
+    """Scores token trees with a Whisper model, which is not changed; several runs may share it.
 
     Layers are counted from 0; -1 is the last one, final norm included. The attention implementation may be "sdpa" or
     "eager".
     """
 
-    one_run: ClassVar[bool] = False  # a run for each window and temperature
+    one_run: ClassVar[bool] = False  # the loop runs for each window and temperature
     reads_encoder: ClassVar[bool] = True
     batch_processors: ClassVar[tuple[type, ...]] = (WhisperNoSpeechDetection,)  # encodes the batch's audio again
 
     @staticmethod
     def takes(model: PreTrainedModel) -> bool:
-        """Whether it is a whole Whisper."""
+        """Whether this is a complete Whisper."""
         return isinstance(model, WhisperForConditionalGeneration)
 
     def __init__(self, model: WhisperForConditionalGeneration) -> None:
@@ -132,21 +134,27 @@ class WhisperTarget(HfTarget):
 
     @property
     def name(self) -> str:
-        """Where the model is from, and a digest of its weights."""
+        """Names the model's source and a digest of its weights."""
         return model_name(self.model)
 
     @property
     def device(self) -> torch.device:
+        """The device of the model."""
         return self.model.device
 
     @torch.no_grad()
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[WhisperSession, Context, Draft, Scores]:
-        """inputs: input_ids (B, P) of the decoder; encoder_outputs, whose first part is (B, S, H); optional
-        decoder_attention_mask (B, P), padded on the left; past_key_values, if any, empty, and filled as `generate`
-        would fill it in a batch of one (in larger ones see `reread`)."""
+        """Run the decoder's prompt.
+
+        inputs: input_ids (B, P); encoder_outputs, whose first part is (B, S, H); optional decoder_attention_mask (B,
+            P), padded on the left; past_key_values, which must be empty. At batch 1 it is filled as `generate` would
+            (for larger batches
+            see `reread`).
+        """
         self._check_needs(needs)
         prompt = WhisperPrompt.of(inputs, self.model.config.max_target_positions)
-        own = len(prompt.ids) == 1 and not prompt.holes  # else the caller's cache could not say what it holds
+        # otherwise a cache of the caller could not be filled during the run
+        own = len(prompt.ids) == 1 and not prompt.holes
         cache = (inputs.get("past_key_values") if own else None) or EncoderDecoderCache(DynamicCache(), DynamicCache())
         decoder = self.model.model.decoder
         quick = FastDecoder(decoder) if not set(needs.layers) - {-1} and FastDecoder.fits(decoder) else None
@@ -175,7 +183,7 @@ class WhisperTarget(HfTarget):
 
     @torch.no_grad()
     def score(self, session: WhisperSession, draft: Draft) -> Scores:
-        """One pass over the draft's tree; its columns wait in the cache for `commit`."""
+        """Run the decoder over the draft's tree. Its columns stay in the cache until `commit`."""
         rows, device = session.rows, draft.tokens.device
         run = partial(self._draft, session.states, session.layers, session.quick)
         if session.fast is not None and draft.tokens.shape[1] <= LARGEST:
@@ -201,21 +209,23 @@ class WhisperTarget(HfTarget):
 
     @torch.no_grad()
     def commit(self, session: WhisperSession, verdict: Verdict) -> None:
-        """Keep the accepted path's columns; after the prompt's pass there is nothing to keep or drop."""
+        """Keep the accepted path's columns and drop the others. After the prompt's pass nothing changes."""
         keep_path(session.rows, session.store, verdict.path)
 
     @torch.no_grad()
     def select(self, session: WhisperSession, live: Tensor) -> None:
-        """Rows live (K,) int64 go on, in that order: in the encoder's states and their keys, too."""
+        """Keep only the rows live (K,) int64, in that order, also of the encoder's states."""
         session.rows.select(live.tolist())
         session.store.select(live, session.rows.width)
         session.states = session.states.index_select(0, live.to(session.states.device))
 
     @torch.no_grad()
     def reread(self, inputs: Mapping[str, Any], sequences: Tensor, cache: Any = None, **outputs: bool) -> Any:
-        """One pass over the finished text (B, L), its last token left out: for attentions and hidden states, which
-        transformers wants of every step, and for an empty cache that is to hold them all. `outputs` are the decoder's
-        own flags. Attends to padding after a row's end, as its loop does."""
+        """Run the decoder once over the finished text (B, L) without its last token.
+
+        This gives attentions and hidden states of every step, and fills an empty cache of the caller. outputs: the
+        decoder's flags. Padding after a row's end is attended to, as in transformers' loop.
+        """
         prompt = WhisperPrompt.of({**inputs, "past_key_values": None}, self.model.config.max_target_positions)
         text = sequences[:, :-1]
         more = text.shape[1] - prompt.ids.shape[1]
@@ -229,11 +239,11 @@ class WhisperTarget(HfTarget):
         return self._decoder(text, mask, positions, prompt.states, cache, (), None, **outputs)
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """As they are: ids (B, P) are always the whole text."""
+        """The inputs unchanged: ids (B, P) are always the whole text."""
         return inputs
 
     def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
-        """No: `output` fills a cache that the caller reads."""
+        """False: `output` fills a cache that the caller reads."""
         return False
 
     def extend(self, inputs: Mapping[str, Any], sequences: Tensor) -> None:
@@ -248,11 +258,14 @@ class WhisperTarget(HfTarget):
         scores: tuple[Tensor, ...] | None = None,
         logits: tuple[Tensor, ...] | None = None,
     ) -> GenerateEncoderDecoderOutput:
-        """transformers' output object for sequences (B, L) with `lengths` new tokens in each row. Attentions and hidden
-        states are those of one more pass, over all."""
+        """Make transformers' output object for sequences (B, L) with `lengths` new tokens in each row.
+
+        Attentions and hidden states are computed by one more pass over the whole text.
+        """
         cache = inputs.get("past_key_values")
         flags = {name: True for name in ("output_attentions", "output_hidden_states") if getattr(config, name)}
-        empty = cache if cache is not None and not cache.get_seq_length() else None  # larger batches used their own
+        # at larger batches the run used its own cache
+        empty = cache if cache is not None and not cache.get_seq_length() else None
         states: dict[str, Any] = {}
         if flags or empty is not None:
             decoded = self.reread(inputs, sequences, empty, **flags)
@@ -302,7 +315,7 @@ class WhisperTarget(HfTarget):
 
 
 def check_model(model: WhisperForConditionalGeneration) -> None:
-    """Raise InputError for an attention implementation that takes no tree."""
+    """Raise InputError if the model's attention implementation cannot take tree masks."""
     attention = model.config._attn_implementation
     if attention not in ATTENTION:
         raise InputError(
@@ -314,10 +327,10 @@ def check_model(model: WhisperForConditionalGeneration) -> None:
 def output_states(
     decoded: Any, encoded: Mapping[str, Any], prompt: int, length: int, config: GenerationConfig
 ) -> dict[str, Any]:
-    """What an output object holds besides tokens, scores and cache, as far as `config` asks for it.
+    """The fields of an output object besides tokens, scores and cache, as far as `config` asks for them.
 
-    decoded: the decoder's output for `length` columns, of which the first `prompt` are the prompt's; encoded: the
-    encoder's output.
+    decoded: the decoder's output for `length` columns, the first `prompt` of which are the prompt's. encoded: the
+        encoder's output.
     """
     states: dict[str, Any] = {}
     if config.output_attentions:
@@ -333,8 +346,13 @@ def output_states(
 def _steps(
     layers: tuple[Tensor, ...], prompt: int, length: int, axis: int, square: bool = False
 ) -> tuple[tuple[Tensor, ...], ...]:
-    """Each layer's (..., T, ...) of `length` columns: the prompt's, then one tuple for each later token. Empty tuples
-    where there are no layers ("sdpa" gives no attentions). `square` attentions see no column after their own."""
+    """Split each layer's (..., T, ...), with `length` columns along `axis`, by step: the prompt's part, then single
+    columns.
+
+    layers: may be () ("sdpa" returns no attentions), which gives empty tuples. square: attentions, cut at their own
+        column.
+    Returns: one tuple of layers for each step.
+    """
     cuts = [(0, prompt), *((step, step + 1) for step in range(prompt, length))]
     return tuple(
         tuple((layer[..., :end] if square else layer).narrow(axis, begin, end - begin) for layer in layers)

@@ -1,8 +1,8 @@
-"""A draft's pass through Whisper's decoder: its own layers, without what a stock pass does for other callers.
+"""A fast path for drafts through Whisper's decoder: its own layers, without the overhead of a stock pass.
 
-A small decoder's pass is mostly Python: masks that are here already, attention implementations looked up, dropout that
-does nothing, outputs that nobody asked for. Left out, a draft costs about what a single token costs in the stock loop.
-The arithmetic is transformers' own, operation by operation.
+Most of a small decoder's pass is Python overhead: masks that exist already, attention implementations looked up,
+dropout without effect, outputs that are not needed. Without it a draft costs about as much as a single token in the
+stock loop. The arithmetic equals transformers', operation by operation.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, S, D)
 
 @final
 class FastDecoder(nn.Module):
-    """Takes what the decoder takes, where its cache holds the prompt and the encoder's keys and values already. For one
-    run: what is hung on the model later is not seen.
+    """Replaces the decoder's forward if its cache holds the prompt and the encoder's keys and values. Make one for each
+    run.
 
-    Linear layers and norms with hooks or adapters on them, and those of other kinds, are called as they are. Hooks on
-    the decoder are told of these passes as of its own.
+    Modules with hooks or adapters, and those of unknown classes, are called normally; hooks on the decoder itself are
+    called, too. Hooks added during the run are ignored.
     """
 
     def __init__(self, decoder: WhisperDecoder) -> None:
         super().__init__()
-        self.embeddings: tuple[Any, Any] = (decoder.embed_tokens, decoder.embed_positions)  # not parts: the model's own
+        # a tuple, so that they are not registered as submodules
+        self.embeddings: tuple[Any, Any] = (decoder.embed_tokens, decoder.embed_positions)
         self.layers_of = [_Layer(layer) for layer in decoder.layers]
         self.norm = _direct(decoder.layer_norm)
         for name in HOOKS:
@@ -46,7 +47,7 @@ class FastDecoder(nn.Module):
 
     @staticmethod
     def fits(decoder: nn.Module) -> bool:
-        """Whether the decoder's layers are the stock ones, with nothing hung on them, and attend by "sdpa"."""
+        """Whether the decoder has only stock layers without hooks, and attends by "sdpa"."""
         if type(decoder) is not WhisperDecoder or decoder.training or decoder.config._attn_implementation != "sdpa":
             return False
         layers: list[Any] = list(decoder.layers)
@@ -57,8 +58,11 @@ class FastDecoder(nn.Module):
         return stock and all(map(_bare, (decoder, *layers, *attentions)))
 
     def remember(self, states: Tensor, cache: EncoderDecoderCache) -> None:
-        """Put the keys and values of the encoder's states (B, S, H) into an empty cache, as views of what the maps
-        give: the stock pass copies them twice, and allocating is slow (30 MB for the shipped Whisper)."""
+        """Put keys and values of the encoder's states (B, S, H) into an empty cache, as views of the projections'
+        outputs.
+
+        The stock pass copies them twice, and allocation is slow (30 MB for the shipped Whisper).
+        """
         memory = cache.cross_attention_cache
         for index, layer in enumerate(self.layers_of):
             if index == len(memory.layers):
@@ -77,8 +81,10 @@ class FastDecoder(nn.Module):
         past_key_values: EncoderDecoderCache,
         **given: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """input_ids and position_ids (B, N), attention_mask (B, 1, N, S + N) added to scores, or None where all is
-        seen -> last_hidden_state (B, N, H). What else a decoder takes is in the cache."""
+        """Run the decoder -> last_hidden_state (B, N, H).
+
+        input_ids, position_ids: (B, N). attention_mask: (B, 1, N, S + N) additive; None: all columns are visible.
+        """
         own, memory = past_key_values.self_attention_cache, past_key_values.cross_attention_cache
         tokens, positions = self.embeddings
         x = tokens(input_ids) + positions(input_ids, position_ids=position_ids)
@@ -92,7 +98,7 @@ class FastDecoder(nn.Module):
 
 
 class _Layer:
-    """One layer's maps, found once."""
+    """The projections of one layer, looked up once."""
 
     def __init__(self, layer: Any) -> None:
         self.own, self.memory = _Attention(layer.self_attn), _Attention(layer.encoder_attn)
@@ -101,7 +107,7 @@ class _Layer:
         self.activation: Map = layer.activation_fn
 
     def __call__(self, x: Tensor, extend: Callable[..., Pair], memory: Pair, mask: Tensor | None) -> Tensor:
-        """extend: adds keys and values of x (B, N, H) to the cache's, and gives them all."""
+        """extend: appends keys and values of x (B, N, H) to the cache's, and returns all of them."""
         y = self.own_norm(x)
         x = x + self.own(y, extend(*self.own.pair(y)), mask)
         x = x + self.memory(self.memory_norm(x), memory, None)
@@ -130,7 +136,7 @@ class _Attention:
 
 
 def _direct(module: Any) -> Map:
-    """What the module does, without the way there, if it is one of torch's own with nothing hung on it."""
+    """The function behind a module of torch without hooks, which skips `__call__`; other modules unchanged."""
     if type(module) is nn.Linear and _bare(module):
         return partial(linear, weight=module.weight, bias=module.bias)
     if type(module) is nn.LayerNorm and _bare(module):
@@ -140,15 +146,15 @@ def _direct(module: Any) -> Map:
 
 
 def _bare(module: nn.Module) -> bool:
-    """Nothing hangs on it; the decoder's own hooks are told."""
+    """Whether a module has no hooks."""
     return "forward" not in vars(module) if type(module) is WhisperDecoder else not hooked(module)
 
 
 def decoder_of_layers(model: WhisperForConditionalGeneration, layers: Sequence[int]) -> WhisperForCausalLM:
-    """A decoder of the model's `layers`, for transformers' assisted generation.
+    """Make a smaller decoder of the model's `layers`, for transformers' assisted generation.
 
-    It shares the model's embeddings, last norm and output, and reads the model's encoder states. Each layer is a copy:
-    its index in the cache is its index in the smaller decoder.
+    It shares the model's embeddings, last norm and output layer, and reads the model's encoder states. Each layer is
+    copied, because its index in the cache is its index in the smaller decoder.
     """
     config = copy.deepcopy(model.config)
     config.decoder_layers = len(layers)

@@ -1,4 +1,4 @@
-"""What Whisper's own `generate` does besides the decoding loop: logits processors, languages, attention, warnings."""
+"""The parts of Whisper's `generate` besides the loop: logits processors, languages, attention, warnings."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ LANGUAGE_CODES: dict[str, str] = TO_LANGUAGE_CODE  # English name in lower case 
 def generate_processors(
     model: WhisperForConditionalGeneration, prompt_length: int, timestamps: bool
 ) -> list[Callable[[Tensor, Tensor], Tensor]]:
-    """The logits processors of `generate`, in its order, for prompts of `prompt_length` columns. timestamps: whether
-    the text is under the rules for timestamp tokens."""
+    """The logits processors of `generate`, in its order, for prompts of `prompt_length` columns.
+
+    timestamps: whether the rules for timestamp tokens apply.
+    """
     config: Any = model.generation_config
     device: Any = model.device  # transformers declares a str
     processors: list[Any] = []
@@ -40,8 +42,8 @@ def generate_processors(
 
 @contextmanager
 def attention_restored(model: WhisperForConditionalGeneration) -> Iterator[None]:
-    """At the end the model has the attention implementation that it has now: `generate` with word timestamps sets
-    "eager" and leaves it there."""
+    """Restore the model's attention implementation at the end: `generate` with word timestamps sets "eager" and leaves
+    it."""
     before = model.config._attn_implementation or "sdpa"
     try:
         yield
@@ -51,11 +53,10 @@ def attention_restored(model: WhisperForConditionalGeneration) -> Iterator[None]
 
 @contextmanager
 def without_own_warnings() -> Iterator[None]:
-    """Drop what `generate` (5.23) warns of its own calls: it hands every window a generation config and settings beside
-    it, which it deprecates."""
+    """Suppress warnings about arguments that `generate` (5.23) itself passes to each window."""
     log = logging.getLogger("transformers.generation.utils")
 
-    def drop(record: logging.LogRecord) -> bool:  # one for each call: a thread that ends takes away its own alone
+    def drop(record: logging.LogRecord) -> bool:  # one function per call, so that a thread removes only its own filter
         return not record.getMessage().startswith(OWN_WARNINGS)
 
     log.addFilter(drop)

@@ -1,1 +1,1 @@
-"""Questions about pictures, answered by a vision-language model that drafts: `mmdec.describe`, `mmdec.Chat`."""
+"""Questions about images, answered by a vision-language model: `mmdec.describe`, `mmdec.Chat`."""

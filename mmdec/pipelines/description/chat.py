@@ -1,7 +1,7 @@
-"""A conversation about pictures, turn by turn over one cache: `mmdec.Chat`.
+"""`mmdec.Chat`: a dialogue about images, turn by turn over one key-value cache.
 
-Each answer is that of `model.generate` on the whole dialogue so far over the same cache. Earlier turns are not
-read again, and a drafter's memory goes on with it.
+Each answer is that of `model.generate` on the whole dialogue so far over the same cache. Earlier turns are not computed
+again, and the drafter's state continues with the cache.
 """
 
 from __future__ import annotations
@@ -35,18 +35,24 @@ from mmdec.pipelines.threads import with_threads
 from mmdec.runtime import Stopwatch
 from mmdec.types import InputError
 
-LACKING = ("batch_size", "on_text", "on_round")  # options of `describe` that mean nothing here
+LACKING = ("batch_size", "on_text", "on_round")  # options of `describe` that a chat does not take
 
 
 @final
 class Chat:
-    """A dialogue with a model: `chat.ask("What is this?", "menu.png")`, then `chat.ask("And what is cheapest?")`.
+    """A dialogue with a vision-language model.
 
-    Options are those of `mmdec.describe`. An object is one dialogue; if several threads ask, they wait for each other.
+        chat = mmdec.Chat()
+        chat.ask("What is this?", "menu.png")
+        chat.ask("And what is cheapest?")
+
+    options: the keyword options of `mmdec.describe`, except batch_size, on_text and on_round. One object is one
+        dialogue. If several threads call `ask`, they wait for each other.
     """
 
     def __init__(self, **options: Unpack[DescribeOptions]) -> None:
-        """Raises InputError for what cannot work."""
+        """Load the model and its drafter; options as for `mmdec.describe`. Raises InputError if an option is
+        refused."""
         remaining: dict[str, Any] = {**options}
         for name in LACKING:
             if name in remaining:
@@ -68,18 +74,25 @@ class Chat:
 
     @property
     def messages(self) -> list[Message]:
-        """The dialogue as the chat template reads it, up to the last answer."""
+        """The dialogue up to the last answer, in the format of chat templates."""
         return [{**message, "content": list(message["content"])} for message in self._messages]
 
     @property
     def tokens(self) -> list[int]:
-        """The dialogue's tokens, image tokens included, up to the last answer's end."""
+        """Token ids of the dialogue, image tokens included, without the last answer's end token."""
         return self._ids[0].tolist()
 
     def ask(self, prompt: str, image: Pictures = (), *, on_text: OnText | None = None) -> Description:
-        """The next answer. image: none, one, or a tuple of several that come with this question.
+        """Ask the next question and return the model's answer.
 
-        If a question is refused or an answer is interrupted, the dialogue stays as it was before the question.
+        If the question is refused or the answer is interrupted, the dialogue stays as it was before.
+
+        prompt: the question.
+        image: the images that come with this question, as for `describe`: one, or a tuple. Default (): none.
+        on_text: called with each accepted piece of the answer. An exception from it ends the call.
+        Returns: the `Description` of the answer.
+        Raises: InputError if the question is refused, the dialogue exceeds the model's positions, or the answer's
+            confidence is below the chat's `min_confidence`.
         """
         check_callable("on_text", on_text, "a function of a piece of text")
         with self._lock, with_threads(self._threads, self._request.vlm.model):
@@ -92,7 +105,7 @@ class Chat:
             remedy = "Shorten it, or begin a new chat: the dialogue so far counts."
             for error in too_long(self._request.vlm, inputs, remedy).values():
                 raise error
-            self._cache = None  # until the answer is whole
+            self._cache = None  # only a complete answer leaves a valid cache
             listeners = Listeners(on_text)
             with naming_options(DescribeOptions.__annotations__.keys() - {*LACKING}):
                 (answer,) = describe_batch(
@@ -116,13 +129,14 @@ class Chat:
             return answer
 
     def _inputs(self, question: Question, message: Message) -> dict[str, Any]:
-        """The whole dialogue's ids, with this turn's pictures; with all of them where no cache holds the others."""
+        """Model inputs for the whole dialogue's ids. They hold this turn's images; without a cache, those of all
+        turns."""
         vlm = self._request.vlm
         text = render(vlm, [message]) if not self._messages else self._turn(message)
         try:
             inputs = tensors(vlm, [text], [question], begins=not self._messages)
         except Exception:
-            check_accepted(vlm, question)  # says what is wrong with the pictures
+            check_accepted(vlm, question)  # raises a clearer error if the images are at fault
             raise
         ids: Tensor = torch.cat([self._ids, inputs["input_ids"]], 1)
         inputs |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -136,7 +150,8 @@ class Chat:
         return inputs
 
     def _turn(self, message: Message) -> str:
-        """What the chat template writes after the last answer: its end, the question, and where the model goes on."""
+        """The text that the chat template adds after the last answer: its end, the question, the start of the next
+        answer."""
         mark = "(answer)"
         while any(mark in part.get("text", "") for part in message["content"]):
             mark += ")"
@@ -145,7 +160,7 @@ class Chat:
         return text.rpartition(mark)[2]
 
     def _so_far(self, ids: Tensor, answer: list[int]) -> Tensor:
-        """The dialogue's ids (1, L) with an answer, whose end the template writes."""
+        """Append an answer to the dialogue's ids (1, L), without its end token, which the template writes."""
         config: Any = self._request.vlm.model.generation_config
         given = self._request.options.get("eos_token_id")
         end: Any = config.eos_token_id if given is None else given

@@ -1,7 +1,7 @@
-"""Questions about pictures, answered by a vision-language model that drafts: `mmdec.describe`.
+"""`mmdec.describe`: a vision-language model answers questions about images with speculative decoding.
 
-The text is that of `model.generate` on the inputs that the model's own processor and chat template make. Here images
-become inputs and tokens become descriptions.
+The text is that of `model.generate` on the inputs that the model's own processor and chat template make. This module
+turns images into inputs and tokens into descriptions.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from mmdec.types import InputError
 __all__ = ["DescribeOptions", "describe"]
 
 PROMPT = "Describe this image."
-MAX_BATCH = 4096  # questions answered together
-MAX_IMAGES = 256  # of one question
+MAX_BATCH = 4096  # questions answered together at most
+MAX_IMAGES = 256  # images of one question at most
 Picture = ImageSource | os.PathLike[str]
-Pictures = Picture | tuple[Picture, ...]  # one question's
+Pictures = Picture | tuple[Picture, ...]  # all images of one question
 
 
 class DescribeOptions(TypedDict, total=False, extra_items=Any):
-    """What `describe` takes beside images and prompt; all other options go to transformers' `generate`."""
+    """The keyword arguments of `describe`; all other options go to transformers' `generate`."""
 
     model: Model
     processor: ProcessorMixin | None
@@ -95,28 +95,33 @@ def describe(
     min_confidence: float | None = None,
     **options: Any,
 ) -> Description | list[Description]:
-    """Ask a model about pictures: exactly what `model.generate` answers, in fewer passes of the model.
+    """Ask a vision-language model about images: exactly the answer of `model.generate`, in fewer passes of the model.
 
-    `image` is a path, a file's bytes, a PIL image or a uint8 array (H, W, 3); a tuple is one question over several
-    images, an empty one over none; a list gives a list back, in order, and `batch_size` questions are answered
-    together. `prompt` is the question, or a list with one for each member of the list of images. Where it holds the
-    model's image token ("<image>", "<|image_pad|>"), the images stand there, else before it. `model` is the shipped
-    "vlm-scenes", a directory, a hub id of a LLaVA or a Qwen-VL, in float32 unless `dtype` says otherwise, or a loaded
-    model with its `processor`.
-
-    `drafter` is a system with weights for this model ("eagle", "msd", ...: a folder of that name inside the model's
-    folder, or beside it as <model>-eagle), "lookup", "recycling" or another registered name, a drafter's folder, its
-    hub id, "vlm-scenes/eagle" for a shipped one, a dotted path "package.module:Class", a smaller model, an
-    `mmdec.types.Drafter`, or None for plain decoding; "auto" takes the first of those with weights that there is, else
-    "lookup". `rule`, `num_speculative_tokens`, `seed` and `statistics` are those of `mmdec.generate`, and `options` go
-    to `generate`: max_new_tokens (512 where the model does not say), do_sample, temperature and so on.
-
-    `on_text` is called with each piece of the answer as it is accepted, `on_round` with every round and its text, for
-    one question; what they raise ends the call. `threads`: see `translate_speech`. `min_confidence`, 0 to 1, refuses
-    answers that are less likely to be right (`out.confidence`).
-
-    Raises InputError for what cannot be done, as for a prompt that is longer than the model's positions, and
-    BatchError, with the other results, for members of a list.
+    image: a path, a file's bytes, a PIL image or a uint8 array (H, W, 3). A tuple holds all images of one question (it
+        may be empty). A list holds one such entry for each of several questions.
+    prompt: the question; with a list of images either one question for all or a list of as many. The images stand where
+        the prompt has the model's image token ("<image>", "<|image_pad|>"), else before it.
+    model: the shipped "vlm-scenes", a directory or hub id of a LLaVA or a Qwen-VL, or a loaded model (then give its
+        `processor`).
+    processor: the processor of a loaded model; None otherwise.
+    drafter: a drafter with weights for this model ("eagle", "msd", ...: a folder of that name inside the model's
+        folder, or beside it as <model>-eagle), "lookup", "recycling" or another registered name, a drafter's folder or
+        hub id,
+        "vlm-scenes/eagle" for a shipped one, a dotted path "package.module:Class", a smaller model, an
+        `mmdec.types.Drafter`, or None for plain decoding. Default "auto": the first drafter with weights that is found,
+        else "lookup".
+    batch_size: questions answered together. Default 8.
+    rule, num_speculative_tokens, seed, statistics: as for `mmdec.generate`.
+    device: where a model given by name runs. Default None: a GPU if there is one, else the CPU.
+    dtype: precision of a model given by name. Default None: float32.
+    threads: as for `translate_speech`.
+    on_text: called with each accepted piece of the answer; for one question only. An exception from it ends the call.
+    on_round: called with each `Round` and its text; for one question only. An exception from it ends the call.
+    min_confidence: in [0, 1]: refuse answers whose `confidence` is lower. Default None: refuse none.
+    options: arguments of `generate`: max_new_tokens (512 if the model names none), do_sample, temperature and so on.
+    Returns: a `Description`, or for a list of images a list of them in the same order.
+    Raises: InputError if an argument or an image is refused, or a prompt exceeds the model's positions; BatchError for
+        a list with such members; it holds the results of the others.
     """
     batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
     check_threads(threads)
@@ -153,14 +158,14 @@ def _refuse(
 
 
 def _listed(descriptions: Mapping[int, Description], errors: dict[int, InputError], count: int) -> list[Description]:
-    """All in order. Raises BatchError where some were refused."""
+    """All descriptions in the order of the questions. Raises BatchError if some were refused."""
     if errors:
         raise BatchError([descriptions.get(index) for index in range(count)], dict(sorted(errors.items())), "images")
     return [descriptions[index] for index in range(count)]
 
 
 def _listeners(on_text: OnText | None, on_round: OnRound | None, single: bool) -> Listeners:
-    """Both, checked. Raises InputError where there are several questions."""
+    """Check both callbacks. Raises InputError if there are several questions."""
     check_callable("on_text", on_text, "a function of a piece of text")
     check_callable("on_round", on_round, "a function of a round")
     for name, function in (("on_text", on_text), ("on_round", on_round)):
@@ -181,22 +186,29 @@ def request_of(
     options: Mapping[str, Any],
     least: float | None = None,
 ) -> DescriptionRequest:
-    """Everything checked that can be before an image is read. least: `min_confidence`, checked."""
+    """Check all options that can be checked before an image is read, and collect them.
+
+    vlm: the model and its processor. drafter, rule, nodes, seed, statistics, options: as for `describe`.
+    least: the checked `min_confidence`, in [0, 1] or None.
+    Raises: InputError if the drafter does not fit the model or an option is refused.
+    """
     chosen = as_drafter(vlm, drafter)
     loaded = speculate(chosen, rule, nodes, seed, statistics=statistics).drafter_for(vlm.model)
     name = "" if loaded is None else loaded.name
-    if name not in vlm.checked:  # a run checks again; here it is done once, for it takes a good part of a short answer
+    # each run checks this again; checking once here first saves much of the time of a short answer
+    if name not in vlm.checked:
         target = target_of(vlm.model)
         if loaded is not None:
             loaded.check(target)
         vlm.checked.add(name)
-    network = chosen if isinstance(chosen, PreTrainedModel) else loaded  # a smaller model is locked, too, while it runs
+    # a smaller model gets locked while it runs, too
+    network = chosen if isinstance(chosen, PreTrainedModel) else loaded
     calibrations = read_calibrations(vlm.directory)
     return DescriptionRequest(vlm, network, rule, nodes, seed, statistics, options, least, calibrations)
 
 
 def read_question(images: Any, prompt: object) -> Question:
-    """One question's pictures, read, and its prompt, checked. Raises InputError."""
+    """Read the images of one question and check its prompt. Raises InputError."""
     sources = images if isinstance(images, tuple) else (images,)
     if len(sources) > MAX_IMAGES:
         raise InputError(f"`image` must have at most {MAX_IMAGES} images, but has {len(sources)}. Ask about fewer.")
@@ -210,7 +222,7 @@ def read_question(images: Any, prompt: object) -> Question:
 
 
 def _questions(image: Any, prompt: str | list[str]) -> list[tuple[Any, object]]:
-    """(images, prompt) of each question, nothing read yet."""
+    """The (images, prompt) pair of each question; no image is read yet."""
     if not isinstance(image, list):
         return [(image, prompt)]
     if not isinstance(prompt, list):
@@ -225,7 +237,7 @@ def _questions(image: Any, prompt: str | list[str]) -> list[tuple[Any, object]]:
 def _read(
     request: DescriptionRequest, sources: Sequence[tuple[Any, object]], errors: dict[int, InputError]
 ) -> dict[int, Question]:
-    """The questions that can be read, by their index; what is wrong with the others goes to `errors`."""
+    """Read the questions, keyed by index. Questions that are refused add their error to `errors`."""
     questions: dict[int, Question] = {}
     for index, (images, prompt) in enumerate(sources):
         try:
@@ -263,13 +275,13 @@ def _tensors(
     batch: Sequence[int],
     errors: dict[int, InputError],
 ) -> tuple[dict[str, Any], Sequence[int]]:
-    """A batch's inputs, and the indices of its questions that the processor takes."""
+    """Model inputs of a batch, and the indices of the questions that the processor accepts; others add to `errors`."""
     vlm, chosen = request.vlm, [questions[index] for index in batch]
     try:
         inputs = tensors(vlm, [question.text for question in chosen], chosen)
     except MemoryError:
         raise
-    except Exception as error:  # of one of them, unknown which
+    except Exception as error:  # some question of the batch is at fault; find out which
         refused = dict[int, InputError]()
         for index in batch:
             try:

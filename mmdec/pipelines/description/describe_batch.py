@@ -1,4 +1,4 @@
-"""One batch of questions through the model, round by round; tokens become descriptions."""
+"""Decodes one batch of questions, round by round, and turns tokens into descriptions."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ ANSWER = "answer"  # the kind of decoding in confidence.json
 
 @dataclass(frozen=True)
 class Listeners:
-    """What a caller of one question hears as it is answered."""
+    """The callbacks of a call with one question."""
 
-    on_text: OnText | None = None  # called with each piece of text as it is accepted
-    on_round: OnRound | None = None  # called with every round, which has its text
+    on_text: OnText | None = None  # called with each accepted piece of text
+    on_round: OnRound | None = None  # called with each round, text included
 
 
 @dataclass
 class Usage:
-    """One question's rounds, and its share of a batch in seconds."""
+    """The rounds of one question, and its share of the batch's seconds."""
 
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)  # of the tokens
-    rounds: int = 0  # the prompt's pass included
-    later: int = 0  # tokens of the other rounds
+    logprobs: list[float] = field(default_factory=list)  # log-probabilities of the answer's tokens
+    rounds: int = 0  # including the prompt's pass
+    later: int = 0  # tokens after the prompt's pass
     drafted: int = 0
     accepted: int = 0
     vision: float = 0.0
@@ -52,7 +52,8 @@ class Usage:
     core: float = 0.0
 
     def count(self, round_: Round, index: int, drafts: bool) -> None:
-        """Add a round. index: of this question among those that took part."""
+        """Add a round. index: the question's position among the rows of the round. drafts: whether there is a
+        drafter."""
         share = len(round_.rows)
         self.rounds += 1
         self.tokens += round_.tokens[index]
@@ -65,23 +66,23 @@ class Usage:
             self.decoder += round_.target / share
         else:
             self.prompt += (round_.target - round_.vision) / share
-        if drafts:  # without a drafter it is what reading a clock takes
+        if drafts:  # without a drafter this is only the clock's overhead
             self.drafter += round_.drafter / share
         self.core += round_.core / share
 
     def seconds(self) -> dict[str, float]:
-        """By stage."""
+        """Stage -> seconds."""
         return {name: getattr(self, name) for name in ("vision", "prompt", "decoder", "drafter", "core")}
 
     @property
     def tokens_per_round(self) -> float:
-        """Of the rounds after the prompt's pass; 1 where there are none, as in `Generation`."""
+        """Mean tokens per round after the prompt's pass; 1 without such rounds, as in `Generation`."""
         return self.later / (self.rounds - 1) if self.rounds > 1 else 1.0
 
 
 @final
 class Observed(ForwardingDrafter):
-    """A drafter for one run, which records what its memory tells of each row's picture: `info`, where it has one."""
+    """Wraps a drafter for one run and keeps its `info` on how each row's image was compressed, if it has any."""
 
     def __init__(self, drafter: Drafter, rows: int) -> None:
         super().__init__(drafter)
@@ -109,8 +110,7 @@ def describe_batch(
     earlier: Evidence | None = None,
     count: int = 0,
 ) -> list[Description]:
-    """Answer questions with their tensors. pictures: of each question, (H, W, 3) uint8; read: seconds that the
-    processor took.
+    """Answer a batch of questions.
 
     listeners, earlier, count: of a batch of one; evidence of `count` pictures that a chat showed before.
     """
@@ -174,7 +174,7 @@ def _plain(weights: Tensor | None) -> list[float] | None:
 
 @final
 class _TextWriter:
-    """Passes text on as it comes, without the space that it may begin with."""
+    """Passes text on as it arrives, without a leading space."""
 
     def __init__(self, on_text: OnText) -> None:
         self.on_text, self.begun = on_text, False

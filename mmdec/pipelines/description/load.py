@@ -1,4 +1,4 @@
-"""The model and the drafter that `describe` is given: names and folders are loaded, loaded ones are checked."""
+"""Loads the model and the drafter of a `describe` call; checks those that are already loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mmdec.types import Drafter, InputError
 Model = str | os.PathLike[str] | PreTrainedModel | LoadedVlm
 
 AUTO = "auto"
-OTHERWISE = "lookup"  # where the model has no drafter with weights
+OTHERWISE = "lookup"  # the drafter if the model has none with weights
 
 
 def as_vlm(
@@ -33,10 +33,11 @@ def as_vlm(
 ) -> LoadedVlm:
     """A vision-language model with its processor.
 
-    model: a shipped name, a directory or a hub id, which is loaded once for each device and dtype; or a loaded model,
-    which `processor` must come with. `device` None takes a GPU where there is one, `dtype` None float32; or both the
-    loaded model's own. Raises InputError where there is no such model, its files are damaged, the processor is lacking,
-    given in vain or another model's, and for a device or dtype that the loaded model has not.
+    model: a shipped name, a directory or a hub id (loaded once for each device and dtype), or a loaded model.
+    processor: of a loaded model; else None.
+    device: None for a GPU if there is one. dtype: None for float32. For a loaded model, None or its own.
+    Raises: InputError if there is no such model, files are damaged, the processor is missing, superfluous or another
+        model's, or a loaded model has another device or dtype.
     """
     wanted = check_dtype(dtype)
     if isinstance(model, (str, bytes, os.PathLike)):
@@ -65,12 +66,11 @@ def as_vlm(
 
 
 def as_drafter(vlm: LoadedVlm, drafter: DraftedBy) -> DraftedBy:
-    """What `speculate` takes, from what `describe` takes.
+    """Resolve `describe`'s argument `drafter` to one that `speculate` takes.
 
-    "auto" becomes the first drafter of the registry's `auto_names` whose weights lie with the model, else "lookup". The
-    name of a drafter with weights, a folder or a hub id becomes that drafter: read once, on the model's device and in
-    its precision. Names without weights, dotted paths, models, objects and None stay as they are. Raises InputError
-    where the weights are missing, damaged, or another model's.
+    "auto" becomes the first drafter in the registry's `auto_names` with weights beside the model, else "lookup". The
+    name of a drafter with weights, a folder or a hub id becomes that drafter, loaded once in the model's device and
+    precision. Anything else stays as it is. Raises: InputError if weights are missing, damaged, or another model's.
     """
     if isinstance(drafter, str) and drafter == AUTO:
         folders = (_beside(vlm, name) for name in auto_names())
@@ -80,7 +80,7 @@ def as_drafter(vlm: LoadedVlm, drafter: DraftedBy) -> DraftedBy:
     if named is not None:
         return _loaded(vlm, named)
     entry = None
-    if isinstance(drafter, str) and NAME.fullmatch(drafter):  # a name goes before a folder of the same name
+    if isinstance(drafter, str) and NAME.fullmatch(drafter):  # a name takes precedence over a folder of the same name
         entry = drafter_entry(drafter)
         if entry is not None and entry.factory is not None:
             return drafter
@@ -95,7 +95,7 @@ def as_drafter(vlm: LoadedVlm, drafter: DraftedBy) -> DraftedBy:
 
 
 def available_drafters(vlm: LoadedVlm) -> dict[str, str]:
-    """The drafters with weights for this model, in the order in which "auto" prefers them -> a line on each."""
+    """The drafters with weights for this model, in "auto"'s order of preference -> a line that describes each."""
     names = [name for name in auto_names() if _beside(vlm, name) is not None]
     entries = {name: drafter_entry(name) for name in names}
     return {name: entry.note for name, entry in entries.items() if entry is not None}
@@ -108,7 +108,7 @@ def _beside(vlm: LoadedVlm, name: str) -> Path | None:
 def _is_folder(path: str | os.PathLike[str]) -> bool:
     try:
         return Path(path).is_dir()
-    except (OSError, ValueError):  # a name that no folder can have
+    except (OSError, ValueError):  # no folder can have this name
         return False
 
 

@@ -88,7 +88,7 @@ def structure(pixels: np.ndarray) -> float:
 
 
 def _means(values: np.ndarray) -> np.ndarray:
-    """Of (h, w): over squares, as many as there are whole ones. Narrow pictures have squares of their own width."""
+    """Mean of (h, w) over each whole square. Narrow images have squares of their own width."""
     high, wide = (min(SQUARE, side) for side in values.shape)
     rows, columns = values.shape[0] // high, values.shape[1] // wide
     return values[: rows * high, : columns * wide].reshape(rows, high, columns, wide).mean((1, 3))

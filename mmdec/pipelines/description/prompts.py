@@ -1,4 +1,4 @@
-"""Questions as a model reads them: its chat template writes the text, its processor the tensors."""
+"""Turns questions into model inputs: the chat template writes the text, the processor makes the tensors."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Question:
-    """One question over some pictures, each (H, W, 3) uint8, in the order in which the prompt places them."""
+    """One question about some images, each (H, W, 3) uint8, in the order of their places in the prompt."""
 
     prompt: str
     pictures: tuple[np.ndarray, ...] = ()
-    text: str = ""  # as the chat template writes it, once it has
+    text: str = ""  # the chat template's output, once rendered
 
     @property
     def argument(self) -> str:
-        """Which argument of the call an error about the whole question names."""
+        """The argument that an error about the whole question names."""
         return "image" if self.pictures else "prompt"
 
 
 def user_message(vlm: LoadedVlm, question: Question) -> Message:
-    """What the chat template takes: pictures where the prompt has the model's image token, else all before it.
+    """The message for the chat template: images at the prompt's image tokens, else all before the text.
 
-    Raises InputError for a prompt that has image tokens, but not one for each picture.
+    Raises: InputError if the prompt has image tokens, but not one for each image.
     """
     token, count = vlm.image_token, len(question.pictures)
     video = getattr(vlm.processor, "video_token", None)
@@ -60,7 +60,8 @@ def user_message(vlm: LoadedVlm, question: Question) -> Message:
 
 
 def render(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
-    """The dialogue as text, up to where the model goes on. Raises InputError where the template loses a picture."""
+    """Render the dialogue as text, ending where the model continues. Raises InputError if the template drops an
+    image."""
     text: str = vlm.processor.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
     images = [part for message in messages for part in message["content"] if part["type"] == "image"]
     if text.count(vlm.image_token) != len(images):
@@ -74,8 +75,8 @@ def render(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
 def tensors(vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question], begins: bool = True) -> dict[str, Any]:
     """The inputs of `generate` for a batch, padded on the left, on the model's device and in its precision.
 
-    begins: the texts begin a dialogue, and so with the tokenizer's own beginning where the template writes none.
-    Raises whatever the processor raises for pictures that it cannot take.
+    begins: whether the texts begin a dialogue; then the tokenizer's start token is added if the template writes none.
+        Raises whatever the processor raises for images that it cannot take.
     """
     pictures = [to_pil(pixels) for question in questions for pixels in question.pictures]
     begin = vlm.tokenizer.bos_token
@@ -92,10 +93,10 @@ def tensors(vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question],
 
 
 def too_long(vlm: LoadedVlm, inputs: Mapping[str, Any], remedy: str) -> dict[int, InputError]:
-    """What is wrong with the rows of `tensors` that take more positions than the model was made for: it would answer
-    nonsense, or fail. remedy: what to do about it."""
+    """The errors, by row, for prompts in `tensors` that exceed the model's positions. remedy: the message's last
+    sentence."""
     most = longest(vlm.model.config.get_text_config(decoder=True))
-    if most is None or inputs["input_ids"].shape[1] <= most:  # no token takes more than one
+    if most is None or inputs["input_ids"].shape[1] <= most:  # fast check: no token takes more than one position
         return {}
     target = target_of(vlm.model)
     assert isinstance(target, DecoderTarget)
@@ -110,12 +111,12 @@ def too_long(vlm: LoadedVlm, inputs: Mapping[str, Any], remedy: str) -> dict[int
 
 
 def check_accepted(vlm: LoadedVlm, question: Question) -> None:
-    """Raise InputError for a question that the processor cannot take: sides that are too unequal, for instance."""
+    """Raise InputError if the processor refuses the question's images (for example, sides that are too unequal)."""
     try:
         tensors(vlm, [render(vlm, [user_message(vlm, question)])], [question])
     except (InputError, MemoryError):
         raise
-    except Exception as error:  # processors raise what they like
+    except Exception as error:  # processors raise various errors
         sizes = ", ".join(f"{pixels.shape[1]} x {pixels.shape[0]}" for pixels in question.pictures)
         raise InputError(
             f"`image` must be one that the model's processor takes, but it refuses {sizes} pixels "

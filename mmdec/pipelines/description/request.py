@@ -1,4 +1,4 @@
-"""What is asked for every question of a call of `describe`: the arguments of `generate`, checked."""
+"""The checked options of a `describe` call."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from mmdec.hub.vlm import LoadedVlm
 from mmdec.pipelines.confidence import Calibration
 from mmdec.types import Drafter, InputError
 
-MAX_NEW_TOKENS = 512  # where neither the caller nor the model's generation config says it
-RESERVED = {  # what is set here, and by which argument; "" where there is no other way
+MAX_NEW_TOKENS = 512  # if neither the caller nor the model's generation config says
+RESERVED = {  # option of `generate` -> the argument of `describe` that sets it, or "" if there is none
     "assistant_model": "drafter",
     "attention_mask": "prompt",
     "custom_generate": "drafter",
@@ -46,7 +46,7 @@ RESERVED = {  # what is set here, and by which argument; "" where there is no ot
 @final
 @dataclass(frozen=True)
 class DescriptionRequest:
-    """How every question of a call is answered."""
+    """The options that hold for every question of a call."""
 
     vlm: LoadedVlm
     drafter: Drafter | PreTrainedModel | None
@@ -59,7 +59,7 @@ class DescriptionRequest:
     calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
 
     def __post_init__(self) -> None:
-        """Raises InputError for options of `generate` that have another name here, or none."""
+        """Raises InputError for options of `generate` that `describe` sets itself."""
         for name in self.options:
             if name in RESERVED:
                 remedy = f"Use `{RESERVED[name]}`." if RESERVED[name] else "Call `mmdec.generate` for it."
@@ -67,12 +67,13 @@ class DescriptionRequest:
 
     @property
     def lossless(self) -> bool:
+        """Whether the rule keeps the model's own output."""
         return self.rule not in LOSSY
 
     def rounds(
         self, inputs: Mapping[str, Any], drafter: Drafter | PreTrainedModel | None, with_text: bool
     ) -> Iterator[Round]:
-        """The rounds of one batch. drafter: this request's, or one that observes it. with_text: rounds have their
+        """Decode one batch, round by round. drafter: this request's, or a wrapper of it. with_text: rounds contain
         text."""
         options = {name: value for name, value in self.options.items() if value is not None}
         config: Any = self.vlm.model.generation_config

@@ -1,1 +1,1 @@
-"""Speech to text with a Whisper that drafts: `mmdec.transcribe`."""
+"""Speech to text by Whisper with speculative decoding: `mmdec.transcribe`."""

@@ -1,4 +1,4 @@
-"""The model and the drafter that `transcribe` is given: names and folders are loaded, loaded ones are checked."""
+"""Loads the model and the drafter of a `transcribe` call; checks those that are already loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mmdec.targets.model_source import source_folder
 from mmdec.types import InputError
 
 __all__ = ["KIND", "LoadedTranscriber", "as_drafter", "as_whisper", "load_transcriber"]
-LoadedTranscriber = LoadedWhisper  # as `mmdec.load` names them
+LoadedTranscriber = LoadedWhisper  # the name that `mmdec.load` uses
 load_transcriber = load_whisper
 Model = str | os.PathLike[str] | WhisperForConditionalGeneration | LoadedWhisper
 
@@ -31,10 +31,11 @@ def as_whisper(
 ) -> LoadedWhisper:
     """A Whisper with its processor.
 
-    model: a shipped name, a directory or a hub id, which is loaded once for each device and dtype; or a loaded model,
-    which `processor` must come with. `device` None takes a GPU where there is one, `dtype` None float32; or both the
-    loaded model's own. Raises InputError where there is no such model, its files are damaged, a processor is lacking or
-    given in vain, and for a device or dtype that the loaded model has not.
+    model: a shipped name, a directory or a hub id (loaded once for each device and dtype), or a loaded model.
+    processor: of a loaded model; else None.
+    device: None for a GPU if there is one. dtype: None for float32. For a loaded model, None or its own.
+    Raises: InputError if there is no such model, files are damaged, the processor is missing or superfluous, or a
+        loaded model has another device or dtype.
     """
     wanted = check_dtype(dtype)
     if isinstance(model, (str, bytes, os.PathLike)):
@@ -63,11 +64,11 @@ def as_whisper(
 
 
 def as_drafter(whisper: LoadedWhisper, drafter: DraftedBy) -> DraftedBy:
-    """What `speculate` takes, from what `transcribe` takes.
+    """Resolve `transcribe`'s argument `drafter` to one that `speculate` takes.
 
-    "medusa" becomes the heads in the model's folder, and a folder or a hub id of heads those heads: read once, on the
-    model's device and in its precision. Names without weights, dotted paths, other drafters' folders, models, objects
-    and None stay as they are. Raises InputError where there are no heads, or none for this model.
+    "medusa" becomes the heads in the model's folder; a folder or hub id of heads becomes those heads, loaded once in
+    the model's device and precision. Anything else stays as it is. Raises: InputError if there are no heads for this
+    model.
     """
     if isinstance(drafter, str) and drafter != HEADS and (drafter_entry(drafter) is not None or is_dotted(drafter)):
         return drafter

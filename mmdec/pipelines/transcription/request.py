@@ -1,4 +1,4 @@
-"""A call of Whisper's `generate`: what may be asked of a model, checked, and put into transformers' arguments."""
+"""The checked options of a `transcribe` call, and their translation to arguments of Whisper's `generate`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMESTAMPS = (None, "segment", "word")
 TASKS = ("transcribe", "translate")
 HOTTEST = 100.0
 THRESHOLDS = ("logprob_threshold", "no_speech_threshold", "compression_ratio_threshold")
-RESERVED = {  # what is set here, and by which argument; "" where there is no other way
+RESERVED = {  # option of `generate` -> the argument of `transcribe` that sets it, or "" if there is none
     "assistant_model": "drafter",
     "attention_mask": "audio",
     "custom_generate": "drafter",
@@ -56,14 +56,14 @@ RESERVED = {  # what is set here, and by which argument; "" where there is no ot
 @final
 @dataclass(frozen=True)
 class TranscriptionRequest:
-    """What is asked for every recording of a call of `transcribe`."""
+    """The options that hold for every recording of a call."""
 
     whisper: LoadedWhisper
     timestamps: Timestamps
     languages: str | Sequence[str] | None  # codes; a sequence has one for each recording
     options: Mapping[str, Any]  # for `generate`
-    has_timestamps: bool  # whether the model has timestamps: without them it knows one window only
-    given: tuple[str, ...] = ()  # the options that the caller named
+    has_timestamps: bool  # whether the model has timestamps; without them it can only transcribe one window
+    given: tuple[str, ...] = ()  # names of the options that the caller passed
     calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
 
     @classmethod
@@ -77,7 +77,7 @@ class TranscriptionRequest:
         options: Mapping[str, Any],
         recordings: int,
     ) -> TranscriptionRequest:
-        """Raises InputError for what this model cannot do."""
+        """Check a call's options. Raises InputError if this model does not support one."""
         settings: Any = whisper.model.generation_config
         has_timestamps = first_time(whisper.model) < whisper.model.config.vocab_size
         if timestamps is not None and not (isinstance(timestamps, str) and timestamps in TIMESTAMPS):
@@ -102,12 +102,12 @@ class TranscriptionRequest:
         return cls(whisper, timestamps, languages, chosen, has_timestamps, tuple(options), calibrations)
 
     def is_long(self, samples: int) -> bool:
-        """Whether so many samples fill more than one window."""
+        """Whether this number of samples exceeds one window."""
         extractor = self.whisper.extractor
         return samples // extractor.hop_length > extractor.nb_max_frames
 
     def check(self, samples: Tensor) -> Tensor:
-        """Samples (T,) that can be transcribed; raises InputError."""
+        """Raise InputError if samples (T,) cannot be transcribed."""
         if self.is_long(len(samples)) and not self.has_timestamps:
             raise InputError(
                 f"`audio` must last at most {self.whisper.extractor.n_samples / SAMPLE_RATE:g} seconds for a model "
@@ -116,17 +116,20 @@ class TranscriptionRequest:
         return samples
 
     def batches(self, lengths: Mapping[int, int], batch_size: int) -> list[list[int]]:
-        """lengths: samples of each recording, by index. Returns batches of indices. Recordings within one window and
-        longer ones are in different batches: `generate` decodes a batch with a longer one in another way."""
+        """Group recordings into batches of indices. lengths: samples of each recording, by index.
+
+        Recordings within one window and longer ones are separated, because `generate` decodes them differently.
+        """
         temperature = self.options.get("temperature")
         if self.timestamps == "word" and isinstance(temperature, (list, tuple)) and len(temperature) > 1:
-            batch_size = 1  # transformers takes the lengths of the whole batch for those that are decoded again
+            # on a fallback, transformers uses the lengths of the whole batch for the rows that are decoded again
+            batch_size = 1
         kinds = [[index for index, length in lengths.items() if self.is_long(length) == long] for long in (False, True)]
         return [indices[at : at + batch_size] for indices in kinds for at in range(0, len(indices), batch_size)]
 
     def features(self, recordings: Sequence[Tensor]) -> dict[str, Tensor]:
-        """One batch: input_features (B, mels, T) and attention_mask (B, T). Each recording's are what the processor
-        gives for it alone."""
+        """The features of one batch: input_features (B, mels, T) and attention_mask (B, T), equal to those of single
+        calls."""
         extractor, model = self.whisper.extractor, self.whisper.model
         whole: dict[str, Any] = {"padding": "longest", "truncation": False} if self.is_long(len(recordings[0])) else {}
         features = [
@@ -151,7 +154,7 @@ class TranscriptionRequest:
         }
 
     def arguments(self, indices: Sequence[int], long: bool) -> dict[str, Any]:
-        """For `generate`, but for features and the loop."""
+        """The arguments of `generate`, except features and the custom loop. long: longer than one window."""
         arguments: dict[str, Any] = {**self.options, "return_segments": True, "return_dict_in_generate": False}
         if isinstance(self.languages, str):
             arguments["language"] = self.languages
@@ -190,7 +193,7 @@ def _options(settings: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     if "logprob_threshold" in chosen:
         chosen.setdefault("temperature", 0.0)
     if "max_new_tokens" in chosen:
-        chosen.setdefault("max_length", None)  # the config's, of which transformers would warn in every window
+        chosen.setdefault("max_length", None)  # otherwise transformers warns about the config's value in every window
     temperature = chosen.get("temperature", 0.0)
     temperatures = list(temperature) if isinstance(temperature, (list, tuple)) else [temperature]
     if not temperatures or not all(type(item) in (int, float) and 0 <= item <= HOTTEST for item in temperatures):
@@ -252,7 +255,7 @@ def language_code(settings: Any, language: object) -> str:
 
 
 def _prompt(whisper: LoadedWhisper, prompt: str) -> Tensor:
-    """Ids (P,) with the token that begins what came before."""
+    """Token ids (P,) of the previous text, with the token that introduces it."""
     most = whisper.model.config.max_target_positions // 2 - 1
     try:
         ids: Tensor = whisper.tokenizer.get_prompt_ids(prompt, return_tensors="pt")

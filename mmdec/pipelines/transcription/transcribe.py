@@ -1,7 +1,8 @@
-"""Speech to text with a Whisper whose decoder is drafted for: `mmdec.transcribe`.
+"""`mmdec.transcribe`: speech to text by Whisper with speculative decoding.
 
-Windows, timestamps, prompts, fallback and recordings over 30 s are transformers' own long-form code; the text is that
-of `model.generate` with the same arguments. Here recordings become features and tokens become transcripts.
+transformers' own long-form code handles windows, timestamps, prompts, fallback and recordings over 30 s; the text is
+that of `model.generate` with the same arguments. This module turns recordings into features and tokens into
+transcripts.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from mmdec.types import InputError
 
 __all__ = ["TranscribeOptions", "transcribe"]
 
-MAX_BATCH = 4096  # recordings decoded together
+MAX_BATCH = 4096  # recordings decoded together at most
 
 
 class TranscribeOptions(TypedDict, total=False, extra_items=Any):
-    """What `transcribe` takes beside the sound; all other options go to transformers' `generate`."""
+    """The keyword arguments of `transcribe`; all other options go to transformers' `generate`."""
 
     sample_rate: int | None
     model: Model
@@ -92,28 +93,37 @@ def transcribe(
     on_round: Callable[[Round], None] | None = None,
     **options: Any,
 ) -> Transcript | list[Transcript]:
-    """Speech to text: exactly what `model.generate` gives for the same arguments, in fewer passes of the decoder.
+    """Transcribe speech: exactly the text of `model.generate` with the same arguments, in fewer passes of the decoder.
 
-    `audio` is what `translate_speech` takes, of any length up to an hour; a list gives a list back, in order, and
-    `batch_size` recordings are decoded together, those within one window (30 s) apart from longer ones. `model` is a
-    shipped name, a directory, a hub id, in float32 unless `dtype` says otherwise, or a loaded model with its
-    `processor`.
-
-    `drafter` is "medusa" (the heads in the model's folder), "lookup", "recycling" or another registered name, a
-    drafter's folder, its hub id, "whisper-phrasebook/medusa" for the shipped one, a dotted path, a smaller Whisper of
-    the same vocabulary, a `Drafter`, or None. `rule`, `num_speculative_tokens`, `seed` and `statistics`: see
-    `mmdec.speculate`; each window begins with the seed.
-
-    `timestamps` "segment" or "word" fills the segments: "segment" with the model's own times, "word" with words, where
-    a segment begins with its first word and ends, with its last, where the model says. `language` is a name or a code,
-    a list has one for each recording, and None has it detected. `task` is "transcribe" or "translate" (into English).
-    `prompt` is text that might have come before. `options` go to `generate`: temperature (a tuple is the fallback
-    ladder), logprob_threshold, compression_ratio_threshold, no_speech_threshold, condition_on_prev_tokens,
-    prompt_condition_type, max_new_tokens, repetition_penalty and so on. With a ladder and word timestamps recordings
-    are decoded one by one. `threads`: see `translate_speech`. `progress` is called with the seconds of sound done and
-    all seconds; `on_round`, for one recording, with every round of the decoder. What either raises ends the call.
-
-    Raises InputError for what cannot be done, and BatchError, with the other results, for recordings of a list.
+    audio: as for `translate_speech`, at most an hour long. A list is transcribed in batches.
+    sample_rate: Hz of samples; None for files, which name their own.
+    model: a shipped name, a directory, a hub id, or a loaded Whisper (then give its `processor`).
+    processor: the `WhisperProcessor` of a loaded model; None otherwise.
+    drafter: "medusa" (default: the heads in the model's folder), "lookup", "recycling" or another registered name, a
+        drafter's folder or hub id, "whisper-phrasebook/medusa" for the shipped one, a dotted path
+        "package.module:Class",
+        a smaller Whisper with the same vocabulary, a `Drafter`, or None for plain decoding.
+    timestamps: None (default), "segment" or "word" to fill `segments`. "segment" has the model's own times. "word" adds
+        the times of words: a segment begins with its first word and ends where the model says; so does its last word.
+    language: a name or a code; a list has one for each recording. Default None: detected.
+    task: "transcribe" (default) or "translate" (into English).
+    prompt: text that might have come before the recording. Default None.
+    batch_size: recordings decoded together. Default 8. Those longer than one window (30 s) are batched separately.
+    rule, num_speculative_tokens, seed, statistics: as for `mmdec.generate`. Each window restarts from the seed.
+    device: where a model given by name runs. Default None: a GPU if there is one, else the CPU.
+    dtype: precision of a model given by name. Default None: float32.
+    threads: as for `translate_speech`.
+    progress: called with the seconds of sound done and in total. An exception from it ends the call.
+    min_confidence: in [0, 1]: refuse transcripts whose `confidence` is lower. Default None: refuse none.
+    on_round: called with each `Round` of the decoder; for one recording only. An exception from it ends the call.
+    options: arguments of `generate`: temperature (a tuple is the fallback ladder), logprob_threshold,
+        compression_ratio_threshold, no_speech_threshold, condition_on_prev_tokens, prompt_condition_type,
+        max_new_tokens,
+        repetition_penalty and so on. With a ladder and word timestamps recordings are decoded one by one.
+    Returns: a `Transcript`, or for a list a list of them in the same order.
+    Raises: InputError if an argument or a recording is refused; BatchError for a list with such recordings; it holds
+        the results of the others.
+    Source: Whisper (Radford et al. 2022); drafters name their own papers.
     """
     batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
     check_threads(threads)
@@ -125,7 +135,7 @@ def transcribe(
     chosen = as_drafter(whisper, drafter)
     speculation = speculate(chosen, rule, num_speculative_tokens, seed, on_round, None, statistics)
     loaded = speculation.drafter_for(whisper.model)
-    if loaded is not None:  # before any recording is read
+    if loaded is not None:  # fail before any recording is read
         loaded.check(target_of(whisper.model))
     with with_threads(threads, whisper.model), naming_options(TranscribeOptions.__annotations__):
         recordings = batch.read(request.check)
@@ -135,7 +145,7 @@ def transcribe(
 
 
 def _refuse(transcripts: dict[int, Transcript], least: float | None, batch: Batch) -> None:
-    """Move transcripts that are less sure than `least` to the batch's errors."""
+    """Move transcripts whose confidence is below `least` to the batch's errors."""
     refuse_unsure(transcripts, batch.errors, least, "audio")
 
 
@@ -154,7 +164,7 @@ def _in_batches(
     lossless: bool,
     progress: Progress | None,
 ) -> dict[int, Transcript]:
-    """Recordings (T,) by their index, `batch_size` at a time."""
+    """Transcribe recordings (T,), keyed by index, `batch_size` at a time."""
     transcripts: dict[int, Transcript] = {}
     done, total = 0.0, sum(map(len, recordings.values())) / SAMPLE_RATE
     for indices in request.batches({index: len(samples) for index, samples in recordings.items()}, batch_size):

@@ -1,4 +1,4 @@
-"""One batch of recordings through Whisper's `generate`, with rounds that are drafted; tokens become transcripts."""
+"""Runs one batch of recordings through Whisper's `generate` with drafts, and turns tokens into transcripts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from mmdec.targets.whisper_generate import attention_restored, without_own_warni
 from mmdec.types import InputError
 
 TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
-Progress = Callable[[float, float], None]  # seconds of sound that are done, and all seconds
+Progress = Callable[[float, float], None]  # (seconds of sound done, seconds of sound in total)
 
 
 def transcribe_batch(
@@ -40,10 +40,10 @@ def transcribe_batch(
     lossless: bool,
     on_window: Callable[[Tensor], None] | None,
 ) -> list[Transcript]:
-    """One batch of 16 kHz recordings (T,), all within one window or all longer, to transcripts.
+    """Transcribe one batch of 16 kHz recordings (T,), either all within one window or all longer.
 
-    indices: of the recordings in the whole call, whose languages they choose. on_window: called before each window
-    with the progress (B, 2) in frames.
+    indices: of the recordings in the whole call, which select their languages.
+    on_window: called before each window with the progress (B, 2) in frames.
     """
     model = request.whisper.model
     stopwatch = Stopwatch(model.device)
@@ -56,7 +56,7 @@ def transcribe_batch(
         without_own_warnings(),
         meter.running(),
     ):
-        stopwatch.lap()  # waiting for the model's lock is not the model's time
+        stopwatch.lap()  # exclude the time spent waiting for the model's lock
         try:
             output: Any = model.generate(**inputs, **arguments, custom_generate=meter, monitor_progress=meter.window)
         except (InputError, MemoryError, torch.OutOfMemoryError):
@@ -95,7 +95,7 @@ def transcribe_batch(
 
 
 def _rate(tokens: Sequence[int], first: int, samples: int) -> float:
-    """The logarithm of the text's tokens for each second, those of times (from `first` on) left out."""
+    """Log of text tokens per second. first: the first timestamp token; timestamps are not counted."""
     return math.log((sum(token < first for token in tokens) + 1) * SAMPLE_RATE / samples)
 
 
@@ -105,7 +105,7 @@ def _timings(usage: Usage, features: float, rest: float) -> dict[str, float]:
 
 
 def _segments(request: TranscriptionRequest, timed: Sequence[dict[str, Any]], language: str | None) -> list[Segment]:
-    """transformers' segments, with their text and, where they were asked for, words whose times agree with them."""
+    """transformers' segments with their text and, if requested, words whose times are consistent with them."""
     tokenizer, first = request.whisper.tokenizer, first_time(request.whisper.model)
     special = set(tokenizer.all_special_ids)
     segments = []
@@ -129,7 +129,7 @@ def _segments(request: TranscriptionRequest, timed: Sequence[dict[str, Any]], la
 
 
 def _languages(whisper: LoadedWhisper, prompts: Sequence[Sequence[int]]) -> list[str | None]:
-    """What stands in each recording's prompt after the token that begins a transcript."""
+    """The language of each recording: the token after the start token in its prompt."""
     settings: Any = whisper.model.generation_config
     codes = {number: token[2:-2] for token, number in (getattr(settings, "lang_to_id", None) or {}).items()}
     start: int = settings.decoder_start_token_id
@@ -137,7 +137,7 @@ def _languages(whisper: LoadedWhisper, prompts: Sequence[Sequence[int]]) -> list
 
 
 class _CallerError(Exception):
-    """What the caller's `progress` or `on_round` raised: no option of `generate` is to blame."""
+    """Wraps an exception of the caller's `progress` or `on_round`, so that it is not attributed to an option."""
 
     def __init__(self, own: Exception) -> None:
         super().__init__(str(own))
@@ -145,7 +145,7 @@ class _CallerError(Exception):
 
 
 def window_progress(progress: Progress, done: float, total: float, whisper: LoadedWhisper) -> Callable[[Tensor], None]:
-    """`progress` as `transcribe_batch` calls it. done, total: seconds before this batch, and of all batches."""
+    """Wrap `progress` for `transcribe_batch`. done: seconds of earlier batches. total: seconds of all batches."""
     seconds = whisper.extractor.hop_length / SAMPLE_RATE
 
     def on_window(frames: Tensor) -> None:
@@ -158,7 +158,7 @@ def window_progress(progress: Progress, done: float, total: float, whisper: Load
 
 
 def _as_own(on_round: Callable[[Round], None] | None) -> Callable[[Round], None] | None:
-    """`on_round`, whose errors are known as the caller's."""
+    """Wrap `on_round` so that its exceptions are recognised as the caller's."""
     if on_round is None:
         return None
 
@@ -175,11 +175,12 @@ def _as_own(on_round: Callable[[Round], None] | None) -> Callable[[Round], None]
 def _attention(
     model: WhisperForConditionalGeneration, words: bool, others: Sequence[PreTrainedModel]
 ) -> Iterator[None]:
-    """Hold the model for one call of `generate`, and the drafter's own networks, `others`.
+    """Hold the locks of the model and of the drafter's networks (`others`) for one call of `generate`.
 
-    For word timestamps `generate` sets the model's attention to "eager" and leaves it there: nobody else may be between
-    a mask made for one kind and its use by the other. In batches of several lengths it hands numpy a tensor, of which
-    numpy 2 warns."""
+    words: word timestamps are wanted. `generate` then sets the model's attention to "eager" and leaves it, so the lock
+        is
+    exclusive: a mask made for one implementation must not be used by another. Also hides a NumPy 2 warning.
+    """
     if not words:
         with reading(model, *others):
             yield

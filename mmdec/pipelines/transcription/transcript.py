@@ -1,6 +1,6 @@
-"""What was said in one recording, and its forms: text, JSON, SubRip (.srt) and WebVTT (.vtt) subtitles.
+"""`Transcript`: the text of one recording, and its formats: text, JSON, SubRip (.srt) and WebVTT (.vtt) subtitles.
 
-It knows nothing of models. Times are seconds from the recording's beginning.
+Times are seconds from the recording's beginning.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SUBTITLES = ("srt", "vtt")
 
 @dataclass(frozen=True)
 class Word:
-    """A word with its punctuation, and with the space before it where its script has spaces."""
+    """A word with its punctuation, and with a leading space if its script uses spaces."""
 
     text: str
     start: float
@@ -38,50 +38,49 @@ class Segment:
     start: float
     end: float
     text: str
-    tokens: list[int] = field(repr=False)  # the two timestamps among them
-    words: list[Word] | None = field(default=None, repr=False)  # where word timestamps were asked for
+    tokens: list[int] = field(repr=False)  # including both timestamp tokens
+    words: list[Word] | None = field(default=None, repr=False)  # only for word timestamps
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """The text of one recording, and what it cost.
+    """The text of one recording, and its cost.
 
-    timings: seconds of `features`, `encoder`, `drafter`, `decoder` (everything between the encoder's states and the
-    tokens but the drafter: passes, verification, caches, language detection) and `total`, which holds the rest, too.
-    Where recordings were decoded together each has its own share, and over a batch they add up to what was spent:
-    features by length, the encoder by windows, drafter and decoder by the rounds that the recording took part in, a
-    round divided equally among those that share it, and the rest in equal parts.
+    timings: stage -> seconds: `features`, `encoder`, `drafter`, `decoder` (everything between the encoder and the
+        tokens except the drafter: passes, verification, caches, language detection) and `total`, which includes other
+        time. In a batch each recording has a share, and the shares sum to the batch's time: features are divided by
+        length, the encoder by windows, a round equally among its rows, everything else equally.
     """
 
     text: str
-    language: str | None  # a code; detected where none was given; None where the model knows one language
-    segments: list[Segment] = field(repr=False)  # empty unless timestamps were asked for
+    language: str | None  # a code, detected if not given; None if the model has only one language
+    segments: list[Segment] = field(repr=False)  # empty unless timestamps were requested
     tokens: list[int] = field(repr=False)  # as `generate` returns them, without padding
-    rounds: int  # the prompts' passes and every later pass that this recording took part in
-    tokens_per_round: float  # correction or bonus and end of text included; the prompts' passes are not counted
+    rounds: int  # passes that this recording took part in, prompts' passes included
+    tokens_per_round: float  # correction or bonus and end of text included; without prompts' passes
     timings: Mapping[str, float] = field(repr=False)
     seconds: float = 0.0  # the recording's length
     lossless: bool = True  # False for typical acceptance
-    confidence: float = 0.0  # 0 to 1: the share of words that are likely right, see `mmdec.pipelines.confidence`
-    evidence: Mapping[str, float] = field(
-        default_factory=lambda: {}, repr=False
-    )  # what the confidence was computed from
-    windows: int = 1  # prompts' passes among the rounds: one for each window, and for each time it was decoded again
+    confidence: float = 0.0  # in [0, 1]: the share of words that are likely right, see `mmdec.pipelines.confidence`
+    evidence: Mapping[str, float] = field(default_factory=lambda: {}, repr=False)  # the evidence for the confidence
+    windows: int = 1  # prompts' passes: one per window and temperature
 
     def __str__(self) -> str:
-        """Three lines: the text, in how many rounds, in how many seconds."""
+        """Three lines: the text, the number of rounds, the seconds."""
         return three_lines(self.text, rounds_line(self.rounds, self.tokens_per_round, self.lossless), self.timings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, numbers and texts."""
+        """All fields except `evidence`, as plain lists, numbers and text."""
         content = asdict(self) | {"timings": dict(self.timings)}
         del content["evidence"]
         return content
 
     def format(self, kind: str = "text") -> str:
-        """The transcript as a file's content: "text", "json", "srt" or "vtt".
+        """The transcript as the content of a file.
 
-        Subtitles need timestamps; with those of words, cues are no longer than one can read. Raises InputError.
+        kind: "text" (default), "json", "srt" or "vtt". Subtitles need timestamps; word timestamps give cues of readable
+            length.
+        Raises: InputError for another kind, or for subtitles without timestamps.
         """
         if not isinstance(kind, str) or kind not in FORMATS:
             raise InputError(f"`format` must be one of {', '.join(FORMATS)}, but is {show(kind)}. Choose one.")
@@ -99,7 +98,7 @@ class Transcript:
 
 @dataclass(frozen=True)
 class Cue:
-    """What is shown at once."""
+    """One subtitle: text that is shown at once."""
 
     start: float
     end: float
@@ -110,7 +109,7 @@ CUE_LETTERS, CUE_SECONDS = 84, 6.0  # two lines of 42 letters, as broadcasters h
 
 
 def cues(segments: Iterable[Segment]) -> list[Cue]:
-    """Segments as they are shown: those with words are cut before they grow too long, empty ones are left out."""
+    """Turn segments into subtitles: those with words are cut to readable length, empty ones are dropped."""
     cues = []
     for segment in segments:
         if not segment.words:
@@ -157,5 +156,5 @@ def _cue(words: list[Word]) -> Cue:
 
 
 def spoken(words: Iterable[Word]) -> str:
-    """Words in a row."""
+    """The text of consecutive words."""
     return "".join(word.text for word in words).strip()

@@ -1,14 +1,13 @@
-"""What one call of Whisper's `generate` cost: rounds and seconds, for each recording of the batch.
+"""Measures the rounds and seconds of one call of Whisper's `generate`, for each recording of the batch.
 
-`UsageMeter` is the `custom_generate` of the call. transformers' long-form code calls it once for each window and
-temperature; it runs the rounds and counts them. Two things happen outside of it. The encoder runs before it is called:
-its passes are timed where they happen. And transformers drops recordings that have ended, and decodes some of a window
-again at another temperature, without saying which: the first is told by its `monitor_progress`, the second is found
-out by comparing the features that the encoder is given.
+`UsageMeter` is the call's `custom_generate`. transformers' long-form code calls it once for each window and
+temperature; it runs the rounds and counts them. Two things happen outside of it. First, the encoder runs earlier; hooks
+time its passes. Second, transformers drops recordings that have ended, and decodes some again at another temperature,
+without saying which: its `monitor_progress` reveals the former, and a comparison of the encoder's features the latter.
 
-A limit: features do not tell equal recordings of one batch apart. They come to differ only after they were sampled, at
-a temperature above 0. If then one of them alone is decoded again, the first of them is taken for it. Their rounds,
-seconds and confidence may be exchanged; their texts are right, and so is what the batch cost.
+Limit: features cannot tell equal recordings of one batch apart. If sampling at a temperature above 0 made them differ
+and one is decoded again, the first of them is assumed. Their rounds, seconds and confidence may then be exchanged;
+their texts and the batch's total are right.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from mmdec.targets.registry import target_of
 
 
 def first_time(model: WhisperForConditionalGeneration) -> int:
-    """The number of the first time token; those from it on say when, and nothing of how sure the text is."""
+    """The id of the first timestamp token. Timestamp tokens do not count for confidence."""
     settings: Any = model.generation_config
     mark: int | None = getattr(settings, "no_timestamps_token_id", None)
     return int(model.config.vocab_size) if mark is None else mark + 1
@@ -38,32 +37,35 @@ def first_time(model: WhisperForConditionalGeneration) -> int:
 
 @dataclass
 class Usage:
-    """One recording's share of a batch, in seconds, and its rounds."""
+    """One recording's rounds, and its share of the batch's seconds."""
 
-    rounds: int = 0  # the prompts' passes included
-    windows: int = 0  # prompts' passes: one for each window and temperature
-    tokens: int = 0  # of the other rounds, correction or bonus included
+    rounds: int = 0  # including prompts' passes
+    windows: int = 0  # prompts' passes, one per window and temperature
+    tokens: int = 0  # tokens of the other rounds, correction or bonus included
     encoder: float = 0.0
     decoder: float = 0.0
     drafter: float = 0.0
-    logprobs: list[float] = field(default_factory=list)  # of the text's tokens of earlier windows
-    window: list[float] = field(default_factory=list)  # of this one, decoded last
+    logprobs: list[float] = field(default_factory=list)  # log-probabilities of text tokens of earlier windows
+    window: list[float] = field(default_factory=list)  # the same of the current window
 
     @property
     def evidence(self) -> dict[str, float]:
-        """Of confidence."""
+        """The evidence for the confidence."""
         return evidence(self.logprobs + self.window)
 
     @property
     def tokens_per_round(self) -> float:
-        """Of the rounds after the prompts' passes; 1 where there are none, as in `Generation`."""
+        """Mean tokens per round without prompts' passes; 1 without such rounds, as in `Generation`."""
         later = self.rounds - self.windows
         return self.tokens / later if later else 1.0
 
 
 @final
 class UsageMeter:
-    """For one call: `generate(..., custom_generate=meter, monitor_progress=meter.window)` inside `meter.running()`."""
+    """Runs and counts the rounds of one `generate` call.
+
+    Use `generate(..., custom_generate=meter, monitor_progress=meter.window)` inside `with meter.running():`.
+    """
 
     def __init__(
         self,
@@ -73,8 +75,8 @@ class UsageMeter:
         on_window: Callable[[Tensor], None] | None = None,
         on_round: Callable[[Round], None] | None = None,
     ) -> None:
-        """recordings: how many are in the batch. on_window: called with what `window` is called with. on_round: called
-        with every round."""
+        """recordings: number in the batch. on_window: called with the argument of `window`. on_round: called with each
+        round."""
         self.usage = [Usage() for _ in range(recordings)]
         self.prompts: list[list[int]] = []  # (B, P) of the first window
         self._model, self._speculation, self._on_window = model, speculation, on_window
@@ -82,23 +84,23 @@ class UsageMeter:
         self.networks = speculation.networks  # the drafter's own
         self._first_time = first_time(model)
         self._stopwatch = Stopwatch(model.device)
-        self._recordings: Sequence[int] = range(recordings)  # indices in the batch of the rows that are decoded now
-        self._begins = True  # a window that has not been decoded yet
-        self._rounds: dict[int, float] = {}  # of this call by recording, a round divided among those that took part
-        self._encoder = 0.0  # seconds that are not shared out yet
-        self._encoded: Tensor = torch.empty(0)  # (b, mels, T) features that the encoder was given last
-        self._decoded: Tensor = torch.empty(0)  # those of the rows of the last call
+        self._recordings: Sequence[int] = range(recordings)  # batch indices of the rows that are being decoded
+        self._begins = True  # whether the current window was not decoded yet
+        self._rounds: dict[int, float] = {}  # recording -> its share of the rounds of this call
+        self._encoder = 0.0  # seconds of the encoder that are not divided yet
+        self._encoded: Tensor = torch.empty(0)  # (b, mels, T) the encoder's last input
+        self._decoded: Tensor = torch.empty(0)  # the features of the last call's rows
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Time the encoder's passes for as long as `generate` runs."""
+        """Time the encoder's passes while `generate` runs."""
         with timed_passes(self._model.get_encoder(), self._model.device, self._encoder_pass):
             self._stopwatch.lap()
             yield
 
     def window(self, progress: Tensor) -> None:
-        """Called before each window. progress (B, 2): the frame that each recording is at, and how many it has."""
-        if not self.prompts:  # so far the language was detected, where it had to be
+        """Start a window. progress: (B, 2), the current frame of each recording and its number of frames."""
+        if not self.prompts:  # the encoder has run for language detection only
             self._share(decoder=self._stopwatch.lap() - self._encoder)
         self._recordings = (progress[:, 0] < progress[:, 1]).nonzero()[:, 0].tolist()
         self._begins = True
@@ -108,11 +110,11 @@ class UsageMeter:
     def __call__(
         self, model: Any, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
     ) -> Any:  # what Speculation gives
-        """Decode one window at one temperature; input_ids (b, P) of the rows that take part."""
+        """Decode one window at one temperature. input_ids: (b, P) of the rows that take part."""
         begins = self._begins
         self._recordings = self._taking_part()
         for index in self._recordings:
-            if begins:  # what was decoded again at another temperature counts as it came last
+            if begins:  # of several temperatures, the last one counts
                 self.usage[index].logprobs += self.usage[index].window
             self.usage[index].window = []
         if not self.prompts:
@@ -132,7 +134,8 @@ class UsageMeter:
         return output
 
     def _taking_part(self) -> Sequence[int]:
-        """Indices of this call's rows: all of a new window, or those of the last call that are decoded again."""
+        """Recordings of this call's rows: all of a new window, or those rows of the last call that are decoded
+        again."""
         last, self._decoded = self._decoded, self._encoded
         if self._begins:
             self._begins = False
@@ -141,9 +144,9 @@ class UsageMeter:
         return [next(index for index, before in recordings if torch.equal(before, row)) for row in self._encoded]
 
     def _count(self, round_: Round) -> float:
-        """Enter a round for the rows that took part. Returns the drafter's seconds."""
+        """Count a round for its rows. Returns the drafter's seconds."""
         drafts = self._speculation.drafter_for(self._model) is not None
-        seconds = round_.drafter if drafts else 0.0  # without a drafter it is what reading a clock takes
+        seconds = round_.drafter if drafts else 0.0  # without a drafter this is only the clock's overhead
         logprobs = (
             [[0.0] * len(tokens) for tokens in round_.tokens] if round_.logprobs is None else round_.logprobs.tolist()
         )
@@ -160,7 +163,7 @@ class UsageMeter:
         return seconds
 
     def _share(self, decoder: float = 0.0) -> None:
-        """Give each recording that takes part its share: of the encoder's seconds alike, of the decoder's by rounds."""
+        """Divide the seconds among the recordings that took part: the encoder's equally, the decoder's by rounds."""
         rounds = sum(self._rounds.values())
         for index in self._recordings:
             self.usage[index].encoder += self._encoder / len(self._recordings)

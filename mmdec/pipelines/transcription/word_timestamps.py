@@ -1,7 +1,7 @@
-"""Timed tokens to timed words. Pure lists: where the times come from is no matter here.
+"""Turns timed tokens into timed words, on plain lists.
 
-A token lasts until the next one begins. Words begin at spaces; scripts without spaces are cut at every character that
-its tokens make whole. Punctuation stays with the word it belongs to. `agree` brings segments and their words together.
+A token lasts until the next one begins. Words begin at spaces; scripts without spaces are cut at every complete
+character. Punctuation stays with its word. `agree` makes segments and their words consistent.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from mmdec.pipelines.transcription.transcript import Segment, Word
 
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 OPENING = frozenset("\"'“‘«¿¡([{-")
-BROKEN = "\ufffd"  # what a decoder writes for a part of a character
-MOST = 4  # bytes of a character, and so tokens
+BROKEN = "\ufffd"  # decoded from an incomplete character
+MOST = 4  # maximum bytes of a character, and so tokens
 
 
 @dataclass
 class _Piece:
-    """Tokens that make whole characters."""
+    """Consecutive tokens that form complete characters."""
 
     text: str
     start: float
@@ -33,7 +33,11 @@ def words(
     decode: Callable[[list[int]], str],
     spaced: bool = True,
 ) -> list[Word]:
-    """tokens of the text alone, with the seconds at which each begins and ends. No word ends before it begins."""
+    """Words with their times. No word ends before it begins.
+
+    tokens: of the text alone. starts, ends: seconds of each token. decode: tokens -> text. spaced: whether the script
+        uses spaces.
+    """
     joined: list[_Piece] = []
     opening = False
     for piece in _pieces(tokens, starts, ends, decode):

@@ -1,4 +1,4 @@
-"""A translator by name, loaded once: `mmdec.load`."""
+"""Loads a translator by name, once per process; used by `mmdec.load`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def load(
     vocoder: str | os.PathLike[str] | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> SpeechTranslator:
-    """A translator, ready to run; loaded once for each model, device, dtype and vocoder, and shared.
+    """Load a translator; once for each model, device, dtype and vocoder. Rewritten files are loaded anew.
 
     model: a shipped name, a directory or a hub id. `device` None takes a GPU where there is one. `vocoder` None is the
     model's own, "griffin-lim" needs no weights; anything else names published HiFi-GAN weights: a directory or a hub
@@ -49,11 +49,10 @@ def as_translator(
     vocoder: str | os.PathLike[str] | None,
     dtype: torch.dtype | str | None = None,
 ) -> SpeechTranslator:
-    """A translator, from what `translate_speech` takes.
+    """Resolve `translate_speech`'s argument `model` to a translator.
 
-    model: as for `load`, or a loaded translator, which has its device, its dtype and its vocoder: `vocoder` is then
-    left out, and `device` and `dtype` are None or the translator's. Raises InputError where they are not, and whatever
-    `load` raises.
+    model: as for `load`, or a loaded translator; then `vocoder` must be None, and `device` and `dtype` None or its own.
+    Raises: InputError if they are not, and as `load`.
     """
     if not isinstance(model, SpeechTranslator):
         return load(model, device, vocoder=vocoder, dtype=dtype)

@@ -1,4 +1,4 @@
-"""What a caller of `translate_speech` hears while it runs: each pass of the linguistic decoder, and the graph."""
+"""What `translate_speech` passes to `on_pass`: each pass of the linguistic decoder, and the graph."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ SPECIALS = 4  # <s> <pad> </s> <unk> are the first four units of every vocabular
 
 @dataclass(frozen=True)
 class Graph:
-    """One utterance's graph, on the CPU."""
+    """The graph of one utterance, on the CPU."""
 
     emissions: Tensor = field(repr=False)  # (L, V) log-probabilities of units
     links: Tensor = field(repr=False)  # (L, L) log-probabilities, -inf where there is no link
     units: list[str] = field(repr=False)  # V names
-    path: list[int]  # vertices in order; empty where the graph only drafts
-    chosen: list[str]  # the unit of each vertex on the path, <s> and </s> among them
+    path: list[int]  # vertices in order; empty if the graph only drafts
+    chosen: list[str]  # the unit of each vertex on the path, <s> and </s> included
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of a network that settles units, or of the graph that drafts them."""
+    """One pass of a network that makes units final, or of the graph that drafts them."""
 
-    piece: int  # a long recording is cut at its pauses
-    units: list[str]  # settled by this pass, in order
-    tokens: int  # the same with the special ones, which are no units of speech
-    seconds: float  # since the piece's linguistic decoding began, without what `on_pass` took
-    graph: Graph | None = None  # where this is the graph's pass
+    piece: int  # index of the piece: a long recording is cut at its pauses
+    units: list[str]  # units that this pass made final, in order
+    tokens: int  # number of these units with special ones, which are no phones
+    seconds: float  # since the piece's linguistic decoding began, without the time in `on_pass`
+    graph: Graph | None = None  # only for the graph's pass
 
 
 OnPass = Callable[[Pass], None]
@@ -42,16 +42,17 @@ OnPass = Callable[[Pass], None]
 
 @final
 class PassListener:
-    """Turns one utterance's tokens into passes, with their time. Without `on_pass` it does nothing."""
+    """Turns one utterance's tokens into timed passes. Does nothing without `on_pass`."""
 
     def __init__(self, on_pass: OnPass | None, piece: int, units: Sequence[str], device: torch.device) -> None:
         self._on_pass, self._piece, self._units = on_pass, piece, list(units)
         self._stopwatch, self._seconds = Stopwatch(device), 0.0
-        self.limit: int | None = None  # tokens that are kept; a decoder may take a step more
-        self._ended = False  # a decoder on a GPU takes some steps more, for it rarely looks whether its rows ended
+        self.limit: int | None = None  # maximum tokens; a decoder may run one step more
+        # whether the row has ended; a GPU decoder then still runs a few steps, because it rarely checks
+        self._ended = False
 
     def tokens(self, tokens: Sequence[int], graph: Graph | None = None) -> None:
-        """A pass settled these tokens, special ones among them."""
+        """Report a pass that made these tokens final, special ones included."""
         if self._on_pass is None:
             return
         self._seconds += self._stopwatch.lap()
@@ -63,7 +64,8 @@ class PassListener:
         self._stopwatch.lap()
 
     def step(self, tokens: Tensor) -> None:
-        """As `ArDecoder.generate` calls it: one token (1,) of one row. After the row's end nothing is told."""
+        """A callback for `ArDecoder.generate`: one token (1,) of one row. Steps after the row's end are not
+        reported."""
         if self._on_pass is not None and not self._ended:
             token = int(tokens)
             self._ended = token in (EOS, PAD)
@@ -72,8 +74,10 @@ class PassListener:
     def graph(
         self, emissions: Tensor, links: Tensor, tokens: Tensor | None = None, vertices: Tensor | None = None
     ) -> None:
-        """One row's graph was drawn, emissions (L, V) and links (L, L); with a path, tokens and vertices (K,) of which
-        -1 is padding, its units are settled."""
+        """Report one row's graph. If a path is given, its units are final.
+
+        emissions: (L, V). links: (L, L). tokens, vertices: (K,) of the path, -1 is padding.
+        """
         if self._on_pass is None:
             return
         chosen = [] if tokens is None else [token for token in tokens.tolist() if token >= 0]

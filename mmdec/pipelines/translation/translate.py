@@ -1,4 +1,4 @@
-"""The one-call functions. They turn what people have (files, arrays, long recordings) into utterances and back."""
+"""`mmdec.translate_speech`: French recordings in (files, arrays, any length), English speech and text out."""
 
 from __future__ import annotations
 
@@ -37,30 +37,35 @@ class Translation:
     text: str
     audio: np.ndarray = field(repr=False)  # (T,) float32 in [-1, 1]
     sample_rate: int  # Hz
-    units: list[str] = field(repr=False)  # phones; the pieces of a long recording follow one another
-    timings: dict[str, float] = field(repr=False)  # own seconds of each stage; of a padded batch (GPU) an equal share
-    seconds_source: float = 0.0  # length of the French recording
-    passes: int = 1  # of the linguistic decoder, over all pieces
-    confidence: float = 0.0  # 0 to 1: the share of words that are likely right, see `mmdec.pipelines.confidence`
+    units: list[str] = field(repr=False)  # phones, of all pieces of a long recording in order
+    # stage -> seconds; a recording of a padded batch (GPU) gets an equal share
+    timings: dict[str, float] = field(repr=False)
+    seconds_source: float = 0.0  # length of the French recording in seconds
+    passes: int = 1  # passes of the linguistic decoder, summed over all pieces
+    confidence: float = 0.0  # in [0, 1]: the share of words that are likely right, see `mmdec.pipelines.confidence`
 
     def __str__(self) -> str:
-        """Three lines: the text, in how many passes, in how many seconds."""
+        """Three lines: the text, the number of passes, the seconds."""
         each = len(self.units) / max(self.passes, 1)
         passes = f"{self.passes} pass{'' if self.passes == 1 else 'es'}, {each:.2f} units a pass"
         return three_lines(self.text, passes, self.timings)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the speech as 16-bit audio in one step: on an error the old one stays. The suffix names the format."""
+        """Write the speech as a 16-bit audio file.
+
+        path: the file; its suffix chooses the format. If writing fails, an existing file stays as it was.
+        Returns: the path.
+        """
         return sound.save_audio(path, self.audio, self.sample_rate)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, numbers and texts: everything but the sound."""
+        """Every field except the audio, as plain lists, numbers and text."""
         content = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "audio"}
         return content | {"units": list(self.units), "timings": dict(self.timings)}
 
 
 class TranslateOptions(TypedDict, total=False):
-    """What `translate_speech` takes beside the sound."""
+    """The keyword arguments of `translate_speech`."""
 
     sample_rate: int | None
     model: str | os.PathLike[str] | SpeechTranslator
@@ -98,7 +103,7 @@ def translate_speech(
     pauses: str = "energy",
     on_pass: OnPass | None = None,
 ) -> Translation | list[Translation]:
-    """French speech to English speech and text.
+    """Translate French speech into English speech and text.
 
     `audio` is a path, a file object, or samples with their `sample_rate` in Hz: (T,), (T, channels) or (channels, T),
     floats or integers up to 32 bit. A list gives a list back, in order; on a CPU it equals one by one exactly. `model`
@@ -155,14 +160,14 @@ def _strategy(strategy: str | None, verify: bool) -> str:
 def _translate(
     translator: SpeechTranslator, recordings: list[Tensor], strategy: str, pauses: str, on_pass: OnPass | None
 ) -> list[Translation]:
-    """16 kHz recordings of any length to one translation each: cut at pauses, translated, joined."""
+    """Translate 16 kHz recordings (T,) of any length: cut each at pauses, translate the pieces, join the results."""
     pieces: list[Tensor] = []
     owners: list[int] = []
     for owner, samples in enumerate(recordings):
         parts = [
             sound.trim_silence(samples[start:end]) for start, end in sound.split_at_pauses(samples, detector=pauses)
         ]
-        spoken = [part for part in parts if peak(part) >= SILENCE]  # a piece of mere silence says nothing
+        spoken = [part for part in parts if peak(part) >= SILENCE]  # skip silent pieces
         pieces += spoken
         owners += [owner] * len(spoken)
     results = translator.translate(pieces, strategy, on_pass)
@@ -188,6 +193,6 @@ def _translate(
 
 
 def _together(pieces: Sequence[SpokenTranslation]) -> float:
-    """The confidence of pieces that follow one another: each counts by its units."""
+    """Mean confidence of the pieces of one recording, weighted by their numbers of units."""
     units = sum(len(piece.units) for piece in pieces)
     return sum(piece.confidence * len(piece.units) for piece in pieces) / units if units else 0.0

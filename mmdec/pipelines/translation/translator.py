@@ -1,7 +1,7 @@
-"""French speech in, English speech out: the networks of one DASpeech model, put in a row and timed.
+"""French speech to English speech: runs the networks of one DASpeech model in order, and times them.
 
 Features, encoder, linguistic decoder (a path through the graph, or the autoregressive baseline), acoustic model,
-vocoder, words. It knows nothing of files or of long recordings: see `load.py` and `translate.py`.
+vocoder, words. For files and long recordings see `load.py` and `translate.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mmdec.types import InputError
 STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi", "autoregressive", "verified")
 STAGES = ("features", "encoder", "linguistic", "confidence", "acoustic", "vocoder", "words")
 GPU_ROWS = 16  # rows of a padded batch on a GPU
-DRAFT_NODES = 192  # of a graph's continuation: an utterance's units, and what they might be instead
+DRAFT_NODES = 192  # draft nodes of a graph: an utterance's units, and alternatives
 
 GRAPH, AUTOREGRESSIVE = "graph", "autoregressive"  # kinds of decoding in confidence.json
 
@@ -44,21 +44,21 @@ _Decoded = tuple[list[list[int]], list[Tensor], list[int]]  # units, acoustic in
 
 @dataclass(frozen=True)
 class SpokenTranslation:
-    """One utterance, translated."""
+    """The translation of one utterance."""
 
     text: str
     units: list[str]
     samples: Tensor  # (T,) float32 on the CPU, 16 kHz
-    timings: dict[str, float]  # seconds of each stage; of those translated together an equal share
-    passes: int = 1  # of the linguistic decoder: of the graph's, or of the autoregressive one's
+    timings: dict[str, float]  # stage -> seconds; utterances of a batch get equal shares
+    passes: int = 1  # passes of the linguistic decoder that was used
     confidence: float = 0.0  # 0 to 1: the share of words that are likely right
-    evidence: Mapping[str, float] = field(default_factory=lambda: {})  # what that was told from
+    evidence: Mapping[str, float] = field(default_factory=lambda: {})  # the evidence for the confidence
 
 
 class SpeechTranslator:
-    """Holds weights only, so that many callers can share one.
+    """A translator. It holds weights only, so several callers may share it.
 
-    `vocoder` is called as `Vocoder` is: mel (B, F, 80), lengths (B,) -> samples (B, F * 256).
+    `vocoder` has the interface of `Vocoder`: mel (B, F, 80), lengths (B,) -> samples (B, F * 256).
     """
 
     def __init__(
@@ -67,8 +67,9 @@ class SpeechTranslator:
         calibrations: Mapping[str, Calibration] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """calibrations: of confidence, by kind of decoding; None: as the tokens' probabilities have it. dtype: of the
-        networks' products but the vocoder's, whose sound bfloat16 would make noisy."""
+        """calibrations: of the confidence, by kind of decoding; None: use token probabilities.
+        dtype: of matrix products, except the vocoder's, whose sound bfloat16 would make noisy.
+        """
         self.dtype = dtype
         self.parts, self.calibrations = parts, calibrations or {}
         self.model, self.vocoder = parts.model.eval(), parts.vocoder.eval()
@@ -77,34 +78,37 @@ class SpeechTranslator:
 
     @property
     def device(self) -> torch.device:
+        """The device of the networks."""
         return next(self.model.parameters()).device
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
-        """Write the model's folder in one step: on an error the old one stays.
+        """Write the model's folder. If writing fails, an existing folder stays as it was.
 
-        Card, confidence and provenance go with weights that nobody changed. Raises InputError for a vocoder that is not
-        the model's own, and for a folder with other files.
+        Card, confidence and provenance are copied only if the weights were not changed. Raises: InputError for another
+        vocoder than the model's own, or if the folder holds other files.
         """
         return save_parts(directory, self.parts)
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
-        """Upload the model's folder to the hub; returns the commit's address. Raises InputError where it cannot."""
+        """Upload the model's folder to the hub. Returns the commit's address. Raises InputError if that fails."""
         with tempfile.TemporaryDirectory(prefix="mmdec-push-") as folder:
             return push_folder(self.save_pretrained(Path(folder) / self.name), repo_id, private=private, token=token)
 
     def translate(
         self, samples: Sequence[Tensor], strategy: str = "lookahead", on_pass: OnPass | None = None
     ) -> list[SpokenTranslation]:
-        """16 kHz utterances [(T,), ...] to one translation each, in order.
+        """Translate 16 kHz utterances [(T,), ...], in order.
 
-        "verified" is the autoregressive decoder's greedy output in fewer passes: the graph drafts and it verifies.
+        On a CPU utterances are processed one by one, so a batch gives exactly the same as single calls. On a GPU they
+        are padded into groups, and the rows of a group share its time equally. With `on_pass` they are processed one by
+        one everywhere.
 
-        On a CPU the utterances go one by one, so that a batch equals its parts exactly. On a GPU they go padded, in
-        groups; a group's time is then shared equally between its rows. With `on_pass`, which is called after each pass
-        of the linguistic decoder, they go one by one there, too.
+        strategy: "verified" is the autoregressive decoder's greedy output in fewer passes: the graph drafts, it
+            verifies.
+        on_pass: called after each pass of the linguistic decoder.
         """
         check_strategy(strategy)
-        with reading(self.model, self.vocoder):  # nobody moves or changes them between two groups
+        with reading(self.model, self.vocoder):  # the model must not change between two groups
             rows = 1 if self.device.type == "cpu" or on_pass is not None else GPU_ROWS
             groups = [samples[start : start + rows] for start in range(0, len(samples), rows)]
             return [
@@ -117,10 +121,10 @@ class SpeechTranslator:
     def translate_together(
         self, samples: Sequence[Tensor], strategy: str, on_pass: OnPass | None = None, piece: int = 0
     ) -> list[SpokenTranslation]:
-        """One padded batch, as a GPU takes several.
+        """Translate one padded batch (on a CPU a single utterance). The caller holds the model's lock.
 
-        A row's units are the same as if it were alone; its samples differ by rounding only. `translate` has taken the
-        lock. on_pass: for a batch of one, which is the recording's `piece`.
+        A row's units are the same as without the batch; its samples differ by rounding only. on_pass: for a batch of
+        one, the recording's `piece`.
         """
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             return self._translate_together(samples, strategy, on_pass, piece)
@@ -163,7 +167,8 @@ class SpeechTranslator:
         ]
 
     def _second_opinion(self, tokens: list[list[int]], states: Tensor, state_lengths: Tensor) -> list[dict[str, float]]:
-        """How likely the autoregressive decoder finds these units, and how many it would have chosen: one pass."""
+        """Evidence from one pass of the autoregressive decoder: its probabilities of these units, and where it would
+        differ."""
         rows = [torch.tensor([BOS, *row, EOS], device=self.device) for row in tokens]
         said = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
         chances = self.model.ar(said[:, :-1], states, state_lengths).float().log_softmax(-1)
@@ -179,7 +184,7 @@ class SpeechTranslator:
     def _autoregressive(
         self, states: Tensor, state_lengths: Tensor, frames: Tensor, listener: PassListener
     ) -> _Decoded:
-        """As `_graph`, and the passes that each row took."""
+        """As `_graph`, by the autoregressive decoder; also returns each row's passes."""
         limits = _limits(frames)
         listener.limit = limits[0]
         rows = self.model.ar.generate(states, state_lengths, max(limits), on_step=listener.step)
@@ -193,7 +198,7 @@ class SpeechTranslator:
         return self._decoded(rows, limits, passes)
 
     def _decoded(self, rows: list[list[int]], limits: list[int], passes: list[int]) -> _Decoded:
-        """Rows cut to their limits, without special units, and their acoustic inputs."""
+        """Cut rows to their limits, drop special units, and compute their acoustic inputs."""
         tokens = [
             [token for token in row[:limit] if token >= SPECIALS] for row, limit in zip(rows, limits, strict=True)
         ]
@@ -209,10 +214,7 @@ class SpeechTranslator:
         max_length: int,
         listener: PassListener | None = None,
     ) -> tuple[list[list[int]], list[int]]:
-        """`ArDecoder.generate`'s units of each row, and the passes of the autoregressive decoder that they took.
-
-        listener: of a batch of one.
-        """
+        """Each row's units, equal to `ArDecoder.generate`'s, and the decoder's passes. listener: for a batch of one."""
         lattice = self.model.lattice(states, state_lengths, frames)
         if listener is not None:
             listener.graph(lattice.emissions[0], lattice.links[0])
@@ -220,7 +222,7 @@ class SpeechTranslator:
         target = UnitTarget(self.model.ar)
         proposing.check(target)
         prompt = torch.full((len(states), 1), BOS, device=self.device)
-        text = Sequences(prompt, Stop(max_length + 1, frozenset({EOS, PAD})))  # as in `generate`
+        text = Sequences(prompt, Stop(max_length + 1, frozenset({EOS, PAD})))  # the same limits as `ArDecoder.generate`
         inputs = {"states": states, "state_lengths": state_lengths}
         passes = [0] * len(states)
         for round_ in decode(target, inputs, text, MatchRule(), proposing, Budget.fixed(DRAFT_NODES)):
@@ -233,8 +235,11 @@ class SpeechTranslator:
     def _graph(
         self, states: Tensor, state_lengths: Tensor, frames: Tensor, strategy: str, listener: PassListener
     ) -> tuple[list[list[int]], list[Tensor], list[dict[str, float]]]:
-        """Encoder states (B, S, d) -> K units of each row, acoustic inputs (K + 1, d_tts), and how sure the graph is of
-        its path. </s> stays in the acoustic input, because training has it there too, with zero frames."""
+        """Decode the graph: encoder states (B, S, d) -> each row's K units, acoustic inputs (K + 1, d_tts), path
+        evidence.
+
+        </s> stays in the acoustic input with zero frames, as in training.
+        """
         lattice = self.model.lattice(states, state_lengths, frames)
         path = lattice.path(
             strategy,
@@ -279,12 +284,12 @@ class SpeechTranslator:
 
 
 def _limits(frames: Tensor) -> list[int]:
-    """Units at most, of recordings of so many frames (B,): 25 a second is faster than anyone speaks."""
+    """Maximum units of recordings with so many frames (B,): 25 a second, more than anyone speaks."""
     return (24 + frames // 4).tolist()
 
 
 def check_strategy(strategy: str) -> None:
-    """Refuse a strategy that no file here implements."""
+    """Raise InputError for an unknown strategy."""
     if not isinstance(strategy, str) or strategy not in STRATEGIES:
         raise InputError(
             f"`strategy` must be one of {', '.join(STRATEGIES)}, but is {show(strategy)}. Choose one of these."
@@ -298,5 +303,5 @@ def pad(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def total_timings(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The stages' seconds over several utterances."""
+    """Sum each stage's seconds over several utterances."""
     return {stage: sum(part[stage] for part in parts) for stage in STAGES}
