@@ -14,8 +14,8 @@ import pytest
 import soundfile
 
 from tests.conftest import RATE
-from tests.docs.hub_stand_in import write_cache
-from tests.docs.sample_files import put_samples
+from tests.support.hub_stand_in import write_cache
+from tests.support.sample_files import put_samples
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "models").rglob("README.md")))

@@ -1,8 +1,8 @@
 """What the pages of the site say is tried: their Python, their notebooks, their commands, files, links and drawings.
 
 Each Python block and each notebook runs in a process of its own, one after another. The processes are forks of one that
-has imported torch, transformers and mmdec: the import is paid once (tests/docs/forked.py). Hub ids are served by
-stand-ins (tests/docs/hub_stand_in.py). Commands are parsed, not run: README's are run.
+has imported torch, transformers and mmdec: the import is paid once (tests/support/forked.py). Hub ids are served by
+stand-ins (tests/support/hub_stand_in.py). Commands are parsed, not run: README's are run.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import typer
 import yaml
 
 from mmdec import __version__, cli
-from tests.docs.hub_stand_in import write_cache
-from tests.docs.sample_files import put_samples
+from tests.support.hub_stand_in import write_cache
+from tests.support.sample_files import put_samples
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -90,7 +90,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
         jobs.append({"name": name, "code": code, "folder": str(folder)})
     own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.docs.forked"],
+        [sys.executable, "-W", "error", "-m", "tests.support.forked"],
         input=json.dumps(jobs),
         cwd=ROOT,
         env={**os.environ, **own},

@@ -22,6 +22,7 @@ from mmdec.evaluation.quality.translation import COMPARED
 from mmdec.pipelines.translation.translator import STRATEGIES
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz
+from tests.support.verbs import VERBS
 
 
 def run(*arguments: object) -> Result:
@@ -142,13 +143,6 @@ def test_progress_stays_off_stdout_and_off_pipes(recordings: list[Path], tmp_pat
     assert len(done.stdout.splitlines()) == 3
 
 
-VERBS = [
-    "",
-    *("translate", "transcribe", "describe", "train", "promote", "demo", "info"),
-    *("eval", "eval speech", "eval asr", "bench", "bench speech", "bench paper", "bench core", "bench asr"),
-    *("eval vlm", "bench vlm", "bench kernels", "bench compressor", "bench all", "bench show"),
-    *("convert", "convert medusa", "convert hifigan", "convert drafter"),
-]
 HEAVY = ("torch", "numpy", "transformers", "lightning", "matplotlib", "gradio", "huggingface_hub")
 
 

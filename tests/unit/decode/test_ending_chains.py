@@ -10,7 +10,7 @@ from mmdec.decode.acceptance import Acceptance
 from mmdec.decode.budget import Budget
 from mmdec.decode.statistics import DecodingStatistics, Pair
 from mmdec.types import Plan
-from tests.unit.decode.test_budget import median, tiny
+from tests.support.simulated_run import median, tiny
 
 
 def speed_of_chains(stops: bool, seed: int, honest: bool = True, batch: int = 1) -> float:

@@ -26,9 +26,8 @@ from mmdec.evaluation.quality.tables_description import vlm_table
 from mmdec.hub.vlm import LoadedVlm, load_vlm
 from mmdec.training.corpora.image_text_questions import ImageQuestion, read_questions
 from mmdec.types import InputError, MmdecError
-from tests.support.tiny_vlm_folder import llava, qwen, write
-from tests.unit.pipelines.description.test_describe import pixels
-from tests.unit.pipelines.description.test_load import drafter_weights
+from tests.support.pictures import pixels
+from tests.support.tiny_vlm_folder import drafter_weights, llava, qwen, write
 
 
 @pytest.fixture(scope="module", params=["llava", "qwen"])

@@ -17,34 +17,16 @@ from mmdec.drafters import registry
 from mmdec.drafters.registry import TREE_GROWING, Entry, network_class
 from mmdec.hub.find import drafter_folder
 from mmdec.hub.vlm import LoadedVlm, load_vlm
-from mmdec.hub.vlm_drafters import save_network
 from mmdec.nn.draft_network import DraftNetwork
 from mmdec.pipelines.description.load import as_drafter, available_drafters
 from mmdec.types import InputError
-from tests.support.tiny_vlm_folder import QWEN_TEMPLATE, llava, qwen, write
-from tests.unit.pipelines.description.test_describe import QUESTION, pixels
+from tests.support.pictures import QUESTION, pixels
+from tests.support.tiny_vlm_folder import QWEN_TEMPLATE, drafter_weights, llava, qwen, settings, write
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return write(tmp_path / "models" / "tiny")
-
-
-def drafter_weights(system: str, model: Any, folder: Path, seed: int = 0) -> Path:
-    """A network of random weights for the model."""
-    torch.manual_seed(seed)
-    kind: Any = network_class(system)
-    network = kind(kind.config_class.like(model.config.get_text_config()))
-    for weight in network.parameters():
-        torch.nn.init.normal_(weight, 0.0, 0.3)
-    return save_network(network, folder)
-
-
-def settings(folder: Path, name: str, **changes: Any) -> None:
-    """Change a JSON file of a folder; None takes a field out."""
-    found = json.loads((folder / name).read_text(encoding="utf-8")) | changes
-    kept = {field: value for field, value in found.items() if value is not None}
-    (folder / name).write_text(json.dumps(kept), encoding="utf-8")
 
 
 @pytest.mark.parametrize(

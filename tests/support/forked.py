@@ -1,4 +1,4 @@
-"""Runs pieces of Python, each in a process of its own: `python -m tests.docs.forked < jobs.json > results.json`.
+"""Runs pieces of Python, each in a process of its own: `python -m tests.support.forked < jobs.json > results.json`.
 
 torch, transformers and mmdec are imported once; each piece then runs in a fork of that process, in namespace and folder
 of its own. A piece takes its own seconds instead of another import of everything, which is most of a small example.
