@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from mmdec.decode.acceptance import Acceptance
 from mmdec.decode.budget import Budget
 from mmdec.decode.cost_model import CostCurve
 from mmdec.decode.statistics import Pair
@@ -167,33 +166,6 @@ def test_fixed_refuses(nodes: int, depth: int | None, name: str) -> None:
         Budget.fixed(nodes, depth)
 
 
-def test_curve_is_monotone_and_needs_more_than_one_timing() -> None:
-    curve = CostCurve(0.5, False, 3)
-    for seconds in (1.0, 9.0, 1.1, 1.0):
-        curve.add(1, seconds)
-    curve.add(4, 7.0)
-    assert curve.at(4) == 1.0  # timed once: not believed
-    assert curve.pessimistic(4) == 7.0
-    curve.add(4, 2.0)
-    curve.add(4, 2.0)
-    assert curve.at(4) == 2.0
-    assert curve.at(2) == pytest.approx(1 + 1 / 3)
-    assert curve.at(7) == pytest.approx(2.5)  # half the last slope
-    for _ in range(3):
-        curve.add(8, 1.5)
-    assert [curve.at(count) for count in (4, 8)] == [1.5, 1.5]  # more columns cannot take less
-
-
-def test_acceptance_counts_what_was_offered() -> None:
-    known = Acceptance()
-    for _ in range(60):
-        known.learn(Plan(5, 5), [3, 1], 2, [2, 0])  # a draft of two nodes in one row, none in the other
-    first, second, third = known.chain()[:3]
-    assert first == pytest.approx(0.5, abs=0.02)
-    assert second > 0.9
-    assert third == second  # never offered
-
-
 def test_a_round_is_a_thousand_calls_at_most_however_long_the_run() -> None:
     """Some 840 calls of functions, built-in ones included, are what takes it less than 100 microseconds."""
     budget, calls = planner(), list[int]()
@@ -212,15 +184,6 @@ def test_a_round_is_a_thousand_calls_at_most_however_long_the_run() -> None:
             sys.setprofile(None)
     assert 0 < max(calls) < 1000
     assert max(calls[900:]) <= max(calls[:100])
-
-
-def test_a_drafter_that_knows_its_chances_is_believed_at_first_and_no_longer():
-    hopeful, plain = Acceptance([0.9, 0.8, 0.7]), Acceptance()
-    assert hopeful.chain()[:4] == pytest.approx([0.9, 0.8, 0.7, 0.0])
-    assert plain.chain()[0] == pytest.approx(0.6)
-    for _ in range(60):
-        hopeful.learn(Plan(3, 3), [4], 3, [0])
-    assert hopeful.chain()[0] < 0.1
 
 
 def test_a_drafter_that_knows_its_chances_soon_drafts_more() -> None:
