@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -23,6 +20,7 @@ import typer
 import yaml
 
 from mmdec import __version__, cli
+from tests.support.forked import results_of
 from tests.support.hub_stand_in import write_cache
 from tests.support.sample_files import put_samples
 
@@ -88,18 +86,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
             (checkout / linked).symlink_to(ROOT / linked)
         put_samples(folder, code)
         jobs.append({"name": name, "code": code, "folder": str(folder)})
-    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.support.forked"],
-        input=json.dumps(jobs),
-        cwd=ROOT,
-        env={**os.environ, **own},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return {result["name"]: result for result in json.loads(done.stdout)}
+    return results_of(jobs, cache)
 
 
 @pytest.mark.parametrize("name", PIECES)

@@ -15,6 +15,7 @@ from mmdec.training.__main__ import main
 from mmdec.training.timed_run import Allowance, Outcome
 from mmdec.training.vlm_drafters import timed
 from tests.support.quiet import LIGHTNING
+from tests.support.replayed_training import Replay
 from tests.support.tiny_squares import write_squares, write_target
 
 ROOT = Path(__file__).parents[2]
@@ -48,15 +49,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     seed_everything(0, verbose=False)
 
 
-class Runner:
-    """Runs a recipe here, and remembers what it was run with."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, ...]] = []
-
-    def __call__(self, name: str, *arguments: str) -> None:
-        self.calls.append(arguments)
-        main(arguments)
+def run_here(name: str, *arguments: str) -> None:
+    main(arguments)
 
 
 def train_for(seconds: float, runner: Any, fresh: bool = False) -> Outcome:
@@ -65,9 +59,8 @@ def train_for(seconds: float, runner: Any, fresh: bool = False) -> Outcome:
 
 
 def test_a_drafter_is_trained_judged_and_goes_on(checkout: Path) -> None:
-    runner = Runner()
     assert timed.missing() == ""
-    made = train_for(60.0, runner)
+    made = train_for(60.0, run_here)
     assert made.better
     assert made.before is None
     assert made.after is not None
@@ -76,9 +69,11 @@ def test_a_drafter_is_trained_judged_and_goes_on(checkout: Path) -> None:
     assert (MADE / "eagle" / "model.safetensors").is_file()
     assert (MADE / "model.safetensors").read_bytes() == (SHIPPED / "model.safetensors").read_bytes()
     assert not (SHIPPED / "eagle").exists()
-    again = train_for(60.0, runner)  # from the drafter of before, which is judged first
+    trained = shutil.copytree(timed.RUN, checkout / "trained")
+    replay = Replay(timed.RUN, trained)
+    again = train_for(60.0, replay)  # from the drafter of before, which is judged first
     assert again.before == pytest.approx(made.after)
-    assert "--ckpt_path" not in runner.calls[-1]  # the run before was finished
+    assert "--ckpt_path" not in replay.calls[-1]  # the run before was finished
     (timed.RUN / "finished").unlink()
     assert timed.begin()  # a run that was cut off goes on
     (timed.RUN / "finished").touch()

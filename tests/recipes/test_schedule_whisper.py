@@ -2,7 +2,9 @@
 
 import re
 import shutil
-from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,12 @@ from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import load_whisper
 from mmdec.training import timed_run
 from mmdec.training.__main__ import main as train
-from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.timed_run import Allowance, Outcome
 from mmdec.training.whisper import timed as whisper_run
 from mmdec.training.whisper.module import Shape, WhisperModule
 from mmdec.types import InputError
 from tests.support.quiet import LIGHTNING
+from tests.support.replayed_training import Replay
 from tests.support.tiny_english import write_english
 
 ROOT = Path(__file__).parents[2]
@@ -32,76 +34,112 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A checkout with a corpus, and a recipe for a tiny model."""
-    write_english(tmp_path / "data" / "english")
-    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["train"])
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
-    monkeypatch.setattr(timed_run, "LEAST", 0.0)
+def enter(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Work in a checkout, with a recipe for a tiny model."""
+    patch.chdir(folder)
+    patch.setattr("sys.argv", ["train"])
+    patch.setattr("os.cpu_count", lambda: 1)
+    patch.setattr(timed_run, "LEAST", 0.0)
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.delenv(name, raising=False)
-    configure = whisper_run.configuration
+        patch.delenv(name, raising=False)
 
     def small(*arguments: Any) -> dict[str, Any]:
-        recipe = configure(*arguments)
+        recipe = CONFIGURE(*arguments)
         recipe["data"]["init_args"] |= {"batch_seconds": 12, "dev_windows": 2, "pieces": 300, "steps_per_epoch": 2}
         recipe["model"]["init_args"] |= {"shape": {**SHAPE, "decoder_ffn": 16}, "guided": [[1, 0]], "warmup": 1}
         recipe["trainer"]["check_val_every_n_epoch"] = 1000
         return recipe
 
-    monkeypatch.setattr(whisper_run, "configuration", small)
-    yield tmp_path
+    patch.setattr(whisper_run, "configuration", small)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with a corpus, in which nothing was trained."""
+    write_english(tmp_path / "data" / "english")
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    enter(tmp_path, monkeypatch)
+    return tmp_path
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The checkout of the one true training, its result, and what it printed."""
+
+    folder: Path
+    made: Outcome
+    said: str
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder, said = tmp_path_factory.mktemp("trained"), StringIO()
+    write_english(folder / "data" / "english")
+    (folder / "recipes").symlink_to(ROOT / "recipes")
+
+    def runner(name: str, *arguments: str) -> None:
+        assert name == "mmdec.training"
+        train(arguments)
+
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said):
+        enter(folder, patch)
+        made = train_for(30.0, runner)
     seed_everything(0, verbose=False)
+    return Trained(folder, made, said.getvalue())
 
 
-def runner(name: str, *arguments: str) -> None:
-    assert name == "mmdec.training"
-    train(arguments)
+@pytest.fixture
+def trained(once: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trained:
+    """A copy of it to work in."""
+    shutil.copytree(once.folder, tmp_path, symlinks=True, dirs_exist_ok=True)
+    enter(tmp_path, monkeypatch)
+    return once
 
 
-def train_for(seconds: float, fresh: bool = False) -> Outcome:
+def train_for(seconds: float, runner: Any, fresh: bool = False) -> Outcome:
     """By a clock that stands still, long ago: one epoch is run, and no more."""
     return whisper_run.train(Allowance(1000 + seconds, lambda: 1000.0), runner, fresh)
 
 
-def test_a_new_model_then_a_better_one_then_none(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_model_of_random_weights_is_trained_and_exported(trained: Trained):
+    assert (trained.made.folder, trained.made.before, trained.made.better) == (MADE, None, True)
+    model = load_whisper(str(MADE), "cpu").model
+    assert model.generation_config.alignment_heads == [[1, 0]]
+    assert load_heads(MADE / "medusa", model).heads.config.heads == 8
+    bar = r"whisper \[#+-*\] +\d+ %  step \d+  loss \d+\.\d+  (done|\d+:\d\d left)"
+    assert re.search(bar, trained.said)  # no terminal
+
+
+def test_a_better_model_takes_the_place_and_a_worse_one_does_not(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """Truly trained: random weights, then from those of before; what is no better takes nobody's place."""
-    made = train_for(30.0)
-    assert (made.folder, made.before, made.better) == (MADE, None, True)
-    first = load_whisper(str(MADE), "cpu").model
-    assert first.generation_config.alignment_heads == [[1, 0]]
-    assert load_heads(MADE / "medusa", first).heads.config.heads == 8
+    runner = Replay(whisper_run.RUN, trained.folder / whisper_run.RUN)
+    first = (MADE / "model.safetensors").read_bytes()
     scores = iter((2.0, 1.0, 1.0, 1.0))
     monkeypatch.setattr(whisper_run, "next_token_loss", lambda *_: next(scores))
-    made = train_for(30.0)
+    made = train_for(30.0, runner)
     assert (made.before, made.after, made.better, made.folder) == (2.0, 1.0, True, MADE)
-    said = capsys.readouterr().out
-    assert f"from {MADE}" in said
-    assert re.search(r"whisper \[#+-*\] +\d+ %  step \d+  loss \d+\.\d+  (done|\d+:\d\d left)", said)  # no terminal
+    assert f"from {MADE}" in capsys.readouterr().out
     recipe = yaml.safe_load((whisper_run.RUN / "schedule.yaml").read_text(encoding="utf-8"))
     assert recipe["model"]["init_args"]["start"] == str(MADE)
     assert recipe["data"]["init_args"]["lengths"] == [[0, 30]]
     assert Path("runs/whisper-before-1/finished").is_file()
     second = (MADE / "model.safetensors").read_bytes()
-    made = train_for(30.0)
+    assert second != first
+    made = train_for(30.0, runner)
     assert (made.better, made.folder) == (False, Path("runs/whisper-phrasebook-not-better"))
     assert (MADE / "model.safetensors").read_bytes() == second
     assert not Path("models").exists()
 
 
-def test_what_was_cut_off_is_gone_on_with(checkout: Path):
-    train_for(30.0)
-    before = read_checkpoint(whisper_run.last())["global_step"]
+def test_what_was_cut_off_is_gone_on_with(trained: Trained):
+    runner = Replay(whisper_run.RUN, trained.folder / whisper_run.RUN)
     Path("runs/whisper/finished").unlink()
-    train_for(30.0)
-    assert read_checkpoint(whisper_run.last())["global_step"] > before
+    train_for(30.0, runner)
+    assert runner.calls[-1][3:] == ("--ckpt_path", str(whisper_run.last()))
     assert not Path("runs/whisper-before-1").exists()
-    train_for(30.0, fresh=True)
+    train_for(30.0, runner, fresh=True)
+    assert "--ckpt_path" not in runner.calls[-1]
     recipe = yaml.safe_load((whisper_run.RUN / "schedule.yaml").read_text(encoding="utf-8"))
     assert recipe["model"]["init_args"]["start"] is None
 
@@ -117,8 +155,7 @@ def test_a_resumed_run_keeps_its_batches_on_any_machine(checkout: Path):
     assert first["data"]["init_args"]["batch_seconds"] == 90  # of two processes, in one
 
 
-def test_a_start_of_another_shape_is_refused(checkout: Path):
-    train_for(30.0)
+def test_a_start_of_another_shape_is_refused(trained: Trained):
     units = [f"unit {number}" for number in range(40)] + ["<|endoftext|>", "<|startoftranscript|>"]
     with pytest.raises(InputError, match="`start` must fit"):
         WhisperModule(units, Shape(**SHAPE, decoder_ffn=16), guided=(), start=str(MADE))

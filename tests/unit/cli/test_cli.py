@@ -136,11 +136,10 @@ def test_wrong_calls_end_with_2_and_one_line(
 
 
 def test_progress_stays_off_stdout_and_off_pipes(recordings: list[Path], tmp_path: Path, tiny_model: Path) -> None:
-    command = [sys.executable, "-m", "mmdec", "translate", *map(str, recordings), "-o", str(tmp_path / "out")]
-    command += ["--model", str(tiny_model), "--json", "--device", "cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stderr == ""
-    assert len(done.stdout.splitlines()) == 3
+    result = run("translate", *recordings, "-o", tmp_path / "out", "--model", tiny_model, "--json", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    assert len(result.stdout.splitlines()) == 3
 
 
 HEAVY = ("torch", "numpy", "transformers", "lightning", "matplotlib", "gradio", "huggingface_hub")
