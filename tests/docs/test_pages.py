@@ -214,7 +214,8 @@ def test_options_in_the_text_of_training_pages_exist() -> None:
 )
 def test_scripts_have_the_options_that_are_shown(command: str) -> None:
     words = shlex.split(command)
-    path = ROOT / words[1] if words[1] != "-m" else (ROOT / Path(*words[2].split("."))).with_suffix(".py")
+    path = ROOT / (words[1] if words[1] != "-m" else Path(*words[2].split(".")))
+    path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
     source = path.read_text(encoding="utf-8")
     for word in words:
         if word.startswith("--"):
