@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.support.browser import CHROMIUM, OFFLINE, opened
 from tests.support.demo_server import Server, serving
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"  # the page must need nothing from elsewhere
-PATIENCE = 300_000  # milliseconds that a page may take before a test fails
 
 
 @pytest.fixture(scope="session")
@@ -34,18 +30,6 @@ def browser() -> Iterator[Any]:
         )
         yield one
         one.close()
-
-
-def opened(browser: Any, server: Server, **options: Any) -> Any:
-    """A page of its own session; what its script complains of is kept in `page.complaints`."""
-    context = browser.new_context(reduced_motion="reduce", **options)
-    context.set_default_timeout(PATIENCE)
-    page = context.new_page()
-    page.complaints = []
-    page.on("pageerror", lambda error: page.complaints.append(str(error)))
-    page.goto(server.address)
-    page.get_by_role("heading", name="mmdec", exact=True).wait_for()
-    return page
 
 
 @pytest.fixture

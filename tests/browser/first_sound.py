@@ -23,7 +23,7 @@ from mmdec.cli.reports import Destinations
 from mmdec.demo import samples
 from mmdec.evaluation.bench.machine import machine
 from mmdec.evaluation.bench.report import BenchReport, BenchRun, Quantity
-from tests.browser.conftest import CHROMIUM, OFFLINE, PATIENCE
+from tests.support.browser import CHROMIUM, OFFLINE, PATIENCE
 from tests.support.demo_server import Server, serving
 from tests.support.demo_visitor import Visitor
 

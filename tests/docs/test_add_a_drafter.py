@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +13,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedModel
+from typer.testing import CliRunner
 
 import mmdec
 from docs.examples.toy_drafter import ToyDrafter
+from mmdec import cli
 from mmdec.drafters import registry
 from mmdec.hub.vlm import load_vlm
 from mmdec.hub.whisper import load_whisper
@@ -140,22 +139,14 @@ CALLS = {
 
 
 @pytest.mark.parametrize("verb", CALLS)
-def test_command_line_takes_the_dotted_path(whisper: Path, sees: Path, verb: str) -> None:
-    texts = []
-    for drafter in ("none", PATH):
-        call = [*CALLS[verb], "--device", "cpu", "--json", "--drafter", drafter]
-        done = subprocess.run(
-            [sys.executable, "-m", "mmdec", *call],
-            cwd={"transcribe": whisper, "describe": sees}[verb],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        texts.append(json.loads(done.stdout)["text"])
-    assert texts[0] == texts[1]
+def test_command_line_takes_the_dotted_path(
+    whisper: Path, sees: Path, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir({"transcribe": whisper, "describe": sees}[verb])
+    call = [*CALLS[verb], "--device", "cpu", "--json", "--drafter"]
+    plain, drafted = (CliRunner().invoke(cli.app, [*call, drafter]) for drafter in ("none", PATH))
+    assert (plain.exit_code, drafted.exit_code) == (0, 0), plain.output + drafted.output
+    assert json.loads(plain.stdout)["text"] == json.loads(drafted.stdout)["text"]
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))

@@ -59,6 +59,27 @@ def test_unit_tests_mirror_the_package() -> None:
     assert tested == rooms
 
 
+def test_tests_share_what_lies_in_support() -> None:
+    """No test module is imported; what fixtures need of a folder's conftest.py, pytest brings."""
+    borrowed = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name in imported(node)
+        if name.startswith("tests.") and not name.startswith(("tests.support", "tests.conftest"))
+    ]
+    assert borrowed == []
+
+
+def imported(node: ast.AST) -> list[str]:
+    """The modules that a statement imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return []
+
+
 def test_top_floor_is_short() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= 8
 

@@ -1,19 +1,16 @@
 """What the pages of the site say is tried: their Python, their notebooks, their commands, files, links and drawings.
 
 Each Python block and each notebook runs in a process of its own, one after another. The processes are forks of one that
-has imported torch, transformers and mmdec: the import is paid once (tests/docs/forked.py). Hub ids are served by
-stand-ins (tests/docs/hub_stand_in.py). Commands are parsed, not run: README's are run.
+has imported torch, transformers and mmdec: the import is paid once (tests/support/forked.py). Hub ids are served by
+stand-ins (tests/support/hub_stand_in.py). Commands are parsed, not run: README's are run.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -23,8 +20,9 @@ import typer
 import yaml
 
 from mmdec import __version__, cli
-from tests.docs.hub_stand_in import write_cache
-from tests.docs.sample_files import put_samples
+from tests.support.forked import results_of
+from tests.support.hub_stand_in import write_cache
+from tests.support.sample_files import put_samples
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -91,18 +89,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
             (checkout / linked).symlink_to(ROOT / linked)
         put_samples(folder, code)
         jobs.append({"name": name, "code": code, "folder": str(folder)})
-    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.docs.forked"],
-        input=json.dumps(jobs),
-        cwd=ROOT,
-        env={**os.environ, **own},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return {result["name"]: result for result in json.loads(done.stdout)}
+    return results_of(jobs, cache)
 
 
 @pytest.mark.parametrize("name", PIECES)
@@ -247,7 +234,8 @@ def test_options_in_the_text_of_training_pages_exist() -> None:
 )
 def test_scripts_have_the_options_that_are_shown(command: str) -> None:
     words = shlex.split(command)
-    path = ROOT / words[1] if words[1] != "-m" else (ROOT / Path(*words[2].split("."))).with_suffix(".py")
+    path = ROOT / (words[1] if words[1] != "-m" else Path(*words[2].split(".")))
+    path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
     source = path.read_text(encoding="utf-8")
     for word in words:
         if word.startswith("--"):

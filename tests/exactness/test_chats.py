@@ -19,9 +19,9 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 import mmdec
 from mmdec.targets.tiny import VOCABULARY
 from mmdec.types import InputError
-from tests.exactness.families import model_of
-from tests.exactness.wild import Wild
+from tests.support.families import model_of
 from tests.support.pairwise import cover
+from tests.support.wild import Wild
 
 PAD, EOS = 0, 2
 OPTIONS: dict[str, Any] = {

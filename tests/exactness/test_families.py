@@ -25,8 +25,8 @@ from mmdec.targets.probe import BOUND, difference
 from mmdec.targets.text import TextTarget
 from mmdec.targets.tiny import VOCABULARY, WINDOW, tiny
 from mmdec.types import InputError
-from tests.exactness.families import attention_of, config_of, model_of
-from tests.exactness.wild import Wild
+from tests.support.families import attention_of, config_of, model_of
+from tests.support.wild import Wild
 
 ALWAYS = {"GPT2LMHeadModel", "GPTNeoXForCausalLM", "LlamaForCausalLM", "XGLMForCausalLM", "BertLMHeadModel"}
 SHARE = 7

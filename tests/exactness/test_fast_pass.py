@@ -22,16 +22,16 @@ from mmdec.targets.families import FAMILIES
 from mmdec.targets.fast_pass import FastRun, bucket, fast_pass
 from mmdec.targets.row_layout import RowLayout
 from mmdec.types import Draft
-from tests.exactness.families import model_of
-from tests.exactness.vision_drafters import network_drafter
-from tests.exactness.wild import Wild
+from tests.support.families import model_of
 from tests.support.pairwise import cover
 from tests.support.recorded_graphs import Count, recorded_graphs
 from tests.support.tiny_text import language_model, prompts
 from tests.support.tiny_vlm import PAD, batch_of, row_of, vision_model
 from tests.support.tiny_whisper import sound
+from tests.support.vision_drafters import network_drafter
 from tests.support.whisper_calls import MODELS as WHISPERS
 from tests.support.whisper_calls import PLAIN, heads
+from tests.support.wild import Wild
 
 WHISPER = WHISPERS[80]
 TEXTS = {"llama": language_model("llama"), "qwen2": language_model("qwen2", 1), "gpt2": language_model("gpt2", 3)}

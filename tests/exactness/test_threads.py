@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,13 +11,12 @@ import pytest
 import mmdec
 from mmdec.drafters.medusa import Medusa
 from mmdec.types import Drafter
-from tests.exactness.test_generate import MODELS as TEXTS
-from tests.exactness.test_generate import SMALL, Wrong
+from tests.support.text_models import MODELS as TEXTS
+from tests.support.text_models import SMALL, Wrong
+from tests.support.threads import Work, at_once
 from tests.support.tiny_text import prompts
 from tests.support.tiny_whisper import sound
 from tests.support.whisper_calls import MODELS, heads
-
-Work = Callable[[], Any]
 
 
 @pytest.fixture(autouse=True)
@@ -28,23 +26,6 @@ def switching() -> Iterator[None]:
     sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(before)
-
-
-def at_once(works: list[Work]) -> list[Any]:
-    """What each gives, all of them running together."""
-    found: dict[int, Any] = {}
-    together = threading.Barrier(len(works))
-
-    def call(index: int, work: Work) -> None:
-        together.wait(60)
-        found[index] = work()
-
-    threads = [threading.Thread(target=call, args=item, daemon=True) for item in enumerate(works)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    return [found.get(index) for index in range(len(works))]
 
 
 def text(drafter: Any, nodes: Any, batch: int) -> Work:

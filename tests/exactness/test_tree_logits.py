@@ -17,39 +17,15 @@ from transformers import PreTrainedModel
 
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.text import TextTarget
-from mmdec.types import Draft, Needs, Verdict
+from mmdec.types import Draft, Needs
 from tests.support.tiny_text import VOCABULARY, language_model
+from tests.support.trees import random_draft, verdict_of, way
 
 BOUND = {"sdpa": 1e-11, TREE_ATTENTION: 1e-11, "eager": 2e-5}  # of the largest logit
 
 
 def model_of(family: str, attention: str) -> PreTrainedModel:
     return language_model(family, num_hidden_layers=3, attn_implementation=attention).double()
-
-
-def random_draft(rng: random.Random, batch: int, nodes: int) -> Draft:
-    """Trees of any shape, rows of any size up to `nodes`."""
-    sizes = [rng.randint(1, nodes) for _ in range(batch)]
-    sizes[rng.randrange(batch)] = nodes
-    parents = [[-1] + [rng.randrange(node) if node < size else 0 for node in range(1, nodes)] for size in sizes]
-    tokens = torch.tensor([[rng.randrange(VOCABULARY) for _ in range(nodes)] for _ in range(batch)])
-    return Draft(tokens, torch.tensor(parents), torch.tensor(sizes))
-
-
-def way(parents: list[int], node: int) -> list[int]:
-    """From the root down to a node."""
-    path = [node]
-    while parents[path[0]] >= 0:
-        path.insert(0, parents[path[0]])
-    return path
-
-
-def verdict_of(paths: list[list[int]]) -> Verdict:
-    """Only the path matters to a target."""
-    width, rows = max(map(len, paths)), len(paths)
-    path = torch.tensor([one + [-1] * (width - len(one)) for one in paths])
-    ones = torch.ones(rows, dtype=torch.long)
-    return Verdict(path, ones, ones == 0, ones[:, None], ones)
 
 
 def alone(model: PreTrainedModel, text: list[int]) -> Tensor:

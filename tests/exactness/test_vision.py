@@ -17,16 +17,21 @@ from torch import Tensor
 from transformers import DynamicCache
 
 import mmdec
-from tests.exactness.vision_drafters import DRAFTERS
 from tests.support.pairwise import cover
-from tests.support.tiny_vlm import AXES, EOS, IMAGE, KINDS, PAD, SHIPPED, VIDEO, Row, batch_of, row_of, vision_model
+from tests.support.tiny_vlm import (
+    AXES,
+    KINDS,
+    OPTIONS,
+    PAD,
+    SHIPPED,
+    Row,
+    batch_of,
+    row_of,
+    second_turn,
+    vision_model,
+)
+from tests.support.vision_drafters import DRAFTERS
 
-OPTIONS: dict[str, Any] = {
-    "max_new_tokens": 12,
-    "pad_token_id": PAD,
-    "eos_token_id": [EOS, 7, 31],
-    "suppress_tokens": [PAD, IMAGE, VIDEO],  # text that could not be told from padding and placeholders (`options_of`)
-}
 CHOICE: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
     "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 20},
@@ -120,20 +125,6 @@ def say(case: dict[str, Any], model: Any, inputs: dict[str, Tensor], drafter: An
     longest = max(map(len, rows))
     text = torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
     return torch.cat([inputs["input_ids"], text], 1)
-
-
-def second_turn(
-    kind: str, rows: list[Row], more: list[Row], said: Tensor, mask: Tensor
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The inputs of a chat's next turn: of the whole chat, and of what is new alone (with the whole chat's mask)."""
-    new = batch_of(kind, more, begin=False)
-    whole = batch_of(kind, [[*row, *part] for row, part in zip(rows, more, strict=True)])
-    after = torch.cat([mask, (said[:, mask.shape[1] :] != PAD).long(), new["attention_mask"]], 1)
-    whole |= {"input_ids": torch.cat([said, new["input_ids"]], 1), "attention_mask": after}
-    if kind in AXES:
-        ids = whole["input_ids"]
-        whole["mm_token_type_ids"] = (ids == IMAGE) * 1 + (ids == VIDEO) * 2
-    return whole, {**new, "attention_mask": after}
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: "-".join(map(str, case.values())))

@@ -15,10 +15,22 @@ from transformers import DynamicCache
 import mmdec
 from mmdec.targets.vlm import VlmTarget
 from mmdec.types import InputError, Needs
-from tests.exactness.test_threads import Work, at_once
-from tests.exactness.test_vision import OPTIONS, second_turn
-from tests.exactness.vision_drafters import Reader
-from tests.support.tiny_vlm import AXES, IMAGE, KINDS, VIDEO, Picture, Row, batch_of, row_of, vision_model, words
+from tests.support.threads import Work, at_once
+from tests.support.tiny_vlm import (
+    AXES,
+    IMAGE,
+    KINDS,
+    OPTIONS,
+    VIDEO,
+    Picture,
+    Row,
+    batch_of,
+    row_of,
+    second_turn,
+    vision_model,
+    words,
+)
+from tests.support.vision_drafters import Reader
 
 GREEDY: dict[str, Any] = {**OPTIONS, "do_sample": False}
 

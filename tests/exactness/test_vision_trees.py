@@ -13,8 +13,8 @@ from torch import Tensor
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.vlm import VlmTarget
 from mmdec.types import Draft, Needs
-from tests.exactness.test_tree_logits import random_draft, verdict_of, way
 from tests.support.tiny_vlm import AXES, IMAGE, KINDS, VIDEO, Picture, Row, batch_of, row_of, vision_model
+from tests.support.trees import random_draft, verdict_of, way
 
 BOUND = {"sdpa": 1e-11, TREE_ATTENTION: 1e-11, "eager": 2e-5}  # of the largest logit; eager rounds to float32
 

@@ -30,7 +30,7 @@ from mmdec.hub.whisper import load_whisper
 from mmdec.pipelines.translation.load import load
 from mmdec.types import MmdecError
 from tests.conftest import RATE, buzz
-from tests.fuzz.odd_values import FRESH, PLAIN, WORDS
+from tests.support.odd_values import FRESH, PLAIN, WORDS
 from tests.support.tiny_english import write_english
 from tests.support.tiny_text import language_model
 from tests.support.tiny_whisper import write

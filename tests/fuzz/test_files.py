@@ -29,7 +29,16 @@ def answers(folder: Path, first: int, model: Path, poison: int) -> tuple[list[tu
     written = folder / f"{poison}.jsonl"
     tunables = f"glibc.malloc.perturb={poison}:glibc.malloc.mmap_threshold={1 << 30}"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz.reader", str(folder), str(first), str(last), str(model), str(written)],
+        [
+            sys.executable,
+            "-m",
+            "tests.support.fuzz_reader",
+            str(folder),
+            str(first),
+            str(last),
+            str(model),
+            str(written),
+        ],
         env={**os.environ, "GLIBC_TUNABLES": tunables, "OMP_NUM_THREADS": "1"},
         cwd=Path(__file__).parents[2],
         capture_output=True,

@@ -2,45 +2,14 @@
 
 from __future__ import annotations
 
-import random
-from types import ModuleType
-
 import pytest
 import torch
-from torch import Tensor
 
 from tests.support.interpreter import DEVICE  # before the kernels
 
 from mmdec.ops import kv_gather_triton  # isort: skip
 from mmdec.ops.kv_gather import fits
-
-
-def moved(kv: Tensor, columns: list[list[int]], begins: list[int]) -> Tensor:
-    """The definition: read from the original, write into a copy."""
-    out = kv.clone()
-    for row, (path, begin) in enumerate(zip(columns, begins, strict=True)):
-        for step, column in enumerate(path):
-            out[..., row, :, begin + step, :] = kv[..., row, :, column, :]
-    return out
-
-
-def random_moves(rows: int, width: int, seed: int, most: int = 9) -> tuple[list[list[int]], list[int]]:
-    rng = random.Random(seed)
-    columns = [sorted(rng.sample(range(width), rng.randint(0, most))) for _ in range(rows)]
-    return columns, [rng.randint(0, path[0]) if path else width for path in columns]
-
-
-def agrees(module: ModuleType, shape: tuple[int, ...], dtype: torch.dtype, seed: int, apart: bool = False) -> bool:
-    """Whether the kernel moves what the definition moves, and nothing else."""
-    torch.manual_seed(seed)
-    pool = torch.rand(*shape[:-2], shape[-2] + 3, shape[-1]).to(DEVICE, dtype)
-    kv = pool[..., : shape[-2], :]  # a view that is not contiguous
-    columns, begins = random_moves(shape[-4], shape[-2], seed)
-    want = moved(kv, columns, begins)
-    layers = [layer.clone() for layer in kv] if apart else kv
-    module.kv_gather_triton(layers, columns, begins)
-    got = torch.stack(layers) if isinstance(layers, list) else layers
-    return torch.equal(got, want)
+from tests.support.kernel_kv_gather import agrees, moved
 
 
 @pytest.mark.parametrize(

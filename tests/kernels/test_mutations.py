@@ -16,28 +16,28 @@ from triton.runtime.errors import InterpreterError
 from tests.support.interpreter import DEVICE  # noqa: F401 # before the kernels
 
 from mmdec.ops import dag_triton, kv_gather_triton, log_softmax_gather_triton, tree_attention_triton  # isort: skip
-from tests.kernels import test_dag, test_kv_gather, test_log_softmax_gather, test_tree_attention
+from tests.support import kernel_dag, kernel_kv_gather, kernel_log_softmax_gather, kernel_tree_attention
 
 Seen = Callable[[ModuleType], bool]
 
 
 def attention(name: str) -> Seen:
-    case = test_tree_attention.CASES[name]
-    return lambda module: test_tree_attention.difference(module, case) < test_tree_attention.NEAR[case[-1]]
+    case = kernel_tree_attention.CASES[name]
+    return lambda module: kernel_tree_attention.difference(module, case) < kernel_tree_attention.NEAR[case[-1]]
 
 
 def graph(name: str) -> Seen:
-    case = test_dag.CASES[name]
-    return lambda module: test_dag.difference(module, case, seed=1) < test_dag.NEAR[case.dtype]
+    case = kernel_dag.CASES[name]
+    return lambda module: kernel_dag.difference(module, case, seed=1) < kernel_dag.NEAR[case.dtype]
 
 
 def gather(name: str) -> Seen:
-    case = test_log_softmax_gather.CASES[name]
-    return lambda module: test_log_softmax_gather.difference(module, case) < 2e-5
+    case = kernel_log_softmax_gather.CASES[name]
+    return lambda module: kernel_log_softmax_gather.difference(module, case) < 2e-5
 
 
 def cache(module: ModuleType) -> bool:
-    return test_kv_gather.agrees(module, (4, 3, 2, 12, 5), torch.float32, seed=0)
+    return kernel_kv_gather.agrees(module, (4, 3, 2, 12, 5), torch.float32, seed=0)
 
 
 TREE, GRAPH, CACHE, FUSED = tree_attention_triton, dag_triton, kv_gather_triton, log_softmax_gather_triton

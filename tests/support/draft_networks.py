@@ -7,14 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmdec.drafters.draft_memory import Memory
 from mmdec.drafters.flash import Flash
 from mmdec.drafters.registry import network_class
 from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.nn.draft_network import DraftNetwork
 from mmdec.nn.flash import FlashNetwork
+from mmdec.targets.text import TextTarget
 from mmdec.training.vlm_drafters.teacher import Reading
 from mmdec.training.vlm_drafters.unroll import read_columns, unrolled
 from mmdec.types import Context, Draft, Plan, Scores, Target, Verdict
+from tests.support.toy import padded
 
 Path = tuple[int, ...]
 
@@ -213,3 +216,32 @@ class Checked:
     def select(self, memory: Any, live: Tensor) -> None:
         memory[1] = [memory[1][row] for row in live.tolist()]
         self.drafter.select(memory[2], live)
+
+
+PROMPTS = [[5, 6, 7, 8, 9, 5, 6], [11, 12, 13], [20], [30, 31, 30, 31, 30]]
+
+
+def begun(model: Any, drafter: TreeGrowing, prompts: list[list[int]], roots: list[int]) -> Memory:
+    """A memory after the prompts' round, which gave these roots."""
+    _, context, draft, scores = TextTarget(model).prefill(padded(prompts), drafter.needs)
+    memory = drafter.start(context)
+    given = torch.tensor(roots)
+    zeros = torch.zeros_like(given)
+    drafter.update(memory, draft, scores, Verdict(zeros[:, None], given, zeros.bool(), given[:, None], zeros + 1))
+    return memory
+
+
+class Watched:
+    """A drafter whose contexts and memories a test can see."""
+
+    def __init__(self, drafter: TreeGrowing) -> None:
+        self.drafter, self.needs, self.name = drafter, drafter.needs, drafter.name
+        self.check, self.propose, self.select = drafter.check, drafter.propose, drafter.select
+        self.update: Any = drafter.update
+        self.carried: list[Any] = []
+        self.memories: list[Memory] = []
+
+    def start(self, context: Context) -> Memory:
+        self.carried.append(context.carried)
+        self.memories.append(self.drafter.start(context))
+        return self.memories[-1]

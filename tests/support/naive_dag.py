@@ -44,3 +44,23 @@ def enumerated_paths(match: Tensor, links: Tensor) -> list[tuple[tuple[int, ...]
     """Every path with its score, those of score -inf left out."""
     scored = [(path, path_score(path, match, links).item()) for path in all_paths(*match.shape)]
     return [(path, score) for path, score in scored if score > IMPOSSIBLE]
+
+
+INF = torch.inf
+
+
+def random_graph(
+    batch: int, tokens: int, size: int, seed: int = 0, *, scale: float = 1.0, holes: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Match, links (normalised, float64) and ragged lengths; sample 0 is as long as the batch."""
+    generator = torch.Generator().manual_seed(seed)
+    match = (scale * torch.randn(batch, tokens, size, generator=generator, dtype=torch.float64)).log_softmax(1)
+    links = scale * torch.randn(batch, size, size, generator=generator, dtype=torch.float64)
+    forward = torch.ones(size, size, dtype=torch.bool).triu(1)
+    links = links.masked_fill(~forward, -INF).log_softmax(2).masked_fill(~forward, -INF)
+    match = match.masked_fill(torch.rand(match.shape, generator=generator) < holes, -INF)
+    links = links.masked_fill(torch.rand(links.shape, generator=generator) < holes, -INF)
+    target_lengths = torch.randint(1, tokens + 1, (batch,), generator=generator)
+    graph_lengths = torch.randint(1, size + 1, (batch,), generator=generator)
+    target_lengths[0], graph_lengths[0] = tokens, size
+    return match, links, target_lengths, graph_lengths

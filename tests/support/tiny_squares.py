@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,12 @@ import torch
 from PIL import Image
 from transformers import GenerationConfig
 
+from mmdec.hub.vlm import load_vlm
+from mmdec.nn.fingerprint import fingerprint
 from mmdec.training.vlm.export import build_processor
 from mmdec.training.vlm.network import Shape, build_model
 from mmdec.training.vlm.tokens import build_tokenizer
+from tests.support.tiny_vlm_folder import drafter_weights, settings
 
 COLOURS = ("red", "green", "blue", "grey")
 ASKED = ("Describe it.", "What colour is it?")
@@ -56,3 +61,31 @@ def write_target(folder: Path, seed: int = 0) -> Path:
     model.save_pretrained(folder)
     build_processor(tokenizer, shape).save_pretrained(folder)
     return folder
+
+
+def write_scenes(root: Path) -> Path:
+    """Squares whose questions say what is right."""
+    write_squares(root)
+    rows = json.loads((root / "dev.json").read_text(encoding="utf-8"))
+    for row in rows:
+        colour = COLOURS[row["id"] % 4]
+        row["turns"] = [
+            {"task": "describe", "expected": "", "claims": [[colour, "square"]]},
+            {"task": "colour", "expected": colour, "claims": []},
+        ]
+    for split in ("dev", "test"):
+        (root / f"{split}.json").write_text(json.dumps(rows), encoding="utf-8")
+    shutil.copytree(root / "images" / "dev", root / "images" / "test")
+    return root
+
+
+def add_drafter(model: Path, system: str, seed: int = 0, base: str | None = None) -> Path:
+    """Beside a model, by default trained for its weights."""
+    vlm = load_vlm(model, "cpu")
+    folder = drafter_weights(system, vlm.model, model / system, seed)
+    settings(folder, "config.json", target="tiny", base=fingerprint(vlm.model) if base is None else base)
+    return folder
+
+
+def files(folder: Path) -> Mapping[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -54,3 +54,7 @@ def prompts(batch: int, seed: int = 0) -> dict[str, torch.Tensor]:
         ids[row, 14 - size :] = part
         mask[row, 14 - size :] = 1
     return {"input_ids": ids, "attention_mask": mask}
+
+
+def llama(seed: int = 0, hidden: int = 16) -> Any:
+    return language_model("llama", seed, hidden_size=hidden)

@@ -238,3 +238,25 @@ def row_of(rng: random.Random, content: str) -> Row:
     if content == "three":
         return [part for size in SIZES for part in (Picture.random(seed(), size), words(rng))]
     return [words(rng), Picture.random(seed(), (8, 16), 4), words(rng)]
+
+
+OPTIONS: dict[str, Any] = {
+    "max_new_tokens": 12,
+    "pad_token_id": PAD,
+    "eos_token_id": [EOS, 7, 31],
+    "suppress_tokens": [PAD, IMAGE, VIDEO],  # text that could not be told from padding and placeholders
+}
+
+
+def second_turn(
+    kind: str, rows: list[Row], more: list[Row], said: Tensor, mask: Tensor
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The inputs of a chat's next turn: of the whole chat, and of what is new alone (with the whole chat's mask)."""
+    new = batch_of(kind, more, begin=False)
+    whole = batch_of(kind, [[*row, *part] for row, part in zip(rows, more, strict=True)])
+    after = torch.cat([mask, (said[:, mask.shape[1] :] != PAD).long(), new["attention_mask"]], 1)
+    whole |= {"input_ids": torch.cat([said, new["input_ids"]], 1), "attention_mask": after}
+    if kind in AXES:
+        ids = whole["input_ids"]
+        whole["mm_token_type_ids"] = (ids == IMAGE) * 1 + (ids == VIDEO) * 2
+    return whole, {**new, "attention_mask": after}

@@ -5,6 +5,7 @@ The LLaVA is the small model's own architecture, written as its export writes it
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from transformers import (
     Qwen2VLImageProcessorPil,
 )
 
+from mmdec.drafters.registry import network_class
 from mmdec.hub.vlm import for_pictures
+from mmdec.hub.vlm_drafters import save_network
 from mmdec.training.vlm.export import build_processor
 from mmdec.training.vlm.network import Shape, build_model
 from mmdec.training.vlm.tokens import build_tokenizer
@@ -122,3 +125,20 @@ def qwen(seed: int = 0) -> tuple[Qwen2_5_VLForConditionalGeneration, Any]:
     )
     processor: Any = for_pictures(Qwen2_5_VLProcessor)(pictures, tokenizer, chat_template=QWEN_TEMPLATE)
     return model, processor
+
+
+def drafter_weights(system: str, model: Any, folder: Path, seed: int = 0) -> Path:
+    """A network of random weights for the model."""
+    torch.manual_seed(seed)
+    kind: Any = network_class(system)
+    network = kind(kind.config_class.like(model.config.get_text_config()))
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight, 0.0, 0.3)
+    return save_network(network, folder)
+
+
+def settings(folder: Path, name: str, **changes: Any) -> None:
+    """Change a JSON file of a folder; None takes a field out."""
+    found = json.loads((folder / name).read_text(encoding="utf-8")) | changes
+    kept = {field: value for field, value in found.items() if value is not None}
+    (folder / name).write_text(json.dumps(kept), encoding="utf-8")

@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
-from mmdec.types import Draft
+import random
+
+import torch
+
+from mmdec.types import Draft, Verdict
+from tests.support.tiny_text import VOCABULARY
 
 
 def is_chain(draft: Draft) -> bool:
     """Whether every node's parent is the node before it, padding left out."""
     rows = zip(draft.parents.tolist(), draft.size.tolist(), strict=True)
     return all(parents[:size] == list(range(-1, size - 1)) for parents, size in rows)
+
+
+def random_draft(rng: random.Random, batch: int, nodes: int) -> Draft:
+    """Trees of any shape, rows of any size up to `nodes`."""
+    sizes = [rng.randint(1, nodes) for _ in range(batch)]
+    sizes[rng.randrange(batch)] = nodes
+    parents = [[-1] + [rng.randrange(node) if node < size else 0 for node in range(1, nodes)] for size in sizes]
+    tokens = torch.tensor([[rng.randrange(VOCABULARY) for _ in range(nodes)] for _ in range(batch)])
+    return Draft(tokens, torch.tensor(parents), torch.tensor(sizes))
+
+
+def way(parents: list[int], node: int) -> list[int]:
+    """From the root down to a node."""
+    path = [node]
+    while parents[path[0]] >= 0:
+        path.insert(0, parents[path[0]])
+    return path
+
+
+def verdict_of(paths: list[list[int]]) -> Verdict:
+    """Only the path matters to a target."""
+    width, rows = max(map(len, paths)), len(paths)
+    path = torch.tensor([one + [-1] * (width - len(one)) for one in paths])
+    ones = torch.ones(rows, dtype=torch.long)
+    return Verdict(path, ones, ones == 0, ones[:, None], ones)

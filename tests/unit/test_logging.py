@@ -10,8 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import soundfile
+from huggingface_hub import constants
 
 from mmdec import cli
+from tests.conftest import RATE, buzz
 
 PACKAGE = Path(__file__).parents[2] / "mmdec"
 PRODUCT = ("cli", "demo", "training")  # whose product is what they print
@@ -72,15 +75,25 @@ def test_the_program_shows_what_it_is_asked_for(
 
 
 @pytest.mark.parametrize(("asked", "shown"), [("info", True), ("warning", False)])
-def test_the_command_line_shows_what_mmdec_log_says(asked: str, shown: bool) -> None:
-    """In a process of its own: importing mmdec has given the logger a handler that shows nothing."""
-    command = [sys.executable, "-m", "mmdec", "transcribe", "x.wav", "--model", "someone/no-such-model"]
-    surroundings = {**os.environ, "MMDEC_LOG": asked, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=surroundings)
-    assert done.returncode == 2
+def test_the_command_line_shows_what_mmdec_log_says(
+    asked: str, shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Importing mmdec has given the logger a handler that shows nothing."""
+    ours = logging.getLogger("mmdec")
+    monkeypatch.setattr(ours, "handlers", [logging.NullHandler()])
+    monkeypatch.setattr(ours, "level", logging.NOTSET)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("MMDEC_LOG", asked)
+    soundfile.write(tmp_path / "x.wav", buzz(0.5), RATE)
+    given = ["mmdec", "transcribe", str(tmp_path / "x.wav"), "--model", "someone/no-such-model"]
+    monkeypatch.setattr(sys, "argv", given)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    said = capsys.readouterr().err.splitlines()
     lines = ["INFO: fetching someone/no-such-model from the hub, or from this machine's cache"] if shown else []
-    assert done.stderr.splitlines()[:-1] == lines
-    assert done.stderr.splitlines()[-1].startswith("error: `model` must be on this machine")
+    assert said[:-1] == lines
+    assert said[-1].startswith("error: `--model` must be on this machine")
 
 
 def test_errors_of_the_library_are_shown_unasked() -> None:

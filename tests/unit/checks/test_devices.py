@@ -13,9 +13,9 @@ from mmdec.checks.devices import check_dtype, check_same_dtype, quick_dtype
 from mmdec.cli.options import dtype_or_quick
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz
+from tests.support.pictures import pixels
 from tests.support.tiny_vlm_folder import write as write_vlm
 from tests.support.tiny_whisper import write as write_whisper
-from tests.unit.pipelines.description.test_describe import pixels
 
 
 @pytest.mark.parametrize(

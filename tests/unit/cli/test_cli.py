@@ -22,6 +22,7 @@ from mmdec.evaluation.quality.translation import COMPARED
 from mmdec.pipelines.translation.translator import STRATEGIES
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz
+from tests.support.verbs import VERBS
 
 
 def run(*arguments: object) -> Result:
@@ -135,20 +136,12 @@ def test_wrong_calls_end_with_2_and_one_line(
 
 
 def test_progress_stays_off_stdout_and_off_pipes(recordings: list[Path], tmp_path: Path, tiny_model: Path) -> None:
-    command = [sys.executable, "-m", "mmdec", "translate", *map(str, recordings), "-o", str(tmp_path / "out")]
-    command += ["--model", str(tiny_model), "--json", "--device", "cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stderr == ""
-    assert len(done.stdout.splitlines()) == 3
+    result = run("translate", *recordings, "-o", tmp_path / "out", "--model", tiny_model, "--json", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    assert len(result.stdout.splitlines()) == 3
 
 
-VERBS = [
-    "",
-    *("translate", "transcribe", "describe", "train", "promote", "demo", "info"),
-    *("eval", "eval speech", "eval asr", "bench", "bench speech", "bench paper", "bench core", "bench asr"),
-    *("eval vlm", "bench vlm", "bench kernels", "bench compressor", "bench all", "bench show"),
-    *("convert", "convert medusa", "convert hifigan", "convert drafter"),
-]
 HEAVY = ("torch", "numpy", "transformers", "lightning", "matplotlib", "gradio", "huggingface_hub")
 
 

@@ -20,7 +20,7 @@ from mmdec.cli.input_files import InputFile
 from mmdec.cli.jobs import Jobs
 from tests.conftest import RATE, buzz
 from tests.support import tiny_vlm_folder, tiny_whisper
-from tests.unit.pipelines.description.test_describe import pixels
+from tests.support.pictures import pixels
 
 SAID = r"(\d+\.?\d* times (faster|slower)|as fast), same text: \d+\.\d{3} s with drafts, \d+\.\d{3} s without"
 

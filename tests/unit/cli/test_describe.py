@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 import mmdec
 from mmdec import cli
+from tests.support.pictures import QUESTION, pixels
 from tests.support.tiny_vlm_folder import write
-from tests.unit.pipelines.description.test_describe import QUESTION, pixels
 
 
 @pytest.fixture(scope="module")

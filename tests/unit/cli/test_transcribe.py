@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -157,7 +156,8 @@ def test_the_ladder_goes_through(call, recordings: list[Path]) -> None:
 
 
 def test_progress_stays_off_stdout_and_off_pipes(model: Path, recordings: list[Path]) -> None:
-    command = [sys.executable, "-m", "mmdec", "transcribe", *map(str, recordings[:2]), "--json", "--device", "cpu"]
-    done = subprocess.run([*command, "--model", str(model)], capture_output=True, text=True, check=True)
-    assert done.stderr == ""
-    assert len(done.stdout.splitlines()) == 2
+    command = ["transcribe", *map(str, recordings[:2]), "--json", "--device", "cpu", "--model", str(model)]
+    result = CliRunner().invoke(cli.app, command)
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    assert len(result.stdout.splitlines()) == 2

@@ -16,7 +16,7 @@ from mmdec.cli.jobs import warn_of_unsure
 from mmdec.pipelines.confidence import Calibration, write_calibrations
 from tests.conftest import RATE, buzz
 from tests.support import tiny_translator, tiny_vlm_folder, tiny_whisper
-from tests.unit.pipelines.description.test_describe import QUESTION, pixels
+from tests.support.pictures import QUESTION, pixels
 
 KINDS = ("graph", "transcript", "answer")
 

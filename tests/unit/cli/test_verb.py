@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from mmdec import cli
 from mmdec.cli.verb import Verb, as_typed
-from tests.unit.cli.test_cli import VERBS
+from tests.support.verbs import VERBS
 
 ENDING = [verb for verb in VERBS if verb not in ("", "eval", "bench", "convert")]
 

@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 
-from mmdec.decode.acceptance import Acceptance
 from mmdec.decode.budget import Budget
-from mmdec.decode.cost_model import CostCurve
-from mmdec.decode.statistics import DecodingStatistics, Pair
+from mmdec.decode.statistics import Pair
 from mmdec.types import InputError, Plan
-
-Seconds = Callable[[int], float]
-STATISTICS = DecodingStatistics()
-
-
-def planner(
-    target: str = "model", device: str = "cpu", drafter: str = "drafter", prior: Sequence[float] = ()
-) -> Budget:
-    """For one run; what it learns is for those that follow."""
-    return Budget(STATISTICS, Pair(target, device, drafter), prior)
-
-
-def cliff(columns: int) -> float:
-    """Large models on a CPU: matrix times vector is another routine than matrix times matrix."""
-    return 1.0 if columns == 1 else 1.7 if columns == 2 else 1.55 + 0.06 * (columns - 3)
-
-
-def steep(columns: int) -> float:
-    """No two columns share anything."""
-    return 0.5 + 0.5 * columns
-
-
-def tiny(columns: int) -> float:
-    """Overhead is all."""
-    return 1 + 0.015 * (columns - 1)
+from tests.support.simulated_run import STATISTICS, Run, Seconds, cliff, median, planner, steep, tiny
 
 
 @pytest.fixture(autouse=True)
@@ -46,52 +19,6 @@ def _forget() -> Iterator[None]:
     STATISTICS.clear()
     yield
     STATISTICS.clear()
-
-
-@dataclass
-class Run:
-    """Tokens, and the seconds that they took, of a simulated run."""
-
-    target: Seconds
-    price: float = 0.0  # seconds of a layer of the draft
-    chance: float = 0.0  # of a node in a chain
-    offers: float = 1.0  # share of the rounds in which there is a draft
-    trees: bool = False  # whether the drafter can make them
-    noise: float = 0.3
-    seed: int = 0
-    prior: tuple[float, ...] = ()  # what is known of the drafter beforehand
-    plans: list[Plan] = field(default_factory=list)
-    seconds: float = 0.0
-
-    def speed(self, tokens: int = 100, batch: int = 1, name: str = "drafter") -> float:
-        """Against plain decoding."""
-        dice, budget, done = random.Random(self.seed), planner(drafter=name, prior=self.prior), 0.0
-        while done < tokens:
-            plan = budget.plan(batch)
-            self.plans.append(plan)
-            sizes, accepted = [], []
-            for _ in range(batch):
-                nodes = plan.nodes if self.trees else plan.depth
-                nodes *= dice.random() < self.offers
-                miss = (1 - self.chance) * (plan.depth / nodes if nodes else 1.0) ** 0.5 if self.chance else 1.0
-                count = 0
-                while nodes and count < plan.depth and dice.random() >= miss:
-                    count += 1
-                sizes.append(1 + nodes)
-                accepted.append(count)
-            target, draft = self.target(max(sizes)), self.price * plan.depth
-            self.seconds += target + draft
-            done += 1 + sum(accepted) / batch
-            depth = plan.depth if max(sizes) > 1 else 0
-            clocks = [seconds * (1 + abs(dice.gauss(0, self.noise))) for seconds in (target, draft)]
-            if self.noise and dice.random() < 0.05:
-                clocks[0] *= 4
-            budget.observe(batch, sizes, depth, accepted, *clocks)
-        return done * self.target(1) / self.seconds
-
-
-def median(speeds: list[float]) -> float:
-    return sorted(speeds)[len(speeds) // 2]
 
 
 @pytest.mark.parametrize("target", [cliff, tiny])
@@ -238,33 +165,6 @@ def test_fixed_refuses(nodes: int, depth: int | None, name: str) -> None:
         Budget.fixed(nodes, depth)
 
 
-def test_curve_is_monotone_and_needs_more_than_one_timing() -> None:
-    curve = CostCurve(0.5, False, 3)
-    for seconds in (1.0, 9.0, 1.1, 1.0):
-        curve.add(1, seconds)
-    curve.add(4, 7.0)
-    assert curve.at(4) == 1.0  # timed once: not believed
-    assert curve.pessimistic(4) == 7.0
-    curve.add(4, 2.0)
-    curve.add(4, 2.0)
-    assert curve.at(4) == 2.0
-    assert curve.at(2) == pytest.approx(1 + 1 / 3)
-    assert curve.at(7) == pytest.approx(2.5)  # half the last slope
-    for _ in range(3):
-        curve.add(8, 1.5)
-    assert [curve.at(count) for count in (4, 8)] == [1.5, 1.5]  # more columns cannot take less
-
-
-def test_acceptance_counts_what_was_offered() -> None:
-    known = Acceptance()
-    for _ in range(60):
-        known.learn(Plan(5, 5), [3, 1], 2, [2, 0])  # a draft of two nodes in one row, none in the other
-    first, second, third = known.chain()[:3]
-    assert first == pytest.approx(0.5, abs=0.02)
-    assert second > 0.9
-    assert third == second  # never offered
-
-
 def test_a_round_is_a_thousand_calls_at_most_however_long_the_run() -> None:
     """Some 840 calls of functions, built-in ones included, are what takes it less than 100 microseconds."""
     budget, calls = planner(), list[int]()
@@ -283,15 +183,6 @@ def test_a_round_is_a_thousand_calls_at_most_however_long_the_run() -> None:
             sys.setprofile(None)
     assert 0 < max(calls) < 1000
     assert max(calls[900:]) <= max(calls[:100])
-
-
-def test_a_drafter_that_knows_its_chances_is_believed_at_first_and_no_longer():
-    hopeful, plain = Acceptance([0.9, 0.8, 0.7]), Acceptance()
-    assert hopeful.chain()[:4] == pytest.approx([0.9, 0.8, 0.7, 0.0])
-    assert plain.chain()[0] == pytest.approx(0.6)
-    for _ in range(60):
-        hopeful.learn(Plan(3, 3), [4], 3, [0])
-    assert hopeful.chain()[0] < 0.1
 
 
 def test_a_drafter_that_knows_its_chances_soon_drafts_more() -> None:

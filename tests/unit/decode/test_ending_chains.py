@@ -6,11 +6,9 @@ import random
 
 import pytest
 
-from mmdec.decode.acceptance import Acceptance
 from mmdec.decode.budget import Budget
 from mmdec.decode.statistics import DecodingStatistics, Pair
-from mmdec.types import Plan
-from tests.unit.decode.test_budget import median, tiny
+from tests.support.simulated_run import median, tiny
 
 
 def speed_of_chains(stops: bool, seed: int, honest: bool = True, batch: int = 1) -> float:
@@ -44,20 +42,6 @@ def test_chains_that_end_where_the_drafter_is_not_sure_are_faster(batch: int, le
     for seed in range(5):
         gains.append(speed_of_chains(True, seed, batch=batch) / speed_of_chains(False, seed, batch=batch))
     assert median(gains) > least
-
-
-def test_what_chains_that_end_early_draft_and_give_is_counted() -> None:
-    learned = Acceptance()
-    for _ in range(400):
-        learned.learn(Plan(3, 3, threshold=0.2), [4], 3, [2], True)
-        learned.learn(Plan(3, 3, threshold=0.2), [2], 1, [0], True)
-        learned.learn(Plan(3, 3, threshold=0.2), [1], 0, [0], True)  # nothing proposed
-    drafted, accepted = learned.ending_chains(learned.chain())
-    assert drafted[:3] == pytest.approx([1.0, 1.5, 2.0], abs=0.05)  # of rounds with a draft
-    assert accepted[:3] == pytest.approx([1 / 3, 2 / 3, 2 / 3], abs=0.05)
-    for _ in range(400):
-        learned.learn(Plan(1, 1), [2], 1, [0], True)  # a plan without a threshold teaches, too
-    assert learned.ending_chains(learned.chain())[1][0] < 0.05
 
 
 def test_a_drafter_that_is_falsely_sure_of_itself_costs_little() -> None:

@@ -34,16 +34,12 @@ from mmdec.drafters.recycling import Recycling
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.targets.text import TextTarget
 from mmdec.types import InputError, Plan, Prior
-from tests.support.tiny_text import language_model
+from tests.support.tiny_text import llama
 from tests.support.tiny_whisper import VOCABULARY, sound, whisper
 
 PAIR = Pair("target", "cpu", "drafter")
 ENDING = Pair("model", "cpu", "one that ends chains")
 PRIOR = Prior(((0.8, 0.1), (0.7, 0.2), (0.6, 0.2)))
-
-
-def llama(seed: int = 0, hidden: int = 16) -> Any:
-    return language_model("llama", seed, hidden_size=hidden)
 
 
 def saved(learned: DecodingStatistics) -> dict[str, Any]:
@@ -262,20 +258,27 @@ def test_drafters_are_told_apart_by_their_weights_and_what_is_known_of_them() ->
 
 
 def test_a_name_is_the_same_in_another_process() -> None:
-    code = "from tests.unit.decode.test_statistics import TextTarget, llama; print(TextTarget(llama()).name)"
+    code = (
+        "from mmdec.targets.text import TextTarget; from tests.support.tiny_text import llama; "
+        "print(TextTarget(llama()).name)"
+    )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == TextTarget(llama()).name
 
 
 def test_a_model_that_is_gone_leaves_its_name_to_nobody() -> None:
     gc.collect()
+    gc.freeze()  # what other tests keep need not be looked through twenty times
     names, models = set(), list[weakref.ref[LlamaForCausalLM]]()
-    for seed in range(20):
-        model = llama(seed)  # often at the address of the one before
-        names.add(TextTarget(model).name)
-        models.append(weakref.ref(model))
-        del model
-        gc.collect()
+    try:
+        for seed in range(20):
+            model = llama(seed)  # often at the address of the one before
+            names.add(TextTarget(model).name)
+            models.append(weakref.ref(model))
+            del model
+            gc.collect()
+    finally:
+        gc.unfreeze()
     assert len(names) == 20
     assert all(model() is None for model in models)  # nothing that keeps names keeps a model
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmdec.decode.sampling import KeyedSample, Sequences, Stop
-from mmdec.decode.tree import ancestors, chains, depths, height, single, trees_from_lists
+from mmdec.decode.tree import chains, single, trees_from_lists
 from mmdec.decode.verify import (
     LOSSY,
     BlockRule,
@@ -23,7 +23,6 @@ from mmdec.decode.verify import (
 )
 from mmdec.types import Draft, Plan, Scores
 from tests.support.toy import AlwaysAccept, Changing, Scripted, Toy, forest, run
-from tests.support.trees import is_chain
 
 VOCAB = 8
 
@@ -179,35 +178,6 @@ def test_typical_takes_the_best_of_the_probable_children() -> None:
     assert verdict.tokens.tolist() == [[2, 0]]  # not token 0, which greedy decoding would take
     strict = verify(draft, Scores(logits), TypicalRule(epsilon=0.9, delta=9.0), text(1))
     assert strict.tokens.tolist() == [[0]]
-
-
-def test_trees() -> None:
-    draft = tree()
-    assert draft.tokens.tolist() == [[1, 2, 3, 4, 5], [1, 6, 0, 0, 0]]
-    assert draft.parents.tolist() == [[-1, 0, 0, 1, 3], [-1, 0, 0, 0, 0]]
-    assert draft.size.tolist() == [5, 2]
-    assert depths(draft.parents[0].tolist()) == [0, 1, 1, 2, 3]
-    assert height(draft) == 3
-    assert not is_chain(draft)
-    assert is_chain(single(torch.tensor([3, 4])))
-    assert is_chain(chains(torch.tensor([1, 2, 3]), [[4, 5], [], [6]]))
-    assert height(single(torch.tensor([3]))) == 0
-    assert chains(torch.tensor([1, 2]), [[], []]).tokens.tolist() == [[1], [2]]
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 9, 40])
-def test_ancestors_of_random_trees(size: int) -> None:
-    random = Random(size)
-    parents = torch.tensor([[-1, *(random.randrange(node) for node in range(1, size))] for _ in range(4)])
-    parents[0] = torch.arange(size) - 1  # a chain, the deepest of all
-    wanted = torch.zeros(4, size, size, dtype=torch.bool)
-    for row in range(4):
-        for node in range(size):
-            above = node
-            while above >= 0:
-                wanted[row, node, above] = True
-                above = int(parents[row, above])
-    assert torch.equal(ancestors(parents), wanted)
 
 
 def test_verify_asks_the_rule_whatever_its_kind() -> None:

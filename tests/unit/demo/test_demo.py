@@ -30,8 +30,8 @@ import mmdec
 from mmdec.demo import describe, page, samples, transcribe, translate
 from mmdec.demo.background import updates
 from mmdec.hub import demo_file
-from tests.fuzz.odd_files import write_odd
-from tests.fuzz.odd_images import write_odd_image
+from tests.support.odd_files import write_odd
+from tests.support.odd_images import write_odd_image
 from tests.support.tiny_vlm_folder import write
 
 def last(work, *values):

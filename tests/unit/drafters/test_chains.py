@@ -16,13 +16,11 @@ from mmdec.nn.draft_step import DraftStep
 from mmdec.nn.slot_step import SlotStep
 from mmdec.targets.text import TextTarget
 from mmdec.types import Draft, Plan
-from tests.exactness.test_vision import second_turn
-from tests.support.draft_networks import from_scratch, tree_growing
+from tests.support.draft_networks import PROMPTS, begun, from_scratch, tree_growing
+from tests.support.shortening import SYSTEMS
 from tests.support.tiny_text import language_model
-from tests.support.tiny_vlm import Picture, batch_of, vision_model
+from tests.support.tiny_vlm import Picture, batch_of, second_turn, vision_model
 from tests.support.toy import padded
-from tests.unit.drafters.test_shortening import SYSTEMS
-from tests.unit.drafters.test_tree_growing import PROMPTS, begun
 
 ROOTS = [6, 14, 21, 33]
 

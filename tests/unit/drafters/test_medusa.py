@@ -1,4 +1,4 @@
-"""Medusa heads: sizes, the block's layer against transformers' own, its cache, trees by ranks, files."""
+"""Medusa heads: sizes, the block's layer against transformers' own, its cache, files."""
 
 import copy
 import json
@@ -15,7 +15,6 @@ from transformers.models.whisper.modeling_whisper import WhisperDecoderLayer
 from typer.testing import CliRunner
 
 from mmdec.cli import app
-from mmdec.decode.tree_shape import HeadAccuracy
 from mmdec.drafters.medusa import WIDTH, Medusa, expected
 from mmdec.hub.medusa import load_heads, save_heads
 from mmdec.hub.whisper_medusa import convert
@@ -114,27 +113,6 @@ def test_the_drafter_reads_what_training_reads() -> None:
                     live = [2, 0]
 
 
-def test_trees_hold_the_most_probable_nodes() -> None:
-    ranks = HeadAccuracy([[0.5, 0.3, 0.1], [0.6, 0.2, 0.0], [0.9, 0.1, 0.0]])
-    assert ranks.tree(2, 4) == [(0, 0, 0), (1, 1, 0)]  # a plan for a chain
-    # 0.5, (0,0) 0.3, (1) 0.3, (0,0,0) 0.27, (1,0) 0.18, (1,0,0) 0.162
-    assert ranks.tree(6, 3) == [(0, 0, 0), (1, 1, 0), (2, 2, 0), (0, 0, 1), (4, 1, 0), (5, 2, 0)]
-    assert len(ranks.tree(1000, 3)) == 3 * (1 + 2 * (1 + 2))  # nothing that cannot be
-
-
-def test_ranks_are_learned() -> None:
-    ranks = HeadAccuracy([[0.9, 0.1], [0.9, 0.1]])
-    for _ in range(400):
-        ranks.learn(0, 1)
-        ranks.learn(1, None)
-    (none, always), (never, _) = ranks.chances()
-    assert always > 0.95
-    assert none < 0.05
-    assert never < 0.1
-    assert ranks.tree(3, 2)[0] == (0, 0, 0)
-    assert sum(level == 0 for _, level, _ in ranks.tree(3, 2)) == 2
-
-
 def test_what_is_expected_of_heads_is_a_distribution() -> None:
     for row in expected(10):
         assert len(row) == WIDTH
@@ -148,8 +126,6 @@ def test_what_is_expected_of_heads_is_a_distribution() -> None:
         (lambda: MedusaConfig(32, 9, "tree"), "kind"),  # type: ignore[arg-type]
         (lambda: MedusaConfig(32, 9, heads=0), "heads"),
         (lambda: MedusaConfig(32, 9, "block", 3, 5, 48), "attention_heads"),
-        (lambda: HeadAccuracy([[0.9, 0.2]]), "ranks"),
-        (lambda: HeadAccuracy([[0.9], [0.1, 0.2]]), "ranks"),
         (lambda: MedusaHeads(BLOCK)(torch.zeros(1, 1, 32)), "states"),
         (lambda: Medusa(MedusaHeads(LINEAR), nn.Linear(32, 9)), "output"),
         (lambda: Medusa(MedusaHeads(LINEAR), nn.Linear(32, VOCABULARY), [[0.5]]), "ranks"),

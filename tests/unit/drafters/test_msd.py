@@ -13,12 +13,10 @@ import mmdec
 from mmdec.drafters.draft_memory import Memory
 from mmdec.targets.registry import target_of
 from mmdec.types import Verdict
-from tests.exactness.test_vision import second_turn
-from tests.support.draft_networks import Checked, tree_growing
-from tests.support.tiny_vlm import AXES, END, IMAGE, START, VIDEO, Picture, batch_of, vision_model
+from tests.support.draft_networks import Checked, Watched, tree_growing
+from tests.support.shortening import ROWS, rounds_of
+from tests.support.tiny_vlm import AXES, END, IMAGE, START, VIDEO, Picture, batch_of, second_turn, vision_model
 from tests.support.toy import Changing
-from tests.unit.drafters.test_shortening import ROWS, rounds_of
-from tests.unit.generation.test_conversation import Watched
 
 LAYOUTS = ("next", "own")
 

@@ -9,32 +9,12 @@ import pytest
 import torch
 
 import mmdec
-from mmdec.decode.loop import Round, decode
-from mmdec.decode.sampling import Sequences, Stop
-from mmdec.decode.verify import MatchRule
 from mmdec.drafters.flash import Flash
-from mmdec.targets.registry import target_of
 from tests.support.draft_networks import Checked, draft_network, tree_growing
+from tests.support.shortening import ROWS, SYSTEMS, rounds_of
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm import Picture, batch_of, vision_model
 from tests.support.toy import Changing
-
-SYSTEMS: dict[str, dict[str, Any]] = {
-    "specvlm": {"compressors": ("pool",), "pool_ratio": 3},
-    "vispec": {"queries": 3},
-    "flash": {"slots": 3, "latents": 2},
-    "flash-tree": {"slots": 3, "latents": 2, "tree": True},
-}
-ROWS: list[list[Any]] = [
-    [[5, 6], Picture.random(1), [7, 8, 9], Picture.random(2), [10]],
-    [[11, 12, 13, 14, 15]],
-    [Picture.random(3), [20, 21]],
-]
-
-
-def rounds_of(model: Any, drafter: Any, budget: Any, inputs: dict[str, Any], length: int) -> list[Round]:
-    text = Sequences(inputs["input_ids"], Stop(inputs["input_ids"].shape[1] + length, frozenset({45})))
-    return list(decode(target_of(model), inputs, text, MatchRule(), drafter, budget))
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

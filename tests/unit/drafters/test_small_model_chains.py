@@ -7,8 +7,8 @@ import torch
 
 from mmdec.drafters.small_model import SmallModel
 from mmdec.types import Plan
+from tests.support.blended_toy import Toy, start
 from tests.support.trees import is_chain
-from tests.unit.drafters.test_small_model import Toy, start
 
 
 @pytest.mark.parametrize(("threshold", "size"), [(0.0, 7), (1e-9, 7), (0.02, None), (0.1, None), (0.3, None), (1.0, 2)])

@@ -15,17 +15,24 @@ from mmdec.decode.sampling import Sequences, Stop
 from mmdec.decode.tree import ancestors, single
 from mmdec.decode.verify import MatchRule
 from mmdec.drafters.draft_levels import in_order
-from mmdec.drafters.draft_memory import Memory
 from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.targets.text import TextTarget
 from mmdec.types import Context, InputError, Plan, Scores, Verdict
-from tests.support.draft_networks import Checked, draft_network, from_scratch, overfitted, paths, tree_growing
+from tests.support.draft_networks import (
+    PROMPTS,
+    Checked,
+    begun,
+    draft_network,
+    from_scratch,
+    overfitted,
+    paths,
+    tree_growing,
+)
 from tests.support.tiny_text import VOCABULARY, language_model
 from tests.support.toy import Changing, padded
 from tests.support.trees import is_chain
 
 NO_IMAGE = Context(torch.zeros(1, 1), torch.ones(1, 1), torch.zeros(1), torch.zeros(1))
-PROMPTS = [[5, 6, 7, 8, 9, 5, 6], [11, 12, 13], [20], [30, 31, 30, 31, 30]]
 
 
 def rounds_of(model: Any, drafter: Any, budget: Any, prompts: list[list[int]], length: int = 14) -> list[Round]:
@@ -62,16 +69,6 @@ def texts(rounds: list[Round], rows: int) -> list[list[int]]:
         for row, tokens in zip(one.rows, one.tokens, strict=True):
             found[row] += tokens
     return found
-
-
-def begun(model: Any, drafter: TreeGrowing, prompts: list[list[int]], roots: list[int]) -> Memory:
-    """A memory after the prompts' round, which gave these roots."""
-    _, context, draft, scores = TextTarget(model).prefill(padded(prompts), drafter.needs)
-    memory = drafter.start(context)
-    given = torch.tensor(roots)
-    zeros = torch.zeros_like(given)
-    drafter.update(memory, draft, scores, Verdict(zeros[:, None], given, zeros.bool(), given[:, None], zeros + 1))
-    return memory
 
 
 @pytest.mark.parametrize("plan", [Plan(4, 4), Plan(9, 3), Plan(25, 5)])

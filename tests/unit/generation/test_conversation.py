@@ -13,30 +13,13 @@ from transformers import DynamicCache
 import mmdec
 from mmdec.drafters.draft_memory import Memory
 from mmdec.drafters.tree_growing import TreeGrowing
-from mmdec.types import Context
-from tests.support.draft_networks import overfitted, tree_growing
+from tests.support.draft_networks import Watched, overfitted, tree_growing
 from tests.support.tiny_text import language_model
 
 MODEL = language_model()
 OPTIONS: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False, "eos_token_id": 60}
 PROMPT = torch.tensor([[5, 6, 7, 8, 9, 5, 6]])
 MORE = torch.tensor([[11, 12, 13]])
-
-
-class Watched:
-    """A drafter whose contexts and memories a test can see."""
-
-    def __init__(self, drafter: TreeGrowing) -> None:
-        self.drafter, self.needs, self.name = drafter, drafter.needs, drafter.name
-        self.check, self.propose, self.select = drafter.check, drafter.propose, drafter.select
-        self.update: Any = drafter.update
-        self.carried: list[Any] = []
-        self.memories: list[Memory] = []
-
-    def start(self, context: Context) -> Memory:
-        self.carried.append(context.carried)
-        self.memories.append(self.drafter.start(context))
-        return self.memories[-1]
 
 
 def turn(drafter: Any, ids: Tensor, cache: DynamicCache, model: Any = MODEL, **more: Any) -> mmdec.Generation:

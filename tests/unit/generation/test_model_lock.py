@@ -17,8 +17,8 @@ from mmdec.generation.model_lock import ModelLock, model_lock, read_while, readi
 from mmdec.hub.whisper import LoadedWhisper
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz
+from tests.support.tiny_text import llama
 from tests.support.tiny_whisper import network, processor
-from tests.unit.decode.test_statistics import llama
 
 IDS = torch.tensor([[3, 4, 5, 6] * 3])
 OPTIONS: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}

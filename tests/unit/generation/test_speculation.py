@@ -12,7 +12,7 @@ import mmdec
 from mmdec.hub.vlm import load_vlm
 from mmdec.targets.vlm import VlmTarget
 from mmdec.types import InputError
-from tests.exactness.families import model_of
+from tests.support.families import model_of
 from tests.support.tiny_vlm import KINDS, Picture, batch_of, vision_model
 from tests.support.tiny_vlm_folder import write
 

@@ -14,15 +14,7 @@ from mmdec.drafters.registry import network_class
 from mmdec.nn.draft_config import DraftConfig
 from mmdec.nn.draft_network import DraftNetwork
 from mmdec.types import InputError
-
-SHAPE: dict[str, Any] = {
-    "hidden_size": 24,
-    "vocab_size": 31,
-    "intermediate_size": 40,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-}
+from tests.support.small_networks import SHAPE
 
 
 def network(**changes: Any) -> DraftNetwork:

@@ -8,24 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmdec.drafters.registry import network_class
 from mmdec.nn.draft_network import DraftNetwork
 from mmdec.nn.draft_step import DraftStep
-from tests.unit.nn.test_draft_network import SHAPE
-
-WIDTH = 1100  # columns before the first step: beyond the first table of rotations
-
-
-def network(system: str, **changes: Any) -> DraftNetwork:
-    torch.manual_seed(0)
-    kind = network_class(system)
-    made = kind(kind.config_class(**{**SHAPE, **changes})).eval()
-    for name, weight in made.named_parameters():
-        if "norm" in name:
-            nn.init.uniform_(weight, 0.5, 1.5)
-        else:
-            nn.init.normal_(weight, std=0.3)
-    return made
+from tests.support.small_networks import WIDTH, network
 
 
 def step_of(net: DraftNetwork, carry: Tensor | None = None, bias: bool = True) -> tuple[Any, nn.Embedding, nn.Linear]:

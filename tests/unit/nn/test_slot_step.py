@@ -11,7 +11,7 @@ from torch import nn
 
 from mmdec.nn.flash import FlashNetwork
 from mmdec.nn.slot_step import SlotStep
-from tests.unit.nn.test_draft_step import WIDTH, network
+from tests.support.small_networks import WIDTH, network
 
 CLOSE: dict[str, float] = {"rtol": 1e-4, "atol": 1e-4}
 

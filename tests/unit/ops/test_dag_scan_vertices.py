@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mmdec.ops import dag_scan, dag_scan_cpu, dag_scan_vertices
 from mmdec.ops.dag_scan_vertices import Sample
-from tests.unit.ops.test_dag import random_graph
+from tests.support.naive_dag import random_graph
 
 SHAPES = [(1, 1), (1, 4), (2, 2), (2, 5), (5, 5), (5, 20), (3, 120), (40, 41), (40, 130), (100, 101), (60, 200)]
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
+from typer.testing import CliRunner
 
 import mmdec
+from mmdec import cli
 from mmdec.checks.files import printable
 from tests.conftest import RATE, buzz
 from tests.support.bad_list import encoded, write_list
@@ -58,12 +58,12 @@ def test_a_hundred_on_the_command_line(
 ) -> None:
     paths, bad = hundred
     model = tiny_model if verb == "translate" else whisper
-    command = [sys.executable, "-m", "mmdec", verb, *map(str, paths), "-o", str(tmp_path / "out"), "--json"]
+    command = [verb, *map(str, paths), "-o", str(tmp_path / "out"), "--json"]
     command += ["--model", str(model), "--device", "cpu", "--threads", "1"]
-    done = subprocess.run(command, capture_output=True, check=False)
-    said = done.stderr.decode()
-    assert done.returncode == 1, said
-    lines = [json.loads(line) for line in done.stdout.decode().splitlines()]
+    done = CliRunner().invoke(cli.app, command)
+    said = done.stderr
+    assert done.exit_code == 1, said
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
     good = [path for path in paths if path not in bad]
     assert [line["input"] for line in lines] == [str(path) for path in good]  # names that are no UTF-8, too
     written = {str(path) for path in (tmp_path / "out").iterdir()}

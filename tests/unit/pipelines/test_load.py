@@ -24,8 +24,8 @@ from mmdec.types import InputError
 from tests.conftest import RATE, buzz
 from tests.support import tiny_vlm_folder, tiny_whisper
 from tests.support.draft_networks import draft_network
+from tests.support.pictures import QUESTION, pixels
 from tests.support.tiny_text import language_model
-from tests.unit.pipelines.description.test_describe import QUESTION, pixels
 
 MODEL = language_model()
 

@@ -8,9 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
-from mmdec.decode.loop import chosen_logprobs
 from mmdec.evaluation.calibration import description as calibration_description
 from mmdec.evaluation.calibration.__main__ import calibration_error, fit, measure, reliability, roc_area
 from mmdec.evaluation.calibration.examples import (
@@ -24,25 +22,7 @@ from mmdec.evaluation.calibration.examples import (
     words_right,
 )
 from mmdec.training.corpora.image_text import Conversation
-from mmdec.types import InputError, Verdict
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_chosen_logprobs_are_those_of_each_rows_tokens(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    logits = (8 * torch.randn(2, 4, 7)).to(dtype)
-    path = torch.tensor([[0, 1, 3], [0, 2, -1]])
-    tokens = torch.tensor([[5, 6, 1], [2, 4, -1]])
-    verdict = Verdict(path, torch.tensor([1, 4]), torch.tensor([False, False]), tokens, torch.tensor([3, 2]))
-    told = chosen_logprobs(logits, verdict)
-    for row, length in enumerate((3, 2)):
-        for step in range(length):
-            expected = logits[row, path[row, step]].float().log_softmax(-1)[tokens[row, step]]
-            assert float(told[row, step]) == pytest.approx(float(expected), abs=1e-5)
-    alone = chosen_logprobs(
-        logits[:1], Verdict(path[:1], tokens[:1, -1], verdict.done[:1], tokens[:1], verdict.lengths[:1])
-    )
-    assert torch.allclose(alone, told[:1])
+from mmdec.types import InputError
 
 
 def test_measures_of_known_numbers() -> None:

@@ -26,7 +26,8 @@ from mmdec.hub.vlm import LoadedVlm, load_vlm
 from mmdec.training.corpora.image_text_questions import ImageQuestion, read_questions
 from mmdec.types import InputError, MmdecError
 from tests.support.bench_findings import check_form
-from tests.support.tiny_vlm_folder import llava, qwen, write
+from tests.support.pictures import pixels
+from tests.support.tiny_vlm_folder import drafter_weights, llava, qwen, write
 from tests.unit.pipelines.description.test_describe import pixels
 from tests.unit.pipelines.description.test_load import drafter_weights
 

@@ -14,9 +14,8 @@ from PIL import Image
 from mmdec.evaluation.quality.drafter_pairs import ShuffledPicture, compare_drafters, difference, tokens_per_round
 from mmdec.hub.vlm import load_vlm
 from mmdec.types import Context, InputError
-from tests.support.tiny_vlm_folder import write
-from tests.unit.pipelines.description.test_describe import pixels
-from tests.unit.pipelines.description.test_load import drafter_weights
+from tests.support.pictures import pixels
+from tests.support.tiny_vlm_folder import drafter_weights, write
 
 
 def test_only_the_pictures_columns_change_places() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,39 +14,13 @@ from typer.testing import CliRunner
 from mmdec import cli
 from mmdec.evaluation.release.description import COLUMNS, score, table
 from mmdec.evaluation.release.promotion import SYSTEMS, promote
-from mmdec.hub.vlm import load_vlm
-from mmdec.nn.fingerprint import fingerprint
 from mmdec.pipelines.confidence import FILE, FORMAT
 from mmdec.provenance import weights
 from mmdec.types import InputError
-from tests.support.tiny_squares import COLOURS, write_squares, write_target
-from tests.unit.pipelines.description.test_load import drafter_weights, settings
+from tests.support.tiny_squares import add_drafter, files, write_scenes, write_target
+from tests.support.tiny_vlm_folder import settings
 
 RUN, PLACE = Path("runs/tiny"), Path("models/tiny")
-
-
-def write_scenes(root: Path) -> Path:
-    """Squares whose questions say what is right."""
-    write_squares(root)
-    rows = json.loads((root / "dev.json").read_text(encoding="utf-8"))
-    for row in rows:
-        colour = COLOURS[row["id"] % 4]
-        row["turns"] = [
-            {"task": "describe", "expected": "", "claims": [[colour, "square"]]},
-            {"task": "colour", "expected": colour, "claims": []},
-        ]
-    for split in ("dev", "test"):
-        (root / f"{split}.json").write_text(json.dumps(rows), encoding="utf-8")
-    shutil.copytree(root / "images" / "dev", root / "images" / "test")
-    return root
-
-
-def add_drafter(model: Path, system: str, seed: int = 0, base: str | None = None) -> Path:
-    """Beside a model, by default trained for its weights."""
-    vlm = load_vlm(model, "cpu")
-    folder = drafter_weights(system, vlm.model, model / system, seed)
-    settings(folder, "config.json", target="tiny", base=fingerprint(vlm.model) if base is None else base)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +53,6 @@ def scored(monkeypatch: pytest.MonkeyPatch, new: float, old: float) -> None:
         return report
 
     monkeypatch.setitem(SYSTEMS, "llava", replace(system, measure=measure))
-
-
-def files(folder: Path) -> Mapping[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_better_model_comes_with_its_drafters_and_a_table_of_its_tasks(

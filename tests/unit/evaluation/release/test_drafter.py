@@ -17,9 +17,8 @@ from mmdec.evaluation.release.promotion import SYSTEMS, promote
 from mmdec.hub.vlm import load_vlm
 from mmdec.provenance import weights
 from mmdec.types import InputError, MmdecError
-from tests.support.tiny_squares import write_target
-from tests.unit.evaluation.release.test_description import add_drafter, files, write_scenes
-from tests.unit.pipelines.description.test_load import settings
+from tests.support.tiny_squares import add_drafter, files, write_scenes, write_target
+from tests.support.tiny_vlm_folder import settings
 
 HOME, PLACE, RUN = Path("models/tiny"), Path("models/tiny/eagle"), Path("runs/vlm_drafters/eagle/drafter")
 CARD = "# tiny\n\n## Results\n\n97 % right\n\n## Its drafters\n\nof before: 9.9\n\n## Licences\n\nApache-2.0\n"

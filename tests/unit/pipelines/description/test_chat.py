@@ -11,8 +11,8 @@ from transformers import DynamicCache
 
 import mmdec
 from mmdec.types import InputError
+from tests.support.pictures import pixels
 from tests.support.tiny_vlm_folder import llava, qwen
-from tests.unit.pipelines.description.test_describe import pixels
 
 TURNS = [
     ("What is this?", (pixels(0),)),

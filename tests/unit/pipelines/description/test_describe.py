@@ -17,15 +17,8 @@ from mmdec.decode.loop import Round
 from mmdec.drafters.lookup import Lookup
 from mmdec.hub.vlm import LoadedVlm, load_vlm
 from mmdec.types import InputError
+from tests.support.pictures import QUESTION, pixels, stock
 from tests.support.tiny_vlm_folder import llava, qwen, write
-
-QUESTION = "What is this?"
-
-
-def pixels(seed: int, height: int = 24, width: int = 40) -> np.ndarray:
-    """A picture unlike every other: coarse squares of random colours."""
-    coarse = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), np.uint8)
-    return np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.NEAREST))
 
 
 def png(image: np.ndarray) -> bytes:
@@ -47,15 +40,6 @@ def vlm(folder: Path) -> LoadedVlm:
 @pytest.fixture(scope="module", params=["llava", "qwen"])
 def loaded(request: pytest.FixtureRequest) -> tuple[Any, Any]:
     return llava() if request.param == "llava" else qwen()
-
-
-def stock(model: Any, processor: Any, prompt: str, *pictures: np.ndarray, **options: Any) -> list[int]:
-    """The answer's tokens by transformers alone."""
-    content = [*[{"type": "image"}] * len(pictures), {"type": "text", "text": prompt}]
-    text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-    images = [Image.fromarray(picture) for picture in pictures] or None
-    inputs = processor(images=images, text=text, return_tensors="pt", add_special_tokens=False)
-    return model.generate(**inputs, **options)[0, inputs["input_ids"].shape[1] :].tolist()
 
 
 def test_answers_are_those_of_generate(loaded: tuple[Any, Any]) -> None:

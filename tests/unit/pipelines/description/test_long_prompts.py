@@ -14,9 +14,9 @@ from mmdec.pipelines.inputs import BatchError
 from mmdec.targets.registry import target_of
 from mmdec.targets.rope_positions import longest
 from mmdec.types import InputError
+from tests.support.pictures import QUESTION, pixels, stock
 from tests.support.tiny_vlm import IMAGE, Picture, batch_of, vision_model
 from tests.support.tiny_vlm_folder import llava, qwen
-from tests.unit.pipelines.description.test_describe import QUESTION, pixels, stock
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 4, "num_speculative_tokens": 2}
 

@@ -1,7 +1,7 @@
 """Reads odd files and says of each what came of it, a line of JSON each: a process of its own, for a decoder may hang.
 
-`python -m tests.fuzz.reader FOLDER FIRST LAST MODEL ANSWERS` writes to the file ANSWERS, for decoders print, too. A
-call of more than 20 s ends the process with a traceback.
+`python -m tests.support.fuzz_reader FOLDER FIRST LAST MODEL ANSWERS` writes to the file ANSWERS, for decoders print,
+too. A call of more than 20 s ends the process with a traceback.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mmdec.pipelines.translation.translate import translate_speech
 from mmdec.pipelines.translation.translator import SpeechTranslator
 from mmdec.types import InputError
 from tests.conftest import buzz
-from tests.fuzz.odd_files import Odd, write_odd
+from tests.support.odd_files import Odd, write_odd
 
 WATCHDOG = 20.0  # seconds
 

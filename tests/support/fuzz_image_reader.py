@@ -12,7 +12,7 @@ import numpy as np
 
 from mmdec.images import read_image
 from mmdec.types import InputError
-from tests.fuzz.odd_images import write_odd_image
+from tests.support.odd_images import write_odd_image
 
 SECONDS = 60  # for one file
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tests.fuzz.odd_files import CHANGES, PLACES, place, put
+from tests.support.odd_files import CHANGES, PLACES, place, put
 
 COMMON = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 FORMATS = (*COMMON, *COMMON, "PPM", "ICO", "EPS", "PDF", "TGA", "JPEG2000")

@@ -14,9 +14,9 @@ from mmdec.drafters.registry import network_class
 from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.nn.flash import FlashNetwork
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
-from tests.exactness.wild import Wild
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm import KINDS, vision_model
+from tests.support.wild import Wild
 
 SMALL: dict[str, Any] = {
     "hidden_size": 16,

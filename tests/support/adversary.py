@@ -15,8 +15,8 @@ from transformers import DynamicCache
 import mmdec
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.tiny import VOCABULARY
-from tests.exactness.families import attention_of, model_of
-from tests.exactness.wild import Wild
+from tests.support.families import attention_of, model_of
+from tests.support.wild import Wild
 
 PAD = 0
 SINGLE = {"XGLMForCausalLM"}  # families that know no float64

@@ -1,4 +1,4 @@
-"""Runs pieces of Python, each in a process of its own: `python -m tests.docs.forked < jobs.json > results.json`.
+"""Runs pieces of Python, each in a process of its own: `python -m tests.support.forked < jobs.json > results.json`.
 
 torch, transformers and mmdec are imported once; each piece then runs in a fork of that process, in namespace and folder
 of its own. A piece takes its own seconds instead of another import of everything, which is most of a small example.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -41,6 +42,23 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     _, status = os.waitpid(child, 0)
     out, err = (path.read_text(encoding="utf-8", errors="replace") if path.exists() else "" for path in paths)
     return {"name": job["name"], "returncode": os.waitstatus_to_exitcode(status), "stdout": out, "stderr": err}
+
+
+def results_of(jobs: list[dict[str, Any]], cache: Path) -> dict[str, dict[str, Any]]:
+    """What `run` gives of each job, by its name. Hub ids are those in `cache`; warnings are errors."""
+    root = Path(__file__).parents[2]
+    own = {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "tests.support.forked"],
+        input=json.dumps(jobs),
+        cwd=root,
+        env={**os.environ, **own},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return {result["name"]: result for result in json.loads(done.stdout)}
 
 
 def main() -> None:

@@ -1,0 +1,26 @@
+"""Work of several threads at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+Work = Callable[[], Any]
+
+
+def at_once(works: list[Work]) -> list[Any]:
+    """What each gives, all of them running together."""
+    found: dict[int, Any] = {}
+    together = threading.Barrier(len(works))
+
+    def call(index: int, work: Work) -> None:
+        together.wait(60)
+        found[index] = work()
+
+    threads = [threading.Thread(target=call, args=item, daemon=True) for item in enumerate(works)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    return [found.get(index) for index in range(len(works))]

@@ -1,0 +1,11 @@
+"""The verbs of the command line."""
+
+from __future__ import annotations
+
+VERBS = [
+    "",
+    *("translate", "transcribe", "describe", "train", "promote", "demo", "info"),
+    *("eval", "eval speech", "eval asr", "bench", "bench speech", "bench paper", "bench core", "bench asr"),
+    *("eval vlm", "bench vlm", "bench kernels", "bench compressor", "bench all", "bench show"),
+    *("convert", "convert medusa", "convert hifigan", "convert drafter"),
+]
