@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import mmdec
-from mmdec.evaluation.calibration import roc_area
+from mmdec.evaluation.calibration.__main__ import roc_area
 from mmdec.evaluation.calibration.examples import EMPTY, empty_picture
 from mmdec.hub.familiar_pictures import FILE, RIDGE, FamiliarPictures, read_familiar
 from mmdec.pipelines.description.picture_evidence import DISTANCE

@@ -28,8 +28,6 @@ from mmdec.types import InputError, MmdecError
 from tests.support.bench_findings import check_form
 from tests.support.pictures import pixels
 from tests.support.tiny_vlm_folder import drafter_weights, llava, qwen, write
-from tests.unit.pipelines.description.test_describe import pixels
-from tests.unit.pipelines.description.test_load import drafter_weights
 
 
 @pytest.fixture(scope="module", params=["llava", "qwen"])
