@@ -8,7 +8,7 @@ import torch
 
 from mmdec.runtime import Stopwatch
 
-STARVED = 0.7  # of a round's seconds: a thread that had a processor for less of them waited for one
+STARVED = 0.7  # of the target's seconds: a thread that had a processor for less of them waited for one
 
 
 @final
@@ -35,7 +35,8 @@ class Watch:
 
     def learned(self) -> tuple[float, float, bool]:
         """What a budget asks of the round so far: the target's seconds, the drafter's, and whether the thread waited
-        for a processor. Then the seconds are the processor's."""
-        starved = sum(self._worked.values()) < STARVED * sum(self.seconds.values())
+        for a processor. Then the seconds are the processor's. The target's pass tells it: a drafter may wait on purpose
+        for another process or the network, and its wait is what it costs."""
+        starved = self._worked["target"] < STARVED * self.seconds["target"]
         told = self._worked if starved else self.seconds
         return told["target"], told["drafter"], starved

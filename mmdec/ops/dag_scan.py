@@ -23,6 +23,7 @@ from torch import Tensor
 from mmdec.ops.dag_links import NEG_INF, forward_links
 from mmdec.ops.dag_scan_cpu import Sample, scan
 
+CONSERVED = 1e-9  # the most that a token's probabilities over the vertices may miss of 1
 TINY = 2.3e-308
 TRUSTED = 640.0
 
@@ -171,7 +172,10 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
     fall = log_peaks[:, 1:].masked_fill(outside.repeat(2, 1)[:, 1:], 0.0)
     smooth = (fall >= -TRUSTED).all(1).view(2, batch).all(0)  # in both directions
     trusted = (gap <= TRUSTED).all(1) & smooth & log_prob.isfinite()
-    return Posterior(log_prob, vertices, counts), trusted
+    # Each token sits on one vertex. Where states at a vertex and those behind it fell below what float64 holds, in
+    # either direction, the sums are right in log P and not here.
+    lost = (vertices.sum(2) - 1).abs().masked_fill(outside, 0.0).amax(1)
+    return Posterior(log_prob, vertices, counts), trusted & (lost <= CONSERVED)
 
 
 def exact(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Posterior:

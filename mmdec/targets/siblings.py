@@ -102,13 +102,14 @@ def difference(model: PreTrainedModel, target: HfTarget) -> tuple[float, float]:
     session, *_ = target.prefill(inputs, Needs())
     tree = target.score(session, _draft(tokens, PARENTS)).logits
     session, *_ = target.prefill(inputs, Needs())
-    apart, ones = 0.0, torch.ones(ROWS, dtype=torch.long, device=device)
+    found, ones = list[Tensor](), torch.ones(ROWS, dtype=torch.long, device=device)
     for node in PATH:
         alone = target.score(session, _draft(tokens[:, node : node + 1], PARENTS[:1])).logits[:, 0].float()
         differences = (alone - tree[:, node].float()).abs().amax(1) / alone.abs().amax(1)
-        apart = max(apart, float(differences.max()))
+        found.append(differences.max())
         target.commit(session, Verdict(ones[:, None] - 1, ones, ones == 0, ones[:, None], ones))
     step = max(torch.finfo(tree.dtype).eps, PRECISION.get(torch.get_float32_matmul_precision(), 0.0))
+    apart = float(torch.stack(found).max())  # NaN where one is
     return apart, max(BOUND, NOISE * step)
 
 
