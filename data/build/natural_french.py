@@ -26,6 +26,7 @@ import yaml
 from kokoro import RATE, Kokoro, phones_of
 from splits import share
 from tables import read_journal, write_text
+from tatoeba import key
 
 HEARD = 16_000  # Hz
 SPEEDS = (0.85, 1.2)
@@ -72,13 +73,15 @@ def interleaved(lists: Sequence[Sequence[Sentence]], shares: Sequence[float]) ->
 
 
 def plan(folders: Sequence[Path], shares: Sequence[float], recordings: int, held: Mapping[str, int]) -> list[Sentence]:
-    """`recordings` training sentences; after each ninth one of dev or test, until there are `held` of each."""
+    """At most `recordings` training sentences, none that a folder holds back; after each ninth one of dev or test,
+    until there are `held` of each."""
 
     def of_split(split: str, count: int) -> list[Sentence]:
         ordered = interleaved([read_text(folder, split) for folder in folders], shares)
         return [sentence for sentence, _ in zip(ordered, range(count), strict=False)]
 
-    train = of_split("train", recordings)
+    held_back = {key(s.french) for split in held for folder in folders for s in read_text(folder, split)}
+    train = [s for s in of_split("train", recordings) if key(s.french) not in held_back]
     both = zip_longest(*(of_split(split, count) for split, count in held.items()))
     tests = [sentence for row in both for sentence in row if sentence]
     planned: list[Sentence] = []

@@ -43,5 +43,7 @@ def write_pairs(root: Path) -> Path:
         (root / name).mkdir()
         lines = ["\t".join([str(number), str(number), *row]) + "\n" for number, row in enumerate(rows)]
         (root / name / "train.tsv").write_text("".join(lines), encoding="utf-8")
-        (root / name / "dev.tsv").write_text("".join(lines[:8]), encoding="utf-8")
+        parts = [line.rstrip("\n").split("\t") for line in lines[:8]]
+        others = [f"{a}\t{b}\t{french} Oui. Oui. Oui.\t{english} Yes. Yes. Yes.\n" for a, b, french, english in parts]
+        (root / name / "dev.tsv").write_text("".join(others), encoding="utf-8")
     return root

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mmdec.training.corpora.tables import read_table
 from mmdec.types import InputError
+
+HELD = ("dev", "test")
+_MARK = re.compile(r"[^\w\s]")
 
 
 @dataclass(frozen=True)
@@ -34,3 +39,40 @@ def read_text_pairs(folder: str | Path, split: str) -> list[TextPair]:
     if not pairs:
         raise InputError(f"`folder` must hold '{split}.tsv' with pairs, but '{path}' has none. Build it first.")
     return pairs
+
+
+def sentence_key(text: str) -> str:
+    """What makes two sentences the same: lower case, no punctuation."""
+    return " ".join(_MARK.sub("", text.lower()).split())
+
+
+def held_sources(folders: Iterable[str | Path]) -> set[str]:
+    """The keys of all sentences that some folder holds back for dev or test; tables that are missing hold none."""
+    pairs = _held(Path(folder) for folder in folders)
+    return {sentence_key(pair.source) for pair in pairs}
+
+
+def read_training_pairs(folders: Sequence[str | Path]) -> list[list[TextPair]]:
+    """The training pairs of each folder, without those that share a sentence or a translation with a pair that another
+    folder holds back for dev or test. Raises InputError as `read_text_pairs` does."""
+    training = []
+    for folder in folders:
+        others = list(_held(Path(other) for other in folders if other != folder))
+        sources = {sentence_key(pair.source) for pair in others}
+        references = {sentence_key(text) for pair in others for text in pair.references}
+        training.append(
+            [
+                pair
+                for pair in read_text_pairs(folder, "train")
+                if sentence_key(pair.source) not in sources
+                and references.isdisjoint(map(sentence_key, pair.references))
+            ]
+        )
+    return training
+
+
+def _held(folders: Iterable[Path]) -> Iterable[TextPair]:
+    for folder in folders:
+        for split in HELD:
+            if (folder / f"{split}.tsv").is_file():
+                yield from read_text_pairs(folder, split)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from mmdec.phonetics.pieces import HEARD, Pieces, heard
 from mmdec.training.corpora.librispeech import Utterance, read_utterances
-from mmdec.training.corpora.text_pairs import read_text_pairs
+from mmdec.training.corpora.text_pairs import held_sources, read_training_pairs, sentence_key
 from mmdec.training.ctc.encoders import load_speech_encoder
 from mmdec.training.ctc.states import Distortion, keep_states, state_name
 from mmdec.training.stores import FrameStore
@@ -92,9 +92,9 @@ class SentenceData(LightningDataModule):
         self.splits, self.limit = (train_split, dev_split), limit
         self.batch_states, self.steps_per_epoch, self.seed = batch_states, steps_per_epoch, seed
         if not Path(pieces).is_file():
-            sentences = [heard(pair.source) for folder in text for pair in read_text_pairs(folder, "train")]
+            sentences = [heard(pair.source) for pairs in read_training_pairs(text) for pair in pairs]
             Pieces.learn(sentences, count, HEARD).save(Path(pieces))
-        self.pieces = Pieces.read(Path(pieces))
+        self.pieces, self.text = Pieces.read(Path(pieces)), text
 
     @property
     def units(self) -> list[str]:
@@ -102,9 +102,13 @@ class SentenceData(LightningDataModule):
         return self.pieces.names
 
     def rows(self, split: str) -> list[Utterance]:
-        """The recordings of a split whose text has pieces; of the training's the first `limit`."""
+        """The recordings of a split whose text has pieces; of the training's the first `limit` that no folder of text
+        holds back for dev or test."""
         rows = [row for row in read_utterances(self.corpus, split) if self.pieces.encode(heard(row.text))]
-        return rows[: self.limit] if split == self.splits[0] else rows
+        if split != self.splits[0]:
+            return rows
+        held = held_sources(self.text)
+        return [row for row in rows if sentence_key(row.text) not in held][: self.limit]
 
     def setup(self, stage: str) -> None:
         train, dev = (self.rows(split) for split in self.splits)

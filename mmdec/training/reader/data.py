@@ -17,7 +17,7 @@ from mmdec.checks.errors import InputError
 from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces, heard
 from mmdec.training.corpora.tables import evenly_spaced
-from mmdec.training.corpora.text_pairs import TextPair, read_text_pairs
+from mmdec.training.corpora.text_pairs import TextPair, read_text_pairs, read_training_pairs
 from mmdec.training.reader.imitation import Confusions
 
 
@@ -107,7 +107,7 @@ class PairData(LightningDataModule):
         self.shares, self.batch_pieces, self.longest = shares, batch_pieces, longest
         self.steps_per_epoch, self.dev_rows, self.seed = steps_per_epoch, dev_rows, seed
         self.confusions = None if imitation is None else Confusions.read(Path(imitation))
-        self.train = [read_text_pairs(folder, "train") for folder in text]
+        self.train = read_training_pairs(text)
         self.dev = evenly_spaced(read_text_pairs(text[0], "dev"), dev_rows)
         everything = [pair for pairs in self.train for pair in pairs]
         self.pieces = kept(Path(pieces), (heard(pair.source) for pair in everything), count, HEARD)

@@ -129,3 +129,13 @@ def test_shares_hold_for_as_long_as_each_list_lasts() -> None:
     order = list(natural_french.interleaved([many, few], [0.85, 0.15]))
     assert len(order) == 90
     assert sum(s.name.startswith("b") for s in order[:20]) == 3
+
+
+def test_no_sentence_is_read_for_training_that_another_folder_holds_back(text: Path) -> None:
+    other = text.parent / "other"
+    other.mkdir()
+    for split, line in (("train", "Merci beaucoup."), ("dev", "Tu manges du pain bas !"), ("test", "Elle part.")):
+        (other / f"{split}.tsv").write_text(f"1\tg\t{line}\tSomething.\n", encoding="utf-8")
+    planned = natural_french.plan([text, other], [1.0, 1.0], 30, {"dev": 0, "test": 0})
+    assert "Merci beaucoup." in {sentence.french for sentence in planned}
+    assert "tu manges du pain bas." not in {sentence.french for sentence in planned}
