@@ -29,7 +29,7 @@ def read_text_pairs(folder: str | Path, split: str) -> list[TextPair]:
     without a translation."""
     path = Path(folder) / f"{split}.tsv"
     pairs = []
-    for number, row in enumerate(read_table(path), 1):
+    for number, row in read_table(path, "folder"):
         if len(row) < 4 or not all(row):
             raise InputError(
                 f"`folder` must hold rows of a name, a group, a sentence and its translations, but line {number} of "
