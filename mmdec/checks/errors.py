@@ -32,5 +32,5 @@ def told() -> Iterator[None]:
             own = own.__cause__
         if own is None:
             raise
-        print(f"error: {own}", file=sys.stderr)
+        sys.stderr.write(f"error: {own}\n")
         raise SystemExit(REFUSED) from error
