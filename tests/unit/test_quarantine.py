@@ -22,8 +22,8 @@ EXCEPTIONS = {
     ("hub/auto_model.py", "_commit_hash"),
     # Labels are kept for a model: where it lies is no part of what it is.
     ("training/medusa/self_labels.py", "_name_or_path"),
-    # Lightning's: the class that a checkpoint names, whether one was read when an error came, and the count of steps that
-    # its loggers go by.
+    # Lightning's: the class that a checkpoint names, whether one was read when an error came, and the count of steps
+    # that its loggers go by.
     ("training/__main__.py", "_class_path"),
     ("training/__main__.py", "_checkpoint_connector"),
     ("training/__main__.py", "_loaded_checkpoint"),
