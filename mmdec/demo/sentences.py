@@ -18,6 +18,7 @@ NAMES = {
 }
 UNEXPECTED = "Something went wrong here, and it is not your doing. Please try again."
 _FOLDER = re.compile(r"'[^'\n]*[/\\]([^'/\\\n]*)'")  # visitors know their file's name, not where the server keeps it
+_COMMAND = re.compile(r"with `ffmpeg [^`]*`")  # which a visitor's file does not lie beside
 _LIMIT = 400  # letters
 LONG = 90  # letters
 UNSURE = 0.5  # a confidence below is called low
@@ -34,6 +35,7 @@ def sentence(error: BaseException) -> str:
         return UNEXPECTED
     text = " ".join(str(error).split())
     text = _FOLDER.sub(lambda match: f"“{match.group(1)}”", text)
+    text = _COMMAND.sub("to 16-bit PCM wav", text)
     for argument, name in NAMES.items():
         text = re.sub(rf"^`?{argument}`?(?= (“|must))", name, text)
     text = re.sub(r"`(\w+)`", r"\1", text)

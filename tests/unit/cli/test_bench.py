@@ -174,9 +174,7 @@ def bare_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def asked(bench: str, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Any, str]:
     """The first argument of the measurement behind `mmdec bench asr` or `vlm`, and what was said."""
     module, given = {"asr": bench_transcription, "vlm": bench_description}[bench], []
-    monkeypatch.setattr(
-        module, f"bench_{bench}", lambda first, *_, **__: (given.append(first), findings.ALL[bench]())[1]
-    )
+    monkeypatch.setattr(module, f"bench_{bench}", lambda first, *_, **__: (given.append(first), findings.ALL[bench])[1])
     result = run("bench", bench, *words)
     assert result.exit_code == 0, result.output
     return given[0], result.stderr

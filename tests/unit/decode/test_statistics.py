@@ -42,6 +42,12 @@ ENDING = Pair("model", "cpu", "one that ends chains")
 PRIOR = Prior(((0.8, 0.1), (0.7, 0.2), (0.6, 0.2)))
 
 
+@pytest.fixture(autouse=True)
+def no_starved_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine rounds wait for a processor, and those teach no seconds."""
+    monkeypatch.setattr("mmdec.decode.watch.STARVED", 0.0)
+
+
 def saved(learned: DecodingStatistics) -> dict[str, Any]:
     """What a file of it holds."""
     with tempfile.TemporaryDirectory() as folder:
