@@ -128,7 +128,8 @@ def test_stop_ends_the_decoding(page: Any, server: Server, tmp_path: Path) -> No
     page.get_by_role("tab", name="Transcribe").click()
     upload(page, "transcribe", long)
     press(page, "Transcribe")
-    page.locator("#mm-transcribe-results .mm-busy").wait_for()
+    busy = page.locator("#mm-transcribe-results .mm-busy")
+    busy.filter(has_not_text="Waiting for a free place").wait_for()  # the server has begun
     press(page, "Stop")
     page.get_by_text("Stopped.").wait_for()
     while server.ask("running"):
