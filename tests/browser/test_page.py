@@ -182,9 +182,10 @@ def test_who_waits_is_told_so_and_hears_what_becomes_of_it(page: Any) -> None:
     """Before the server has answered; in an element that stays, for screen readers read out what changes in one."""
     held: list[Any] = []
     page.route("**/gradio_api/queue/join*", lambda route: held.append(route))  # a function that playwright can mark
+    line = page.locator("#mm-translate-results [role=status]")
+    line.wait_for(state="attached")
     page.evaluate("() => { document.querySelector('#mm-translate-results [role=status]').kept = true; }")
     press(page, BEACH)
-    line = page.locator("#mm-translate-results [role=status]")
     line.get_by_text("Waiting for a free place …").wait_for()
     assert line.locator(".mm-wheel").get_attribute("aria-hidden") == "true"
     assert page.evaluate("() => document.querySelector('#mm-translate-results [role=status]').kept")
