@@ -15,7 +15,7 @@ from mmdec.nn.ctc_head import BLANK, CtcHead, CtcHeadConfig, collapse
 from mmdec.training.ctc.data import CtcBatch
 from mmdec.training.lr_schedule import Schedule
 from mmdec.training.metrics.text import phone_distance
-from mmdec.training.optim import MuonAdamW
+from mmdec.training.optim import MuonAdamW, groups, scheduled
 from mmdec.training.options import keep_options
 
 
@@ -98,10 +98,5 @@ class CtcModule(LightningModule):
         for name, parameter in self.head.named_parameters():
             (matrices if parameter.dim() == 2 and name.startswith("blocks") else others).append(parameter)
         decay = self.options.weight_decay
-        groups = [
-            {"params": [p for p in others if p.dim() > 1], "weight_decay": decay},
-            {"params": [p for p in others if p.dim() <= 1], "weight_decay": 0.0},
-        ]
-        optimizer = MuonAdamW(matrices, groups, lr=self.options.lr, weight_decay=decay)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.rate(step))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        optimizer = MuonAdamW(matrices, groups(others, decay), lr=self.options.lr, weight_decay=decay)
+        return scheduled(optimizer, lambda step: self.rate(step))

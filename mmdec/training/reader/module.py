@@ -19,7 +19,7 @@ from mmdec.training.daspeech import losses
 from mmdec.training.daspeech.module import load_network
 from mmdec.training.lr_schedule import Schedule
 from mmdec.training.metrics.text import bleu, chrf
-from mmdec.training.optim import MuonAdamW
+from mmdec.training.optim import MuonAdamW, groups, scheduled
 from mmdec.training.options import keep_options
 from mmdec.training.reader.data import PairBatch, PairData
 
@@ -152,10 +152,5 @@ class ReaderModule(LightningModule):
         for name, parameter in self.network.named_parameters():
             (matrices if parameter.dim() == 2 and "embed" not in name else others).append(parameter)
         decay = self.options.weight_decay
-        groups = [
-            {"params": [p for p in others if p.dim() > 1], "weight_decay": decay},
-            {"params": [p for p in others if p.dim() <= 1], "weight_decay": 0.0},
-        ]
-        optimizer = MuonAdamW(matrices, groups, lr=self.options.lr, weight_decay=decay)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.rate(step))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        optimizer = MuonAdamW(matrices, groups(others, decay), lr=self.options.lr, weight_decay=decay)
+        return scheduled(optimizer, lambda step: self.rate(step))
