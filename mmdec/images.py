@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 
 from mmdec.checks.arguments import show
-from mmdec.checks.errors import InputError
 from mmdec.checks.files import open_regular, printable, reason, shown_path
+from mmdec.types import InputError
 
 MAX_PIXELS = 64_000_000  # of one picture; a decompression bomb is larger
 MAX_BYTES = 64_000_000  # of one file

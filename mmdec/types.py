@@ -1,4 +1,4 @@
-"""The types that drafters, targets and the verifier exchange, and the errors from `mmdec.checks.errors`.
+"""The errors that mmdec raises, and the types that drafters, targets and the verifier exchange.
 
 B rows, N nodes of a draft, A nodes of an accepted path, P prompt columns, V vocabulary, H hidden size. This module does
 not import torch, so that `mmdec --help` starts quickly.
@@ -6,16 +6,45 @@ not import torch, so that `mmdec --help` starts quickly.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
-
-from mmdec.checks.errors import InputError as InputError  # handed on
-from mmdec.checks.errors import MmdecError as MmdecError
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+REFUSED = 2  # exit code of a command that ends with an `MmdecError`
+
+
+class MmdecError(Exception):
+    """The base of all errors that mmdec raises deliberately. The message addresses the caller."""
+
+
+class InputError(MmdecError, ValueError):
+    """An argument or a file breaks a rule. Nothing was computed and nothing was written.
+
+    A message names the argument, the rule, the value and the remedy: "`sample_rate` must be at least 8000 Hz, but is
+    4000. Resample the audio first."
+    """
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """For command-line programs: an mmdec error, also as a cause, becomes one sentence on stderr and exit code 2."""
+    try:
+        yield
+    except Exception as error:
+        own: BaseException | None = error
+        while own is not None and not isinstance(own, MmdecError):
+            own = own.__cause__
+        if own is None:
+            raise
+        sys.stderr.write(f"error: {own}\n")
+        raise SystemExit(REFUSED) from error
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mmdec.audio.samples import check_rate
-from mmdec.checks.errors import InputError
+from mmdec.types import InputError
 
 SUFFIXES = (".m4a", ".m4b", ".mp4", ".mov", ".webm", ".mka", ".mkv")
 MP4, MATROSKA = "mov", "matroska"  # FFmpeg's names

@@ -19,8 +19,8 @@ from mmdec.audio.features import SAMPLE_RATE
 from mmdec.audio.samples import MAX_SECONDS, check_peak, check_rate, check_samples, full_scale, resample
 from mmdec.checks import files
 from mmdec.checks.arguments import show
-from mmdec.checks.errors import InputError
 from mmdec.checks.files import open_regular, printable, unreadable, write_whole
+from mmdec.types import InputError
 
 MAX_BYTES = 2 * 2**30  # of a file object, which is read into memory
 BLOCK = 1 << 20  # samples that are read at once

@@ -10,7 +10,7 @@ from torch import Tensor
 from mmdec.audio.features import SAMPLE_RATE
 from mmdec.audio.voices import WEBRTC, check_detector, voiced_frames
 from mmdec.checks.arguments import show
-from mmdec.checks.errors import InputError
+from mmdec.types import InputError
 
 STEP = 160  # samples in 10 ms, the grid of pauses
 MIN_RATE, MAX_RATE = 8_000, 192_000  # Hz

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmdec.audio.features import SAMPLE_RATE
 from mmdec.checks.arguments import show
-from mmdec.checks.errors import InputError
+from mmdec.types import InputError
 
 ENERGY, WEBRTC = "energy", "webrtc"
 FRAME = SAMPLE_RATE // 100  # samples in 10 ms, the shortest frame that the detector takes

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path, PurePath
 from typing import TypeVar, cast, final
 
-from mmdec.checks.errors import InputError
+from mmdec.types import InputError
 
 T = TypeVar("T")
 SHOWN = 80  # maximum characters of a value in an error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from mmdec.checks.arguments import show
-from mmdec.checks.errors import InputError
+from mmdec.types import InputError
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mmdec.checks.errors import InputError
+from mmdec.types import InputError
 
 PART = ".mmdec-"  # prefix of files that are not complete yet
 KINDS = (

@@ -15,8 +15,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from mmdec.checks.errors import InputError
 from mmdec.checks.files import printable
+from mmdec.types import InputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

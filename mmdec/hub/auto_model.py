@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
-from mmdec.checks.errors import InputError
 from mmdec.hub.auto_config import DASpeechModelConfig, DrafterModelConfig
 from mmdec.hub.find import drafter_path, find
 from mmdec.hub.publish import push_folder
+from mmdec.types import InputError
 
 # arguments that AutoModel passes on and that do not concern mmdec's folders
 _PASSED = ("config", "trust_remote_code", "adapter_kwargs", "code_revision", "_from_auto", "_commit_hash")

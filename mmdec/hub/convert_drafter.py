@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from mmdec.checks.arguments import check_whole
-from mmdec.checks.errors import InputError
 from mmdec.checks.weights import (
     INDEX,
     WHOLE,
@@ -39,6 +38,7 @@ from mmdec.checks.weights import (
 from mmdec.drafters.registry import network_class
 from mmdec.hub.vlm_drafters import save_network
 from mmdec.nn.draft_config import MOST
+from mmdec.types import InputError
 
 System = Literal["eagle", "msd", "vispec"]
 PICKLE = "pytorch_model.bin"

@@ -20,7 +20,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from mmdec.checks.errors import InputError, MmdecError
 from mmdec.checks.weights import PICKLES, check_counts, checked_file, fill, read_settings, read_weights
 from mmdec.hub.find import HUB_FILES, HUB_ID, download, find, kind, path_text
 from mmdec.hub.publish import CARD, PROVENANCE, check_replaceable, keep_card, keep_texts, same_weights, whole_folder
@@ -29,6 +28,7 @@ from mmdec.nn.griffin_lim import GriffinLimVocoder
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.phonetics.decoder import WordDecoder
 from mmdec.provenance import portable, stamp
+from mmdec.types import InputError, MmdecError
 
 DEFAULT_MODEL = "daspeech-phrasebook"
 GRIFFIN_LIM = "griffin-lim"

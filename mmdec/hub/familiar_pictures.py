@@ -18,9 +18,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from mmdec.checks.errors import InputError
 from mmdec.checks.files import write_whole
 from mmdec.checks.weights import checked_file, read_weights
+from mmdec.types import InputError
 
 FILE = "confidence.safetensors"
 MEANS, WHITENING = "means", "whitening"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, final
 
 from mmdec.checks.arguments import show
-from mmdec.checks.errors import InputError, MmdecError
 from mmdec.checks.weights import PICKLES, read_settings
+from mmdec.types import InputError, MmdecError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 FOLDERS = (PACKAGE / "_models", PACKAGE.parent / "models")  # of an installed wheel; of a checkout

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import show
-from mmdec.checks.errors import InputError
 from mmdec.checks.weights import checked_file, fill, read_settings, read_weights
 from mmdec.drafters.medusa import Medusa
 from mmdec.hub.publish import whole_folder
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
+from mmdec.types import InputError
 
 SYSTEM = "medusa"
 WEIGHTS = "heads.safetensors"

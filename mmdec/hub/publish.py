@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from mmdec.checks.errors import InputError
 from mmdec.checks.weights import lies_inside
 from mmdec.provenance import CARD as CARD  # the file that a published folder keeps
 from mmdec.provenance import portable, stamp, weights
+from mmdec.types import InputError
 
 PROVENANCE = "provenance.json"
 MOST_OF_A_TEXT = 2**20  # maximum bytes of a text file that is copied

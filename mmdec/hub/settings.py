@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mmdec.checks.errors import InputError
 from mmdec.checks.weights import read_settings
+from mmdec.types import InputError
 
 LARGEST = {  # maxima for the feature extractor; published models have 128 mels and FFTs of 400
     "feature_size": 1024,

@@ -25,12 +25,12 @@ from transformers import (
 )
 
 from mmdec.checks.devices import check_device
-from mmdec.checks.errors import InputError
 from mmdec.checks.weights import NOT_FOLLOWED, fill_pretrained, read_settings
 from mmdec.hub.familiar_pictures import FILE as FAMILIAR
 from mmdec.hub.familiar_pictures import FamiliarPictures, read_familiar
 from mmdec.hub.find import LoadedModels, find, kind, version
 from mmdec.hub.settings import check_generation
+from mmdec.types import InputError
 
 DEFAULT_MODEL = "vlm-scenes"
 SYSTEM = "llava"  # transformers' model_type of the shipped model

@@ -16,7 +16,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import show
-from mmdec.checks.errors import InputError
 from mmdec.checks.weights import WHOLE, checked_file, fill, read_settings, read_weights
 from mmdec.drafters.flash import Flash
 from mmdec.drafters.registry import network_class
@@ -25,6 +24,7 @@ from mmdec.hub.publish import whole_folder
 from mmdec.nn.draft_config import DraftConfig
 from mmdec.nn.draft_network import DraftNetwork
 from mmdec.nn.flash import FlashNetwork
+from mmdec.types import InputError
 
 CONFIG = "config.json"
 MODEL_TYPE = "mmdec-drafter"  # for transformers' AutoConfig

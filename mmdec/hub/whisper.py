@@ -18,13 +18,13 @@ from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalG
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import did_you_mean, show
 from mmdec.checks.devices import check_device
-from mmdec.checks.errors import InputError
 from mmdec.checks.weights import NOT_FOLLOWED, fill_pretrained, lies_inside, read_settings
 from mmdec.drafters.medusa import Medusa
 from mmdec.drafters.registry import drafter_names
 from mmdec.hub.find import LoadedModels, find, kind, path_text, version
 from mmdec.hub.medusa import WEIGHTS, load_heads
 from mmdec.hub.settings import check_extractor, check_generation
+from mmdec.types import InputError
 
 DEFAULT_MODEL = "whisper-phrasebook"
 KIND = "whisper"  # transformers' model_type

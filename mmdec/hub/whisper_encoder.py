@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mmdec.checks.errors import InputError
 from mmdec.checks.weights import check_counts, fill, read_settings, read_weights, shards
 from mmdec.hub.find import find
 from mmdec.nn.whisper_encoder import WhisperEncoder, WhisperEncoderConfig
+from mmdec.types import InputError
 
 KIND = "whisper"
 PREFIX = "model.encoder."

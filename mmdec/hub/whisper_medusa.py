@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mmdec.checks.errors import InputError
 from mmdec.checks.weights import fill, read_settings, read_weights, shards
 from mmdec.hub.medusa import save_heads
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
+from mmdec.types import InputError
 
 KINDS = {"base_head": "linear", "medusa_block": "block", "whisper_block": "block"}  # theirs -> ours
 HEAD = re.compile(r"medusa_heads\.(\d+)\.(\d+)\.linear\.(weight|bias)")

@@ -20,13 +20,13 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 import mmdec.training.lightning_leaves  # noqa: F401 # imported for its effect
 from mmdec.checks.devices import fast_bfloat16
-from mmdec.checks.errors import InputError, MmdecError, told
 from mmdec.checks.files import PART, one_line
-from mmdec.checks.processes import end_as_told, only_one, started_here
 from mmdec.training.checkpoints import WholeCheckpoints, check_local, last_checkpoint, read_resumed
 from mmdec.training.finite import FiniteNumbers
+from mmdec.training.processes import end_as_told, only_one, started_here
 from mmdec.training.resumption import Resumption
 from mmdec.training.termination import Termination
+from mmdec.types import InputError, MmdecError, told
 
 set_parsing_settings(config_read_mode_fsspec_enabled=False)  # a recipe names what is run: none comes from an address
 

@@ -15,10 +15,10 @@ from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from mmdec.checks.errors import InputError, MmdecError
 from mmdec.checks.files import one_line, open_regular, printable, reason, whole_file
 from mmdec.checks.weights import check_finite_weights
 from mmdec.training.finite import check_finite_training
+from mmdec.types import InputError, MmdecError
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # of two letters and more: `C:` is a drive
 _STEP = re.compile(r"step=(\d+)\.ckpt")

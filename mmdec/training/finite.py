@@ -9,8 +9,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from mmdec.checks.errors import REFUSED, MmdecError
 from mmdec.checks.weights import is_finite
+from mmdec.types import REFUSED, MmdecError
 
 RATES = ("lr", "learning_rate")  # the recipes' keys of the learning rate
 

@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 
 from mmdec.audio import sound_seconds
-from mmdec.checks.errors import InputError
 from mmdec.checks.files import write_whole
-from mmdec.checks.processes import end_with_parent
 from mmdec.images import read_image
+from mmdec.training.processes import end_with_parent
+from mmdec.types import InputError
 
 MANY = 2000  # files, from which several processes read them
 

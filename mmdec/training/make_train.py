@@ -14,12 +14,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from mmdec.checks.errors import InputError
-from mmdec.checks.processes import only_one, sigterm_exits
 from mmdec.training import timed_run
 from mmdec.training.daspeech import timed as daspeech
+from mmdec.training.processes import only_one, sigterm_exits
 from mmdec.training.systems import ONE_STAGE
 from mmdec.training.timed_run import RUNS, Allowance, Outcome, Runner, System
+from mmdec.types import InputError
 
 RECIPES = Path("recipes")
 

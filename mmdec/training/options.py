@@ -12,7 +12,7 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from transformers import PreTrainedTokenizerBase
 
-from mmdec.checks.errors import InputError
+from mmdec.types import InputError
 
 
 def check_counts(**counts: int) -> None:

@@ -14,8 +14,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 
-from mmdec.checks.processes import TERMINATED
 from mmdec.training.finite import any_process
+from mmdec.training.processes import TERMINATED
 
 
 class Termination(Callback):

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 import yaml
 
-from mmdec.checks.errors import MmdecError
 from mmdec.checks.files import write_whole
-from mmdec.checks.processes import TERMINATED, started_here
 from mmdec.hub.publish import CARD, whole_folder
 from mmdec.training.checkpoints import last_checkpoint, newest, read_checkpoint
+from mmdec.training.processes import TERMINATED, started_here
+from mmdec.types import MmdecError
 
 RUNS, MODELS = Path("runs"), Path("models")
 LEAST = 20.0  # seconds, below which a stage is not begun

@@ -20,7 +20,6 @@ from safetensors import SafetensorError, safe_open
 
 from mmdec import hub
 from mmdec.checks.files import read_object
-from mmdec.checks.processes import only_one
 from mmdec.evaluation.release.description import DESCRIPTION
 from mmdec.evaluation.release.drafter import DRAFTERS
 from mmdec.evaluation.release.promotable import Promotable, Report, Setting, render
@@ -30,6 +29,7 @@ from mmdec.hub.publish import PROVENANCE, whole_folder
 from mmdec.pipelines.confidence import FILE as CONFIDENCE
 from mmdec.provenance import CARD, portable, stamp, weights
 from mmdec.runtime import Log, no_log
+from mmdec.training.processes import only_one
 from mmdec.types import InputError, MmdecError
 
 CHOSEN_BY = "dev"

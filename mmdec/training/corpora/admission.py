@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mmdec.checks.errors import InputError
 from mmdec.checks.files import printable
 from mmdec.training.corpora.text_files import shown
+from mmdec.types import InputError
 
 MAX_BAD_SHARE = 0.1  # of a split's rows; with more of them bad, something is wrong with the corpus
 

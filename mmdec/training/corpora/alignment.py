@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from mmdec.checks.errors import InputError
 from mmdec.phonetics.lexicon import spoken
+from mmdec.types import InputError
 
 
 def parse_alignment(text: str) -> list[tuple[str, float]]:

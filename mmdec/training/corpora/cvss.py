@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from mmdec.checks.errors import InputError
 from mmdec.phonetics.lexicon import lower_case, read_lexicon, spoken
 from mmdec.training.corpora.admission import STRICT, Admission, BadRows
 from mmdec.training.corpora.alignment import parse_alignment
 from mmdec.training.corpora.tables import read_table
 from mmdec.training.corpora.text_files import shown
+from mmdec.types import InputError
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 WAV_HEADER = 44  # bytes of a WAV file that holds no samples

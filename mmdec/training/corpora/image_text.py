@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmdec.checks.errors import InputError
 from mmdec.training.corpora.admission import STRICT, Admission, Names
 from mmdec.training.corpora.text_files import check_text, read_json, shown
+from mmdec.types import InputError
 
 MAX_BYTES = 8_000_000_000  # of the list; that of llava_v1_5_mix665k has one
 MAX_TURNS = 1000  # of a conversation

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mmdec.checks.errors import InputError
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.image_text import IMAGE, Conversation, read_conversations
 from mmdec.training.corpora.tables import evenly_spaced, read_table
 from mmdec.training.corpora.text_files import check_text, json_lines, read_json, shown
+from mmdec.types import InputError
 
 MAX_BYTES = 2_000_000_000  # of a list of questions
 MAX_IMAGES = 64  # of one question

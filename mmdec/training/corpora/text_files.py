@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mmdec.checks.errors import InputError
 from mmdec.checks.files import open_regular, printable, reason
+from mmdec.types import InputError
 
 MAX_LINE = 1 << 24  # bytes
 MAX_FIELD = 1 << 17  # characters of one text: a line that does not end is longer

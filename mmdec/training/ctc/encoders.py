@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmdec.audio import SAMPLE_RATE
-from mmdec.checks.errors import InputError
 from mmdec.hub.find import find, kind
 from mmdec.hub.whisper_encoder import KIND, load_encoder
 from mmdec.nn.whisper_encoder import WhisperEncoder, read_states
+from mmdec.types import InputError
 
 FILES = ("*.json", "model.safetensors", "model-*.safetensors")
 STATES = 50  # a second, of all encoders that are known here

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from mmdec.audio import load_audio
-from mmdec.checks.errors import MmdecError
 from mmdec.nn.ctc_head import CtcHead, collapse
 from mmdec.nn.whisper_encoder import TAIL
 from mmdec.phonetics.pieces import Pieces, heard
@@ -27,6 +26,7 @@ from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.ctc.encoders import SpeechEncoder, load_speech_encoder
 from mmdec.training.ctc.module import CtcModule
 from mmdec.training.metrics.word_errors import Edits, rate, word_edits
+from mmdec.types import MmdecError
 
 
 @dataclass(frozen=True)

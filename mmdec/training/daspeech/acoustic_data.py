@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from mmdec.audio import LOG_FLOOR, MELS, load_audio
-from mmdec.checks.errors import InputError
 from mmdec.hub.publish import whole_folder
 from mmdec.nn.fastspeech2 import AcousticBatch
 from mmdec.training.corpora.admission import STRICT, Admission, BadRows, check_apart
@@ -22,6 +21,7 @@ from mmdec.training.corpora.alignment import parse_alignment, phone_names
 from mmdec.training.corpora.cvss import SPECIALS, holds_samples, no_rows, read_alignments, read_translations
 from mmdec.training.corpora.text_files import shown
 from mmdec.training.daspeech.acoustic_targets import acoustic_targets
+from mmdec.types import InputError
 
 _PAUSE_FRAMES = 12  # between two joined items
 _FORMAT = 3  # of the cache; a change makes the old one void

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from mmdec.audio import HOP, SAMPLE_RATE, energy, log_mel, pitch
-from mmdec.checks.errors import InputError
 from mmdec.phonetics.lexicon import spoken
+from mmdec.types import InputError
 
 EOS = "</s>"
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from mmdec.audio import load_audio
-from mmdec.checks.errors import InputError
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.cvss import SpeechPair, read_pairs
 from mmdec.training.daspeech.acoustic_data import EnglishSpeech
 from mmdec.training.daspeech.acoustic_targets import acoustic_targets
 from mmdec.training.daspeech.features import FeatureStore, extract
 from mmdec.training.timed_run import Allowance
+from mmdec.types import InputError
 
 SAMPLE = 24  # recordings that are timed
 

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from mmdec import audio
-from mmdec.checks.errors import told
 from mmdec.hub.daspeech import read_parts
 from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.training.checkpoints import newest
@@ -28,6 +27,7 @@ from mmdec.training.daspeech.export import load_module
 from mmdec.training.daspeech.module import DASpeechModule
 from mmdec.training.metrics import text as metrics
 from mmdec.training.validation import validate
+from mmdec.types import told
 
 
 def phone_errors(model: Path, data: dict[str, Any]) -> float:

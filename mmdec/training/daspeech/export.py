@@ -13,7 +13,6 @@ from pathlib import Path
 from safetensors.torch import save
 
 from mmdec import hub
-from mmdec.checks.errors import InputError, told
 from mmdec.checks.files import write_whole
 from mmdec.checks.weights import checked_file, fill, read_settings, read_weights
 from mmdec.nn.daspeech import DASpeech, SpeechToUnits
@@ -24,6 +23,7 @@ from mmdec.training.checkpoints import load_averaged, newest
 from mmdec.training.corpora.admission import ANYWHERE
 from mmdec.training.corpora.cvss import read_pairs
 from mmdec.training.daspeech.module import DASpeechModule
+from mmdec.types import InputError, told
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[DASpeechModule, int]:

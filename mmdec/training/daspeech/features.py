@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from mmdec import audio
-from mmdec.checks.errors import MmdecError
 from mmdec.checks.files import whole_file, write_whole
-from mmdec.checks.processes import end_with_parent
+from mmdec.training.processes import end_with_parent
+from mmdec.types import MmdecError
 
 _FORMAT = 1  # of the features on disk; a change makes the old ones void
 

@@ -11,9 +11,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from mmdec.checks.errors import InputError
 from mmdec.checks.weights import read_weights
 from mmdec.training.daspeech.module import load_network
+from mmdec.types import InputError
 
 
 class InitialWeights(Callback):

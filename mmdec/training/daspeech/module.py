@@ -10,7 +10,6 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
-from mmdec.checks.errors import InputError
 from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig, Lattice, SpeechToUnits
 from mmdec.nn.fastspeech2 import acoustic_loss
@@ -21,6 +20,7 @@ from mmdec.training.lr_schedule import Schedule
 from mmdec.training.metrics.text import phone_distance
 from mmdec.training.optim import groups, scheduled
 from mmdec.training.options import keep_options
+from mmdec.types import InputError
 
 SIZES = {"paper": DASpeechConfig.paper, "small": DASpeechConfig.small}
 

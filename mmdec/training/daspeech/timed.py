@@ -10,7 +10,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from mmdec.checks.errors import InputError, MmdecError
 from mmdec.training.checkpoints import last_checkpoint, newest, read_checkpoint
 from mmdec.training.corpora.cvss import read_pairs, vocabulary
 from mmdec.training.daspeech.affordable import affordable_rows
@@ -34,6 +33,7 @@ from mmdec.training.timed_run import (
     train_stages,
     write_outcome,
 )
+from mmdec.types import InputError, MmdecError
 
 NAME, MODEL = "speech translation", "daspeech-phrasebook"
 RECIPES = Path("recipes/daspeech/phrasebook")

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from mmdec.audio import HOP, load_audio, log_mel, pitch
-from mmdec.checks.errors import InputError
 from mmdec.checks.files import write_whole
 from mmdec.checks.weights import check_counts, checked_file, fill, read_settings, read_weights
 from mmdec.nn.fastspeech2 import FastSpeech2, FastSpeech2Config
@@ -28,6 +27,7 @@ from mmdec.training.daspeech.acoustic_targets import filled
 from mmdec.training.daspeech.discriminators import Discriminators, discriminator_loss, generator_loss
 from mmdec.training.daspeech.spectral_loss import spectral_loss
 from mmdec.training.lr_schedule import Schedule
+from mmdec.types import InputError
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import WhisperForConditionalGeneration
 
 from mmdec.audio import SAMPLE_RATE
-from mmdec.checks.errors import InputError
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from mmdec.nn.whisper_encoder import whisper_mel
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission
@@ -35,6 +34,7 @@ from mmdec.training.whisper.windows import (
     compose,
     plan_windows,
 )
+from mmdec.types import InputError
 
 DETECT = -1  # in a prompt: the language that the model hears
 SHORT = 4.0  # seconds of speech in a window at least, where utterances are no longer

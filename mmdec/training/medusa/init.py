@@ -7,9 +7,9 @@ from pathlib import Path
 
 from transformers import WhisperForConditionalGeneration
 
-from mmdec.checks.errors import InputError
 from mmdec.hub.medusa import load_heads
 from mmdec.nn.medusa import Kind, MedusaConfig, MedusaHeads
+from mmdec.types import InputError
 
 
 def head_weights(weights: str | Sequence[float], heads: int) -> list[float]:

@@ -22,7 +22,6 @@ from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
-from mmdec.checks.errors import InputError
 from mmdec.drafters.medusa import WIDTH
 from mmdec.hub.medusa import save_heads
 from mmdec.hub.publish import whole_folder, write_provenance
@@ -36,6 +35,7 @@ from mmdec.training.medusa.simulate import gather_ranks, measure, spread
 from mmdec.training.optim import groups, scheduled
 from mmdec.training.options import keep_options
 from mmdec.training.stores import StateStore, TokenStore
+from mmdec.types import InputError
 
 TOP = 5
 

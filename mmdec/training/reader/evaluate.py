@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 
-from mmdec.checks.errors import InputError, MmdecError
 from mmdec.nn.ctc_head import best_pieces
 from mmdec.nn.piece_reader import PiecesToUnits
 from mmdec.phonetics.pieces import Pieces, heard
@@ -27,6 +26,7 @@ from mmdec.training.corpora.text_pairs import TextPair, read_text_pairs
 from mmdec.training.ctc.evaluate import Ears, load_ears
 from mmdec.training.metrics.text import bleu, chrf
 from mmdec.training.reader.module import ReaderModule
+from mmdec.types import InputError, MmdecError
 
 BATCH = 32
 

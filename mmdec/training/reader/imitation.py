@@ -20,13 +20,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mmdec.checks.errors import InputError, MmdecError
 from mmdec.checks.weights import read_weights
 from mmdec.nn.ctc_head import Heard, best_pieces
 from mmdec.phonetics.pieces import Pieces, heard
 from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.ctc.evaluate import load_ears
 from mmdec.training.metrics.text import extra
+from mmdec.types import InputError, MmdecError
 
 START = 0  # stands for the beginning of a sentence, where something may be heard before its first piece
 ENOUGH = 4  # times that a piece was said before its own confusions are drawn

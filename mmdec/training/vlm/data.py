@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast
 
-from mmdec.checks.errors import InputError
 from mmdec.checks.files import reason
 from mmdec.images import read_image
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, BadRows, check_apart
@@ -28,6 +27,7 @@ from mmdec.training.vlm.encoded import FIELDS, NOWHERE, Encoded, encode
 from mmdec.training.vlm.packing import Batch, pack
 from mmdec.training.vlm.scenes import Question, choose, read_scenes, texts
 from mmdec.training.vlm.tokens import asked, kept_tokenizer, prefix
+from mmdec.types import InputError
 
 
 @dataclass

@@ -19,13 +19,13 @@ from transformers import (
     SiglipImageProcessor,
 )
 
-from mmdec.checks.errors import InputError, told
 from mmdec.hub.publish import CARD, whole_folder, write_provenance
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.training.checkpoints import load_averaged, newest
 from mmdec.training.vlm.module import VlmModule
 from mmdec.training.vlm.network import Shape
 from mmdec.training.vlm.tokens import IMAGE, TEMPLATE
+from mmdec.types import InputError, told
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[VlmModule, int]:

@@ -20,7 +20,6 @@ from torch.nn import functional as F
 from transformers import GenerationConfig
 
 from mmdec.checks.devices import fast_bfloat16
-from mmdec.checks.errors import InputError
 from mmdec.checks.files import one_line
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.lr_schedule import Schedule
@@ -41,6 +40,7 @@ from mmdec.training.vlm.network import (
 )
 from mmdec.training.vlm.packing import IGNORED, Batch, turn_mask
 from mmdec.training.vlm.tokens import BEGIN, END, IMAGE, PAD, PRINTED
+from mmdec.types import InputError
 
 TASKS = (
     "clock", "colour", "count", "degrees", "describe", "item_of", "kind", "number", "position",

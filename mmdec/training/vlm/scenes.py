@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from mmdec.checks.errors import InputError
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.image_text import Conversation, read_conversations
+from mmdec.types import InputError
 
 LEARNED = 40_000  # conversations that the tokenizer is learned from
 

@@ -15,7 +15,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from mmdec.checks.errors import InputError
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, check_apart
 from mmdec.training.options import check_counts, token_list
 from mmdec.training.stores import TokenStore
@@ -25,6 +24,7 @@ from mmdec.training.vlm_drafters.ramp import Ramp
 from mmdec.training.vlm_drafters.samples import Choice, Sample, read_samples
 from mmdec.training.vlm_drafters.store import ReadingStore, writer_number
 from mmdec.training.vlm_drafters.teacher import Teacher, load_target
+from mmdec.types import InputError
 
 TRAIN, MIXED, GROUPED = 5, 6, 7  # what a random stream is for
 GROUP = 16  # batches whose samples are sorted by the length of their answers

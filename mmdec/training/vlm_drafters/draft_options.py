@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mmdec.checks.errors import InputError
 from mmdec.training.options import check_counts
+from mmdec.types import InputError
 
 
 @dataclass(frozen=True)

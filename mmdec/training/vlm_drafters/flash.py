@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmdec.checks.errors import InputError
 from mmdec.nn.flash import FlashNetwork
 from mmdec.training.vlm_drafters.loss import Weights
 from mmdec.training.vlm_drafters.module import DraftModule
 from mmdec.training.vlm_drafters.teacher import Reading
 from mmdec.training.vlm_drafters.unroll import Columns, additive
+from mmdec.types import InputError
 
 
 @final

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 from torch.utils.checkpoint import checkpoint
 
-from mmdec.checks.errors import InputError
+from mmdec.types import InputError
 
 CELLS = 1 << 26  # logits of either side in memory at a time
 TOP = 10  # tokens that ListMLE ranks

@@ -21,7 +21,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
-from mmdec.checks.errors import InputError
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.drafters.registry import network_class
 from mmdec.generation.speculation import generate
@@ -42,6 +41,7 @@ from mmdec.training.vlm_drafters.simulate import rank_texts
 from mmdec.training.vlm_drafters.store import ReadingStore
 from mmdec.training.vlm_drafters.teacher import Reading, Teacher
 from mmdec.training.vlm_drafters.unroll import Columns, read_columns, unrolled
+from mmdec.types import InputError
 
 
 class DraftModule(LightningModule):

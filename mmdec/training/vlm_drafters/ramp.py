@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mmdec.checks.errors import InputError
+from mmdec.types import InputError
 
 
 @dataclass(frozen=True)

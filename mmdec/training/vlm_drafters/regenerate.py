@@ -16,9 +16,9 @@ from typing import Any
 
 import yaml
 
-from mmdec.checks.errors import InputError, told
 from mmdec.training.vlm_drafters.data import DraftData
 from mmdec.training.vlm_drafters.ramp import Ramp
+from mmdec.types import InputError, told
 
 
 def draft_data(recipe: dict[str, Any], **changes: Any) -> DraftData:

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
-from mmdec.checks.errors import InputError
 from mmdec.training.corpora.admission import STRICT, Admission, BadRows, Names
 from mmdec.training.corpora.image_text import Conversation, read_conversations
 from mmdec.training.corpora.text_files import shown
 from mmdec.training.inspection import sizes_of
+from mmdec.types import InputError
 
 FORMAT = 1  # of the samples' names; a change makes stored answers void
 LONG = 20  # words of the corpus's own answer, from which it counts as a long one

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from mmdec.checks.errors import InputError
-from mmdec.checks.processes import only_one
+from mmdec.training.processes import only_one
 from mmdec.training.stores import StateStore
 from mmdec.training.vlm_drafters.prompting import Inputs, append
 from mmdec.training.vlm_drafters.teacher import Reading, Teacher
+from mmdec.types import InputError
 
 WRITERS = 1000  # runs at a time that write to one folder
 

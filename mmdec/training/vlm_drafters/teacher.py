@@ -18,9 +18,9 @@ from transformers import (
 )
 
 from mmdec.checks.devices import fast_bfloat16
-from mmdec.checks.errors import InputError
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.training.vlm_drafters.prompting import Inputs, append, join
+from mmdec.types import InputError
 
 
 @dataclass(frozen=True)

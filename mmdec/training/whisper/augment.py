@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from mmdec.audio import SAMPLE_RATE
-from mmdec.checks.errors import InputError
+from mmdec.types import InputError
 
 FRAME = 512
 ENVELOPE = 32  # cepstral coefficients: the vocal tract, not the pitch

@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperProcessor, WhisperTokenizer
 
-from mmdec.checks.errors import told
 from mmdec.hub.medusa import save_heads
 from mmdec.hub.publish import keep_card, whole_folder, write_provenance
 from mmdec.training.checkpoints import load_averaged, newest
 from mmdec.training.whisper.module import Shape, WhisperModule
 from mmdec.training.whisper.tokenizer import generation_config
+from mmdec.types import told
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[WhisperModule, int]:

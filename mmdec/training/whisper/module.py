@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
-from mmdec.checks.errors import InputError
 from mmdec.checks.files import one_line
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import HEADS, read_model
@@ -29,6 +28,7 @@ from mmdec.training.options import keep_options
 from mmdec.training.whisper.local_attention import init_local_attention, protect_positions
 from mmdec.training.whisper.tokenizer import END, START
 from mmdec.training.whisper.windows import IGNORED, LETTERS, Batch
+from mmdec.types import InputError
 
 STATE_SECONDS = 0.02  # seconds between encoder states
 PARTS = (100, 250)  # positions

@@ -15,7 +15,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader, Dataset
 from transformers import WhisperTokenizer
 
-from mmdec.checks.errors import InputError
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, BadRows, check_apart
 from mmdec.training.corpora.librispeech import Utterance, read_splits, read_utterances
 from mmdec.training.inspection import seconds_of
@@ -33,6 +32,7 @@ from mmdec.training.whisper.windows import (
     compose,
     plan_windows,
 )
+from mmdec.types import InputError
 
 SHORTEST = 4.0  # seconds: most sentences fit
 

@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import nn
 
-from mmdec.checks.errors import InputError, MmdecError
 from mmdec.training.checkpoints import (
     WholeCheckpoints,
     check_local,
@@ -25,6 +24,7 @@ from mmdec.training.checkpoints import (
     newest,
     read_resumed,
 )
+from mmdec.types import InputError, MmdecError
 
 
 class Trap:

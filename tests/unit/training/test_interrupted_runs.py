@@ -11,10 +11,10 @@ import pytest
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-from mmdec.checks.errors import InputError, MmdecError
-from mmdec.checks.processes import TERMINATED, only_one, sigterm_exits
 from mmdec.training import timed_run
 from mmdec.training.checkpoints import read_checkpoint
+from mmdec.training.processes import TERMINATED, only_one, sigterm_exits
+from mmdec.types import InputError, MmdecError
 from tests.support.quiet import LIGHTNING
 from tests.support.tiny_run import fit, recipe
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from mmdec.checks.processes import only_one
 from mmdec.drafters.registry import auto_names
 from mmdec.evaluation.release import promotion
 from mmdec.evaluation.release.promotion import SYSTEMS, promote
 from mmdec.hub.vlm import load_vlm
 from mmdec.provenance import weights
+from mmdec.training.processes import only_one
 from mmdec.types import InputError, MmdecError
 from tests.support.tiny_squares import add_drafter, files, write_scenes, write_target
 from tests.support.tiny_vlm_folder import settings

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from mmdec import cli
-from mmdec.checks.processes import only_one
 from mmdec.evaluation.release import promotion
 from mmdec.evaluation.release.promotion import SYSTEMS, promote
 from mmdec.provenance import weights
+from mmdec.training.processes import only_one
 from mmdec.types import InputError, MmdecError
 from tests.support.tiny_corpus import TinyCorpus, write_corpus
 from tests.support.tiny_whisper import write

@@ -10,7 +10,6 @@ import torch
 from torch.nn import functional as F
 from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
-from mmdec.checks.errors import InputError
 from mmdec.training.options import token_list
 from mmdec.training.vlm.encoded import NOWHERE
 from mmdec.training.vlm.export import mix
@@ -18,6 +17,7 @@ from mmdec.training.vlm.module import VlmModule
 from mmdec.training.vlm.network import CellHeads, Shape, build_model, cell_loss, see, speak
 from mmdec.training.vlm.packing import IGNORED, pack, turn_mask
 from mmdec.training.vlm.tokens import ASSISTANT, BEGIN, END, IMAGE, answered, asked, build_tokenizer, prefix
+from mmdec.types import InputError
 
 TEXTS = [
     "What is this?",

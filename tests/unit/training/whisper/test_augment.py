@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from mmdec.audio import SAMPLE_RATE
-from mmdec.checks.errors import InputError
 from mmdec.training.whisper import augment as sounds
+from mmdec.types import InputError
 
 COUNT = 4 * SAMPLE_RATE
 FREQUENCY = np.fft.rfftfreq(COUNT, 1 / SAMPLE_RATE)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mmdec.checks.processes import only_one
 from mmdec.hub import publish as folders
 from mmdec.hub.publish import whole_folder
+from mmdec.training.processes import only_one
 from mmdec.types import InputError
 
 ROOT = Path(__file__).parents[3]
@@ -44,7 +44,7 @@ def start(code: str) -> subprocess.Popen[bytes]:
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     """Killed without a word, it leaves a file behind and no lock."""
     holder = start(
-        "import time\nfrom pathlib import Path\nfrom mmdec.checks.processes import only_one\n"
+        "import time\nfrom pathlib import Path\nfrom mmdec.training.processes import only_one\n"
         f"with only_one(Path({str(tmp_path)!r}), 'make train'):\n"
         f"    Path({str(tmp_path / 'held')!r}).touch()\n    time.sleep(600)\n"
     )
@@ -67,13 +67,13 @@ CHILD = "{call}; import os, time, pathlib; pathlib.Path({file!r}).write_text(str
 def test_children_and_grandchildren_end_with_a_killed_parent(tmp_path: Path, by_kernel: bool) -> None:
     """As a trainer does, and the second trainer that it starts; by the kernel, and where there is no such call."""
     other = "" if by_kernel else "sys.platform = 'other'; "
-    call = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from mmdec.checks.processes import end_as_told; "
+    call = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from mmdec.training.processes import end_as_told; "
     call += f"{other}end_as_told()"
     inner = CHILD.format(call=call, file=str(tmp_path / "inner"))
     starts = f"{call}; import subprocess; subprocess.Popen([sys.executable, '-c', {inner!r}])"
     outer = CHILD.format(call=starts, file=str(tmp_path / "outer"))
     parent = start(
-        "import os, subprocess\nfrom mmdec.checks.processes import started_here\n"
+        "import os, subprocess\nfrom mmdec.training.processes import started_here\n"
         f"subprocess.run([sys.executable, '-c', {outer!r}], env={{**os.environ, **started_here()}})\n"
     )
     told = [tmp_path / "outer", tmp_path / "inner"]

@@ -19,8 +19,8 @@ from types import FrameType
 
 from filelock import FileLock, Timeout
 
-from mmdec.checks.errors import InputError
 from mmdec.checks.files import write_whole
+from mmdec.types import InputError
 
 WATCHED = "MMDEC_PARENT"  # environment variable: the pid of the parent to watch
 SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
