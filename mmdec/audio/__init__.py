@@ -19,6 +19,7 @@ from mmdec.audio.samples import (
     MAX_RATE,
     MAX_SECONDS,
     MIN_RATE,
+    check_detector,
     check_peak,
     check_rate,
     check_samples,
@@ -28,7 +29,6 @@ from mmdec.audio.samples import (
     split_at_pauses,
     trim_silence,
 )
-from mmdec.audio.voices import check_detector
 
 __all__ = [
     "HOP",

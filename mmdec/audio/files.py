@@ -1,20 +1,25 @@
 """Sound files in and out. What a header declares may refuse a file, but is never trusted to be all that is in it; an
-output is written in one step."""
+output is written in one step.
+
+libsndfile reads the formats of `READABLE`. PyAV (extra `mmdec[av]`) reads the sound of mp4, m4a, mov, webm and mka:
+FFmpeg, which PyAV holds, gets the format from us, because among those that it guesses some open other files or the
+network. It reads an open file alone, and decodes only the first track of sound.
+"""
 
 import io
 import os
-import sys
+import shlex
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
+from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import soundfile
 import torch
 from torch import Tensor
 
-from mmdec.audio.containers import container_blocks, container_of, conversion
 from mmdec.audio.features import SAMPLE_RATE
 from mmdec.audio.samples import MAX_SECONDS, check_peak, check_rate, check_samples, full_scale, resample
 from mmdec.checks import files
@@ -25,9 +30,7 @@ from mmdec.types import InputError
 MAX_BYTES = 2 * 2**30  # of a file object, which is read into memory
 BLOCK = 1 << 20  # samples that are read at once
 UNKNOWN = 2**63 - 1  # libsndfile's length of a file whose header declares none
-UNRECOGNISED = 1  # libsndfile's SF_ERR_UNRECOGNISED_FORMAT
-HEADERLESS = {".au": "ULAW", ".snd": "ULAW", ".gsm": "GSM610", ".vox": "VOX_ADPCM"}  # telephony, at 8 kHz
-SDS_BITS, SDS_HEADER, SDS_BLOCK = 6, 21, 127  # bytes of a MIDI sample dump; a block holds 120 of samples
+READABLE = ("WAV", "WAVEX", "RF64", "W64", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF", "NIST")  # libsndfile's names
 WRITABLE = {  # suffix: libsndfile's format and subtype
     ".wav": ("WAV", "PCM_16"),
     ".flac": ("FLAC", "PCM_16"),
@@ -47,7 +50,7 @@ AudioSource = str | os.PathLike[str] | BinaryIO
 def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_seconds: float = MAX_SECONDS) -> Tensor:
     """One sound file, mixed down to mono and resampled: (T,) float32 in [-1, 1].
 
-    Reads what libsndfile reads: wav, flac, ogg, mp3, aiff; 8 to 32 bit integers and floats; and with PyAV (extra
+    Reads wav, flac, ogg, mp3, aiff, au, caf and NIST Sphere, of 8 to 32 bit integers or floats; and with PyAV (extra
     `mmdec[av]`) the sound of mp4, m4a, mov, webm and mka. What is in the file is read, whatever its header declares;
     floats beyond full scale are brought back to it. max_seconds: what lasts longer is refused, before anything is
     decoded where its header says so. Raises InputError for anything else, and for audio that `check_samples` or
@@ -138,9 +141,9 @@ def _blocks(source: AudioSource, max_seconds: float) -> Iterator[tuple[int, np.n
 
 
 def _decoded(content: int | io.BytesIO, name: str, path: str, max_seconds: float) -> Generator[tuple[int, np.ndarray]]:
-    """The same from an open file: libsndfile's, or PyAV's where libsndfile does not know the format."""
+    """Decode an open file by its content: with libsndfile, or with PyAV where libsndfile does not know the format."""
     try:
-        file = _open(content, Path(path).suffix.lower())
+        file = _FrontToBack(content, closefd=False)
     except soundfile.LibsndfileError:
         container = container_of(content)
         if not container:
@@ -148,40 +151,15 @@ def _decoded(content: int | io.BytesIO, name: str, path: str, max_seconds: float
         yield from container_blocks(content, container, name, path)
         return
     with file:
+        if file.format not in READABLE:
+            raise InputError(
+                f"`audio` must be one of {', '.join(READABLE)}, but {name} is {file.format}. {conversion(path)}"
+            )
         check_rate(file.samplerate, f" in {name}")
-        frames, size, there = 0, max(1, BLOCK // file.channels), _frames_there(file, content)
         if file.frames != UNKNOWN:
-            _check_seconds(min(file.frames, there) / file.samplerate, max_seconds, f"{name}, by its header,")
-        while len(block := file.read(min(size, there - frames), dtype="float32", always_2d=True)):
-            frames += len(block)
+            _check_seconds(file.frames / file.samplerate, max_seconds, f"{name}, by its header,")
+        while len(block := file.read(max(1, BLOCK // file.channels), dtype="float32", always_2d=True)):
             yield file.samplerate, block
-
-
-def _open(content: int | io.BytesIO, suffix: str) -> soundfile.SoundFile:
-    """By what is in it. Only of a file without a header the suffix says what it is."""
-    try:
-        return _FrontToBack(content, closefd=False)
-    except soundfile.LibsndfileError as error:
-        if suffix not in HEADERLESS or error.code != UNRECOGNISED or not isinstance(content, int):
-            raise
-        os.lseek(content, 0, os.SEEK_SET)
-        subtype = HEADERLESS[suffix]
-        return _FrontToBack(content, samplerate=8000, channels=1, format="RAW", subtype=subtype, closefd=False)
-
-
-def _frames_there(file: soundfile.SoundFile, content: int | io.BytesIO) -> int:
-    """At most so many frames are in it. Of a cut MIDI sample dump libsndfile gives as many as the header declares: the
-    last block over and over."""
-    if file.format != "SDS":
-        return sys.maxsize
-    if isinstance(content, int):
-        place = os.lseek(content, 0, os.SEEK_CUR)
-        os.lseek(content, SDS_BITS, os.SEEK_SET)
-        size, bits = os.fstat(content).st_size, os.read(content, 1)[0]
-        os.lseek(content, place, os.SEEK_SET)
-    else:
-        size, bits = len(content.getbuffer()), content.getbuffer()[SDS_BITS]
-    return max(0, size - SDS_HEADER) // SDS_BLOCK * (60 if bits < 14 else 40 if bits < 21 else 30)
 
 
 class _Content(io.BytesIO):
@@ -262,3 +240,71 @@ def _writable(samples: Tensor | np.ndarray) -> np.ndarray:
     if not np.isfinite(data).all():
         raise InputError("`samples` must be finite numbers, but holds NaN or infinity. Replace them.")
     return np.clip(data, -1.0, 1.0)
+
+
+MP4, MATROSKA = "mov", "matroska"  # FFmpeg's names
+KINDS = {MP4: "an MP4", MATROSKA: "a Matroska or WebM"}
+
+
+def container_of(content: int | io.BytesIO) -> str:
+    """FFmpeg's name of the format, by a file's first bytes; "" for all others. content: a descriptor, or bytes."""
+    with _file(content) as file:
+        head = file.read(12)
+    return MP4 if head[4:8] == b"ftyp" else MATROSKA if head[:4] == b"\x1a\x45\xdf\xa3" else ""
+
+
+def container_blocks(content: int | io.BytesIO, container: str, name: str, path: str) -> Iterator[tuple[int, Any]]:
+    """Rate and samples (T, channels) float32 of its first sound track, in pieces, until nothing comes.
+
+    name: what an error calls the file; path: "" for a file object. Raises InputError without PyAV, and where there is
+    no sound in it, or it is damaged.
+    """
+    try:
+        av: Any = import_module("av")
+    except ImportError as error:
+        raise InputError(
+            f"`audio` must be a sound file that libsndfile can read, but {name} is {KINDS[container]} file, which "
+            f"PyAV reads, and that is not installed. Run `pip install mmdec[av]`. {conversion(path, 'Or convert')}"
+        ) from error
+    try:
+        with _file(content) as file, av.open(file, format=container, metadata_errors="replace") as opened:
+            if not opened.streams.audio:
+                raise InputError(f"`audio` must hold sound, but {name} has no track of it. Check the recording.")
+            track, converter = opened.streams.audio[0], av.AudioResampler(format="fltp")
+            for frame in opened.decode(track):
+                check_rate(frame.sample_rate, f" in {name}")
+                for piece in converter.resample(frame):
+                    yield piece.sample_rate, piece.to_ndarray().T
+    except av.FFmpegError as error:
+        raise InputError(
+            f"`audio` must be a whole file, but {name} is damaged: FFmpeg finds '{error.strerror}'. Record or fetch it "
+            "again."
+        ) from error
+
+
+def conversion(path: str, convert: str = "Convert") -> str:
+    """What to do with a sound file that cannot be read: FFmpeg's command for this one, where it has a plain name.
+
+    convert: how the sentence begins.
+    """
+    if not path or not path.isprintable():
+        return f"{convert} it to 16-bit PCM wav."
+    source = Path(path)
+    target = source.with_suffix(".wav")
+    if target == source:
+        target = source.with_name(f"{source.stem}-converted.wav")
+    given, made = (shlex.quote(_plain(str(file))) for file in (source, target))
+    return f"{convert} it with `ffmpeg -i {given} {made}`."
+
+
+def _plain(path: str) -> str:
+    """A name that FFmpeg takes for a file's: not for an option's, nor for an address."""
+    return f"file:{path}" if path.startswith("-") or ":" in path else path
+
+
+def _file(content: int | io.BytesIO) -> BinaryIO:
+    """From its beginning; closing it leaves `content` open."""
+    if isinstance(content, int):
+        os.lseek(content, 0, os.SEEK_SET)
+        return open(content, "rb", closefd=False)
+    return io.BytesIO(content.getbuffer())

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
+from mmdec.audio.files import READABLE
 from tests.conftest import buzz
 
 RATES = (8000, 11025, 16000, 22050, 44100, 48000, 44101, 96000, 192000, 7999, 4000, 400_000, 1)
@@ -59,7 +60,7 @@ def write_odd(folder: Path, number: int) -> Odd:
         changed, story = how(draw, changed), f"{story}, {how.__name__.strip('_')}"
     path = folder / (f"{number}.{suffix}" if suffix else f"{number}")
     put(path, changed)
-    unharmed = changed == content and subtype in EXACT and kind not in ("RAW", "WVE", "SDS")
+    unharmed = changed == content and subtype in EXACT and kind in READABLE
     if not unharmed or sound is None:
         return Odd(path, f"{story}, .{suffix}")
     return Odd(path, f"{story}, .{suffix}", sound, rate, EXACT[subtype])

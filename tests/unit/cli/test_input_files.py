@@ -10,7 +10,7 @@ import soundfile
 from typer.testing import CliRunner
 
 from mmdec import audio, cli
-from mmdec.audio.containers import SUFFIXES
+from mmdec.audio.files import SUFFIXES
 from mmdec.cli.input_files import PICTURES, SOUNDS, input_files, together_as_one
 from mmdec.cli.output_files import output_paths
 from mmdec.hub.find import LoadedModels
