@@ -25,8 +25,8 @@ import re
 import sys
 from pathlib import Path
 
+from mmdec.phonetics.decoder import is_mark, tokenize
 from mmdec.phonetics.lexicon import pronounce
-from mmdec.phonetics.text import is_mark, tokenize
 
 Lexicon = dict[str, list[tuple[str, ...]]]
 _NUMBER = re.compile(r"\d*\.?\d+(e[+-]?\d+)?", re.IGNORECASE)

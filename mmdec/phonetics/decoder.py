@@ -6,20 +6,21 @@ repeats it (",?" is the comma of a question), so that "Hello, is the ..." is a q
 the training text, except that the capital at a sentence's start is removed and restored in the output.
 
 An exact segmentation is tried first. Only if there is none, or it is improbable, phones may be replaced, inserted and
-deleted at a cost (`fuzzy.py`).
+deleted at a cost (`lexicon.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain as joined
+from itertools import pairwise
 from pathlib import Path
 from typing import final
 
-from mmdec.phonetics.fuzzy import ApproximateLexicon
-from mmdec.phonetics.lexicon import PAUSE, pronounce, read_lexicon, spoken
+from mmdec.phonetics.lexicon import PAUSE, ApproximateLexicon, pronounce, read_lexicon, spoken
 from mmdec.phonetics.ngram import END, START, NGram
-from mmdec.phonetics.text import CLOSING, INNER, TOKEN, case_of_stem, is_mark, render, restore_case, tokenize
 from mmdec.types import InputError
 
 TRIGRAMS = 40_000  # maximum trigrams
@@ -272,3 +273,70 @@ def _kind(chain: Chain) -> str:
 def _keep(beam: dict[str, tuple[float, Chain]], context: str, score: float, chain: Chain) -> None:
     if context not in beam or score > beam[context][0]:
         beam[context] = (score, chain)
+
+
+CLOSING, INNER = ".?!", ",;:"
+TOKEN = re.compile(rf"[^\W_]+(?:['’.\-][^\W_]+)*|[{re.escape(CLOSING + INNER)}]")
+
+
+def tokenize(text: str) -> list[str]:
+    """Words and marks. The mark that closes a sentence comes first, and is appended to each of its inner marks.
+
+    >>> tokenize("Hello. Where is it, please?")
+    ['.', 'Hello', '?', 'Where', 'is', 'it', ',?', 'please']
+    """
+    tokens: list[str] = []
+    sentence: list[str] = []
+    for token in TOKEN.findall(text.replace("’", "'")):
+        if token not in CLOSING:
+            sentence.append(token)
+        elif sentence:
+            tokens += [token, *(word + token if word in INNER else word for word in sentence)]
+            sentence = []
+    return tokens + (["."] if tokens and sentence else []) + sentence
+
+
+def render(tokens: Iterable[str]) -> str:
+    """The inverse of `tokenize`, with a capital at the start of each sentence. A sentence's last mark closes it."""
+    text, pending, start = "", "", True
+    for token in tokens:
+        if token in CLOSING:
+            text, pending, start = text + pending, token, True
+        elif token[0] in INNER:
+            text, pending = text + token[0], token[1:]
+        else:
+            text += (" " if text else "") + (token[0].upper() + token[1:] if start else token)
+            start = False
+    return text + ("" if start else pending)
+
+
+def is_mark(token: str) -> bool:
+    """Whether a token has no phones: "?", ",", or the comma of a question, ",?"."""
+    return token[0] in CLOSING + INNER
+
+
+def restore_case(texts: list[list[str]]) -> list[list[str]]:
+    """Lower the capital of each sentence's first word, unless the word usually has a capital elsewhere."""
+    inside: Counter[str] = Counter()
+    for tokens in texts:
+        inside.update(token for before, token in pairwise([".", *tokens]) if before not in CLOSING)
+
+    def plain(word: str) -> str:
+        lowered = word[0].lower() + word[1:]
+        return lowered if inside[lowered] >= inside[word] and not _shouted(word) else word
+
+    return [
+        [plain(token) if before in CLOSING else token for before, token in pairwise([".", *tokens])] for tokens in texts
+    ]
+
+
+def case_of_stem(word: str, used: Collection[str]) -> str:
+    """For a word that only the lexicon has: copy the case of its stem (Mondays, Paul's)."""
+    stem = word.removesuffix("s").removesuffix("'")
+    capital = stem[:1].upper() + stem[1:]
+    return capital + word[len(stem) :] if stem not in used and capital in used else word
+
+
+def _shouted(word: str) -> bool:
+    """Whether the word has its capital anywhere in a sentence: I, I'd, TV."""
+    return word.split("'")[0] == "I" or (len(word) > 1 and word.isupper())

@@ -11,11 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmdec.phonetics.decoder import WordDecoder
-from mmdec.phonetics.fuzzy import DELETION, INSERTION, ApproximateLexicon, substitution_cost
-from mmdec.phonetics.lexicon import read_lexicon
+from mmdec.phonetics.decoder import WordDecoder, render, tokenize
+from mmdec.phonetics.lexicon import DELETION, INSERTION, ApproximateLexicon, read_lexicon, substitution_cost
 from mmdec.phonetics.ngram import END, START, NGram
-from mmdec.phonetics.text import render, tokenize
 from mmdec.types import InputError
 
 LEXICON = {
