@@ -45,6 +45,8 @@ WRITABLE = {  # suffix: libsndfile's format and subtype
 }
 
 AudioSource = str | os.PathLike[str] | BinaryIO
+MP4, MATROSKA = "mov", "matroska"  # FFmpeg's names
+KINDS = {MP4: "an MP4", MATROSKA: "a Matroska or WebM"}
 
 
 def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_seconds: float = MAX_SECONDS) -> Tensor:
@@ -240,10 +242,6 @@ def _writable(samples: Tensor | np.ndarray) -> np.ndarray:
     if not np.isfinite(data).all():
         raise InputError("`samples` must be finite numbers, but holds NaN or infinity. Replace them.")
     return np.clip(data, -1.0, 1.0)
-
-
-MP4, MATROSKA = "mov", "matroska"  # FFmpeg's names
-KINDS = {MP4: "an MP4", MATROSKA: "a Matroska or WebM"}
 
 
 def container_of(content: int | io.BytesIO) -> str:

@@ -17,6 +17,9 @@ STEP = 160  # samples in 10 ms, the grid of pauses
 MIN_RATE, MAX_RATE = 8_000, 192_000  # Hz
 MAX_SECONDS = 3_600.0
 MAX_PEAK = 2.0**31  # of floats: what was recorded with 32 bits may have kept its integers' scale
+ENERGY, WEBRTC = "energy", "webrtc"
+FRAME = SAMPLE_RATE // 100  # samples in 10 ms, the shortest frame that the detector takes
+AGGRESSIVENESS = 2  # 0 to 3: how readily a frame counts as no voice
 
 
 def check_rate(rate: int, of: str = "") -> None:
@@ -134,11 +137,6 @@ def _quiet_frames(samples: Tensor) -> tuple[np.ndarray, np.ndarray]:
     level = padded.reshape(-1, STEP).square().mean(dim=1).sqrt().cpu().numpy()
     level = np.convolve(level, np.full(5, 0.2), mode="same")[: len(level)]
     return level, level < max(float(np.quantile(level, 0.95)) * 10 ** (-35 / 20), 1e-4)
-
-
-ENERGY, WEBRTC = "energy", "webrtc"
-FRAME = SAMPLE_RATE // 100  # samples in 10 ms, the shortest frame that the detector takes
-AGGRESSIVENESS = 2  # 0 to 3: how readily a frame counts as no voice
 
 
 def check_detector(detector: object) -> None:

@@ -1,4 +1,4 @@
-"""Trees of tokens: depth, ancestors, and drafts put together from lists. Shapes as in `mmdec.types`."""
+"""Trees of tokens: depth, ancestors, drafts put together from lists, the best tokens. Shapes as in `mmdec.types`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from mmdec.types import Draft
+
+CHUNK = 64  # columns whose maximum is compared first
+FEW = 2**16  # up to so many values in all, plain `topk` is faster
 
 
 def int_list(values: Tensor) -> list[int]:
@@ -81,3 +84,21 @@ def trees_from_lists(
     table[0, :, 0] = roots
     sizes = torch.tensor([1 + len(tokens) for tokens, _ in trees], dtype=torch.long, device=roots.device)
     return Draft(table[0], table[1], sizes, probs)
+
+
+def top_indices(values: Tensor, count: int) -> Tensor:
+    """Indices of the largest values, largest first: (..., V) -> (..., count); fewer if V is smaller.
+
+    The best values lie in the chunks with the best maxima, which is several times faster than `topk` over a large
+    vocabulary.
+    """
+    size = values.shape[-1]
+    chunks = size // CHUNK
+    if chunks <= 2 * count or values.numel() <= FEW:
+        return values.topk(min(count, size), dim=-1).indices
+    body = values[..., : chunks * CHUNK].unflatten(-1, (chunks, CHUNK))
+    best = body.amax(-1).topk(count, dim=-1).indices  # (..., count) chunks
+    index = (best[..., None] * CHUNK + torch.arange(CHUNK, device=values.device)).flatten(-2)
+    rest = torch.arange(chunks * CHUNK, size, device=values.device).expand(*index.shape[:-1], -1)
+    index = torch.cat([index, rest], -1)
+    return index.gather(-1, values.gather(-1, index).topk(count, dim=-1).indices)

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mmdec.decode.tree import trees_from_lists
+from mmdec.decode.tree import top_indices, trees_from_lists
 from mmdec.drafters.draft_memory import Memory
 from mmdec.drafters.small_model import Tree, draw_children, drawn_from
 from mmdec.nn.draft_network import DraftNetwork
 from mmdec.nn.draft_step import DraftStep, TokenStep, Vector, quiet
-from mmdec.ops.topk import top_indices
 from mmdec.types import Draft, Plan
 
 LARGE = 4096  # vocabulary size from which the best tokens are searched in chunks

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-from mmdec.decode.tree import int_rows, trees_from_lists
+from mmdec.decode.tree import int_rows, top_indices, trees_from_lists
 from mmdec.decode.tree_shape import HeadAccuracy
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.nn.medusa import DecoderLayer, MedusaHeads, Pair
-from mmdec.ops.topk import top_indices
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Prior, Scores, Target, TreeShape, Verdict
 
 WIDTH = 8  # number of top tokens considered for each head

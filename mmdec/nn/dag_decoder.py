@@ -20,9 +20,15 @@ from torch.nn import functional as F
 from mmdec.nn.conformer import lengths_to_mask
 from mmdec.nn.dropout import PooledDropout
 from mmdec.nn.transformer import DecoderLayer, sinusoids
-from mmdec.ops.dag import PosteriorVariant, dag_best_alignment, dag_marginal, dag_posterior, expected_states
+from mmdec.ops.dag import (
+    PosteriorVariant,
+    dag_best_alignment,
+    dag_marginal,
+    dag_posterior,
+    expected_states,
+    log_softmax_gather,
+)
 from mmdec.ops.dag_decode import LatticePath, LatticeStrategy, decode_lattice
-from mmdec.ops.log_softmax_gather import log_softmax_gather
 
 BOS, PAD, EOS, UNK = 0, 1, 2, 3  # the first four units of every vocabulary
 

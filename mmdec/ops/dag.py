@@ -11,21 +11,30 @@ graph_lengths  (B,)       1 .. L
 
 Log-probabilities may be -inf. Padding may hold anything, NaN included: it is never read.
 
-GPUs use `dag_triton.py`, in float32 unless an input is float64; all other devices use `dag_scan.py`, in float64.
+GPUs use `dag_triton.py`, in float32 unless an input is float64; all other devices use a forward-backward scan in
+float64 (`scaled`, on a CPU `dag_scan_cpu.py`, and `exact` where they are inaccurate):
+
+alpha_t(j) = match_t(j) + LSE_{i<j}(alpha_{t-1}(i) + E_ij)      alpha_0 is nonzero on vertex 0 alone
+beta_t(i)  = LSE_{j>i}(E_ij + match_{t+1}(j) + beta_{t+1}(j))   beta_last is nonzero on the last vertex alone
+
+`log_softmax_gather` makes `match` from logits.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mmdec.ops.dag_links import NEG_INF, checked_lengths, checked_links
-from mmdec.ops.dag_scan import forward_backward, log_alpha_beta, log_likelihood, masked_inputs
+from mmdec.ops.dag_scan_cpu import Sample, scan
 from mmdec.ops.kernels import runs_on
 from mmdec.types import InputError
 
 PosteriorVariant = Literal["paper", "released"]
+NEG_INF = float("-inf")
+CONSERVED = 1e-9  # the most that a token's probabilities over the vertices may miss of 1
+TINY = 2.3e-308
+TRUSTED = 640.0
 
 
 def dag_marginal(match: Tensor, links: Tensor, target_lengths: Tensor, graph_lengths: Tensor) -> Tensor:
@@ -54,8 +63,7 @@ def dag_posterior(
 
     variant: "paper" is the posterior alpha_t(j) beta_t(j) / P(Y), where beta leaves out the emission at v_j. "released"
         is what the published code trains with: softmax over j of alpha + beta where both include it. That is the
-        posterior
-        times P(y_t | v_j), normalised; it runs in log space and is several times slower.
+        posterior times P(y_t | v_j), normalised; it runs in log space and is several times slower.
     """
     if variant not in ("paper", "released"):
         raise InputError(f'`variant` must be "paper" or "released", but is {variant!r}. The first is the default.')
@@ -172,3 +180,293 @@ def _checked(
 
 def _result_dtype(match: Tensor) -> torch.dtype:
     return torch.promote_types(match.dtype, torch.float32)
+
+
+def checked_links(links: Tensor, batch: int, size: int) -> Tensor:
+    """Check that links are (B, L, L) for graphs with `size` vertices, and return them."""
+    if not links.is_floating_point():
+        raise InputError(f"`links` must hold floating-point log-probabilities, but is {links.dtype}. Convert it.")
+    if tuple(links.shape) != (batch, size, size):
+        raise InputError(
+            f"`links` must have shape ({batch}, {size}, {size}), but has {tuple(links.shape)}. "
+            "Batch and graph size are those of the emissions."
+        )
+    return links
+
+
+def checked_lengths(name: str, lengths: Tensor, batch: int, longest: int, device: torch.device) -> Tensor:
+    """Check 1 <= length <= longest, and return the lengths (B,) as int64 on `device`."""
+    if tuple(lengths.shape) != (batch,) or lengths.is_floating_point():
+        raise InputError(
+            f"`{name}` must be {batch} integers, but is {lengths.dtype} of shape {tuple(lengths.shape)}. "
+            "Pass one length for each sample of the batch."
+        )
+    if batch:
+        low, high = (int(value) for value in torch.stack(lengths.aminmax()).tolist())
+        if low < 1 or high > longest:
+            raise InputError(
+                f"`{name}` must be between 1 and {longest}, but ranges from {low} to {high}. "
+                "Check the padding of the batch."
+            )
+    return lengths.to(device=device, dtype=torch.long)
+
+
+def forward_links(links: Tensor, graph_lengths: Tensor) -> Tensor:
+    """Links (B, L, L) with -inf for impossible jumps: backward, in place, from or to padding."""
+    return forget_impossible_(links.clone(), graph_lengths)
+
+
+def forget_impossible_(scores: Tensor, graph_lengths: Tensor) -> Tensor:
+    """Set scores (B, L, L) of impossible jumps to -inf, in place."""
+    size = scores.size(1)
+    # i < j < length holds for jumps between inner vertices: i needs no test of its own
+    outside = torch.arange(size, device=scores.device) >= graph_lengths[:, None]  # (B, L)
+    backward = torch.ones(size, size, dtype=torch.bool, device=scores.device).tril_()
+    return scores.masked_fill_(backward | outside[:, None, :], NEG_INF)
+
+
+class Posterior(NamedTuple):
+    """Results of the forward-backward pass, all float64; all zero for an impossible sample."""
+
+    log_prob: Tensor  # (B,), -inf where no path emits the target
+    vertices: Tensor  # (B, M, L), P(y_t is emitted by v_j | Y)
+    links: Tensor  # (B, L, L), P(the path jumps i -> j | Y)
+
+
+def masked_inputs(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+    """Match and links as float64, with -inf where no complete path can pass (too early, too late, padding)."""
+    steps = torch.arange(match.size(1), device=match.device)
+    vertex = torch.arange(match.size(2), device=match.device)
+    # token t is on vertex t at the earliest, and leaves room for later tokens
+    earliest = vertex >= steps[:, None]  # (M, L)
+    latest = vertex <= (ends - last)[:, None, None] + steps[:, None]  # (B, M, L)
+    possible = earliest & latest & (steps <= last[:, None])[:, :, None]
+    return match.double().masked_fill(~possible, NEG_INF), forward_links(links.double(), ends + 1)
+
+
+def forward_backward(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, counted: bool = True) -> Posterior:
+    """Run forward-backward.
+
+    match: (B, M, L) float. links: (B, L, L) float. last, ends: (B,) indices of the last token and the last vertex.
+    counted: whether link counts are needed; without them the pass is faster and leaves them 0.
+    """
+    if match.device.type == "cpu":
+        return _one_by_one(match, links, last, ends, vertices=True, counted=counted)
+    match, links = masked_inputs(match, links, last, ends)
+    result, trusted = scaled(match, links, last, ends)
+    doubtful = (~trusted).nonzero().squeeze(1)  # the only synchronisation of the pass
+    if len(doubtful) == 0:
+        return result
+    repaired = exact(match[doubtful], links[doubtful], last[doubtful], ends[doubtful])
+    return Posterior(*(all_rows.index_copy(0, doubtful, part) for all_rows, part in zip(result, repaired, strict=True)))
+
+
+def log_likelihood(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
+    """Only log P (B,) float64; inputs as for `forward_backward`. On a CPU it takes half the time."""
+    if match.device.type == "cpu":
+        return _one_by_one(match, links, last, ends, vertices=False, counted=False).log_prob
+    return forward_backward(match, links, last, ends).log_prob
+
+
+def _one_by_one(
+    match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, vertices: bool, counted: bool
+) -> Posterior:
+    """Process each sample alone on a CPU, cropped to its lengths; inaccurate ones are recomputed by `exact`.
+
+    Results that were not asked for are empty tensors.
+    """
+    batch, steps, size = match.shape
+    log_prob = torch.full((batch,), NEG_INF, dtype=torch.float64)
+    lengths = list(zip((last + 1).tolist(), (ends + 1).tolist(), strict=True))
+    alone = lengths == [(steps, size)] and steps <= size  # then this sample's results are those of the batch
+    found = torch.zeros(batch, steps if vertices and not alone else 0, size, dtype=torch.float64)
+    counts = torch.zeros(batch, size if counted and not alone else 0, size, dtype=torch.float64)
+    for row, (tokens, width) in enumerate(lengths):
+        if tokens > width:
+            continue
+        own_match, own_links = match[row, :tokens, :width], links[row, :width, :width]
+        sample = scan(own_match, own_links, vertices=vertices, counted=counted)
+        if sample is None:
+            bounds = last[row : row + 1], ends[row : row + 1]
+            inputs = masked_inputs(own_match[None], own_links[None], *bounds)
+            if vertices:
+                slow = exact(*inputs, *bounds)
+                sample = Sample(float(slow.log_prob), slow.vertices[0], slow.links[0])
+            else:
+                sample = scan(own_match, own_links, vertices=True, counted=False)
+                sample = sample or Sample(float(exact(*inputs, *bounds).log_prob), None, None)
+        log_prob[row] = sample.log_prob
+        if alone:
+            return Posterior(
+                log_prob,
+                found if sample.vertices is None else sample.vertices[None],
+                counts if sample.links is None else sample.links[None],
+            )
+        if vertices and sample.vertices is not None:
+            found[row, :tokens, :width] = sample.vertices
+        if counted and sample.links is not None:
+            counts[row, :width, :width] = sample.links
+    return Posterior(log_prob, found, counts)
+
+
+def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Posterior, Tensor]:
+    """The fast scan on masked float64 inputs. Also returns, for each sample, whether the result is accurate (B,).
+
+    It computes with probabilities, each step divided by its maximum, so that a step is one batched product of a vector
+    and a matrix instead of L^2 exponentials. Numbers below e^-708 of their maximum are flushed to 0. Whether that can
+    matter is decided afterwards, for each sample, from the scan itself. With
+
+    gap = max_t  max log alpha_t  +  max E  +  max match_{t+1}  +  max log beta_{t+1}  -  log P,
+
+    the loss at one vertex in one step is less than 3 L e^-708 times the product of those four maxima, so all steps
+    together lose less than 3 M L^2 e^(gap - 708) of P. If gap <= 640, and no step falls by more than e^-640, a sample
+    is accurate to 1e-16 in log P and, absolutely, in every posterior, for M L^2 < 1e13. All other samples, including
+    impossible ones, are recomputed by `exact`.
+    """
+    batch, steps, size = match.shape
+    step = torch.arange(steps, device=match.device)
+    link_top = _finite(links.amax((1, 2)))  # (B,)
+    match_top = _finite(match.amax(2))  # (B, M)
+    weights = (links - link_top[:, None, None]).exp()  # (B, L, L)
+    emission = (match - match_top[:, :, None]).exp()  # (B, M, L)
+
+    # The backward pass is a mirrored forward pass: tokens reversed for each sample, links transposed. Both run as one
+    # batch of 2B.
+    mirror = last[:, None] - step  # (B, M), step k of the mirror is token last - k
+    outside, mirror = mirror < 0, mirror.clamp(min=0)
+    mirrored = emission.gather(1, mirror[:, :, None].expand_as(emission)).masked_fill(outside[:, :, None], 0.0)
+    factors = torch.cat([emission, mirrored]).transpose(0, 1).contiguous()  # (M, 2B, L)
+    tops = torch.cat([match_top, match_top.gather(1, mirror)]) + link_top.repeat(2)[:, None]  # (2B, M)
+
+    row = torch.arange(batch, device=match.device)
+    arrivals = match.new_zeros(steps, 2 * batch, size)  # alpha before the token is emitted
+    arrivals[0, :batch, 0] = 1.0
+    arrivals[0, batch + row, ends] = 1.0
+    states = arrivals.clone()  # after the emission, divided by the maximum
+    peaks = match.new_ones(steps, 2 * batch, 1)
+    both = torch.cat([weights, weights.transpose(1, 2)])  # (2B, L, L)
+    for k in range(1, steps):
+        arrive, state, peak = arrivals[k], states[k], peaks[k]
+        torch.bmm(states[k - 1].unsqueeze(1), both, out=arrive.unsqueeze(1))
+        torch.mul(arrive, factors[k], out=state)
+        torch.amax(state, 1, keepdim=True, out=peak)
+        state.div_(peak.clamp_min_(TINY))
+
+    log_peaks = peaks.squeeze(2).t().log()  # (2B, M)
+    start = torch.cat([match[:, 0, 0], match[row, last, ends]])  # (2B,)
+    scale = torch.cat([start[:, None], log_peaks[:, 1:] + tops[:, 1:]], 1).cumsum(1)  # (2B, M): log of each maximum
+    arrival_scale = torch.cat([torch.zeros_like(start)[:, None], scale[:, :-1] + link_top.repeat(2)[:, None]], 1)
+
+    def tokens(values: Tensor) -> Tensor:
+        """The mirrored half of a (M, 2B, L) buffer, in the order of tokens: (B, M, L)."""
+        half = values[:, batch:].transpose(0, 1)
+        return half.gather(1, mirror[:, :, None].expand(batch, steps, half.size(2)))
+
+    alpha, beta = states[:, :batch].transpose(0, 1), tokens(arrivals)  # (B, M, L)
+    alpha_scale, beta_scale = scale[:batch], arrival_scale[batch:].gather(1, mirror)  # (B, M)
+    log_prob = alpha_scale.gather(1, last[:, None]).squeeze(1) + alpha[row, last, ends].log()  # (B,)
+
+    excess = (alpha_scale + beta_scale - log_prob[:, None]).masked_fill(outside, NEG_INF)
+    vertices = alpha * beta * excess.exp()[:, :, None]  # (B, M, L)
+
+    # A link's count: leave v_i after token t, arrive at v_j, emit token t + 1.
+    following = mirror[:, 1:]  # (B, M - 1)
+    leaving = alpha_scale[:, :-1] + link_top[:, None] - log_prob[:, None]
+    emitted_scale = scale[batch:].gather(1, following)
+    into = (leaving + emitted_scale).masked_fill(outside[:, 1:], NEG_INF).exp()[:, :, None]
+    counts = torch.bmm((alpha[:, :-1] * into).transpose(1, 2), tokens(states)[:, 1:]) * weights  # (B, L, L)
+
+    beta_top = tokens(arrivals.amax(2, keepdim=True)).squeeze(2).log() + beta_scale  # (B, M)
+    gap = (leaving + match_top[:, 1:] + beta_top[:, 1:]).masked_fill(outside[:, 1:], NEG_INF)
+    fall = log_peaks[:, 1:].masked_fill(outside.repeat(2, 1)[:, 1:], 0.0)
+    smooth = (fall >= -TRUSTED).all(1).view(2, batch).all(0)  # in both directions
+    trusted = (gap <= TRUSTED).all(1) & smooth & log_prob.isfinite()
+    # Each token sits on one vertex. Where states at a vertex and those behind it fell below what float64 holds, in
+    # either direction, the sums are right in log P and not here.
+    lost = (vertices.sum(2) - 1).abs().masked_fill(outside, 0.0).amax(1)
+    return Posterior(log_prob, vertices, counts), trusted & (lost <= CONSERVED)
+
+
+def exact(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Posterior:
+    """The slow scan on masked float64 inputs: in log space, accurate for every input."""
+    alpha, beta, log_prob = log_alpha_beta(match, links, last, ends)
+    shift = _finite(log_prob)[:, None, None]  # an impossible sample has no finite alpha + beta: exp gives 0
+    vertices = (alpha + beta - shift).exp()
+    counts = torch.zeros_like(links)
+    for t in range(match.size(1) - 1):
+        into = match[:, t + 1] + beta[:, t + 1]  # (B, L)
+        counts += (alpha[:, t, :, None] + links + into[:, None, :] - shift).exp()
+    return Posterior(log_prob, vertices, counts)
+
+
+def log_alpha_beta(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log alpha (emission included) and log beta (emission not included), both (B, M, L), and log P (B,)."""
+    steps = match.size(1)
+    row = torch.arange(match.size(0), device=match.device)
+    alpha = torch.full_like(match, NEG_INF)
+    alpha[:, 0, 0] = match[:, 0, 0]
+    transposed = links.transpose(1, 2).contiguous()
+    for t in range(1, steps):
+        alpha[:, t] = match[:, t] + _log_sum(transposed + alpha[:, t - 1, None, :])
+    final = torch.full_like(match[:, 0], NEG_INF)
+    final[row, ends] = 0.0
+    beta = torch.full_like(match, NEG_INF)
+    after = torch.full_like(final, NEG_INF)
+    for t in range(steps - 1, -1, -1):
+        after = torch.where((last == t)[:, None], final, after)  # -inf until the sample's last token
+        beta[:, t] = after
+        after = _log_sum(links + (match[:, t] + after)[:, None, :])
+    return alpha, beta, alpha[row, last, ends]
+
+
+def _log_sum(scores: Tensor) -> Tensor:
+    """Log-sum-exp over the last axis; -inf where every score is."""
+    top = _finite(scores.amax(-1, keepdim=True))
+    return (scores - top).exp_().sum(-1).log_() + top.squeeze(-1)
+
+
+def _finite(values: Tensor) -> Tensor:
+    """-inf replaced by 0, so that it can be subtracted from another -inf."""
+    return values.masked_fill(values == NEG_INF, 0.0)
+
+
+def log_softmax_gather(logits: Tensor, targets: Tensor) -> Tensor:
+    """Log-probabilities of a target's tokens on every vertex, without a log-softmax of the whole vocabulary.
+
+    logits: (B, L, V) of the vertices. targets: (B, M) tokens, 0 .. V - 1.
+    Returns: (B, M, L) log P(y_t | v_j), float32 at least. Differentiable once, in the logits. On a GPU it reads them
+        once, and once more for the gradient.
+    """
+    if logits.dim() != 3 or targets.dim() != 2 or len(logits) != len(targets) or targets.is_floating_point():
+        raise InputError(
+            f"`logits` and `targets` must be (B, L, V) and integers (B, M), but are {tuple(logits.shape)} and "
+            f"{targets.dtype} {tuple(targets.shape)}. Give every sample its own tokens."
+        )
+    if runs_on(logits.device) and logits.dtype != torch.float64:
+        from mmdec.ops.dag_triton import gather_triton
+
+        return gather_triton(logits, targets)
+    return _Gather.apply(logits, targets)
+
+
+class _Gather(torch.autograd.Function):
+    """Chosen logits minus the log-sum-exp of all. The backward pass allocates only the gradient itself."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        index = targets.long()[:, None].expand(-1, logits.shape[1], -1)  # (B, L, M)
+        total = logits.to(wide).logsumexp(2)  # (B, L)
+        ctx.save_for_backward(logits, index, total)
+        return (logits.gather(2, index).to(wide) - total[:, :, None]).transpose(1, 2).contiguous()
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] # the decorator makes `ctx` position-only
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor, None]:
+        logits, index, total = ctx.saved_tensors
+        grad = grads[0].transpose(1, 2).to(total.dtype)  # (B, L, M)
+        out = (logits.to(total.dtype) - total[:, :, None]).exp_()
+        out *= -grad.sum(2, keepdim=True)
+        return out.scatter_add_(2, index, grad).to(logits.dtype), None

@@ -21,7 +21,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from mmdec.ops.dag_links import NEG_INF, checked_lengths, checked_links, forget_impossible_, forward_links
+from mmdec.ops.dag import NEG_INF, checked_lengths, checked_links, forget_impossible_, forward_links
 from mmdec.types import InputError
 
 LatticeStrategy = Literal["greedy", "lookahead", "viterbi", "joint-viterbi"]

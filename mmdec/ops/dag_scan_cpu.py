@@ -1,13 +1,8 @@
-"""`dag_scan.scaled` for a CPU, one sample at a time: here call overhead and memory traffic cost more than additions.
+"""`dag.scaled` for a CPU, one sample at a time: here call overhead and memory traffic cost more than additions.
 
-Graphs with many tokens are processed vertex by vertex (`dag_scan_vertices.py`), unless that is inaccurate. The others
-are processed here, token by token. Token t is on one of the vertices t .. t + R, R = L - M, so a state is a row of R +
-1 numbers, and the links from token t to t + 1 are a window that moves down the matrix's diagonal by one. All windows
-are views made by one call; both directions read the same matrix.
-
-A state is divided by its maximum every few steps, within the product that reads it: finding a maximum costs as much as
-a product of some hundred numbers. The possible fall of a state in between reduces the trusted range (see
-`dag_scan.py`). A sample that falls by more is recomputed with the maximum of every state.
+Graphs with many tokens are processed vertex by vertex (`scan_vertices`), unless that is inaccurate, the others token by
+token (`_scan_tokens`). Numbers below e^-708 of their scale are flushed to 0; `TRUSTED` and `TRUSTED_BY_VERTEX` bound
+how much of P may depend on them, as in `dag.scaled`.
 """
 
 from __future__ import annotations
@@ -17,14 +12,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-
-from mmdec.ops.dag_links import NEG_INF
-from mmdec.ops.dag_scan_vertices import AT_ONCE, STRIP, Sample, scan_vertices
 
 EVERY = 4  # steps between two divisions by the maximum
 DRIFT = 60.0  # maximum fall of a state in between, as a logarithm
 TRUSTED = 640.0 - DRIFT
+STRIP = 128  # rows of the links that are processed together, without their columns on the left
+NEG_INF = -math.inf
+# of `scan_vertices`:
+BLOCK = 48  # vertices: larger blocks cost less, but their states must fall less
+AT_ONCE = 8192  # numbers of a block's states: OpenBLAS uses a second thread for a vector product from 9216 on
+HIGH, LOW = 1e80, 1e-120  # if a token's largest state leaves this range, its unit changes
+TRUSTED_BY_VERTEX = 580.0
+
+Vector = NDArray[np.float64]
 
 
 class States(NamedTuple):
@@ -57,7 +59,16 @@ def _few_tokens(steps: int, size: int) -> bool:
 
 
 def _scan_tokens(match: Tensor, weights: Tensor, link_top: float, vertices: bool, counted: bool) -> Sample | None:
-    """`scan`, token by token, for exponentiated links, which are overwritten if they are counted."""
+    """`scan`, token by token, for exponentiated links, which are overwritten if they are counted.
+
+    Token t is on one of the vertices t .. t + R, R = L - M, so a state is a row of R + 1 numbers, and the links from
+    token t to t + 1 are a window that moves down the matrix's diagonal by one. All windows are views made by one call;
+    both directions read the same matrix.
+
+    A state is divided by its maximum every few steps, within the product that reads it: finding a maximum costs as much
+    as a product of some hundred numbers. The possible fall of a state in between reduces the trusted range. A sample
+    that falls by more is recomputed with the maximum of every state.
+    """
     steps, size = match.shape
     room = size - steps + 1  # number of vertices a token can be on
     whole = torch.empty(steps, size, dtype=torch.float64).copy_(match)
@@ -186,3 +197,198 @@ def _window(full: Tensor, room: int) -> Tensor:
 
 def _finite(values: Tensor) -> Tensor:
     return values.masked_fill(values == NEG_INF, 0.0)
+
+
+class Sample(NamedTuple):
+    """The results for one sample. (The scans return None if float64 was too imprecise; then call `dag.exact`.)"""
+
+    log_prob: float
+    vertices: Tensor | None  # (M, L) float64, where asked for
+    links: Tensor | None  # (L, L) float64, where asked for
+
+
+class _Sweep(NamedTuple):
+    """The states of one direction, in a unit of their own for each token."""
+
+    states: Tensor  # (L, M), after the emission
+    arrivals: Vector  # (L, M), before the emission; used backward only
+    shift: Vector  # (M,): log of a state's unit over the product of the emissions' units
+    most: Vector  # (M,): its maximum while a token's states were computed
+
+
+def scan_vertices(match: Tensor, weights: Tensor, link_top: float, *, vertices: bool, counted: bool) -> Sample | None:
+    """`scan` vertex by vertex: the states of all tokens at once, (L, M). The caller has switched off NumPy's warnings.
+
+    match: (M, L) in any float dtype. weights: (L, L), exponentials of links over that of link_top, above the diagonal;
+        they are overwritten if links are counted.
+
+    A vertex depends on earlier vertices, whichever token they emit. So the contribution of earlier blocks of vertices
+    is one matrix product for all tokens, and only jumps within a block are processed vertex by vertex: L products with
+    a small matrix instead of M products with all links. They use NumPy, because torch's call overhead exceeds their
+    work.
+
+    States are stored in a unit (a logarithm) for each token: first the mean of its emissions, and a new one after any
+    block whose numbers are far from 1. The largest unit that a token ever had bounds what was lost.
+    """
+    emission, match_top, mean = _emissions(match)
+    tops = match_top + link_top  # best gain of a jump to a token and its emission
+    units = match_top + np.log(mean)
+    units[1:] += link_top
+    onward = _sweep(weights, emission, onward=True)
+    path = units.cumsum()
+    alpha_unit, alpha_most = path + onward.shift, path + onward.most
+    alpha_peak = onward.states.amax(0).numpy()
+    alpha_top = alpha_unit + np.log(alpha_peak)
+    log_prob = float(alpha_unit[-1] + np.log(float(onward.states[-1, -1])))
+    if not math.isfinite(log_prob):
+        return None
+    # Numbers below e^-708 of these are lost: states, and the arrivals, links or emissions that lead to them.
+    level = np.maximum(alpha_most[1:], np.maximum(alpha_most, alpha_top)[:-1] + tops[1:]) - log_prob
+    if not vertices:
+        # a step gains at most the best emission times a vertex's sum of links
+        gain = tops[:0:-1] + (math.log(float(weights.sum(1).amax())) if len(tops) > 1 else 0.0)
+        if _holds(level + (gain.cumsum() - gain)[::-1]):
+            return Sample(log_prob, None, None)
+
+    back = _sweep(weights, emission, onward=False)
+    units[0] += link_top
+    units[-1] -= link_top
+    path = units[::-1].cumsum()[::-1]
+    into_unit, into_most = path + back.shift, path + back.most
+    beta_unit = np.append(into_unit[1:] + link_top, 0.0)
+    beta_peak = back.arrivals.max(0)
+    beta_top = beta_unit + np.log(beta_peak)
+    if not (_holds(level + beta_top[1:]) and _holds(alpha_top[:-1] + link_top + into_most[1:] - log_prob)):
+        return None
+    if not vertices:
+        return Sample(log_prob, None, None)
+    # each factor's maximum is 1, so that no relevant product is lost
+    alpha = onward.states / torch.from_numpy(alpha_peak)
+    rates = torch.from_numpy(np.exp(alpha_top + beta_top - log_prob) / beta_peak)
+    found = (torch.from_numpy(back.arrivals).mul_(rates) * alpha).t().contiguous()
+    if not counted:
+        return Sample(log_prob, found, None)
+    into_peak = back.states[:, 1:].amax(0)
+    entering = back.states[:, 1:] / into_peak
+    rates = np.exp(alpha_top[:-1] + link_top + into_unit[1:] - log_prob) * into_peak.numpy()
+    leaving = alpha[:, :-1] * torch.from_numpy(rates)
+    for row in range(0, len(weights), STRIP):
+        used = torch.mm(leaving[row : row + STRIP], entering[row:].t())
+        weights[row : row + STRIP, row:].mul_(used)
+    return Sample(log_prob, found, weights)
+
+
+def _emissions(match: Tensor) -> tuple[Tensor, Vector, Vector]:
+    """Emissions (L, M) divided by each token's mean, 0 where no path passes.
+
+    Also returns, (M,) each, the log of each token's best emission, and the mean as a share of the best one.
+    """
+    steps, size = match.shape
+    room = size - steps + 1  # number of vertices a token can be on, from its own index on
+    whole = torch.empty(steps, size, dtype=torch.float64).copy_(match)
+    own = whole.as_strided((steps, room), (size + 1, 1)).contiguous()
+    ends = own.numpy()
+    ends[0, 1:] = ends[-1, :-1] = NEG_INF
+    top = own.amax(1)
+    top.masked_fill_(top == NEG_INF, 0.0)
+    own = own.sub_(top[:, None]).exp_()
+    mean = own.mean(1)
+    emission = torch.zeros(size, steps, dtype=torch.float64)
+    torch.div(own, mean[:, None], out=emission.as_strided((steps, room), (steps + 1, steps)))
+    return emission, top.numpy(), mean.numpy()
+
+
+def _sweep(weights: Tensor, emission: Tensor, *, onward: bool) -> _Sweep:
+    """Scan in one direction: from the first vertex and token to the last ones (`onward`), or back."""
+    size, steps = emission.shape
+    states, shift, peaks = torch.zeros(size, steps, dtype=torch.float64), np.zeros(steps), np.zeros(steps)
+    ratio = np.ones(steps)  # a token's unit divided by that of the token before, apart from the emissions' units
+    rows, links, emitted, room = states.numpy(), weights.numpy(), emission.numpy(), size - steps
+    arrivals = np.zeros((0 if onward else size, steps))
+    width = min(size, max(4, min(BLOCK, AT_ONCE // steps)))
+    own, moves, most = _Block(width, steps, onward), np.multiply, np.full(steps, NEG_INF)
+    for begin in range(0, size, width)[:: 1 if onward else -1]:
+        end = min(begin + width, size)
+        count = end - begin
+        here = slice(max(0, begin - room), end)  # the tokens that this block's vertices can emit
+        most[here] = np.maximum(most[here], shift[here])
+        # a block's rows hold arrivals from other blocks, by the token before, until the states overwrite them
+        own.states.fill_(0.0)
+        if onward:
+            low, high = max(0, begin - room - 1), min(steps, end)
+            if low < begin:
+                earlier = states[low:begin, low:high]
+                torch.mm(weights[low:begin, begin:end].t(), earlier, out=own.states[:count, low:high])
+        else:
+            low, high = max(0, begin - room), min(steps, end + 1)
+            last = min(size, high + room)
+            if end < last:
+                later = states[end:last, low:high]
+                torch.mm(weights[begin:end, end:last], later, out=own.states[:count, low:high])
+        own.load(links[begin:end, begin:end], emitted[begin:end], ratio)
+        before = own.rows
+        for jumps, to, arrival, emit, state in own.views(count):
+            jumps.dot(before, to)
+            moves(arrival, emit, state)
+        rows[begin:end] = before[:count]
+        if not onward:
+            arrivals[begin:end] = own.arrivals[:count]
+        # the last vertex may stand for the whole block
+        np.maximum(peaks, before[count - 1 if onward else 0], out=peaks)
+        if peaks.max() > HIGH or ((peaks < LOW) & (peaks > 0.0)).any():
+            done = slice(None, end) if onward else slice(begin, None)
+            unit = _units(peaks)
+            rows[done] /= unit
+            if onward:
+                ratio[1:] *= unit[:-1] / unit[1:]
+            else:
+                ratio[:-1] *= unit[1:] / unit[:-1]
+                arrivals[done, :-1] /= unit[1:]
+            shift += np.log(unit)
+            peaks /= unit
+    if not onward:
+        arrivals[:, -1] = 0.0
+        arrivals[-1, -1] = 1.0
+    return _Sweep(states, arrivals, shift, np.maximum(most, shift))
+
+
+class _Block:
+    """The buffers of a block of vertices, with views made once: a view costs as much as a small product."""
+
+    def __init__(self, width: int, steps: int, onward: bool) -> None:
+        self.onward = onward
+        self.jumps, self.emitted = np.zeros((width, width)), np.zeros((width, steps))
+        self.staying = self.jumps.reshape(-1)[:: width + 1]
+        self.states = torch.zeros(width, steps, dtype=torch.float64)
+        self.rows = self.states.numpy()
+        # A jump moves on to the next token: arrivals by the token before are written one column to the right. Entries
+        # beyond the edge land where the next row cannot emit; a 1 there starts the scan.
+        flat = np.ones(width * steps + 2)
+        self.arrivals = flat[1:-1].reshape(width, steps)
+        to = (flat[2:] if onward else flat[:-2]).reshape(width, steps)
+        self._views = list(zip(self.jumps, to, self.arrivals, self.emitted, self.rows, strict=True))
+
+    def views(self, count: int) -> list[tuple[Vector, Vector, Vector, Vector, Vector]]:
+        """Views of the first `count` rows in scan order: jumps, where arrivals are written, where they are read,
+        emissions, states."""
+        return self._views[:count][:: 1 if self.onward else -1]
+
+    def load(self, links: Vector, emitted: Vector, ratio: Vector) -> None:
+        """Load the links (N, N) within a block of N vertices, and their emissions (N, M).
+
+        Old entries beyond need no clearing: they are multiplied by states of 0.
+        """
+        count = len(links)
+        self.jumps[:count, :count] = links.T if self.onward else links
+        self.staying.fill(1.0)  # keeps what has arrived from other blocks
+        np.multiply(emitted, ratio, out=self.emitted[:count])
+
+
+def _units(peaks: Vector) -> Vector:
+    """Each token's largest state; for a token without one, a value between its neighbours'."""
+    reached = peaks.nonzero()[0]
+    return np.exp(np.interp(np.arange(len(peaks)), reached, np.log(peaks[reached])))
+
+
+def _holds(gap: Any) -> bool:
+    return bool((gap <= TRUSTED_BY_VERTEX).all())

@@ -4,7 +4,7 @@ Everywhere else a kernel's torch reference runs, with the same result up to roun
 environment disables every kernel. With `TRITON_INTERPRET=1`, set before Triton is first imported, kernels also run on a
 CPU, slowly, when called by name, as tests do without a GPU; operators never choose an interpreted kernel.
 
-`MMDEC_GRAPHS=0` disables CUDA graphs (`replay.py`).
+`MMDEC_GRAPHS=0` disables CUDA graphs (`targets/fast_pass.py`).
 """
 
 from __future__ import annotations

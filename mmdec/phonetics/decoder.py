@@ -40,6 +40,8 @@ MAX_PHONES = 20_000
 
 Match = tuple[int, str, float]  # end position, word, cost in nats
 Chain = tuple[str, "Chain"] | None  # the tokens so far, newest first
+CLOSING, INNER = ".?!", ",;:"
+TOKEN = re.compile(rf"[^\W_]+(?:['’.\-][^\W_]+)*|[{re.escape(CLOSING + INNER)}]")
 
 
 @final
@@ -273,10 +275,6 @@ def _kind(chain: Chain) -> str:
 def _keep(beam: dict[str, tuple[float, Chain]], context: str, score: float, chain: Chain) -> None:
     if context not in beam or score > beam[context][0]:
         beam[context] = (score, chain)
-
-
-CLOSING, INNER = ".?!", ",;:"
-TOKEN = re.compile(rf"[^\W_]+(?:['’.\-][^\W_]+)*|[{re.escape(CLOSING + INNER)}]")
 
 
 def tokenize(text: str) -> list[str]:

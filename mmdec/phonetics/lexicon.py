@@ -18,6 +18,27 @@ from mmdec.types import InputError
 
 PAUSE = "pau"  # the phone of silence, as flite writes it
 MAX_FILE_BYTES = 16 * 2**20
+SUBSTITUTION = 7.0  # cost between unrelated phones
+INSERTION = 6.0  # cost of an extra phone
+DELETION = 6.0  # cost of a missing phone
+FAR = 1e4  # stands for infinity, with finite differences
+STARTS = 64  # start positions matched at once: bounds the memory
+# manner, place, voice of consonants; height, backness, tenseness or roundness of vowels (American English, ARPAbet)
+CONSONANTS = {
+    "p": "stop lip -", "b": "stop lip +", "t": "stop tip -", "d": "stop tip +", "k": "stop back -", "g": "stop back +",
+    "ch": "affricate palate -", "jh": "affricate palate +", "f": "fricative lip -", "v": "fricative lip +",
+    "th": "fricative teeth -", "dh": "fricative teeth +", "s": "fricative tip -", "z": "fricative tip +",
+    "sh": "fricative palate -", "zh": "fricative palate +", "hh": "fricative throat -", "m": "nasal lip +",
+    "n": "nasal tip +", "ng": "nasal back +", "l": "liquid tip +", "r": "liquid palate +", "w": "glide lip +",
+    "y": "glide palate +",
+}  # fmt: skip
+VOWELS = {
+    "iy": "high front tense", "ih": "high front lax", "ey": "mid front tense", "eh": "mid front lax",
+    "ae": "low front lax", "aa": "low back lax", "ao": "low back round", "ah": "mid central lax",
+    "ax": "mid central lax", "er": "mid central rhotic", "axr": "mid central rhotic", "ow": "mid back round",
+    "uh": "high back lax", "uw": "high back round", "ay": "low front glide", "aw": "low back glide",
+    "oy": "mid back glide",
+}  # fmt: skip
 
 
 def spoken(phones: Sequence[str]) -> slice:
@@ -62,30 +83,6 @@ def pronounce(word: str, folded: Mapping[str, Sequence[tuple[str, ...]]]) -> lis
         return list(folded[word.casefold()])
     parts = [folded.get(part, ()) for part in word.casefold().split("-")]
     return [sum(choice, ()) for choice in product(*parts)] if len(parts) > 1 else []
-
-
-SUBSTITUTION = 7.0  # cost between unrelated phones
-INSERTION = 6.0  # cost of an extra phone
-DELETION = 6.0  # cost of a missing phone
-FAR = 1e4  # stands for infinity, with finite differences
-STARTS = 64  # start positions matched at once: bounds the memory
-
-# manner, place, voice of consonants; height, backness, tenseness or roundness of vowels (American English, ARPAbet)
-CONSONANTS = {
-    "p": "stop lip -", "b": "stop lip +", "t": "stop tip -", "d": "stop tip +", "k": "stop back -", "g": "stop back +",
-    "ch": "affricate palate -", "jh": "affricate palate +", "f": "fricative lip -", "v": "fricative lip +",
-    "th": "fricative teeth -", "dh": "fricative teeth +", "s": "fricative tip -", "z": "fricative tip +",
-    "sh": "fricative palate -", "zh": "fricative palate +", "hh": "fricative throat -", "m": "nasal lip +",
-    "n": "nasal tip +", "ng": "nasal back +", "l": "liquid tip +", "r": "liquid palate +", "w": "glide lip +",
-    "y": "glide palate +",
-}  # fmt: skip
-VOWELS = {
-    "iy": "high front tense", "ih": "high front lax", "ey": "mid front tense", "eh": "mid front lax",
-    "ae": "low front lax", "aa": "low back lax", "ao": "low back round", "ah": "mid central lax",
-    "ax": "mid central lax", "er": "mid central rhotic", "axr": "mid central rhotic", "ow": "mid back round",
-    "uh": "high back lax", "uw": "high back round", "ay": "low front glide", "aw": "low back glide",
-    "oy": "mid back glide",
-}  # fmt: skip
 
 
 def substitution_cost(phone: str, other: str) -> float:

@@ -1,7 +1,7 @@
 """The fast pass: scores drafts in a few fixed shapes, so that a GPU can replay a pass as one CUDA graph.
 
-The time of a small model's pass is dominated by kernel launches; `ops/replay.py` replaces them by one graph launch, for
-which shapes must be fixed. Therefore nodes and rows are padded to a power of two, and a run's key-value columns lie in
+The time of a small model's pass is dominated by kernel launches; `Replay` replaces them by one graph launch, for which
+shapes must be fixed. Therefore nodes and rows are padded to a power of two, and a run's key-value columns lie in
 a slot of fixed width. The last columns of the slot are the draft's:
 
     columns   0 .. start   start .. end   end .. C - N   C - N .. C
@@ -19,6 +19,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast, final
 
 import torch
@@ -28,7 +29,6 @@ from transformers.cache_utils import DynamicLayer
 
 from mmdec.decode.tree import int_rows
 from mmdec.ops.kernels import graphs_why_not
-from mmdec.ops.replay import Replay
 from mmdec.ops.tree_attention import TreeMask, tree_mask
 from mmdec.targets.cache import Kind, KVPool, empty_cache, stock_layer
 from mmdec.targets.hooks import hooked
@@ -40,6 +40,9 @@ KEPT = 4  # idle slots kept per model
 ROOM = 64  # free columns of a new slot
 
 Pass = Callable[[Tensor, TreeMask, Tensor, Cache], Scores]  # tokens (B, N), tree, positions (axes, B, N), cache
+_making = threading.Lock()
+WARM_UPS = 2  # calls before a graph is captured: by then kernels are compiled, and further calls are likely
+Run = Callable[..., tuple[Tensor, ...]]
 
 
 def bucket(count: int) -> int:
@@ -291,7 +294,6 @@ def fast_pass(model: PreTrainedModel) -> FastPass:
 
 
 _passes: weakref.WeakKeyDictionary[PreTrainedModel, FastPass] = weakref.WeakKeyDictionary()
-_making = threading.Lock()
 
 
 def _state(model: PreTrainedModel) -> tuple[object, ...]:
@@ -305,3 +307,58 @@ def _memories(encoder: Cache | None) -> list[Tensor]:
     """Keys and values of each layer in turn: k0, v0, k1, v1, ..."""
     layers = () if encoder is None else cast(list[DynamicLayer], encoder.layers)
     return [cast(Tensor, states) for layer in layers for states in (layer.keys, layer.values)]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A captured call: `replay` runs it on inputs that were written into its buffers, and overwrites its outputs."""
+
+    replay: Callable[[], None]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    bytes: int  # memory that it holds
+
+
+@final
+class Replay:
+    """Calls `run(*inputs)`; on a GPU, after a few calls, by replaying one CUDA graph.
+
+    Inputs must have the same shapes each time; other tensors that `run` reads must keep their address. Outputs are
+    valid until the next call, since a graph writes to its own memory.
+    """
+
+    def __init__(self) -> None:
+        self.graph: Graph | None = None
+        self.why_not: str | None = None  # the reason why no graph could be captured
+        self._calls = 0
+
+    def __call__(self, run: Run, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        self._calls += 1
+        if self.graph is None and self.why_not is None and self._calls > WARM_UPS and captures(inputs[0].device):
+            try:
+                self.graph = capture(run, inputs)
+            except RuntimeError as error:  # `run` does what a graph cannot record, such as synchronising
+                self.why_not = f"its pass cannot be captured: {str(error).partition(chr(10))[0]}"
+        if self.graph is None:
+            return run(*inputs)
+        for held, given in zip(self.graph.inputs, inputs, strict=True):
+            held.copy_(given)
+        self.graph.replay()
+        return self.graph.outputs
+
+
+def captures(device: torch.device) -> bool:
+    """Whether calls on this device can be captured as graphs."""
+    return device.type == "cuda"
+
+
+def capture(run: Run, inputs: Sequence[Tensor]) -> Graph:
+    """Capture one call and replay it once. Raises RuntimeError if the call cannot be captured."""
+    device = inputs[0].device
+    before, graph = torch.cuda.memory_reserved(device), torch.cuda.CUDAGraph()
+    # replays may happen outside of inference mode; other threads may allocate meanwhile
+    with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(device):
+        held = tuple(given.clone() for given in inputs)
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            outputs = run(*held)
+    return Graph(graph.replay, held, outputs, max(torch.cuda.memory_reserved(device) - before, 0))

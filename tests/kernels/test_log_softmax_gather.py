@@ -9,8 +9,8 @@ import torch
 
 from tests.support.interpreter import DEVICE  # before the kernels
 
-from mmdec.ops import log_softmax_gather_triton  # isort: skip
-from mmdec.ops.log_softmax_gather import log_softmax_gather
+from mmdec.ops import dag_triton  # isort: skip
+from mmdec.ops.dag import log_softmax_gather
 from mmdec.types import InputError
 from tests.support.kernel_log_softmax_gather import CASES, difference
 
@@ -18,7 +18,7 @@ TORCH = SimpleNamespace(gather_triton=log_softmax_gather)
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("module", [log_softmax_gather_triton, TORCH], ids=["kernel", "torch"])
+@pytest.mark.parametrize("module", [dag_triton, TORCH], ids=["kernel", "torch"])
 def test_agrees_with_float64(module: ModuleType | SimpleNamespace, name: str) -> None:
     assert difference(module, CASES[name]) < 2e-5
 
@@ -30,7 +30,7 @@ def test_the_gradient_of_bfloat16_is_right_to_its_rounding() -> None:
     exact = logits.double().requires_grad_()
     exact.log_softmax(2).gather(2, targets[:, None].expand(batch, vertices, tokens)).sum().backward()
     own = logits.to(DEVICE).requires_grad_()
-    log_softmax_gather_triton.gather_triton(own, targets.to(DEVICE)).sum().backward()
+    dag_triton.gather_triton(own, targets.to(DEVICE)).sum().backward()
     assert own.grad is not None
     torch.testing.assert_close(own.grad.cpu().double(), exact.grad, rtol=2**-7, atol=1e-4)
 

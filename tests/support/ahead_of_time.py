@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from mmdec.ops import dag_triton, kv_gather_triton, log_softmax_gather_triton, tree_attention_triton
+from mmdec.ops import dag_triton, kv_gather_triton, tree_attention_triton
 
 I32, I64 = "*i32", "*i64"
 
@@ -60,8 +60,8 @@ def main() -> None:
 
             gather = {"logits": dtype, "targets": I64, "out": "*fp32", "totals": "*fp32", "grads": "*fp32"}
             blocks = {"BLOCK_V": 2048, "BLOCK_M": 64}
-            compiled(log_softmax_gather_triton._gather, capability, gather, blocks)
-            compiled(log_softmax_gather_triton._gather_gradient, capability, gather | {"out": dtype}, blocks)
+            compiled(dag_triton._gather, capability, gather, blocks)
+            compiled(dag_triton._gather_gradient, capability, gather | {"out": dtype}, blocks)
         moves = {"offsets": I64, "begins": I32, "counts": I32, "sources": I32}
         for word in ("*i8", "*i16", "*i32", "*i64"):
             constants = {"HEADS": 8, "WIDTH": 40, "BLOCK_D": 64, "PATH": 64}

@@ -17,9 +17,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mmdec.ops import replay
-from mmdec.ops.replay import Graph, Run
 from mmdec.targets import fast_pass
+from mmdec.targets.fast_pass import Graph, Run
 
 WAITS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2", "unique_dim")
 
@@ -82,9 +81,9 @@ def recorded_graphs(step: int = 16, room: int = 4) -> Iterator[Count]:
         return Graph(replayed, held, outputs, 1)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replay, "captures", lambda device: True)
-        patch.setattr(replay, "capture", record)
-        patch.setattr(replay, "WARM_UPS", 1)
+        patch.setattr(fast_pass, "captures", lambda device: True)
+        patch.setattr(fast_pass, "capture", record)
+        patch.setattr(fast_pass, "WARM_UPS", 1)
         patch.setattr(fast_pass, "STEP", step)
         patch.setattr(fast_pass, "ROOM", room)
         yield count

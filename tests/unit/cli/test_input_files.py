@@ -10,12 +10,12 @@ import soundfile
 from typer.testing import CliRunner
 
 from mmdec import audio, cli
-from mmdec.audio.files import SUFFIXES
 from mmdec.cli.input_files import PICTURES, SOUNDS, input_files, together_as_one
 from mmdec.cli.output_files import output_paths
 from mmdec.hub.find import LoadedModels
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz
+from tests.support.tiny_containers import CODECS
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_together_they_are_one(folder: Path) -> None:
 
 
 def test_every_sound_that_is_read_is_meant() -> None:
-    assert {*audio.WRITABLE, *SUFFIXES} <= {*SOUNDS}
+    assert {*audio.WRITABLE, *CODECS} <= {*SOUNDS}
 
 
 @pytest.mark.parametrize("verb", ["transcribe", "translate", "describe"])

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 import torch
 
+from mmdec.decode import tree as trees
 from mmdec.decode.tree import ancestors, chains, depths, height, single, trees_from_lists
 from tests.support.trees import is_chain
 
@@ -57,3 +58,11 @@ def test_padding_does_not_count_for_the_height() -> None:
 def test_probabilities_are_handed_on() -> None:
     probs = torch.rand(1, 2, 3)
     assert trees_from_lists(torch.tensor([1]), [([2], [0])], probs).probs is probs
+
+
+@pytest.mark.parametrize("few", [0, trees.FEW])
+@pytest.mark.parametrize("vocab", [3, 8, 100, 64 * 17, 64 * 17 + 5, 64 * 40 + 63])
+def test_equals_topk(vocab: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trees, "FEW", few)
+    logits = torch.randn(2, 3, vocab, generator=torch.Generator().manual_seed(vocab))
+    assert torch.equal(trees.top_indices(logits, 8), logits.topk(min(8, vocab)).indices)

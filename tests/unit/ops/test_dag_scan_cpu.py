@@ -5,29 +5,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.ops import dag_scan, dag_scan_cpu, dag_scan_vertices
-from mmdec.ops.dag_scan_vertices import Sample
+from mmdec.ops import dag, dag_scan_cpu
+from mmdec.ops.dag_scan_cpu import Sample
 from tests.support.naive_dag import random_graph
 
 SHAPES = [(1, 1), (1, 4), (2, 2), (2, 5), (5, 5), (5, 20), (3, 120), (40, 41), (40, 130), (100, 101), (60, 200)]
 
 
-def both(
-    tokens: int, size: int, scale: float, holes: float, vertices: bool
-) -> tuple[Sample | None, dag_scan.Posterior]:
+def both(tokens: int, size: int, scale: float, holes: float, vertices: bool) -> tuple[Sample | None, dag.Posterior]:
     """By vertices, with rubbish below the diagonal, and in log space."""
     match, links, targets, graphs = random_graph(1, tokens, size, tokens + size, scale=scale, holes=holes)
     last, ends = targets - 1, graphs - 1
-    slow = dag_scan.exact(*dag_scan.masked_inputs(match, links, last, ends), last, ends)
+    slow = dag.exact(*dag.masked_inputs(match, links, last, ends), last, ends)
     below = torch.ones(size, size, dtype=torch.bool).tril()
     rubbish = torch.where(below, torch.inf * torch.randn(size, size), links[0])
     weights, link_top = dag_scan_cpu._exponentiated(rubbish)
     with np.errstate(all="ignore"):
-        fast = dag_scan_vertices.scan_vertices(match[0], weights, link_top, vertices=vertices, counted=vertices)
+        fast = dag_scan_cpu.scan_vertices(match[0], weights, link_top, vertices=vertices, counted=vertices)
     return fast, slow
 
 
-def agree(fast: Sample, slow: dag_scan.Posterior) -> None:
+def agree(fast: Sample, slow: dag.Posterior) -> None:
     assert fast.log_prob == pytest.approx(float(slow.log_prob), rel=1e-12, abs=1e-12)
     if fast.vertices is not None:
         assert fast.links is not None
@@ -35,13 +33,13 @@ def agree(fast: Sample, slow: dag_scan.Posterior) -> None:
         torch.testing.assert_close(fast.links, slow.links[0], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("block", [dag_scan_vertices.BLOCK, 7])
+@pytest.mark.parametrize("block", [dag_scan_cpu.BLOCK, 7])
 @pytest.mark.parametrize("vertices", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_is_trusted_equals_the_log_space_pass(
     shape: tuple[int, int], vertices: bool, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dag_scan_vertices, "BLOCK", block)
+    monkeypatch.setattr(dag_scan_cpu, "BLOCK", block)
     for scale, holes in ((0.1, 0.0), (1.0, 0.0), (1.0, 0.2), (3.0, 0.0), (20.0, 0.0), (20.0, 0.2), (40.0, 0.0)):
         fast, slow = both(*shape, scale, holes, vertices)
         possible = bool(slow.log_prob.isfinite())
@@ -54,14 +52,14 @@ def test_what_is_trusted_equals_the_log_space_pass(
 
 @pytest.mark.parametrize("scale", [3.0, 8.0])
 def test_units_change_on_the_way(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, units = list[float](), dag_scan_vertices._units
+    found, units = list[float](), dag_scan_cpu._units
 
     def listen(peaks: np.ndarray) -> np.ndarray:
         found.append(float(peaks.max()))
         return units(peaks)
 
-    monkeypatch.setattr(dag_scan_vertices, "_units", listen)
-    monkeypatch.setattr(dag_scan_vertices, "BLOCK", 16)
+    monkeypatch.setattr(dag_scan_cpu, "_units", listen)
+    monkeypatch.setattr(dag_scan_cpu, "BLOCK", 16)
     fast, slow = both(60, 300, scale, 0.0, True)
     assert len(found) > 2
     assert fast is not None
@@ -70,12 +68,12 @@ def test_units_change_on_the_way(scale: float, monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_was_lost_before_a_change_of_units_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     """States that fall below every number within the first block, and units that suit them afterwards."""
-    monkeypatch.setattr(dag_scan_vertices, "BLOCK", 96)
+    monkeypatch.setattr(dag_scan_cpu, "BLOCK", 96)
     fast, slow = both(40, 130, 20.0, 0.0, True)
     assert fast is None
     last, ends = torch.tensor([39]), torch.tensor([129])
     match, links, _, _ = random_graph(1, 40, 130, 170, scale=20.0)
-    whole = dag_scan.forward_backward(match, links, last, ends)
+    whole = dag.forward_backward(match, links, last, ends)
     torch.testing.assert_close(whole.log_prob, slow.log_prob, rtol=1e-12, atol=0)
     torch.testing.assert_close(whole.vertices, slow.vertices, rtol=0, atol=1e-10)
     torch.testing.assert_close(whole.links, slow.links, rtol=0, atol=1e-10)
