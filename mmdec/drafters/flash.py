@@ -21,9 +21,8 @@ from mmdec.decode.tree import single
 from mmdec.drafters.draft_levels import Levels, stepwise
 from mmdec.drafters.draft_memory import LastColumn, Memory, Waiting
 from mmdec.drafters.tree_growing import WIDTH, TreeGrowing
-from mmdec.nn.draft_step import Vector, quiet
+from mmdec.nn.draft_step import SlotStep, Vector, quiet
 from mmdec.nn.flash import FlashConfig, FlashNetwork
-from mmdec.nn.slot_step import SlotStep
 from mmdec.types import Context, Draft, Plan, Scores, Target, Verdict
 
 

@@ -37,7 +37,7 @@ from mmdec.checks.weights import (
 )
 from mmdec.drafters.registry import network_class
 from mmdec.hub.vlm_drafters import save_network
-from mmdec.nn.draft_config import MOST
+from mmdec.nn.draft_network import MOST
 from mmdec.types import InputError
 
 System = Literal["eagle", "msd", "vispec"]

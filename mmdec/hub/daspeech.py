@@ -24,8 +24,7 @@ from mmdec.checks.weights import PICKLES, check_counts, checked_file, fill, read
 from mmdec.hub.find import HUB_FILES, HUB_ID, download, find, kind, path_text
 from mmdec.hub.publish import CARD, PROVENANCE, check_replaceable, keep_card, keep_texts, same_weights, whole_folder
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
-from mmdec.nn.griffin_lim import GriffinLimVocoder
-from mmdec.nn.vocoder import Vocoder, VocoderConfig
+from mmdec.nn.vocoder import GriffinLimVocoder, Vocoder, VocoderConfig
 from mmdec.phonetics.decoder import WordDecoder
 from mmdec.provenance import portable, stamp
 from mmdec.types import InputError, MmdecError

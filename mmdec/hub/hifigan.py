@@ -26,7 +26,7 @@ from transformers import (
 from mmdec.audio import HOP, MELS, WINDOW
 from mmdec.checks.weights import NOT_FOLLOWED, fill, fill_pretrained, read_settings
 from mmdec.hub.publish import whole_folder
-from mmdec.nn.hifigan import ESPNET, SPEECHT5, HifiGanVocoder, MelKind
+from mmdec.nn.vocoder import ESPNET, SPEECHT5, HifiGanVocoder, MelKind
 from mmdec.types import InputError
 
 MELS_KEY = "mmdec_mels"  # key of the mels' description in a converted generator's config

@@ -21,8 +21,7 @@ from mmdec.drafters.flash import Flash
 from mmdec.drafters.registry import network_class
 from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.hub.publish import whole_folder
-from mmdec.nn.draft_config import DraftConfig
-from mmdec.nn.draft_network import DraftNetwork
+from mmdec.nn.draft_network import DraftConfig, DraftNetwork
 from mmdec.nn.flash import FlashNetwork
 from mmdec.types import InputError
 

@@ -17,8 +17,7 @@ from torch.nn import functional as F
 
 from mmdec.nn.conformer import lengths_to_mask
 from mmdec.nn.dag_decoder import BOS, EOS, PAD, additive
-from mmdec.nn.dropout import PooledDropout
-from mmdec.nn.transformer import DecoderLayer, sinusoids
+from mmdec.nn.transformer import DecoderLayer, PooledDropout, sinusoids
 
 LOOK_EVERY = {"cpu": 1}  # steps between two checks whether all rows have ended; on a CPU a check is free
 LOOK_RARELY = 16  # steps between two checks on other devices, where a check waits for the device

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmdec.nn.conformer import lengths_to_mask
-from mmdec.nn.dropout import PooledDropout
+from mmdec.nn.transformer import PooledDropout
 
 BLANK = 0
 

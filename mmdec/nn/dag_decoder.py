@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmdec.nn.conformer import lengths_to_mask
-from mmdec.nn.dropout import PooledDropout
-from mmdec.nn.transformer import DecoderLayer, sinusoids
+from mmdec.nn.transformer import DecoderLayer, PooledDropout, sinusoids
 from mmdec.ops.dag import (
     PosteriorVariant,
     dag_best_alignment,

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from mmdec.nn.ar_decoder import ArConfig, ArDecoder
 from mmdec.nn.conformer import EncoderConfig, SpeechEncoder
 from mmdec.nn.dag_decoder import DagConfig, DagDecoder, Lattice
-from mmdec.nn.dropout import PooledDropout
 from mmdec.nn.fastspeech2 import FastSpeech2, FastSpeech2Config
+from mmdec.nn.transformer import PooledDropout
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdec.nn.dropout import PooledDropout
-from mmdec.nn.transformer import Attention, sinusoids
+from mmdec.nn.transformer import Attention, PooledDropout, sinusoids
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad, silu
 
 from mmdec.nn.compressor import LatentAttention, separate, spans
-from mmdec.nn.draft_config import DraftConfig
-from mmdec.nn.draft_network import DraftNetwork, Prompted
+from mmdec.nn.draft_network import DraftConfig, DraftNetwork, Prompted
 from mmdec.types import InputError
 
 MOST_SLOTS, MOST_LATENTS = 32, 4096

@@ -15,8 +15,7 @@ from typing import ClassVar, Literal, cast, final
 import torch
 from torch import Tensor
 
-from mmdec.nn.draft_config import DraftConfig
-from mmdec.nn.draft_network import DraftNetwork
+from mmdec.nn.draft_network import DraftConfig, DraftNetwork
 from mmdec.types import InputError
 
 VisualToken = Literal["next", "own"]

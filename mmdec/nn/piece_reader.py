@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from mmdec.nn.ar_decoder import ArConfig, ArDecoder
 from mmdec.nn.conformer import lengths_to_mask
 from mmdec.nn.dag_decoder import DagConfig, DagDecoder, additive
-from mmdec.nn.dropout import PooledDropout
-from mmdec.nn.transformer import Attention, sinusoids
+from mmdec.nn.transformer import Attention, PooledDropout, sinusoids
 
 
 @dataclass(frozen=True)

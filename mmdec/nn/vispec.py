@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from mmdec.nn.compressor import Resampler, last_positions, spans
-from mmdec.nn.draft_config import DraftConfig
-from mmdec.nn.draft_network import DraftNetwork, Prompted
+from mmdec.nn.draft_network import DraftConfig, DraftNetwork, Prompted
 from mmdec.types import InputError
 
 MOST_QUERIES = 256

@@ -22,10 +22,8 @@ from mmdec.drafters.draft_memory import Memory
 from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.evaluation.bench.pairing import comparison, paired, turned
 from mmdec.evaluation.bench.report import BenchReport, Quantity
-from mmdec.nn.draft_config import DraftConfig
-from mmdec.nn.draft_network import DraftNetwork
-from mmdec.nn.elastic import CHOICES
-from mmdec.nn.specvlm import SpecVLM, SpecVLMConfig
+from mmdec.nn.draft_network import DraftConfig, DraftNetwork
+from mmdec.nn.specvlm import CHOICES, SpecVLM, SpecVLMConfig
 from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, no_log

@@ -12,8 +12,7 @@ from transformers import DynamicCache
 import mmdec
 from mmdec.decode.budget import Budget
 from mmdec.drafters.tree_growing import TreeGrowing
-from mmdec.nn.draft_step import DraftStep
-from mmdec.nn.slot_step import SlotStep
+from mmdec.nn.draft_step import DraftStep, SlotStep
 from mmdec.targets.text import TextTarget
 from mmdec.types import Draft, Plan
 from tests.support.draft_networks import PROMPTS, begun, from_scratch, tree_growing

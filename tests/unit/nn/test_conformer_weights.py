@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mmdec.nn import conformer_weights
+from mmdec.nn import conformer as conformer_weights
 from mmdec.nn.conformer import SpeechEncoder
 from mmdec.types import InputError
 

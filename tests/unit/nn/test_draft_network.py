@@ -11,8 +11,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from mmdec.drafters.registry import network_class
-from mmdec.nn.draft_config import DraftConfig
-from mmdec.nn.draft_network import DraftNetwork
+from mmdec.nn.draft_network import DraftConfig, DraftNetwork
 from mmdec.types import InputError
 from tests.support.small_networks import SHAPE
 

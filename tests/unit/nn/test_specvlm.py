@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from mmdec.nn.draft_network import DraftNetwork
-from mmdec.nn.elastic import ElasticCompressor, top_choice
-from mmdec.nn.specvlm import SpecVLM, SpecVLMConfig, asking, expected_kept
+from mmdec.nn.specvlm import ElasticCompressor, SpecVLM, SpecVLMConfig, asking, expected_kept, top_choice
 from mmdec.types import InputError
 
 SIZES: dict[str, Any] = {

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmdec.nn.draft_config import DraftConfig
-from mmdec.nn.draft_network import DraftNetwork
+from mmdec.nn.draft_network import DraftConfig, DraftNetwork
 from mmdec.nn.vispec import ViSpec, ViSpecConfig
 from mmdec.types import InputError
 

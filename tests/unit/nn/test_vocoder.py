@@ -16,8 +16,19 @@ from typer.testing import CliRunner
 from mmdec.audio import log_mel, pitch
 from mmdec.cli import app
 from mmdec.hub.hifigan import convert, load_hifigan
-from mmdec.nn.hifigan import ESPNET, OURS, SPEECHT5, HifiGanVocoder, MelKind, adapt_mel
-from mmdec.nn.vocoder import BINS, Vocoder, VocoderConfig, pulse_train, standard_noise
+from mmdec.nn.vocoder import (
+    BINS,
+    ESPNET,
+    OURS,
+    SPEECHT5,
+    HifiGanVocoder,
+    MelKind,
+    Vocoder,
+    VocoderConfig,
+    adapt_mel,
+    pulse_train,
+    standard_noise,
+)
 from mmdec.types import InputError
 
 TINY = VocoderConfig(channels=16, hidden=24, blocks=2)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmdec.nn.dropout import PooledDropout
+from mmdec.nn.transformer import PooledDropout
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
