@@ -30,9 +30,8 @@ from transformers.cache_utils import DynamicLayer
 from mmdec.decode.tree import int_rows
 from mmdec.ops.kernels import graphs_why_not
 from mmdec.ops.tree_attention import TreeMask, tree_mask
-from mmdec.targets.cache import Kind, KVPool, empty_cache, stock_layer
-from mmdec.targets.hooks import hooked
-from mmdec.targets.row_layout import RowLayout, ancestors_of
+from mmdec.targets.cache import Kind, KVPool, RowLayout, ancestors_of, empty_cache, stock_layer
+from mmdec.targets.hf_target import hooked
 from mmdec.types import Draft, Scores
 
 STEP = 256  # columns of the smallest slot

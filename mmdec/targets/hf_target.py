@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from torch import Tensor
-from transformers import GenerationConfig
+from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
+from mmdec.nn.fingerprint import fingerprint
 from mmdec.types import Target
 
 Output = GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput
+# transformers' hooks from this module remain after hidden states were requested once; they do nothing
+RECORDERS = "transformers.utils.output_capturing"
 
 
 class HfTarget(Target, Protocol):
@@ -55,3 +59,25 @@ class HfTarget(Target, Protocol):
     ) -> Output:
         """Make transformers' output object for sequences (B, L) with `lengths` new tokens in each row."""
         ...
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether the module has hooks or a replaced `forward`. transformers' own output recorders do not count."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return "forward" in vars(module) or any(getattr(hook, "__module__", "") != RECORDERS for hook in hooks)
+
+
+def source_of(model: PreTrainedModel) -> str:
+    """The folder or hub id given to `from_pretrained`; "" for a model made from a configuration."""
+    return str(model.config._name_or_path or "")
+
+
+def source_folder(model: PreTrainedModel) -> Path | None:
+    """The folder that the model was loaded from; None if it was not loaded from a folder."""
+    source = source_of(model)
+    return Path(source) if source and Path(source).is_dir() else None
+
+
+def model_name(model: PreTrainedModel) -> str:
+    """Names the model's source and a digest of its weights."""
+    return f"{Path(source_of(model)).name or type(model).__name__}-{fingerprint(model)}"

@@ -9,9 +9,8 @@ from typing import Any, final
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mmdec.targets.decoder import DecoderTarget, Prompt
+from mmdec.targets.decoder import DecoderTarget, Prompt, TextPrompt
 from mmdec.targets.families import SEEING, check_model, is_decoder_only
-from mmdec.targets.text_prompt import TextPrompt
 from mmdec.types import InputError, Scores
 
 # arguments of models that also read images, video or sound

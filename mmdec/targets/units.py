@@ -15,7 +15,7 @@ from mmdec.nn.dag_decoder import BOS as BOS  # the special units, exported from 
 from mmdec.nn.dag_decoder import EOS as EOS
 from mmdec.nn.dag_decoder import PAD as PAD
 from mmdec.ops.kv_gather import kv_gather
-from mmdec.targets.row_layout import RowLayout
+from mmdec.targets.cache import RowLayout
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
 

@@ -6,7 +6,9 @@ temperature by `custom_generate`. The input here is one batch of encoded windows
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, cast, final
@@ -21,16 +23,20 @@ from transformers import (
     PreTrainedModel,
     WhisperForConditionalGeneration,
 )
-from transformers.generation.logits_process import WhisperNoSpeechDetection
+from transformers.generation.logits_process import (
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    WhisperNoSpeechDetection,
+    WhisperTimeStampLogitsProcessor,
+)
 from transformers.generation.utils import GenerateEncoderDecoderOutput
+from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from mmdec.decode.tree import single
 from mmdec.ops.tree_attention import LARGEST, TreeMask
-from mmdec.targets.cache import KVPool, check_cache
+from mmdec.targets.cache import KVPool, RowLayout, check_cache, keep_path
 from mmdec.targets.fast_pass import FastRun, fast_pass
-from mmdec.targets.hf_target import HfTarget
-from mmdec.targets.model_source import model_name
-from mmdec.targets.row_layout import RowLayout, keep_path
+from mmdec.targets.hf_target import HfTarget, model_name
 from mmdec.targets.whisper_decoder import FastDecoder
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
@@ -38,6 +44,8 @@ ATTENTION = ("sdpa", "eager")
 READ = {"input_ids", "encoder_outputs", "decoder_attention_mask", "past_key_values"}
 # inputs without effect on a pass; Whisper masks no features
 LET_BE = {"use_cache", "attention_mask", "output_attentions", "output_hidden_states"}
+OWN_WARNINGS = ("Passing `generation_config` together with", "Both `max_new_tokens`")
+LANGUAGE_CODES: dict[str, str] = TO_LANGUAGE_CODE  # English name in lower case -> code: "french" -> "fr"
 
 
 @dataclass(frozen=True)
@@ -358,3 +366,49 @@ def _steps(
         tuple((layer[..., :end] if square else layer).narrow(axis, begin, end - begin) for layer in layers)
         for begin, end in cuts
     )
+
+
+def generate_processors(
+    model: WhisperForConditionalGeneration, prompt_length: int, timestamps: bool
+) -> list[Callable[[Tensor, Tensor], Tensor]]:
+    """The logits processors of `generate`, in its order, for prompts of `prompt_length` columns.
+
+    timestamps: whether the rules for timestamp tokens apply.
+    """
+    config: Any = model.generation_config
+    device: Any = model.device  # transformers declares a str
+    processors: list[Any] = []
+    if config.begin_suppress_tokens is not None:
+        begin = SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, prompt_length, device=device)
+        processors.append(begin)
+    if config.suppress_tokens is not None:
+        processors.append(SuppressTokensLogitsProcessor(config.suppress_tokens, device=device))
+    if timestamps:
+        processors.append(WhisperTimeStampLogitsProcessor(config, begin_index=prompt_length))
+    return processors
+
+
+@contextmanager
+def attention_restored(model: WhisperForConditionalGeneration) -> Iterator[None]:
+    """Restore the model's attention implementation at the end: `generate` with word timestamps sets "eager" and leaves
+    it."""
+    before = model.config._attn_implementation or "sdpa"
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+@contextmanager
+def without_own_warnings() -> Iterator[None]:
+    """Suppress warnings about arguments that `generate` (5.23) itself passes to each window."""
+    log = logging.getLogger("transformers.generation.utils")
+
+    def drop(record: logging.LogRecord) -> bool:  # one function per call, so that a thread removes only its own filter
+        return not record.getMessage().startswith(OWN_WARNINGS)
+
+    log.addFilter(drop)
+    try:
+        yield
+    finally:
+        log.removeFilter(drop)

@@ -20,10 +20,8 @@ from transformers import (
 )
 
 import mmdec
-from mmdec.targets.families import FAMILIES
-from mmdec.targets.probe import BOUND, difference
+from mmdec.targets.families import BOUND, FAMILIES, VOCABULARY, WINDOW, difference, tiny
 from mmdec.targets.text import TextTarget
-from mmdec.targets.tiny import VOCABULARY, WINDOW, tiny
 from mmdec.types import InputError
 from tests.support.families import attention_of, config_of, model_of
 from tests.support.wild import Wild

@@ -17,10 +17,9 @@ from torch import Tensor
 
 import mmdec
 from mmdec.drafters.medusa import Medusa
-from mmdec.targets.cache import KVPool
+from mmdec.targets.cache import KVPool, RowLayout
 from mmdec.targets.families import FAMILIES
 from mmdec.targets.fast_pass import FastRun, bucket, fast_pass
-from mmdec.targets.row_layout import RowLayout
 from mmdec.types import Draft
 from tests.support.families import model_of
 from tests.support.pairwise import cover

@@ -14,7 +14,7 @@ from transformers import DynamicCache
 
 import mmdec
 from mmdec.targets.attention import TREE_ATTENTION
-from mmdec.targets.tiny import VOCABULARY
+from mmdec.targets.families import VOCABULARY
 from tests.support.families import attention_of, model_of
 from tests.support.wild import Wild
 

@@ -7,7 +7,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mmdec.targets.probe import small_model
+from mmdec.targets.families import small_model
 
 OWN: dict[str, dict[str, Any]] = {  # what a default configuration lacks
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},

@@ -16,7 +16,7 @@ from mmdec.generation.drafter_choice import DraftedBy
 from mmdec.hub.drafters import load_drafter
 from mmdec.hub.find import drafter_by_name, drafter_folder, version
 from mmdec.hub.vlm import LoadedVlm, load_vlm
-from mmdec.targets.model_source import source_folder
+from mmdec.targets.hf_target import source_folder
 from mmdec.types import Drafter, InputError
 
 Model = str | os.PathLike[str] | PreTrainedModel | LoadedVlm

@@ -21,7 +21,7 @@ from torch import Tensor
 from mmdec.hub.vlm import LoadedVlm
 from mmdec.images import ImageSource, read_image, to_pil
 from mmdec.pipelines.confidence import Evidence
-from mmdec.targets.vision_inputs import Encoded
+from mmdec.targets.vlm import Encoded
 
 STRUCTURE, DISTANCE = "structure", "distance"  # the evidence's names in confidence.json
 SIDE = 128  # pixels: larger pictures are averaged to sides of 128 to 255

@@ -14,7 +14,7 @@ from mmdec.drafters.registry import drafter_entry, is_dotted
 from mmdec.generation.drafter_choice import DraftedBy
 from mmdec.hub.find import drafter_by_name, kind
 from mmdec.hub.whisper import HEADS, KIND, LoadedWhisper, load_whisper
-from mmdec.targets.model_source import source_folder
+from mmdec.targets.hf_target import source_folder
 from mmdec.types import InputError
 
 __all__ = ["KIND", "LoadedTranscriber", "as_drafter", "as_whisper", "load_transcriber"]

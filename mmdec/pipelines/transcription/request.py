@@ -15,7 +15,7 @@ from mmdec.checks.arguments import show
 from mmdec.hub.whisper import LoadedWhisper
 from mmdec.pipelines.confidence import Calibration, read_calibrations
 from mmdec.pipelines.transcription.usage import first_time
-from mmdec.targets.whisper_generate import LANGUAGE_CODES
+from mmdec.targets.whisper import LANGUAGE_CODES
 from mmdec.types import InputError
 
 Timestamps = Literal["segment", "word"] | None

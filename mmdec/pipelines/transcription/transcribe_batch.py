@@ -25,7 +25,7 @@ from mmdec.pipelines.transcription.transcript import Segment, Transcript
 from mmdec.pipelines.transcription.usage import Usage, UsageMeter, first_time
 from mmdec.pipelines.transcription.word_timestamps import UNSPACED, agree, words
 from mmdec.runtime import Stopwatch
-from mmdec.targets.whisper_generate import attention_restored, without_own_warnings
+from mmdec.targets.whisper import attention_restored, without_own_warnings
 from mmdec.types import InputError
 
 TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json

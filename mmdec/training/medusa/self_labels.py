@@ -23,8 +23,7 @@ from mmdec.decode.tree_shape import HeadAccuracy
 from mmdec.decode.verify import MatchRule
 from mmdec.drafters.medusa import Medusa, expected
 from mmdec.nn.medusa import MedusaHeads
-from mmdec.targets.whisper import WhisperTarget
-from mmdec.targets.whisper_generate import generate_processors
+from mmdec.targets.whisper import WhisperTarget, generate_processors
 
 
 def own_text(
