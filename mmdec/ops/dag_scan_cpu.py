@@ -18,6 +18,7 @@ from torch import Tensor
 EVERY = 4  # steps between two divisions by the maximum
 DRIFT = 60.0  # maximum fall of a state in between, as a logarithm
 TRUSTED = 640.0 - DRIFT
+LARGEST = 700.0  # logarithm of a factor at most: exp overflows at 709
 STRIP = 128  # rows of the links that are processed together, without their columns on the left
 NEG_INF = -math.inf
 # of `scan_vertices`:
@@ -121,6 +122,8 @@ def _scan_tokens(match: Tensor, weights: Tensor, link_top: float, vertices: bool
     leaving, entering = torch.zeros(2, max(steps - 1, 0), size, dtype=torch.float64)
     if steps > 1:
         both = [scale[t] + link_top + into[t + 1] - log_prob for t in range(steps - 1)]
+        if max(both) > LARGEST:
+            return None
         rates = torch.tensor(both, dtype=torch.float64).exp_()
         _window(leaving, room).copy_(onward.states[:-1] * rates[:, None])
         entering.as_strided((steps - 1, room), (size + 1, 1), entering.storage_offset() + 1).copy_(back.states[1:])

@@ -31,6 +31,7 @@ def gradients(match: Tensor, links: Tensor, *lengths: Tensor) -> tuple[Tensor, T
     scale=st.sampled_from([0.1, 1.0, 10.0, 300.0]),
     holes=st.sampled_from([0.0, 0.1, 0.4]),
 )
+@example(batch=1, tokens=2, size=8, seed=18811, scale=300.0, holes=0.0)  # a link's count overflowed
 def test_agrees_with_the_naive_recursion(
     batch: int, tokens: int, size: int, seed: int, scale: float, holes: float
 ) -> None:
