@@ -2,7 +2,8 @@
 
 A subclass defines how its prompt is read and how its model is called. With rotary positions of several axes (M-RoPE), a
 node's position on each axis is its place in the text plus an offset that depends on the prompt's images and is the same
-for every node of a row. The offsets are kept in the session, never on the model object.
+for every node of a row. The offsets are kept in the session, never on the model object; and on the cache that a chat
+continues, because the next turn brings only new text and cannot recompute them from earlier images.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ATTRIBUTE = "mmdec_rope"  # attribute of a cache, which copies of the cache keep
 
 @dataclass(frozen=True)
 class TextPrompt:
-    """The inputs of a prompt's pass, normalised."""
+    """A language model's prompt as `generate` prepares it, checked and normalised."""
 
     ids: Tensor  # (B, P)
     fresh: Tensor  # (B, F) the ids that the cache does not hold

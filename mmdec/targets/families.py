@@ -3,6 +3,11 @@
 A family is a class of transformers. `tests/exactness/test_families.py` tests each: greedy texts with and without drafts
 are equal, and trees are scored like their paths. Any other class is probed once per configuration; so is a tested
 family whose configuration has a window or is not a decoder's.
+
+The probe scores trees with two small random layers, in float64 (or float32): trees of several shapes below ragged,
+padded prompts that are longer than any window are scored, committed and followed by others. Each node's logits are
+compared with those of a plain loop over its path. A model that counts columns instead of positions, looks back less far
+than its cache keeps, or mixes rows, gives a large difference.
 """
 
 from __future__ import annotations
@@ -276,7 +281,11 @@ def known_families() -> str:
 
 
 def tiny(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
-    """A configuration of the same class with two small layers. changes: fields to override."""
+    """A configuration of the same class with two small layers. changes: fields to override.
+
+    Every size that transformers' configurations name shrinks, each kind of layer is kept, and every window becomes
+    `WINDOW` columns, so that a short text exceeds it. Switches keep their values.
+    """
     given = {name: value for name, value in config.to_dict().items() if name not in OWN}
     names = dict(config.attribute_map)
     layers = getattr(config, "num_hidden_layers", LAYERS)

@@ -1,4 +1,4 @@
-"""The part of a target that is specific to `generate` of transformers."""
+"""What targets for transformers share: the calls that `generate` needs, a model's name and folder, hooks."""
 
 from __future__ import annotations
 

@@ -2,6 +2,14 @@
 
 The prompt's pass is the model's own, with images and DeepStack; a draft's pass is that of its language model. A video
 is a list of images for LLaVA, `pixel_values_videos` for Qwen. A run leaves nothing on the model object.
+
+Images are encoded once for a run and assigned to the placeholders in its token ids. The vision tower runs in `generate`
+before it hands over, or here if `generate` was given no pixels. The run keeps the outputs, and later passes do not run
+the tower again.
+
+Positions on three axes (M-RoPE) are time, height and width of visual tokens; text has the same on all three.
+transformers' models store the derived `rope_deltas` on themselves, where another run overwrites it. Here positions are
+computed for each run and kept in its session.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Whisper's decoder as a target: it scores token trees, given one window's encoder states.
 
 transformers' own long-form code (windows, fallback, timestamps, prompts) calls the loop once for each window and
-temperature by `custom_generate`. The input here is one batch of encoded windows and the decoder's prompts.
+temperature by `custom_generate`. The input here is one batch of encoded windows and the decoder's prompts. The last
+part of the file is what `generate` does besides the loop: logits processors, attention, warnings.
 """
 
 from __future__ import annotations
