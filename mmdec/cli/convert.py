@@ -25,7 +25,7 @@ def medusa(
     as_json: AsJson = False,
 ) -> None:
     """Convert aiola's Medusa heads for Whisper. Only safetensors files are read."""
-    from mmdec.hub.whisper_medusa import convert
+    from mmdec.hub.medusa import convert
 
     _told(convert(source, output), as_json)
 

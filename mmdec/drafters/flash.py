@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from mmdec.decode.tree import single
-from mmdec.drafters.draft_levels import Levels, stepwise
 from mmdec.drafters.draft_memory import LastColumn, Memory, Waiting
-from mmdec.drafters.tree_growing import WIDTH, TreeGrowing
+from mmdec.drafters.tree_growing import WIDTH, Levels, TreeGrowing, stepwise
 from mmdec.nn.draft_step import SlotStep, Vector, quiet
 from mmdec.nn.flash import FlashConfig, FlashNetwork
 from mmdec.types import Context, Draft, Plan, Scores, Target, Verdict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-REGISTER_THEMSELVES = ("mmdec.targets.attention", "mmdec.hub.auto_config", "mmdec.hub.auto_model")
+REGISTER_THEMSELVES = ("mmdec.targets.attention", "mmdec.hub.auto_model", "mmdec.hub.auto_model")
 
 
 def register() -> None:

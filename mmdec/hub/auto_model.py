@@ -5,7 +5,8 @@
 
 It works after `import mmdec`. AutoModel needs a folder whose config.json names its `model_type`, as newly written ones
 do; the classes below also read older ones. mmdec's own loaders read and write the folders: safetensors inside the
-folder only, no pickle, no remote code. For translating or drafting, use `mmdec.load` and `mmdec.load_drafter`.
+folder only, no pickle, no remote code. For translating or drafting, use `mmdec.load` and `mmdec.load_drafter`. The
+configuration classes hold the settings of the folder's config.json unchanged.
 """
 
 from __future__ import annotations
@@ -17,17 +18,52 @@ from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
-from mmdec.hub.auto_config import DASpeechModelConfig, DrafterModelConfig
 from mmdec.hub.find import drafter_path, find
 from mmdec.hub.publish import push_folder
 from mmdec.types import InputError
 
+DASPEECH, DRAFTER = "mmdec-daspeech", "mmdec-drafter"
 # arguments that AutoModel passes on and that do not concern mmdec's folders
 _PASSED = ("config", "trust_remote_code", "adapter_kwargs", "code_revision", "_from_auto", "_commit_hash")
 _UPLOADING = ("private", "token", "revision", "commit_message")
 _FETCHING = ("revision", "token", "cache_dir", "force_download", "local_files_only")
+
+
+class DASpeechModelConfig(PreTrainedConfig):
+    """The configuration of a translator: `architecture`, `vocoder`, `decoding`."""
+
+    model_type = DASPEECH
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = _own(settings)
+        named: dict[str, Any] = {"name_or_path": str(settings.get("name_or_path") or "")}
+        super().__init__(**named)
+
+
+class DrafterModelConfig(PreTrainedConfig):
+    """The configuration of a draft network; `settings["system"]` names its class, as in `mmdec.drafters.registry`."""
+
+    model_type = DRAFTER
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = _own(settings)
+        named: dict[str, Any] = {"name_or_path": str(settings.get("name_or_path") or "")}
+        super().__init__(**named)
+
+
+def _own(settings: dict[str, Any]) -> dict[str, Any]:
+    """The folder's own settings, without those that transformers adds; also undoes `to_dict`."""
+    inner = settings.get("settings")
+    if isinstance(inner, dict):
+        return dict(inner)
+    added = {"name_or_path", "model_type", "transformers_version", "dtype", "torch_dtype"}
+    return {name: value for name, value in settings.items() if name not in added and not name.startswith("_")}
+
+
+AutoConfig.register(DASPEECH, DASpeechModelConfig, exist_ok=True)
+AutoConfig.register(DRAFTER, DrafterModelConfig, exist_ok=True)
 
 
 class _Model(PreTrainedModel):
@@ -118,8 +154,8 @@ class DrafterModel(_Model):
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], *_: Any, **options: Any) -> Self:
         """Load a drafter's network by directory, hub id, or "<model>/<drafter>" for a shipped one
         ("vlm-scenes/eagle")."""
+        from mmdec.hub.drafters import read_network
         from mmdec.hub.medusa import SYSTEM, read_heads
-        from mmdec.hub.vlm_drafters import read_network
 
         dtype, fetching = _options(options)
         folder = drafter_path(pretrained_model_name_or_path, fetching)
@@ -132,8 +168,8 @@ class DrafterModel(_Model):
         return self.network(*inputs, **options)
 
     def write(self, folder: Path) -> None:
+        from mmdec.hub.drafters import save_network
         from mmdec.hub.medusa import save_heads
-        from mmdec.hub.vlm_drafters import save_network
         from mmdec.nn.medusa import MedusaHeads
 
         if isinstance(self.network, MedusaHeads):

@@ -1,4 +1,4 @@
-"""Converts published draft networks to the format of `mmdec.hub.vlm_drafters`.
+"""Converts published draft networks to the format of `mmdec.hub.drafters`.
 
 EAGLE-1 and -2 (SafeAILab/EAGLE), MSD (Lyn-Lucy/MSD) and ViSpec (KangJialiang/ViSpec) have one decoder layer, fc and a
 copy of the target's embedding, which is dropped because mmdec reads the target's own. The kind and the sizes of a
@@ -36,7 +36,7 @@ from mmdec.checks.weights import (
     shards,
 )
 from mmdec.drafters.registry import network_class
-from mmdec.hub.vlm_drafters import save_network
+from mmdec.hub.drafters import save_network
 from mmdec.nn.draft_network import MOST
 from mmdec.types import InputError
 

@@ -18,12 +18,11 @@ from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalG
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import did_you_mean, show
 from mmdec.checks.devices import check_device
-from mmdec.checks.weights import NOT_FOLLOWED, fill_pretrained, lies_inside, read_settings
+from mmdec.checks.weights import NOT_FOLLOWED, check_generation, fill_pretrained, lies_inside, read_settings
 from mmdec.drafters.medusa import Medusa
 from mmdec.drafters.registry import drafter_names
 from mmdec.hub.find import LoadedModels, find, kind, path_text, version
 from mmdec.hub.medusa import WEIGHTS, load_heads
-from mmdec.hub.settings import check_extractor, check_generation
 from mmdec.types import InputError
 
 DEFAULT_MODEL = "whisper-phrasebook"
@@ -31,6 +30,15 @@ KIND = "whisper"  # transformers' model_type
 HEADS = "medusa"
 GENERATION = "generation_config.json"
 FILES = ("*.json", "*.txt", "*.md", "model.safetensors", "model-*.safetensors", f"{HEADS}/*.safetensors")
+_loading = threading.RLock()  # held while heads are loaded
+LARGEST = {  # maxima for the feature extractor; published models have 128 mels and FFTs of 400
+    "feature_size": 1024,
+    "n_fft": 2**14,
+    "hop_length": 2**14,
+    "chunk_length": 3600,
+    "sampling_rate": 192_000,
+}
+EXTRACTORS = ("processor_config.json", "preprocessor_config.json")  # the current name, and the earlier one
 
 
 @final
@@ -114,7 +122,6 @@ class LoadedWhisper:
 
 
 _whispers = LoadedModels[LoadedWhisper]()
-_loading = threading.RLock()  # held while heads are loaded
 
 
 def load_whisper(
@@ -173,3 +180,19 @@ def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedWh
             f"({type(error).__name__}: {error!s:.300}). Fetch it again."
         ) from error
     return LoadedWhisper(cast(Any, model).to(device, dtype), processor, directory)
+
+
+def check_extractor(folder: Path) -> None:
+    """Raise InputError for sizes that no Whisper feature extractor has, whose filters would exhaust the memory."""
+    for name in EXTRACTORS:
+        if not (folder / name).is_file():
+            continue
+        settings = read_settings(folder / name)
+        sizes = settings.get("feature_extractor", settings)
+        for key, most in LARGEST.items():
+            value = sizes.get(key, 1) if isinstance(sizes, dict) else None
+            if type(value) is not int or not 1 <= value <= most:
+                raise InputError(
+                    f"`{key}` must be a whole number from 1 to {most}, but {name} of '{folder}' has {value!r:.100}. "
+                    "Fetch it again."
+                )

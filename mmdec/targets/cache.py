@@ -4,10 +4,10 @@ Stock layers copy all their columns at every step. Here a step writes its own co
 or dropping columns moves a few columns of all layers at once. The layers remain compatible with transformers, so a
 cache given by a caller works after the run.
 
-`RowLayout` says where the rows of a batch lie in a cache. A row's own columns are contiguous, from its start (after left
-padding) to its end. A pass appends the tree's N columns at the shared end S, that of the longest row. Accepted columns
-then move to the row's own end, and the others are dropped. So no holes accumulate, and at batch 1 the likeliest path
-needs no moves. Columns between a row's end and S are masked.
+`RowLayout` says where the rows of a batch lie in a cache. A row's own columns are contiguous, from its start (after
+left padding) to its end. A pass appends the tree's N columns at the shared end S, that of the longest row. Accepted
+columns then move to the row's own end, and the others are dropped. So no holes accumulate, and at batch 1 the likeliest
+path needs no moves. Columns between a row's end and S are masked.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from transformers import (
 )
 
 from mmdec.drafters.registry import network_class
+from mmdec.hub.drafters import save_network
 from mmdec.hub.vlm import for_pictures
-from mmdec.hub.vlm_drafters import save_network
 from mmdec.training.vlm.export import build_processor
 from mmdec.training.vlm.network import Shape, build_model
 from mmdec.training.vlm.tokens import build_tokenizer

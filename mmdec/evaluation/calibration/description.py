@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from mmdec.evaluation.calibration.examples import EMPTY, SEEDS, Example, empty_picture
-from mmdec.hub.familiar_pictures import FamiliarPictures
-from mmdec.hub.vlm import LoadedVlm, load_vlm
+from mmdec.hub.vlm import FamiliarPictures, LoadedVlm, load_vlm
 from mmdec.pipelines.description.describe import describe
 from mmdec.pipelines.description.describe_batch import ANSWER
 from mmdec.pipelines.description.picture_evidence import summaries

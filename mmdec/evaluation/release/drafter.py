@@ -21,10 +21,9 @@ from mmdec.evaluation.quality.description import PROMPT, questions_of
 from mmdec.evaluation.quality.drafter_pairs import BATCH, counts, difference
 from mmdec.evaluation.quality.harness_description import DescriptionHarness
 from mmdec.evaluation.release.promotable import Card, Promotable, Report, Setting
-from mmdec.hub.drafters import load_drafter
+from mmdec.hub.drafters import CONFIG, PICTURE, load_drafter, read_network
 from mmdec.hub.publish import PROVENANCE
 from mmdec.hub.vlm import load_vlm
-from mmdec.hub.vlm_drafters import CONFIG, PICTURE, read_network
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import CARD, hardware, weights

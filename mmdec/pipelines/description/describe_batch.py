@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from mmdec.decode.forwarding import ForwardingDrafter
 from mmdec.decode.loop import Round
-from mmdec.hub.familiar_pictures import FamiliarPictures
+from mmdec.hub.vlm import FamiliarPictures
 from mmdec.pipelines.confidence import Evidence, confidence, evidence
 from mmdec.pipelines.description.description import Description
 from mmdec.pipelines.description.picture_evidence import picture_evidence

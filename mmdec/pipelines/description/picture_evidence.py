@@ -5,7 +5,7 @@ The tokens do not tell: a model may be as sure about an empty picture, or one of
 `structure` is told from the pixels. One colour, a gradient or noise is as rough in one square as in the next. In a
 scene, a page or a photograph the squares differ, for edges are rare and lie together (Field, "What is the goal of
 sensory coding?", 1994). `distance` is told by the model's own vision encoder, where the model's folder says what it was
-trained on: see `mmdec.hub.familiar_pictures`.
+trained on: see `mmdec.hub.vlm`.
 """
 
 from __future__ import annotations

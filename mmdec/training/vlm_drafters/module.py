@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.drafters.registry import network_class
 from mmdec.generation.speculation import generate
-from mmdec.hub.drafters import load_drafter
+from mmdec.hub.drafters import draft_card, load_drafter, load_network, save_network
 from mmdec.hub.publish import whole_folder, write_provenance
-from mmdec.hub.vlm_drafters import draft_card, load_network, save_network
 from mmdec.nn.draft_network import DraftNetwork
 from mmdec.training.lr_schedule import Schedule
 from mmdec.training.medusa.simulate import gather_ranks, measure

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 from mmdec.cli import app
 from mmdec.drafters.medusa import WIDTH, Medusa, expected
-from mmdec.hub.medusa import load_heads, save_heads
-from mmdec.hub.whisper_medusa import convert
+from mmdec.hub.medusa import convert, load_heads, save_heads
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.types import Context, Draft, InputError, Plan, Prior, Scores, Verdict
 from tests.support.tiny_whisper import VOCABULARY, medusa_heads, whisper

@@ -14,8 +14,7 @@ from mmdec.decode.loop import Round, decode
 from mmdec.decode.sampling import Sequences, Stop
 from mmdec.decode.tree import ancestors, single
 from mmdec.decode.verify import MatchRule
-from mmdec.drafters.draft_levels import in_order
-from mmdec.drafters.tree_growing import TreeGrowing
+from mmdec.drafters.tree_growing import TreeGrowing, in_order
 from mmdec.targets.text import TextTarget
 from mmdec.types import Context, InputError, Plan, Scores, Verdict
 from tests.support.draft_networks import (

@@ -13,10 +13,9 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 import mmdec
-from mmdec.hub.auto_config import DASpeechModelConfig
-from mmdec.hub.auto_model import DASpeechModel, DrafterModel
+from mmdec.hub.auto_model import DASpeechModel, DASpeechModelConfig, DrafterModel
+from mmdec.hub.drafters import save_network
 from mmdec.hub.medusa import save_heads
-from mmdec.hub.vlm_drafters import save_network
 from mmdec.pipelines.confidence import FORMAT
 from mmdec.types import InputError
 from tests.support.draft_networks import draft_network

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import mmdec
 from mmdec.cli.convert import app
 from mmdec.hub.convert_drafter import convert
-from mmdec.hub.vlm_drafters import read_network
+from mmdec.hub.drafters import read_network
 from mmdec.nn.draft_network import DraftNetwork
 from mmdec.types import InputError
 from tests.support.tiny_vlm import Picture, batch_of, vision_model

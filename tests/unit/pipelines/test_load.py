@@ -15,9 +15,9 @@ from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 import mmdec
 from mmdec.drafters import registry
 from mmdec.generation.drafter_choice import DrafterChoice
+from mmdec.hub.drafters import save_network
 from mmdec.hub.medusa import save_heads
 from mmdec.hub.vlm import LoadedVlm
-from mmdec.hub.vlm_drafters import save_network
 from mmdec.hub.whisper import LoadedWhisper
 from mmdec.pipelines.translation.translator import SpeechTranslator
 from mmdec.types import InputError

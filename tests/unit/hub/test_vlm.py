@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import mmdec
 from mmdec.evaluation.calibration.__main__ import roc_area
 from mmdec.evaluation.calibration.examples import EMPTY, empty_picture
-from mmdec.hub.familiar_pictures import FILE, RIDGE, FamiliarPictures, read_familiar
+from mmdec.hub.vlm import FAMILIAR, RIDGE, FamiliarPictures, read_familiar
 from mmdec.pipelines.description.picture_evidence import DISTANCE
 from mmdec.types import InputError
 
@@ -41,7 +41,7 @@ def test_a_distance_is_counted_in_deviations_of_the_nearest_kind() -> None:
 def test_the_file_is_half_as_precise_and_says_the_same(tmp_path: Path) -> None:
     familiar, values, _ = made()
     assert read_familiar(tmp_path) is None
-    assert familiar.write(tmp_path) == tmp_path / FILE
+    assert familiar.write(tmp_path) == tmp_path / FAMILIAR
     again = read_familiar(tmp_path)
     assert again is not None
     assert torch.allclose(again.distance(values), familiar.distance(values), rtol=5e-3, atol=5e-3)
@@ -58,7 +58,7 @@ def test_the_file_is_half_as_precise_and_says_the_same(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_file_is_one_clear_error(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    save_file(tensors, tmp_path / FILE)
+    save_file(tensors, tmp_path / FAMILIAR)
     with pytest.raises(InputError, match=r"`model` must (have|hold)"):
         read_familiar(tmp_path)
 
