@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import math
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -13,10 +17,8 @@ from mmdec.decode.loop import Round
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import Tell
 from mmdec.demo.layout import Controls, bind, connect, intro, run_and_stop, sample_button, say_waiting, status_line
-from mmdec.demo.picture_html import TOKEN, kept_sentence, picture_html
-from mmdec.demo.race import milliseconds, race_html
+from mmdec.demo.race import against_plain, listener, milliseconds, race_html
 from mmdec.demo.sentences import confidence, require, said, status
-from mmdec.demo.tokens import against_plain, listener
 from mmdec.images import read_image, to_pil
 from mmdec.pipelines.confidence import read_calibrations
 from mmdec.pipelines.description.describe import DEFAULT_MODEL, describe
@@ -28,6 +30,7 @@ MAX_NEW_TOKENS = 200
 MAX_LETTERS = 500  # of a question
 MAX_PIXELS = 16_000_000  # of a picture here; the library takes more
 SIDE = 1024  # pixels of the longer side, at most, as drafters and model get it: each run makes it small anew
+SENT = 640  # the same as it is sent to the browser
 QUESTION = "Describe this image."
 NOTE = (
     "A small model answers questions about drawn pictures: menus, timetables, streets, rooms, tickets, maps. A drafter "
@@ -37,8 +40,19 @@ NOTE = (
 START = (
     "The clock starts with the first pass, which reads picture and question. Tokens per pass are those of the others."
 )
+TOKEN = "A visual token is a small square of the picture, as the model sees it."
 READ = f'<h3>What the drafters read of the picture</h3><p class="mm-note">{TOKEN}</p>'
 ID = "mm-describe"
+_CHOSEN = "Its gate, which reads the question, chose to"
+COMPRESSED = {  # how a drafter made the picture smaller, in words
+    "prune": f"{_CHOSEN} keep the squares that count most.",
+    "pool": f"{_CHOSEN} average neighbours.",
+    "conv": f"{_CHOSEN} fold neighbours into one (a convolution).",
+    "resampler": f"{_CHOSEN} sum the picture up in a few learned vectors (a resampler).",
+    "text-only": f"{_CHOSEN} draft from the text alone.",
+    "queries": "A few learned queries sum them up.",
+    "latents": "Learned vectors (latents) sum them up.",
+}
 
 
 def drafters() -> dict[str, str]:
@@ -188,3 +202,58 @@ def tab() -> None:
             connect(source.upload, preview, [source], outputs),
         ]
         bind(ID, controls, outputs, work, sample_work, others)
+
+
+def data_address(pixels: np.ndarray) -> str:
+    """Pixels (H, W, 3) uint8 as an address that holds the picture itself."""
+    picture = to_pil(pixels)
+    picture.thumbnail((SENT, SENT))
+    written = io.BytesIO()
+    picture.save(written, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(written.getvalue()).decode("ascii")
+
+
+def side_of(tokens: int) -> int | None:
+    """The grid's side where an image's visual tokens fill a square, as they do for LLaVA; else None."""
+    side = math.isqrt(tokens)
+    return side if tokens and side * side == tokens else None
+
+
+def kept_svg(kept: Sequence[float]) -> str:
+    """A veil over what the drafter dropped: one cell for each visual token, darker the less of it is kept."""
+    side = side_of(len(kept))
+    if side is None:
+        return ""
+    most = max(*kept, 1e-6)
+    cells = "".join(
+        f'<rect x="{index % side}" y="{index // side}" width="1" height="1" '
+        f'style="fill-opacity:{0.75 * (1 - value / most):.2f}"><title>visual token {index + 1}: '
+        f"{100 * value / most:.0f} % of the most</title></rect>"
+        for index, value in enumerate(kept)
+    )
+    return (
+        f'<svg class="mm-kept" aria-hidden="true" viewBox="0 0 {side} {side}" preserveAspectRatio="none">{cells}</svg>'
+    )
+
+
+def kept_sentence(compressor: str | None, kept: Sequence[float] | None, drafter: str) -> str:
+    """What the drafter read of the picture, in words."""
+    if kept is None:
+        return f"{drafter} reads every visual token. {TOKEN}"
+    whole = sum(value > 0.0 for value in kept)
+    how = f" {COMPRESSED.get(compressor, f'Its gate chose the compressor “{compressor}”.')}" if compressor else ""
+    drawn = ""
+    if side_of(len(kept)) and min(kept) < max(kept):
+        drawn = "Darker squares are those it left out." if whole < len(kept) else "Darker squares count for less."
+    return f"{drafter} reads {whole} of {len(kept)} visual tokens.{how} {drawn}".strip()
+
+
+def picture_html(pixels: np.ndarray, name: str, kept: Sequence[float] | None = None, caption: str = "") -> str:
+    """The picture; with `kept` its veil, with a caption a line below it."""
+    height, width = pixels.shape[:2]
+    veil = "" if kept is None else kept_svg(kept)
+    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return (
+        f'<figure class="mm-figure"><div class="mm-frame"><img src="{data_address(pixels)}" '
+        f'alt="{escape(name)}, {width} by {height} pixels"/>{veil}</div>{below}</figure>'
+    )

@@ -22,8 +22,7 @@ from starlette.middleware import Middleware
 from mmdec.demo import describe, samples, transcribe, translate
 from mmdec.demo.background import DECODERS
 from mmdec.demo.guard import AGE, MAX_BYTES, Guard, private_uploads
-from mmdec.demo.layout import style
-from mmdec.demo.theme import theme
+from mmdec.demo.layout import style, theme
 
 TABS = (translate, transcribe, describe)  # in order
 WAITING = 64  # requests in the queue; further ones are told that it is full

@@ -1,4 +1,4 @@
-"""The tab that transcribes: text as it is accepted, beside plain decoding, and words under the waveform."""
+"""The tab that transcribes: text as it is accepted, beside plain decoding, and words with their times."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ from mmdec.demo.layout import (
     sample_button,
     status_line,
 )
-from mmdec.demo.race import milliseconds, race_html
+from mmdec.demo.race import against_plain, listener, milliseconds, race_html
 from mmdec.demo.sentences import confidence, said, status
-from mmdec.demo.tokens import against_plain, listener
-from mmdec.demo.waveform_svg import waveform_html
 from mmdec.pipelines.confidence import read_calibrations
 from mmdec.pipelines.transcription.load import as_whisper
 from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL, HEADS, transcribe
@@ -65,13 +63,22 @@ def text_html(result: Transcript, spoken: str = "") -> str:
     return (
         f'<div class="mm-said">{said(result.text)}'
         f"{confidence(result.confidence, 'words', calibrated)}{truth}"
-        f'<p class="mm-note">{result.seconds:.1f} s of English in {milliseconds(result.timings["total"])}.</p></div>'
+        f'<p class="mm-note">{result.seconds:.1f} s of English in {milliseconds(result.timings["total"])}.</p>'
+        f"<details><summary>Words at their times</summary><p>{words_html(result)}</p></details></div>"
+    )
+
+
+def words_html(result: Transcript) -> str:
+    """Each word with the second at which it begins."""
+    words = [word for segment in result.segments for word in segment.words or ()]
+    return ", ".join(
+        f'<span class="mm-word">{escape(word.text.strip())}</span> at {word.start:.1f} s' for word in words
     )
 
 
 def work(tell: Tell, path: str | None) -> None:
     """Transcribe an upload."""
-    tell(status=status("Reading the recording …", "busy"), text="", race="", wave="")
+    tell(status=status("Reading the recording …", "busy"), text="", race="")
     transcribed(tell, recording(path))
 
 
@@ -79,7 +86,7 @@ def sample_work(tell: Tell, number: int) -> None:
     """Transcribe a shipped sample."""
     sample = shipped.english()[number]
     samples = recording(sample.path)
-    tell(status=status("Transcribing …", "busy"), text="", race="", wave="", source=(RATE, playable(samples)))
+    tell(status=status("Transcribing …", "busy"), text="", race="", source=(RATE, playable(samples)))
     transcribed(tell, samples, sample.text)
 
 
@@ -87,12 +94,7 @@ def transcribed(tell: Tell, samples: Tensor, spoken: str = "") -> None:
     """The text first, as it is written; then both ways, for the race. What is drawn meanwhile would cost one lane alone
     time."""
     fast, _ = decode(tell, samples, HEADS, live=True)
-    words = [word for segment in fast.segments for word in segment.words or ()]
-    tell(
-        status=status("Transcribed. Now the race …", "busy"),
-        text=text_html(fast, spoken),
-        wave=waveform_html(samples.numpy(), RATE, words),
-    )
+    tell(status=status("Transcribed. Now the race …", "busy"), text=text_html(fast, spoken))
     tokenizer = as_whisper(DEFAULT_MODEL, None, None).tokenizer
     heads = ("With Medusa heads", "Several tokens in a pass, guessed and checked.", decode(tell, samples, HEADS))
     lanes = against_plain(tokenizer, [heads], decode(tell, samples, None))
@@ -123,8 +125,7 @@ def tab() -> None:
                 line = status_line("Press a sample, or record something and press Transcribe.")
                 text = gr.HTML()
                 race = gr.HTML()
-        wave = gr.HTML()
-        outputs: dict[str, Any] = {"status": line, "text": text, "race": race, "wave": wave, "source": source}
+        outputs: dict[str, Any] = {"status": line, "text": text, "race": race, "source": source}
         bind(ID, Controls(buttons, run, stop, [source]), outputs, work, sample_work)
 
 

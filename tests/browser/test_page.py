@@ -80,7 +80,7 @@ def test_transcribe(page: Any) -> None:
     line = page.locator("#mm-transcribe-results [role=status]").inner_text()
     assert line == f"Done. With Medusa heads: {said}."
     assert page.locator("#mm-transcribe-results").inner_text().count("tokens per pass") == len(race)  # one of each lane
-    words = page.locator(".mm-word text").all_text_contents()
+    words = page.locator(".mm-word").all_text_contents()
     assert " ".join(words) == shown(page, "transcribe")
 
 

@@ -159,7 +159,7 @@ def test_the_page_and_its_tabs(lines: list[Any]) -> None:
         assert "per pass" in answer["race"]
     assert said["english"]["race"].count("<article") == 2
     assert "mm-equal" in said["english"]["race"]
-    assert "mm-word" in said["english"]["wave"]
+    assert "mm-word" in said["english"]["text"]
     assert "mm-equal" in said["street"]["race"]
     assert "data:image/png" in said["street"]["picture"]
     assert "EAGLE-2: one layer that continues the model&#x27;s own states." in said["street"]["race"]

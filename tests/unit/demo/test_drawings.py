@@ -1,10 +1,10 @@
-"""The graph, the waveform and the kept visual tokens as SVG."""
+"""The graph and the kept visual tokens as SVG, words with their times."""
 
 from __future__ import annotations
 
 import base64
 import io
-from itertools import pairwise
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -12,10 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from mmdec.demo.graph_svg import VERTICES, graph_html, graph_svg, percent, vertices
-from mmdec.demo.picture_html import SIDE, data_address, kept_sentence, kept_svg, picture_html, side_of
-from mmdec.demo.waveform_svg import LETTER, PER_SECOND, WIDE, columns, rows, waveform_html
-from mmdec.pipelines.transcription.transcript import Word
+from mmdec.demo.describe import SENT, data_address, kept_sentence, kept_svg, picture_html, side_of
+from mmdec.demo.transcribe import words_html
+from mmdec.demo.translate import VERTICES, graph_html, graph_svg, percent, vertices
+from mmdec.pipelines.transcription.transcript import Segment, Word
 from mmdec.pipelines.translation.passes import Graph
 
 UNITS = ["<s>", "<pad>", "</s>", "<unk>", "b", "iy", "<ch>"]
@@ -81,33 +81,13 @@ def test_percentages() -> None:
     assert [percent(value) for value in (0.934, 0.01, 0.004, 1.0)] == ["93 %", "1 %", "< 1 %", "100 %"]
 
 
-def test_columns_of_a_waveform() -> None:
-    wave = np.concatenate([np.zeros(100), np.full(100, -0.5), np.full(100, 0.25)])
-    assert columns(wave, 3).tolist() == [0.0, 1.0, 0.5]
-    assert columns(np.zeros(0), 4).tolist() == [0.0] * 4
-    assert columns(np.zeros(7), 4).tolist() == [0.0] * 4
-
-
-def test_words_do_not_overlap() -> None:
-    words = [Word(f" word{index}", 0.11 * index, 0.11 * index + 0.1) for index in range(40)]
-    lines = rows(words, PER_SECOND)
-    assert max(lines) >= 1
-    for line in set(lines):
-        mine = [word for word, at in zip(words, lines, strict=True) if at == line]
-        for one, other in pairwise(mine):
-            assert one.start * PER_SECOND + len(one.text.strip()) * LETTER <= other.start * PER_SECOND
-
-
-def test_a_waveform_with_its_words() -> None:
-    words = [Word(" We're", 0.1, 0.4), Word(" <late>", 0.4, 0.9)]
-    root = ElementTree.fromstring(waveform_html(np.sin(np.arange(32000) / 50).astype(np.float32), 16000, words))
-    texts = [text.text for text in root.iter("text") if text.get("class") is None]
-    assert texts == ["We're", "<late>"]
-    titles = [title.text for title in root.iter("title")]
-    assert titles[0] == "We're: 0.10 to 0.40 seconds"
-    bars = [float(rect.get("width", "")) for rect in root.iter("rect")]
-    assert bars == pytest.approx([0.3 * WIDE, 0.5 * WIDE])
-    ElementTree.fromstring(waveform_html(np.zeros(1600, np.float32), 16000, []))
+def test_words_with_their_times() -> None:
+    words = [Word(" We're", 0.1, 0.4), Word(" <late>", 0.42, 0.9)]
+    segments = [Segment(0.0, 1.0, "We're <late>", words)]
+    html = words_html(SimpleNamespace(segments=segments))  # type: ignore[arg-type] # what is read of a transcript
+    root = ElementTree.fromstring(f"<p>{html}</p>")
+    assert [span.text for span in root.iter("span")] == ["We're", "<late>"]
+    assert "".join(root.itertext()) == "We're at 0.1 s, <late> at 0.4 s"
 
 
 def test_kept_tokens_veil_the_others() -> None:
@@ -143,5 +123,5 @@ def test_a_picture_holds_itself_and_its_name() -> None:
     assert image is not None
     assert image.get("alt") == 'a "quoted" <name>, 700 by 900 pixels'
     written = base64.b64decode(image.get("src", "").partition(",")[2])
-    assert max(Image.open(io.BytesIO(written)).size) == SIDE
+    assert max(Image.open(io.BytesIO(written)).size) == SENT
     assert data_address(np.zeros((4, 4, 3), np.uint8)).startswith("data:image/png;base64,")

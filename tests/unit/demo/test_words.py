@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from mmdec.decode.loop import Round
 from mmdec.demo import samples
+from mmdec.demo.race import against_plain, listener, pieces, steps
 from mmdec.demo.sentences import UNEXPECTED, confidence, require, sentence, status
-from mmdec.demo.tokens import against_plain, listener, pieces, steps
 from mmdec.types import InputError, MmdecError
 
 
@@ -129,7 +129,7 @@ def test_drafted_runs_are_compared_with_plain_decoding() -> None:
 
 @pytest.mark.parametrize("head", [None, "<p>What?</p>"])
 def test_text_is_told_as_it_is_accepted(head: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmdec.demo.tokens.REFRESH", 0.0)
+    monkeypatch.setattr("mmdec.demo.race.REFRESH", 0.0)
     told: list[str] = []
     rounds: list[Round] = []
 
