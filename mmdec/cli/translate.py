@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -106,9 +107,7 @@ def _translated(
     source: Path, target: Path, call: Callable[[Path], Translation], report: Callable[..., str]
 ) -> float | str:
     """Translate one file and print what came of it; its confidence if it is written, else the error message."""
-    from mmdec.runtime import Stopwatch
-
-    stopwatch = Stopwatch()
+    start = time.monotonic()
     try:
         result = call(source)
         result.save(target)
@@ -116,7 +115,7 @@ def _translated(
         return unwritten(target, error)
     except Exception as error:  # one file must not stop the others
         return failure(error)
-    seconds = stopwatch.lap()
+    seconds = time.monotonic() - start
     sys.stderr.flush()
     print(report(source, target, result, seconds), flush=True)
     return result.confidence

@@ -26,9 +26,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import final
 
-from mmdec.decode.acceptance import DEEPEST
-from mmdec.decode.cost_model import CostCurve
-from mmdec.decode.statistics import ENOUGH, DecodingStatistics, Pair
+from mmdec.decode.statistics import DEEPEST, ENOUGH, CostCurve, DecodingStatistics, Pair
 from mmdec.types import Drafter, InputError, Plan, Target, TreeShape
 
 # draft size: nodes of a chain, (nodes, depth) of a tree; None: chosen by the budget

@@ -1,4 +1,4 @@
-"""Protects a run from its drafter: after an error or an invalid draft the run continues without drafts."""
+"""Wrappers of drafters. `Guard` protects a run: after an error or an invalid draft it continues without drafts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from mmdec.decode.tree import depths, int_list, int_rows, single
-from mmdec.types import Context, Draft, Drafter, Plan, Scores, Verdict
+from mmdec.types import Context, Draft, Drafter, Plan, Scores, Target, Verdict
 
 R = TypeVar("R")
 
@@ -136,3 +136,34 @@ def _cut(draft: Draft, plan: Plan, room: Sequence[int]) -> Draft:
         draft.size.new_tensor([len(nodes) for nodes in kept]),
         probs,
     )
+
+
+class ForwardingDrafter:
+    """Forwards every call to `drafter` and has its name. Subclasses override the calls that they observe."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter, self.needs = drafter, drafter.needs
+
+    @property
+    def name(self) -> str:
+        return self.drafter.name
+
+    def check(self, target: Target) -> None:
+        """Check with the wrapped drafter."""
+        self.drafter.check(target)
+
+    def start(self, context: Context) -> Any:
+        """Start the wrapped drafter."""
+        return self.drafter.start(context)
+
+    def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
+        """Return the wrapped drafter's draft."""
+        return self.drafter.propose(memory, roots, plan)
+
+    def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Pass the verdict to the wrapped drafter."""
+        self.drafter.update(memory, draft, scores, verdict)
+
+    def select(self, memory: Any, live: Tensor) -> None:
+        """Select the rows of the wrapped drafter."""
+        self.drafter.select(memory, live)

@@ -95,7 +95,7 @@ class ListenerProcessor:
     """A processor that passes its inputs to a listener and changes nothing.
 
     Copies of it share the listener. At each position the listener receives what plain decoding would produce there: see
-    `listeners.py`.
+    `ScoreRecorder`.
     """
 
     listener: Listener
@@ -322,3 +322,48 @@ class Dice:
 def keyed_dice(device: torch.device, *key: int | str) -> Dice:
     """Random choices that depend on the key alone."""
     return Dice(keyed(device, *key))
+
+
+@final
+class ScoreRecorder:
+    """Records the scores (V,) at every position of every row. If a position is visited twice, the last scores count."""
+
+    def __init__(self, rows: int, start: int) -> None:
+        """rows: of the batch. start: columns of the prompt."""
+        self._start = start
+        self._kept: list[dict[int, Tensor]] = [{} for _ in range(rows)]
+
+    def __call__(self, row: int, ids: Tensor, scores: Tensor) -> None:
+        # a copy: later processors may write to their input
+        self._kept[row][ids.shape[1] - self._start] = scores[0].clone()
+
+    def row_steps(self, row: int, count: int) -> tuple[Tensor, ...]:
+        """A row's first `count` scores, (1, V) each."""
+        return tuple(self._kept[row][step][None] for step in range(count))
+
+    def steps(self, lengths: Sequence[int]) -> tuple[Tensor, ...]:
+        """Scores (B, V) for each new token of the longest row; zeros after a row's end."""
+        blank = torch.zeros_like(self._kept[0][0])
+        return tuple(
+            torch.stack([row[step] if step < size else blank for row, size in zip(self._kept, lengths, strict=True)])
+            for step in range(max(lengths))
+        )
+
+
+@final
+@dataclass
+class BatchCollector:
+    """Collects the first scores of all rows, then shows a processor the whole batch once."""
+
+    processor: Processor
+    rows: int
+    start: int  # columns of the prompt
+    _kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=lambda: {})
+
+    def __call__(self, row: int, ids: Tensor, scores: Tensor) -> None:
+        if ids.shape[1] != self.start or row in self._kept:
+            return
+        self._kept[row] = ids, scores.clone()
+        if len(self._kept) == self.rows:
+            parts = [self._kept[row] for row in range(self.rows)]
+            self.processor(torch.cat([ids for ids, _ in parts]), torch.cat([scores for _, scores in parts]))

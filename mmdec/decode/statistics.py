@@ -1,5 +1,5 @@
-"""`DecodingStatistics`: what a run measures and later runs use: times of passes, acceptance of drafts, accuracy of
-heads.
+"""`DecodingStatistics`: what a run measures and later runs use: seconds of passes (`CostCurve`), acceptance of drafts
+(`Acceptance`), accuracy of heads.
 
 The object is passed in: runs that share it use each other's measurements; runs with different objects are independent.
 It belongs to no model and no drafter. Threads may share it: take `lock` to read or write its contents. A saved file
@@ -12,34 +12,254 @@ model may reuse. At most `MOST` pairs are kept; the least recently used are drop
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
 from typing import Any, final
 
 from mmdec.checks.files import write_whole
-from mmdec.decode.acceptance import Acceptance
-from mmdec.decode.cost_model import CostCurve
-from mmdec.decode.statistics_json import (
-    FORMAT,
-    LARGEST,
-    acceptance_from,
-    acceptance_to,
-    accuracy_from,
-    accuracy_to,
-    check_header,
-    curves_from,
-    curves_to,
-    entries,
-    text,
-)
-from mmdec.decode.tree_shape import HeadAccuracy
-from mmdec.types import InputError, Prior
+from mmdec.decode.tree import HeadAccuracy
+from mmdec.types import InputError, Plan, Prior
 
+DEEPEST = 31  # maximum nodes of a chain
+FADE = 0.95  # per round, the weight of earlier rounds decays by this factor
+SLOW = 0.98  # the same for chains that end early: their statistics change little, so old rounds stay useful
+UNKNOWN = 0.6  # assumed chance of a node without any observation
+CHAIN_GAP = 6  # first interval, in rounds of trees, between two trial chains
+PRIOR_WEIGHT = 2.0  # the prior counts as so many rounds
+WINDOW = 15  # the newest timings kept per bucket
+FORMAT = {"format": "mmdec decoding statistics", "version": 1}
+LARGEST = 16 << 20  # maximum bytes of a file
 ENOUGH = 3  # timings before a bucket of the target's curve is used
 MOST = 256  # pairs of target and drafter at most
+
+
+@final
+class Acceptance:
+    """Acceptance statistics of one drafter with one target: a chance for each node of a chain, a mean for each tree
+    size. Recent rounds weigh more.
+
+    A drafter may end a chain early where it is unsure (`Plan.threshold`). The chances then hold only for nodes that
+    were drafted; how often such chains reach node i, and how often it is accepted, is counted separately.
+    """
+
+    def __init__(self, prior: Sequence[float] = ()) -> None:
+        """prior: acceptance chances p_1, p_2, ... in [0, 1], and 0 beyond the last; empty if unknown."""
+        self.prior = list(prior)[:DEEPEST]
+        self.hits = [0.0] * (DEEPEST + 1)  # [i]: how often node i of a chain was accepted, per row
+        self.trials = [0.0] * (DEEPEST + 1)  # [i]: how often node i - 1 was accepted, so that node i was tried
+        # Four counts for chains that may end early, by node i: rounds whose plan included node i; those in which it was
+        # accepted (share of the rows); such rounds with a draft; those in which node i was drafted.
+        self.ending = [[0.0] * (DEEPEST + 1) for _ in range(4)]
+        # (nodes, depth) -> (weight, weighted accepted nodes)
+        self.trees: dict[tuple[int, int], tuple[float, float]] = {}
+        self.of_trees = (0.0, 0.0)  # (accepted nodes of all trees, the number predicted from chances of chains)
+        self.offered = 1.0  # share of rounds in which the drafter returned a draft when asked
+        self.chains_only = 0  # how many tree plans were answered by a chain; -1 after the first real tree
+        self.since_chain = 0  # rounds of trees since the last chain
+        self.chain_gap = CHAIN_GAP  # rounds of trees until the next trial chain; grows each time
+        self.gap = 1  # rounds between attempts to draft while drafting does not pay
+
+    def content(self) -> dict[str, Any]:
+        """The statistics, for JSON."""
+        names = ("prior", "hits", "trials", "ending", "of_trees", "offered", "chains_only", "gap")
+        trees = [[*shape, *mean] for shape, mean in self.trees.items()]
+        return {**{name: getattr(self, name) for name in names}, "trees": trees}
+
+    def chain(self, deepest: int = DEEPEST) -> list[float]:
+        """Acceptance chances p_i of nodes i = 1 .. `deepest`. An unobserved depth has the prior's, else that of depth i
+        - 1."""
+        chances: list[float] = []
+        before = UNKNOWN
+        for i in range(1, deepest + 1):
+            if self.prior:
+                before = self.prior[i - 1] if i <= len(self.prior) else 0.0
+            chance = (self.hits[i] + PRIOR_WEIGHT * before) / (self.trials[i] + PRIOR_WEIGHT)
+            chances.append(chance)
+            # node 1 is also rejected if the drafter proposes nothing, so its chance does not predict later nodes
+            before = chance if i > 1 else max(chance, UNKNOWN)
+        return chances
+
+    def ending_chains(self, chances: Sequence[float]) -> tuple[list[float], list[float]]:
+        """Expected drafted and accepted nodes of chains that may end early, for maximum lengths 1, 2, ...
+
+        chances: from `chain`. An unobserved depth is assumed to be drafted as often as the depth above, and accepted by
+            its chance.
+        Returns: two lists, each with one number per maximum length.
+        """
+        drafted: list[float] = []
+        accepted: list[float] = []
+        nodes = gain = 0.0
+        share = hit = 1.0
+        for i, chance in enumerate(chances, 1):
+            rounds, hits, drafts, reached = (row[i] for row in self.ending)
+            share = (reached + PRIOR_WEIGHT * share) / (drafts + PRIOR_WEIGHT)
+            hit = (hits + PRIOR_WEIGHT * hit * chance) / (rounds + PRIOR_WEIGHT)
+            nodes, gain = nodes + share, gain + hit
+            drafted.append(nodes)
+            accepted.append(gain)
+        return drafted, accepted
+
+    def tree(self, nodes: int, depth: int, chances: Sequence[float]) -> float:
+        """Expected accepted nodes of a tree.
+
+        For an untried tree size: the prediction from `chances`, scaled by the ratio of accepted to predicted nodes so
+        far.
+        """
+        weight, accepted = self.trees.get((nodes, depth), (0.0, 0.0))
+        accepted_in_all, expected_in_all = self.of_trees
+        trust = min(1.0, (accepted_in_all + 1) / (expected_in_all + 1))
+        guess = expected_in_tree(nodes, depth, chances)
+        return (accepted + PRIOR_WEIGHT * trust * guess) / (weight + PRIOR_WEIGHT)
+
+    def learn(self, plan: Plan, sizes: Sequence[int], depth: int, accepted: Sequence[int], ends: bool = False) -> None:
+        """Add one round.
+
+        plan: what was asked for. sizes: nodes of each row's draft, root included. depth: of the deepest node.
+        accepted: accepted nodes of each row, root excluded. ends: whether the drafter may end chains early.
+        """
+        rows, longest = len(sizes), max(sizes)
+        self.offered = FADE * self.offered + (1 - FADE) * (longest > 1)
+        is_chain = depth >= longest - 1
+        if plan.nodes > plan.depth:
+            if longest > 2 and self.chains_only >= 0:
+                self.chains_only = self.chains_only + 1 if is_chain else -1
+            weight, total = self.trees.get((plan.nodes, plan.depth), (0.0, 0.0))
+            mean = sum(accepted) / rows
+            self.trees[plan.nodes, plan.depth] = (FADE * weight + 1, FADE * total + mean)
+            accepted_in_all, expected_in_all = self.of_trees
+            expected = expected_in_tree(plan.nodes, plan.depth, self.chain(min(plan.depth, DEEPEST)))
+            self.of_trees = (FADE * accepted_in_all + mean, FADE * expected_in_all + expected)
+        self.since_chain = 0 if is_chain else self.since_chain + 1
+        if ends and plan.nodes == plan.depth:
+            for i in range(1, min(plan.depth, DEEPEST) + 1):
+                values = 1.0, sum(n >= i for n in accepted) / rows, float(longest > 1), float(longest > i)
+                for row, value in zip(self.ending, values, strict=True):
+                    row[i] = SLOW * row[i] + value
+        if is_chain:
+            for i in range(1, min(plan.depth, len(self.hits) - 1) + 1):
+                # A node that was planned but not drafted counts neither way. A round without any draft counts as a
+                # miss.
+                able = sum(n >= i - 1 and (size > i or size == i == 1) for n, size in zip(accepted, sizes, strict=True))
+                if not able:
+                    break
+                self.hits[i] = FADE * self.hits[i] + sum(n >= i for n in accepted) / rows
+                self.trials[i] = FADE * self.trials[i] + able / rows
+
+
+def expected_in_tree(nodes: int, depth: int, chances: Sequence[float]) -> float:
+    """Predict a tree's accepted nodes from a chain's chances.
+
+    A level with w nodes is assumed to miss 1 / sqrt(w) times as often as one node. Measured for the 1, 2, 4 and 8
+    likeliest children: misses of 0.43, 0.30, 0.22 and 0.16.
+    """
+    miss = (depth / nodes) ** 0.5
+    expected, alive = 0.0, 1.0
+    for chance in chances[:depth]:
+        alive *= 1 - (1 - chance) * miss
+        expected += alive
+    return expected
+
+
+@final
+class CostCurve:
+    """Monotone piecewise-linear seconds of a count, through the lower quartiles of buckets 1, 2, 3-4, 5-8, ...; robust
+    to timings that are off by several times.
+    """
+
+    def __init__(self, slope: float, origin: bool, enough: int) -> None:
+        """slope: factor on the last slope beyond the last bucket. origin: whether a count of 0 takes 0 seconds.
+        enough: timings before a bucket other than the first is used.
+        """
+        self._slope = slope
+        self._enough = enough
+        self._start = [(0.0, 0.0)] if origin else []
+        self.windows: dict[int, deque[tuple[float, int]]] = {}  # bucket -> its newest (seconds, count)
+        self._quartiles: dict[int, tuple[float, float]] = {}  # bucket -> count, seconds
+        self._points: list[tuple[float, float]] = [*self._start]  # count, seconds
+        self.reach = 0  # the largest count that was timed
+        self.timed = 0  # number of timings so far
+
+    def samples(self, count: int) -> int:
+        """Number of timings in the count's bucket."""
+        return len(self.windows.get((count - 1).bit_length(), ()))
+
+    def add(self, count: int, seconds: float) -> None:
+        """Add a timing: the seconds that `count` items took."""
+        self.timed += 1
+        bucket = (count - 1).bit_length()
+        window = self.windows.setdefault(bucket, deque(maxlen=WINDOW))
+        window.append((seconds, count))
+        self._summarise(bucket)
+        self.reach = max(self.reach, count)
+        self._connect()
+
+    def restore(self, windows: dict[int, deque[tuple[float, int]]], reach: int, timed: int) -> None:
+        """Replace the timings by those of a saved curve; no window is empty."""
+        self.windows, self.reach, self.timed = windows, reach, timed
+        self._quartiles = {}
+        for bucket in windows:
+            self._summarise(bucket)
+        self._connect()
+
+    def content(self) -> dict[str, Any]:
+        """The timings, for JSON."""
+        windows = [[bucket, [list(timing) for timing in window]] for bucket, window in self.windows.items()]
+        return {"reach": self.reach, "timed": self.timed, "windows": windows}
+
+    def _summarise(self, bucket: int) -> None:
+        window = self.windows[bucket]
+        quartile = sorted(sample for sample, _ in window)[(len(window) - 1) // 4]
+        self._quartiles[bucket] = (sum(size for _, size in window) / len(window), quartile)
+
+    def _connect(self) -> None:
+        self._points = []
+        least = math.inf
+        for key in sorted(self._quartiles, reverse=True):
+            size, quartile = self._quartiles[key]
+            least = min(least, quartile)  # a larger count takes at least as long, so larger buckets bound smaller ones
+            if not key or len(self.windows[key]) >= self._enough:
+                self._points.append((size, least))
+        self._points += self._start
+        self._points.reverse()
+
+    def at(self, count: float) -> float:
+        """Seconds at a count, from buckets with enough timings. Below the first point: the first point's; 0 without
+        timings."""
+        if not self._points:
+            return 0.0
+        before = after = self._points[0]
+        if count <= after[0]:
+            return after[1]
+        for point in self._points[1:]:
+            before, after = after, point
+            if count <= after[0]:
+                return before[1] + (after[1] - before[1]) * (count - before[0]) / (after[0] - before[0])
+        rise = (after[1] - before[1]) / (after[0] - before[0]) if after is not before else 0.0
+        return after[1] + self._slope * rise * (count - after[0])
+
+    def pessimistic(self, count: int) -> float:
+        """A cautious estimate: the lower quartile of the count's own bucket, even if it was timed only once.
+
+        An untimed count beyond the largest one takes at least the largest one's seconds times the square root of their
+        ratio.
+        """
+        own = self._quartiles.get((count - 1).bit_length())
+        if own:
+            return own[1]
+        largest = self._quartiles.get((self.reach - 1).bit_length()) if count > self.reach else None
+        return max(self.at(count), largest[1] * (count / self.reach) ** 0.5) if largest else self.at(count)
+
+    def capped(self, count: int, plain: float) -> float:
+        """`pessimistic`, but at most `count` times `plain`, the seconds of a pass over one column.
+
+        A slow first pass over a new shape does not measure the cost of the shape.
+        """
+        return min(self.pessimistic(count), count * plain)
 
 
 @dataclass(frozen=True)
@@ -149,13 +369,17 @@ class DecodingStatistics:
             raw = file.read(LARGEST + 1)
         if len(raw) > LARGEST:
             raise InputError(f"`path` must hold at most {LARGEST} bytes, but '{source}' holds more. Begin without it.")
+        from mmdec.decode.statistics_json import fill  # imports pydantic, which takes a tenth of a second
+
+        statistics = cls()
         try:
-            return cls._read(json.loads(raw))
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+            fill(statistics._targets, statistics._pairs, raw)
+        except (ValueError, KeyError) as error:
             raise InputError(
                 f"`path` must hold decoding statistics of this version, but '{source}' does not "
-                f"({type(error).__name__}: {error}). Begin without it."
+                f"({type(error).__name__}: {' '.join(str(error).split())[:300]}). Begin without it."
             ) from error
+        return statistics
 
     def _drop(self, pair: Pair) -> None:
         del self._pairs[pair]
@@ -165,7 +389,7 @@ class DecodingStatistics:
     def _content(self) -> dict[str, Any]:
         with self.lock:
             targets = [
-                {"target": target, "device": device, "columns": curves_to(curves)}
+                {"target": target, "device": device, "columns": _contents(curves)}
                 for (target, device), curves in self._targets.items()
             ]
             pairs = [
@@ -173,30 +397,21 @@ class DecodingStatistics:
                     "target": pair.target,
                     "device": pair.device,
                     "drafter": pair.drafter,
-                    "acceptance": acceptance_to(statistics.acceptance),
-                    "chains": curves_to(statistics.chains),
-                    "trees": curves_to(statistics.trees),
-                    "accuracy": None if statistics.accuracy is None else accuracy_to(statistics.accuracy),
+                    "acceptance": statistics.acceptance.content(),
+                    "chains": _contents(statistics.chains),
+                    "trees": _contents(statistics.trees),
+                    "accuracy": None if statistics.accuracy is None else _accuracy(statistics.accuracy),
                 }
                 for pair, statistics in self._pairs.items()
             ]
         return {**FORMAT, "targets": targets, "pairs": pairs}
 
-    @classmethod
-    def _read(cls, content: Any) -> DecodingStatistics:
-        check_header(content)
-        statistics = cls()
-        for item in entries(content["targets"], MOST):
-            statistics._targets[text(item["target"]), text(item["device"])] = curves_from(item["columns"], target_curve)
-        for item in entries(content["pairs"], MOST):
-            pair = Pair(text(item["target"]), text(item["device"]), text(item["drafter"]))
-            statistics._pairs[pair] = PairStatistics(
-                statistics._targets[pair.target, pair.device],
-                acceptance_from(item["acceptance"]),
-                curves_from(item["chains"], drafter_curve),
-                curves_from(item["trees"], drafter_curve),
-                None if item["accuracy"] is None else accuracy_from(item["accuracy"]),
-            )
-            if statistics._pairs[pair].chains.keys() != statistics._pairs[pair].trees.keys():
-                raise ValueError("`chains` and `trees` must be of the same batches")
-        return statistics
+
+def _contents(curves: Mapping[int, CostCurve]) -> list[dict[str, Any]]:
+    """The cost curves of each batch size, for JSON."""
+    return [{"power": power, **curve.content()} for power, curve in curves.items()]
+
+
+def _accuracy(accuracy: HeadAccuracy) -> dict[str, Any]:
+    hits, trials = accuracy.counts()
+    return {"hits": hits, "trials": trials}

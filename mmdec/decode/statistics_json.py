@@ -1,152 +1,140 @@
-"""Reads and writes decoding statistics as JSON; every number that is read is checked against bounds.
+"""Reads decoding statistics from JSON. A file may come from anywhere: pydantic checks types, sizes and bounds.
 
-A file may come from anywhere. An invalid one raises ValueError, TypeError or KeyError, which `DecodingStatistics.load`
-turns into one message.
+Whatever is wrong raises ValueError or KeyError, which `DecodingStatistics.load` turns into one message.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
 
-from mmdec.decode.acceptance import DEEPEST, Acceptance
-from mmdec.decode.cost_model import WINDOW, CostCurve
-from mmdec.decode.tree_shape import HeadAccuracy
+from pydantic import BaseModel, ConfigDict, Field
 
-FORMAT = {"format": "mmdec decoding statistics", "version": 1}
-LARGEST = 16 << 20  # maximum bytes of a file
-LONGEST = 4096  # maximum characters of a name
-POWERS = 31  # maximum log2 of a batch size
+from mmdec.decode.statistics import (
+    DEEPEST,
+    MOST,
+    WINDOW,
+    Acceptance,
+    CostCurve,
+    Pair,
+    PairStatistics,
+    drafter_curve,
+    target_curve,
+)
+from mmdec.decode.tree import HeadAccuracy
+
 COLUMNS = 1 << 20  # maximum columns of a draft
-LEVELS, WIDTH = 64, 64  # maximum depth and width of a drafter's heads
-SECONDS = 1e6  # maximum seconds of one pass
-ROUNDS = 1e15
+ROUNDS = 10**15
+Name = Annotated[str, Field(max_length=4096)]
+Chance = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[float, Field(ge=0, le=ROUNDS)]
+Columns = Annotated[int, Field(ge=1, le=COLUMNS)]
+Counts = Annotated[list[Count], Field(min_length=DEEPEST + 1, max_length=DEEPEST + 1)]
+Timing = tuple[Annotated[float, Field(ge=0, le=1e6)], Columns]  # seconds of one pass, and its columns
+Window = tuple[int, Annotated[list[Timing], Field(min_length=1, max_length=WINDOW)]]
 
 
-def check_header(content: Any) -> None:
-    """Raise an error unless the content has this format's name and version."""
-    for name, value in FORMAT.items():
-        if content[name] != value:
-            raise ValueError(f"`{name}` is {content[name]!r:.80} instead of {value!r}")
+class Record(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-def entries(value: Any, most: int) -> list[Any]:
-    """Check for a list with at most `most` items."""
-    if not isinstance(value, list) or len(items := cast(list[Any], value)) > most:
-        raise ValueError(f"a list of at most {most} items is {value!r:.80}")
-    return items
+class CurveRecord(Record):
+    """A cost curve for batches of up to 2 ** power rows."""
+
+    power: Annotated[int, Field(ge=0, le=31)]
+    reach: Annotated[int, Field(ge=0, le=COLUMNS)]
+    timed: Annotated[int, Field(ge=0, le=ROUNDS)]
+    windows: Annotated[list[Window], Field(max_length=COLUMNS.bit_length() + 1)]
+
+    def fill(self, curve: CostCurve) -> CostCurve:
+        """Put the timings into an empty curve."""
+        for bucket, timings in self.windows:
+            if any((count - 1).bit_length() != bucket for _, count in timings):
+                raise ValueError(f"bucket {bucket} holds counts of other buckets")
+        if self.windows:
+            if not self.timed or self.reach < max(count for _, timings in self.windows for _, count in timings):
+                raise ValueError("`reach` and `timed` must cover the timings")
+            windows = {bucket: deque(timings, maxlen=WINDOW) for bucket, timings in self.windows}
+            curve.restore(windows, self.reach, self.timed)
+        return curve
 
 
-def text(value: Any) -> str:
-    """Check for a string of limited length."""
-    if not isinstance(value, str) or len(value) > LONGEST:
-        raise ValueError(f"a name is {value!r:.80}")
-    return value
+Curves = Annotated[list[CurveRecord], Field(max_length=32)]
 
 
-def number(value: Any, least: float, most: float) -> float:
-    """Check for a finite float in [least, most]."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"a number is {value!r:.80}")
-    if not least <= value <= most:
-        raise ValueError(f"a number between {least} and {most} is {value}")
-    return float(value)
+class AcceptanceRecord(Record):
+    """The attributes of `Acceptance`."""
 
+    prior: Annotated[list[Chance], Field(max_length=DEEPEST)]
+    hits: Counts
+    trials: Counts
+    ending: Annotated[list[Counts], Field(min_length=4, max_length=4)]
+    trees: Annotated[list[tuple[Columns, Columns, Count, Count]], Field(max_length=1024)]
+    of_trees: tuple[Count, Count]
+    offered: Chance
+    chains_only: Annotated[int, Field(ge=-1, le=ROUNDS)]
+    gap: Annotated[int, Field(ge=1, le=1 << 20)]
 
-def count(value: Any, least: int, most: int) -> int:
-    """Check for a whole number in [least, most]."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ValueError(f"a whole number between {least} and {most} is {value!r:.80}")
-    return value
-
-
-def curves_to(curves: dict[int, CostCurve]) -> list[dict[str, Any]]:
-    """Write the cost curves of each batch size."""
-    return [
-        {
-            "power": power,
-            "reach": curve.reach,
-            "timed": curve.timed,
-            "windows": [[bucket, [list(timing) for timing in window]] for bucket, window in curve.windows.items()],
-        }
-        for power, curve in curves.items()
-    ]
-
-
-def curves_from(value: Any, make: Callable[[], CostCurve]) -> dict[int, CostCurve]:
-    """Read the cost curves of each batch size. make: returns an empty curve of the right kind."""
-    curves: dict[int, CostCurve] = {}
-    for item in entries(value, POWERS + 1):
-        windows: dict[int, deque[tuple[float, int]]] = {}
-        for pair in entries(item["windows"], COLUMNS.bit_length() + 1):
-            bucket, timings = pair
-            window = [(number(s, 0, SECONDS), count(n, 1, COLUMNS)) for s, n in entries(timings, WINDOW)]
-            if not window or any((n - 1).bit_length() != bucket for _, n in window):
-                raise ValueError(f"bucket {bucket!r:.80} holds counts of other buckets, or none")
-            windows[bucket] = deque(window, maxlen=WINDOW)
-        largest = max((n for window in windows.values() for _, n in window), default=0)
-        curve = curves[count(item["power"], 0, POWERS)] = make()
-        if windows:
-            curve.restore(windows, count(item["reach"], largest, COLUMNS), count(item["timed"], 1, int(ROUNDS)))
-    return curves
-
-
-def acceptance_to(acceptance: Acceptance) -> dict[str, Any]:
-    """Write acceptance statistics."""
-    return {
-        "prior": acceptance.prior,
-        "hits": acceptance.hits,
-        "trials": acceptance.trials,
-        "ending": acceptance.ending,
-        "trees": [[*shape, *mean] for shape, mean in acceptance.trees.items()],
-        "of_trees": list(acceptance.of_trees),
-        "offered": acceptance.offered,
-        "chains_only": acceptance.chains_only,
-        "gap": acceptance.gap,
-    }
-
-
-def acceptance_from(value: Any) -> Acceptance:
-    """Read acceptance statistics."""
-    acceptance = Acceptance([number(chance, 0, 1) for chance in entries(value["prior"], DEEPEST)])
-    for name in ("hits", "trials"):
-        counts = [number(item, 0, ROUNDS) for item in entries(value[name], DEEPEST + 1)]
-        if len(counts) != DEEPEST + 1:
-            raise ValueError(f"`{name}` has {len(counts)} numbers instead of {DEEPEST + 1}")
-        setattr(acceptance, name, counts)
-    ending = [
-        [number(item, 0, ROUNDS) for item in entries(row, DEEPEST + 1)] for row in entries(value.get("ending", []), 4)
-    ]
-    if ending:  # absent from files of earlier versions
-        if [len(row) for row in ending] != [DEEPEST + 1] * 4:
-            raise ValueError(f"`ending` must have 4 rows of {DEEPEST + 1} numbers")
-        for rounds, hits, drafts, reached in zip(*ending, strict=True):
+    def acceptance(self) -> Acceptance:
+        """The statistics that were saved."""
+        for rounds, hits, drafts, reached in zip(*self.ending, strict=True):
             if hits > rounds or drafts > rounds or reached > drafts:
                 raise ValueError("`ending` counts more than there were rounds")
-        acceptance.ending = ending
-    for nodes, depth, weight, accepted in entries(value["trees"], 1024):
-        shape = (count(nodes, 1, COLUMNS), count(depth, 1, COLUMNS))
-        acceptance.trees[shape] = (number(weight, 0, ROUNDS), number(accepted, 0, ROUNDS))
-    accepted, expected = value["of_trees"]
-    acceptance.of_trees = (number(accepted, 0, ROUNDS), number(expected, 0, ROUNDS))
-    acceptance.offered = number(value["offered"], 0, 1)
-    acceptance.chains_only = count(value["chains_only"], -1, int(ROUNDS))
-    acceptance.gap = count(value["gap"], 1, 1 << 20)
-    return acceptance
+        acceptance = Acceptance(self.prior)
+        for name in ("hits", "trials", "ending", "of_trees", "offered", "chains_only", "gap"):
+            setattr(acceptance, name, getattr(self, name))
+        acceptance.trees = {(nodes, depth): (weight, mean) for nodes, depth, weight, mean in self.trees}
+        return acceptance
 
 
-def accuracy_to(accuracy: HeadAccuracy) -> dict[str, Any]:
-    """Write the hits and trials of a drafter's heads."""
-    hits, trials = accuracy.counts()
-    return {"hits": hits, "trials": trials}
+class AccuracyRecord(Record):
+    hits: Annotated[list[Annotated[list[Count], Field(max_length=64)]], Field(min_length=1, max_length=64)]
+    trials: Annotated[list[Annotated[float, Field(ge=1e-9, le=ROUNDS)]], Field(max_length=64)]
 
 
-def accuracy_from(value: Any) -> HeadAccuracy:
-    """Read the hits and trials of a drafter's heads."""
-    trials = [number(item, 1e-9, ROUNDS) for item in entries(value["trials"], LEVELS)]
-    hits = [[number(item, 0, ROUNDS) for item in entries(row, WIDTH)] for row in entries(value["hits"], LEVELS)]
-    if not hits:
-        raise ValueError("`hits` has no row")
-    return HeadAccuracy.of_counts(hits, trials)
+class Key(Record):
+    target: Name
+    device: Name
+
+
+class TargetRecord(Key):
+    columns: Curves
+
+
+class PairRecord(Key):
+    drafter: Name
+    acceptance: AcceptanceRecord
+    chains: Curves
+    trees: Curves
+    accuracy: AccuracyRecord | None
+
+
+class File(Record):
+    format: Literal["mmdec decoding statistics"]
+    version: Literal[1]
+    targets: Annotated[list[TargetRecord], Field(max_length=MOST)]
+    pairs: Annotated[list[PairRecord], Field(max_length=MOST)]
+
+
+def fill(targets: dict[tuple[str, str], dict[int, CostCurve]], pairs: dict[Pair, PairStatistics], raw: bytes) -> None:
+    """Put what a file holds into empty statistics. raw: the file's bytes."""
+    file = File.model_validate_json(raw)
+    for target in file.targets:
+        targets[target.target, target.device] = _curves(target.columns, target_curve)
+    for pair in file.pairs:
+        chains, trees = _curves(pair.chains, drafter_curve), _curves(pair.trees, drafter_curve)
+        if chains.keys() != trees.keys():
+            raise ValueError("`chains` and `trees` must be of the same batches")
+        heads = pair.accuracy
+        pairs[Pair(pair.target, pair.device, pair.drafter)] = PairStatistics(
+            targets[pair.target, pair.device],
+            pair.acceptance.acceptance(),
+            chains,
+            trees,
+            None if heads is None else HeadAccuracy.of_counts(heads.hits, heads.trials),
+        )
+
+
+def _curves(records: Sequence[CurveRecord], make: Callable[[], CostCurve]) -> dict[int, CostCurve]:
+    return {record.power: record.fill(make()) for record in records}

@@ -1,14 +1,83 @@
-"""Splits a round's seconds between drafter, target and core. On a GPU each split synchronises with the device."""
+"""Seconds: a stopwatch that waits for the GPU, and a round's share of drafter, target and core."""
 
 from __future__ import annotations
 
-from typing import Literal, final
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, final
 
 import torch
+from torch import nn
 
-from mmdec.runtime import Stopwatch
-
+CPU = torch.device("cpu")
 STARVED = 0.7  # of the target's seconds: a thread that had a processor for less of them waited for one
+
+
+@final
+class Stopwatch:
+    """Wall-clock seconds. Each reading first waits until a GPU has finished its work."""
+
+    def __init__(self, device: torch.device = CPU) -> None:
+        """Starts the first lap."""
+        self.seconds: dict[str, float] = {}  # stage -> seconds
+        self._device = device
+        self._lap = self.now()
+
+    def now(self) -> float:
+        """Seconds since some fixed moment."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def processor(self) -> float:
+        """CPU seconds of this thread, since some fixed moment; wall-clock seconds where these mean nothing.
+
+        That is the case on a GPU, whose work takes no CPU time, and on Windows, which counts in steps of 16 ms.
+        """
+        told = self._device.type == "cpu" and sys.platform != "win32"
+        return time.thread_time() if told else time.perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since the last lap ended; starts the next one."""
+        now = self.now()
+        seconds, self._lap = now - self._lap, now
+        return seconds
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the seconds of the block to `seconds[name]`."""
+        start = self.now()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + self.now() - start
+
+
+@contextmanager
+def timed_passes(
+    module: nn.Module, device: torch.device, on_pass: Callable[[float, tuple[Any, ...], Mapping[str, Any]], None]
+) -> Iterator[None]:
+    """Call `on_pass(seconds, args, kwargs)` after each forward pass of this thread through `module`.
+
+    For passes inside other libraries' code. Passes of other threads are not reported.
+    """
+    thread, stopwatch, starts = threading.get_ident(), Stopwatch(device), list[float]()
+
+    def before(_module: nn.Module, _args: tuple[Any, ...]) -> None:
+        if threading.get_ident() == thread:
+            starts.append(stopwatch.now())
+
+    def after(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> None:
+        if threading.get_ident() == thread:
+            on_pass(stopwatch.now() - starts.pop(), args, kwargs)
+
+    hooks = (module.register_forward_pre_hook(before), module.register_forward_hook(after, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @final

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-from mmdec.decode.tree import int_rows, top_indices, trees_from_lists
-from mmdec.decode.tree_shape import HeadAccuracy
+from mmdec.decode.tree import HeadAccuracy, int_rows, top_indices, trees_from_lists
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.nn.medusa import DecoderLayer, MedusaHeads, Pair
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Prior, Scores, Target, TreeShape, Verdict

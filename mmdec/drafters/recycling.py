@@ -15,8 +15,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from mmdec.decode.tree import top_indices, trees_from_lists
-from mmdec.decode.tree_shape import Path, likeliest_paths
+from mmdec.decode.tree import Path, likeliest_paths, top_indices, trees_from_lists
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
 WIDTH = 8  # successors kept for each token

@@ -27,11 +27,12 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from mmdec.decode.listeners import BatchCollector, ScoreRecorder
 from mmdec.decode.sampling import (
+    BatchCollector,
     Criterion,
     ListenerProcessor,
     Processor,
+    ScoreRecorder,
     Steps,
     Stop,
     Suppression,

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 
 from mmdec.decode.loop import Round
 from mmdec.decode.tree import bool_list
-from mmdec.runtime import Stopwatch
+from mmdec.decode.watch import Stopwatch
 
 
 @final

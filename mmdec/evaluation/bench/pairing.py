@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
+from mmdec.decode.watch import Stopwatch
 from mmdec.evaluation.bench.report import DECODER, WALL, Comparison, Kind
-from mmdec.runtime import Stopwatch
 
 if TYPE_CHECKING:
     from mmdec.evaluation.quality.harness import Measurement, Measurements, Method
@@ -23,7 +23,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import final
 
-from mmdec.decode.forwarding import ForwardingDrafter
+from mmdec.decode.guard import ForwardingDrafter
 from mmdec.decode.tree import depths, int_list, int_rows
 from mmdec.drafters.registry import named_drafter
 from mmdec.evaluation.quality.harness import Method

@@ -23,12 +23,13 @@ from torch import Tensor
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.devices import fast_bfloat16
+from mmdec.decode.watch import Stopwatch
 from mmdec.evaluation.bench.report import Quantity
 from mmdec.evaluation.quality.harness import Method
 from mmdec.evaluation.quality.harness_transcription import TranscriptionHarness
 from mmdec.hub.whisper import LoadedWhisper
 from mmdec.pipelines.threads import with_threads
-from mmdec.runtime import CPU, Log, Stopwatch, no_log
+from mmdec.runtime import CPU, Log, no_log
 from mmdec.types import Drafter, InputError
 
 PEERS = ("ctranslate2",)

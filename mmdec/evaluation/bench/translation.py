@@ -23,6 +23,7 @@ from torch import Tensor
 from mmdec import audio
 from mmdec.checks.arguments import check_threads
 from mmdec.checks.devices import check_device
+from mmdec.decode.watch import Stopwatch
 from mmdec.evaluation.bench.pairing import comparison, paired
 from mmdec.evaluation.bench.report import BenchReport, Comparison, Exactness, Quantity
 from mmdec.hub import DEFAULT_MODEL
@@ -34,7 +35,7 @@ from mmdec.pipelines.translation.load import load
 from mmdec.pipelines.translation.translate import Translation, translate_speech
 from mmdec.pipelines.translation.translator import SpeechTranslator
 from mmdec.provenance import hardware
-from mmdec.runtime import Log, Stopwatch, dtype_of, no_log
+from mmdec.runtime import Log, dtype_of, no_log
 from mmdec.types import InputError, MmdecError
 
 UNITS_A_SECOND = 10.0  # phones of English for a second of French, as in the phrasebook

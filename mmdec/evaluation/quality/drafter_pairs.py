@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmdec.decode.forwarding import ForwardingDrafter
+from mmdec.decode.guard import ForwardingDrafter
 from mmdec.evaluation.quality.description import PROMPT, QUESTIONS, questions_of
 from mmdec.evaluation.quality.harness import Method, parse_plan
 from mmdec.evaluation.quality.harness_description import DescriptionHarness

@@ -16,13 +16,13 @@ from typing import Any, final
 from torch import Tensor
 
 from mmdec.audio import SAMPLE_RATE
+from mmdec.decode.watch import Stopwatch, timed_passes
 from mmdec.evaluation.quality.harness import Harness, Measurement, Method, counted, quiet
 from mmdec.hub.medusa import WEIGHTS
 from mmdec.hub.whisper import HEADS, LoadedWhisper
 from mmdec.pipelines.inputs import Audio, read
 from mmdec.pipelines.transcription.request import TranscriptionRequest
 from mmdec.pipelines.transcription.transcribe import transcribe
-from mmdec.runtime import Stopwatch, timed_passes
 
 
 @final

@@ -202,7 +202,7 @@ def _translate_all(
 
 
 def _translate(run: Translator, clip: Path, strategy: str) -> Output:
-    from mmdec.runtime import Stopwatch  # imports torch
+    from mmdec.decode.watch import Stopwatch  # imports torch
 
     stopwatch = Stopwatch()  # results come back on the CPU: no device to wait for
     try:

@@ -15,6 +15,7 @@ from transformers import DynamicCache
 from typing_extensions import Unpack
 
 from mmdec.checks.arguments import check_callable, check_threads, naming_options
+from mmdec.decode.watch import Stopwatch
 from mmdec.hub.vlm import DEFAULT_MODEL
 from mmdec.images import to_pil
 from mmdec.pipelines.confidence import Evidence, check_min_confidence, too_unsure
@@ -32,7 +33,6 @@ from mmdec.pipelines.description.prompts import (
     user_message,
 )
 from mmdec.pipelines.threads import with_threads
-from mmdec.runtime import Stopwatch
 from mmdec.types import InputError
 
 LACKING = ("batch_size", "on_text", "on_round")  # options of `describe` that a chat does not take

@@ -19,6 +19,7 @@ from mmdec.checks.arguments import check_callable, check_threads, check_whole, n
 from mmdec.decode.budget import Nodes
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import RuleName
+from mmdec.decode.watch import Stopwatch
 from mmdec.generation.drafter_choice import DraftedBy
 from mmdec.generation.speculation import speculate
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm
@@ -31,7 +32,6 @@ from mmdec.pipelines.description.prompts import Question, check_accepted, render
 from mmdec.pipelines.description.request import DescriptionRequest
 from mmdec.pipelines.inputs import BatchError
 from mmdec.pipelines.threads import with_threads
-from mmdec.runtime import Stopwatch
 from mmdec.targets.registry import target_of
 from mmdec.types import InputError
 

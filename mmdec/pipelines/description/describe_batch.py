@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mmdec.decode.forwarding import ForwardingDrafter
+from mmdec.decode.guard import ForwardingDrafter
 from mmdec.decode.loop import Round
+from mmdec.decode.watch import Stopwatch
 from mmdec.hub.vlm import FamiliarPictures
 from mmdec.pipelines.confidence import Evidence, confidence, evidence
 from mmdec.pipelines.description.description import Description
 from mmdec.pipelines.description.picture_evidence import picture_evidence
 from mmdec.pipelines.description.request import DescriptionRequest
-from mmdec.runtime import Stopwatch
 from mmdec.types import Draft, Drafter, Plan
 
 OnText = Callable[[str], None]

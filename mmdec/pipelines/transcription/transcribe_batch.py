@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, WhisperForConditionalGeneration
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import options_error
 from mmdec.decode.loop import Round
+from mmdec.decode.watch import Stopwatch
 from mmdec.generation.model_lock import reading
 from mmdec.generation.prompt import option_names
 from mmdec.generation.speculation import Speculation
@@ -24,7 +25,6 @@ from mmdec.pipelines.transcription.request import TranscriptionRequest
 from mmdec.pipelines.transcription.transcript import Segment, Transcript
 from mmdec.pipelines.transcription.usage import Usage, UsageMeter, first_time
 from mmdec.pipelines.transcription.word_timestamps import UNSPACED, agree, words
-from mmdec.runtime import Stopwatch
 from mmdec.targets.whisper import attention_restored, without_own_warnings
 from mmdec.types import InputError
 

@@ -22,9 +22,9 @@ from torch import Tensor
 from transformers import GenerationConfig, WhisperForConditionalGeneration
 
 from mmdec.decode.loop import Round
+from mmdec.decode.watch import Stopwatch, timed_passes
 from mmdec.generation.speculation import Speculation
 from mmdec.pipelines.confidence import evidence
-from mmdec.runtime import Stopwatch, timed_passes
 from mmdec.targets.registry import target_of
 
 

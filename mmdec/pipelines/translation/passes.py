@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from mmdec.runtime import Stopwatch
+from mmdec.decode.watch import Stopwatch
 from mmdec.targets.units import EOS, PAD
 
 SPECIALS = 4  # <s> <pad> </s> <unk> are the first four units of every vocabulary

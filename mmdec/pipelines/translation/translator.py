@@ -22,13 +22,13 @@ from mmdec.decode.budget import Budget
 from mmdec.decode.loop import decode
 from mmdec.decode.sampling import Sequences, Stop
 from mmdec.decode.verify import MatchRule
+from mmdec.decode.watch import Stopwatch
 from mmdec.drafters.dag import DagDrafter
 from mmdec.generation.model_lock import reading
 from mmdec.hub.daspeech import DASpeechParts, save_parts
 from mmdec.hub.publish import push_folder
 from mmdec.pipelines.confidence import FLOOR, Calibration, confidence, evidence
 from mmdec.pipelines.translation.passes import SPECIALS, OnPass, PassListener
-from mmdec.runtime import Stopwatch
 from mmdec.targets.units import BOS, EOS, PAD, UnitTarget
 from mmdec.types import InputError
 

@@ -19,7 +19,7 @@ from transformers import WhisperForConditionalGeneration
 from mmdec.decode.budget import Budget
 from mmdec.decode.loop import decode
 from mmdec.decode.sampling import Sequences, Stop
-from mmdec.decode.tree_shape import HeadAccuracy
+from mmdec.decode.tree import HeadAccuracy
 from mmdec.decode.verify import MatchRule
 from mmdec.drafters.medusa import Medusa, expected
 from mmdec.nn.medusa import MedusaHeads

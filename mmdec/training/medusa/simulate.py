@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdec.decode.tree_shape import HeadAccuracy, Node
+from mmdec.decode.tree import HeadAccuracy, Node
 from mmdec.drafters.medusa import WIDTH, expected
 
 ITERATIONS = 3  # a tree's shape follows from the accuracies, and these from the nodes that the tree reaches

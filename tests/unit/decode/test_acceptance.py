@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmdec.decode.acceptance import DEEPEST, FADE, UNKNOWN, Acceptance, expected_in_tree
+from mmdec.decode.statistics import DEEPEST, FADE, UNKNOWN, Acceptance, expected_in_tree
 from mmdec.types import Plan
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmdec.decode.cost_model import WINDOW, CostCurve
+from mmdec.decode.statistics import WINDOW, CostCurve
 
 
 def curve_of(*timings: tuple[int, float], slope: float = 1.0, origin: bool = False, enough: int = 1) -> CostCurve:

@@ -26,7 +26,7 @@ from transformers import LlamaForCausalLM
 import mmdec
 import mmdec.decode
 import mmdec.drafters
-from mmdec.decode import statistics, statistics_json
+from mmdec.decode import statistics
 from mmdec.decode.budget import Budget
 from mmdec.decode.statistics import DecodingStatistics, Pair
 from mmdec.drafters.medusa import Medusa
@@ -399,4 +399,4 @@ def test_threads_share_statistics_while_they_are_saved(tmp_path: Path) -> None:
     assert [learned.of(PAIR).costs(power)[0].timed for power in (0, 1, 2)] == [300, 300, 300]
     for seed in range(6):
         DecodingStatistics.load(tmp_path / f"{seed}.json")
-    assert statistics_json.FORMAT["version"] == 1
+    assert statistics.FORMAT["version"] == 1

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from mmdec.decode.tree_shape import KEPT, HeadAccuracy, likeliest_paths
+from mmdec.decode.tree import KEPT, HeadAccuracy, likeliest_paths
 from mmdec.types import InputError
 
 

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, kl_div
 from transformers import WhisperFeatureExtractor
 
 from mmdec import speculate
-from mmdec.decode.tree_shape import HeadAccuracy
+from mmdec.decode.tree import HeadAccuracy
 from mmdec.drafters.medusa import WIDTH, expected
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.nn.whisper_encoder import whisper_mel
