@@ -46,9 +46,6 @@ class PooledDropout(nn.Module):
         start = int(torch.randint(_POOL_SIZE - size, ()))
         return x * _pool(self.p)[start : start + size].view(x.shape).to(x.dtype)
 
-    def extra_repr(self) -> str:
-        return f"p={self.p}"
-
 
 def sinusoids(size: int, d_model: int, device: torch.device, start: int = 0) -> Tensor:
     """Sinusoidal positions start ... start+size-1, sines then cosines: (size, d_model)."""

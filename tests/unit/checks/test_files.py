@@ -67,7 +67,7 @@ def test_a_cut_file_gives_its_own_samples_alone(kind: str, share: float, other: 
         assert least * len(whole) < len(found) < 0.8 * len(whole)
         assert torch.equal(found, whole[: len(found)])
         assert audio.sound_seconds(path) == len(found) / rate
-    assert torch.equal(audio.load_audio(io.BytesIO(path.read_bytes())), found)
+    assert torch.equal(audio.load_audio(io.BytesIO(path.read_bytes()), rate), found)
 
 
 def test_a_cut_flac_is_refused_the_same_each_time(other: Path, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_percentages() -> None:
 
 def test_words_with_their_times() -> None:
     words = [Word(" We're", 0.1, 0.4), Word(" <late>", 0.42, 0.9)]
-    segments = [Segment(0.0, 1.0, "We're <late>", words)]
+    segments = [Segment(0.0, 1.0, "We're <late>", [], words)]
     html = words_html(SimpleNamespace(segments=segments))  # type: ignore[arg-type] # what is read of a transcript
     root = ElementTree.fromstring(f"<p>{html}</p>")
     assert [span.text for span in root.iter("span")] == ["We're", "<late>"]
