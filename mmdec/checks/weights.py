@@ -7,7 +7,8 @@ network larger than its weights. Every fault raises InputError.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,6 +46,20 @@ NOT_FOLLOWED = (
 HEADS = {"heads": "d_model", "link_heads": ""}
 N = TypeVar("N", bound=nn.Module)
 P = TypeVar("P", bound="PreTrainedModel")
+
+
+@contextmanager
+def damaged(message: str, remedy: str = "Fetch it again.") -> Iterator[None]:
+    """Make an InputError of whatever the block raises: other libraries raise various errors for damaged files.
+
+    message: what must hold, and what does not.
+    """
+    try:
+        yield
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:
+        raise InputError(f"{message} ({type(error).__name__}: {error!s:.300}). {remedy}") from error
 
 
 def read_settings(file: Path, argument: str = "model") -> dict[str, Any]:

@@ -5,8 +5,7 @@
 
 It works after `import mmdec`. AutoModel needs a folder whose config.json names its `model_type`, as newly written ones
 do; the classes below also read older ones. mmdec's own loaders read and write the folders: safetensors inside the
-folder only, no pickle, no remote code. For translating or drafting, use `mmdec.load` and `mmdec.load_drafter`. The
-configuration classes hold the settings of the folder's config.json unchanged.
+folder only, no pickle, no remote code. For translating or drafting, use `mmdec.load` and `mmdec.load_drafter`.
 """
 
 from __future__ import annotations
@@ -31,26 +30,25 @@ _UPLOADING = ("private", "token", "revision", "commit_message")
 _FETCHING = ("revision", "token", "cache_dir", "force_download", "local_files_only")
 
 
-class DASpeechModelConfig(PreTrainedConfig):
+class _Config(PreTrainedConfig):
+    """Holds the settings of a folder's config.json unchanged; mmdec's own loaders check them and build the networks."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = _own(settings)
+        named: dict[str, Any] = {"name_or_path": str(settings.get("name_or_path") or "")}
+        super().__init__(**named)
+
+
+class DASpeechModelConfig(_Config):
     """The configuration of a translator: `architecture`, `vocoder`, `decoding`."""
 
     model_type = DASPEECH
 
-    def __init__(self, **settings: Any) -> None:
-        self.settings = _own(settings)
-        named: dict[str, Any] = {"name_or_path": str(settings.get("name_or_path") or "")}
-        super().__init__(**named)
 
-
-class DrafterModelConfig(PreTrainedConfig):
+class DrafterModelConfig(_Config):
     """The configuration of a draft network; `settings["system"]` names its class, as in `mmdec.drafters.registry`."""
 
     model_type = DRAFTER
-
-    def __init__(self, **settings: Any) -> None:
-        self.settings = _own(settings)
-        named: dict[str, Any] = {"name_or_path": str(settings.get("name_or_path") or "")}
-        super().__init__(**named)
 
 
 def _own(settings: dict[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from mmdec.checks.weights import (
     INDEX,
     WHOLE,
     check_finite_weights,
+    damaged,
     fill,
     lies_inside,
     read_settings,
@@ -37,6 +38,7 @@ from mmdec.checks.weights import (
 )
 from mmdec.drafters.registry import network_class
 from mmdec.hub.drafters import save_network
+from mmdec.hub.publish import new_folder
 from mmdec.nn.draft_network import MOST
 from mmdec.types import InputError
 
@@ -67,12 +69,11 @@ def convert(
     vocab_size: the target's, if its embedding was extended after training.
     Raises: InputError for EAGLE-3, FLASH and any other unsupported layout.
     """
-    folder, target = Path(source), Path(directory)
+    folder = Path(source)
     if not (folder / "config.json").is_file():
         lacks = "does not" if folder.is_dir() else "is no folder"
         raise InputError(f"`source` must hold config.json, but '{folder}' {lacks}. Give the checkpoint's folder.")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError(f"`directory` must be new or empty, but '{target}' is not. Choose another.")
+    target = new_folder(directory)
     if system not in (None, "eagle", "msd", "vispec"):
         raise InputError(f"`system` must be eagle, msd or vispec, but is {system!r:.60}. Leave it out.")
     if vocab_size is not None:
@@ -108,19 +109,12 @@ def _read(folder: Path) -> dict[str, Tensor]:
         raise InputError(
             f"`source` must hold at most {MAX_BYTES} bytes, but '{file}' has more. Name a draft network's."
         )
-    try:
+    with damaged(f"`source` must hold named tensors, but '{file}' does not"):
         state = torch.load(file, map_location="cpu", weights_only=True)
         if not isinstance(state, Mapping) or not all(
             isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
         ):
             raise ValueError("it holds something else than named tensors")
-    except (InputError, MemoryError):
-        raise
-    except Exception as error:  # a damaged pickle may raise anything
-        raise InputError(
-            f"`source` must hold named tensors, but '{file}' does not ({type(error).__name__}: {error!s:.200}). Fetch "
-            "it again."
-        ) from error
     check_finite_weights(state, file, "source")
     return dict(state)
 

@@ -34,7 +34,7 @@ from mmdec.drafters.registry import (
 from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.hub.find import drafter_by_name
 from mmdec.hub.medusa import load_heads
-from mmdec.hub.publish import whole_folder
+from mmdec.hub.publish import new_folder, whole_folder
 from mmdec.nn.draft_network import DraftConfig, DraftNetwork
 from mmdec.nn.flash import FlashNetwork
 from mmdec.types import Drafter, InputError
@@ -94,9 +94,7 @@ def save_network(network: DraftNetwork, directory: str | os.PathLike[str], *, ca
     network: a draft network. directory: the new folder. card: text of README.md.
     Raises: InputError if the directory exists and is not empty.
     """
-    target = Path(directory)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError(f"`directory` must be new or empty, but '{target}' is not. Choose another.")
+    target = new_folder(directory)
     with whole_folder(target) as fresh:
         config = {"system": network.system, "model_type": MODEL_TYPE, **asdict(network.config)}
         (fresh / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -24,8 +24,8 @@ from transformers import (
 )
 
 from mmdec.audio import HOP, MELS, WINDOW
-from mmdec.checks.weights import NOT_FOLLOWED, fill, fill_pretrained, read_settings
-from mmdec.hub.publish import whole_folder
+from mmdec.checks.weights import NOT_FOLLOWED, damaged, fill, fill_pretrained, read_settings
+from mmdec.hub.publish import new_folder, whole_folder
 from mmdec.nn.vocoder import ESPNET, SPEECHT5, HifiGanVocoder, MelKind
 from mmdec.types import InputError
 
@@ -43,15 +43,8 @@ def load_hifigan(vocoder: str | Path) -> HifiGanVocoder:
             f"`vocoder` must be a directory with safetensors, but is the file '{vocoder}', and pickles are not "
             "read. Convert the authors' generator file with `mmdec convert hifigan IN OUT`."
         )
-    try:
+    with damaged(f"`vocoder` must hold whole HiFi-GAN weights, but '{vocoder}' does not", "Fetch them again."):
         return _read(path)
-    except (InputError, MemoryError):
-        raise
-    except Exception as error:  # transformers raises various errors for damaged settings
-        raise InputError(
-            f"`vocoder` must hold whole HiFi-GAN weights, but '{vocoder}' does not ({type(error).__name__}: "
-            f"{error!s:.200}). Fetch them again."
-        ) from error
 
 
 def _read(folder: Path) -> HifiGanVocoder:
@@ -87,23 +80,15 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
     From the pickle only tensors and plain values are read; its code is not run. Raises: InputError for another
     generator, and for mels that cannot be computed from mmdec's.
     """
-    path, target = Path(source), Path(directory)
+    path = Path(source)
     if not path.is_file() or not path.with_name("config.json").is_file():
         raise InputError(
             f"`source` must be a generator file with its config.json beside it, but '{path}' is not. Fetch both."
         )
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError(f"`directory` must be new or empty, but '{target}' is not. Choose another.")
+    target = new_folder(directory)
     described = read_settings(path.with_name("config.json"), "source")
-    try:
+    with damaged(f"`source` must hold a whole HiFi-GAN generator, but '{path}' does not"):
         generator, mels = _official(path, described)
-    except (InputError, MemoryError):
-        raise
-    except Exception as error:  # a damaged pickle may raise anything
-        raise InputError(
-            f"`source` must hold a whole HiFi-GAN generator, but '{path}' does not ({type(error).__name__}: "
-            f"{error!s:.200}). Fetch it again."
-        ) from error
     setattr(generator.config, MELS_KEY, asdict(mels))
     with whole_folder(target) as fresh:
         generator.save_pretrained(fresh)

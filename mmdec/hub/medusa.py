@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import show
-from mmdec.checks.weights import checked_file, fill, read_settings, read_weights, shards
+from mmdec.checks.weights import checked_file, damaged, fill, read_settings, read_weights, shards
 from mmdec.drafters.medusa import Medusa
-from mmdec.hub.publish import whole_folder
+from mmdec.hub.publish import new_folder, whole_folder
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.types import InputError
 
@@ -48,9 +48,7 @@ def save_heads(
 
     heads: the trained heads. ranks: measured chances [head][rank], from which trees start. card: text of README.md.
     """
-    target = Path(directory)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError(f"`directory` must be new or empty, but '{target}' is not. Choose another.")
+    target = new_folder(directory)
     with whole_folder(target) as fresh:
         config = {"system": SYSTEM, "model_type": "mmdec-drafter", "heads": asdict(heads.config), "ranks": ranks}
         (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -116,7 +114,10 @@ def _read(folder: Path) -> tuple[MedusaConfig, list[list[float]] | None, dict[st
             f"`directory` must hold Medusa heads, but '{folder}' holds {config.get('system')!r}. Name their folder."
         )
     state = read_weights([checked_file(folder, WEIGHTS, "directory")], "directory")
-    try:
+    with damaged(
+        f"`directory` must hold whole heads, but config.json in '{folder}' is damaged or of another version",
+        "Fetch them again.",
+    ):
         shape = MedusaConfig(**config["heads"])
         if shape.heads > len(state):
             raise ValueError(f"{shape.heads} heads for {len(state)} tensors")
@@ -124,13 +125,6 @@ def _read(folder: Path) -> tuple[MedusaConfig, list[list[float]] | None, dict[st
         if ranks is not None and not (len(ranks) == shape.heads and all(_is_chances(row) for row in ranks)):
             raise ValueError("`ranks` are no chances of each head's ranks")
         fill(lambda: MedusaHeads(shape), state, "directory", folder)
-    except InputError:
-        raise
-    except Exception as error:  # networks raise various errors for settings of wrong types
-        raise InputError(
-            f"`directory` must hold whole heads, but config.json in '{folder}' is damaged or of another version "
-            f"({type(error).__name__}: {error!s:.300}). Fetch them again."
-        ) from error
     return shape, ranks, state
 
 

@@ -30,6 +30,14 @@ MOST_OF_A_TEXT = 2**20  # maximum bytes of a text file that is copied
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
 
+def new_folder(directory: str | os.PathLike[str]) -> Path:
+    """The path of a folder to write. Raises InputError if it exists and is not empty."""
+    target = Path(directory)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f"`directory` must be new or empty, but '{target}' is not. Choose another.")
+    return target
+
+
 @contextmanager
 def whole_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
     """An empty folder to write in, which replaces `target` when the block ends.

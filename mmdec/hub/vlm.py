@@ -33,6 +33,7 @@ from mmdec.checks.weights import (
     NOT_FOLLOWED,
     check_generation,
     checked_file,
+    damaged,
     fill_pretrained,
     read_settings,
     read_weights,
@@ -126,19 +127,12 @@ def read_model(directory: Path) -> PreTrainedModel:
     """Load the network in `directory`, in float32 on the CPU. Raises InputError if files are damaged or outside it."""
     config_type, network = _types(directory)
     settings = read_settings(directory / "config.json")
-    try:
+    with damaged(f"`model` must be a whole vision-language model, but '{directory}' is damaged or of another version"):
         config = config_type.from_dict({name: value for name, value in settings.items() if name not in NOT_FOLLOWED})
         model = fill_pretrained(network, config, directory)
         if (directory / GENERATION).is_file():
             model.generation_config = GenerationConfig.from_dict(read_settings(directory / GENERATION))
             check_generation(model.generation_config, config.get_text_config(decoder=True), directory)
-    except (InputError, MemoryError):
-        raise
-    except Exception as error:  # transformers raises various errors for damaged settings
-        raise InputError(
-            f"`model` must be a whole vision-language model, but '{directory}' is damaged or of another version "
-            f"({type(error).__name__}: {error!s:.300}). Fetch it again."
-        ) from error
     return model.eval()
 
 
@@ -160,7 +154,7 @@ def read_processor(directory: Path) -> ProcessorMixin:
 
     Raises: InputError if it is damaged.
     """
-    try:
+    with damaged(f"`model` must have a whole tokenizer and image processor, but those in '{directory}' are damaged"):
         try:
             return AutoProcessor.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         except (ImportError, OSError):
@@ -168,13 +162,6 @@ def read_processor(directory: Path) -> ProcessorMixin:
             if "video_processor" not in kind.get_attributes():
                 raise
             return for_pictures(kind).from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except (InputError, MemoryError):
-        raise
-    except Exception as error:  # tokenizers raises plain Exception
-        raise InputError(
-            f"`model` must have a whole tokenizer and image processor, but those in '{directory}' are damaged "
-            f"({type(error).__name__}: {error!s:.300}). Fetch it again."
-        ) from error
 
 
 def for_pictures(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:

@@ -18,7 +18,7 @@ from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalG
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import did_you_mean, show
 from mmdec.checks.devices import check_device
-from mmdec.checks.weights import NOT_FOLLOWED, check_generation, fill_pretrained, lies_inside, read_settings
+from mmdec.checks.weights import NOT_FOLLOWED, check_generation, damaged, fill_pretrained, lies_inside, read_settings
 from mmdec.drafters.medusa import Medusa
 from mmdec.drafters.registry import drafter_names
 from mmdec.hub.find import LoadedModels, find, kind, path_text, version
@@ -151,20 +151,13 @@ def _check(directory: Path, name: str) -> None:
 def read_model(directory: Path) -> WhisperForConditionalGeneration:
     """Load the network in `directory`, in float32 on the CPU. Raises InputError if files are damaged or outside it."""
     settings = read_settings(directory / "config.json")
-    try:
+    with damaged(f"`model` must be a whole Whisper, but '{directory}' is damaged or of another version"):
         config = WhisperConfig.from_dict({name: value for name, value in settings.items() if name not in NOT_FOLLOWED})
         model = fill_pretrained(WhisperForConditionalGeneration, config, directory)
         if (directory / GENERATION).is_file():
             model.generation_config = GenerationConfig.from_dict(read_settings(directory / GENERATION))
         else:  # older folders keep the generation config among the model's settings
             model.generation_config = GenerationConfig.from_model_config(dict(settings))
-    except (InputError, MemoryError):
-        raise
-    except Exception as error:  # transformers raises various errors for damaged settings
-        raise InputError(
-            f"`model` must be a whole Whisper, but '{directory}' is damaged or of another version "
-            f"({type(error).__name__}: {error!s:.300}). Fetch it again."
-        ) from error
     check_generation(model.generation_config, model.config, directory)
     return model.eval()
 
@@ -172,13 +165,8 @@ def read_model(directory: Path) -> WhisperForConditionalGeneration:
 def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedWhisper:
     model = read_model(directory)
     check_extractor(directory)
-    try:
+    with damaged(f"`model` must have a whole tokenizer and feature extractor, but those in '{directory}' are damaged"):
         processor = WhisperProcessor.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # tokenizers raises plain Exception
-        raise InputError(
-            f"`model` must have a whole tokenizer and feature extractor, but those in '{directory}' are damaged "
-            f"({type(error).__name__}: {error!s:.300}). Fetch it again."
-        ) from error
     return LoadedWhisper(cast(Any, model).to(device, dtype), processor, directory)
 
 

@@ -66,11 +66,7 @@ class DraftConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))  # JSON has lists
         for name in SIZES:
-            size = getattr(self, name)
-            if type(size) is not int or not 1 <= size <= MOST:
-                raise InputError(
-                    f"`{name}` must be an integer from 1 to {MOST}, but is {size!r:.60}. Take the model's."
-                )
+            check_size(name, getattr(self, name), MOST, "Take the model's.")
         if self.num_attention_heads % self.num_key_value_heads or self.head_dim % 2:
             raise InputError(
                 f"`num_key_value_heads` must divide `num_attention_heads` and `head_dim` be even, but they are "
@@ -82,7 +78,7 @@ class DraftConfig:
                 raise InputError(f"`{name}` must be a positive number, but is {number!r:.60}. Take the model's.")
         if not 1 <= len(self.layers) <= 8 or any(type(layer) is not int for layer in self.layers):
             raise InputError(f"`layers` must be 1 to 8 integers, but is {self.layers!r:.60}. (-1,) is EAGLE's.")
-        for name in FLAGS:
+        for name in (field.name for field in fields(self) if field.type == "bool"):
             if type(getattr(self, name)) is not bool:
                 raise InputError(f"`{name}` must be true or false, but is {getattr(self, name)!r:.60}. Choose one.")
         for name in ("base", "target"):
@@ -114,7 +110,10 @@ class DraftConfig:
         return cls(**{**sizes, **changes})
 
 
-FLAGS = tuple(field.name for field in fields(DraftConfig) if field.type == "bool")
+def check_size(name: str, size: object, most: int, remedy: str = "Choose another.") -> None:
+    """Raise InputError unless a size in a configuration is an integer from 1 to `most`."""
+    if type(size) is not int or not 1 <= size <= most:
+        raise InputError(f"`{name}` must be an integer from 1 to {most}, but is {size!r:.60}. {remedy}")
 
 
 @dataclass

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad, silu
 
 from mmdec.nn.compressor import LatentAttention, separate, spans
-from mmdec.nn.draft_network import DraftConfig, DraftNetwork, Prompted
+from mmdec.nn.draft_network import DraftConfig, DraftNetwork, Prompted, check_size
 from mmdec.types import InputError
 
 MOST_SLOTS, MOST_LATENTS = 32, 4096
@@ -48,12 +48,7 @@ class FlashConfig(DraftConfig):
         super().__post_init__()
         bounds = {"slots": MOST_SLOTS, "latents": MOST_LATENTS, "bottleneck": self.hidden_size}
         for name, most in bounds.items():
-            size = getattr(self, name)
-            if type(size) is not int or not 1 <= size <= most:
-                raise InputError(f"`{name}` must be an integer from 1 to {most}, but is {size!r:.60}. Choose another.")
-        for name in ("refine", "tree", "plain_prefix"):
-            if type(getattr(self, name)) is not bool:
-                raise InputError(f"`{name}` must be true or false, but is {getattr(self, name)!r:.60}. Choose one.")
+            check_size(name, getattr(self, name), most)
         if len(self.layers) != 1:
             raise InputError(f"`layers` must name one layer, but is {self.layers!r:.60}. (-1,) is the published one.")
 

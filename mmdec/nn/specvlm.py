@@ -33,7 +33,7 @@ from mmdec.nn.compressor import (
     separate,
     spans,
 )
-from mmdec.nn.draft_network import DraftConfig, DraftNetwork, Prompted
+from mmdec.nn.draft_network import DraftConfig, DraftNetwork, Prompted, check_size
 from mmdec.types import InputError
 
 Fc = Callable[[Tensor], Tensor]
@@ -189,20 +189,18 @@ class SpecVLMConfig(DraftConfig):
         if self.grid is not None:
             object.__setattr__(self, "grid", tuple(self.grid))
         for name in ("prune_ratio", "pool_ratio", "conv_ratio", "mixed_ratio", "queries", "gate_size"):
-            _check_size(name, getattr(self, name))
+            check_size(name, getattr(self, name), MOST_RATIO)
         if self.grid is not None:
             if len(self.grid) != 2:
                 raise InputError(f"`grid` must be rows and columns, but is {self.grid!r:.60}. Leave it out.")
             for size in self.grid:
-                _check_size("grid", size)
+                check_size("grid", size, MOST_RATIO)
         if self.variant not in ("select", "weighted", "concat"):
             raise InputError(f"`variant` must be select, weighted or concat, but is {self.variant!r:.60}. Choose one.")
         if not self.compressors or not set(self.compressors) <= set(CHOICES):
             raise InputError(f"`compressors` must be of {', '.join(CHOICES)}, but is {self.compressors!r:.80}.")
         if self.pruning not in ("random", "strided"):
             raise InputError(f"`pruning` must be random or strided, but is {self.pruning!r:.60}. Choose one.")
-        if type(self.depthwise) is not bool:
-            raise InputError(f"`depthwise` must be true or false, but is {self.depthwise!r:.60}. Choose one.")
         if type(self.gate_temperature) not in (int, float) or not 1e-3 <= self.gate_temperature <= 1e3:
             raise InputError(f"`gate_temperature` must be in 0.001 .. 1000, but is {self.gate_temperature!r:.60}.")
 
@@ -283,11 +281,6 @@ def asking(visual: Tensor) -> Tensor:
     """The question's tokens: visual (L,) bool -> (L,) bool, text after the first image; all text without an image."""
     after = visual.cumsum(0) > 0
     return ~visual & after if bool(visual.any()) else ~visual
-
-
-def _check_size(name: str, size: object) -> None:
-    if type(size) is not int or not 1 <= size <= MOST_RATIO:
-        raise InputError(f"`{name}` must be an integer from 1 to {MOST_RATIO}, but is {size!r:.60}. Choose another.")
 
 
 def expected_kept(logits: Tensor, config: SpecVLMConfig, length: int) -> Tensor:

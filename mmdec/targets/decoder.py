@@ -26,7 +26,7 @@ from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.cache import KVPool, RowLayout, check_cache, keep_path, shallow_copy
 from mmdec.targets.families import ARGUMENTS
 from mmdec.targets.fast_pass import FastRun, fast_pass
-from mmdec.targets.hf_target import HfTarget, model_name
+from mmdec.targets.hf_target import HfTarget, check_layers, model_name
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
 READ = {*ARGUMENTS, "use_cache"}  # the inputs that are read
@@ -229,7 +229,9 @@ class DecoderTarget(HfTarget, ABC):
         A given cache is filled during the run if the batch has one row without holes; otherwise it is only read: see
         `extend`.
         """
-        self._check_needs(needs)
+        check_layers(needs, self.layers)
+        if needs.memory:
+            raise InputError("`memory` must be False for a text model, but is True. It has no encoder to read.")
         prompt = self._read(inputs)
         text, cache = prompt.text, prompt.text.run_cache(self.model.config)
         scores = self._run(text.fresh, text.mask_given, prompt.positions, cache, needs.layers, prompt.extra, last=True)
@@ -353,13 +355,3 @@ class DecoderTarget(HfTarget, ABC):
             logits=cast(Any, logits),
             past_key_values=inputs.get("past_key_values"),
         )
-
-    def _check_needs(self, needs: Needs) -> None:
-        wrong = [layer for layer in needs.layers if not -1 <= layer < self.layers - 1]
-        if wrong:
-            raise InputError(
-                f"`layers` must lie in 0 .. {self.layers - 2} or be -1 (the last, normed), but holds {wrong[0]}. "
-                "Use a drafter made for this model."
-            )
-        if needs.memory:
-            raise InputError("`memory` must be False for a text model, but is True. It has no encoder to read.")

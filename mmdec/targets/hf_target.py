@@ -11,7 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from mmdec.nn.fingerprint import fingerprint
-from mmdec.types import Target
+from mmdec.types import InputError, Needs, Target
 
 Output = GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput
 # transformers' hooks from this module remain after hidden states were requested once; they do nothing
@@ -81,3 +81,13 @@ def source_folder(model: PreTrainedModel) -> Path | None:
 def model_name(model: PreTrainedModel) -> str:
     """Names the model's source and a digest of its weights."""
     return f"{Path(source_of(model)).name or type(model).__name__}-{fingerprint(model)}"
+
+
+def check_layers(needs: Needs, layers: int) -> None:
+    """Raise InputError if a drafter reads a layer that a model with so many layers does not have."""
+    wrong = [layer for layer in needs.layers if not -1 <= layer < layers - 1]
+    if wrong:
+        raise InputError(
+            f"`layers` must lie in 0 .. {layers - 2} or be -1 (the last, normed), but holds {wrong[0]}. Use a drafter "
+            "made for this model."
+        )

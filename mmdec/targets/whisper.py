@@ -37,7 +37,7 @@ from mmdec.decode.tree import single
 from mmdec.ops.tree_attention import LARGEST, TreeMask
 from mmdec.targets.cache import KVPool, RowLayout, check_cache, keep_path
 from mmdec.targets.fast_pass import FastRun, fast_pass
-from mmdec.targets.hf_target import HfTarget, model_name
+from mmdec.targets.hf_target import HfTarget, check_layers, model_name
 from mmdec.targets.whisper_decoder import FastDecoder
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
@@ -160,7 +160,7 @@ class WhisperTarget(HfTarget):
             (for larger batches
             see `reread`).
         """
-        self._check_needs(needs)
+        check_layers(needs, self.layers)
         prompt = WhisperPrompt.of(inputs, self.model.config.max_target_positions)
         # otherwise a cache of the caller could not be filled during the run
         own = len(prompt.ids) == 1 and not prompt.holes
@@ -313,14 +313,6 @@ class WhisperTarget(HfTarget):
 
     def _features(self, out: Any, layers: tuple[int, ...]) -> dict[int, Tensor]:
         return {layer: out.last_hidden_state if layer == -1 else out.hidden_states[layer + 1] for layer in layers}
-
-    def _check_needs(self, needs: Needs) -> None:
-        wrong = [layer for layer in needs.layers if not -1 <= layer < self.layers - 1]
-        if wrong:
-            raise InputError(
-                f"`layers` must lie in 0 .. {self.layers - 2} or be -1 (the last, normed), but holds {wrong[0]}. "
-                "Use a drafter made for this model."
-            )
 
 
 def check_model(model: WhisperForConditionalGeneration) -> None:
