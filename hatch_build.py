@@ -1,4 +1,4 @@
-"""Puts models/, demos/ and data/samples/ into the wheel as mmdec/_models, mmdec/_demos and mmdec/_samples. An editable
+"""Puts models/ and data/samples/ into the wheel as mmdec/_models and mmdec/_samples. An editable
 install reads the checkout.
 
 What is hidden stays behind, as do models, and drafters inside a model's folder, without a card: they are unfinished.
@@ -20,7 +20,7 @@ class ArtefactsHook(BuildHookInterface):
 def artefacts(root: Path) -> dict[str, str]:
     """Files of the checkout -> their paths in the wheel."""
     found: dict[str, str] = {}
-    for name in ("models", "demos", "data/samples"):
+    for name in ("models", "data/samples"):
         folder = root / name
         for path in sorted(folder.rglob("*")):
             inside = path.relative_to(folder)

@@ -3,12 +3,12 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mmdec.hub.find import demo_file, find, kind, names
+from mmdec.hub.find import find, kind, names
 
 if TYPE_CHECKING:
     from mmdec.hub.daspeech import DEFAULT_MODEL, resolve, save_model
 
-__all__ = ["DEFAULT_MODEL", "demo_file", "find", "kind", "names", "resolve", "save_model"]
+__all__ = ["DEFAULT_MODEL", "find", "kind", "names", "resolve", "save_model"]
 
 
 def __getattr__(name: str) -> Any:

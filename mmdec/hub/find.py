@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, final
 
 from mmdec.checks.arguments import show
 from mmdec.checks.weights import PICKLES, read_settings
-from mmdec.types import InputError, MmdecError
+from mmdec.types import InputError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 FOLDERS = (PACKAGE / "_models", PACKAGE.parent / "models")  # of an installed wheel; of a checkout
@@ -137,14 +137,6 @@ def _changed(file: Path) -> int:
         return file.stat().st_mtime_ns
     except OSError:  # a dangling or circular link
         return file.lstat().st_mtime_ns
-
-
-def demo_file() -> Path:
-    """The file of the Gradio page, in the wheel or the checkout."""
-    for path in (PACKAGE / "_demos" / "app.py", PACKAGE.parent / "demos" / "app.py"):
-        if path.is_file():
-            return path
-    raise MmdecError("The demo page is missing from this installation. Install mmdec again.")
 
 
 def download(

@@ -30,7 +30,6 @@ EXCEPTIONS = {
     ("training/resumption.py", "_batches_that_stepped"),
     # mmdec's own folders in a wheel, and the end of a tensor's name.
     ("demo/samples.py", "_samples"),
-    ("hub/find.py", "_demos"),
     ("hub/hifigan.py", "_v"),
 }
 PRIVATE = re.compile("_[a-z][a-z_]*")

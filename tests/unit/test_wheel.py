@@ -39,7 +39,6 @@ def test_hidden_folders_and_models_without_a_card_stay_behind(
         "models/tiny/model.safetensors": "mmdec/_models/tiny/model.safetensors",
         "models/tiny/eagle/README.md": "mmdec/_models/tiny/eagle/README.md",
         "models/tiny/eagle/model.safetensors": "mmdec/_models/tiny/eagle/model.safetensors",
-        "demos/app.py": "mmdec/_demos/app.py",
         "data/samples/images/a.png": "mmdec/_samples/images/a.png",
     }
     left = (
@@ -50,8 +49,9 @@ def test_hidden_folders_and_models_without_a_card_stay_behind(
         "models/tiny/msd/model.safetensors",  # no card
         "models/half/config.json",  # no card
         "models/half/eagle/README.md",
-        "demos/__pycache__/app.pyc",
-        "demos/.gradio/x",
+        "data/samples/__pycache__/a.pyc",
+        "data/samples/.cache/x",
+        "demos/app.py",
     )
     for name in (*kept, *left):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,6 @@ import gradio as gr
 import mmdec
 from mmdec.demo import describe, page, samples, transcribe, translate
 from mmdec.demo.background import updates
-from mmdec.hub import demo_file
 from tests.support.odd_files import write_odd
 from tests.support.odd_images import write_odd_image
 from tests.support.tiny_vlm_folder import write
@@ -46,7 +45,7 @@ blocks = page.build()
 way = next(iter(translate.WAYS))
 print(json.dumps({
     "blocks": isinstance(blocks, gr.Blocks),
-    "started": run_path(str(demo_file()))["serve"] is page.serve,
+    "started": run_path("demos/app.py")["serve"] is page.serve,
     "options": {name: str(value) for name, value in page.options(blocks, "127.0.0.1").items()},
     "kept": list(blocks.delete_cache),
     "french": last(translate.sample_work, 0, way),
