@@ -96,7 +96,7 @@ def _open(content: bytes, what: str, max_pixels: int) -> np.ndarray:
 
 
 def _checked(decode: Callable[[], np.ndarray], what: str, size: int | None = None) -> np.ndarray:
-    """What PIL decodes, or an InputError. size: of the file, where there is one."""
+    """Decode with PIL. size: of the file; None without a file. Raises InputError."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PIL warns of large pictures, which `_bound` refuses, and of odd metadata
         try:

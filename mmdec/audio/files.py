@@ -74,7 +74,7 @@ def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_secon
 
 
 def sound_seconds(path: str | os.PathLike[str]) -> float:
-    """Length of a sound file, decoded to its end: a header may declare any. Raises InputError as `load_audio` does."""
+    """Seconds of a sound file, which is decoded to its end. Raises InputError as `load_audio` does."""
     of, seconds, peak = _of(path), 0.0, 0.0
     for rate, block in _blocks(path, MAX_SECONDS):
         with np.errstate(all="ignore"):  # as `load_audio` mixes it down
@@ -88,7 +88,7 @@ def sound_seconds(path: str | os.PathLike[str]) -> float:
 
 
 def _of(source: AudioSource) -> str:
-    """Which file it is, for what is said of it."""
+    """The file's name as errors append it: " in 'a.wav'"."""
     if isinstance(source, (str, os.PathLike)):
         return f" in '{printable(os.fsdecode(source))}'"
     return " in the file object"
@@ -175,7 +175,7 @@ class _Content(io.BytesIO):
 
 
 def _read_whole(source: BinaryIO) -> io.BytesIO:
-    """All that a file object gives, in pieces: an endless one is refused before memory ends."""
+    """Read a file object to its end, in pieces. Raises InputError above `MAX_BYTES`, so that an endless one ends."""
     content = _Content()
     while piece := _read_piece(source):
         if not isinstance(piece, bytes):
@@ -245,17 +245,17 @@ def _writable(samples: Tensor | np.ndarray) -> np.ndarray:
 
 
 def container_of(content: int | io.BytesIO) -> str:
-    """FFmpeg's name of the format, by a file's first bytes; "" for all others. content: a descriptor, or bytes."""
+    """FFmpeg's name of the container format, by the first bytes; "" for others. content: a descriptor, or bytes."""
     with _file(content) as file:
         head = file.read(12)
     return MP4 if head[4:8] == b"ftyp" else MATROSKA if head[:4] == b"\x1a\x45\xdf\xa3" else ""
 
 
 def container_blocks(content: int | io.BytesIO, container: str, name: str, path: str) -> Iterator[tuple[int, Any]]:
-    """Rate and samples (T, channels) float32 of its first sound track, in pieces, until nothing comes.
+    """Decode the first sound track: yields rate and samples (T, channels) float32, in pieces, to the end.
 
-    name: what an error calls the file; path: "" for a file object. Raises InputError without PyAV, and where there is
-    no sound in it, or it is damaged.
+    name: how errors call the file. path: "" for a file object.
+    Raises: InputError if PyAV is not installed, or the file has no sound track or is damaged.
     """
     try:
         av: Any = import_module("av")
@@ -281,7 +281,7 @@ def container_blocks(content: int | io.BytesIO, container: str, name: str, path:
 
 
 def conversion(path: str, convert: str = "Convert") -> str:
-    """What to do with a sound file that cannot be read: FFmpeg's command for this one, where it has a plain name.
+    """The remedy for a sound file that cannot be read: FFmpeg's command for this file, if its name is printable.
 
     convert: how the sentence begins.
     """
@@ -296,12 +296,12 @@ def conversion(path: str, convert: str = "Convert") -> str:
 
 
 def _plain(path: str) -> str:
-    """A name that FFmpeg takes for a file's: not for an option's, nor for an address."""
+    """A path that FFmpeg does not read as an option or an address."""
     return f"file:{path}" if path.startswith("-") or ":" in path else path
 
 
 def _file(content: int | io.BytesIO) -> BinaryIO:
-    """From its beginning; closing it leaves `content` open."""
+    """A file object at the beginning of `content`. Closing it leaves `content` open."""
     if isinstance(content, int):
         os.lseek(content, 0, os.SEEK_SET)
         return open(content, "rb", closefd=False)

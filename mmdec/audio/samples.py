@@ -23,7 +23,7 @@ AGGRESSIVENESS = 2  # 0 to 3: how readily a frame counts as no voice
 
 
 def check_rate(rate: int, of: str = "") -> None:
-    """Refuse sample rates outside 8 to 192 kHz. of: " in 'a.wav'", for what is said of it."""
+    """Raise InputError for sample rates outside 8 to 192 kHz. of: " in 'a.wav'", appended to the error."""
     if isinstance(rate, bool) or not isinstance(rate, (int, np.integer)):
         raise InputError(f"`sample_rate` must be a whole number of Hz, but is {show(rate)}. Round it.")
     if rate < MIN_RATE:
@@ -33,7 +33,7 @@ def check_rate(rate: int, of: str = "") -> None:
 
 
 def check_seconds(seconds: float) -> None:
-    """Refuse audio longer than an hour: it is read whole."""
+    """Raise InputError for audio longer than an hour, because it is read whole."""
     if seconds > MAX_SECONDS:
         raise InputError(
             f"`audio` must last at most {MAX_SECONDS:.0f} seconds, but lasts {seconds:.0f}. Cut it into several files."
@@ -41,7 +41,7 @@ def check_seconds(seconds: float) -> None:
 
 
 def check_samples(samples: Tensor, of: str = "") -> None:
-    """Refuse (T,) samples that hold no sound at all, or that are not finite numbers. of: as for `check_rate`."""
+    """Raise InputError if samples (T,) are empty or not finite. of: as for `check_rate`."""
     if samples.numel() == 0:
         raise InputError(f"`audio` must hold at least one sample, but is empty{of}. Check the recording.")
     finite = torch.isfinite(samples)
@@ -54,7 +54,7 @@ def check_samples(samples: Tensor, of: str = "") -> None:
 
 
 def check_peak(peak: float, of: str = "") -> None:
-    """Refuse floats that no recording holds: 32-bit integers left at their scale are the loudest. of: as above."""
+    """Raise InputError for a peak above that of 32-bit integers stored as floats. of: as for `check_rate`."""
     if peak > MAX_PEAK:
         raise InputError(
             f"`audio` must hold samples of at most {MAX_PEAK:.3g}, but its peak is {peak:.3g}{of}. "
@@ -63,7 +63,7 @@ def check_peak(peak: float, of: str = "") -> None:
 
 
 def full_scale(samples: Tensor) -> Tensor:
-    """(T,) samples within [-1, 1]: what is louder as a whole is brought back to it, for it would clip."""
+    """Scale samples (T,) to [-1, 1] if their peak is above 1, so that they do not clip."""
     return samples / samples.abs().max().clamp(min=1)
 
 
@@ -140,7 +140,7 @@ def _quiet_frames(samples: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_detector(detector: object) -> None:
-    """Refuse what is no detector, and one whose package is not installed."""
+    """Raise InputError for an unknown detector, and for one whose package is not installed."""
     if not isinstance(detector, str) or detector not in (ENERGY, WEBRTC):
         raise InputError(f"`pauses` must be {ENERGY} or {WEBRTC}, but is {show(detector)}. Choose one.")
     if detector == WEBRTC:

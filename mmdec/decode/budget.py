@@ -50,7 +50,7 @@ ENDING_RARELY = 24  # the same for chains that end early, which lose little
 SETTLED = 6  # rounds with so many rows, until their own timings are believed before those with more rows
 GAP_OF_NEW_RUN = 8  # rounds between attempts at most when a run begins
 ATTEMPT = 7  # nodes of an attempt at most
-LENGTH = 8  # nodes of a chain at most by which the cost of one more is told
+LENGTH = 8  # nodes of a chain at most from which the cost of one more is estimated
 THRESHOLD = (0.02, 0.6)  # at least and at most: chances below which a chain ends
 INSTANT = 1e-9  # seconds of a round at least: some clocks do not move in so short a time
 PLAIN_EVERY = (0, 0, 8, 16, 32, 64)  # rounds until a plain pass is timed again, by those timed already
@@ -114,9 +114,13 @@ class Budget:
         draft_seconds: float,
         starved: bool = False,
     ) -> None:
-        """Record the result of the last plan: each row's nodes, root included, and accepted nodes, root excluded; the
-        draft's depth; seconds of the target's pass and of the drafter, 0 where it was not asked; whether the thread
-        waited for a processor: then they are the processor's seconds."""
+        """Record the result of the last plan.
+
+        batch: rows. draft_sizes: each row's nodes, root included. depth: of the draft. accepted: each row's accepted
+            nodes, root excluded.
+        target_seconds, draft_seconds: of the target's pass and of the drafter; 0 if it was not called.
+        starved: whether the thread waited for a processor; then the seconds are CPU time.
+        """
         if self._constant is not None:
             return
         with self._lock:

@@ -37,8 +37,8 @@ class Stopwatch:
 
         That is the case on a GPU, whose work takes no CPU time, and on Windows, which counts in steps of 16 ms.
         """
-        told = self._device.type == "cpu" and sys.platform != "win32"
-        return time.thread_time() if told else time.perf_counter()
+        counts = self._device.type == "cpu" and sys.platform != "win32"
+        return time.thread_time() if counts else time.perf_counter()
 
     def lap(self) -> float:
         """Seconds since the last lap ended; starts the next one."""
@@ -96,16 +96,18 @@ class Watch:
         self._processor = self._stopwatch.processor()
 
     def lap(self, stage: Literal["target", "drafter", "core"]) -> None:
-        """The seconds since the last reading were this stage's."""
+        """Add the seconds since the last call to this stage."""
         processor = self._stopwatch.processor()
         self.seconds[stage] += self._stopwatch.lap()
         self._worked[stage] += processor - self._processor
         self._processor = processor
 
     def learned(self) -> tuple[float, float, bool]:
-        """What a budget asks of the round so far: the target's seconds, the drafter's, and whether the thread waited
-        for a processor. Then the seconds are the processor's. The target's pass tells it: a drafter may wait on purpose
-        for another process or the network, and its wait is what it costs."""
+        """Seconds of the round so far: the target's, the drafter's, and whether the thread waited for a processor.
+
+        If it waited, the seconds are CPU time. Only the target's pass decides this: a drafter may wait on purpose for
+        another process or the network, and this wait is part of its cost.
+        """
         starved = self._worked["target"] < STARVED * self.seconds["target"]
-        told = self._worked if starved else self.seconds
-        return told["target"], told["drafter"], starved
+        seconds = self._worked if starved else self.seconds
+        return seconds["target"], seconds["drafter"], starved

@@ -15,7 +15,7 @@ from mmdec.demo.sentences import sentence, status
 
 DECODERS = 2  # requests that decode at the same time; the others wait in the queue
 TICK = 0.2  # seconds after which a generator looks whether it was closed
-LOOK = 0.005  # seconds between two looks whether the page has what was told
+LOOK = 0.005  # seconds between two checks whether the page has received an update
 
 Update = Mapping[str, Any]  # an output's name: its new value
 _slots = threading.BoundedSemaphore(DECODERS)  # a stopped request holds its slot until its round is over
@@ -42,7 +42,7 @@ def running() -> int:
 
 
 def updates(work: Callable[[Tell], None]) -> Generator[Update, None, None]:
-    """What the work tells, as it tells it; now and then an empty update. Close the iterator to stop the work.
+    """Run the work in a thread and yield its updates; an empty one every `TICK` seconds. Close the iterator to stop it.
 
     An error becomes the value of the output "status".
     """

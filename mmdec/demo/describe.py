@@ -237,7 +237,7 @@ def kept_svg(kept: Sequence[float]) -> str:
 
 
 def kept_sentence(compressor: str | None, kept: Sequence[float] | None, drafter: str) -> str:
-    """What the drafter read of the picture, in words."""
+    """A sentence on how many visual tokens the drafter read."""
     if kept is None:
         return f"{drafter} reads every visual token. {TOKEN}"
     whole = sum(value > 0.0 for value in kept)

@@ -58,7 +58,7 @@ class Guard:
         self._arriving = 0  # bytes of uploads that are on their way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As servers call it."""
+        """Handle one ASGI request."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
@@ -104,13 +104,13 @@ class Guard:
 
 
 def _length(headers: MutableMapping[str, str]) -> int | None:
-    """Of a request's body, which the server holds it to; None where it is no number."""
+    """The declared length of a request's body, which the server enforces; None if it is not a number."""
     said = headers.get("content-length", "0").strip()
     return int(said) if said.isascii() and said.isdigit() and len(said) < 20 else None
 
 
 def name_of(address: str) -> str:
-    """The host's name in an address, in small letters; "" where there is none."""
+    """The host name in an address, in lower case; "" if there is none."""
     try:
         return (urlsplit(address).hostname or "").rstrip(".")
     except ValueError:
@@ -145,13 +145,13 @@ def private_uploads() -> Iterator[Path]:
 
 
 def uploads_folder() -> Path:
-    """Where Gradio keeps files: that of `private_uploads`."""
+    """Gradio's folder for files, which `private_uploads` makes."""
     return Path(os.environ["GRADIO_TEMP_DIR"])
 
 
 def held(folder: Path, now: Callable[[], float] = time.time) -> int:
-    """Bytes of all files in the folder, each of at least a disk's block. What was left there when an upload broke off
-    is deleted after `AGE`: Gradio forgets it."""
+    """Bytes of all files in the folder, at least a disk's block for each. Deletes the remains of broken uploads after
+    `AGE` seconds, which Gradio does not."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

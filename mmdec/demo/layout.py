@@ -48,7 +48,7 @@ COLOURS = {  # Gradio's own teal is too light below white letters, and on white
 
 @dataclass(frozen=True)
 class Controls:
-    """What a visitor presses in a tab, and what is read when it is pressed."""
+    """A tab's buttons, and the inputs that a run reads."""
 
     samples: Sequence[Any]  # a button for each sample
     run: Any
@@ -139,7 +139,7 @@ def sample_button(label: str, picture: Path | None = None) -> Any:
 
 
 def recording_input(tab: str, language: str) -> Any:
-    """Where a visitor records or uploads speech. tab: the id with which the tab's elements begin."""
+    """The component to record or upload speech. tab: prefix of its elements' ids."""
     return gr.Audio(
         sources=["upload", "microphone"],
         type="filepath",

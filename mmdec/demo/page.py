@@ -25,7 +25,7 @@ from mmdec.demo.guard import AGE, MAX_BYTES, Guard, private_uploads
 from mmdec.demo.layout import style, theme
 
 TABS = (translate, transcribe, describe)  # in order
-WAITING = 64  # requests in the queue; further ones are told that it is full
+WAITING = 64  # requests in the queue; further ones are refused
 SWEEP = 600  # seconds: every so often, uploads and sounds that are older than AGE are deleted
 LOCAL = "127.0.0.1"  # where Gradio looks whether a port is free, whatever the host is
 TITLE = "mmdec: parallel decoding, pass by pass"
@@ -48,8 +48,10 @@ def build() -> gr.Blocks:
 
 
 def options(page: gr.Blocks, host: str, names: Sequence[str] = ()) -> dict[str, Any]:
-    """What `launch` is given beside port and share. Nothing outside of uploads and samples can be read; what `Guard`
-    does not know is refused. host: the address to listen at; names: further host names of the page."""
+    """Options of Gradio's `launch`. The server gives out only uploads and samples; `Guard` refuses foreign requests.
+
+    host: the address to listen at. names: further host names of the page.
+    """
 
     def known() -> Iterable[str]:
         shared = urlsplit(getattr(page, "share_url", None) or "").hostname  # there once the page is served

@@ -1,6 +1,7 @@
 """The race: ways of decoding side by side, drawn pass by pass and slower than they ran; rounds of tokens as its lanes.
 
-Nothing is decoded here. Each lane has what one run settled, and when; the browser shows it at a slower pace.
+Nothing is decoded here. Each lane lists the pieces that a run accepted in each pass, and when; the browser shows them
+at a slower pace.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ BROKEN = "\ufffd"  # a token that is part of a letter shows nothing until the le
 
 @dataclass(frozen=True)
 class Step:
-    """One pass: what it settled, and when it was over."""
+    """One pass: the pieces that it accepted, and when it ended."""
 
     seconds: float  # since the lane began
     pieces: list[str]  # phones, or a text's tokens with their spaces
@@ -113,7 +114,7 @@ def figures(lane: Lane, unit: str) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """As people read it: 3.4 ms, 120 ms, 2.4 s."""
+    """Seconds as text: 3.4 ms, 120 ms, 2.4 s."""
     value = seconds * 1000
     if value >= 1000:
         return f"{seconds:.1f} s"
@@ -135,7 +136,7 @@ def pieces_html(steps: Sequence[Step], unit: str, glue: str = "", factor: float 
 
 
 def steps_svg(steps: Sequence[Step], unit: str, height: int = 36) -> str:
-    """Columns: how many pieces each pass settled. Empty for fewer than two passes."""
+    """A bar chart of the pieces that each pass accepted; "" for fewer than two passes."""
     if len(steps) < 2:
         return ""
     counts = [step.count for step in steps]
@@ -197,7 +198,7 @@ def steps(tokenizer: Any, rounds: Iterable[Round]) -> list[Step]:
 def listener(tell: Tell, tokenizer: Any, rounds: list[Round], head: str | None = None) -> Callable[[Round], None]:
     """Keeps every round in `rounds`, and learns between two of them whether to go on.
 
-    head: where it is given, the output "text" is told as it is accepted, below this HTML.
+    head: HTML above the text, which is then shown as it is accepted; None: no text is shown.
     """
     told = -REFRESH
 

@@ -25,7 +25,7 @@ class Sample:
 
 @cache
 def folder() -> Path:
-    """Where the samples lie."""
+    """The folder of the samples."""
     return next((path for path in FOLDERS if path.is_dir()), FOLDERS[-1])
 
 

@@ -1,4 +1,4 @@
-"""What the page says when something cannot be done: one sentence for people, from mmdec's errors for programmers."""
+"""Texts of the page: errors as one plain sentence, a model's output, its confidence, the status line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sentence(error: BaseException) -> str:
 
 
 def said(text: str) -> str:
-    """What a model said, large, or less large where it is long."""
+    """A model's output as HTML; long texts are set smaller."""
     kind = "mm-text mm-long" if len(text) > LONG else "mm-text"
     return f'<p class="{kind}" lang="en">{escape(text)}</p>'
 

@@ -103,7 +103,7 @@ def lanes(graph: list[Pass], verified: list[Pass], autoregressive: list[Pass]) -
 
 
 def text_html(result: Translation, french: str = "") -> str:
-    """What was said, in both languages, and where the time went."""
+    """The sentence in both languages, and the seconds of each stage."""
     heard = f'<p class="mm-from" lang="fr">{escape(french)}</p>' if french else ""
     rows = "".join(
         f"<tr><td>{stage}</td><td>{milliseconds(value)}</td></tr>" for stage, value in result.timings.items()
@@ -188,7 +188,7 @@ def tab() -> None:
 
 @dataclass(frozen=True)
 class Vertex:
-    """What is said of one vertex."""
+    """A vertex: its likeliest units and links, and its place on the path."""
 
     index: int
     emits: list[tuple[str, float]]  # units and their probabilities, the likeliest first
@@ -198,7 +198,7 @@ class Vertex:
 
     @property
     def title(self) -> str:
-        """For the mouse, one line for each fact."""
+        """The tooltip, one line for each fact."""
         says = ", ".join(f"{readable(unit)} {percent(value)}" for unit, value in self.emits)
         leads = (
             ", ".join(f"vertex {index} ({percent(value)})" for index, value in self.leads) or "nowhere: it ends here"
@@ -298,7 +298,7 @@ def dot(vertex: Vertex, middle: float) -> str:
 
 
 def x_of(index: int) -> int:
-    """Of a vertex."""
+    """The x coordinate of a vertex."""
     return STEP * (index + 1)
 
 

@@ -68,7 +68,7 @@ def _read(folder: Path) -> HifiGanVocoder:
     if rate != usual.sample_rate:
         raise InputError(
             f"`vocoder` of the kind {kind} must speak at {usual.sample_rate} Hz, where its mels are known, "
-            f"but speaks at {rate}. Convert the authors' own file, whose mels are told: `mmdec convert hifigan IN OUT`."
+            f"but speaks at {rate}. Convert the authors' file, whose mels are known: `mmdec convert hifigan IN OUT`."
         )
     _check_mels(config.model_in_dim, math.prod(config.upsample_rates), usual.hop)
     return HifiGanVocoder(fill_pretrained(network, config, folder, "vocoder").eval(), usual)

@@ -93,8 +93,7 @@ def same_weights(old: Path, fresh: Path) -> bool:
 
 
 def keep_texts(old: Path, fresh: Path, names: Sequence[str]) -> None:
-    """Copy texts that describe the weights. Links out of the folder and large files are left out: they were hardly
-    meant."""
+    """Copy texts that describe the weights, except links out of the folder and large files."""
     for name in names:
         path = old / name
         if path.is_file() and lies_inside(path, old) and path.stat().st_size <= MOST_OF_A_TEXT:

@@ -201,7 +201,7 @@ class FamiliarPictures:
 
     @staticmethod
     def of(summaries: Tensor, kinds: Sequence[str]) -> FamiliarPictures:
-        """Of pictures (N, F), each of one of `kinds`."""
+        """Compute means and covariance from the summaries (N, F) of pictures. kinds: the kind of each."""
         names = sorted(set(kinds))
         which = torch.tensor([names.index(kind) for kind in kinds])
         values = summaries.double()
@@ -217,13 +217,13 @@ class FamiliarPictures:
         return (apart @ self.whitening).norm(dim=2).amin(1)
 
     def write(self, folder: Path) -> Path:
-        """Into a model's folder, in half precision, in one step."""
+        """Write to a model's folder, in half precision, atomically."""
         tensors = {MEANS: self.means.half(), WHITENING: self.whitening.half().contiguous()}
         return write_whole(folder / FAMILIAR, save(tensors))
 
 
 def read_familiar(folder: Path) -> FamiliarPictures | None:
-    """Those in a model's folder; None where it has no such file. Raises InputError for a file that is damaged."""
+    """Read from a model's folder; None if it has no such file. Raises InputError if the file is damaged."""
     if not (folder / FAMILIAR).is_file():
         return None
     tensors = read_weights([checked_file(folder, FAMILIAR)])

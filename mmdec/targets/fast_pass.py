@@ -296,7 +296,7 @@ _passes: weakref.WeakKeyDictionary[PreTrainedModel, FastPass] = weakref.WeakKeyD
 
 
 def _state(model: PreTrainedModel) -> tuple[object, ...]:
-    """What a captured graph depends on: the addresses of the weights, and the attention implementation."""
+    """A key of everything that a captured graph depends on: addresses of the weights, attention implementation."""
     attention = model.config.get_text_config(decoder=True)._attn_implementation
     tensors = (*model.parameters(), *model.buffers())
     return attention, *((tensor.data_ptr(), tensor.dtype) for tensor in tensors)

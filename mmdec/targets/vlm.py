@@ -184,7 +184,7 @@ def _uncut(holders: Tensor, lengths: list[int]) -> bool:
 
 
 def _summaries(output: Any, images: int) -> Tensor | None:
-    """Where the tower's states are (images, patches, V), as in LLaVA 1.5: an image has its own there."""
+    """Mean and deviation (images, 2V) of states (images, patches, V), as LLaVA 1.5 has them; None for other towers."""
     states = output.get("last_hidden_state")
     if states is None or states.dim() != 3 or len(states) != images:
         return None

@@ -96,7 +96,7 @@ class WhisperPrompt:
         return cls(ids, encoded[0], mask, given, (counted - 1).masked_fill(~mask, 0), holes)
 
     def rows(self) -> RowLayout:
-        """Where the rows lie once their holes are closed."""
+        """The layout of the rows once their holes are closed."""
         return RowLayout.of_prompt(self.mask, self.positions)
 
 
