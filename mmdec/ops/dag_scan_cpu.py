@@ -119,18 +119,26 @@ def _scan_tokens(match: Tensor, weights: Tensor, link_top: float, vertices: bool
     _window(found, room).copy_(arrivals.mul_(own.exp_()[:, None]))
     if not counted:
         return Sample(log_prob, found, None)
+    both = [scale[t] + link_top + into[t + 1] - log_prob for t in range(steps - 1)]
+    if max(both, default=0.0) > LARGEST:
+        return None
+    _count_links(weights, onward.states, back.states, torch.tensor(both, dtype=torch.float64).exp_())
+    return Sample(log_prob, found, weights)
+
+
+def _count_links(weights: Tensor, onward: Tensor, back: Tensor, rates: Tensor) -> None:
+    """Multiply exponentiated links (L, L) by the rate of their use, which makes them the expected counts.
+
+    onward, back: states (M, R + 1) of both directions. rates: (M - 1,) factors of the jumps from each token.
+    """
+    (steps, room), size = onward.shape, len(weights)
     leaving, entering = torch.zeros(2, max(steps - 1, 0), size, dtype=torch.float64)
     if steps > 1:
-        both = [scale[t] + link_top + into[t + 1] - log_prob for t in range(steps - 1)]
-        if max(both) > LARGEST:
-            return None
-        rates = torch.tensor(both, dtype=torch.float64).exp_()
-        _window(leaving, room).copy_(onward.states[:-1] * rates[:, None])
-        entering.as_strided((steps - 1, room), (size + 1, 1), entering.storage_offset() + 1).copy_(back.states[1:])
+        _window(leaving, room).copy_(onward[:-1] * rates[:, None])
+        entering.as_strided((steps - 1, room), (size + 1, 1), entering.storage_offset() + 1).copy_(back[1:])
     for row in range(0, size, STRIP):
         used = torch.mm(leaving[:, row : row + STRIP].t(), entering[:, row:])
         weights[row : row + STRIP, row:].mul_(used)
-    return Sample(log_prob, found, weights)
 
 
 def _exponentiated(links: Tensor) -> tuple[Tensor, float]:
