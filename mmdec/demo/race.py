@@ -135,12 +135,12 @@ def pieces_html(steps: Sequence[Step], unit: str, glue: str = "", factor: float 
     return glue.join(spans)
 
 
-def steps_svg(steps: Sequence[Step], unit: str, height: int = 36) -> str:
+def steps_svg(steps: Sequence[Step], unit: str) -> str:
     """A bar chart of the pieces that each pass accepted; "" for fewer than two passes."""
     if len(steps) < 2:
         return ""
     counts = [step.count for step in steps]
-    top, width = max(1, *counts), 8
+    top, width, height = max(1, *counts), 8, 36
     bars = "".join(
         f'<rect class="mm-c{index % 6}" x="{index * width}" y="{height - height * count / top:.1f}" '
         f'width="{width - 2}" height="{max(1.0, height * count / top):.1f}" rx="1">'

@@ -42,18 +42,17 @@ def save_heads(
     heads: MedusaHeads,
     *,
     ranks: Sequence[Sequence[float]] | None = None,
-    card: str | None = None,
 ) -> Path:
     """Write a folder of heads. If writing fails, no folder is left.
 
-    heads: the trained heads. ranks: measured chances [head][rank], from which trees start. card: text of README.md.
+    heads: the trained heads. ranks: measured chances [head][rank], from which trees start.
     """
     target = new_folder(directory)
     with whole_folder(target) as fresh:
         config = {"system": SYSTEM, "model_type": "mmdec-drafter", "heads": asdict(heads.config), "ranks": ranks}
         (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         save_file({name: value.contiguous() for name, value in heads.state_dict().items()}, fresh / WEIGHTS)
-        (fresh / "README.md").write_text(card or _card(heads.config), encoding="utf-8")
+        (fresh / "README.md").write_text(_card(heads.config), encoding="utf-8")
     return target
 
 

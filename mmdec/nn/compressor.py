@@ -40,9 +40,9 @@ class Prune(nn.Module):
     "strided": every `ratio`-th token, in training too (not in the paper).
     """
 
-    def __init__(self, ratio: int, how: Pruning = "random", seed: int = 0) -> None:
+    def __init__(self, ratio: int, how: Pruning = "random") -> None:
         super().__init__()
-        self.ratio, self.how, self.seed = _ratio(ratio), how, seed
+        self.ratio, self.how = _ratio(ratio), how
 
     def forward(self, states: Tensor) -> Compressed:
         """states (V, H) -> ceil(V / ratio) of them, in order."""
@@ -55,7 +55,7 @@ class Prune(nn.Module):
         if self.how == "strided":
             return torch.arange(count) * self.ratio
         # a generator of its own, so that a draft does not change the random numbers of sampling
-        drawn = None if self.training else torch.Generator().manual_seed(self.seed)
+        drawn = None if self.training else torch.Generator().manual_seed(0)
         return torch.randperm(length, generator=drawn)[:count].sort().values
 
 

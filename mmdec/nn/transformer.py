@@ -47,10 +47,9 @@ class PooledDropout(nn.Module):
         return x * _pool(self.p)[start : start + size].view(x.shape).to(x.dtype)
 
 
-def sinusoids(size: int, d_model: int, device: torch.device, start: int = 0) -> Tensor:
-    """Sinusoidal positions start ... start+size-1, sines then cosines: (size, d_model)."""
-    rows = 1 << max(start + size - 1, 255).bit_length()
-    return _sinusoid_table(rows, d_model, device)[start : start + size]
+def sinusoids(size: int, d_model: int, device: torch.device) -> Tensor:
+    """Sinusoidal positions 0 ... size - 1, sines then cosines: (size, d_model)."""
+    return _sinusoid_table(1 << max(size - 1, 255).bit_length(), d_model, device)[:size]
 
 
 @lru_cache(maxsize=16)
