@@ -30,25 +30,26 @@ _UPLOADING = ("private", "token", "revision", "commit_message")
 _FETCHING = ("revision", "token", "cache_dir", "force_download", "local_files_only")
 
 
-class _Config(PreTrainedConfig):
-    """Holds the settings of a folder's config.json unchanged; mmdec's own loaders check them and build the networks."""
+class DASpeechModelConfig(PreTrainedConfig):
+    """The configuration of a translator: `architecture`, `vocoder`, `decoding`."""
 
-    def __init__(self, **settings: Any) -> None:
+    model_type = DASPEECH
+
+    def __init__(self, **settings: Any) -> None:  # its own: transformers gives subclasses without one a dataclass's
         self.settings = _own(settings)
         named: dict[str, Any] = {"name_or_path": str(settings.get("name_or_path") or "")}
         super().__init__(**named)
 
 
-class DASpeechModelConfig(_Config):
-    """The configuration of a translator: `architecture`, `vocoder`, `decoding`."""
-
-    model_type = DASPEECH
-
-
-class DrafterModelConfig(_Config):
+class DrafterModelConfig(PreTrainedConfig):
     """The configuration of a draft network; `settings["system"]` names its class, as in `mmdec.drafters.registry`."""
 
     model_type = DRAFTER
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = _own(settings)
+        named: dict[str, Any] = {"name_or_path": str(settings.get("name_or_path") or "")}
+        super().__init__(**named)
 
 
 def _own(settings: dict[str, Any]) -> dict[str, Any]:
