@@ -7,7 +7,7 @@ not import torch, so that `mmdec --help` starts quickly.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -33,7 +33,7 @@ class InputError(MmdecError, ValueError):
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def told() -> Generator[None]:
     """For command-line programs: an mmdec error, also as a cause, becomes one sentence on stderr and exit code 2."""
     try:
         yield

@@ -103,7 +103,7 @@ def top_indices(values: Tensor, count: int) -> Tensor:
     chunks = size // CHUNK
     if chunks <= 2 * count or values.numel() <= FEW:
         return values.topk(min(count, size), dim=-1).indices
-    body = values[..., : chunks * CHUNK].unflatten(-1, (chunks, CHUNK))
+    body = values[..., : chunks * CHUNK].reshape(*values.shape[:-1], chunks, CHUNK)
     best = body.amax(-1).topk(count, dim=-1).indices  # (..., count) chunks
     index = (best[..., None] * CHUNK + torch.arange(CHUNK, device=values.device)).flatten(-2)
     rest = torch.arange(chunks * CHUNK, size, device=values.device).expand(*index.shape[:-1], -1)

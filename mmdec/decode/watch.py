@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, final
 
@@ -47,7 +47,7 @@ class Stopwatch:
         return seconds
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def stage(self, name: str) -> Generator[None]:
         """Add the seconds of the block to `seconds[name]`."""
         start = self.now()
         yield
@@ -57,7 +57,7 @@ class Stopwatch:
 @contextmanager
 def timed_passes(
     module: nn.Module, device: torch.device, on_pass: Callable[[float, tuple[Any, ...], Mapping[str, Any]], None]
-) -> Iterator[None]:
+) -> Generator[None]:
     """Call `on_pass(seconds, args, kwargs)` after each forward pass of this thread through `module`.
 
     For passes inside other libraries' code. Passes of other threads are not reported.
