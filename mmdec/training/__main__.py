@@ -18,15 +18,12 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
-import mmdec.training.lightning_leaves  # noqa: F401 # imported for its effect
 from mmdec.checks.devices import fast_bfloat16
 from mmdec.checks.errors import InputError, MmdecError, told
 from mmdec.checks.files import PART, one_line
 from mmdec.checks.processes import end_as_told, only_one, started_here
-from mmdec.training.checkpoints import WholeCheckpoints, check_local, last_checkpoint, read_resumed
-from mmdec.training.finite import FiniteNumbers
-from mmdec.training.resumption import Resumption
-from mmdec.training.termination import Termination
+from mmdec.training.callbacks import Resumption, Termination
+from mmdec.training.checkpoints import FiniteNumbers, WholeCheckpoints, check_local, last_checkpoint, read_resumed
 
 set_parsing_settings(config_read_mode_fsspec_enabled=False)  # a recipe names what is run: none comes from an address
 

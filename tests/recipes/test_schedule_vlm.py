@@ -11,7 +11,7 @@ import pytest
 from lightning.pytorch import seed_everything
 from transformers import LlavaForConditionalGeneration
 
-from mmdec.training.systems import VLM
+from mmdec.training.make_train import VLM
 from mmdec.training.timed_run import Allowance
 from tests.support.quiet import LIGHTNING
 from tests.support.small_schedules import enter, make_small, train_for

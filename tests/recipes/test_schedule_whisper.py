@@ -13,7 +13,7 @@ from lightning.pytorch import seed_everything
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import load_whisper
 from mmdec.training.checkpoints import read_checkpoint
-from mmdec.training.systems import WHISPER
+from mmdec.training.make_train import WHISPER
 from mmdec.training.timed_run import Allowance, System
 from mmdec.training.whisper.module import Shape, WhisperModule
 from mmdec.types import InputError

@@ -20,8 +20,7 @@ from lightning.pytorch import seed_everything
 import mmdec
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
-from mmdec.training.vlm_drafters.prompting import Prompting
-from mmdec.training.vlm_drafters.samples import read_samples
+from mmdec.training.vlm_drafters.samples import Prompting, read_samples
 from mmdec.training.vlm_drafters.teacher import load_target
 from tests.support.quiet import LIGHTNING
 from tests.support.tiny_squares import write_squares, write_target

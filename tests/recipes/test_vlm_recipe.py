@@ -18,9 +18,8 @@ from mmdec.evaluation.quality.description import evaluate_vlm
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.vlm.data import SceneData, picture
-from mmdec.training.vlm.encoded import NOWHERE
 from mmdec.training.vlm.export import export
-from mmdec.training.vlm.tokens import PRINTED
+from mmdec.training.vlm.tokens import NOWHERE, PRINTED
 from mmdec.types import InputError
 from tests.support.quiet import LIGHTNING
 

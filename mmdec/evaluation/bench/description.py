@@ -28,7 +28,7 @@ from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log
 from mmdec.training.corpora.admission import Admission
-from mmdec.training.corpora.image_text_questions import ImageQuestion
+from mmdec.training.corpora.image_text import ImageQuestion
 from mmdec.types import InputError, MmdecError
 
 LENGTHS = ((1, 8), (9, 32), (33, 64), (65, 100_000))  # new tokens of an answer

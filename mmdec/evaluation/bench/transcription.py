@@ -34,7 +34,7 @@ from mmdec.runtime import Log, dtype_of, no_log
 from mmdec.targets.whisper_decoder import decoder_of_layers
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.librispeech import read_splits
-from mmdec.training.corpora.tables import evenly_spaced
+from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.types import Drafter, InputError
 
 SPLITS = ("test", "paragraphs")

@@ -1,7 +1,7 @@
 """Scores a vision-language model on questions about pictures: what is right by task, and what decoding cost.
 
 `mmdec.describe` is scored. Questions are those of drawn scenes, of a person's own list, or of a published benchmark:
-see `corpora/image_text_questions.py`. `tables.vlm_table(report)` prints the report.
+see `corpora/image_text.py`. `tables.vlm_table(report)` prints the report.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log
 from mmdec.training.corpora.admission import STRICT, Admission
-from mmdec.training.corpora.image_text_questions import ImageQuestion, asked_of, by_task, read_questions, swapped
+from mmdec.training.corpora.image_text import ImageQuestion, asked_of, by_task, read_questions, swapped
 from mmdec.training.metrics import text as metrics
 from mmdec.training.metrics.answer_score import claims_held, normalise, right_answer, right_in_other_words
 from mmdec.types import InputError

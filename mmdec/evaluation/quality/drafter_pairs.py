@@ -30,7 +30,7 @@ from mmdec.pipelines.description.load import as_drafter
 from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log
-from mmdec.training.corpora.image_text_questions import ImageQuestion
+from mmdec.training.corpora.image_text import ImageQuestion
 from mmdec.types import Context, Drafter, InputError
 
 DRAWS = 2000  # of the bootstrap

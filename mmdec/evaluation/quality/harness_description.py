@@ -17,7 +17,7 @@ from mmdec.pipelines.description.description import Description
 from mmdec.pipelines.description.prompts import render, tensors, user_message
 from mmdec.pipelines.description.request import MAX_NEW_TOKENS
 from mmdec.runtime import Stopwatch, timed_passes
-from mmdec.training.corpora.image_text_questions import IMAGE, ImageQuestion
+from mmdec.training.corpora.image_text import IMAGE, ImageQuestion
 
 
 @final

@@ -29,7 +29,7 @@ from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.librispeech import Utterance, read_recordings, read_utterances
-from mmdec.training.corpora.tables import evenly_spaced
+from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.training.metrics import text as metrics
 from mmdec.training.metrics.word_errors import Edits, character_edits, rate, ratio, word_edits
 from mmdec.types import InputError

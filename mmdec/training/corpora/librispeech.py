@@ -9,8 +9,7 @@ from typing import Any
 
 from mmdec.checks.errors import InputError
 from mmdec.training.corpora.admission import STRICT, Admission
-from mmdec.training.corpora.tables import read_table
-from mmdec.training.corpora.text_files import check_text, json_lines, problem_of, shown, text_lines
+from mmdec.training.corpora.text_files import check_text, json_lines, problem_of, read_table, shown, text_lines
 
 SOUNDS = (".flac", ".wav", ".mp3", ".ogg")
 MANIFEST = "a manifest with `path` and `text`"

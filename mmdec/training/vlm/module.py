@@ -23,11 +23,9 @@ from mmdec.checks.devices import fast_bfloat16
 from mmdec.checks.errors import InputError
 from mmdec.checks.files import one_line
 from mmdec.training.checkpoints import read_checkpoint
-from mmdec.training.lr_schedule import Schedule
 from mmdec.training.metrics.answer_score import claims_held, right_answer
-from mmdec.training.optim import MuonAdamW, groups, scheduled
+from mmdec.training.optim import MuonAdamW, Schedule, groups, scheduled
 from mmdec.training.vlm.data import Asked
-from mmdec.training.vlm.encoded import NOWHERE
 from mmdec.training.vlm.network import (
     CellHeads,
     Shape,
@@ -39,8 +37,7 @@ from mmdec.training.vlm.network import (
     speak,
     vision_layer,
 )
-from mmdec.training.vlm.packing import IGNORED, Batch, turn_mask
-from mmdec.training.vlm.tokens import BEGIN, END, IMAGE, PAD, PRINTED
+from mmdec.training.vlm.tokens import BEGIN, END, IGNORED, IMAGE, NOWHERE, PAD, PRINTED, Batch, turn_mask
 
 TASKS = (
     "clock", "colour", "count", "degrees", "describe", "item_of", "kind", "number", "position",

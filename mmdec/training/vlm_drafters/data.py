@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -12,19 +13,78 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedModel
 
 from mmdec.checks.errors import InputError
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, check_apart
 from mmdec.training.options import check_counts, token_list
 from mmdec.training.stores import TokenStore
-from mmdec.training.vlm_drafters.batches import QuestionDataset
-from mmdec.training.vlm_drafters.prompting import Prompting
-from mmdec.training.vlm_drafters.ramp import Ramp
-from mmdec.training.vlm_drafters.samples import Choice, Sample, read_samples
-from mmdec.training.vlm_drafters.store import ReadingStore, writer_number
-from mmdec.training.vlm_drafters.teacher import Teacher, load_target
+from mmdec.training.vlm_drafters.samples import Choice, Inputs, Prompting, Sample, read_samples
+from mmdec.training.vlm_drafters.teacher import ReadingStore, Teacher, load_target, writer_number
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """The share of samples with pictures in each of `epochs`: none in the first half, then rising, all in the last.
+
+    With the paper's 40 epochs: 0 up to epoch 20, then 2 (epoch - 20) / 40, which is .05 to .95, and 1 in epoch 40.
+    """
+
+    epochs: int = 40
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise InputError(f"`epochs` must be at least 1, but is {self.epochs}. The paper has 40.")
+
+    def share(self, epoch: int) -> float:
+        """epoch: from 0, as Lightning counts; beyond the last all samples have pictures."""
+        number, half = epoch + 1, self.epochs / 2
+        if number >= self.epochs:
+            return 1.0
+        return max(0.0, 2 * (number - half) / self.epochs)
+
+
+@dataclass(frozen=True)
+class DraftBatch:
+    """B questions with their answers. rows: their names. prompts: None where the target's features are stored."""
+
+    rows: list[str]
+    answers: list[list[int]]
+    prompts: list[Inputs] | None
+
+    def to(self, device: torch.device) -> DraftBatch:
+        """As it is: the teacher places what it reads."""
+        return self
+
+
+class QuestionDataset(Dataset[tuple[Sample, Inputs | None]]):
+    """Samples with what the target reads of them; without it, if their features are in `stored` by name."""
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        prompting: Prompting,
+        answers: Callable[[Sample], list[int]],
+        stored: Container[str],
+    ) -> None:
+        self.samples, self.prompting, self.answers, self.stored = samples, prompting, answers, stored
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, number: int) -> tuple[Sample, Inputs | None]:
+        sample = self.samples[number]
+        return sample, None if sample.name in self.stored else self.prompting(sample)
+
+    def collate(self, items: Sequence[tuple[Sample, Inputs | None]]) -> DraftBatch:
+        """A whole batch is read again where features of one sample are missing."""
+        if all(inputs is None for _, inputs in items):
+            prompts = None
+        else:
+            prompts = [self.prompting(sample) if inputs is None else inputs for sample, inputs in items]
+        return DraftBatch([sample.name for sample, _ in items], [self.answers(sample) for sample, _ in items], prompts)
+
 
 TRAIN, MIXED, GROUPED = 5, 6, 7  # what a random stream is for
 GROUP = 16  # batches whose samples are sorted by the length of their answers

@@ -17,8 +17,7 @@ from typing import Any
 import yaml
 
 from mmdec.checks.errors import InputError, told
-from mmdec.training.vlm_drafters.data import DraftData
-from mmdec.training.vlm_drafters.ramp import Ramp
+from mmdec.training.vlm_drafters.data import DraftData, Ramp
 
 
 def draft_data(recipe: dict[str, Any], **changes: Any) -> DraftData:

@@ -18,7 +18,7 @@ from mmdec.evaluation.bench import description as bench_description
 from mmdec.evaluation.bench import transcription as bench_transcription
 from mmdec.evaluation.bench import translation as bench_translation
 from mmdec.evaluation.bench.report import load_run, to_json
-from mmdec.training.corpora.image_text_questions import read_questions
+from mmdec.training.corpora.image_text import read_questions
 from mmdec.types import InputError
 from tests.support import bench_findings as findings
 

@@ -8,7 +8,7 @@ import pytest
 from lightning.pytorch import LightningModule
 
 from mmdec.training.callbacks import Deadline, epochs_that_fit
-from mmdec.training.lr_schedule import Schedule
+from mmdec.training.optim import Schedule
 from tests.support.pretended_training import module
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmdec.training.lr_schedule import Schedule
+from mmdec.training.optim import Schedule
 
 
 def test_inverse_square_root():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmdec.training.corpora.alignment import parse_alignment, phone_names
+from mmdec.training.corpora.cvss import parse_alignment, phone_names
 from mmdec.types import InputError
 
 

@@ -80,7 +80,7 @@ def test_a_list_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
             read_conversations(tmp_path / "bad.json")
     with pytest.raises(InputError, match="holds a dict"):
         read_conversations(write(tmp_path, {}))
-    monkeypatch.setattr(image_text, "MAX_BYTES", 10)
+    monkeypatch.setattr(image_text, "MAX_LIST_BYTES", 10)
     with pytest.raises(InputError, match="at most 10 bytes"):
         read_conversations(write(tmp_path, [row()]))
 

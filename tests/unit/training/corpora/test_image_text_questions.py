@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mmdec.training.corpora.image_text_questions import SHORT, ImageQuestion, read_questions, swapped
+from mmdec.training.corpora.image_text import SHORT, ImageQuestion, read_questions, swapped
 from mmdec.types import InputError
 
 

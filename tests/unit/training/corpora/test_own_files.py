@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmdec.training.corpora.image_text_questions import asked_of
+from mmdec.training.corpora.image_text import asked_of
 from mmdec.training.corpora.librispeech import read_recordings
 from mmdec.types import InputError
 

@@ -1,6 +1,6 @@
 """Samples of rows at equal distances."""
 
-from mmdec.training.corpora.tables import evenly_spaced
+from mmdec.training.corpora.text_files import evenly_spaced
 
 
 def test_a_sample_is_evenly_spaced_and_in_order():

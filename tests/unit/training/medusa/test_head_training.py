@@ -14,10 +14,8 @@ from mmdec.decode.tree_shape import HeadAccuracy
 from mmdec.drafters.medusa import WIDTH, expected
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.nn.whisper_encoder import whisper_mel
-from mmdec.training.medusa.data import DETECT, Spelling
-from mmdec.training.medusa.init import first_heads, head_weights
-from mmdec.training.medusa.loss import head_loss
-from mmdec.training.medusa.self_labels import fingerprint, own_text
+from mmdec.training.medusa.data import DETECT, Spelling, fingerprint, own_text
+from mmdec.training.medusa.module import first_heads, head_loss, head_weights
 from mmdec.training.medusa.simulate import measure, simulate, spread
 from mmdec.training.stores import StateStore, TokenStore
 from mmdec.training.whisper.tokenizer import build_tokenizer

@@ -11,8 +11,7 @@ from PIL import Image
 
 from mmdec.training.corpora.image_text import Conversation
 from mmdec.training.vlm.data import Rows, SceneData
-from mmdec.training.vlm.encoded import NOWHERE, Encoded, encode, patches_read
-from mmdec.training.vlm.tokens import answered, asked, build_tokenizer
+from mmdec.training.vlm.tokens import NOWHERE, Encoded, answered, asked, build_tokenizer, encode, patches_read
 from mmdec.types import InputError
 
 PRINTS = [("SOUP", [8, 8, 9, 9]), ("4.50", [14, 14, 15, 15]), ("TEA", [16, 16, 17])]

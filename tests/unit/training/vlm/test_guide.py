@@ -10,11 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.training.vlm.encoded import NOWHERE
 from mmdec.training.vlm.module import VlmModule, turn_weights
 from mmdec.training.vlm.network import Shape, Whitening
-from mmdec.training.vlm.packing import Batch, pack
-from mmdec.training.vlm.tokens import BEGIN, END, IMAGE, PAD
+from mmdec.training.vlm.tokens import BEGIN, END, IMAGE, NOWHERE, PAD, Batch, pack
 from mmdec.types import InputError
 
 SHAPE = Shape(32, 16, 16, 2, 2, 24, 24, 3, 2, 12, 32, 256)  # three layers of two heads of 12

@@ -12,12 +12,23 @@ from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
 from mmdec.checks.errors import InputError
 from mmdec.training.options import token_list
-from mmdec.training.vlm.encoded import NOWHERE
 from mmdec.training.vlm.export import mix
 from mmdec.training.vlm.module import VlmModule
 from mmdec.training.vlm.network import CellHeads, Shape, build_model, cell_loss, see, speak
-from mmdec.training.vlm.packing import IGNORED, pack, turn_mask
-from mmdec.training.vlm.tokens import ASSISTANT, BEGIN, END, IMAGE, answered, asked, build_tokenizer, prefix
+from mmdec.training.vlm.tokens import (
+    ASSISTANT,
+    BEGIN,
+    END,
+    IGNORED,
+    IMAGE,
+    NOWHERE,
+    answered,
+    asked,
+    build_tokenizer,
+    pack,
+    prefix,
+    turn_mask,
+)
 
 TEXTS = [
     "What is this?",

@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 
-from mmdec.training.vlm_drafters.data import DraftData
-from mmdec.training.vlm_drafters.ramp import Ramp
+from mmdec.training.vlm_drafters.data import DraftData, Ramp
 from mmdec.training.vlm_drafters.samples import Sample
 from mmdec.types import InputError
 

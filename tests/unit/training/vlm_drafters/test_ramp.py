@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmdec.training.vlm_drafters.ramp import Ramp
+from mmdec.training.vlm_drafters.data import Ramp
 from mmdec.types import InputError
 
 
