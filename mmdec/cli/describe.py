@@ -13,12 +13,18 @@ import typer
 from mmdec import InputError, MmdecError
 from mmdec.checks.arguments import check_threads
 from mmdec.checks.files import printable
-from mmdec.cli.compare import Compare, Comparer
-from mmdec.cli.input_files import PICTURES, input_files, together_as_one
-from mmdec.cli.jobs import Jobs
+from mmdec.cli.files import (
+    PICTURES,
+    failure,
+    input_files,
+    json_text,
+    output_paths,
+    together_as_one,
+    unwritten,
+    write_text,
+)
+from mmdec.cli.jobs import Compare, Comparer, Jobs, loading, progress_bar
 from mmdec.cli.options import VLM_MODEL, Device, Dtype, JsonLines, MinConfidence, Model, Threads, dtype_or_quick
-from mmdec.cli.output_files import failure, json_text, output_paths, unwritten, write_text
-from mmdec.cli.progress import loading, progress_bar
 
 if TYPE_CHECKING:
     from mmdec.hub.vlm import LoadedVlm

@@ -13,9 +13,8 @@ import typer
 from mmdec import InputError, MmdecError
 from mmdec.checks.arguments import check_threads
 from mmdec.checks.files import printable
-from mmdec.cli.compare import Compare, Comparer
-from mmdec.cli.input_files import SOUNDS, input_files
-from mmdec.cli.jobs import Jobs
+from mmdec.cli.files import SOUNDS, failure, input_files, json_text, output_paths, unwritten, write_text
+from mmdec.cli.jobs import Compare, Comparer, Jobs, loading, progress_bar
 from mmdec.cli.options import (
     WHISPER_MODEL,
     Device,
@@ -27,8 +26,6 @@ from mmdec.cli.options import (
     Threads,
     dtype_or_quick,
 )
-from mmdec.cli.output_files import failure, json_text, output_paths, unwritten, write_text
-from mmdec.cli.progress import loading, progress_bar
 from mmdec.pipelines.transcription.transcript import FORMATS, SUBTITLES, clock
 
 if TYPE_CHECKING:

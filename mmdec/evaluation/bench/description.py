@@ -19,9 +19,8 @@ import torch
 from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.evaluation.bench.pairing import compare, comparisons, middle, recorded, stages
 from mmdec.evaluation.bench.report import BenchReport, Comparison, Exactness, Kind
-from mmdec.evaluation.quality.description import PROMPT, questions_of
+from mmdec.evaluation.quality.description import PROMPT, DescriptionHarness, questions_of
 from mmdec.evaluation.quality.harness import Measurements, Method, parse_plan
-from mmdec.evaluation.quality.harness_description import DescriptionHarness
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.pipelines.description.load import AUTO, as_drafter
 from mmdec.pipelines.threads import keep_threads

@@ -7,26 +7,20 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, final
 
 import numpy as np
 import torch
 
-from mmdec.evaluation.bench.report import DECODER, WALL, Comparison, Kind
-from mmdec.runtime import Stopwatch
-
-if TYPE_CHECKING:
-    from mmdec.evaluation.quality.harness import Measurement, Measurements, Method
-from collections import Counter
-from dataclasses import replace
-from typing import final
-
 from mmdec.decode.forwarding import ForwardingDrafter
 from mmdec.decode.tree import depths, int_list, int_rows
 from mmdec.drafters.registry import named_drafter
-from mmdec.evaluation.quality.harness import Method
+from mmdec.evaluation.bench.report import DECODER, WALL, Comparison, Kind
+from mmdec.evaluation.quality.harness import Measurement, Measurements, Method
+from mmdec.runtime import Stopwatch
 from mmdec.types import Draft, Drafter, Scores, Verdict
 
 Result = TypeVar("Result")

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from mmdec.decode.forwarding import ForwardingDrafter
-from mmdec.evaluation.quality.description import PROMPT, QUESTIONS, questions_of
+from mmdec.evaluation.quality.description import PROMPT, QUESTIONS, DescriptionHarness, questions_of
 from mmdec.evaluation.quality.harness import Method, parse_plan
-from mmdec.evaluation.quality.harness_description import DescriptionHarness
 from mmdec.generation.speculation import Nodes
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.pipelines.description.load import as_drafter

@@ -1,6 +1,6 @@
 """Several methods to decode the same inputs: their tokens are compared first, then they are timed in turn.
 
-What a method is and what is measured, for all tasks. `harness_transcription.py` measures transcription.
+What a method is and what is measured, for all tasks; `transcription.py` and `description.py` measure theirs.
 """
 
 from __future__ import annotations

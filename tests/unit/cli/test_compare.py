@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 
 import mmdec
 from mmdec import cli
-from mmdec.cli.compare import Comparer
-from mmdec.cli.input_files import InputFile
-from mmdec.cli.jobs import Jobs
+from mmdec.cli.files import InputFile
+from mmdec.cli.jobs import Comparer, Jobs
 from tests.conftest import RATE, buzz
 from tests.support import tiny_vlm_folder, tiny_whisper
 from tests.support.pictures import pixels

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from mmdec import audio, cli
 from mmdec.audio.containers import SUFFIXES
-from mmdec.cli.input_files import PICTURES, SOUNDS, input_files, together_as_one
-from mmdec.cli.output_files import output_paths
+from mmdec.cli.files import PICTURES, SOUNDS, input_files, output_paths, together_as_one
 from mmdec.hub.find import LoadedModels
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mmdec.cli.progress import EVERY, loading, progress_bar
+from mmdec.cli.jobs import EVERY, loading, progress_bar
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,7 +10,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from mmdec import cli
-from mmdec.cli.verb import Verb, as_typed
+from mmdec.cli.options import Verb, as_typed
 from tests.support.verbs import VERBS
 
 ENDING = [verb for verb in VERBS if verb not in ("", "eval", "bench", "convert")]

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from mmdec import provenance
-from mmdec.evaluation.bench.against import against
 from mmdec.evaluation.bench.report import VERSION, BenchRun, Quantity, load_run, merged, to_json
-from mmdec.evaluation.bench.tables import machine
+from mmdec.evaluation.bench.tables import against, machine
 from mmdec.types import InputError
 from tests.support import bench_findings as findings
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mmdec.evaluation.bench.against import against
 from mmdec.evaluation.bench.report import BenchRun
-from mmdec.evaluation.bench.tables import markdown, screen, sections
+from mmdec.evaluation.bench.tables import against, markdown, screen, sections
 from mmdec.evaluation.quality.tables import asr_table, table, vlm_table
 from tests.support import bench_findings as findings
 
