@@ -49,7 +49,7 @@ from mmdec.training.vlm.export import load_module as load_vlm
 from mmdec.training.vlm.module import VlmModule
 from mmdec.training.vlm.network import Shape as VlmShape
 from mmdec.training.vlm_drafters.regenerate import draft_data
-from mmdec.training.vlm_drafters.tree_growing import EagleModule
+from mmdec.training.vlm_drafters.systems import EagleModule
 from mmdec.training.whisper.export import export as export_whisper
 from mmdec.training.whisper.export import load_module as load_whisper_module
 from mmdec.training.whisper.module import Shape, WhisperModule

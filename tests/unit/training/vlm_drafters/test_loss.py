@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.training.vlm_drafters.loss import Weights, losses
+from mmdec.training.vlm_drafters.module import Weights, losses
 from mmdec.types import InputError
 
 ALL = Weights(1.0, 0.1, 10.0, 0.1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmdec.nn.draft_network import DraftNetwork
 from mmdec.nn.flash import FlashNetwork
-from mmdec.training.vlm_drafters.flash import FlashModule, raw_slots, text_embeds
+from mmdec.training.vlm_drafters.systems import FlashModule, raw_slots, text_embeds
 from mmdec.training.vlm_drafters.teacher import Reading
 from mmdec.training.vlm_drafters.unroll import read_columns, step_mask, unrolled
 from tests.support.draft_networks import draft_network
