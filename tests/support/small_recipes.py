@@ -1,0 +1,59 @@
+"""A recipe run as it is written, but small: two epochs in one process, its files in a folder of the test's."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmdec.training.__main__ import main
+from mmdec.training.checkpoints import read_checkpoint
+from tests.support.quiet import LIGHTNING
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+MARKS = [
+    *LIGHTNING,
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before .optimizer.step"),
+    pytest.mark.filterwarnings("ignore:LightningCLI.s args parameter"),  # pytest has arguments of its own
+]
+
+
+def fit(recipe: str, out: Path, model: Mapping[str, Any], data: Mapping[str, Any], *more: str) -> None:
+    """Train by recipes/{recipe}.yaml, whose options of model and data are changed; every checkpoint is kept."""
+    main(
+        [
+            "fit",
+            f"--config={RECIPES / recipe}.yaml",
+            f"--trainer.default_root_dir={out}",
+            f"--trainer.logger.init_args.save_dir={out}",
+            f"--trainer.callbacks.dirpath={out / 'checkpoints'}",
+            "--trainer.callbacks.save_top_k=-1",
+            "--trainer.max_epochs=2",
+            "--trainer.check_val_every_n_epoch=1",
+            *(f"--model.init_args.{name}={value}" for name, value in model.items()),
+            *(f"--data.init_args.{name}={value}" for name, value in data.items()),
+            *more,
+        ]
+    )
+
+
+def checkpoint(out: Path, step: int) -> Path:
+    return out / "checkpoints" / f"step={step}.ckpt"
+
+
+def check_same_weights(first: Path, second: Path) -> None:
+    """Of two checkpoints."""
+    one, other = (read_checkpoint(path)["state_dict"] for path in (first, second))
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def logged(out: Path, name: str) -> list[dict[str, str]]:
+    """The rows of a run's metrics that have a value of this name."""
+    with (out / "log" / "metrics.csv").open(encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if row[name]]
