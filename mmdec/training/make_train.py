@@ -15,7 +15,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +197,7 @@ def share_right(model: Path, recipe: Recipe) -> float:
         module = VlmModule(**{**started(recipe, model, VlmShape), "units": data.units, "compiled": False})
     else:
         module = load_vlm([model])[0]
-    module.hparams["vision_steps"] = 0  # a phase that answers nothing
+    module.options = replace(module.options, vision_steps=0)  # a phase that answers nothing
     return validate(module, data)["dev/mean"]
 
 
