@@ -55,11 +55,11 @@ class VlmOptions:
 
     vision_steps: first steps, with vision_lr, that teach the encoder alone. decay_from, decay_steps: the linear fall to
     zero at the end. cell_kinds: classes of a cell's labels. empty: the weight of cells that show nothing. guided:
-    layers of the language model; None takes three in the middle. length_power: an answer of n tokens counts as n ** (1 -
-    length_power); at 0 a description counts as a hundred short answers do, and colours and sizes are learned last.
-    half: matrix products in bfloat16; None: where the processor is fast in it. compiled: fuse what lies between them
-    (torch.compile). start: a folder with an exported model to begin from, or a run's checkpoint; fresh_projector: but
-    not from its projector.
+    layers of the language model; None takes three in the middle. length_power: an answer of n tokens counts as
+    n ** (1 - length_power); at 0 a description counts as a hundred short answers do, and colours and sizes are learned
+    last. half: matrix products in bfloat16; None: where the processor is fast in it. compiled: fuse what lies between
+    them (torch.compile). start: a folder with an exported model to begin from, or a run's checkpoint; fresh_projector:
+    but not from its projector.
     """
 
     lr: float = 3e-3
