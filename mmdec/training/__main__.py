@@ -146,9 +146,9 @@ class TrainingCLI(LightningCLI):
         return [check_local(folder, "dirpath") for folder in dict.fromkeys(found) if folder]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line, or what is given in its place."""
-    TrainingCLI(
+def main(arguments: Sequence[str] | None = None) -> TrainingCLI:
+    """Run the command line, or what is given in its place; what was run."""
+    return TrainingCLI(
         LightningModule,
         LightningDataModule,
         subclass_mode_model=True,

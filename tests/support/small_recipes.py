@@ -57,3 +57,13 @@ def logged(out: Path, name: str) -> list[dict[str, str]]:
     """The rows of a run's metrics that have a value of this name."""
     with (out / "log" / "metrics.csv").open(encoding="utf-8") as file:
         return [row for row in csv.DictReader(file) if row[name]]
+
+
+def logged_at_each_step(log: Path) -> dict[tuple[int, str], str]:
+    """What was logged at each step, digit for digit; of all files, for a resumed run keeps the earlier ones."""
+    found = {}
+    for file in sorted(log.glob("metrics*.csv")):
+        with open(file, encoding="utf-8", newline="") as lines:
+            for line in csv.DictReader(lines):
+                found |= {(int(line["step"]), name): value for name, value in line.items() if value and "/" in name}
+    return found
