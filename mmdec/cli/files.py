@@ -137,3 +137,16 @@ def unwritten(path: Path, error: OSError) -> str:
 def failure(error: Exception) -> str:
     """The message for an input that failed, in one line; for errors other than mmdec's own, with their type."""
     return str(error) if isinstance(error, MmdecError) else f"{type(error).__name__}: {printable(str(error))}"
+
+
+def try_write(target: Path | None, text: str) -> str:
+    """Write an output where it goes, if anywhere; the error message, or "" if it is written."""
+    if target is None:
+        return ""
+    try:
+        write_text(target, text)
+    except OSError as error:
+        return unwritten(target, error)
+    except InputError as error:  # the output is a pipe, for example
+        return failure(error)
+    return ""

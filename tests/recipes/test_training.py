@@ -166,9 +166,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
 
     monkeypatch.chdir(broken)
     torch.rand(11)
-    main(
-        recipe(corpus, -1, "--trainer.max_steps=9", "--ckpt_path=last")
-    )  # a limit in steps is as good as one in epochs
+    main(recipe(corpus, -1, "--trainer.max_steps=9", "--ckpt_path=last"))  # a limit in steps is as good as in epochs
     third = losses(broken / "runs/units/log")
     main(recipe(corpus, 4, "--ckpt_path=last"))  # resumed once more, now from a resumed run's checkpoint
     fourth = losses(broken / "runs/units/log")
