@@ -89,8 +89,7 @@ class FeatureStore:
     def cache_folder(folder: Path, clips: Sequence[Path]) -> Path:
         """Where the features of these recordings are kept."""
         digest = hashlib.blake2b("\n".join(f"{c.name} {c.stat().st_size}" for c in clips).encode(), digest_size=8)
-        name = digest.hexdigest()
-        return folder / (name if _FORMAT == 1 else f"{_FORMAT}-{name}")  # the first had no number
+        return folder / f"{_FORMAT}-{digest.hexdigest()}"
 
     @classmethod
     def ready(cls, folder: Path, clips: Sequence[Path]) -> bool:

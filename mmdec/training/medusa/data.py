@@ -98,17 +98,11 @@ def ends(model: WhisperForConditionalGeneration) -> list[int]:
     return list(end) if isinstance(end, list) else [int(end)]
 
 
-def fingerprint(model: WhisperForConditionalGeneration, with_path: bool = False) -> str:
-    """Tells one model from another whose text may differ: by its sizes, its rules and some of each weight.
-
-    with_path: as earlier releases wrote it into their checkpoints, where a copied model was another.
-    """
+def fingerprint(model: WhisperForConditionalGeneration) -> str:
+    """Tells one model from another whose text may differ: by its sizes, its rules and some of each weight."""
     digest = hashlib.blake2b(digest_size=8)
-    if with_path:
-        digest.update(model.config.to_json_string(use_diff=False).encode())
-    else:
-        sizes = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
-        digest.update(json.dumps(sizes, sort_keys=True, default=str).encode())
+    sizes = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
+    digest.update(json.dumps(sizes, sort_keys=True, default=str).encode())
     digest.update(json.dumps(model.generation_config.to_dict(), sort_keys=True, default=str).encode())
     for name, weight in model.state_dict().items():
         numbers = weight.flatten()[:: max(1, weight.numel() // 512)]

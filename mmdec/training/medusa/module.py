@@ -221,7 +221,6 @@ class MedusaModule(LightningModule):
             raise InputError(f"`data` must be HeadData for heads, but is {type(data).__name__}. Change the recipe.")
         model = data.model()
         self.mark = fingerprint(model)
-        self.marks = {self.mark, fingerprint(model, with_path=True)}  # that a checkpoint may bear
         self.heads = first_heads(model, data.base, self.options.kind, self.count, self.options.start)
         dtype: torch.dtype = getattr(torch, self.options.base_dtype)
         device = self.trainer.strategy.root_device
@@ -358,7 +357,7 @@ class MedusaModule(LightningModule):
         checkpoint |= {"best": self.best, "base": self.mark}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if checkpoint["base"] not in self.marks:
+        if checkpoint["base"] != self.mark:
             raise InputError(
                 "`ckpt_path` must be of heads for the same `base`, but that has been trained or changed since. Start "
                 "anew, with the heads of before as `start`."
