@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -142,6 +143,17 @@ def recipe(corpus: TinyCorpus, epochs: int, *more: str) -> list[str]:
     return arguments("phrasebook/units", corpus, *options, *more)
 
 
+@pytest.fixture(scope="module")
+def first_epoch(corpus: TinyCorpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one epoch leaves in runs/."""
+    root = tmp_path_factory.mktemp("first")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        patch.setattr(sys, "argv", ["python"])
+        main(recipe(corpus, 1))
+    return root / "runs"
+
+
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     corpus: TinyCorpus, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -184,8 +196,8 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
         assert torch.equal(value, other["state_dict"][name]), name
 
 
-def test_a_prolonged_run_takes_the_new_schedule(corpus: TinyCorpus, workplace: Path):
-    main(recipe(corpus, 1))
+def test_a_prolonged_run_takes_the_new_schedule(corpus: TinyCorpus, first_epoch: Path, workplace: Path):
+    shutil.copytree(first_epoch, "runs")
     cli = main(
         recipe(corpus, 3, "--ckpt_path=last", "--model.init_args.decay_from=3", "--model.init_args.decay_steps=6")
     )
@@ -193,9 +205,9 @@ def test_a_prolonged_run_takes_the_new_schedule(corpus: TinyCorpus, workplace: P
     assert cli.trainer.optimizers[0].param_groups[0]["lr"] == 0.0
 
 
-def test_the_stages_follow_one_another(corpus: TinyCorpus, workplace: Path):
+def test_the_stages_follow_one_another(corpus: TinyCorpus, first_epoch: Path, workplace: Path):
     """Speech to phones, its export, the joint stage on its weights and a voice's, its export."""
-    main(recipe(corpus, 1))
+    shutil.copytree(first_epoch, "runs")
     units, step = load_module(newest(Path("runs/units/checkpoints"), 1))
     assert step == 3
     save_network(units.network, Path("runs/units/network.safetensors"))
