@@ -43,12 +43,15 @@ def fit(recipe: str, out: Path, model: Mapping[str, Any], data: Mapping[str, Any
 
 
 def checkpoint(out: Path, step: int) -> Path:
+    """The one that a run in `out` wrote after so many steps."""
     return out / "checkpoints" / f"step={step}.ckpt"
 
 
 def check_same_weights(first: Path, second: Path) -> None:
-    """Of two checkpoints."""
-    one, other = (read_checkpoint(path)["state_dict"] for path in (first, second))
+    """Of two checkpoints of the same step."""
+    found = [read_checkpoint(path) for path in (first, second)]
+    assert found[0]["global_step"] == found[1]["global_step"]
+    one, other = (checkpoint["state_dict"] for checkpoint in found)
     assert one.keys() == other.keys()
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
@@ -56,7 +59,7 @@ def check_same_weights(first: Path, second: Path) -> None:
 def logged(out: Path, name: str) -> list[dict[str, str]]:
     """The rows of a run's metrics that have a value of this name."""
     with (out / "log" / "metrics.csv").open(encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if row[name]]
+        return [row for row in csv.DictReader(file) if row.get(name)]
 
 
 def logged_at_each_step(log: Path) -> dict[tuple[int, str], str]:
