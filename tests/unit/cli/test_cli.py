@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 
 from mmdec import audio, cli
 from mmdec.audio.containers import SUFFIXES
-from mmdec.cli import output_files as outputs
+from mmdec.cli import files as outputs
 from mmdec.cli.files import PICTURES, SOUNDS, input_files, output_paths, together_as_one
 from mmdec.cli.options import Verb, as_typed
 from mmdec.cli.translate import AUDIO_SUFFIXES
