@@ -90,50 +90,54 @@ TRAIN, MIXED, GROUPED = 5, 6, 7  # what a random stream is for
 GROUP = 16  # batches whose samples are sorted by the length of their answers
 
 
+@dataclass(frozen=True)
+class DraftDataOptions:
+    """What a recipe sets.
+
+    samples: questions to train on, `long_share` of them with long answers; null takes all. max_tokens: of an answer.
+    frames: taken of a video. ramp: MSD's stages; where the corpus has no conversations without pictures, the first
+    reads the same questions and answers without their pictures; null takes the samples in their order. base_dtype: of
+    the target. kept: a folder for answers and features. answer_batch: questions that are answered at once.
+    max_bad_share, allow_absolute_paths: see `Admission`.
+    """
+
+    train_split: str = "train"
+    dev_split: str | None = "dev"
+    samples: int | None = None
+    dev_samples: int = 64
+    long_share: float | None = None
+    batch_size: int = 16
+    steps_per_epoch: int | None = None
+    max_tokens: int = 256
+    frames: int = 8
+    ramp: Ramp | None = None
+    base_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    kept: str = "runs/vlm_drafters/kept"
+    answer_batch: int = 32
+    workers: int = 0
+    seed: int = 0
+    max_bad_share: float = MAX_BAD_SHARE
+    allow_absolute_paths: bool = False
+
+    def __post_init__(self) -> None:
+        check_counts(batch_size=self.batch_size, dev_samples=self.dev_samples, max_tokens=self.max_tokens)
+        check_counts(frames=self.frames, answer_batch=self.answer_batch)
+
+
 class DraftData(LightningDataModule):
     """Questions of a corpus in the layout of llava_v1_5_mix665k, each by itself, answered by the target.
 
     base: the target's folder, a vision-language or a language model. corpus: a folder with {split}.json and images/; a
-    row may have "video", a folder of frames in images/, of which `frames` are taken. samples: questions to train on,
-    `long_share` of them with long answers; null takes all. max_tokens: of an answer. ramp: MSD's stages; where the
-    corpus has no conversations without pictures, the first reads the same questions and answers without their pictures;
-    null takes the samples in their order. base_dtype: of the target. kept: a folder for answers and features.
-    answer_batch: questions that are answered at once. max_bad_share, allow_absolute_paths: see `Admission`.
+    row may have "video", a folder of frames in images/. options: those of `DraftDataOptions`.
     """
 
-    def __init__(
-        self,
-        base: str,
-        corpus: str,
-        train_split: str = "train",
-        dev_split: str | None = "dev",
-        samples: int | None = None,
-        dev_samples: int = 64,
-        long_share: float | None = None,
-        batch_size: int = 16,
-        steps_per_epoch: int | None = None,
-        max_tokens: int = 256,
-        frames: int = 8,
-        ramp: Ramp | None = None,
-        base_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
-        kept: str = "runs/vlm_drafters/kept",
-        answer_batch: int = 32,
-        workers: int = 0,
-        seed: int = 0,
-        max_bad_share: float = MAX_BAD_SHARE,
-        allow_absolute_paths: bool = False,
-    ) -> None:
+    def __init__(self, base: str, corpus: str, **options: Any) -> None:
         super().__init__()
-        self.admission = Admission(allow_absolute_paths, max_bad_share)
-        check_counts(batch_size=batch_size, dev_samples=dev_samples, max_tokens=max_tokens)
-        check_counts(frames=frames, answer_batch=answer_batch)
-        self.base, self.corpus, self.kept = base, Path(corpus), Path(kept)
-        self.splits = {"train": train_split, "dev": dev_split}
-        self.counts = {"train": samples, "dev": dev_samples}
-        self.long_share, self.batch_size, self.steps_per_epoch = long_share, batch_size, steps_per_epoch
-        self.max_tokens, self.frames, self.ramp = max_tokens, frames, ramp
-        self.base_dtype: torch.dtype = getattr(torch, base_dtype)
-        self.answer_batch, self.workers, self.seed = answer_batch, workers, seed
+        self.options = DraftDataOptions(**options)
+        self.admission = Admission(self.options.allow_absolute_paths, self.options.max_bad_share)
+        self.base, self.corpus, self.kept = base, Path(corpus), Path(self.options.kept)
+        self.batch_size, self.ramp, self.seed = self.options.batch_size, self.options.ramp, self.options.seed
+        self.base_dtype: torch.dtype = getattr(torch, self.options.base_dtype)
         self.stored: Container[str] = ()  # samples whose features need no pass of the target
 
     # What may be missing is looked for late: errors from here reach the user as they are.
@@ -158,15 +162,13 @@ class DraftData(LightningDataModule):
     @cached_property
     def samples(self) -> dict[str, list[Sample]]:
         """The chosen questions of both splits; without a split for development, they are the last of training's."""
-        many, few = self.counts["train"], self.counts["dev"]
-        assert self.splits["train"] is not None
-        assert few is not None
-        if self.splits["dev"] is not None:
-            both = {split: self._read(split, self.counts[split]) for split in ("train", "dev")}
+        many, few, options = self.options.samples, self.options.dev_samples, self.options
+        if options.dev_split is not None:
+            both = {"train": self._read(options.train_split, many), "dev": self._read(options.dev_split, few)}
             named = ([f"{one.question[:60]} ({one.name})" for one in both[split]] for split in ("train", "dev"))
             check_apart(named, "questions", "Name splits that do not overlap.")
             return both
-        chosen = self._read("train", None if many is None else many + few)
+        chosen = self._read(options.train_split, None if many is None else many + few)
         if len(chosen) <= few:
             raise InputError(
                 f"`dev_samples` must leave questions to train on, but takes {few} of {len(chosen)}. Give fewer, "
@@ -176,8 +178,8 @@ class DraftData(LightningDataModule):
         return {"train": [sample for sample in chosen[:-few] if sample.name not in held], "dev": chosen[-few:]}
 
     def _read(self, split: str, count: int | None) -> list[Sample]:
-        choice = Choice(count, self.long_share, self.seed)
-        return read_samples(self.corpus, str(self.splits[split]), self.frames, choice, self.admission, self.kept)
+        choice = Choice(count, self.options.long_share, self.seed)
+        return read_samples(self.corpus, split, self.options.frames, choice, self.admission, self.kept)
 
     @property
     def units(self) -> list[str]:
@@ -187,7 +189,7 @@ class DraftData(LightningDataModule):
     @property
     def mark(self) -> str:
         """What answers follow from beside their questions."""
-        return f"{self.teacher.name}-{str(self.base_dtype).removeprefix('torch.')}-{self.max_tokens}"
+        return f"{self.teacher.name}-{str(self.base_dtype).removeprefix('torch.')}-{self.options.max_tokens}"
 
     def store(self, locks: ExitStack, rank: int = 0) -> TokenStore:
         """The target's answers by the names of their questions. locks: keep other runs from the same file."""
@@ -211,8 +213,8 @@ class DraftData(LightningDataModule):
             questions = {sample.name: sample for split in ("dev", "train") for sample in self.samples[split]}
             missing = [sample for sample in questions.values() if store.get(sample.name) is None][part::parts]
             missing.sort(key=lambda sample: sample.words)
-            for batch in _batches(missing, self.answer_batch, "the target has answered {} of {} questions"):
-                answers = self.teacher.answer([self.prompting(sample) for sample in batch], self.max_tokens)
+            for batch in _batches(missing, self.options.answer_batch, "the target has answered {} of {} questions"):
+                answers = self.teacher.answer([self.prompting(sample) for sample in batch], self.options.max_tokens)
                 store.add({sample.name: tokens for sample, tokens in zip(batch, answers, strict=True)})
         return len(missing)
 
@@ -227,7 +229,7 @@ class DraftData(LightningDataModule):
         rows += self.text_samples() if self.ramp is not None else []
         missing = [sample for sample in rows if sample.name not in store][part::parts]
         missing.sort(key=self._length)
-        for batch in _batches(missing, self.answer_batch, "the target has read {} of {} answers"):
+        for batch in _batches(missing, self.options.answer_batch, "the target has read {} of {} answers"):
             names = [sample.name for sample in batch]
             store.read(names, [self.prompting(sample) for sample in batch], [self._answer(sample) for sample in batch])
         return len(missing)
@@ -274,7 +276,8 @@ class DraftData(LightningDataModule):
         order = sorted(range(len(rows)), key=lambda index: (len(self.tokens[rows[index].name]), index))
         indices = order[self.trainer.global_rank :: self.trainer.world_size]
         return self._loader(
-            rows, [indices[start : start + self.batch_size] for start in range(0, len(indices), self.batch_size)]
+            rows,
+            [indices[start : start + self.batch_size] for start in range(0, len(indices), self.batch_size)],
         )
 
     def plan(self, epoch: int, rank: int = 0, world: int = 1) -> tuple[list[Sample], list[list[int]]]:
@@ -287,7 +290,7 @@ class DraftData(LightningDataModule):
         text = self.text_samples()
         pool = visual + text
         size = self.batch_size * world
-        count = size * (self.steps_per_epoch or max(len(self.parts["train"]) // size, 1))
+        count = size * (self.options.steps_per_epoch or max(len(self.parts["train"]) // size, 1))
         share = len(visual) / len(pool) if self.ramp is None else None
         counts = [
             round(count * (self.ramp.share(earlier) if self.ramp else share or 0.0)) for earlier in range(epoch + 1)
@@ -333,7 +336,7 @@ class DraftData(LightningDataModule):
 
     def _loader(self, samples: Sequence[Sample], batches: Sequence[list[int]]) -> DataLoader[Any]:
         dataset = QuestionDataset(samples, self.prompting, self._answer, self.stored)
-        return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate, num_workers=self.workers)
+        return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate, num_workers=self.options.workers)
 
 
 def _batches(samples: Sequence[Sample], size: int, line: str) -> Iterator[Sequence[Sample]]:

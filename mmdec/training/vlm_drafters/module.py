@@ -347,7 +347,7 @@ class DraftModule(LightningModule):
             drafter = load_drafter(folder, model)
             for sample in data.parts["dev"][: self.options.decoded][self.global_rank :: self.trainer.world_size]:
                 inputs = self.teacher.to_device(data.prompting(sample))
-                nodes, options = (self.options.tree_nodes, depth), {"max_new_tokens": data.max_tokens}
+                nodes, options = (self.options.tree_nodes, depth), {"max_new_tokens": data.options.max_tokens}
                 generation = generate(
                     model, inputs, drafter, "greedy", nodes, statistics=DecodingStatistics(), **options
                 )
