@@ -285,51 +285,54 @@ class Windows(Dataset[Composed]):
         return collate(items, int(self.tokenizer.convert_tokens_to_ids(END)))  # type: ignore[arg-type] # one for one
 
 
+@dataclass(frozen=True)
+class WindowOptions:
+    """What a recipe sets.
+
+    train_split: one or several. pieces: of a tokenizer that is learned. batch_seconds: sound in a batch of one process.
+    lengths: (epoch, seconds) pairs: from that epoch on, windows are up to so long. whole: share of the batches that are
+    padded to 30 s. longer: below 1, long windows are drawn more often than short ones. max_bad_share,
+    allow_absolute_paths: see `Admission`.
+    """
+
+    train_split: str | list[str] = "train"
+    pieces: int = 800
+    batch_seconds: float = 90.0
+    steps_per_epoch: int = 100
+    lengths: Sequence[tuple[int, float]] = ((0, 30.0),)
+    whole: float = 0.25
+    longer: float = 1.0
+    composition: Composition | None = None
+    dev_windows: int = 48
+    workers: int = 0
+    seed: int = 0
+    max_bad_share: float = MAX_BAD_SHARE
+    allow_absolute_paths: bool = False
+
+    def __post_init__(self) -> None:
+        starts, ends = zip(*self.lengths, strict=True) if self.lengths else ((), ())
+        if not starts or int(starts[0]) != 0 or any(not 0 < end <= SECONDS for end in ends):
+            raise InputError(
+                f"`lengths` must begin at epoch 0 and be up to {SECONDS} s, but is {self.lengths}. Set [[0, 30]]."
+            )
+
+
 class WindowData(LightningDataModule):
     """Windows of up to 30 s from a corpus of utterances in chapters.
 
-    corpus: as `read_utterances` takes it. train_split: one or several. tokenizer: a folder; where it is empty, one of
-    `pieces` is learned from the training text and kept there. batch_seconds: sound in a batch of one process. lengths:
-    (epoch, seconds) pairs: from that epoch on, windows are up to so long. whole: share of the batches that are padded
-    to 30 s. longer: below 1, long windows are drawn more often than short ones. max_bad_share, allow_absolute_paths:
-    see `Admission`.
+    corpus: as `read_utterances` takes it. tokenizer: a folder; where it is empty, one is learned from the training text
+    and kept there. options: those of `WindowOptions`.
     """
 
-    def __init__(
-        self,
-        corpus: str,
-        tokenizer: str,
-        train_split: str | list[str] = "train",
-        pieces: int = 800,
-        batch_seconds: float = 90.0,
-        steps_per_epoch: int = 100,
-        lengths: Sequence[tuple[int, float]] = ((0, 30.0),),
-        whole: float = 0.25,
-        longer: float = 1.0,
-        composition: Composition | None = None,
-        dev_windows: int = 48,
-        workers: int = 0,
-        seed: int = 0,
-        max_bad_share: float = MAX_BAD_SHARE,
-        allow_absolute_paths: bool = False,
-    ) -> None:
+    def __init__(self, corpus: str, tokenizer: str, **options: Any) -> None:
         super().__init__()
-        self.admission = Admission(allow_absolute_paths, max_bad_share)
-        self.corpus, self.batch_seconds, self.steps_per_epoch = corpus, batch_seconds, steps_per_epoch
-        self.lengths, self.whole, self.composition = (
-            [(int(a), float(b)) for a, b in lengths],
-            whole,
-            composition or Composition(),
-        )
-        self.dev_windows, self.workers, self.seed, self.longer = dev_windows, workers, seed, longer
-        if not self.lengths or self.lengths[0][0] != 0 or any(not 0 < b <= SECONDS for _, b in self.lengths):
-            raise InputError(
-                f"`lengths` must begin at epoch 0 and be up to {SECONDS} s, but is {lengths}. Set [[0, 30]]."
-            )
-        self.train_rows = read_splits(corpus, train_split, self.admission)
+        self.options = WindowOptions(**options)
+        self.admission = Admission(self.options.allow_absolute_paths, self.options.max_bad_share)
+        self.corpus, self.composition = corpus, self.options.composition or Composition()
+        self.train_rows = read_splits(corpus, self.options.train_split, self.admission)
         self.dev_rows = read_utterances(corpus, "dev", self.admission)
         check_utterances_apart(self.train_rows, self.dev_rows)
-        self.tokenizer = kept_tokenizer(Path(tokenizer), self.train_rows, pieces)
+        self.tokenizer = kept_tokenizer(Path(tokenizer), self.train_rows, self.options.pieces)
 
     @property
     def units(self) -> list[str]:
@@ -359,33 +362,40 @@ class WindowData(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         assert self.trainer is not None
-        epoch, rank = self.trainer.current_epoch, self.trainer.global_rank
-        longest = [seconds for begin, seconds in self.lengths if begin <= epoch][-1]
+        epoch, rank, options = self.trainer.current_epoch, self.trainer.global_rank, self.options
+        longest = [seconds for begin, seconds in options.lengths if begin <= epoch][-1]
         # All processes take batches of one length, for they wait for each other.
-        shared, own = np.random.default_rng([self.seed, epoch]), np.random.default_rng([self.seed, epoch, 1 + rank])
+        seeds = [options.seed, epoch]
+        shared, own = np.random.default_rng(seeds), np.random.default_rng([*seeds, 1 + rank])
         batches = []
-        for _ in range(self.steps_per_epoch):
+        for _ in range(options.steps_per_epoch):
             shortest = min(SHORTEST, longest)
-            length = shortest + (longest - shortest) * shared.random() ** self.longer
-            whole = shared.random() < self.whole
+            length = shortest + (longest - shortest) * shared.random() ** options.longer
+            whole = shared.random() < options.whole
             padded = SECONDS if whole else min(SECONDS, length + shared.uniform(0.3, 2.0))
             batches.append(
                 plan_windows(
-                    self.chapters, self.train_seconds, own, self.batch_seconds, length, padded, self.composition.pause
+                    self.chapters,
+                    self.train_seconds,
+                    own,
+                    options.batch_seconds,
+                    length,
+                    padded,
+                    self.composition.pause,
                 )
             )
         dataset = Windows(self.train_rows, self.tokenizer, self.composition)
-        return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate, num_workers=self.workers)
+        return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate, num_workers=options.workers)
 
     def val_dataloader(self) -> DataLoader:
         """Paragraphs of the development split, the same each time: no noise of ours, padded to 30 s, without times."""
         assert self.trainer is not None
-        draw = np.random.default_rng([self.seed, 1])
+        draw = np.random.default_rng([self.options.seed, 1])
         dataset = Windows(self.dev_rows, self.tokenizer, replace(PLAIN, pause=self.composition.pause))
         order = draw.permutation(self.dev_order).tolist()
         windows = [
             Window(tuple(order[(8 * number + item) % len(order)] for item in range(8)), number, SECONDS)
-            for number in range(self.dev_windows)
+            for number in range(self.options.dev_windows)
         ]
         mine = windows[self.trainer.global_rank :: self.trainer.world_size]
         batches = [mine[start : start + 12] for start in range(0, len(mine), 12)]
