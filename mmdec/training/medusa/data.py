@@ -235,47 +235,52 @@ class HeadWindows(Dataset[HeadBatch]):
         return digest.hexdigest()
 
 
+@dataclass(frozen=True)
+class HeadDataOptions:
+    """What a recipe sets.
+
+    train_split, dev_split: folders in the corpus, or values of a manifest's column (null: all of it), several at a time
+    too. longest: windows hold up to about so many seconds of speech. repeat_after: epochs after which the same windows
+    come again, in another order, and need not be decoded again; 0: never. composition: noise, times, previous text; of
+    its `timestamps` a share of windows is labelled with times. language: null is the one that the model hears. kept: a
+    folder for labels and durations. max_bad_share, allow_absolute_paths: see `Admission`.
+    """
+
+    train_split: str | list[str] | None = "train"
+    dev_split: str | list[str] | None = "dev"
+    batch_size: int = 8
+    steps_per_epoch: int = 50
+    longest: float = 30.0
+    repeat_after: int = 0
+    composition: Composition | None = None
+    language: str | None = "en"
+    task: str = "transcribe"
+    dev_batches: int = 6
+    kept: str = "runs/medusa/kept"
+    workers: int = 0
+    seed: int = 0
+    max_bad_share: float = MAX_BAD_SHARE
+    allow_absolute_paths: bool = False
+
+    def __post_init__(self) -> None:
+        check_counts(batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch, dev_batches=self.dev_batches)
+        if not 0 < self.longest <= SECONDS:
+            raise InputError(f"`longest` must be above 0 and up to {SECONDS} s, but is {self.longest}. Set 30.")
+
+
 class HeadData(LightningDataModule):
     """Windows of 30 s for the heads of a Whisper, joined from the utterances of one chapter.
 
-    base: a Whisper's folder, hub id or shipped name. corpus: as `read_utterances` takes it; splits are folders in it,
-    or values of a manifest's column (null: all of it), several at a time too. longest: windows hold up to about so many
-    seconds of speech. repeat_after: epochs after which the same windows come again, in another order, and need not be
-    decoded again; 0: never. composition: noise, times, previous text; of its `timestamps` a share of windows is
-    labelled with times. language: null is the one that the model hears. kept: a folder for labels and durations.
-    max_bad_share, allow_absolute_paths: see `Admission`.
+    base: a Whisper's folder, hub id or shipped name. corpus: as `read_utterances` takes it. options: those of
+    `HeadDataOptions`.
     """
 
-    def __init__(
-        self,
-        base: str,
-        corpus: str,
-        train_split: str | list[str] | None = "train",
-        dev_split: str | list[str] | None = "dev",
-        batch_size: int = 8,
-        steps_per_epoch: int = 50,
-        longest: float = 30.0,
-        repeat_after: int = 0,
-        composition: Composition | None = None,
-        language: str | None = "en",
-        task: str = "transcribe",
-        dev_batches: int = 6,
-        kept: str = "runs/medusa/kept",
-        workers: int = 0,
-        seed: int = 0,
-        max_bad_share: float = MAX_BAD_SHARE,
-        allow_absolute_paths: bool = False,
-    ) -> None:
+    def __init__(self, base: str, corpus: str, **options: Any) -> None:
         super().__init__()
-        self.admission = Admission(allow_absolute_paths, max_bad_share)
-        check_counts(batch_size=batch_size, steps_per_epoch=steps_per_epoch, dev_batches=dev_batches)
-        if not 0 < longest <= SECONDS:
-            raise InputError(f"`longest` must be above 0 and up to {SECONDS} s, but is {longest}. Set 30.")
-        self.base, self.corpus, self.kept = base, corpus, Path(kept)
-        self.batch_size, self.steps_per_epoch, self.dev_batches = batch_size, steps_per_epoch, dev_batches
-        self.longest, self.repeat_after, self.workers, self.seed = longest, repeat_after, workers, seed
-        self.composition = composition or Composition()
-        self.language, self.task, self.splits = language, task, {"train": train_split, "dev": dev_split}
+        self.options = HeadDataOptions(**options)
+        self.admission = Admission(self.options.allow_absolute_paths, self.options.max_bad_share)
+        self.base, self.corpus, self.kept = base, corpus, Path(self.options.kept)
+        self.composition = self.options.composition or Composition()
         self.stored: Container[str] = ()  # names of windows whose states are kept: their sound is not needed
         self.plans: dict[str, tuple[list[list[int]], list[float]]] = {}
 
@@ -293,12 +298,17 @@ class HeadData(LightningDataModule):
 
     @cached_property
     def spelling(self) -> Spelling:
-        return Spelling(self.whisper.tokenizer, self.whisper.model.generation_config, self.language, self.task)
+        return Spelling(
+            self.whisper.tokenizer, self.whisper.model.generation_config, self.options.language, self.options.task
+        )
 
     @cached_property
     def rows(self) -> dict[str, list[Utterance]]:
         """The utterances of both splits."""
-        rows = {part: read_splits(self.corpus, splits, self.admission) for part, splits in self.splits.items()}
+        rows = {
+            part: read_splits(self.corpus, splits, self.admission)
+            for part, splits in (("train", self.options.train_split), ("dev", self.options.dev_split))
+        }
         check_utterances_apart(rows["train"], rows["dev"])
         return rows
 
@@ -343,11 +353,13 @@ class HeadData(LightningDataModule):
     def train_dataloader(self) -> DataLoader[HeadBatch]:
         assert self.trainer is not None
         epoch, rank = self.trainer.current_epoch, self.trainer.global_rank
-        plan = epoch % self.repeat_after if self.repeat_after else epoch
-        batches = self._batches("train", np.random.default_rng([*TRAIN, self.seed, plan, rank]), self.steps_per_epoch)
+        plan = epoch % self.options.repeat_after if self.options.repeat_after else epoch
+        batches = self._batches(
+            "train", np.random.default_rng([*TRAIN, self.options.seed, plan, rank]), self.options.steps_per_epoch
+        )
         order = (
-            np.random.default_rng([*ORDER, self.seed, epoch]).permutation(len(batches))
-            if self.repeat_after
+            np.random.default_rng([*ORDER, self.options.seed, epoch]).permutation(len(batches))
+            if self.options.repeat_after
             else range(len(batches))
         )
         return self._loader("train", self.composition, [batches[number] for number in order])
@@ -355,17 +367,17 @@ class HeadData(LightningDataModule):
     def val_dataloader(self) -> DataLoader[HeadBatch]:
         """The same windows each time, in no noise of ours; times and previous text as often as in training."""
         assert self.trainer is not None
-        batches = self._batches("dev", np.random.default_rng([*DEV, self.seed]), self.dev_batches)
+        batches = self._batches("dev", np.random.default_rng([*DEV, self.options.seed]), self.options.dev_batches)
         mine = batches[self.trainer.global_rank :: self.trainer.world_size]
         kinds = ("timestamps", "cut", "previous", "pause")
         return self._loader("dev", replace(PLAIN, **{name: getattr(self.composition, name) for name in kinds}), mine)
 
     def _batches(self, split: str, draw: np.random.Generator, count: int) -> list[list[Window]]:
         chapters, seconds = self.plans[split]
-        size, pause = self.batch_size * SECONDS, self.composition.pause
-        shortest = min(SHORT, self.longest)
+        size, pause = self.options.batch_size * SECONDS, self.composition.pause
+        shortest = min(SHORT, self.options.longest)
         return [
-            plan_windows(chapters, seconds, draw, size, draw.uniform(shortest, self.longest), SECONDS, pause)
+            plan_windows(chapters, seconds, draw, size, draw.uniform(shortest, self.options.longest), SECONDS, pause)
             for _ in range(count)
         ]
 
@@ -373,4 +385,4 @@ class HeadData(LightningDataModule):
         mels = self.whisper.model.config.num_mel_bins
         how = how if self.spelling.recalls else replace(how, previous=0.0)
         dataset = HeadWindows(self.rows[split], self.spelling, how, mels, batches, self.stored)
-        return DataLoader(dataset, batch_size=None, num_workers=self.workers)
+        return DataLoader(dataset, batch_size=None, num_workers=self.options.workers)

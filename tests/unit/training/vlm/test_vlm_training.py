@@ -292,7 +292,7 @@ def test_pictures_with_print_are_a_share_of_a_pass(tmp_path: Path) -> None:
     (tmp_path / "train.json").write_text(json.dumps(rows), encoding="utf-8")
 
     def order(share: float | None, lap: int = 0) -> list[int]:
-        data = SceneData(str(tmp_path), str(tmp_path / "tokenizer"), 300, patches=4, printed_share=share)
+        data = SceneData(str(tmp_path), str(tmp_path / "tokenizer"), pieces=300, patches=4, printed_share=share)
         return data.order(lap, data.lap_length()).tolist()
 
     assert sorted(order(None)) == list(range(20))
