@@ -102,6 +102,7 @@ def _losses(trainer: Trainer, outputs: object) -> Iterator[tuple[str, Tensor]]:
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # of two letters and more: `C:` is a drive
 _STEP = re.compile(r"step=(\d+)\.ckpt")
+UNITS = "units"  # the option that is linked from the data
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -117,7 +118,7 @@ class WholeCheckpoints(CheckpointIO):
         check_finite_training(checkpoint["state_dict"], checkpoint["global_step"], checkpoint.get("hyper_parameters"))
         try:
             with whole_file(check_local(path, "dirpath")) as file:
-                torch.save(checkpoint, file)
+                torch.save(_without_units(checkpoint), file)
         except (OSError, RuntimeError) as error:  # of the system; of torch's writer, after one of the system
             told = error.__context__ if isinstance(error.__context__, OSError) else error
             raise MmdecError(
@@ -172,7 +173,20 @@ def read_checkpoint(path: Path, argument: str = "checkpoint") -> dict[str, Any]:
             "Train again, or take an earlier one."
         )
     check_finite_weights(checkpoint["state_dict"], path, argument)
+    options = checkpoint.get("hyper_parameters")
+    if UNITS in checkpoint and isinstance(options, dict):
+        options[UNITS] = checkpoint.pop(UNITS)
     return checkpoint
+
+
+def _without_units(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """The same with the list of units beside the hyperparameters: a resumed run has it from the data, and the command
+    line's parser (jsonargparse 4.53) copies all that it knows for each entry of a list among them, minutes in all."""
+    options = dict(checkpoint.get("hyper_parameters") or {})
+    if UNITS not in options:
+        return checkpoint
+    units = options.pop(UNITS)
+    return {**checkpoint, "hyper_parameters": options, UNITS: units}
 
 
 def _lacks(checkpoint: Any) -> str:
