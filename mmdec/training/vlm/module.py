@@ -99,10 +99,9 @@ class VlmModule(LightningModule):
         self.shape = shape or Shape()
         keep_options(self, self.options)
         self.hparams["shape"] = asdict(self.shape)
-        self.guided = self.options.guided
-        if self.guided is None:
-            self.guided = sorted({self.shape.layers * third // 6 for third in (2, 3, 4)})
-            self.hparams["guided"] = self.guided
+        middle = sorted({self.shape.layers * third // 6 for third in (2, 3, 4)})
+        self.guided: Sequence[int] = middle if self.options.guided is None else self.options.guided
+        self.hparams["guided"] = self.guided
         if not all(0 <= number < self.shape.layers for number in self.guided):
             raise InputError(
                 f"`guided` must be numbers of layers from 0 to {self.shape.layers - 1}, but is {list(self.guided)}. "
