@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import typer
 
 from mmdec.cli.options import AsJson
 
 
-def machine() -> dict[str, Any]:
-    """`provenance.surroundings`, kernels and the fast pass, with `active` and, where not, `why_not`; as JSON."""
-    import torch
-
-    from mmdec.ops.kernels import KERNELS, graphs_why_not, why_not
-    from mmdec.provenance import surroundings
-
-    report = surroundings()
-    reason = why_not(0 if report["gpus"] else None)
-    report["kernels"] = [
-        {"name": name, "what": what, "active": reason is None, "why_not": reason} for name, what in KERNELS.items()
-    ]
-    reason = graphs_why_not(torch.device("cuda" if report["gpus"] else "cpu"))
-    report["fast_pass"] = {"what": "drafts' passes as CUDA graphs", "active": reason is None, "why_not": reason}
-    return report
-
-
 def info(as_json: AsJson = False) -> None:
     """Print versions, devices, which kernels are active, or why not, and whether CUDA graphs are."""
+    from mmdec.evaluation.bench.machine import machine
+
     report = machine()
     if as_json:
         print(json.dumps(report, indent=2))

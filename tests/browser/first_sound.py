@@ -19,9 +19,9 @@ from typing import Any
 
 from playwright.sync_api import sync_playwright
 
-from mmdec.cli.info import machine
 from mmdec.cli.reports import Destinations
 from mmdec.demo import samples
+from mmdec.evaluation.bench.machine import machine
 from mmdec.evaluation.bench.report import BenchReport, BenchRun, Quantity
 from tests.support.browser import CHROMIUM, OFFLINE, PATIENCE
 from tests.support.demo_server import Server, serving
