@@ -15,15 +15,26 @@ from typing import Any, TypeVar, final
 import numpy as np
 import torch
 
+from mmdec.checks.arguments import check_threads
+from mmdec.checks.devices import check_device
 from mmdec.decode.forwarding import ForwardingDrafter
 from mmdec.decode.tree import depths, int_list, int_rows
 from mmdec.drafters.registry import named_drafter
 from mmdec.evaluation.bench.report import DECODER, WALL, Comparison, Kind
 from mmdec.evaluation.quality.harness import Measurement, Measurements, Method
+from mmdec.pipelines.threads import keep_threads
 from mmdec.runtime import Stopwatch
 from mmdec.types import Draft, Drafter, Scores, Verdict
 
 Result = TypeVar("Result")
+
+
+def prepared(device: str | None, threads: int) -> torch.device:
+    """The device to measure on, torch's threads set. Raises InputError for a device or a number that cannot be."""
+    check_threads(threads)
+    found = check_device(device)
+    keep_threads(threads)
+    return found
 
 
 @dataclass(frozen=True)
