@@ -263,7 +263,7 @@ def test_a_model_that_cannot_be_loaded_is_not_said_to_be(monkeypatch: pytest.Mon
 def test_a_verb_says_what_it_loads_before_it_does(call: str, tmp_path: Path) -> None:
     """At once, as it is asked to here: torch's import takes longer than a thread's beginning."""
     (tmp_path / "x.wav").touch()
-    code = "import sys\nfrom mmdec.cli import main, progress\nprogress.AFTER = 0\nmain()"
+    code = "import sys\nfrom mmdec.cli import jobs, main\njobs.AFTER = 0\nmain()"
     command = [sys.executable, "-c", code, *call.split(), "--model", "nowhere"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with open_terminal() as (terminal, screen):
