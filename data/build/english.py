@@ -11,20 +11,93 @@ import argparse
 import itertools
 import os
 import random
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import everyday
 import numpy as np
-import readings
 import soundfile
 import voices
 from parent import end_with_parent
 from splits import Sentence, in_order, normalise, read_sentences, sample_train
 from tables import write_text
+
+RATE = 16000
+FLITE = {"kal": "male", "kal16": "male", "awb": "male", "rms": "male", "slt": "female"}  # awb_time tells times alone
+FLITE_SHARE = 0.4  # of the readers
+ACCENTS = (
+    "en-us",
+    "en-gb",
+    "en-gb-scotland",
+    "en-gb-x-rp",
+    "en-gb-x-gbclan",
+    "en-gb-x-gbcwmd",
+    "en-029",
+    "en-us-nyc",
+)
+_QUIET = 0.01  # of the loudest sample
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A voice at a speed and a pitch. `name` says the voice alone."""
+
+    name: str
+    gender: str
+    words_per_minute: int
+    pitch: int
+
+
+@cache
+def flite_voices() -> tuple[str, ...]:
+    """Those of flite's voices that this flite has."""
+    listed = subprocess.run(["flite", "-lv"], capture_output=True, text=True, check=True).stdout
+    return tuple(name for name in FLITE if name in listed.partition(":")[2].split())
+
+
+def reader(random: np.random.Generator, *, held_out: bool) -> Reader:
+    """A reader drawn from the held-out variants of espeak-ng, or from all others and flite's voices."""
+    speed, pitch = int(random.integers(120, 201)), int(random.integers(20, 81))
+    if not held_out and random.random() < FLITE_SHARE:
+        names = flite_voices()
+        name = names[int(random.integers(len(names)))]
+        return Reader(f"flite-{name}", FLITE[name], speed, pitch)
+    known = voices.variants()
+    names = [name for name in known if (name in voices.HELD_OUT) == held_out]
+    variant = names[int(random.integers(len(names)))]
+    accent = ACCENTS[int(random.integers(len(ACCENTS)))]
+    return Reader(f"espeak-{accent}+{variant}", known[variant], speed, pitch)
+
+
+def read_aloud(text: str, who: Reader) -> np.ndarray:
+    """Speech of `text`, (T,) float32 at 16 kHz, silent edges cut. Raises RuntimeError when nothing is heard."""
+    engine, _, voice = who.name.partition("-")
+    if engine == "flite":
+        samples, rate = _flite(text, voice, who)
+    else:
+        samples, rate = voices.espeak(text, voice, who.words_per_minute, who.pitch), voices.RATE
+    loud = np.flatnonzero(np.abs(samples) > _QUIET * np.abs(samples).max(initial=0))
+    if len(loud) < rate // 10:
+        raise RuntimeError(f"{engine} gave no sound for {text!r} in voice {who.name}")
+    return voices.resample(samples[loud[0] : loud[-1] + 1], rate, RATE).astype(np.float32)
+
+
+def _flite(text: str, voice: str, who: Reader) -> tuple[np.ndarray, int]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "speech.wav"
+        stretch = 160 / who.words_per_minute
+        tone = (140 if who.gender == "female" else 80) + who.pitch
+        command = ["flite", "-voice", voice, "--setf", f"duration_stretch={stretch:.2f}"]
+        command += ["--setf", f"int_f0_target_mean={tone}", "-t", text, "-o", str(path)]
+        subprocess.run(command, capture_output=True, check=True, timeout=60)
+        return soundfile.read(path, dtype="float32")
+
 
 CHAPTER = 16  # sentences
 WORDS, SECONDS = (40, 90), 29.0  # of a paragraph
@@ -115,24 +188,24 @@ def record(root: Path, seed: int, chapter: Chapter) -> list[str]:
         return []
     folder.mkdir(parents=True, exist_ok=True)
     draw = np.random.default_rng([seed, chapter.number])
-    who = readings.reader(draw, held_out=chapter.split in HELD_OUT)
+    who = reader(draw, held_out=chapter.split in HELD_OUT)
     lines, failed = [], []
     for index, text in enumerate(chapter.texts):
         try:
-            samples = readings.read_aloud(text, who)
+            samples = read_aloud(text, who)
         except Exception as error:  # one bad sentence must not end the build: it is named at the end
             failed.append(f"{text}: {error}")
             continue
         if chapter.split not in TRAINED:
             before, after = draw.uniform(0.05, 0.5, size=2)
-            samples = np.pad(samples, (int(before * readings.RATE), int(after * readings.RATE)))
-            samples = voices.place(samples, draw, readings.RATE)
-        if len(samples) > SECONDS * readings.RATE:
+            samples = np.pad(samples, (int(before * RATE), int(after * RATE)))
+            samples = voices.place(samples, draw, RATE)
+        if len(samples) > SECONDS * RATE:
             continue  # a paragraph read too slowly
         samples = samples / np.abs(samples).max() * draw.uniform(0.1, 0.95)
         path = folder / f"{name}-{index:04d}.flac"
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        soundfile.write(partial, samples, readings.RATE, format="FLAC", subtype="PCM_16")
+        soundfile.write(partial, samples, RATE, format="FLAC", subtype="PCM_16")
         os.replace(partial, path)
         lines.append((f"{name}-{index:04d} {text}",))
     (folder / "reader.txt").write_text(f"{who.name} | {who.gender} | {who.words_per_minute} | {who.pitch}\n")

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
-from scene_turns import Claim, Turn, listed, turn
+from scene_wordings import Claim, Turn, listed, turn
 from scene_words import COLOURS, COLUMNS, POSITIONS, ROOM_THINGS, ROWS, STREET_THINGS, article
 
 Graph = dict[str, Any]

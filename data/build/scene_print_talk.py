@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from scene_turns import Claim, Turn, listed, turn
+from scene_wordings import Claim, Turn, listed, turn
 from scene_words import POSITIONS, STEPS
 
 Graph = dict[str, Any]

@@ -29,8 +29,7 @@ import scene_print_talk
 import scene_prints
 from PIL import Image
 from scene_canvas import CLASSES, TINTS
-from scene_turns import Turn
-from scene_wordings import in_passing
+from scene_wordings import Turn, in_passing
 from splits import share
 
 SHARD = 500  # scenes that are written together

@@ -15,7 +15,7 @@ import typer
 
 from mmdec import MmdecError, __version__
 from mmdec.cli import bench, convert, demo, describe, evaluate, info, promote, train, transcribe, translate
-from mmdec.cli.verb import as_verb
+from mmdec.cli.options import as_verb
 
 EPILOG = (
     "Exit codes: 0 done; 1 some inputs failed, or a benchmark was left out; 2 wrong arguments, a missing or damaged "

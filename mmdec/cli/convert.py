@@ -7,9 +7,8 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from mmdec.cli.options import AsJson
+from mmdec.cli.options import AsJson, as_verb
 from mmdec.cli.reports import print_result
-from mmdec.cli.verb import as_verb
 
 app = typer.Typer(
     help="Convert published weights to mmdec's format.",

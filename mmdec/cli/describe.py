@@ -13,12 +13,17 @@ import typer
 from mmdec import InputError, MmdecError
 from mmdec.checks.arguments import check_threads
 from mmdec.checks.files import printable
-from mmdec.cli.compare import Compare, Comparer
-from mmdec.cli.input_files import PICTURES, input_files, together_as_one
-from mmdec.cli.jobs import Jobs
+from mmdec.cli.files import (
+    PICTURES,
+    failure,
+    input_files,
+    json_text,
+    output_paths,
+    together_as_one,
+    try_write,
+)
+from mmdec.cli.jobs import Compare, Comparer, Jobs, loading, progress_bar, results_of
 from mmdec.cli.options import VLM_MODEL, Device, Dtype, JsonLines, MinConfidence, Model, Threads, dtype_or_quick
-from mmdec.cli.output_files import failure, json_text, output_paths, unwritten, write_text
-from mmdec.cli.progress import loading, progress_bar
 
 if TYPE_CHECKING:
     from mmdec.hub.vlm import LoadedVlm
@@ -98,7 +103,7 @@ def describe(
     speaker = partial(_speak, jobs.several) if stream else None
     results = _descriptions(asked, prompt, vlm, options, speaker, comparer)
     for source, (file, target), result in zip(asked, jobs.todo, results, strict=True):
-        error = result if isinstance(result, str) else _write(result, target, suffix == ".json")
+        error = result if isinstance(result, str) else try_write(target, _content(result, suffix))
         if error:
             jobs.failed(file.name, error)
         elif not isinstance(result, str):
@@ -116,17 +121,8 @@ def _speak(several: bool, image: Any) -> Callable[[str], None]:
     return lambda text: print(text, end="", flush=True)
 
 
-def _write(result: Description, target: Path | None, as_json: bool) -> str:
-    """Write a description where it goes; the error message, or "" if it is written."""
-    if target is None:
-        return ""
-    try:
-        write_text(target, (json_text(result.to_dict(), 2) if as_json else result.text) + "\n")
-    except OSError as error:
-        return unwritten(target, error)
-    except InputError as error:  # the output is a pipe, for example
-        return failure(error)
-    return ""
+def _content(result: Description, suffix: str) -> str:
+    return (json_text(result.to_dict(), 2) if suffix == ".json" else result.text) + "\n"
 
 
 def _load(model: str, device: str | None, dtype: str | None) -> LoadedVlm:
@@ -160,7 +156,7 @@ def _descriptions(
     with progress_bar(count=True) as progress:
         task = progress.add_task("pictures", total=len(questions))
         for start in range(0, len(questions), size):
-            results = _results(list(questions[start : start + size]), comparer.both(call))
+            results = results_of(list(questions[start : start + size]), comparer.both(call))
             progress.update(task, advance=len(results))
             yield from results
 
@@ -178,22 +174,6 @@ def _streamed(
         return failure(error)
     sys.stdout.write("\n")
     return result
-
-
-def _results(batch: list[Any], call: Callable[[Any], Any]) -> list[Description | str]:
-    """For each member of a batch, its description or an error message."""
-    from mmdec import BatchError
-
-    try:
-        return [*call(batch)]
-    except BatchError as error:
-        return [result or str(error.errors[index]) for index, result in enumerate(error.results)]
-    except MmdecError:
-        raise  # wrong arguments: no picture is to blame
-    except Exception as error:  # caused by one picture, unknown which: each alone
-        if len(batch) == 1:
-            return [failure(error)]
-        return [result for source in batch for result in _results([source], call)]
 
 
 def _report(

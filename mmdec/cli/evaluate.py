@@ -29,11 +29,11 @@ from mmdec.cli.options import (
     Plan,
     Questions,
     WhisperCorpus,
+    as_verb,
     language_or_none,
     log,
 )
 from mmdec.cli.reports import JsonTo, Report, deliver_report
-from mmdec.cli.verb import as_verb
 
 app = typer.Typer(
     help="Score a model on a split of a corpus.",

@@ -15,8 +15,8 @@ import typer
 
 from mmdec import InputError
 from mmdec.checks.files import printable
-from mmdec.cli.output_files import json_text, write_text
-from mmdec.cli.verb import STDOUT
+from mmdec.cli.files import json_text, write_text
+from mmdec.cli.options import STDOUT
 from mmdec.evaluation.bench.report import BenchReport, BenchRun, load_run, to_json
 
 if TYPE_CHECKING:
@@ -110,8 +110,7 @@ class Destinations:
 
     def deliver(self, run: BenchRun) -> None:
         """Write and print the run."""
-        from mmdec.evaluation.bench.against import against
-        from mmdec.evaluation.bench.tables import markdown, screen
+        from mmdec.evaluation.bench.tables import against, markdown, screen
 
         changes = None if self.against is None else against(run, load_run(self.against), self.against.name)
         text = to_json(run, **({} if changes is None else {"against": asdict(changes)}))

@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from mmdec.checks.arguments import check_finite
+from mmdec.cli.files import json_text
 from mmdec.cli.options import AsJson
-from mmdec.cli.output_files import json_text
 
 
 def train(

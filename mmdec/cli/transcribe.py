@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmdec import InputError, MmdecError
+from mmdec import InputError
 from mmdec.checks.arguments import check_threads
 from mmdec.checks.files import printable
-from mmdec.cli.compare import Compare, Comparer
-from mmdec.cli.input_files import SOUNDS, input_files
-from mmdec.cli.jobs import Jobs
+from mmdec.cli.files import SOUNDS, input_files, json_text, output_paths, try_write
+from mmdec.cli.jobs import Compare, Comparer, Jobs, loading, progress_bar, results_of
 from mmdec.cli.options import (
     WHISPER_MODEL,
     Device,
@@ -27,8 +26,6 @@ from mmdec.cli.options import (
     Threads,
     dtype_or_quick,
 )
-from mmdec.cli.output_files import failure, json_text, output_paths, unwritten, write_text
-from mmdec.cli.progress import loading, progress_bar
 from mmdec.pipelines.transcription.transcript import FORMATS, SUBTITLES, clock
 
 if TYPE_CHECKING:
@@ -156,7 +153,7 @@ def transcribe(
         whisper = _load(model, device, dtype)
     results = _transcripts([file.path for file, _ in jobs.todo], whisper, options, comparer)
     for (file, target), result in zip(jobs.todo, results, strict=True):
-        error = result if isinstance(result, str) else _write(result, target, kind)
+        error = result if isinstance(result, str) else try_write(target, result.format(kind))
         if error:
             jobs.failed(file.name, error)
         elif not isinstance(result, str):
@@ -164,19 +161,6 @@ def transcribe(
             comparer.tell(file.name, jobs.several)
             jobs.done(file.name, result.confidence)
     jobs.end(comparer.code)
-
-
-def _write(result: Transcript, target: Path | None, kind: str) -> str:
-    """Write a transcript where it goes; the error message, or "" if it is written."""
-    if target is None:
-        return ""
-    try:
-        write_text(target, result.format(kind))
-    except OSError as error:
-        return unwritten(target, error)
-    except InputError as error:  # the output is a pipe, for example
-        return failure(error)
-    return ""
 
 
 def _load(model: str, device: str | None, dtype: str | None) -> LoadedTranscriber:
@@ -202,29 +186,13 @@ def _transcripts(
             task = progress.add_task(batch[0].name if len(batch) == 1 else f"{batch[0].name} ...", total=None)
             on_progress = partial(_advance, progress, task)
             call = partial(transcribe, model=whisper, progress=on_progress, **options)
-            results = _results(batch, comparer.both(call))
+            results = results_of(batch, comparer.both(call))
             progress.remove_task(task)
             yield from results
 
 
 def _advance(progress: Progress, task: TaskID, done: float, total: float) -> None:
     progress.update(task, completed=done, total=total)
-
-
-def _results(batch: list[Path], call: Callable[[Any], Any]) -> list[Transcript | str]:
-    """For each file of a batch, its transcript or an error message."""
-    from mmdec import BatchError
-
-    try:
-        return [*call(batch)]
-    except BatchError as error:
-        return [result or str(error.errors[index]) for index, result in enumerate(error.results)]
-    except MmdecError:
-        raise  # wrong arguments: no file is to blame
-    except Exception as error:  # caused by one file, unknown which: decode each alone
-        if len(batch) == 1:
-            return [failure(error)]
-        return [result for path in batch for result in _results([path], call)]
 
 
 def _targets(inputs: Sequence[Path], output: Path | None, kind: str) -> list[Path | None]:

@@ -13,8 +13,8 @@ import typer
 
 from mmdec.checks.arguments import check_threads
 from mmdec.checks.files import printable
-from mmdec.cli.input_files import SOUNDS, input_files
-from mmdec.cli.jobs import Jobs
+from mmdec.cli.files import SOUNDS, failure, input_files, json_text, output_paths, unwritten
+from mmdec.cli.jobs import Jobs, loading, progress_bar
 from mmdec.cli.options import (
     SPEECH_MODEL,
     Device,
@@ -26,8 +26,6 @@ from mmdec.cli.options import (
     Threads,
     dtype_or_quick,
 )
-from mmdec.cli.output_files import failure, json_text, output_paths, unwritten
-from mmdec.cli.progress import loading, progress_bar
 
 if TYPE_CHECKING:
     from mmdec import Translation

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from mmdec.checks.weights import PICKLES, check_counts, checked_file, fill, read_settings, read_weights
 from mmdec.hub.find import HUB_FILES, HUB_ID, download, find, kind, path_text
-from mmdec.hub.publish import CARD, PROVENANCE, check_replaceable, keep_card, keep_texts, same_weights, whole_folder
+from mmdec.hub.publish import PROVENANCE, check_replaceable, keep_card, keep_texts, same_weights, whole_folder
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
 from mmdec.nn.vocoder import GriffinLimVocoder, Vocoder, VocoderConfig
 from mmdec.phonetics.decoder import WordDecoder
-from mmdec.provenance import portable, stamp
+from mmdec.provenance import CARD, portable, stamp
 from mmdec.types import InputError, MmdecError
 
 DEFAULT_MODEL = "daspeech-phrasebook"

@@ -18,14 +18,11 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
-import mmdec.training.lightning_leaves  # noqa: F401 # imported for its effect
 from mmdec.checks.devices import fast_bfloat16
 from mmdec.checks.files import PART, one_line
-from mmdec.training.checkpoints import WholeCheckpoints, check_local, last_checkpoint, read_resumed
-from mmdec.training.finite import FiniteNumbers
+from mmdec.training.callbacks import Resumption, Termination
+from mmdec.training.checkpoints import FiniteNumbers, WholeCheckpoints, check_local, last_checkpoint, read_resumed
 from mmdec.training.processes import end_as_told, only_one, started_here
-from mmdec.training.resumption import Resumption
-from mmdec.training.termination import Termination
 from mmdec.types import InputError, MmdecError, told
 
 set_parsing_settings(config_read_mode_fsspec_enabled=False)  # a recipe names what is run: none comes from an address
@@ -149,9 +146,9 @@ class TrainingCLI(LightningCLI):
         return [check_local(folder, "dirpath") for folder in dict.fromkeys(found) if folder]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line, or what is given in its place."""
-    TrainingCLI(
+def main(arguments: Sequence[str] | None = None) -> TrainingCLI:
+    """Run the command line, or what is given in its place; what was run."""
+    return TrainingCLI(
         LightningModule,
         LightningDataModule,
         subclass_mode_model=True,

@@ -1,13 +1,25 @@
-"""Callbacks that the recipes of all systems name: progress as plain lines, runs of a given time."""
+"""Callbacks of all systems' runs: progress, runs of a given time, an exact resumption, an end by SIGTERM."""
 
 from __future__ import annotations
 
+import signal
+import sys
+import threading
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from torch.utils.data import DataLoader
 
-from mmdec.training.lr_schedule import Schedule
+from mmdec.training.checkpoints import any_process
+from mmdec.training.optim import Schedule
+from mmdec.training.processes import TERMINATED
 
 
 class PlainProgress(Callback):
@@ -93,3 +105,222 @@ def epochs_that_fit(seconds: float, epoch: float, validation: float, done: int, 
     while more and every and more * epoch + ((done + more) // every - done // every) * validation > seconds:
         more -= 1
     return more
+
+
+WIDTH = 24  # characters of the bar
+EVERY = {True: 0.5, False: 10.0}  # seconds between two looks: on a terminal, elsewhere
+
+
+class StageBar(Callback):
+    """For a stage that ends at a time: `units [######------]  52 %  step 34  loss 2.310  1:05 left`.
+
+    stage: its name. at: when it ends, in seconds since 1970. The bar is of time, for steps are not known before.
+    """
+
+    def __init__(self, stage: str, at: float) -> None:
+        self.stage, self.at = stage, at
+        self.begun = self.shown = time.time()
+        self.loss: float | None = None
+
+    @rank_zero_only
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.begun, self.shown = time.time(), 0.0
+
+    @rank_zero_only
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
+    ) -> None:
+        value = trainer.callback_metrics.get("train/loss")
+        if isinstance(outputs, Mapping) and outputs.get("loss") is not None:
+            value = outputs["loss"]
+        self.loss = self.loss if value is None else float(value)
+        if time.time() - self.shown >= EVERY[sys.stdout.isatty()]:
+            self._show(trainer.global_step)
+
+    @rank_zero_only
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
+        values = sorted((name, float(value)) for name, value in trainer.callback_metrics.items() if name[:4] == "dev/")
+        self._end_line()
+        print(f"{self.stage}: step {trainer.global_step} on dev:", *(f"{n[4:]} {v:.3f}" for n, v in values), flush=True)
+
+    @rank_zero_only
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._show(trainer.global_step, done=True)
+        self._end_line()
+
+    def _show(self, step: int, done: bool = False) -> None:
+        self.shown = now = time.time()
+        whole = max(self.at - self.begun, 1e-9)
+        part = 1.0 if done else min(max((now - self.begun) / whole, 0.0), 1.0)
+        filled = round(WIDTH * part)
+        loss = "" if self.loss is None else f"  loss {self.loss:.3f}"
+        left = max(round(self.at - now), 0)
+        rest = "done" if done else f"{left // 60}:{left % 60:02d} left"
+        line = f"{self.stage} [{'#' * filled}{'-' * (WIDTH - filled)}] {100 * part:3.0f} %  step {step}{loss}  {rest}"
+        if sys.stdout.isatty():
+            print(f"\r\x1b[K{line}", end="", flush=True)
+        else:
+            print(line, flush=True)
+
+    def _end_line(self) -> None:
+        if sys.stdout.isatty():
+            print(flush=True)
+
+
+class Resumption(Callback):
+    """Sets Lightning's counts so that an epoch that was over is over, and one that was not goes on where it stood.
+
+    Left alone, Lightning (2.6) takes an epoch's end for its middle wherever `max_steps` is set: the resumed run's first
+    epoch ends after one batch. And a run that was saved within an epoch sees that epoch's first batches again.
+    """
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        loop = checkpoint["loops"]["fit_loop"]
+        batches = loop["epoch_loop.batch_progress"]
+        current, total, done = batches["current"], batches["total"], batches["current"]["processed"]
+        begun = current["ready"] > done  # saved before the next batch's step
+        over = batches["is_last_batch"] and not begun
+        if (
+            trainer.accumulate_grad_batches == 1
+        ):  # within a batch's end and a validation Lightning has not counted it yet
+            loop["epoch_loop.state_dict"]["_batches_that_stepped"] = total["processed"]
+        total.update(dict.fromkeys(total, total["processed"]))
+        for part in ("total", "current"):
+            epochs = loop["epoch_progress"][part]
+            ready = epochs["ready"]
+            whole = ready if over else ready - 1
+            epochs.update(dict.fromkeys(epochs, whole))
+            if done and not over:
+                epochs |= {"ready": ready, "started": ready}
+        if over or not done:
+            for name, progress in loop.items():
+                if name.startswith("epoch_loop.") and name.endswith("progress") and ".val_loop." not in name:
+                    _start_again(progress)
+            return
+        current.update(dict.fromkeys(current, done))
+        batches["is_last_batch"] = False
+        if isinstance(data := getattr(trainer, "datamodule", None), LightningDataModule):
+            _pass_over(data, done)
+
+
+def _start_again(progress: dict[str, Any]) -> None:
+    """Set all counts of the current epoch to zero, at any depth."""
+    for name, value in progress.items():
+        if name == "current":
+            value.update(dict.fromkeys(value, 0))
+        elif isinstance(value, dict):
+            _start_again(value)
+
+
+def _pass_over(data: LightningDataModule, done: int) -> None:
+    """The next loader of training batches, and that one alone, leaves out the first `done`."""
+    make = data.train_dataloader
+
+    def rest() -> Any:
+        data.train_dataloader = make
+        loader = make()
+        if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
+            return loader
+        return DataLoader(
+            loader.dataset,
+            batch_sampler=_Rest(list(loader.batch_sampler), done),
+            collate_fn=loader.collate_fn,
+            num_workers=loader.num_workers,
+            worker_init_fn=loader.worker_init_fn,
+            pin_memory=loader.pin_memory,
+        )
+
+    data.train_dataloader = rest
+
+
+class _Rest:
+    """Batches without the first `done`, which still count in its length, as Lightning counts."""
+
+    def __init__(self, batches: list[Any], done: int) -> None:
+        self.batches, self.done = batches, done
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches[self.done :])
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class Termination(Callback):
+    """Ends a run that gets SIGTERM with exit code 143: in training after the step, with a `last.ckpt`; else at once.
+
+    One process that is validating ends between two batches of it; several go on to the next step, for they wait for
+    each other. A run whose last validation it is comes to its own end.
+    """
+
+    def __init__(self) -> None:
+        self.asked = self.training = False
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Inside, SIGTERM comes here, if this is the main thread."""
+        before = signal.getsignal(signal.SIGTERM)
+        self._listen()
+        try:
+            yield
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, before)
+
+    def _listen(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._receive)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        if not self.training:
+            raise SystemExit(TERMINATED)
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._listen()  # Lightning (2.6) has put a handler of its own before, which ends with 0 and may wait for ever
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._listen()
+        self.training = True
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.training = False
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.training = False
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if any_process(trainer, self.asked):
+            self._end(trainer)
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: object,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if self.asked and trainer.world_size == 1 and not _last_validation(trainer):
+            self._end(trainer)
+
+    def _end(self, trainer: Trainer) -> None:
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint) and callback.dirpath and not trainer.fast_dev_run:  # type: ignore[attr-defined] # undeclared
+                name = callback.CHECKPOINT_NAME_LAST + callback.FILE_EXTENSION
+                trainer.save_checkpoint(
+                    callback.last_model_path or Path(callback.dirpath) / name, callback.save_weights_only
+                )
+        rank_zero_info(f"SIGTERM: this run ends after step {trainer.global_step}. --ckpt_path=last goes on with it.")
+        raise SystemExit(TERMINATED)
+
+
+def _last_validation(trainer: Trainer) -> bool:
+    """Whether nothing but the end comes after the epoch that is validated."""
+    loop = trainer.fit_loop
+    if loop.max_steps != -1 and trainer.global_step >= loop.max_steps:
+        return True
+    return loop.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= loop.max_epochs

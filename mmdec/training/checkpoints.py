@@ -1,4 +1,4 @@
-"""Lightning's checkpoints: written whole or not at all, read without running code, found in a folder, averaged."""
+"""Lightning's checkpoints: written whole and finite or not at all, read without running code, found, averaged."""
 
 from __future__ import annotations
 
@@ -11,17 +11,98 @@ from pathlib import Path
 from typing import Any, TypeVar, final
 
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import CheckpointIO
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import _pytree, rank_zero_info
 from torch import Tensor, nn
+from torch.utils._pytree import treespec_leaf
 
 from mmdec.checks.files import one_line, open_regular, printable, reason, whole_file
-from mmdec.checks.weights import check_finite_weights
-from mmdec.training.finite import check_finite_training
-from mmdec.types import InputError, MmdecError
+from mmdec.checks.weights import check_finite_weights, is_finite
+from mmdec.types import REFUSED, InputError, MmdecError
+
+# Lightning (2.6) makes the leaves of its trees by a class that torch (2.11) has replaced by a function: it gets that.
+_pytree.LeafSpec = treespec_leaf  # type: ignore[attr-defined, assignment] # imported there for its own use
+
+RATES = ("lr", "learning_rate")  # the recipes' keys of the learning rate
+
+
+class FiniteNumbers(Callback):
+    """Looks at each step's loss, and at the weights where an epoch ends. Several processes end together, at the next
+    step: one that went on alone would wait for the others."""
+
+    def __init__(self) -> None:
+        self.fault = ""
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
+    ) -> None:
+        for name, value in _losses(trainer, outputs):
+            if not is_finite(value):
+                self.fault = f"{name} is {float(value.detach().float().mean())}"
+                break
+        if trainer.world_size == 1:
+            self._end(trainer, pl_module)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._end(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.fault = self.fault or not_finite(pl_module.state_dict())
+        self._end(trainer, pl_module)
+
+    def _end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Raise MmdecError if there is a fault in any process."""
+        if any_process(trainer, bool(self.fault)):
+            if not trainer.is_global_zero:
+                raise SystemExit(REFUSED)  # one process says it
+            raise diverged(
+                self.fault or "another process has a loss that is not", trainer.global_step, pl_module.hparams
+            )
+
+
+def any_process(trainer: Trainer, flag: bool) -> bool:
+    """Whether the flag is set in one process at least. All processes must ask."""
+    return flag if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(flag, all=False)
+
+
+def check_finite_training(state: Mapping[str, Tensor], step: int, options: Mapping[str, Any] | None) -> None:
+    """Raise MmdecError for weights that must not become a checkpoint. options: the module's hyperparameters."""
+    fault = not_finite(state)
+    if fault:
+        raise diverged(fault, step, options or {})
+
+
+def not_finite(state: Mapping[str, Tensor]) -> str:
+    """Which weights are not finite, in a few words; "" where all are."""
+    names = [name for name, value in state.items() if isinstance(value, Tensor) and not is_finite(value)]
+    return f"{len(names)} of {len(state)} weights hold NaN or infinity, '{names[0]}' first" if names else ""
+
+
+def diverged(fault: str, step: int, options: Mapping[str, Any]) -> MmdecError:
+    """The error of a run that left the finite numbers."""
+    key = next((name for name in RATES if name in options), RATES[0])
+    now = f", which is {options[key]:g}" if isinstance(options.get(key), (int, float)) else ""
+    return MmdecError(
+        f"Loss and weights must stay finite, but after step {step}, {fault}. Lower `model.init_args.{key}`{now}. No "
+        "checkpoint holds them."
+    )
+
+
+def _losses(trainer: Trainer, outputs: object) -> Iterator[tuple[str, Tensor]]:
+    """What was minimised: the step's loss, or all that was logged where a module takes its own steps."""
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    if isinstance(loss, Tensor):
+        yield "the loss", loss
+        return
+    for name, value in trainer.callback_metrics.items():
+        if name.startswith("train/") and torch.is_tensor(value):
+            yield name, value
+
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # of two letters and more: `C:` is a drive
 _STEP = re.compile(r"step=(\d+)\.ckpt")
+UNITS = "units"  # the option that is linked from the data
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -37,7 +118,7 @@ class WholeCheckpoints(CheckpointIO):
         check_finite_training(checkpoint["state_dict"], checkpoint["global_step"], checkpoint.get("hyper_parameters"))
         try:
             with whole_file(check_local(path, "dirpath")) as file:
-                torch.save(checkpoint, file)
+                torch.save(_without_units(checkpoint), file)
         except (OSError, RuntimeError) as error:  # of the system; of torch's writer, after one of the system
             told = error.__context__ if isinstance(error.__context__, OSError) else error
             raise MmdecError(
@@ -92,7 +173,20 @@ def read_checkpoint(path: Path, argument: str = "checkpoint") -> dict[str, Any]:
             "Train again, or take an earlier one."
         )
     check_finite_weights(checkpoint["state_dict"], path, argument)
+    options = checkpoint.get("hyper_parameters")
+    if UNITS in checkpoint and isinstance(options, dict):
+        options[UNITS] = checkpoint.pop(UNITS)
     return checkpoint
+
+
+def _without_units(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """The same with the list of units beside the hyperparameters: a resumed run has it from the data, and the command
+    line's parser (jsonargparse 4.53) copies all that it knows for each entry of a list among them, minutes in all."""
+    options = dict(checkpoint.get("hyper_parameters") or {})
+    if UNITS not in options:
+        return checkpoint
+    units = options.pop(UNITS)
+    return {**checkpoint, "hyper_parameters": options, UNITS: units}
 
 
 def _lacks(checkpoint: Any) -> str:

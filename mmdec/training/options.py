@@ -1,6 +1,6 @@
-"""Options of a LightningModule as a frozen dataclass, and as the flat hyperparameters of recipes and checkpoints.
+"""Options of a module, or of its data: a frozen dataclass, and the flat hyperparameters of recipes and checkpoints.
 
-A module takes `**options` and makes its dataclass of them: the command line finds the dataclass's fields there, so that
+A class takes `**options` and makes its dataclass of them: the command line finds the dataclass's fields there, so that
 recipes and checkpoints name each option directly.
 """
 

@@ -7,22 +7,26 @@ starts from it, and `mmdec promote` may put it into models/.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from mmdec.checks.files import write_whole
-from mmdec.hub.publish import CARD, whole_folder
+from mmdec.hub.publish import whole_folder
+from mmdec.provenance import CARD
 from mmdec.training.checkpoints import last_checkpoint, newest, read_checkpoint
 from mmdec.training.processes import TERMINATED, started_here
 from mmdec.types import MmdecError
@@ -309,7 +313,7 @@ def set_deadline(recipe: Recipe, stage: str, at: float, **deadline: Any) -> None
     """End a recipe's run at a time, and show its progress as a bar instead of lines."""
     callbacks = recipe["trainer"]["callbacks"]
     callbacks[:] = [entry for entry in callbacks if not entry["class_path"].endswith("PlainProgress")]
-    bar = {"class_path": "mmdec.training.stage_bar.StageBar", "init_args": {"stage": stage, "at": at}}
+    bar = {"class_path": "mmdec.training.callbacks.StageBar", "init_args": {"stage": stage, "at": at}}
     callbacks.append(bar)
     callbacks.append({"class_path": "mmdec.training.callbacks.Deadline", "init_args": {"at": at, **deadline}})
 
@@ -369,3 +373,19 @@ def run_builder(builder: Path, out: Path) -> int:
     """A corpus builder as a process that ends with this one; its exit code."""
     command = [sys.executable, str(builder), "--out", str(out)]
     return subprocess.run(command, env={**os.environ, **started_here()}, check=False).returncode
+
+
+def validate(module: LightningModule, data: LightningDataModule) -> Mapping[str, float]:
+    """What a module logs on its development split, in one process, with nothing written or printed."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*does not have many workers")  # a few batches need none
+        return trainer.validate(module, data, verbose=False)[0]

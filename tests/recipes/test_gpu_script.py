@@ -14,7 +14,7 @@ from pathlib import Path
 from typer.main import get_command
 
 from mmdec.cli import app
-from mmdec.cli.bench_runs import ORDER
+from mmdec.cli.bench import ORDER
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "recipes" / "gpu.sh"

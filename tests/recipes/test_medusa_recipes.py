@@ -1,7 +1,6 @@
 """Heads are trained by their recipes on a tiny Whisper and corpus: killed and resumed, from labels of both kinds; what
 the log promises is what decoding then does."""
 
-import csv
 import json
 import os
 import signal
@@ -13,16 +12,17 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
+from lightning.pytorch import seed_everything
 
 from mmdec import speculate
 from mmdec.hub.medusa import load_heads
-from mmdec.training.__main__ import TrainingCLI
+from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.medusa.data import HeadData
 from mmdec.training.medusa.module import MedusaModule
 from mmdec.training.medusa.simulate import measure, spread
 from tests.support.quiet import LIGHTNING
+from tests.support.small_recipes import logged_at_each_step
 from tests.support.tiny_english import write_english
 from tests.support.tiny_whisper import write
 
@@ -81,27 +81,6 @@ def options(name: str, base: Path, corpus: Path, *more: str) -> list[str]:
     ]
 
 
-def run(args: list[str]) -> TrainingCLI:
-    return TrainingCLI(
-        LightningModule,
-        LightningDataModule,
-        subclass_mode_model=True,
-        subclass_mode_data=True,
-        save_config_kwargs={"overwrite": True},
-        args=args,
-    )
-
-
-def logged(log: Path) -> dict[tuple[int, str], str]:
-    """What was logged at each step, digit for digit; of all files, for a resumed run keeps the earlier ones."""
-    found = {}
-    for file in sorted(log.glob("metrics*.csv")):
-        with open(file, encoding="utf-8", newline="") as lines:
-            for line in csv.DictReader(lines):
-                found |= {(int(line["step"]), name): value for name, value in line.items() if value and "/" in name}
-    return found
-
-
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(base: Path, corpus: Path, workplace: Path, monkeypatch: Any):
     unbroken, broken = workplace / "unbroken", workplace / "broken"
     unbroken.mkdir()
@@ -117,7 +96,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(base: Path, corpus: Pat
     ) as child:
         try:
             monkeypatch.chdir(unbroken)
-            run(options("phrasebook", base, corpus, *common))
+            main(options("phrasebook", base, corpus, *common))
             output, _ = child.communicate(timeout=900)
         except BaseException:
             child.kill()
@@ -126,8 +105,8 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(base: Path, corpus: Pat
     assert Path("../broken/runs/medusa/checkpoints/last.ckpt").is_file(), output.decode()
     monkeypatch.chdir(broken)
     torch.rand(11)
-    run(options("phrasebook", base, corpus, *common, "--ckpt_path=last"))
-    wanted, found = logged(unbroken / "runs/medusa/log"), logged(broken / "runs/medusa/log")
+    main(options("phrasebook", base, corpus, *common, "--ckpt_path=last"))
+    wanted, found = logged_at_each_step(unbroken / "runs/medusa/log"), logged_at_each_step(broken / "runs/medusa/log")
     assert {step for step, name in wanted if name == "train/head3"} == set(range(8))
     assert {name for _, name in wanted} >= {"dev/chain", "dev/tree", "dev/head1", "dev/head3_top5", "dev/loss"}
     assert found == wanted
@@ -168,7 +147,7 @@ def test_decoding_does_what_the_log_promises(base: Path, corpus: Path, kind: str
     """Heads that know a batch's texts by heart: its labels are `generate`'s text, and a chain of as many nodes as there
     are heads takes as many rounds as validation says."""
     composition = '{"timestamps": 0.5, "previous": 0.0, "empty": 0.0}'
-    cli = run(
+    cli = main(
         options(
             "phrasebook",
             base,
@@ -226,7 +205,7 @@ def test_labels_are_the_models_own_or_the_truth(base: Path, corpus: Path):
     for labels in ("own", "truth"):
         more = (f"--model.init_args.labels={labels}", "--trainer.max_epochs=1")
         heard = () if labels == "truth" else ("--data.init_args.language=null",)  # the model's own choice
-        cli = run(options("librispeech", base, corpus, *more, *heard))
+        cli = main(options("librispeech", base, corpus, *more, *heard))
         module, data = cli.model, cli.datamodule
         assert isinstance(module, MedusaModule)
         assert isinstance(data, HeadData)
@@ -247,10 +226,10 @@ def test_labels_are_the_models_own_or_the_truth(base: Path, corpus: Path):
 
 
 def test_heads_go_on_from_saved_ones(base: Path, corpus: Path):
-    run(options("phrasebook", base, corpus, "--trainer.max_epochs=1"))
+    main(options("phrasebook", base, corpus, "--trainer.max_epochs=1"))
     Path("runs/medusa/heads").rename("first")
     more = ("--model.init_args.start=first", "--model.init_args.lr=0", "--model.init_args.heads=4")
-    cli = run(options("phrasebook", base, corpus, "--trainer.max_epochs=1", *more))
+    cli = main(options("phrasebook", base, corpus, "--trainer.max_epochs=1", *more))
     assert isinstance(cli.model, MedusaModule)
     old, new = load_heads("first", cli.model.base).heads, cli.model.heads
     for one, other in zip(old.heads, new.heads, strict=False):
@@ -272,13 +251,13 @@ def test_heads_go_on_from_saved_ones(base: Path, corpus: Path):
 )
 def test_what_does_not_fit_is_named(base: Path, corpus: Path, more: tuple[str, ...], match: str):
     with pytest.raises(ValueError, match=match):  # InputError is one; jsonargparse wraps those of arguments
-        run(options("phrasebook", base, corpus, "--trainer.fast_dev_run=true", *more))
+        main(options("phrasebook", base, corpus, "--trainer.fast_dev_run=true", *more))
 
 
 @pytest.mark.parametrize("name", ["phrasebook", "librispeech"])
 def test_recipes_parse(name: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as stop:
-        run(["fit", f"--config={RECIPES / name}.yaml", "--print_config"])
+        main(["fit", f"--config={RECIPES / name}.yaml", "--print_config"])
     assert stop.value.code == 0
     parsed = yaml.safe_load(capsys.readouterr().out)
     written = yaml.safe_load((RECIPES / f"{name}.yaml").read_text(encoding="utf-8"))

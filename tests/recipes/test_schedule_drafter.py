@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from lightning.pytorch import seed_everything
 
-from mmdec.training.systems import EAGLE
+from mmdec.training.make_train import EAGLE
 from tests.support.quiet import LIGHTNING
 from tests.support.small_schedules import enter, make_small, run_here, train_for
 from tests.support.tiny_squares import write_squares, write_target

@@ -18,8 +18,8 @@ from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.provenance import weights
 from mmdec.training import timed_run
 from mmdec.training.checkpoints import read_checkpoint
-from mmdec.training.medusa.self_labels import fingerprint
-from mmdec.training.systems import MEDUSA
+from mmdec.training.make_train import MEDUSA
+from mmdec.training.medusa.data import fingerprint
 from tests.support.quiet import LIGHTNING
 from tests.support.small_schedules import enter, make_small, train_for
 from tests.support.tiny_english import write_english

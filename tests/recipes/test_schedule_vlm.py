@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import pytest
 from lightning.pytorch import seed_everything
 from transformers import LlavaForConditionalGeneration
 
-from mmdec.training.systems import VLM
-from mmdec.training.timed_run import Allowance
+from mmdec.training.make_train import VLM
+from mmdec.training.timed_run import Allowance, Outcome
 from tests.support.quiet import LIGHTNING
 from tests.support.small_schedules import enter, make_small, train_for
 from tests.support.tiny_squares import write_squares, write_target
@@ -27,9 +28,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    corpus = write_squares(tmp_path / "data" / "scenes")
+def prepare(checkout: Path, patch: pytest.MonkeyPatch) -> None:
+    """A checkout with a corpus, and a recipe for a tiny model."""
+    corpus = write_squares(checkout / "data" / "scenes")
     for split, count in (("train", 12), ("dev", 4)):
         rows = json.loads((corpus / f"{split}.json").read_text(encoding="utf-8"))
         for row in rows:
@@ -38,17 +39,38 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             row["turns"] = [described, {"task": "colour", "expected": colour, "claims": []}]
         (corpus / f"{split}.json").write_text(json.dumps(rows), encoding="utf-8")
         np.save(corpus / f"{split}.cells.npy", np.ones((count, 4, 8, 2), np.uint8))
-    enter(tmp_path, monkeypatch)
+    enter(checkout, patch)
     data = {"rows": 2, "length": 60, "image": 32, "patches": 4, "pieces": 300, "dev_questions": 2}
     model = {"shape": SHAPE, "compiled": False, "half": False}
-    make_small(monkeypatch, data, model, devices=1, strategy="auto")
+    make_small(patch, data, model, devices=1, strategy="auto")
+    patch.setattr("mmdec.training.vlm.module.LONGEST", (8, 16))  # a tiny model's answers seldom end
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+    """runs/ of a checkout in which a model was truly trained from random weights, and what came of it."""
+    root = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        prepare(root, patch)
+        assert VLM.missing() == ""
+        return root / "runs", train_for(VLM, 90.0)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    prepare(tmp_path, monkeypatch)
     yield tmp_path
     seed_everything(0, verbose=False)
 
 
-def test_a_model_is_trained_judged_and_trained_further(checkout: Path) -> None:
-    assert VLM.missing() == ""
-    first = train_for(VLM, 90.0)
+@pytest.fixture
+def first(checkout: Path, trained: tuple[Path, Outcome]) -> Outcome:
+    """What came of the training, in this test's own checkout."""
+    shutil.copytree(trained[0], "runs")
+    return trained[1]
+
+
+def test_a_model_is_trained_judged_and_trained_further(checkout: Path, first: Outcome) -> None:
     assert first.before is None
     assert first.after is not None
     assert 0.0 <= first.after <= 1.0
@@ -76,8 +98,7 @@ def test_the_shipped_model_is_where_training_begins(checkout: Path) -> None:
     assert VLM.configuration(Allowance(1600.0, lambda: 1000.0), False, True)["model"]["init_args"]["start"] is None
 
 
-def test_a_run_that_was_cut_off_goes_on_as_it_began(checkout: Path) -> None:
-    train_for(VLM, 90.0)
+def test_a_run_that_was_cut_off_goes_on_as_it_began(first: Outcome) -> None:
     (VLM.run / "finished").unlink()
     assert VLM.begin()
     began = VLM.configuration(Allowance(1060.0, lambda: 1000.0), True, False)

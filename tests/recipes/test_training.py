@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,12 +16,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
+from lightning.pytorch import seed_everything
 from safetensors.torch import save_file
 
 from mmdec.nn.daspeech import DASpeech
 from mmdec.nn.fastspeech2 import FastSpeech2
-from mmdec.training.__main__ import TrainingCLI
+from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import newest, read_checkpoint
 from mmdec.training.daspeech.corpus import SpeechTranslationData
 from mmdec.training.daspeech.export import load_module, save_network
@@ -69,17 +70,6 @@ def arguments(name: str, corpus: TinyCorpus, *more: str) -> list[str]:
     ]
 
 
-def run(args: list[str]) -> TrainingCLI:
-    return TrainingCLI(
-        LightningModule,
-        LightningDataModule,
-        subclass_mode_model=True,
-        subclass_mode_data=True,
-        save_config_kwargs={"overwrite": True},
-        args=args,
-    )
-
-
 def write_voice(folder: Path, units: list[str]) -> None:
     """What the text-to-speech stage leaves behind, untrained; its phones come in another order."""
     module = DASpeechModule(units, size="small", mu=1.0, model=tiny_sizes())
@@ -102,7 +92,7 @@ def covers(parsed: Any, written: Any) -> bool:
 @pytest.mark.parametrize("name", NAMES)
 def test_recipes_parse(name: str, workplace: Path, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as stop:
-        run(["fit", f"--config={RECIPES / name}.yaml", "--print_config"])
+        main(["fit", f"--config={RECIPES / name}.yaml", "--print_config"])
     assert stop.value.code == 0
     parsed = yaml.safe_load(capsys.readouterr().out)
     written = yaml.safe_load((RECIPES / f"{name}.yaml").read_text(encoding="utf-8"))
@@ -120,7 +110,7 @@ def test_the_recipes_at_paper_scale_run(name: str, corpus: TinyCorpus, workplace
     network = DASpeechModule(data.units, size="paper", mu=0.0, model=tiny_sizes()).network
     save_network(network, workplace / "runs/cvss-units/network.safetensors")
     write_voice(workplace / "runs/cvss-acoustic", data.units)
-    cli = run(arguments(name, corpus, "--trainer.fast_dev_run=true"))
+    cli = main(arguments(name, corpus, "--trainer.fast_dev_run=true"))
     assert isinstance(cli.trainer.callback_metrics["dev/dag_per"].item(), float)
     module = cli.model
     assert isinstance(module, DASpeechModule)
@@ -153,6 +143,17 @@ def recipe(corpus: TinyCorpus, epochs: int, *more: str) -> list[str]:
     return arguments("phrasebook/units", corpus, *options, *more)
 
 
+@pytest.fixture(scope="module")
+def first_epoch(corpus: TinyCorpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one epoch leaves in runs/."""
+    root = tmp_path_factory.mktemp("first")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        patch.setattr(sys, "argv", ["python"])
+        main(recipe(corpus, 1))
+    return root / "runs"
+
+
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     corpus: TinyCorpus, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -169,7 +170,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     )
     monkeypatch.chdir(unbroken)
     torch.rand(7)  # another state of the generator than a new process has
-    run(recipe(corpus, 4))
+    main(recipe(corpus, 4))
     output, _ = child.communicate(timeout=600)
     assert child.returncode == -signal.SIGKILL, output.decode()
     checkpoints = Path("runs/units/checkpoints")
@@ -177,9 +178,9 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
 
     monkeypatch.chdir(broken)
     torch.rand(11)
-    run(recipe(corpus, -1, "--trainer.max_steps=9", "--ckpt_path=last"))  # a limit in steps is as good as one in epochs
+    main(recipe(corpus, -1, "--trainer.max_steps=9", "--ckpt_path=last"))  # a limit in steps is as good as in epochs
     third = losses(broken / "runs/units/log")
-    run(recipe(corpus, 4, "--ckpt_path=last"))  # resumed once more, now from a resumed run's checkpoint
+    main(recipe(corpus, 4, "--ckpt_path=last"))  # resumed once more, now from a resumed run's checkpoint
     fourth = losses(broken / "runs/units/log")
     kept = sorted(path.name for path in (broken / "runs/units/log").glob("metrics-*.csv"))
     assert losses(broken / "runs/units/log", kept[-1]) == third  # a resumed run deletes no earlier log
@@ -195,24 +196,24 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
         assert torch.equal(value, other["state_dict"][name]), name
 
 
-def test_a_prolonged_run_takes_the_new_schedule(corpus: TinyCorpus, workplace: Path):
-    run(recipe(corpus, 1))
-    cli = run(
+def test_a_prolonged_run_takes_the_new_schedule(corpus: TinyCorpus, first_epoch: Path, workplace: Path):
+    shutil.copytree(first_epoch, "runs")
+    cli = main(
         recipe(corpus, 3, "--ckpt_path=last", "--model.init_args.decay_from=3", "--model.init_args.decay_steps=6")
     )
     assert cli.trainer.global_step == 9
     assert cli.trainer.optimizers[0].param_groups[0]["lr"] == 0.0
 
 
-def test_the_stages_follow_one_another(corpus: TinyCorpus, workplace: Path):
+def test_the_stages_follow_one_another(corpus: TinyCorpus, first_epoch: Path, workplace: Path):
     """Speech to phones, its export, the joint stage on its weights and a voice's, its export."""
-    run(recipe(corpus, 1))
+    shutil.copytree(first_epoch, "runs")
     units, step = load_module(newest(Path("runs/units/checkpoints"), 1))
     assert step == 3
     save_network(units.network, Path("runs/units/network.safetensors"))
     write_voice(Path("runs/acoustic"), units.hparams["units"])
     args = ("--data.init_args.steps_per_epoch=2", "--trainer.max_steps=4", "--model.init_args.decay_steps=4")
-    cli = run(arguments("phrasebook/joint", corpus, *args))
+    cli = main(arguments("phrasebook/joint", corpus, *args))
     assert cli.trainer.optimizers[0].param_groups[0]["lr"] == 0.0
     joint, step = load_module(newest(Path("runs/joint/checkpoints"), 2))
     assert step == 4
@@ -224,7 +225,7 @@ def test_the_stages_follow_one_another(corpus: TinyCorpus, workplace: Path):
 
 def test_the_joint_stage_says_what_it_lacks(corpus: TinyCorpus, workplace: Path):
     with pytest.raises(InputError, match="Train it first"):
-        run(arguments("phrasebook/joint", corpus, "--trainer.fast_dev_run=true"))
+        main(arguments("phrasebook/joint", corpus, "--trainer.fast_dev_run=true"))
 
 
 def test_two_ranks_share_the_epoch_that_one_would_see(corpus: TinyCorpus):
@@ -246,7 +247,7 @@ def test_two_ranks_share_the_epoch_that_one_would_see(corpus: TinyCorpus):
 def test_data_for_another_size_of_graph_is_refused(corpus: TinyCorpus, workplace: Path):
     for wrong in ("--data.init_args.upsample=0.5", "--data.init_args.min_vertices=2"):
         with pytest.raises(InputError, match=r"of the data must be the model's, (0\.25|24), but is"):
-            run(arguments("phrasebook/units", corpus, wrong, "--trainer.fast_dev_run=true"))
+            main(arguments("phrasebook/units", corpus, wrong, "--trainer.fast_dev_run=true"))
 
 
 def test_the_random_numbers_of_a_step_do_not_depend_on_what_came_before():

@@ -3,7 +3,6 @@ killed, two processes; what they write decodes without loss."""
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
@@ -20,10 +19,10 @@ from lightning.pytorch import seed_everything
 import mmdec
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
-from mmdec.training.vlm_drafters.prompting import Prompting
-from mmdec.training.vlm_drafters.samples import read_samples
+from mmdec.training.vlm_drafters.samples import Prompting, read_samples
 from mmdec.training.vlm_drafters.teacher import load_target
 from tests.support.quiet import LIGHTNING
+from tests.support.small_recipes import logged_at_each_step
 from tests.support.tiny_squares import write_squares, write_target
 
 ROOT = Path(__file__).parents[2]
@@ -96,16 +95,6 @@ def options(recipe: str, base: Path, corpus: Path, *more: str) -> list[str]:
     ]
 
 
-def logged(log: Path) -> dict[tuple[int, str], str]:
-    """What was logged at each step, digit for digit; of all files, for a resumed run keeps the earlier ones."""
-    found = {}
-    for file in sorted(log.glob("metrics*.csv")):
-        with open(file, encoding="utf-8", newline="") as lines:
-            for line in csv.DictReader(lines):
-                found |= {(int(line["step"]), name): value for name, value in line.items() if value and "/" in name}
-    return found
-
-
 def described(base: Path, corpus: Path, drafter: Any) -> list[list[int]]:
     """Tokens of some answers."""
     model, prompting = load_target(base, torch.float32), Prompting(base)
@@ -121,7 +110,7 @@ def described(base: Path, corpus: Path, drafter: Any) -> list[list[int]]:
 def test_each_system_trains_and_decodes_without_loss(system: str, base: Path, corpus: Path, workplace: Path) -> None:
     main(options(f"scenes/{system}", base, corpus))
     run = workplace / "runs" / "vlm_drafters" / system
-    known = logged(run / "log")
+    known = logged_at_each_step(run / "log")
     assert {step for step, name in known if name == "train/loss"} == set(range(4))
     assert {name for _, name in known} >= {"dev/chain", "dev/tree", "dev/decoded", "dev/loss", "train/right"}
     assert all(np.isfinite(float(value)) for value in known.values())
@@ -158,7 +147,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     monkeypatch.chdir(broken)
     torch.rand(11)
     main(options("scenes/msd", base, corpus, *common, "--ckpt_path=last"))
-    wanted, found = (logged(place / "runs/vlm_drafters/msd/log") for place in (unbroken, broken))
+    wanted, found = (logged_at_each_step(place / "runs/vlm_drafters/msd/log") for place in (unbroken, broken))
     assert {step for step, name in wanted if name == "train/loss"} == set(range(8))
     assert found == wanted
     one, other = (
@@ -183,6 +172,6 @@ def test_two_processes_train_one_network(base: Path, corpus: Path, workplace: Pa
     assert child.returncode == 0, child.stderr.decode()
     run = workplace / "runs" / "vlm_drafters" / "eagle"
     assert read_checkpoint(run / "checkpoints" / "last.ckpt")["global_step"] == 4
-    assert {name for _, name in logged(run / "log")} >= {"dev/chain", "dev/decoded"}
+    assert {name for _, name in logged_at_each_step(run / "log")} >= {"dev/chain", "dev/decoded"}
     features = next((workplace / "runs/vlm_drafters/kept").glob("features-*/features"))
     assert {path.name for path in features.glob("*.f16")} == {"0.f16", "1.f16"}

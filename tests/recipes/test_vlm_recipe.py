@@ -3,7 +3,6 @@ export answers through transformers' own classes."""
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,15 @@ from PIL import Image
 from transformers import LlavaForConditionalGeneration, LlavaProcessor
 
 from mmdec.evaluation.quality.description import evaluate_vlm
-from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.vlm.data import SceneData, picture
-from mmdec.training.vlm.encoded import NOWHERE
 from mmdec.training.vlm.export import export
-from mmdec.training.vlm.tokens import PRINTED
+from mmdec.training.vlm.tokens import NOWHERE, PRINTED
 from mmdec.types import InputError
-from tests.support.quiet import LIGHTNING
+from tests.support import small_recipes
+from tests.support.small_recipes import MARKS, check_same_weights, checkpoint, logged
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "vlm" / "scenes.yaml"
-pytestmark = [
-    *LIGHTNING,
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
-    pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before .optimizer.step"),
-    pytest.mark.filterwarnings("ignore:LightningCLI.s args parameter"),  # pytest has arguments of its own
-]
+pytestmark = MARKS
 SHAPE = {"image": 32, "vision_width": 16, "vision_layers": 1, "vision_heads": 2, "vision_ffn": 16}
 SHAPE |= {"width": 16, "layers": 2, "heads": 2, "head_dim": 8, "ffn": 16, "positions": 512}
 
@@ -76,36 +68,20 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fit(corpus: Path, out: Path, *more: str) -> None:
-    """The recipe with its own settings, but small: one process, two steps an epoch, files under `out`."""
-    main(
-        [
-            "fit",
-            f"--config={RECIPE}",
-            "--trainer.devices=1",
-            "--trainer.strategy=auto",
-            f"--trainer.default_root_dir={out}",
-            f"--trainer.logger.init_args.save_dir={out}",
-            f"--trainer.callbacks.dirpath={out / 'checkpoints'}",
-            "--trainer.callbacks.save_top_k=-1",
-            "--trainer.check_val_every_n_epoch=3",
-            "--trainer.max_epochs=3",
-            "--trainer.log_every_n_steps=1",
-            f"--model.init_args.shape={json.dumps(SHAPE)}",
-            "--model.init_args.vision_steps=2",
-            "--model.init_args.warmup=1",
-            "--model.init_args.compiled=false",
-            "--model.init_args.guided=[0,1]",
-            f"--data.init_args.corpus={corpus}",
-            f"--data.init_args.tokenizer={corpus / 'tokenizer'}",
-            "--data.init_args.pieces=300",
-            "--data.init_args.rows=4",
-            "--data.init_args.length=40",
-            "--data.init_args.image=32",
-            "--data.init_args.patches=4",
-            "--data.init_args.steps_per_epoch=2",
-            *more,
-        ]
-    )
+    """Three epochs of two steps."""
+    model = {"shape": json.dumps(SHAPE), "vision_steps": 2, "warmup": 1, "compiled": "false", "guided": "[0,1]"}
+    data = {
+        "corpus": corpus,
+        "tokenizer": corpus / "tokenizer",
+        "pieces": 300,
+        "rows": 4,
+        "length": 40,
+        "image": 32,
+        "patches": 4,
+        "steps_per_epoch": 2,
+    }
+    options = ("devices=1", "strategy=auto", "check_val_every_n_epoch=3", "max_epochs=3", "log_every_n_steps=1")
+    small_recipes.fit("vlm/scenes", out, model, data, *(f"--trainer.{option}" for option in options), *more)
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +104,7 @@ def test_the_phases_train_what_they_should(whole: Path) -> None:
 
 
 def test_what_is_read_is_guided(whole: Path, corpus: Path) -> None:
-    with open(next(whole.parent.rglob("metrics.csv")), encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row.get("train/guide")]
+    rows = logged(whole.parent, "train/guide")
     assert rows
     assert all(0 < float(row["train/guide"]) < 20 for row in rows)
     assert all(0 <= float(row["train/read_right"]) <= 1 for row in rows)
@@ -141,10 +116,7 @@ def test_what_is_read_is_guided(whole: Path, corpus: Path) -> None:
 
 def test_a_resumed_run_gives_the_same_weights(whole: Path, corpus: Path, tmp_path: Path) -> None:
     fit(corpus, tmp_path, f"--ckpt_path={whole / 'step=4.ckpt'}")
-    one, other = (read_checkpoint(place / "step=6.ckpt") for place in (whole, tmp_path / "checkpoints"))
-    assert one["global_step"] == other["global_step"] == 6
-    for name, value in one["state_dict"].items():
-        assert torch.equal(value, other["state_dict"][name]), name
+    check_same_weights(checkpoint(whole.parent, 6), checkpoint(tmp_path, 6))
 
 
 def test_the_export_answers_through_transformers(whole: Path, corpus: Path, tmp_path: Path) -> None:

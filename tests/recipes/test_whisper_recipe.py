@@ -5,26 +5,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
 from mmdec.audio import save_audio
 from mmdec.hub.medusa import load_heads
-from mmdec.training.__main__ import TrainingCLI
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.whisper.export import export
 from mmdec.training.whisper.module import Shape, WhisperModule
 from mmdec.types import InputError
-from tests.support.quiet import LIGHTNING
+from tests.support import small_recipes
+from tests.support.small_recipes import MARKS, check_same_weights, checkpoint
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "whisper" / "phrasebook.yaml"
 TEXTS = ["Where is the station?", "The station is near.", "Two teas, please.", "It's five o'clock."]
-pytestmark = [
-    *LIGHTNING,
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
-    pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before .optimizer.step"),
-    pytest.mark.filterwarnings("ignore:LightningCLI.s args parameter"),  # pytest has arguments of its own
-]
+SHAPE = {"width": 16, "attention_heads": 2, "encoder_layers": 1, "encoder_ffn": 16, "decoder_layers": 2}
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
@@ -42,53 +36,31 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fit(corpus: Path, out: Path, *more: str) -> None:
-    """The recipe with its own settings, but small: one process, two steps an epoch, files under `out`."""
-    shape = {"width": 16, "attention_heads": 2, "encoder_layers": 1, "encoder_ffn": 16, "decoder_layers": 2}
-    TrainingCLI(
-        LightningModule,
-        LightningDataModule,
-        subclass_mode_model=True,
-        subclass_mode_data=True,
-        save_config_kwargs={"overwrite": True},
-        args=[
-            "fit",
-            f"--config={RECIPE}",
-            "--trainer.devices=1",
-            "--trainer.strategy=auto",
-            f"--trainer.default_root_dir={out}",
-            f"--trainer.logger.init_args.save_dir={out}",
-            f"--trainer.callbacks.dirpath={out / 'checkpoints'}",
-            "--trainer.callbacks.save_top_k=-1",
-            "--trainer.check_val_every_n_epoch=2",
-            "--trainer.max_epochs=2",
-            f"--model.init_args.shape={json.dumps({**shape, 'decoder_ffn': 16})}",
-            "--model.init_args.warmup=1",
-            "--model.init_args.guided=[[1, 0]]",
-            f"--data.init_args.corpus={corpus}",
-            f"--data.init_args.tokenizer={out.parent / 'tokenizer'}",
-            "--data.init_args.pieces=300",
-            "--data.init_args.batch_seconds=12",
-            "--data.init_args.dev_windows=2",
-            "--data.init_args.steps_per_epoch=2",
-            *more,
-        ],
-    )
+    """Two steps an epoch."""
+    model = {"shape": json.dumps({**SHAPE, "decoder_ffn": 16}), "warmup": 1, "guided": "[[1, 0]]"}
+    data = {
+        "corpus": corpus,
+        "tokenizer": out.parent / "tokenizer",
+        "pieces": 300,
+        "batch_seconds": 12,
+        "dev_windows": 2,
+        "steps_per_epoch": 2,
+    }
+    options = ("devices=1", "strategy=auto", "check_val_every_n_epoch=2")
+    small_recipes.fit("whisper/phrasebook", out, model, data, *(f"--trainer.{option}" for option in options), *more)
 
 
 def test_the_recipe_resumes_to_the_same_weights_and_exports(corpus: Path, tmp_path: Path):
+    last = checkpoint(tmp_path / "whole", 3)
     fit(corpus, tmp_path / "whole")
-    middle = tmp_path / "whole" / "checkpoints" / "step=1.ckpt"
-    fit(corpus, tmp_path / "parts", f"--ckpt_path={middle}")
-    last = "checkpoints/step=3.ckpt"
-    whole, parts = (read_checkpoint(tmp_path / run / last)["state_dict"] for run in ("whole", "parts"))
-    assert whole.keys() == parts.keys()
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    fit(corpus, tmp_path / "parts", f"--ckpt_path={checkpoint(tmp_path / 'whole', 1)}")
+    check_same_weights(last, checkpoint(tmp_path / "parts", 3))
 
-    out = export([tmp_path / "whole" / last], tmp_path / "tokenizer", tmp_path / "model", [(1, 0)])
+    out = export([last], tmp_path / "tokenizer", tmp_path / "model", [(1, 0)])
     model = WhisperForConditionalGeneration.from_pretrained(out, dtype=torch.float32)
     processor = WhisperProcessor.from_pretrained(out)
     assert (model.generation_config.alignment_heads, model.config.d_model) == ([[1, 0]], 16)
-    half = whole["model.model.decoder.layers.1.fc1.weight"].half()
+    half = read_checkpoint(last)["state_dict"]["model.model.decoder.layers.1.fc1.weight"].half()
     assert torch.equal(model.model.decoder.layers[1].fc1.weight, half.float())  # type: ignore[union-attr]
     features = processor(torch.zeros(16000).numpy(), sampling_rate=16000, return_tensors="pt").input_features
     tokens = model.generate(features, language="en", task="transcribe", max_new_tokens=4)

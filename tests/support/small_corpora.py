@@ -15,7 +15,7 @@ import soundfile
 from PIL import Image
 
 from mmdec.training.corpora.admission import Admission
-from mmdec.training.corpora.image_text_questions import read_questions
+from mmdec.training.corpora.image_text import read_questions
 from mmdec.training.daspeech.acoustic import AcousticData
 from mmdec.training.daspeech.corpus import SpeechTranslationData
 from mmdec.training.medusa.data import HeadData

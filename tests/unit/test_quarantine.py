@@ -21,13 +21,13 @@ EXCEPTIONS = {
     ("hub/auto_model.py", "_from_auto"),
     ("hub/auto_model.py", "_commit_hash"),
     # Labels are kept for a model: where it lies is no part of what it is.
-    ("training/medusa/self_labels.py", "_name_or_path"),
+    ("training/medusa/data.py", "_name_or_path"),
     # Lightning's: the class that a checkpoint names, whether one was read when an error came, and the count of steps
     # that its loggers go by.
     ("training/__main__.py", "_class_path"),
     ("training/__main__.py", "_checkpoint_connector"),
     ("training/__main__.py", "_loaded_checkpoint"),
-    ("training/resumption.py", "_batches_that_stepped"),
+    ("training/callbacks.py", "_batches_that_stepped"),
     # mmdec's own folders in a wheel, and the end of a tensor's name.
     ("demo/samples.py", "_samples"),
     ("hub/hifigan.py", "_v"),

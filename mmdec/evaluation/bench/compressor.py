@@ -15,16 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmdec.checks.arguments import check_threads
-from mmdec.checks.devices import check_device
 from mmdec.decode.tree import single
 from mmdec.drafters.draft_memory import Memory
 from mmdec.drafters.tree_growing import TreeGrowing
-from mmdec.evaluation.bench.pairing import comparison, paired, turned
+from mmdec.evaluation.bench.pairing import comparison, paired, prepared, turned
 from mmdec.evaluation.bench.report import BenchReport, Quantity
 from mmdec.nn.draft_network import DraftConfig, DraftNetwork
 from mmdec.nn.specvlm import CHOICES, SpecVLM, SpecVLMConfig
-from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, no_log
 from mmdec.types import Context, Draft, Plan, Scores, Verdict
@@ -100,10 +97,7 @@ def bench_compressor(
 ) -> BenchReport:
     """For each compressor alone and each number of visual tokens: columns of both caches and their share, and pairs of
     prompt passes and of rounds, a = EAGLE-2, b = SpecVLM, in milliseconds and as the ratio b / a."""
-    check_threads(threads)
-    check_device(device)
-    keep_threads(threads)
-    torch_device = torch.device(device)
+    torch_device = prepared(device, threads)
     dtype = torch.float32 if torch_device.type == "cpu" else torch.bfloat16
     eagle = random_drafter(size, None, torch_device, dtype)
     rows = []

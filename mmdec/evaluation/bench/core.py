@@ -16,15 +16,12 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from mmdec.checks.arguments import check_threads
-from mmdec.checks.devices import check_device
 from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.tree import trees_from_lists
-from mmdec.evaluation.bench.pairing import comparison, paired, turned
+from mmdec.evaluation.bench.pairing import comparison, paired, prepared, turned
 from mmdec.evaluation.bench.report import WALL, BenchReport, Exactness, Quantity
 from mmdec.generation.speculation import generate, speculate
-from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, no_log
 from mmdec.types import Context, Draft, MmdecError, Needs, Plan, Scores, Target, Verdict
@@ -86,9 +83,7 @@ def bench_core(
     log: Log = no_log,
 ) -> BenchReport:
     """The core's share of a round, prompt lookup against transformers', batch 8 against 1, a drafter that is wrong."""
-    check_threads(threads)
-    check_device(device)
-    keep_threads(threads)
+    torch_device = prepared(device, threads)
     largest = sizes[-1]
     lookup: dict[str, dict[str, Any]] = {}
     rows = []
@@ -106,7 +101,7 @@ def bench_core(
     rows += [
         comparison(turned(found), "always wrong", "plain generate", size, "all", WALL) for size, found in wrong.items()
     ]
-    machine = hardware(device=torch.device(device), dtype=DTYPE, batch=(1, ROWS), threads=threads)
+    machine = hardware(device=torch_device, dtype=DTYPE, batch=(1, ROWS), threads=threads)
     return BenchReport(
         bench="core",
         title="Language models, random weights, greedy",

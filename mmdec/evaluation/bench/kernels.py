@@ -16,14 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from mmdec.checks.devices import check_device
-from mmdec.evaluation.bench.pairing import comparison, paired
+from mmdec.evaluation.bench.pairing import comparison, paired, prepared
 from mmdec.evaluation.bench.report import BenchReport, Exactness
 from mmdec.ops.dag import dag_marginal
 from mmdec.ops.kernels import KERNELS, runs_on, why_not
 from mmdec.ops.kv_gather import kv_gather
 from mmdec.ops.tree_attention import TreeMask, tree_attention, tree_mask
-from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, no_log
 from mmdec.types import MmdecError
@@ -37,8 +35,7 @@ FLEX = "FlexAttention"
 
 def bench_kernels(*, repeats: int = 15, device: str | None = "cpu", threads: int = 1, log: Log = no_log) -> BenchReport:
     """Time every operator. Raises MmdecError where two sides differ."""
-    torch_device = check_device(device)
-    keep_threads(threads)
+    torch_device = prepared(device, threads)
     torch.manual_seed(0)
     dtype = torch.bfloat16 if torch_device.type == "cuda" else torch.float32
     bandwidth = _copy_bandwidth(torch_device) if torch_device.type == "cuda" else None

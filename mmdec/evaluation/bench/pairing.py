@@ -7,29 +7,34 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, final
 
 import numpy as np
 import torch
 
-from mmdec.decode.watch import Stopwatch
-from mmdec.evaluation.bench.report import DECODER, WALL, Comparison, Kind
-
-if TYPE_CHECKING:
-    from mmdec.evaluation.quality.harness import Measurement, Measurements, Method
-from collections import Counter
-from dataclasses import replace
-from typing import final
-
+from mmdec.checks.arguments import check_threads
+from mmdec.checks.devices import check_device
 from mmdec.decode.guard import ForwardingDrafter
 from mmdec.decode.tree import depths, int_list, int_rows
+from mmdec.decode.watch import Stopwatch
 from mmdec.drafters.registry import named_drafter
-from mmdec.evaluation.quality.harness import Method
+from mmdec.evaluation.bench.report import DECODER, WALL, Comparison, Kind
+from mmdec.evaluation.quality.harness import Measurement, Measurements, Method
+from mmdec.pipelines.threads import keep_threads
 from mmdec.types import Draft, Drafter, Scores, Verdict
 
 Result = TypeVar("Result")
+
+
+def prepared(device: str | None, threads: int) -> torch.device:
+    """The device to measure on, torch's threads set. Raises InputError for a device or a number that cannot be."""
+    check_threads(threads)
+    found = check_device(device)
+    keep_threads(threads)
+    return found
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from mmdec.checks.arguments import check_threads
 from mmdec.checks.devices import check_device
-from mmdec.evaluation.bench.pairing import comparison, paired
+from mmdec.evaluation.bench.pairing import comparison, paired, prepared
 from mmdec.evaluation.bench.passes_transcription import GRAPHS, SPEECHES, Run, binary_tree, compare, speech_rounds, twin
 from mmdec.evaluation.bench.report import BenchReport, Exactness
 from mmdec.ops.kernels import why_not
-from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, no_log
 from mmdec.targets.attention import TREE_ATTENTION
@@ -66,9 +64,7 @@ def bench_passes(
 
     sizes: None takes those of `SIZES` for the device. Raises MmdecError where two sides differ.
     """
-    check_threads(threads)
-    torch_device = check_device(device)
-    keep_threads(threads)
+    torch_device = prepared(device, threads)
     chosen = sizes or SIZES[torch_device.type]
     text_dtype = torch.bfloat16 if torch_device.type == "cuda" else torch.float32
     rows: list[dict[str, Any]] = []

@@ -28,8 +28,9 @@ from mmdec.evaluation.bench.pairing import comparison, paired
 from mmdec.evaluation.bench.report import BenchReport, Comparison, Exactness, Quantity
 from mmdec.hub import DEFAULT_MODEL
 from mmdec.nn.ar_decoder import ArConfig, ArDecoder
-from mmdec.nn.dag_decoder import BOS, EOS, LatticePath
+from mmdec.nn.dag_decoder import BOS, EOS
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
+from mmdec.ops.dag_decode import LatticePath
 from mmdec.pipelines.threads import keep_threads
 from mmdec.pipelines.translation.load import load
 from mmdec.pipelines.translation.translate import Translation, translate_speech

@@ -32,7 +32,7 @@ from mmdec.pipelines.translation.load import load
 from mmdec.pipelines.translation.translator import AUTOREGRESSIVE, GRAPH
 from mmdec.training.corpora.cvss import read_pairs
 from mmdec.training.corpora.librispeech import read_utterances
-from mmdec.training.corpora.tables import evenly_spaced
+from mmdec.training.corpora.text_files import evenly_spaced
 
 BINS = 10
 RIDGE = 1e-3  # keeps weights finite where sentences and nonsense can be told apart without error

@@ -22,7 +22,7 @@ from mmdec.pipelines.description.describe import describe
 from mmdec.pipelines.description.describe_batch import ANSWER
 from mmdec.pipelines.description.picture_evidence import summaries
 from mmdec.training.corpora.image_text import read_conversations
-from mmdec.training.corpora.tables import evenly_spaced
+from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.training.metrics.answer_score import claims_held, right_answer
 from mmdec.types import InputError
 

@@ -12,7 +12,7 @@ from mmdec.pipelines.transcription.transcribe import transcribe
 from mmdec.pipelines.transcription.transcribe_batch import TRANSCRIPT
 from mmdec.training.corpora.cvss import read_pairs
 from mmdec.training.corpora.librispeech import read_utterances
-from mmdec.training.corpora.tables import evenly_spaced
+from mmdec.training.corpora.text_files import evenly_spaced
 
 
 def transcribed(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:

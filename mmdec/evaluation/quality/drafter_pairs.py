@@ -20,17 +20,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmdec.decode.budget import Nodes
 from mmdec.decode.guard import ForwardingDrafter
-from mmdec.evaluation.quality.description import PROMPT, QUESTIONS, questions_of
+from mmdec.evaluation.quality.description import PROMPT, QUESTIONS, DescriptionHarness, questions_of
 from mmdec.evaluation.quality.harness import Method, parse_plan
-from mmdec.evaluation.quality.harness_description import DescriptionHarness
-from mmdec.generation.speculation import Nodes
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.pipelines.description.load import as_drafter
 from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log
-from mmdec.training.corpora.image_text_questions import ImageQuestion
+from mmdec.training.corpora.image_text import ImageQuestion
 from mmdec.types import Context, Drafter, InputError
 
 DRAWS = 2000  # of the bootstrap

@@ -1,6 +1,6 @@
 """Several methods to decode the same inputs: their tokens are compared first, then they are timed in turn.
 
-What a method is and what is measured, for all tasks. `harness_transcription.py` measures transcription.
+What a method is and what is measured, for all tasks; `transcription.py` and `description.py` measure theirs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from mmdec.decode.budget import Nodes
 from mmdec.generation.drafter_choice import DraftedBy
-from mmdec.generation.speculation import Nodes
 from mmdec.runtime import Log
 from mmdec.types import InputError, MmdecError
 

@@ -20,7 +20,7 @@ from mmdec.checks.arguments import check_threads
 from mmdec.runtime import Log, no_log
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.cvss import SpeechPair, corpus_lexicon, read_pairs
-from mmdec.training.corpora.tables import evenly_spaced
+from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.training.metrics import text as metrics
 from mmdec.training.metrics.recogniser import SAMPLE_RATE
 from mmdec.types import InputError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mmdec.pipelines.translation.translator import SpeechTranslator
 from collections.abc import Mapping
 
-from mmdec.training.corpora.tables import read_table
+from mmdec.training.corpora.text_files import read_table
 from mmdec.training.metrics.recogniser import Recogniser
 from mmdec.training.metrics.text import Lexicon
 

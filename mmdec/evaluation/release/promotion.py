@@ -20,8 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from mmdec import hub
 from mmdec.checks.files import read_object
-from mmdec.evaluation.release.description import DESCRIPTION
-from mmdec.evaluation.release.drafter import DRAFTERS
+from mmdec.evaluation.release.description import DESCRIPTION, DRAFTERS
 from mmdec.evaluation.release.promotable import Promotable, Report, Setting, render
 from mmdec.evaluation.release.transcription import TRANSCRIPTION
 from mmdec.evaluation.release.translation import TRANSLATION

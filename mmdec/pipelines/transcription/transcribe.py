@@ -17,15 +17,18 @@ from typing_extensions import TypedDict, Unpack
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import check_callable, check_threads, check_whole, naming_options
+from mmdec.decode.budget import Nodes
 from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import LOSSY, RuleName
-from mmdec.generation.speculation import Nodes, Speculation, speculate
+from mmdec.generation.drafter_choice import DraftedBy
+from mmdec.generation.run import Speculation
+from mmdec.generation.speculation import speculate
 from mmdec.hub.whisper import DEFAULT_MODEL, HEADS
 from mmdec.pipelines.confidence import check_min_confidence, refuse_unsure
 from mmdec.pipelines.inputs import Audio, AudioList, Batch
 from mmdec.pipelines.threads import with_threads
-from mmdec.pipelines.transcription.load import DraftedBy, Model, as_drafter, as_whisper
+from mmdec.pipelines.transcription.load import Model, as_drafter, as_whisper
 from mmdec.pipelines.transcription.request import Timestamps, TranscriptionRequest
 from mmdec.pipelines.transcription.transcribe_batch import Progress, transcribe_batch, window_progress
 from mmdec.pipelines.transcription.transcript import Transcript

@@ -18,7 +18,7 @@ from mmdec.decode.loop import Round
 from mmdec.decode.watch import Stopwatch
 from mmdec.generation.model_lock import reading
 from mmdec.generation.prompt import option_names
-from mmdec.generation.speculation import Speculation
+from mmdec.generation.run import Speculation
 from mmdec.hub.whisper import LoadedWhisper
 from mmdec.pipelines.confidence import confidence
 from mmdec.pipelines.transcription.request import TranscriptionRequest

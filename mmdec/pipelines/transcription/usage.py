@@ -23,7 +23,7 @@ from transformers import GenerationConfig, WhisperForConditionalGeneration
 
 from mmdec.decode.loop import Round
 from mmdec.decode.watch import Stopwatch, timed_passes
-from mmdec.generation.speculation import Speculation
+from mmdec.generation.run import Speculation
 from mmdec.pipelines.confidence import evidence
 from mmdec.targets.registry import target_of
 

@@ -27,9 +27,10 @@ from mmdec.drafters.dag import DagDrafter
 from mmdec.generation.model_lock import reading
 from mmdec.hub.daspeech import DASpeechParts, save_parts
 from mmdec.hub.publish import push_folder
+from mmdec.nn.dag_decoder import BOS
 from mmdec.pipelines.confidence import FLOOR, Calibration, confidence, evidence
 from mmdec.pipelines.translation.passes import SPECIALS, OnPass, PassListener
-from mmdec.targets.units import BOS, EOS, PAD, UnitTarget
+from mmdec.targets.units import EOS, PAD, UnitTarget
 from mmdec.types import InputError
 
 STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi", "autoregressive", "verified")

@@ -12,6 +12,7 @@ Training needs all but the references. Scoring needs the clips, the recordings a
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -20,10 +21,38 @@ from typing import TypeVar
 
 from mmdec.phonetics.lexicon import lower_case, read_lexicon, spoken
 from mmdec.training.corpora.admission import STRICT, Admission, BadRows
-from mmdec.training.corpora.alignment import parse_alignment
-from mmdec.training.corpora.tables import read_table
-from mmdec.training.corpora.text_files import shown
+from mmdec.training.corpora.text_files import read_table, shown
 from mmdec.types import InputError
+
+
+def parse_alignment(text: str) -> list[tuple[str, float]]:
+    """ "pau:0.224 w:0.262" -> [("pau", 0.224), ("w", 0.262)]. Raises InputError if an end is no finite number or lies
+    before the end of the phone before it, and for an empty text."""
+    phones = []
+    last = 0.0
+    for item in text.split():
+        phone, _, end = item.rpartition(":")
+        try:
+            second = float(end)
+        except ValueError:
+            second = math.nan
+        if not phone or not last <= second < math.inf:  # NaN fails both comparisons
+            raise InputError(
+                f"`alignment` must list phone:end with ends in rising seconds, but has {item!r} after {last:g}. "
+                "Write the file again."
+            )
+        last = second
+        phones.append((phone, second))
+    if not phones:
+        raise InputError("`alignment` must hold at least one phone, but is empty. Leave the row out.")
+    return phones
+
+
+def phone_names(text: str) -> list[str]:
+    """The phones of an alignment without their times, and without the pauses at both ends. Times are not checked."""
+    names = [item.rpartition(":")[0] for item in text.split()]
+    return names[spoken(names)]
+
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 WAV_HEADER = 44  # bytes of a WAV file that holds no samples

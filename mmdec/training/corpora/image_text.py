@@ -1,17 +1,30 @@
-"""Conversations about pictures in the layout of llava_v1_5_mix665k: a JSON list beside a folder of images."""
+"""Conversations about pictures in the layout of llava_v1_5_mix665k, a JSON list beside a folder of images; and
+questions about pictures with what counts as right, from a person's own list and from published benchmarks.
+
+| file of questions | layout |
+|---|---|
+| .jsonl | a person's own, and LLaVA-Bench-in-the-Wild's: `image`, `text` or `question`; perhaps `answer`, `category` |
+| .json with `data` | TextVQA 0.5.1: pictures are {image_id}.jpg |
+| .json with `questions` | VQAv2: pictures are COCO_{subset}_{image_id}.jpg; annotations lie beside the file |
+| .json, a list | llava_v1_5_mix665k's, and the drawn scenes' |
+| .tsv | the sample pictures' (`data/samples/images`): `file`, `task`, `question`, `answer`, pictures beside the list |
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mmdec.training.corpora.admission import STRICT, Admission, Names
-from mmdec.training.corpora.text_files import check_text, read_json, shown
+from mmdec.training.corpora.text_files import check_text, evenly_spaced, json_lines, read_json, read_table, shown
 from mmdec.types import InputError
 
-MAX_BYTES = 8_000_000_000  # of the list; that of llava_v1_5_mix665k has one
+MAX_LIST_BYTES = 8_000_000_000  # of the list; that of llava_v1_5_mix665k has one
 MAX_TURNS = 1000  # of a conversation
 IMAGE = "<image>"
 SPEAKERS = {"human": 0, "user": 0, "gpt": 1, "assistant": 1}
@@ -37,7 +50,7 @@ def read_conversations(
     """
     listed = Path(listed)
     folder = Path(images) if images is not None else listed.parent / "images"
-    rows = read_json(listed, "listed", "a JSON list", MAX_BYTES)
+    rows = read_json(listed, "listed", "a JSON list", MAX_LIST_BYTES)
     if not isinstance(rows, list):
         raise InputError(f"`listed` must be a JSON list, but '{listed}' holds a {type(rows).__name__}.")
     names, file = admission.names(folder), shown(listed)
@@ -76,3 +89,258 @@ def _conversation(row: object, number: int, place: str, names: Names) -> Convers
     )
     notes = {key: value for key, value in row.items() if key not in ("id", "image", "conversations")}
     return Conversation(str(name), images, turns, notes, place)
+
+
+MAX_BYTES = 2_000_000_000  # of a list of questions
+MAX_IMAGES = 64  # of one question
+COLUMNS = ["file", "task", "question", "answer"]
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+SHORT = "\nAnswer the question using a single word or phrase."  # LLaVA's prompt for VQAv2 and TextVQA
+
+
+@dataclass(frozen=True)
+class ImageQuestion:
+    """One question. Its mark IMAGE stands where a picture belongs; without one, pictures come first."""
+
+    id: str
+    question: str
+    images: tuple[Path | bytes, ...]
+    task: str  # by which results are grouped
+    scoring: str = ""  # "exact", "claims"; "" where nothing says what is right
+    answers: tuple[str, ...] = ()  # that count as right, or what ten people said
+    claims: tuple[tuple[str, ...], ...] = ()  # of a description
+    reference: str = ""  # a whole answer that is right
+
+
+def read_questions(
+    listed: str | Path, images: str | Path | None = None, limit: int | None = None, admission: Admission = STRICT
+) -> list[ImageQuestion]:
+    """The questions of a file. images: the folder of the pictures; by default where the layout has it.
+
+    limit: of each task, evenly spaced. Pictures in files are not opened. Raises InputError for a file that is missing,
+    too large or in none of the layouts, naming the row.
+    """
+    path = Path(listed)
+    folder = None if images is None else Path(images)
+    if path.suffix == ".tsv":
+        return by_task(_table(path, folder or path.parent, admission), limit)
+    if path.suffix == ".jsonl":
+        return by_task(_lines(path, folder, admission), limit)
+    rows = read_json(path, "questions", "JSON", MAX_BYTES)
+    if isinstance(rows, dict) and isinstance(rows.get("data"), list):
+        questions = _textvqa(rows["data"], path, folder or path.parent / "train_images", admission)
+    elif isinstance(rows, dict) and isinstance(rows.get("questions"), list):
+        questions = _vqav2(rows, path, folder)
+    elif isinstance(rows, list):
+        questions = _conversations(read_conversations(path, folder, admission))
+    else:
+        raise InputError(
+            f"`questions` must be .jsonl, .tsv, a JSON list, or TextVQA's or VQAv2's JSON, but '{path}' is "
+            f"none. Write one JSON object a line with `image` and `question`."
+        )
+    return by_task(questions, limit)
+
+
+def asked_of(pictures: str | Path, question: str) -> list[ImageQuestion]:
+    """One question about a picture, or about each picture of a folder, by name; nothing says what is right.
+
+    Raises InputError for a path that is neither, and for a folder without pictures.
+    """
+    path = Path(pictures)
+    if not question.strip():
+        raise InputError("`question` must be a text, but is empty. Ask something.")
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix.lower() in PICTURES and file.is_file())
+    else:
+        files = [path] if path.is_file() else []
+    if not files:
+        raise InputError(
+            f"`images` must be a picture or a folder of pictures ({', '.join(PICTURES)}), but '{path}' is none. Check "
+            "the path."
+        )
+    return [ImageQuestion(file.name, question, (file,), "own pictures") for file in files]
+
+
+def by_task(questions: Iterable[ImageQuestion], limit: int | None) -> list[ImageQuestion]:
+    """`limit` of each task, evenly spaced over their order; tasks by name."""
+    tasks: dict[str, list[ImageQuestion]] = defaultdict(list)
+    for question in questions:
+        tasks[question.task].append(question)
+    return [question for task in sorted(tasks) for question in evenly_spaced(tasks[task], limit)]
+
+
+def swapped(questions: Sequence[ImageQuestion]) -> list[ImageQuestion]:
+    """Each question with the pictures of the next one of its task that has others: what is still right then is what
+    the language alone tells."""
+    tasks: dict[str, list[ImageQuestion]] = defaultdict(list)
+    for question in questions:
+        tasks[question.task].append(question)
+    others = {}
+    for group in tasks.values():
+        for index, question in enumerate(group):
+            rest = (*group[index + 1 :], *group[:index])
+            fitting = (other.images for other in rest if other.images != question.images)
+            others[id(question)] = next(
+                (pictures for pictures in fitting if len(pictures) == len(question.images)), question.images
+            )
+    return [replace(question, images=others[id(question)]) for question in questions]
+
+
+def _refuse(place: str, rule: str, value: object) -> InputError:
+    return InputError(f"{place[0].upper()}{place[1:]} must have {rule}, but has {str(value)[:80]!r}. Mend it.")
+
+
+def _check_once(seen: dict[str, str], name: str, place: str) -> str:
+    """The id of a question. Raises InputError for one that comes again."""
+    if seen.setdefault(name, place) != place:
+        raise InputError(
+            f"`questions` must have an id for each question, but {place} has '{name:.80}' again, as {seen[name]}. Give "
+            "it another."
+        )
+    return check_text(name, "questions", place)
+
+
+def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQuestion]:
+    """Without a folder a picture beside the list is taken where it is there, else images/, as LLaVA-Bench has it."""
+    questions, seen = [], dict[str, str]()
+    names, apart = admission.names(given or path.parent), path.parent / "images"
+    names_apart = admission.names(apart) if given is None and apart.is_dir() else None
+    for index, (number, row) in enumerate(json_lines(path, "questions")):
+        place = f"line {number} of {shown(path)}"
+        if not isinstance(row, dict):
+            raise _refuse(place, "fields", row)
+        row = {name: value for name, value in row.items() if value is not None}  # as tables write what is lacking
+        text = row.get("question", row.get("text"))
+        if not isinstance(text, str) or not text.strip():
+            raise _refuse(place, "a text as `question` or `text`", text)
+        named = row.get("image", [])
+        named = [named] if isinstance(named, str) else named
+        if not isinstance(named, list) or len(named) > MAX_IMAGES or not all(isinstance(name, str) for name in named):
+            raise _refuse(place, f"at most {MAX_IMAGES} paths as `image`", named)
+        answers = row.get("answers", row.get("answer", []))
+        answers = [answers] if isinstance(answers, str) else answers
+        if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
+            raise _refuse(place, "a text, or a list of texts, as `answer`", answers)
+        for said in (text, *answers):
+            check_text(said, "questions", place)
+        pictures = tuple(names(name, place) for name in named)
+        if names_apart is not None:
+            pictures = tuple(
+                picture if os.path.exists(picture) else names_apart(name, place)
+                for picture, name in zip(pictures, named, strict=True)
+            )  # os.path: a name that no file can have is one that is not there
+        name = row.get("question_id", row.get("id"))
+        name = str(index) if name is None else _check_once(seen, str(name), place)
+        task = str(row.get("category", row.get("task", "all")))
+        scoring = "" if not answers else "exact" if len(answers) < 10 else ""
+        questions.append(ImageQuestion(name, text.strip(), pictures, task, scoring, tuple(answers)))
+    return questions
+
+
+def _table(path: Path, folder: Path, admission: Admission) -> list[ImageQuestion]:
+    """Answers are whole sentences: nothing says which part of them counts."""
+    questions, names = [], admission.names(folder)
+    rows = list(read_table(path, "questions"))
+    columns = f"the columns {', '.join(COLUMNS)}"
+    if not rows or rows[0][1] != COLUMNS:
+        raise _refuse(f"line 1 of {shown(path)}", columns, rows[0][1] if rows else "no row")
+    for index, (number, row) in enumerate(rows[1:], 1):
+        place = f"line {number} of {shown(path)}"
+        if len(row) != len(COLUMNS) or not row[2].strip():
+            raise _refuse(place, f"{columns}, with a text as `question`", row)
+        file, task, text, answer = row
+        questions.append(ImageQuestion(f"{file}-{index}", text, (names(file, place),), task, reference=answer))
+    return questions
+
+
+def _textvqa(rows: Sequence[Any], path: Path, folder: Path, admission: Admission) -> list[ImageQuestion]:
+    questions, names, seen = [], admission.names(folder), dict[str, str]()
+    for number, row in enumerate(rows):
+        place = f"row {number} of {shown(path)}"
+        try:
+            file = f"{row['image_id']}.jpg"
+            answers = tuple(str(answer) for answer in row.get("answers", ()))
+            text = check_text(str(row["question"]).strip() + SHORT, "questions", place)
+            name = _check_once(seen, str(row["question_id"]), place)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise _refuse(place, "`image_id`, `question` and `question_id`, as TextVQA's", error) from None
+        questions.append(ImageQuestion(name, text, (names(file, place),), "textvqa", answers=answers))
+    return questions
+
+
+def _vqav2(rows: Mapping[str, Any], path: Path, folder: Path | None) -> list[ImageQuestion]:
+    """Tasks are the kinds of answer: yes/no, number, other."""
+    subset = str(rows.get("data_subtype", "val2014"))
+    if not re.fullmatch(r"\w+", subset):
+        raise InputError(f"`questions` must name its `data_subtype` in letters, but '{path}' has {subset[:80]!r}.")
+    coco = subset.replace("test-dev", "test")
+    notes = _annotations(path)
+    questions, seen = [], dict[str, str]()
+    for number, row in enumerate(rows["questions"]):
+        place = f"row {number} of {shown(path)}"
+        try:
+            name, picture = int(row["question_id"]), int(row["image_id"])
+            text = check_text(str(row["question"]).strip() + SHORT, "questions", place)
+            note = notes.get(name, {})
+            answers = tuple(str(answer["answer"]) for answer in note.get("answers", ()))
+            task = str(note.get("answer_type", "all"))
+        except InputError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _refuse(place, "`question_id`, `image_id` and `question`, as VQAv2's", error) from None
+        _check_once(seen, str(name), place)
+        file = (folder or path.parent / coco) / f"COCO_{coco}_{picture:012d}.jpg"
+        questions.append(ImageQuestion(str(name), text, (file,), task, answers=answers))
+    return questions
+
+
+def _annotations(path: Path) -> dict[int, Mapping[str, Any]]:
+    """By question; none where no file of them lies beside the questions."""
+    name = re.sub(
+        r"OpenEnded_|_questions(?=\.json$)", lambda match: "" if "Open" in match[0] else "_annotations", path.name
+    )
+    beside = path.with_name(name)
+    if beside == path or not beside.is_file():
+        return {}
+    rows = read_json(beside, "questions", "JSON", MAX_BYTES)
+    try:
+        return {int(row["question_id"]): row for row in rows["annotations"]}
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"`questions` must have VQAv2's annotations beside it, but '{beside}' holds none ({error!r}). Fetch it "
+            "again."
+        ) from None
+
+
+def _conversations(conversations: Sequence[Conversation]) -> list[ImageQuestion]:
+    """Each question by itself, the pictures before it. Of a task at most two about one picture."""
+    questions = []
+    for conversation in conversations:
+        notes = conversation.notes.get("turns")
+        counts: dict[str, int] = defaultdict(int)
+        for index, (question, answer) in enumerate(conversation.turns):
+            note = notes[index] if isinstance(notes, list) and index < len(notes) else {}
+            note = note if isinstance(note, dict) else {}
+            listed = note["claims"] if isinstance(note.get("claims"), list) else []
+            task = str(note.get("task", "all"))
+            counts[task] += 1
+            if counts[task] > 2:
+                continue
+            claims = tuple(tuple(map(str, claim)) for claim in listed if isinstance(claim, list))
+            scoring = "claims" if claims else "exact" if note else ""
+            questions.append(
+                ImageQuestion(
+                    f"{conversation.id}-{index}",
+                    question,
+                    conversation.images,
+                    task,
+                    scoring,
+                    (str(note["expected"]),) if note.get("expected") else (),
+                    claims=claims,
+                    reference=answer,
+                )
+            )
+    return questions
+
+
+__all__ = ["IMAGE", "ImageQuestion", "by_task", "read_questions", "swapped"]

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdec.training.corpora.admission import STRICT, Admission
-from mmdec.training.corpora.tables import read_table
-from mmdec.training.corpora.text_files import check_text, json_lines, problem_of, shown, text_lines
+from mmdec.training.corpora.text_files import check_text, json_lines, problem_of, read_table, shown, text_lines
 from mmdec.types import InputError
 
 SOUNDS = (".flac", ".wav", ".mp3", ".ogg")

@@ -1,4 +1,4 @@
-"""Text files of corpora: lines and JSON. Every error names the file and the line.
+"""Text files of corpora: lines, tables and JSON. Every error names the file and the line.
 
 A byte order mark is passed over: some editors begin a file with it, and joined files have it within.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mmdec.checks.files import open_regular, printable, reason
 from mmdec.types import InputError
@@ -110,3 +110,24 @@ def problem_of(error: InputError) -> str:
 
 def _short(error: Exception) -> str:
     return printable(str(error))[:120] or type(error).__name__
+
+
+T = TypeVar("T")
+
+
+def read_table(path: Path, argument: str = "corpus") -> Iterator[tuple[int, list[str]]]:
+    """Number and columns of each line of a tab-separated table; nothing if there is no file. Quotes mean nothing."""
+    if not path.exists():
+        return
+    for number, line in text_lines(path, argument):
+        fields = line.split("\t")
+        for field in fields:
+            check_text(field, argument, f"line {number} of {shown(path)}")
+        yield number, fields
+
+
+def evenly_spaced(rows: Sequence[T], limit: int | None) -> list[T]:
+    """`limit` of the rows at equal distances, in their order; all rows if there are no more, or `limit` is None."""
+    if limit is None or limit >= len(rows):
+        return list(rows)
+    return [rows[number * len(rows) // limit] for number in range(limit)]

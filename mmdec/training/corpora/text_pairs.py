@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmdec.training.corpora.tables import read_table
+from mmdec.training.corpora.text_files import read_table
 from mmdec.types import InputError
 
 HELD = ("dev", "test")

@@ -13,9 +13,8 @@ from torch.nn import functional as F
 
 from mmdec.nn.ctc_head import BLANK, CtcHead, CtcHeadConfig, collapse
 from mmdec.training.ctc.data import CtcBatch
-from mmdec.training.lr_schedule import Schedule
 from mmdec.training.metrics.text import phone_distance
-from mmdec.training.optim import MuonAdamW, groups, scheduled
+from mmdec.training.optim import MuonAdamW, Schedule, groups, scheduled
 from mmdec.training.options import keep_options
 
 

@@ -19,8 +19,7 @@ from mmdec.checks.files import write_whole
 from mmdec.nn.fastspeech2 import AcousticBatch, AcousticLoss, FastSpeech2, FastSpeech2Config, acoustic_loss
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission
 from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems, both_splits, spoken_vocabulary
-from mmdec.training.lr_schedule import Schedule
-from mmdec.training.optim import scheduled
+from mmdec.training.optim import Schedule, scheduled
 from mmdec.types import InputError
 
 CONFIGS = {"paper": FastSpeech2Config.paper, "small": FastSpeech2Config.small}

@@ -17,8 +17,15 @@ from mmdec.audio import LOG_FLOOR, MELS, load_audio
 from mmdec.hub.publish import whole_folder
 from mmdec.nn.fastspeech2 import AcousticBatch
 from mmdec.training.corpora.admission import STRICT, Admission, BadRows, check_apart
-from mmdec.training.corpora.alignment import parse_alignment, phone_names
-from mmdec.training.corpora.cvss import SPECIALS, holds_samples, no_rows, read_alignments, read_translations
+from mmdec.training.corpora.cvss import (
+    SPECIALS,
+    holds_samples,
+    no_rows,
+    parse_alignment,
+    phone_names,
+    read_alignments,
+    read_translations,
+)
 from mmdec.training.corpora.text_files import shown
 from mmdec.training.daspeech.acoustic_targets import acoustic_targets
 from mmdec.types import InputError

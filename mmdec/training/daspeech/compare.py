@@ -21,12 +21,12 @@ from mmdec.hub.daspeech import read_parts
 from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.training.checkpoints import newest
 from mmdec.training.corpora.cvss import SpeechPair, corpus_lexicon, read_pairs
-from mmdec.training.corpora.tables import evenly_spaced
+from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.training.daspeech.corpus import SpeechTranslationData
 from mmdec.training.daspeech.export import load_module
 from mmdec.training.daspeech.module import DASpeechModule
 from mmdec.training.metrics import text as metrics
-from mmdec.training.validation import validate
+from mmdec.training.timed_run import validate
 from mmdec.types import told
 
 

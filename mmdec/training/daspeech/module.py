@@ -2,25 +2,83 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from mmdec.nn.dag_decoder import BOS, EOS, PAD
-from mmdec.nn.daspeech import DASpeech, DASpeechConfig, Lattice, SpeechToUnits
+from mmdec.checks.weights import read_weights
+from mmdec.nn.conformer import lengths_to_mask
+from mmdec.nn.dag_decoder import BOS, EOS, PAD, Lattice
+from mmdec.nn.daspeech import DASpeech, DASpeechConfig, SpeechToUnits
 from mmdec.nn.fastspeech2 import acoustic_loss
 from mmdec.training.daspeech import losses
-from mmdec.training.daspeech.augment import Augmentation
 from mmdec.training.daspeech.corpus import Batch, SpeechTranslationData
-from mmdec.training.lr_schedule import Schedule
 from mmdec.training.metrics.text import phone_distance
-from mmdec.training.optim import groups, scheduled
+from mmdec.training.optim import Schedule, groups, scheduled
 from mmdec.training.options import keep_options
 from mmdec.types import InputError
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Masks (SpecAugment, Park et al. 2019) and warps, for a padded batch on any device, from torch's global generator.
+
+    Defaults: DASpeech's (F=27 once, T=100 once, always), no warp. Warps, a voice of another size and another pace, are
+    for corpora with few speakers.
+    """
+
+    frequency_width: int = 27
+    frequency_masks: int = 1
+    time_width: int = 100
+    time_masks: int = 1
+    frequency_warp: float = 0.0  # the largest relative stretch of the frequency axis
+    time_warp: float = 0.0  # the largest relative change of pace
+
+    def __call__(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """features (B, N, 80), lengths (B,) -> the same, changed; padding stays zero."""
+        if self.time_warp or self.frequency_warp:
+            features, lengths = self._warp(features, lengths)
+        b, n, bands = features.shape
+        keep = lengths_to_mask(lengths, n)[..., None]
+        bins = torch.arange(bands, device=features.device)[None]
+        for _ in range(self.frequency_masks):
+            width = torch.rand(b, 1, device=features.device) * self.frequency_width
+            start = torch.rand(b, 1, device=features.device) * (bands - width)
+            keep = keep & ~((bins >= start) & (bins < start + width))[:, None]
+        frames = torch.arange(n, device=features.device)[None]
+        for _ in range(self.time_masks):
+            # A mask never hides more than a fifth of a short utterance: torchaudio's masks know no lengths of rows.
+            bound = (lengths[:, None] * 0.2).clamp(max=self.time_width)
+            width = torch.rand(b, 1, device=features.device) * bound
+            start = torch.rand(b, 1, device=features.device) * (lengths[:, None] - width)
+            keep = keep & ~((frames >= start) & (frames < start + width))[..., None]
+        return features * keep, lengths  # the features have zero mean: a mask is silence of average colour
+
+    def _warp(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Resample both axes by one bilinear look-up, a pace and a stretch for each row."""
+        b, n, bands = features.shape
+        device = features.device
+        pace = 1 + (2 * torch.rand(b, device=device) - 1) * self.time_warp
+        stretch = 1 + (2 * torch.rand(b, device=device) - 1) * self.frequency_warp
+        new_lengths = (lengths / pace).floor().to(torch.long).clamp(min=8)
+        size = int(new_lengths.max())
+        rows = torch.arange(size, device=device)[None] * (lengths - 1)[:, None] / (new_lengths - 1)[:, None]
+        y = rows * 2 / max(n - 1, 1) - 1  # (B, N'), in grid_sample's coordinates
+        columns = (torch.arange(bands, device=device)[None] * stretch[:, None]).clamp(max=bands - 1)
+        x = columns * 2 / (bands - 1) - 1  # (B, 80)
+        grid = torch.stack([x[:, None].expand(-1, size, -1), y[..., None].expand(-1, -1, bands)], dim=-1)
+        warped = F.grid_sample(features[:, None], grid, align_corners=True, padding_mode="border")[:, 0]
+        return warped * lengths_to_mask(new_lengths, size)[..., None], new_lengths
+
 
 SIZES = {"paper": DASpeechConfig.paper, "small": DASpeechConfig.small}
 
@@ -219,3 +277,42 @@ def load_network(network: nn.Module, state: dict[str, Tensor]) -> list[str]:
     fitting = {name: value for name, value in state.items() if name in own and own[name].shape == value.shape}
     network.load_state_dict(fitting, strict=False)
     return sorted(set(own) - set(fitting))
+
+
+class InitialWeights(Callback):
+    """Loads safetensors into the network before a fresh run; a resumed run keeps its checkpoint's weights.
+
+    Names and shapes that do not fit keep their initial values and are counted: none fitting is an error.
+    """
+
+    def __init__(self, files: Sequence[str], acoustic: str | None = None) -> None:
+        self.files = [(Path(file), "") for file in files]
+        if acoustic is not None:
+            self.files.append((Path(acoustic), "tts."))  # trained alone: its names lack the whole network's prefix
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit" or trainer.ckpt_path:
+            return
+        for file, prefix in self.files:
+            if not file.is_file():
+                raise InputError(
+                    f"`files` must name existing safetensors, but '{file}' does not exist. Train it first."
+                )
+            state = {prefix + name: value.float() for name, value in read_weights([file], "files").items()}
+            network: Any = pl_module.network  # torch types what it finds in a module as a tensor, too
+            if prefix:
+                self._reorder(state, network.state_dict(), pl_module.hparams["units"], file.with_suffix(".json"))
+            left = load_network(network, state)
+            taken = len(network.state_dict()) - len(left)
+            if taken == 0:
+                raise InputError(f"`files` must fit the network, but no tensor of '{file}' does. Check the sizes.")
+            rank_zero_info(f"{file}: {taken} tensors loaded")
+
+    def _reorder(self, state: dict[str, Tensor], own: dict[str, Tensor], units: list[str], listed: Path) -> None:
+        """Put the phones' embeddings in this model's order; a phone that the voice never met keeps its initial row."""
+        earlier = json.loads(listed.read_text(encoding="utf-8"))["units"]
+        rows = own["tts.units.weight"].clone()
+        for index, unit in enumerate(units):
+            if unit in earlier:
+                rows[index] = state["tts.units.weight"][earlier.index(unit)]
+        state["tts.units.weight"] = rows

@@ -1,9 +1,14 @@
-"""What Medusa heads are trained on: windows of a corpus, and what the model is prompted with for each."""
+"""What Medusa heads are trained on: windows of a corpus, prompts, and the model's own greedy text, decoded in batches.
+
+The text is what `generate` would give: the same prompts, suppressed tokens and timestamp rules. The heads that are
+being trained draft; the text does not depend on them.
+"""
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import json
 from collections.abc import Container, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
@@ -19,22 +24,97 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import WhisperForConditionalGeneration
 
 from mmdec.audio import SAMPLE_RATE
+from mmdec.decode.budget import Budget
+from mmdec.decode.loop import decode
+from mmdec.decode.sampling import Sequences, Stop
+from mmdec.decode.tree import HeadAccuracy
+from mmdec.decode.verify import MatchRule
+from mmdec.drafters.medusa import Medusa, expected
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
+from mmdec.nn.medusa import MedusaHeads
 from mmdec.nn.whisper_encoder import whisper_mel
+from mmdec.targets.whisper import WhisperTarget, generate_processors
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission
 from mmdec.training.corpora.librispeech import Utterance, read_splits
 from mmdec.training.options import check_counts, token_list
-from mmdec.training.whisper.window_data import check_utterances_apart, durations
-from mmdec.training.whisper.windows import (
+from mmdec.training.whisper.window_data import (
     PLAIN,
     SECONDS,
     Composition,
     Window,
     chapters_of,
+    check_utterances_apart,
     compose,
+    durations,
     plan_windows,
 )
 from mmdec.types import InputError
+
+
+def own_text(
+    model: WhisperForConditionalGeneration,
+    states: Tensor,
+    prompts: Sequence[Sequence[int]],
+    timed: Sequence[bool],
+    limit: int,
+    heads: MedusaHeads | None = None,
+    nodes: int = 0,
+) -> list[list[int]]:
+    """Greedy tokens of each window, EOS included where it came.
+
+    states (B, S, H) of the encoder; prompts: what the decoder reads first; timed: which windows are under the rules for
+    timestamps; limit: new tokens at most, as far as the decoder's positions reach; heads draft `nodes` tokens a round.
+    """
+    drafter = shape = None
+    if heads is not None and nodes > 0:
+        shape = HeadAccuracy(expected(heads.config.heads))
+        drafter = Medusa(
+            copy.deepcopy(heads).to(model.dtype), model.proj_out
+        )  # they are trained in a precision of their own
+    texts: list[list[int]] = [[] for _ in prompts]
+    for under_rules in (False, True):
+        rows = [row for row, flag in enumerate(timed) if flag == under_rules]
+        if not rows:
+            continue
+        ids, mask = _left_padded([prompts[row] for row in rows], int(model.config.pad_token_id or 0), states.device)
+        longest = min(ids.shape[1] + limit, model.config.max_target_positions)
+        stop = Stop(longest, frozenset(ends(model)))
+        text = Sequences(ids, stop, generate_processors(model, ids.shape[1], under_rules))
+        inputs: dict[str, Any] = {"input_ids": ids, "encoder_outputs": (states[rows],)}
+        if not bool(mask.all()):
+            inputs["decoder_attention_mask"] = mask
+        budget = Budget.fixed(0) if shape is None else Budget.fixed(nodes, min(shape.depth, max(nodes - 1, 1)))
+        for _ in decode(WhisperTarget(model), inputs, text, MatchRule(), drafter, budget, shape):
+            pass
+        for row, tokens in zip(rows, text.tokens, strict=True):
+            texts[row] = tokens
+    return texts
+
+
+def ends(model: WhisperForConditionalGeneration) -> list[int]:
+    """Tokens that end a text."""
+    end = model.generation_config.eos_token_id
+    return list(end) if isinstance(end, list) else [int(end)]
+
+
+def fingerprint(model: WhisperForConditionalGeneration) -> str:
+    """Tells one model from another whose text may differ: by its sizes, its rules and some of each weight."""
+    digest = hashlib.blake2b(digest_size=8)
+    sizes = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
+    digest.update(json.dumps(sizes, sort_keys=True, default=str).encode())
+    digest.update(json.dumps(model.generation_config.to_dict(), sort_keys=True, default=str).encode())
+    for name, weight in model.state_dict().items():
+        numbers = weight.flatten()[:: max(1, weight.numel() // 512)]
+        digest.update(name.encode() + numbers.double().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    width = max(map(len, prompts))
+    ids = [[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
 
 DETECT = -1  # in a prompt: the language that the model hears
 SHORT = 4.0  # seconds of speech in a window at least, where utterances are no longer
@@ -154,47 +234,52 @@ class HeadWindows(Dataset[HeadBatch]):
         return digest.hexdigest()
 
 
+@dataclass(frozen=True)
+class HeadDataOptions:
+    """What a recipe sets.
+
+    train_split, dev_split: folders in the corpus, or values of a manifest's column (null: all of it), several at a time
+    too. longest: windows hold up to about so many seconds of speech. repeat_after: epochs after which the same windows
+    come again, in another order, and need not be decoded again; 0: never. composition: noise, times, previous text; of
+    its `timestamps` a share of windows is labelled with times. language: null is the one that the model hears. kept: a
+    folder for labels and durations. max_bad_share, allow_absolute_paths: see `Admission`.
+    """
+
+    train_split: str | list[str] | None = "train"
+    dev_split: str | list[str] | None = "dev"
+    batch_size: int = 8
+    steps_per_epoch: int = 50
+    longest: float = 30.0
+    repeat_after: int = 0
+    composition: Composition | None = None
+    language: str | None = "en"
+    task: str = "transcribe"
+    dev_batches: int = 6
+    kept: str = "runs/medusa/kept"
+    workers: int = 0
+    seed: int = 0
+    max_bad_share: float = MAX_BAD_SHARE
+    allow_absolute_paths: bool = False
+
+    def __post_init__(self) -> None:
+        check_counts(batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch, dev_batches=self.dev_batches)
+        if not 0 < self.longest <= SECONDS:
+            raise InputError(f"`longest` must be above 0 and up to {SECONDS} s, but is {self.longest}. Set 30.")
+
+
 class HeadData(LightningDataModule):
     """Windows of 30 s for the heads of a Whisper, joined from the utterances of one chapter.
 
-    base: a Whisper's folder, hub id or shipped name. corpus: as `read_utterances` takes it; splits are folders in it,
-    or values of a manifest's column (null: all of it), several at a time too. longest: windows hold up to about so many
-    seconds of speech. repeat_after: epochs after which the same windows come again, in another order, and need not be
-    decoded again; 0: never. composition: noise, times, previous text; of its `timestamps` a share of windows is
-    labelled with times. language: null is the one that the model hears. kept: a folder for labels and durations.
-    max_bad_share, allow_absolute_paths: see `Admission`.
+    base: a Whisper's folder, hub id or shipped name. corpus: as `read_utterances` takes it. options: those of
+    `HeadDataOptions`.
     """
 
-    def __init__(
-        self,
-        base: str,
-        corpus: str,
-        train_split: str | list[str] | None = "train",
-        dev_split: str | list[str] | None = "dev",
-        batch_size: int = 8,
-        steps_per_epoch: int = 50,
-        longest: float = 30.0,
-        repeat_after: int = 0,
-        composition: Composition | None = None,
-        language: str | None = "en",
-        task: str = "transcribe",
-        dev_batches: int = 6,
-        kept: str = "runs/medusa/kept",
-        workers: int = 0,
-        seed: int = 0,
-        max_bad_share: float = MAX_BAD_SHARE,
-        allow_absolute_paths: bool = False,
-    ) -> None:
+    def __init__(self, base: str, corpus: str, **options: Any) -> None:
         super().__init__()
-        self.admission = Admission(allow_absolute_paths, max_bad_share)
-        check_counts(batch_size=batch_size, steps_per_epoch=steps_per_epoch, dev_batches=dev_batches)
-        if not 0 < longest <= SECONDS:
-            raise InputError(f"`longest` must be above 0 and up to {SECONDS} s, but is {longest}. Set 30.")
-        self.base, self.corpus, self.kept = base, corpus, Path(kept)
-        self.batch_size, self.steps_per_epoch, self.dev_batches = batch_size, steps_per_epoch, dev_batches
-        self.longest, self.repeat_after, self.workers, self.seed = longest, repeat_after, workers, seed
-        self.composition = composition or Composition()
-        self.language, self.task, self.splits = language, task, {"train": train_split, "dev": dev_split}
+        self.options = HeadDataOptions(**options)
+        self.admission = Admission(self.options.allow_absolute_paths, self.options.max_bad_share)
+        self.base, self.corpus, self.kept = base, corpus, Path(self.options.kept)
+        self.composition = self.options.composition or Composition()
         self.stored: Container[str] = ()  # names of windows whose states are kept: their sound is not needed
         self.plans: dict[str, tuple[list[list[int]], list[float]]] = {}
 
@@ -212,12 +297,17 @@ class HeadData(LightningDataModule):
 
     @cached_property
     def spelling(self) -> Spelling:
-        return Spelling(self.whisper.tokenizer, self.whisper.model.generation_config, self.language, self.task)
+        return Spelling(
+            self.whisper.tokenizer, self.whisper.model.generation_config, self.options.language, self.options.task
+        )
 
     @cached_property
     def rows(self) -> dict[str, list[Utterance]]:
         """The utterances of both splits."""
-        rows = {part: read_splits(self.corpus, splits, self.admission) for part, splits in self.splits.items()}
+        rows = {
+            part: read_splits(self.corpus, splits, self.admission)
+            for part, splits in (("train", self.options.train_split), ("dev", self.options.dev_split))
+        }
         check_utterances_apart(rows["train"], rows["dev"])
         return rows
 
@@ -262,11 +352,13 @@ class HeadData(LightningDataModule):
     def train_dataloader(self) -> DataLoader[HeadBatch]:
         assert self.trainer is not None
         epoch, rank = self.trainer.current_epoch, self.trainer.global_rank
-        plan = epoch % self.repeat_after if self.repeat_after else epoch
-        batches = self._batches("train", np.random.default_rng([*TRAIN, self.seed, plan, rank]), self.steps_per_epoch)
+        plan = epoch % self.options.repeat_after if self.options.repeat_after else epoch
+        batches = self._batches(
+            "train", np.random.default_rng([*TRAIN, self.options.seed, plan, rank]), self.options.steps_per_epoch
+        )
         order = (
-            np.random.default_rng([*ORDER, self.seed, epoch]).permutation(len(batches))
-            if self.repeat_after
+            np.random.default_rng([*ORDER, self.options.seed, epoch]).permutation(len(batches))
+            if self.options.repeat_after
             else range(len(batches))
         )
         return self._loader("train", self.composition, [batches[number] for number in order])
@@ -274,17 +366,17 @@ class HeadData(LightningDataModule):
     def val_dataloader(self) -> DataLoader[HeadBatch]:
         """The same windows each time, in no noise of ours; times and previous text as often as in training."""
         assert self.trainer is not None
-        batches = self._batches("dev", np.random.default_rng([*DEV, self.seed]), self.dev_batches)
+        batches = self._batches("dev", np.random.default_rng([*DEV, self.options.seed]), self.options.dev_batches)
         mine = batches[self.trainer.global_rank :: self.trainer.world_size]
         kinds = ("timestamps", "cut", "previous", "pause")
         return self._loader("dev", replace(PLAIN, **{name: getattr(self.composition, name) for name in kinds}), mine)
 
     def _batches(self, split: str, draw: np.random.Generator, count: int) -> list[list[Window]]:
         chapters, seconds = self.plans[split]
-        size, pause = self.batch_size * SECONDS, self.composition.pause
-        shortest = min(SHORT, self.longest)
+        size, pause = self.options.batch_size * SECONDS, self.composition.pause
+        shortest = min(SHORT, self.options.longest)
         return [
-            plan_windows(chapters, seconds, draw, size, draw.uniform(shortest, self.longest), SECONDS, pause)
+            plan_windows(chapters, seconds, draw, size, draw.uniform(shortest, self.options.longest), SECONDS, pause)
             for _ in range(count)
         ]
 
@@ -292,4 +384,4 @@ class HeadData(LightningDataModule):
         mels = self.whisper.model.config.num_mel_bins
         how = how if self.spelling.recalls else replace(how, previous=0.0)
         dataset = HeadWindows(self.rows[split], self.spelling, how, mels, batches, self.stored)
-        return DataLoader(dataset, batch_size=None, num_workers=self.workers)
+        return DataLoader(dataset, batch_size=None, num_workers=self.options.workers)

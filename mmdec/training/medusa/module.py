@@ -19,23 +19,126 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
+from torch.nn.functional import linear
 from transformers import WhisperForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
 from mmdec.drafters.medusa import WIDTH
-from mmdec.hub.medusa import save_heads
+from mmdec.hub.medusa import load_heads, save_heads
 from mmdec.hub.publish import whole_folder, write_provenance
-from mmdec.nn.medusa import Kind
-from mmdec.training.lr_schedule import Schedule
-from mmdec.training.medusa.data import DETECT, HeadBatch, HeadData
-from mmdec.training.medusa.init import first_heads, head_weights
-from mmdec.training.medusa.loss import head_loss
-from mmdec.training.medusa.self_labels import fingerprint, own_text
+from mmdec.nn.medusa import Kind, MedusaConfig, MedusaHeads
+from mmdec.training.medusa.data import DETECT, HeadBatch, HeadData, fingerprint, own_text
 from mmdec.training.medusa.simulate import gather_ranks, measure, spread
-from mmdec.training.optim import groups, scheduled
+from mmdec.training.optim import Schedule, groups, scheduled
 from mmdec.training.options import keep_options
 from mmdec.training.stores import StateStore, TokenStore
 from mmdec.types import InputError
+
+
+def head_weights(weights: str | Sequence[float], heads: int) -> list[float]:
+    """A number for each head."""
+    if isinstance(weights, str):
+        if weights not in ("medusa", "mean"):
+            raise InputError(f"`weights` must be medusa, mean or a list of numbers, but is {weights!r}. Choose one.")
+        return [0.8**k if weights == "medusa" else 1.0 for k in range(1, heads + 1)]
+    if len(weights) != heads or min(weights) < 0 or sum(weights) == 0:
+        raise InputError(
+            f"`weights` must be {heads} numbers of at least 0, not all of them 0, but is {list(weights)}. Give one for "
+            "each head."
+        )
+    return [float(weight) for weight in weights]
+
+
+def first_heads(
+    model: WhisperForConditionalGeneration, base: str, kind: Kind, count: int, start: str | None
+) -> MedusaHeads:
+    """Heads to begin with: those in `start`, fewer or more of them if `count` says so, or new ones."""
+    shape = model.config
+    block = kind == "block"
+    config = MedusaConfig(
+        hidden_size=shape.d_model,
+        vocab_size=shape.vocab_size,
+        kind=kind,
+        heads=count,
+        attention_heads=shape.decoder_attention_heads if block else 0,
+        ffn=shape.decoder_ffn_dim if block else 0,
+        mels=shape.num_mel_bins,
+        base=Path(base).name if Path(base).is_dir() else base,
+    )
+    heads = MedusaHeads(config)
+    if start is None:
+        if heads.block is not None:  # Whisper's names are the layer's own
+            heads.block.load_state_dict(model.model.decoder.layers[-1].state_dict())
+        return heads.float()
+    earlier = load_heads(start, model).heads
+    if earlier.config.kind != kind:
+        raise InputError(f"`start` must hold {kind} heads, but '{start}' holds {earlier.config.kind} ones. Set `kind`.")
+    matching = {name: value for name, value in earlier.state_dict().items() if name in heads.state_dict()}
+    heads.load_state_dict(matching, strict=False)
+    return heads.float()
+
+
+CELLS = 1 << 25  # logits held at a time
+
+
+class _FrozenOutput(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override] # torch declares it of any arguments
+        ctx: Any, states: Tensor, output: Tensor, targets: Tensor, teacher: Tensor | None, weight: float, cells: int
+    ) -> tuple[Tensor, Tensor]:
+        wanted = states.requires_grad
+        gradient = torch.empty_like(states) if wanted else None
+        ranks = torch.empty_like(targets)
+        total = torch.zeros((), dtype=torch.promote_types(states.dtype, torch.float32), device=states.device)
+        rows = max(1, cells // output.shape[0])
+        for begin in range(0, len(states), rows):
+            part = slice(begin, begin + rows)
+            target = targets[part, None]
+            logits = linear(states[part].to(output.dtype), output).to(total.dtype)
+            score = logits.gather(1, target)
+            ranks[part] = (logits > score).sum(1)
+            logs = logits.log_softmax(1)
+            total -= logs.gather(1, target).sum()
+            slope = logs.exp()
+            if teacher is not None:
+                guide = linear(teacher[part].to(output.dtype), output).to(total.dtype).log_softmax(1)
+                likely = guide.exp()
+                total += weight * (likely * (guide - logs)).sum()
+                slope = slope * (1 + weight) - weight * likely
+            if gradient is not None:
+                slope.scatter_add_(1, target, -torch.ones_like(score))
+                gradient[part] = (slope.to(output.dtype) @ output).to(gradient.dtype)
+        count = max(len(states), 1)
+        if gradient is not None:
+            ctx.save_for_backward(gradient.div_(count))
+        ctx.mark_non_differentiable(ranks)
+        return total / count, ranks
+
+    @staticmethod
+    def backward(ctx: Any, loss: Tensor, _: Tensor) -> Any:  # type: ignore[override] # declared of any arguments
+        (gradient,) = ctx.saved_tensors
+        return (gradient * loss).to(gradient.dtype), None, None, None, None, None
+
+
+def head_loss(
+    states: Tensor,
+    output: Tensor,
+    targets: Tensor,
+    teacher: Tensor | None = None,
+    teacher_weight: float = 0.0,
+    cells: int = CELLS,
+) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy of states (N, H) times the output matrix (V, H) against targets (N,) int64, and the targets'
+    ranks (N,): 0 where a target is the likeliest token.
+
+    With `teacher` states (N, H), whose distribution through the same matrix is the model's own, `teacher_weight` times
+    KL(model || head) is added (arXiv 2409.15869 does so). No gradient reaches the matrix or the teacher.
+    """
+    if not teacher_weight:
+        teacher = None
+    loss, ranks = _FrozenOutput.apply(states, output.detach(), targets, teacher, teacher_weight, cells)
+    return loss, ranks
+
 
 TOP = 5
 
@@ -118,7 +221,6 @@ class MedusaModule(LightningModule):
             raise InputError(f"`data` must be HeadData for heads, but is {type(data).__name__}. Change the recipe.")
         model = data.model()
         self.mark = fingerprint(model)
-        self.marks = {self.mark, fingerprint(model, with_path=True)}  # that a checkpoint may bear
         self.heads = first_heads(model, data.base, self.options.kind, self.count, self.options.start)
         dtype: torch.dtype = getattr(torch, self.options.base_dtype)
         device = self.trainer.strategy.root_device
@@ -255,7 +357,7 @@ class MedusaModule(LightningModule):
         checkpoint |= {"best": self.best, "base": self.mark}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if checkpoint["base"] not in self.marks:
+        if checkpoint["base"] != self.mark:
             raise InputError(
                 "`ckpt_path` must be of heads for the same `base`, but that has been trained or changed since. Start "
                 "anew, with the heads of before as `start`."

@@ -21,7 +21,7 @@ from mmdec.nn.piece_reader import PiecesToUnits
 from mmdec.phonetics.pieces import Pieces, heard
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.corpora.librispeech import Utterance, read_utterances
-from mmdec.training.corpora.tables import evenly_spaced
+from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.training.corpora.text_pairs import TextPair, read_text_pairs
 from mmdec.training.ctc.evaluate import Ears, load_ears
 from mmdec.training.metrics.text import bleu, chrf

@@ -17,9 +17,8 @@ from mmdec.nn.piece_reader import PiecesToUnits, ReaderConfig
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.daspeech import losses
 from mmdec.training.daspeech.module import load_network
-from mmdec.training.lr_schedule import Schedule
 from mmdec.training.metrics.text import bleu, chrf
-from mmdec.training.optim import MuonAdamW, groups, scheduled
+from mmdec.training.optim import MuonAdamW, Schedule, groups, scheduled
 from mmdec.training.options import keep_options
 from mmdec.training.reader.data import PairBatch, PairData
 

@@ -1,12 +1,14 @@
-"""Batches of packed questions for the small model's training, and held-out questions to be answered."""
+"""The drawn scenes as their list has them, in batches of packed questions, and held-out questions to be answered."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,15 +21,84 @@ from transformers import PreTrainedTokenizerFast
 from mmdec.checks.files import reason
 from mmdec.images import read_image
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, BadRows, check_apart
-from mmdec.training.corpora.image_text import Conversation
+from mmdec.training.corpora.image_text import Conversation, read_conversations
 from mmdec.training.corpora.text_files import shown
 from mmdec.training.inspection import sizes_of
 from mmdec.training.options import token_list
-from mmdec.training.vlm.encoded import FIELDS, NOWHERE, Encoded, encode
-from mmdec.training.vlm.packing import Batch, pack
-from mmdec.training.vlm.scenes import Question, choose, read_scenes, texts
-from mmdec.training.vlm.tokens import asked, kept_tokenizer, prefix
+from mmdec.training.vlm.tokens import FIELDS, NOWHERE, Batch, Encoded, asked, encode, kept_tokenizer, pack, prefix
 from mmdec.types import InputError
+
+LEARNED = 40_000  # conversations that the tokenizer is learned from
+
+
+@dataclass
+class Question:
+    """One to be answered. claims: of a description; expected: of a short answer."""
+
+    image: Path
+    question: str
+    reference: str
+    task: str
+    expected: str
+    claims: list[list[str]]
+
+
+def read_scenes(listed: Path, admission: Admission) -> list[Conversation]:
+    """The conversations of a list, each with one picture at least and with notes as the drawn scenes have them.
+
+    Raises InputError, naming the row.
+    """
+    conversations = read_conversations(listed, admission=admission)
+    for row in conversations:
+        if not row.images:
+            raise InputError(f"`corpus` must have a picture in each row, but {row.place} has none. Leave the row out.")
+        try:
+            for text, patches in row.notes.get("prints", ()):
+                assert isinstance(text, str)
+                np.asarray(patches, np.uint8)
+        except (TypeError, ValueError, OverflowError, AssertionError):
+            raise InputError(
+                f"`corpus` must have texts with their patches as `prints`, but {row.place} has something else. Build "
+                "it again."
+            ) from None
+    return conversations
+
+
+def texts(conversations: Sequence[Conversation]) -> list[str]:
+    """What is said, as much of it as the tokenizer is learned from."""
+    turns = [turn for conversation in conversations[:LEARNED] for turn in conversation.turns]
+    return [part for question, answer in turns for part in (question, f" {answer}")][: 40 * LEARNED]
+
+
+def choose(conversations: Sequence[Conversation], count: int) -> list[Question]:
+    """`count` questions of each task, at most two of a task about one picture."""
+    chosen: dict[str, list[Question]] = defaultdict(list)
+    for conversation in conversations:
+        used: dict[str, int] = defaultdict(int)
+        for (question, answer), note in zip(conversation.turns, notes_of(conversation), strict=True):
+            task = note["task"]
+            if used[task] < 2 and len(chosen[task]) < count:
+                used[task] += 1
+                image = conversation.images[0]
+                chosen[task].append(Question(image, question, answer, task, note["expected"], note["claims"]))
+    return [question for task in sorted(chosen) for question in chosen[task]]
+
+
+def notes_of(conversation: Conversation) -> list[dict[str, Any]]:
+    """What each turn asks for, as the drawn scenes say it. Raises InputError, naming the row."""
+    notes = conversation.notes.get("turns")
+    kinds = {"task": str, "expected": str, "claims": list}
+    if (
+        not isinstance(notes, list)
+        or len(notes) != len(conversation.turns)
+        or not all(isinstance(note, dict) for note in notes)
+        or not all(isinstance(note.get(name), kind) for note in notes for name, kind in kinds.items())
+    ):
+        raise InputError(
+            f"`corpus` must have task, expected and claims of each question as `turns`, but {conversation.place} has "
+            "not. Build it again."
+        )
+    return notes
 
 
 @dataclass
@@ -90,49 +161,53 @@ class Questions(Dataset[Question]):
         return Asked(pixels, encoded["input_ids"], encoded["attention_mask"], tuple(items))
 
 
+@dataclass(frozen=True)
+class SceneOptions:
+    """What a recipe sets.
+
+    pieces: of a tokenizer that is learned. rows: pictures in a batch of one process; length: tokens of a row.
+    dev_questions: of each task, answered at each validation. printed_share: of the pictures, those with letters or
+    digits; None: as they come. prefer_reading: 0 to 1, how far questions that are answered by reading go before others
+    where a row does not hold all. max_bad_share, allow_absolute_paths: see `Admission`.
+    """
+
+    pieces: int = 1024
+    rows: int = 20
+    length: int = 256
+    steps_per_epoch: int = 100
+    dev_split: str = "dev"
+    dev_questions: int = 24
+    image: int = 128
+    patches: int = 64
+    workers: int = 0
+    seed: int = 0
+    printed_share: float | None = None
+    prefer_reading: float = 0.0
+    max_bad_share: float = MAX_BAD_SHARE
+    allow_absolute_paths: bool = False
+
+    def __post_init__(self) -> None:
+        if self.printed_share is not None and not 0 < self.printed_share <= 1:
+            raise InputError(f"`printed_share` must be above 0 and up to 1, but is {self.printed_share}. Leave it out.")
+
+
 class SceneData(LightningDataModule):
     """Scenes in the layout of llava_v1_5_mix665k, with what their patches show.
 
-    corpus: the folder with {split}.json, {split}.cells.npy and images/. tokenizer: a folder; where it is empty, one of
-    `pieces` is learned from the training text and kept there, and beside it the encoded text. rows: pictures in a batch
-    of one process; length: tokens of a row. dev_questions: of each task, answered at each validation. printed_share: of
-    the pictures, those with letters or digits; None: as they come. prefer_reading: 0 to 1, how far questions that are
-    answered by reading go before others where a row does not hold all. max_bad_share, allow_absolute_paths: see
-    `Admission`.
+    corpus: the folder with {split}.json, {split}.cells.npy and images/. tokenizer: a folder; where it is empty, one is
+    learned from the training text and kept there, and beside it the encoded text. options: those of `SceneOptions`.
     """
 
-    def __init__(
-        self,
-        corpus: str,
-        tokenizer: str,
-        pieces: int = 1024,
-        rows: int = 20,
-        length: int = 256,
-        steps_per_epoch: int = 100,
-        dev_split: str = "dev",
-        dev_questions: int = 24,
-        image: int = 128,
-        patches: int = 64,
-        workers: int = 0,
-        seed: int = 0,
-        printed_share: float | None = None,
-        prefer_reading: float = 0.0,
-        max_bad_share: float = MAX_BAD_SHARE,
-        allow_absolute_paths: bool = False,
-    ) -> None:
+    def __init__(self, corpus: str, tokenizer: str, **options: Any) -> None:
         super().__init__()
-        self.admission = Admission(allow_absolute_paths, max_bad_share)
-        if printed_share is not None and not 0 < printed_share <= 1:
-            raise InputError(f"`printed_share` must be above 0 and up to 1, but is {printed_share}. Leave it out.")
-        self.printed_share, self.prefer_reading = printed_share, prefer_reading
-        self.corpus, self.rows, self.length, self.steps_per_epoch = Path(corpus), rows, length, steps_per_epoch
-        self.dev_questions, self.image, self.workers, self.seed = dev_questions, image, workers, seed
-        self.dev_split, self.kept = dev_split, Path(tokenizer)
+        self.options = SceneOptions(**options)
+        self.admission = Admission(self.options.allow_absolute_paths, self.options.max_bad_share)
+        self.corpus, self.kept = Path(corpus), Path(tokenizer)
         conversations: list[Conversation] | None = None
         if not (self.kept / "tokenizer.json").is_file():
             conversations = read_scenes(self.corpus / "train.json", self.admission)
-        self.tokenizer = kept_tokenizer(self.kept, texts(conversations or []), pieces)
-        self.lead = prefix(patches)
+        self.tokenizer = kept_tokenizer(self.kept, texts(conversations or []), self.options.pieces)
+        self.lead = prefix(self.options.patches)
         lead = self.tokenizer(self.lead, add_special_tokens=False)["input_ids"]
         self.lead_tokens = np.asarray(lead, np.int64)
         self.encoded = self._encoded(conversations)
@@ -175,7 +250,7 @@ class SceneData(LightningDataModule):
                 f"`corpus` must have cells of each picture, but has {len(self.cells)} of {len(self.encoded)}. "
                 "Build it again."
             )
-        listed = self.corpus / f"{self.dev_split}.json"
+        listed = self.corpus / f"{self.options.dev_split}.json"
         held = read_scenes(listed, self.admission)
         both = (
             [os.path.realpath(image) for image in images]
@@ -183,7 +258,7 @@ class SceneData(LightningDataModule):
         )
         check_apart(both, "pictures", "Take them out of train.json.")
         self.whole = self._whole([Path(image) for image in self.encoded.images], self.corpus / "train.json")
-        chosen = choose(held, self.dev_questions)
+        chosen = choose(held, self.options.dev_questions)
         seen = self._whole([question.image for question in chosen], listed)
         self.questions = [question for question, whole in zip(chosen, seen, strict=True) if whole]
         if not self.whole.any() or not self.questions:
@@ -195,7 +270,7 @@ class SceneData(LightningDataModule):
     def _whole(self, images: Sequence[Path], listed: Path) -> np.ndarray:
         """Which pictures can be read. Others are named and counted."""
         bad = BadRows()
-        found = sizes_of(images, self.kept, self.image)
+        found = sizes_of(images, self.kept, self.options.image)
         for image, value in zip(images, found, strict=True):
             if isinstance(value, str):
                 bad.add(value, str(image))
@@ -209,34 +284,34 @@ class SceneData(LightningDataModule):
         """Each process takes its part of one endless row of shuffled passes over the corpus."""
         assert self.trainer is not None
         world, rank = self.trainer.world_size, self.trainer.global_rank
-        begin = self.trainer.current_epoch * self.steps_per_epoch * self.rows * world
+        begin = self.trainer.current_epoch * self.options.steps_per_epoch * self.options.rows * world
         length = self.lap_length()
         orders: dict[int, np.ndarray] = {}
         batches = []
-        for step in range(self.steps_per_epoch):
-            first = begin + (step * world + rank) * self.rows
+        for step in range(self.options.steps_per_epoch):
+            first = begin + (step * world + rank) * self.options.rows
             batch = []
-            for index in range(first, first + self.rows):
+            for index in range(first, first + self.options.rows):
                 lap, at = divmod(index, length)
                 if lap not in orders:
                     orders[lap] = self.order(lap, length)
-                batch.append((int(orders[lap][at]), self.seed * 2**40 + index))
+                batch.append((int(orders[lap][at]), self.options.seed * 2**40 + index))
             batches.append(batch)
         pad = int(self.tokenizer.pad_token_id)  # type: ignore[arg-type] # a single number
-        rows = (self.image, self.lead_tokens, self.length, pad, self.prefer_reading)
+        rows = (self.options.image, self.lead_tokens, self.options.length, pad, self.options.prefer_reading)
         dataset = Rows(self.encoded, self.cells, *rows)
-        return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate, num_workers=self.workers)
+        return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate, num_workers=self.options.workers)
 
     def lap_length(self) -> int:
         """Pictures of one pass over the corpus."""
         printed, count = int((self.printed & self.whole).sum()), int(self.whole.sum())
         rest = count - printed
-        share = self.printed_share if printed else None
+        share = self.options.printed_share if printed else None
         return count if share is None else printed + min(rest, round(printed * (1 - share) / share))
 
     def order(self, lap: int, length: int) -> np.ndarray:
         """A pass: all pictures, or those with print and as many of the others as belong to them."""
-        draw = np.random.default_rng([self.seed, lap])
+        draw = np.random.default_rng([self.options.seed, lap])
         if length == self.whole.sum():
             return draw.permutation(np.flatnonzero(self.whole))
         printed, rest = np.flatnonzero(self.printed & self.whole), np.flatnonzero(~self.printed & self.whole)
@@ -245,7 +320,7 @@ class SceneData(LightningDataModule):
     def val_dataloader(self) -> DataLoader:
         """Every second question for every second process; descriptions with each other, for they are longer."""
         assert self.trainer is not None
-        dataset = Questions(self.questions, self.tokenizer, self.image, self.lead)
+        dataset = Questions(self.questions, self.tokenizer, self.options.image, self.lead)
         return question_loader(dataset, self.trainer.global_rank, self.trainer.world_size)
 
 

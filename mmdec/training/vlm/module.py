@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,10 @@ from transformers import GenerationConfig
 from mmdec.checks.devices import fast_bfloat16
 from mmdec.checks.files import one_line
 from mmdec.training.checkpoints import read_checkpoint
-from mmdec.training.lr_schedule import Schedule
 from mmdec.training.metrics.answer_score import claims_held, right_answer
-from mmdec.training.optim import MuonAdamW, groups, scheduled
+from mmdec.training.optim import MuonAdamW, Schedule, groups, scheduled
+from mmdec.training.options import keep_options
 from mmdec.training.vlm.data import Asked
-from mmdec.training.vlm.encoded import NOWHERE
 from mmdec.training.vlm.network import (
     CellHeads,
     Shape,
@@ -38,8 +37,7 @@ from mmdec.training.vlm.network import (
     speak,
     vision_layer,
 )
-from mmdec.training.vlm.packing import IGNORED, Batch, turn_mask
-from mmdec.training.vlm.tokens import BEGIN, END, IMAGE, PAD, PRINTED
+from mmdec.training.vlm.tokens import BEGIN, END, IGNORED, IMAGE, NOWHERE, PAD, PRINTED, Batch, turn_mask
 from mmdec.types import InputError
 
 TASKS = (
@@ -51,59 +49,66 @@ CELLS = 8  # of a patch
 LONGEST = (48, 200)  # tokens of a short answer and of a description at validation
 
 
+@dataclass(frozen=True)
+class VlmOptions:
+    """What a recipe sets.
+
+    vision_steps: first steps, with vision_lr, that teach the encoder alone. decay_from, decay_steps: the linear fall to
+    zero at the end. cell_kinds: classes of a cell's labels. empty: the weight of cells that show nothing. guided:
+    layers of the language model; None takes three in the middle. length_power: an answer of n tokens counts as
+    n ** (1 - length_power); at 0 a description counts as a hundred short answers do, and colours and sizes are learned
+    last. half: matrix products in bfloat16; None: where the processor is fast in it. compiled: fuse what lies between
+    them (torch.compile). start: a folder with an exported model to begin from, or a run's checkpoint; fresh_projector:
+    but not from its projector.
+    """
+
+    lr: float = 3e-3
+    vision_lr: float = 4.5e-3
+    vision_steps: int = 1000
+    warmup: int = 100
+    decay_from: int | None = None
+    decay_steps: int = 1000
+    weight_decay: float = 0.01
+    cell_weight: float = 0.3
+    cell_kinds: tuple[int, int] = (54, 11)
+    empty: float = 0.2
+    guided: Sequence[int] | None = None
+    guide_weight: float = 0.3
+    length_power: float = 0.5
+    half: bool | None = None
+    compiled: bool = False
+    start: str | None = None
+    fresh_projector: bool = False
+    seed: int = 0
+
+
 class VlmModule(LightningModule):
-    """L = L_answers + cell_weight L_cells + guide_weight L_guide; in the first `vision_steps` steps L_cells alone, with
-    `vision_lr`.
+    """L = L_answers + cell_weight L_cells + guide_weight L_guide; in the first `vision_steps` steps L_cells alone.
 
     L_guide asks the first head of the language model's layers `guided` to look at the patch whose printed character
     comes next in the answer, and the states that leave the middle one of these layers to tell its cell in the patch:
     alone, the model learns what to say long before it learns to read.
 
-    guided: None takes three in the middle. units: the tokens by number. cell_kinds: classes of a cell's labels. empty:
-    the weight of cells that show nothing. length_power: an answer of n tokens counts as n ** (1 - length_power); at 0
-    a description counts as a hundred short answers do, and colours and sizes are learned last. decay_from, decay_steps:
-    the linear fall to zero at the end. half: matrix products in bfloat16; None: where the processor is fast in it.
-    compiled: fuse what lies between them (torch.compile). start: a folder with an exported model to begin from,
-    or a run's checkpoint; fresh_projector: but not from its projector.
+    units: the tokens by number. options: those of `VlmOptions`.
     """
 
-    def __init__(
-        self,
-        units: list[str],
-        shape: Shape | None = None,
-        lr: float = 3e-3,
-        vision_lr: float = 4.5e-3,
-        vision_steps: int = 1000,
-        warmup: int = 100,
-        decay_from: int | None = None,
-        decay_steps: int = 1000,
-        weight_decay: float = 0.01,
-        cell_weight: float = 0.3,
-        cell_kinds: tuple[int, int] = (54, 11),
-        empty: float = 0.2,
-        guided: Sequence[int] | None = None,
-        guide_weight: float = 0.3,
-        length_power: float = 0.5,
-        half: bool | None = None,
-        compiled: bool = False,
-        start: str | None = None,
-        fresh_projector: bool = False,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, units: list[str], shape: Shape | None = None, **options: Any) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["shape"])
+        self.options = VlmOptions(**options)
         self.shape = shape or Shape()
-        if guided is None:
-            guided = sorted({self.shape.layers * third // 6 for third in (2, 3, 4)})
-            self.hparams["guided"] = guided
-        if not all(0 <= number < self.shape.layers for number in guided):
-            raise InputError(
-                f"`guided` must be numbers of layers from 0 to {self.shape.layers - 1}, but is {list(guided)}. Choose "
-                "others, or none: guided=[]."
-            )
+        keep_options(self, self.options)
         self.hparams["shape"] = asdict(self.shape)
-        self.model = build_model(self.shape, units, seed)
-        self.cells = CellHeads(self.shape.vision_width, CELLS, tuple(cell_kinds))
+        middle = sorted({self.shape.layers * third // 6 for third in (2, 3, 4)})
+        self.guided: Sequence[int] = middle if self.options.guided is None else self.options.guided
+        self.hparams["guided"] = self.guided
+        if not all(0 <= number < self.shape.layers for number in self.guided):
+            raise InputError(
+                f"`guided` must be numbers of layers from 0 to {self.shape.layers - 1}, but is {list(self.guided)}. "
+                "Choose others, or none: guided=[]."
+            )
+        self.model = build_model(self.shape, units, self.options.seed)
+        self.cells = CellHeads(self.shape.vision_width, CELLS, tuple(self.options.cell_kinds))
         self.whitening = Whitening(self.shape.vision_width, self.shape.width)
         self.model.model.multi_modal_projector.linear_1.requires_grad_(False)  # `whitening` is folded into it
         self.pointer = nn.Linear(self.shape.width, CELLS)
@@ -111,10 +116,12 @@ class VlmModule(LightningModule):
         self.register_buffer("printed", torch.tensor(kinds), persistent=False)  # of each token, 0 for no character
         self.printed: Tensor
         self.tokens = {name: units.index(name) for name in (BEGIN, END, IMAGE, PAD)}
-        if start is not None:
-            self.begin_from(start)
-        self.rate = Schedule("trapezoid", 1, decay_from, decay_steps)
+        if self.options.start is not None:
+            self.begin_from(self.options.start)
+        self.rate = Schedule("trapezoid", 1, self.options.decay_from, self.options.decay_steps)
+        compiled = self.options.compiled
         self._layers = (torch.compile(vision_layer), torch.compile(language_layer)) if compiled else (None, None)
+        half = self.options.half
         fast = fast_bfloat16(torch.device("cpu")) if half is None else half
         self._products = torch.bfloat16 if fast else torch.float32
         self._counts: dict[str, list[float]] = {}
@@ -127,7 +134,7 @@ class VlmModule(LightningModule):
             weights = read_checkpoint(Path(start))["state_dict"]
         else:
             weights = dict(type(self.model).from_pretrained(start, dtype=torch.float32).state_dict())
-        if self.hparams["fresh_projector"]:
+        if self.options.fresh_projector:
             weights |= {name: value for name, value in part.state_dict().items() if "multi_modal_projector" in name}
         try:
             part.load_state_dict(weights)
@@ -136,10 +143,10 @@ class VlmModule(LightningModule):
 
     def factor(self, step: int) -> float:
         """The relative learning rate: each phase rises once, the end falls."""
-        vision = self.hparams["vision_steps"]
+        vision = self.options.vision_steps
         since = step if step < vision else step - vision
-        rise = min(1.0, (since + 1) / max(self.hparams["warmup"], 1))
-        scale = self.hparams["vision_lr"] / self.hparams["lr"] if step < vision else 1.0
+        rise = min(1.0, (since + 1) / max(self.options.warmup, 1))
+        scale = self.options.vision_lr / self.options.lr if step < vision else 1.0
         return rise * scale * self.rate(step)
 
     def losses(self, batch: Batch, vision_only: bool) -> dict[str, Tensor]:
@@ -149,7 +156,7 @@ class VlmModule(LightningModule):
         total: Tensor = states.sum() * 0
         for index, (name, scores) in enumerate(zip(("shown", "colours"), self.cells(states), strict=True)):
             labels = batch.cells[..., index]
-            total = total + cell_loss(scores, labels, self.hparams["empty"])
+            total = total + cell_loss(scores, labels, self.options.empty)
             full = labels != 0
             parts[f"{name}_right"] = (scores.argmax(-1) == labels)[full].float().mean()
         parts["cells"] = total
@@ -159,22 +166,22 @@ class VlmModule(LightningModule):
         seen = self.project(states)
         embeddings = embeddings.masked_scatter((batch.tokens == self.tokens[IMAGE])[..., None], seen)
         mask = turn_mask(batch.turns)
-        guided = tuple(self.hparams["guided"]) if self.hparams["guide_weight"] else ()
+        guided = tuple(self.guided) if self.options.guide_weight else ()
         middle = guided[len(guided) // 2] if guided else -1
         hidden, looks, inside = speak(
             self.model, embeddings, mask, batch.positions, self._products, self._layers[1], guided, middle
         )
         asked = batch.labels != IGNORED
         logits = self.model.lm_head(hidden[asked]).float()
-        weights = turn_weights(batch.turns, asked, self.hparams["length_power"])
+        weights = turn_weights(batch.turns, asked, self.options.length_power)
         parts["answers"] = F.cross_entropy(logits, batch.labels[asked], reduction="none") @ weights
         parts["right"] = (logits.argmax(-1) == batch.labels[asked]).float().mean()
-        loss = parts["answers"] + self.hparams["cell_weight"] * total
+        loss = parts["answers"] + self.options.cell_weight * total
         if guided:
             assert inside is not None
             parts["guide"] = self.guide_loss(looks, batch)
             parts["pointer"], parts["pointed_right"] = self.pointer_loss(inside, batch)
-            loss = loss + self.hparams["guide_weight"] * (parts["guide"] + parts["pointer"])
+            loss = loss + self.options.guide_weight * (parts["guide"] + parts["pointer"])
         read = batch.patches[asked] != NOWHERE
         right = logits.argmax(-1) == batch.labels[asked]
         parts["read_right"] = right[read].float().mean()
@@ -184,7 +191,7 @@ class VlmModule(LightningModule):
         """The encoder's states as the language model reads them, (B, P, H)."""
         projector = self.model.model.multi_modal_projector
         if not self.whitening.measured:
-            goes_on = self.hparams["start"] is not None and not self.hparams["fresh_projector"]
+            goes_on = self.options.start is not None and not self.options.fresh_projector
             self.whitening.measure(states, projector.linear_1 if goes_on else None)
         return projector.linear_2(projector.act(self.whitening(states)))
 
@@ -213,7 +220,7 @@ class VlmModule(LightningModule):
         return losses.sum() / clear.sum().clamp_min(1), right[clear].float().mean()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        parts = self.losses(batch, self.global_step < self.hparams["vision_steps"])
+        parts = self.losses(batch, self.global_step < self.options.vision_steps)
         for name, value in parts.items():
             self.log(f"train/{name}", value.detach(), batch_size=len(batch.tokens))
         return parts["loss"]
@@ -223,7 +230,7 @@ class VlmModule(LightningModule):
 
     def validation_step(self, batch: Asked, batch_idx: int) -> None:
         """Answers greedily, and counts what is right; nothing in the phase that trains the encoder alone."""
-        if self.global_step < self.hparams["vision_steps"] and not self.trainer.sanity_checking:
+        if self.global_step < self.options.vision_steps and not self.trainer.sanity_checking:
             return
         for question, answer in zip(batch.questions, self.answer(batch), strict=True):
             count = self._counts[question.task]
@@ -279,8 +286,8 @@ class VlmModule(LightningModule):
             if not parameter.requires_grad:
                 continue
             (matrices if id(parameter) in inner else others).append(parameter)
-        decay = self.hparams["weight_decay"]
-        optimizer = MuonAdamW(matrices, groups(others, decay), lr=self.hparams["lr"], weight_decay=decay)
+        decay = self.options.weight_decay
+        optimizer = MuonAdamW(matrices, groups(others, decay), lr=self.options.lr, weight_decay=decay)
         return scheduled(optimizer, self.factor)
 
 

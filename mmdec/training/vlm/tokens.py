@@ -1,16 +1,26 @@
-"""The small model's tokenizer and how a conversation is written in its tokens.
+"""The small model's tokenizer, conversations in its tokens (kept on disk in a few flat arrays), and rows of them.
 
-Runs of capitals are cut into single letters, and numbers into digits: with word pieces the model of a trial read digits
-but no words.
+A row has several questions about one picture: it is seen once, and each question sees it and itself alone. Runs of
+capitals are cut into single letters, and numbers into digits: with word pieces the model of a trial read digits but no
+words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import io
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
+
+from mmdec.checks.files import write_whole
+from mmdec.training.corpora.image_text import Conversation
 
 BEGIN, END, PAD, IMAGE = "<s>", "</s>", "<pad>", "<image>"
 USER, ASSISTANT = "USER:", "ASSISTANT:"
@@ -89,3 +99,145 @@ def asked(question: str) -> str:
 def answered(answer: str) -> str:
     """An answer as it is tokenized, after its question."""
     return f" {answer}{END}"
+
+
+NOWHERE = 255
+FIELDS = ("tokens", "patches", "bounds", "first", "images")
+READ = re.compile(r"(?<![A-Za-z0-9])(?:[A-Z0-9][A-Z0-9.:-]*[A-Z0-9]|[0-9])(?![A-Za-z0-9])")  # a printed word or number
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """tokens: of all turns, one after the other; patches: where the character that a token of an answer reads is
+    printed, NOWHERE for others; bounds: where question and answer of each turn end, (T, 2); first: the first turn of
+    each conversation, (N + 1,); images: a path of each conversation."""
+
+    tokens: np.ndarray
+    patches: np.ndarray
+    bounds: np.ndarray
+    first: np.ndarray
+    images: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+    def turns(self, number: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Of each turn of a conversation: the question's tokens, the answer's, and the answer's patches."""
+        turns = []
+        for turn in range(self.first[number], self.first[number + 1]):
+            begin = self.bounds[turn - 1, 1] if turn else 0
+            middle, end = self.bounds[turn]
+            turns.append((self.tokens[begin:middle], self.tokens[middle:end], self.patches[middle:end]))
+        return turns
+
+    def save(self, path: Path) -> None:
+        """Write the file in one step: on an error the old one stays."""
+        content = io.BytesIO()
+        np.savez(content, **{name: getattr(self, name) for name in FIELDS})
+        write_whole(path, content.getvalue())
+
+    @classmethod
+    def load(cls, path: Path) -> Encoded:
+        """Those of `save`."""
+        with np.load(path, allow_pickle=False) as kept:
+            return cls(*(kept[name] for name in FIELDS))
+
+
+def encode(conversations: Sequence[Conversation], tokenizer: PreTrainedTokenizerFast) -> Encoded:
+    """Tokens of every turn, as they stand after the picture's prefix."""
+    tokens: list[np.ndarray] = []
+    patches: list[np.ndarray] = []
+    bounds: list[tuple[int, int]] = []
+    first, end = [0], 0
+    for conversation in conversations:
+        texts = [text for question, answer in conversation.turns for text in (asked(question), answered(answer))]
+        encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+        prints = conversation.notes.get("prints", [])
+        for number in range(0, len(texts), 2):
+            question, answer = encoded["input_ids"][number : number + 2]
+            tokens += [np.asarray(question, np.uint16), np.asarray(answer, np.uint16)]
+            read = patches_read(texts[number + 1], encoded["offset_mapping"][number + 1], prints)
+            patches += [np.full(len(question), NOWHERE, np.uint8), read]
+            bounds.append((end + len(question), end + len(question) + len(answer)))
+            end = bounds[-1][1]
+        first.append(len(bounds))
+    images = np.array([str(conversation.images[0]) for conversation in conversations])
+    ends = np.array(bounds, np.int64)
+    return Encoded(np.concatenate(tokens), np.concatenate(patches), ends, np.array(first, np.int64), images)
+
+
+def patches_read(
+    answer: str, offsets: Sequence[tuple[int, int]], prints: Sequence[tuple[str, Sequence[int]]]
+) -> np.ndarray:
+    """The patch that each token of an answer reads. offsets: the characters of each token; prints: printed texts, each
+    with its characters' patches. A word or number that is printed twice is left out: the answer may mean either."""
+    where: dict[int, int] = {}
+    for word in READ.finditer(answer):
+        printed = [
+            patches[match.start() : match.end()]
+            for text, patches in prints
+            for match in re.finditer(rf"(?<![A-Z0-9]){re.escape(word[0])}(?![A-Z0-9])", text)
+        ]
+        if len(printed) == 1:
+            where |= dict(zip(range(word.start(), word.end()), printed[0], strict=True))
+    read = [where.get(begin + (answer[begin : begin + 1] == " "), -1) for begin, _ in offsets]
+    return np.array([NOWHERE if patch < 0 else patch for patch in read], np.uint8)
+
+
+IGNORED = -100
+MASKED = -1e4  # added to a score
+
+
+@dataclass
+class Batch:
+    """B rows of L tokens. pixels: (B, 3, H, W) uint8; labels: the next token, or IGNORED; turns: 0 for the picture's
+    prefix, then the number of the question, -1 for padding; patches: (B, L) uint8, what the next token reads, see
+    `Encoded`; cells: (B, P, cells, kinds) uint8."""
+
+    pixels: Tensor
+    tokens: Tensor
+    labels: Tensor
+    turns: Tensor
+    positions: Tensor
+    patches: Tensor
+    cells: Tensor
+
+    @property
+    def rows(self) -> Tensor:
+        return self.tokens
+
+
+def pack(
+    prefix: np.ndarray, turns: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], length: int, pad: int
+) -> tuple[np.ndarray, ...]:
+    """One row of tokens, labels, turns, positions and patches, each (length,). turns: as of `Encoded`, as many as fit;
+    positions start again after the prefix."""
+    tokens = np.full(length, pad, np.int64)
+    labels = np.full(length, IGNORED, np.int64)
+    owners = np.full(length, -1, np.int64)
+    positions = np.zeros(length, np.int64)
+    patches = np.full(length, NOWHERE, np.uint8)
+    end = len(prefix)
+    tokens[:end], owners[:end], positions[:end] = prefix, 0, np.arange(end)
+    number = 0
+    for question, answer, read in turns:
+        size = len(question) + len(answer)
+        if end + size > length:
+            continue
+        number += 1
+        begin, answer_at, stop = end, end + len(question), end + size
+        tokens[begin:answer_at], tokens[answer_at:stop] = question, answer
+        labels[answer_at - 1 : stop - 1], patches[answer_at - 1 : stop - 1] = answer, read
+        owners[begin:stop] = number
+        positions[begin:stop] = len(prefix) + np.arange(size)
+        end = stop
+    return tokens, labels, owners, positions, patches
+
+
+def turn_mask(turns: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """(B, L) -> (B, 1, L, L), 0 where a token may look and MASKED elsewhere: back, at the prefix and its own turn."""
+    same = turns[:, :, None] == turns[:, None, :]
+    prefix = (turns == 0)[:, None, :] & (turns >= 0)[:, :, None]
+    length = turns.shape[1]
+    back = torch.ones(length, length, dtype=torch.bool, device=turns.device).tril()
+    return torch.where((same | prefix) & back, 0.0, MASKED).to(dtype)[:, None]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -12,68 +13,131 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedModel
 
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, check_apart
 from mmdec.training.options import check_counts, token_list
 from mmdec.training.stores import TokenStore
-from mmdec.training.vlm_drafters.batches import QuestionDataset
-from mmdec.training.vlm_drafters.prompting import Prompting
-from mmdec.training.vlm_drafters.ramp import Ramp
-from mmdec.training.vlm_drafters.samples import Choice, Sample, read_samples
-from mmdec.training.vlm_drafters.store import ReadingStore, writer_number
-from mmdec.training.vlm_drafters.teacher import Teacher, load_target
+from mmdec.training.vlm_drafters.samples import Choice, Inputs, Prompting, Sample, read_samples
+from mmdec.training.vlm_drafters.teacher import ReadingStore, Teacher, load_target, writer_number
 from mmdec.types import InputError
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """The share of samples with pictures in each of `epochs`: none in the first half, then rising, all in the last.
+
+    With the paper's 40 epochs: 0 up to epoch 20, then 2 (epoch - 20) / 40, which is .05 to .95, and 1 in epoch 40.
+    """
+
+    epochs: int = 40
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise InputError(f"`epochs` must be at least 1, but is {self.epochs}. The paper has 40.")
+
+    def share(self, epoch: int) -> float:
+        """epoch: from 0, as Lightning counts; beyond the last all samples have pictures."""
+        number, half = epoch + 1, self.epochs / 2
+        if number >= self.epochs:
+            return 1.0
+        return max(0.0, 2 * (number - half) / self.epochs)
+
+
+@dataclass(frozen=True)
+class DraftBatch:
+    """B questions with their answers. rows: their names. prompts: None where the target's features are stored."""
+
+    rows: list[str]
+    answers: list[list[int]]
+    prompts: list[Inputs] | None
+
+    def to(self, device: torch.device) -> DraftBatch:
+        """As it is: the teacher places what it reads."""
+        return self
+
+
+class QuestionDataset(Dataset[tuple[Sample, Inputs | None]]):
+    """Samples with what the target reads of them; without it, if their features are in `stored` by name."""
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        prompting: Prompting,
+        answers: Callable[[Sample], list[int]],
+        stored: Container[str],
+    ) -> None:
+        self.samples, self.prompting, self.answers, self.stored = samples, prompting, answers, stored
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, number: int) -> tuple[Sample, Inputs | None]:
+        sample = self.samples[number]
+        return sample, None if sample.name in self.stored else self.prompting(sample)
+
+    def collate(self, items: Sequence[tuple[Sample, Inputs | None]]) -> DraftBatch:
+        """A whole batch is read again where features of one sample are missing."""
+        if all(inputs is None for _, inputs in items):
+            prompts = None
+        else:
+            prompts = [self.prompting(sample) if inputs is None else inputs for sample, inputs in items]
+        return DraftBatch([sample.name for sample, _ in items], [self.answers(sample) for sample, _ in items], prompts)
+
 
 TRAIN, MIXED, GROUPED = 5, 6, 7  # what a random stream is for
 GROUP = 16  # batches whose samples are sorted by the length of their answers
+
+
+@dataclass(frozen=True)
+class DraftDataOptions:
+    """What a recipe sets.
+
+    samples: questions to train on, `long_share` of them with long answers; null takes all. max_tokens: of an answer.
+    frames: taken of a video. ramp: MSD's stages; where the corpus has no conversations without pictures, the first
+    reads the same questions and answers without their pictures; null takes the samples in their order. base_dtype: of
+    the target. kept: a folder for answers and features. answer_batch: questions that are answered at once.
+    max_bad_share, allow_absolute_paths: see `Admission`.
+    """
+
+    train_split: str = "train"
+    dev_split: str | None = "dev"
+    samples: int | None = None
+    dev_samples: int = 64
+    long_share: float | None = None
+    batch_size: int = 16
+    steps_per_epoch: int | None = None
+    max_tokens: int = 256
+    frames: int = 8
+    ramp: Ramp | None = None
+    base_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    kept: str = "runs/vlm_drafters/kept"
+    answer_batch: int = 32
+    workers: int = 0
+    seed: int = 0
+    max_bad_share: float = MAX_BAD_SHARE
+    allow_absolute_paths: bool = False
+
+    def __post_init__(self) -> None:
+        check_counts(batch_size=self.batch_size, dev_samples=self.dev_samples, max_tokens=self.max_tokens)
+        check_counts(frames=self.frames, answer_batch=self.answer_batch)
 
 
 class DraftData(LightningDataModule):
     """Questions of a corpus in the layout of llava_v1_5_mix665k, each by itself, answered by the target.
 
     base: the target's folder, a vision-language or a language model. corpus: a folder with {split}.json and images/; a
-    row may have "video", a folder of frames in images/, of which `frames` are taken. samples: questions to train on,
-    `long_share` of them with long answers; null takes all. max_tokens: of an answer. ramp: MSD's stages; where the
-    corpus has no conversations without pictures, the first reads the same questions and answers without their pictures;
-    null takes the samples in their order. base_dtype: of the target. kept: a folder for answers and features.
-    answer_batch: questions that are answered at once. max_bad_share, allow_absolute_paths: see `Admission`.
+    row may have "video", a folder of frames in images/. options: those of `DraftDataOptions`.
     """
 
-    def __init__(
-        self,
-        base: str,
-        corpus: str,
-        train_split: str = "train",
-        dev_split: str | None = "dev",
-        samples: int | None = None,
-        dev_samples: int = 64,
-        long_share: float | None = None,
-        batch_size: int = 16,
-        steps_per_epoch: int | None = None,
-        max_tokens: int = 256,
-        frames: int = 8,
-        ramp: Ramp | None = None,
-        base_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
-        kept: str = "runs/vlm_drafters/kept",
-        answer_batch: int = 32,
-        workers: int = 0,
-        seed: int = 0,
-        max_bad_share: float = MAX_BAD_SHARE,
-        allow_absolute_paths: bool = False,
-    ) -> None:
+    def __init__(self, base: str, corpus: str, **options: Any) -> None:
         super().__init__()
-        self.admission = Admission(allow_absolute_paths, max_bad_share)
-        check_counts(batch_size=batch_size, dev_samples=dev_samples, max_tokens=max_tokens)
-        check_counts(frames=frames, answer_batch=answer_batch)
-        self.base, self.corpus, self.kept = base, Path(corpus), Path(kept)
-        self.splits = {"train": train_split, "dev": dev_split}
-        self.counts = {"train": samples, "dev": dev_samples}
-        self.long_share, self.batch_size, self.steps_per_epoch = long_share, batch_size, steps_per_epoch
-        self.max_tokens, self.frames, self.ramp = max_tokens, frames, ramp
-        self.base_dtype: torch.dtype = getattr(torch, base_dtype)
-        self.answer_batch, self.workers, self.seed = answer_batch, workers, seed
+        self.options = DraftDataOptions(**options)
+        self.admission = Admission(self.options.allow_absolute_paths, self.options.max_bad_share)
+        self.base, self.corpus, self.kept = base, Path(corpus), Path(self.options.kept)
+        self.batch_size, self.ramp, self.seed = self.options.batch_size, self.options.ramp, self.options.seed
+        self.base_dtype: torch.dtype = getattr(torch, self.options.base_dtype)
         self.stored: Container[str] = ()  # samples whose features need no pass of the target
 
     # What may be missing is looked for late: errors from here reach the user as they are.
@@ -98,15 +162,13 @@ class DraftData(LightningDataModule):
     @cached_property
     def samples(self) -> dict[str, list[Sample]]:
         """The chosen questions of both splits; without a split for development, they are the last of training's."""
-        many, few = self.counts["train"], self.counts["dev"]
-        assert self.splits["train"] is not None
-        assert few is not None
-        if self.splits["dev"] is not None:
-            both = {split: self._read(split, self.counts[split]) for split in ("train", "dev")}
+        many, few, options = self.options.samples, self.options.dev_samples, self.options
+        if options.dev_split is not None:
+            both = {"train": self._read(options.train_split, many), "dev": self._read(options.dev_split, few)}
             named = ([f"{one.question[:60]} ({one.name})" for one in both[split]] for split in ("train", "dev"))
             check_apart(named, "questions", "Name splits that do not overlap.")
             return both
-        chosen = self._read("train", None if many is None else many + few)
+        chosen = self._read(options.train_split, None if many is None else many + few)
         if len(chosen) <= few:
             raise InputError(
                 f"`dev_samples` must leave questions to train on, but takes {few} of {len(chosen)}. Give fewer, "
@@ -116,8 +178,8 @@ class DraftData(LightningDataModule):
         return {"train": [sample for sample in chosen[:-few] if sample.name not in held], "dev": chosen[-few:]}
 
     def _read(self, split: str, count: int | None) -> list[Sample]:
-        choice = Choice(count, self.long_share, self.seed)
-        return read_samples(self.corpus, str(self.splits[split]), self.frames, choice, self.admission, self.kept)
+        choice = Choice(count, self.options.long_share, self.seed)
+        return read_samples(self.corpus, split, self.options.frames, choice, self.admission, self.kept)
 
     @property
     def units(self) -> list[str]:
@@ -127,7 +189,7 @@ class DraftData(LightningDataModule):
     @property
     def mark(self) -> str:
         """What answers follow from beside their questions."""
-        return f"{self.teacher.name}-{str(self.base_dtype).removeprefix('torch.')}-{self.max_tokens}"
+        return f"{self.teacher.name}-{str(self.base_dtype).removeprefix('torch.')}-{self.options.max_tokens}"
 
     def store(self, locks: ExitStack, rank: int = 0) -> TokenStore:
         """The target's answers by the names of their questions. locks: keep other runs from the same file."""
@@ -151,8 +213,8 @@ class DraftData(LightningDataModule):
             questions = {sample.name: sample for split in ("dev", "train") for sample in self.samples[split]}
             missing = [sample for sample in questions.values() if store.get(sample.name) is None][part::parts]
             missing.sort(key=lambda sample: sample.words)
-            for batch in _batches(missing, self.answer_batch, "the target has answered {} of {} questions"):
-                answers = self.teacher.answer([self.prompting(sample) for sample in batch], self.max_tokens)
+            for batch in _batches(missing, self.options.answer_batch, "the target has answered {} of {} questions"):
+                answers = self.teacher.answer([self.prompting(sample) for sample in batch], self.options.max_tokens)
                 store.add({sample.name: tokens for sample, tokens in zip(batch, answers, strict=True)})
         return len(missing)
 
@@ -167,7 +229,7 @@ class DraftData(LightningDataModule):
         rows += self.text_samples() if self.ramp is not None else []
         missing = [sample for sample in rows if sample.name not in store][part::parts]
         missing.sort(key=self._length)
-        for batch in _batches(missing, self.answer_batch, "the target has read {} of {} answers"):
+        for batch in _batches(missing, self.options.answer_batch, "the target has read {} of {} answers"):
             names = [sample.name for sample in batch]
             store.read(names, [self.prompting(sample) for sample in batch], [self._answer(sample) for sample in batch])
         return len(missing)
@@ -214,7 +276,8 @@ class DraftData(LightningDataModule):
         order = sorted(range(len(rows)), key=lambda index: (len(self.tokens[rows[index].name]), index))
         indices = order[self.trainer.global_rank :: self.trainer.world_size]
         return self._loader(
-            rows, [indices[start : start + self.batch_size] for start in range(0, len(indices), self.batch_size)]
+            rows,
+            [indices[start : start + self.batch_size] for start in range(0, len(indices), self.batch_size)],
         )
 
     def plan(self, epoch: int, rank: int = 0, world: int = 1) -> tuple[list[Sample], list[list[int]]]:
@@ -227,7 +290,7 @@ class DraftData(LightningDataModule):
         text = self.text_samples()
         pool = visual + text
         size = self.batch_size * world
-        count = size * (self.steps_per_epoch or max(len(self.parts["train"]) // size, 1))
+        count = size * (self.options.steps_per_epoch or max(len(self.parts["train"]) // size, 1))
         share = len(visual) / len(pool) if self.ramp is None else None
         counts = [
             round(count * (self.ramp.share(earlier) if self.ramp else share or 0.0)) for earlier in range(epoch + 1)
@@ -273,7 +336,7 @@ class DraftData(LightningDataModule):
 
     def _loader(self, samples: Sequence[Sample], batches: Sequence[list[int]]) -> DataLoader[Any]:
         dataset = QuestionDataset(samples, self.prompting, self._answer, self.stored)
-        return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate, num_workers=self.workers)
+        return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate, num_workers=self.options.workers)
 
 
 def _batches(samples: Sequence[Sample], size: int, line: str) -> Iterator[Sequence[Sample]]:

@@ -2,45 +2,213 @@
 
 The target is frozen: no gradient passes through it, and it is neither saved nor moved by a strategy. It teaches while
 training runs, from one pass over prompt and answer, which all steps of the unroll share; features of samples that come
-again can be kept on disk. Only columns of answers count in the loss.
+again can be kept on disk. Only columns of answers count in the loss. Simulated decoding needs the ranks of a text's own
+tokens, root by root: a draft follows the text as long as it is accepted, so the features along it are decoding's own.
 """
 
 from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.functional import smooth_l1_loss
+from torch.utils.checkpoint import checkpoint
 
 from mmdec.decode.statistics import DecodingStatistics
+from mmdec.drafters.medusa import WIDTH
 from mmdec.drafters.registry import network_class
 from mmdec.generation.speculation import generate
 from mmdec.hub.drafters import draft_card, load_drafter, load_network, save_network
 from mmdec.hub.publish import whole_folder, write_provenance
 from mmdec.nn.draft_network import DraftNetwork
-from mmdec.training.lr_schedule import Schedule
 from mmdec.training.medusa.simulate import gather_ranks, measure
-from mmdec.training.optim import MuonAdamW, groups, scheduled
-from mmdec.training.options import keep_options
-from mmdec.training.vlm_drafters.batches import DraftBatch
-from mmdec.training.vlm_drafters.data import DraftData
-from mmdec.training.vlm_drafters.draft_options import DraftOptions
-from mmdec.training.vlm_drafters.loss import Weights, losses
-from mmdec.training.vlm_drafters.sharding import sharded, whole_weights
-from mmdec.training.vlm_drafters.simulate import rank_texts
-from mmdec.training.vlm_drafters.store import ReadingStore
-from mmdec.training.vlm_drafters.teacher import Reading, Teacher
+from mmdec.training.optim import MuonAdamW, Schedule, groups, scheduled
+from mmdec.training.options import check_counts, keep_options
+from mmdec.training.vlm_drafters.data import DraftBatch, DraftData
+from mmdec.training.vlm_drafters.teacher import Reading, ReadingStore, Teacher
 from mmdec.training.vlm_drafters.unroll import Columns, read_columns, unrolled
 from mmdec.types import InputError
+
+CELLS = 1 << 26  # logits of either side in memory at a time
+TOP = 10  # tokens that ListMLE ranks
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of the parts of the loss: EAGLE's, MSD's and SpecVLM's are 1 and 0.1 of the first two.
+
+    features: SmoothL1 of the features, its mean over channels. tokens: cross-entropy with the target's distribution.
+    distribution: L1 between the two distributions, its sum over tokens. ranks: ListMLE of the target's ten best tokens.
+    """
+
+    features: float = 1.0
+    tokens: float = 0.1
+    distribution: float = 0.0
+    ranks: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(vars(self).values()) < 0 or not any(vars(self).values()):
+            raise InputError(f"`weights` must be 0 or more, and one of them above 0, but are {vars(self)}.")
+
+
+def feature_loss(predicted: Tensor, expected: Tensor) -> Tensor:
+    """(P, H) each -> (P,)."""
+    return smooth_l1_loss(predicted, expected, reduction="none").mean(-1)
+
+
+def token_loss(predicted: Tensor, expected: Tensor) -> Tensor:
+    """Logits (P, V) each -> (P,)."""
+    return -(expected.softmax(-1) * predicted.log_softmax(-1)).sum(-1)
+
+
+def distribution_loss(predicted: Tensor, expected: Tensor) -> Tensor:
+    """Logits (P, V) each -> (P,)."""
+    return (predicted.softmax(-1) - expected.softmax(-1)).abs().sum(-1)
+
+
+def rank_loss(predicted: Tensor, expected: Tensor) -> Tensor:
+    """Logits (P, V) each -> (P,): minus the log-probability, by Plackett and Luce, of the target's order of its best
+    tokens, drawn one after the other from the drafter's scores of these (ListMLE, Xia et al. 2008)."""
+    order = expected.topk(min(TOP, expected.shape[-1]), -1).indices
+    scores = predicted.gather(-1, order)
+    rest = scores.flip(-1).logcumsumexp(-1).flip(-1)  # of each and those after it
+    return (rest - scores).sum(-1)
+
+
+PARTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "tokens": token_loss,
+    "distribution": distribution_loss,
+    "ranks": rank_loss,
+}
+
+
+def losses(
+    predicted: Tensor, expected: Tensor, logits: Callable[[Tensor], Tensor], weights: Weights, cells: int = CELLS
+) -> Mapping[str, Tensor]:
+    """Features (P, H) each -> the weighted sum as "loss", its parts, and "right": how often both choose one token.
+
+    logits: (P, H) -> (P, V). For large vocabularies a part of the columns is worked through at a time, and its logits
+    are made again for the gradient.
+    """
+    parts: dict[str, Tensor] = {"features": feature_loss(predicted, expected).mean()}
+
+    def logit_losses(predicted: Tensor, expected: Tensor) -> Tensor:
+        drafted, teacher = logits(predicted), logits(expected)
+        sums = [
+            PARTS[name](drafted, teacher).sum() if getattr(weights, name) else drafted.new_zeros(()) for name in PARTS
+        ]
+        return torch.stack([*sums, (drafted.argmax(-1) == teacher.argmax(-1)).to(drafted.dtype).sum()])
+
+    width = max(1, cells // logits(expected[:1]).shape[-1])
+    pieces = list(zip(predicted.split(width), expected.split(width), strict=True))
+    if len(pieces) == 1:
+        sums = logit_losses(predicted, expected)
+    else:
+        sums = torch.stack([checkpoint(logit_losses, *piece, use_reentrant=False) for piece in pieces]).sum(0)  # type: ignore[arg-type] # undeclared by torch
+    parts |= dict(zip((*PARTS, "right"), sums / len(predicted), strict=True))
+    parts["right"] = parts["right"].detach()
+    total = sum((getattr(weights, name) * parts[name] for name in ("features", *PARTS)), predicted.new_zeros(()))
+    logged = {name: value for name, value in parts.items() if name == "right" or getattr(weights, name)}
+    return {"loss": total, **logged}
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """What a recipe sets.
+
+    network: changes to the network's configuration, which is otherwise like a layer of the target. start: a folder of a
+    saved network to begin from. half_teacher: the target's products in bfloat16, whatever its weights are. unroll:
+    steps in which the network reads its own features, the first one included; before step unroll_from it is one, which
+    is quicker. unroll_decay: weight of a step over that of the one before; through: gradients flow through the steps.
+    noise: moves the features by up to noise * 512 / length. tokens, features, distribution, ranks: the loss, see
+    `Weights`; null takes the system's own. keep_features: on disk, 2 H bytes a column, so that samples that come again
+    need no pass of the target. chain, tree_nodes: of the simulated drafts whose tokens per round are logged; decoded:
+    questions that are decoded with trees of as many nodes.
+    """
+
+    network: dict[str, Any] = field(default_factory=dict)
+    start: str | None = None
+    half_teacher: bool = False
+    unroll: int = 1
+    unroll_from: int = 0
+    unroll_decay: float = 1.0
+    through: bool = True
+    noise: float = 0.1
+    features: float | None = None
+    tokens: float | None = None
+    distribution: float | None = None
+    ranks: float | None = None
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    lr: float = 3e-5
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    schedule: Literal["trapezoid", "cosine"] = "trapezoid"
+    warmup: int = 2000
+    decay_from: int | None = None
+    decay_steps: int = 800_000
+    keep_features: bool = False
+    chain: int = 7
+    tree_nodes: int = 16
+    decoded: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_counts(unroll=self.unroll, chain=self.chain)
+        if self.noise < 0:
+            raise InputError(f"`noise` must be 0 or more, but is {self.noise}. 0.1 is EAGLE's.")
+
+
+def sharded(trainer: Trainer) -> FullyShardedDataParallel | None:
+    """The wrapper that holds the shards; None where every process has all weights."""
+    wrapped: nn.Module | None = trainer.strategy.model
+    return wrapped if isinstance(wrapped, FullyShardedDataParallel) else None
+
+
+@contextmanager
+def whole_weights(trainer: Trainer) -> Iterator[None]:
+    """Inside, every process has all weights, for reading. All processes must enter."""
+    wrapped = sharded(trainer)
+    if wrapped is None:
+        yield
+        return
+    with FullyShardedDataParallel.summon_full_params(wrapped, writeback=False):
+        yield
+
+
+@torch.no_grad()
+def rank_texts(
+    columns: Columns, steps: Sequence[Tensor], logits: Callable[[Tensor], Tensor], texts: Sequence[Reading]
+) -> list[Tensor]:
+    """steps: step d (B, N - d, H) of columns d ... N - 1, without noise; logits: their tokens' (..., V).
+
+    For each text of A tokens (A - 1, depth) int64, on the CPU: in row r, where token r is the root, the rank of token
+    r + 1 + d at depth d, at most WIDTH; WIDTH beyond the text's end.
+    """
+    lengths = columns.mask.sum(1).tolist()
+    rows, width = columns.mask.shape
+    tokens = torch.zeros(rows, width, dtype=torch.long)
+    for row, text in enumerate(texts):
+        tokens[row, : lengths[row]] = torch.tensor(text.answer[1:])
+    tokens = tokens.to(columns.mask.device)
+    ranks = torch.full((rows, width, len(steps)), WIDTH)
+    for depth, hidden in enumerate(steps):
+        scores = logits(hidden)
+        own_scores = scores.gather(-1, tokens[:, depth:, None])
+        step_ranks = (scores > own_scores).sum(-1).clamp(max=WIDTH)  # (B, N - depth): of the roots 0 ... N - depth - 1
+        ranks[:, : width - depth, depth] = step_ranks.masked_fill(~columns.mask[:, depth:], WIDTH).cpu()
+    return [ranks[row, :length] for row, length in enumerate(lengths)]
 
 
 class DraftModule(LightningModule):
@@ -178,7 +346,7 @@ class DraftModule(LightningModule):
             drafter = load_drafter(folder, model)
             for sample in data.parts["dev"][: self.options.decoded][self.global_rank :: self.trainer.world_size]:
                 inputs = self.teacher.to_device(data.prompting(sample))
-                nodes, options = (self.options.tree_nodes, depth), {"max_new_tokens": data.max_tokens}
+                nodes, options = (self.options.tree_nodes, depth), {"max_new_tokens": data.options.max_tokens}
                 generation = generate(
                     model, inputs, drafter, "greedy", nodes, statistics=DecodingStatistics(), **options
                 )

@@ -16,8 +16,7 @@ from typing import Any
 
 import yaml
 
-from mmdec.training.vlm_drafters.data import DraftData
-from mmdec.training.vlm_drafters.ramp import Ramp
+from mmdec.training.vlm_drafters.data import DraftData, Ramp
 from mmdec.types import InputError, told
 
 

@@ -12,13 +12,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mmdec import cli
-from mmdec.cli import bench_runs
+from mmdec.cli import bench
 from mmdec.evaluation.bench import core as bench_core
 from mmdec.evaluation.bench import description as bench_description
 from mmdec.evaluation.bench import transcription as bench_transcription
 from mmdec.evaluation.bench import translation as bench_translation
 from mmdec.evaluation.bench.report import load_run, to_json
-from mmdec.training.corpora.image_text_questions import read_questions
+from mmdec.training.corpora.image_text import read_questions
 from mmdec.types import InputError
 from tests.support import bench_findings as findings
 
@@ -147,15 +147,15 @@ def test_all_runs_each_and_names_what_was_left_out(monkeypatch: pytest.MonkeyPat
         Path(command[command.index("--json") + 1]).write_text(to_json(findings.run(name)), encoding="utf-8")
         return ""
 
-    monkeypatch.setattr(bench_runs, "_run", pretend)
+    monkeypatch.setattr(bench, "_run", pretend)
     path = tmp_path / "all.json"
     result = run("bench", "all", "--minutes", 3, "--quick", "--json", path)
     assert result.exit_code == 1
-    assert [command[4] for command in commands] == list(bench_runs.ORDER)
+    assert [command[4] for command in commands] == list(bench.ORDER)
     assert all("--repeats" in command for command in commands)
     assert "vlm: not done in 3 minutes" in result.stdout
     saved = load_run(path)
-    assert [report.bench for report in saved.reports] == [name for name in bench_runs.ORDER if name != "vlm"]
+    assert [report.bench for report in saved.reports] == [name for name in bench.ORDER if name != "vlm"]
     assert saved.left_out == {"vlm": "not done in 3 minutes"}
     commands.clear()
     assert run("bench", "all", "--only", "core", "--minutes", 3).exit_code == 0
@@ -219,7 +219,7 @@ def test_a_table_of_questions_is_checked(lines: list[str], tmp_path: Path) -> No
 
 def test_a_benchmark_out_of_time_or_luck_says_why(capfd: pytest.CaptureFixture[str]) -> None:
     def python(code: str, seconds: float) -> str:
-        return bench_runs._run([sys.executable, "-c", code], seconds)
+        return bench._run([sys.executable, "-c", code], seconds)
 
     assert python("import time; time.sleep(600)", 0.06) == "not done in 0.001 minutes"
     assert python("pass", 60) == ""

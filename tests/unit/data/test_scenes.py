@@ -22,7 +22,6 @@ import scene_object_talk
 import scene_objects
 import scene_print_talk
 import scene_prints
-import scene_turns
 import scene_wordings
 import scene_words
 import scenes
@@ -55,7 +54,7 @@ def test_every_claim_of_every_answer_holds(kind: str) -> None:
     assert read > 2 * COUNT
 
 
-def right_core(graph: dict[str, Any], turn: scene_turns.Turn) -> bool:
+def right_core(graph: dict[str, Any], turn: scene_wordings.Turn) -> bool:
     """Whether a short answer's core is what the graph gives, found another way than the answer was."""
     text, objects = turn.question.lower(), graph.get("objects", [])
     if turn.task == "count":

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmdec.nn.fastspeech2 import AcousticBatch, FastSpeech2, FastSpeech2Config, acoustic_loss, regulate
-from mmdec.training.corpora.alignment import parse_alignment
+from mmdec.training.corpora.cvss import parse_alignment
 from mmdec.training.daspeech.acoustic_targets import acoustic_targets, filled
 from mmdec.types import InputError
 

@@ -22,6 +22,7 @@ from mmdec.training.checkpoints import (
     last_checkpoint,
     load_averaged,
     newest,
+    read_checkpoint,
     read_resumed,
 )
 from mmdec.types import InputError, MmdecError
@@ -41,6 +42,15 @@ def checkpoint(step: int = 3, fill: float = 1.0) -> dict[str, Any]:
 
 def save(content: Any, path: Path) -> None:
     torch.save(content, path)
+
+
+def test_units_stand_beside_the_options_that_a_resumed_run_parses(tmp_path: Path) -> None:
+    content = {**checkpoint(), "hyper_parameters": {"lr": 0.5, "units": ["a", "b"]}}
+    WholeCheckpoints().save_checkpoint(content, tmp_path / "last.ckpt")
+    assert content["hyper_parameters"] == {"lr": 0.5, "units": ["a", "b"]}  # the run's own
+    written = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert (written["hyper_parameters"], written["units"]) == ({"lr": 0.5}, ["a", "b"])
+    assert read_checkpoint(tmp_path / "last.ckpt")["hyper_parameters"] == content["hyper_parameters"]
 
 
 def cut(share: float) -> Callable[[Path], None]:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.evaluation.bench import peer_transcription as peers
+from mmdec.evaluation.bench import transcription as peers
 from mmdec.evaluation.quality.harness import Method
-from mmdec.evaluation.quality.harness_transcription import TranscriptionHarness
+from mmdec.evaluation.quality.transcription import TranscriptionHarness
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from mmdec.types import InputError
 from tests.support.tiny_whisper import write

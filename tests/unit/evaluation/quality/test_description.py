@@ -18,12 +18,11 @@ import mmdec
 from mmdec.evaluation.bench.description import bench_vlm
 from mmdec.evaluation.bench.report import BenchRun
 from mmdec.evaluation.bench.tables import screen
-from mmdec.evaluation.quality.description import evaluate_vlm, score
+from mmdec.evaluation.quality.description import DescriptionHarness, evaluate_vlm, score
 from mmdec.evaluation.quality.harness import Method
-from mmdec.evaluation.quality.harness_description import DescriptionHarness
 from mmdec.evaluation.quality.tables import vlm_table
 from mmdec.hub.vlm import LoadedVlm, load_vlm
-from mmdec.training.corpora.image_text_questions import ImageQuestion, read_questions
+from mmdec.training.corpora.image_text import ImageQuestion, read_questions
 from mmdec.types import InputError, MmdecError
 from tests.support.bench_findings import check_form
 from tests.support.pictures import pixels

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,11 @@ from typer.testing import CliRunner
 
 from mmdec import cli
 from mmdec.evaluation.release.description import COLUMNS, score, table
-from mmdec.evaluation.release.promotion import SYSTEMS, promote
+from mmdec.evaluation.release.promotion import promote
 from mmdec.pipelines.confidence import FILE, FORMAT
 from mmdec.provenance import weights
 from mmdec.types import InputError
+from tests.support import promotions
 from tests.support.tiny_squares import add_drafter, files, write_scenes, write_target
 from tests.support.tiny_vlm_folder import settings
 
@@ -42,17 +42,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def scored(monkeypatch: pytest.MonkeyPatch, new: float, old: float) -> None:
-    """Measured as always, but for who is better."""
-    found = {RUN: new, PLACE: old}
-    system = SYSTEMS["llava"]
-
-    def measure(model: Path, *rest: Any) -> Any:
-        report = system.measure(model, *rest)
+    def write(report: Any, value: float) -> None:
         for row in report["by_task"].values():
-            row["right"]["value"] = found[model]
-        return report
+            row["right"]["value"] = value
 
-    monkeypatch.setitem(SYSTEMS, "llava", replace(system, measure=measure))
+    promotions.scored(monkeypatch, "llava", {RUN: new, PLACE: old}, write)
 
 
 def test_a_better_model_comes_with_its_drafters_and_a_table_of_its_tasks(

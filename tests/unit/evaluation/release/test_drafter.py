@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from mmdec.hub.vlm import load_vlm
 from mmdec.provenance import weights
 from mmdec.training.processes import only_one
 from mmdec.types import InputError, MmdecError
+from tests.support import promotions
 from tests.support.tiny_squares import add_drafter, files, write_scenes, write_target
 from tests.support.tiny_vlm_folder import settings
 
@@ -48,16 +48,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def scored(monkeypatch: pytest.MonkeyPatch, new: float, old: float) -> None:
-    """Measured as always, but for who is better."""
-    found = {RUN: new, PLACE: old}
-    system = SYSTEMS["eagle"]
+    def write(report: Any, value: float) -> None:
+        report["tokens_per_round"] |= {"value": value}
 
-    def measure(model: Path, *rest: Any) -> Any:
-        report: Any = system.measure(model, *rest)
-        report["tokens_per_round"] |= {"value": found[model]}
-        return report
-
-    monkeypatch.setitem(SYSTEMS, "eagle", replace(system, measure=measure))
+    promotions.scored(monkeypatch, "eagle", {RUN: new, PLACE: old}, write)
 
 
 def test_drafters_of_every_system_can_be_promoted() -> None:

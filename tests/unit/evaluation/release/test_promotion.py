@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from mmdec.evaluation.release.promotion import SYSTEMS, promote
 from mmdec.provenance import weights
 from mmdec.training.processes import only_one
 from mmdec.types import InputError, MmdecError
+from tests.support import promotions
 from tests.support.tiny_corpus import TinyCorpus, write_corpus
 from tests.support.tiny_whisper import write
 
@@ -44,17 +44,11 @@ def place(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def scored(monkeypatch: pytest.MonkeyPatch, new: float, old: float) -> None:
-    """Measured as always, but for who is better."""
-    found = {RUN: new, PLACE: old}
-    system = SYSTEMS["daspeech"]
-
-    def measure(model: Path, *rest: Any) -> Any:
-        report = system.measure(model, *rest)
+    def write(report: Any, value: float) -> None:
         for scores in report["strategies"].values():
-            scores["phone_error_rate_nearest"]["value"] = found[model]
-        return report
+            scores["phone_error_rate_nearest"]["value"] = value
 
-    monkeypatch.setitem(SYSTEMS, "daspeech", replace(system, measure=measure))
+    promotions.scored(monkeypatch, "daspeech", {RUN: new, PLACE: old}, write)
 
 
 def test_a_better_model_comes_whole_with_a_card_of_its_own_numbers(

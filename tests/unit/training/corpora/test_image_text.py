@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmdec.training.corpora import image_text
-from mmdec.training.corpora.image_text import read_conversations
+from mmdec.training.corpora.image_text import SHORT, ImageQuestion, read_conversations, read_questions, swapped
 from mmdec.training.metrics.answer_score import claims_held, right_answer, right_in_other_words
 from mmdec.types import InputError
 
@@ -80,7 +80,7 @@ def test_a_list_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
             read_conversations(tmp_path / "bad.json")
     with pytest.raises(InputError, match="holds a dict"):
         read_conversations(write(tmp_path, {}))
-    monkeypatch.setattr(image_text, "MAX_BYTES", 10)
+    monkeypatch.setattr(image_text, "MAX_LIST_BYTES", 10)
     with pytest.raises(InputError, match="at most 10 bytes"):
         read_conversations(write(tmp_path, [row()]))
 
@@ -125,3 +125,188 @@ def test_what_a_right_answer_is() -> None:
     assert claims_held("A large star. Red in the top left. SOUP. 4.50. 4 degrees.", claims) == 1
     assert claims_held("A large red star in the top left: SOUPS 4.50, 14.50", [*claims[:2], ["5", "degrees"]]) == 1
     assert claims_held("", claims) == 0
+
+
+def lines(path: Path, rows: list[Any]) -> Path:
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n", encoding="utf-8")
+    return path
+
+
+def written(path: Path, value: Any) -> Path:
+    path.write_text(json.dumps(value), encoding="utf-8")
+    return path
+
+
+def test_llava_bench_in_the_wild(tmp_path: Path) -> None:
+    rows = [
+        {"question_id": 0, "image": "001.jpg", "text": "What is the name of this famous sight?", "category": "conv"},
+        {"question_id": 1, "image": "001.jpg", "text": "Describe this photo in detail.", "category": "detail"},
+        {"question_id": 2, "image": "001.jpg", "text": "What is recommended here?", "category": "complex"},
+    ]
+    (tmp_path / "images").mkdir()
+    found = read_questions(lines(tmp_path / "questions.jsonl", rows))
+    assert [one.task for one in found] == ["complex", "conv", "detail"]
+    assert found[1].question == "What is the name of this famous sight?"
+    assert found[1].images == (tmp_path / "images" / "001.jpg",)
+    assert {one.scoring for one in found} == {""}
+    elsewhere = read_questions(tmp_path / "questions.jsonl", tmp_path / "pictures")
+    assert elsewhere[0].images == (tmp_path / "pictures" / "001.jpg",)
+    long = lines(tmp_path / "long.jsonl", [{"image": "x" * 300 + ".png", "question": "What?"}])
+    assert read_questions(long)[0].images == (tmp_path / "images" / ("x" * 300 + ".png"),)  # missing, and no traceback
+    (tmp_path / "001.jpg").touch()
+    beside = read_questions(tmp_path / "questions.jsonl")
+    assert beside[0].images == (tmp_path / "001.jpg",)
+
+
+def test_a_list_of_ones_own(tmp_path: Path) -> None:
+    rows = [
+        {"image": ["a.png", "b/c.png"], "question": "Which is larger?", "answer": "The first"},
+        {"question": "Say nothing.", "answers": ["-"] * 10, "task": "quiet"},
+    ]
+    own, quiet = read_questions(lines(tmp_path / "q.jsonl", rows), tmp_path)
+    assert own.images == (tmp_path / "a.png", tmp_path / "b/c.png")
+    assert (own.task, own.scoring, own.answers) == ("all", "exact", ("The first",))
+    assert (quiet.images, quiet.scoring) == ((), "")
+    blank = {"image": None, "question": "Say.", "answer": None, "category": None, "question_id": None}
+    assert read_questions(lines(tmp_path / "blank.jsonl", [blank])) == [ImageQuestion("0", "Say.", (), "all")]
+    (tmp_path / "marked.jsonl").write_text((tmp_path / "q.jsonl").read_text(), encoding="utf-8-sig")
+    assert read_questions(tmp_path / "marked.jsonl", tmp_path) == [own, quiet]  # as some editors write it
+
+
+def test_textvqa(tmp_path: Path) -> None:
+    rows = {
+        "dataset_type": "val",
+        "dataset_name": "textvqa",
+        "dataset_version": "0.5.1",
+        "data": [
+            {
+                "question": "what is the brand of this camera?",
+                "image_id": "003a8ae2ef43b901",
+                "image_classes": ["Cassette deck"],
+                "flickr_original_url": "https://example.org/x.jpg",
+                "image_width": 1024,
+                "image_height": 664,
+                "answers": ["nous les gosses", "dakota", *["dakota digital"] * 8],
+                "question_tokens": ["what"],
+                "question_id": 34602,
+                "set_name": "val",
+            }
+        ],
+    }
+    (one,) = read_questions(written(tmp_path / "TextVQA_0.5.1_val.json", rows))
+    assert one.images == (tmp_path / "train_images" / "003a8ae2ef43b901.jpg",)
+    assert one.question == "what is the brand of this camera?" + SHORT
+    assert (one.id, one.scoring, len(one.answers)) == ("34602", "", 10)
+
+
+def test_vqav2(tmp_path: Path) -> None:
+    questions = {
+        "info": {},
+        "task_type": "Open-Ended",
+        "data_type": "mscoco",
+        "data_subtype": "val2014",
+        "questions": [
+            {"image_id": 262148, "question": "Where is he looking?", "question_id": 262148000},
+            {"image_id": 393225, "question": "Is it wet?", "question_id": 393225001},
+        ],
+    }
+    answers = [{"answer": "down", "answer_confidence": "yes", "answer_id": n} for n in range(1, 11)]
+    annotations = {
+        "annotations": [
+            {
+                "question_type": "none of the above",
+                "multiple_choice_answer": "down",
+                "answers": answers,
+                "image_id": 262148,
+                "answer_type": "other",
+                "question_id": 262148000,
+            },
+            {
+                "question_type": "is it",
+                "multiple_choice_answer": "yes",
+                "answers": [{**answer, "answer": "yes"} for answer in answers],
+                "image_id": 393225,
+                "answer_type": "yes/no",
+                "question_id": 393225001,
+            },
+        ]
+    }
+    path = written(tmp_path / "v2_OpenEnded_mscoco_val2014_questions.json", questions)
+    assert [one.scoring for one in read_questions(path)] == ["", ""]  # as for the test split, which has no annotations
+    written(tmp_path / "v2_mscoco_val2014_annotations.json", annotations)
+    other, wet = read_questions(path)
+    assert other.images == (tmp_path / "val2014" / "COCO_val2014_000000262148.jpg",)
+    assert (other.task, wet.task) == ("other", "yes/no")
+    assert other.answers == ("down",) * 10
+    assert other.scoring == ""
+
+
+def test_conversations_with_notes(tmp_path: Path) -> None:
+    said = [
+        ("<image>\nDescribe this image.", "A red star."),
+        ("What colour?", "It is red."),
+        ("And its colour?", "Red."),
+        ("Name its colour.", "Red."),
+    ]
+    notes = [
+        {"task": "describe", "expected": "", "claims": [["red", "star"]]},
+        *[{"task": "colour", "expected": "red", "claims": []}] * 3,
+    ]
+    turns = [{"from": who, "value": text} for pair in said for who, text in zip(("human", "gpt"), pair, strict=True)]
+    row = {"id": "a", "image": "a.png", "conversations": turns}
+    path = written(tmp_path / "test.json", [{**row, "turns": notes}])
+    colour, again, described = read_questions(path)
+    assert (colour.task, colour.scoring, colour.answers, colour.reference) == (
+        "colour",
+        "exact",
+        ("red",),
+        "It is red.",
+    )
+    assert again.question == "And its colour?"
+    assert (described.scoring, described.claims) == ("claims", (("red", "star"),))
+    assert described.images == (tmp_path / "images" / "a.png",)
+    for odd in (None, 3, {"claims": None}, {"claims": 3}):  # somebody else's field of that name
+        foreign = read_questions(written(tmp_path / "odd.json", [{**row, "turns": [odd]}]))
+        assert (foreign[0].task, foreign[0].claims) == ("all", ())
+    plain = read_questions(written(tmp_path / "mix.json", [row]))
+    assert [one.scoring for one in plain] == ["", ""]
+
+
+def test_pictures_are_swapped_within_a_task(tmp_path: Path) -> None:
+    rows = [
+        {"image": name, "text": "?", "category": task}
+        for name, task in (("a", "x"), ("a", "x"), ("b", "x"), ("c", "y"))
+    ]
+    found = swapped(read_questions(lines(tmp_path / "q.jsonl", rows)))
+    assert [one.images[0].name for one in found] == ["b", "b", "a", "c"]  # type: ignore[union-attr] # no bytes
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"image": "../../etc/passwd", "text": "?"}', "inside the folder"),
+        ('{"image": "/etc/passwd", "text": "?"}', "inside the folder"),
+        ('{"image": 3, "text": "?"}', "paths as `image`"),
+        ('{"image": "a.png"}', "`question` or `text`"),
+        ('{"image": "a.png", "text": ""}', "`question` or `text`"),
+        ('{"text": "?", "answer": 7}', "as `answer`"),
+        ("[1]", "fields"),
+        ("{", "must be JSON"),
+    ],
+)
+def test_rows_that_are_none_are_named(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "q.jsonl").write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match=said):
+        read_questions(tmp_path / "q.jsonl")
+
+
+@pytest.mark.parametrize("content", ['{"data": [{"image_id": 1}]}', '{"questions": [{}]}', '{"a": 1}', "7"])
+def test_files_that_are_none_are_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "q.json").write_text(content, encoding="utf-8")
+    with pytest.raises(InputError):
+        read_questions(tmp_path / "q.json")
+    with pytest.raises(InputError, match="readable file"):
+        read_questions(tmp_path / "none.json")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"must be a file, but .* is a directory"):
+        read_questions(tmp_path / "empty")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mmdec.training.corpora.image_text_questions import asked_of
+from mmdec.training.corpora.image_text import asked_of
 from mmdec.training.corpora.librispeech import read_recordings
+from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.types import InputError
 
 
@@ -44,3 +45,12 @@ def test_one_question_about_each_picture(tmp_path: Path) -> None:
     for path, question in ((tmp_path / "empty", "x"), (tmp_path / "none", "x"), (tmp_path, " ")):
         with pytest.raises(InputError, match="must be"):
             asked_of(path, question)
+
+
+def test_a_sample_is_evenly_spaced_and_in_order():
+    assert evenly_spaced(range(10), 4) == [0, 2, 5, 7]
+    assert evenly_spaced(range(10), 0) == []
+
+
+def test_all_rows_where_there_are_no_more():
+    assert evenly_spaced(range(3), None) == evenly_spaced(range(3), 3) == evenly_spaced(range(3), 9) == [0, 1, 2]

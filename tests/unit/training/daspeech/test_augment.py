@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmdec.training.daspeech.augment import Augmentation
+from mmdec.training.daspeech.module import Augmentation
 
 LENGTHS = torch.tensor([120, 60, 9])
 

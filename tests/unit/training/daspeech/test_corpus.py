@@ -11,15 +11,14 @@ import soundfile
 import torch
 
 from mmdec import audio
+from mmdec.nn.dag_decoder import BOS, UNK
 from mmdec.nn.daspeech import DASpeechConfig
 from mmdec.training.corpora.cvss import canonical, read_pairs, vocabulary
-from mmdec.training.daspeech import features as features_module
+from mmdec.training.daspeech import corpus as corpus_module
 from mmdec.training.daspeech.corpus import (
-    BOS,
     CHARACTERS,
     EOS,
     PAD,
-    UNK,
     EpochBatches,
     FeatureStore,
     SpeechTranslationData,
@@ -71,7 +70,7 @@ def test_features_are_made_once_and_whole(corpus: TinyCorpus, tmp_path: Path, mo
     assert torch.equal(again[5], store[5])
     with pytest.raises(pytest.fail.Exception):
         FeatureStore(folder, clips[1:], jobs=1)  # another list
-    monkeypatch.setattr(features_module, "_FORMAT", 2)
+    monkeypatch.setattr(corpus_module, "_FORMAT", 2)
     with pytest.raises(pytest.fail.Exception):
         FeatureStore(folder, clips, jobs=1)  # features made in another way
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from mmdec.training.corpora.cvss import read_pairs, vocabulary
 from mmdec.training.daspeech import timed
+from mmdec.training.daspeech.compare import phone_errors
 from mmdec.training.timed_run import EXPORT, Allowance
-from tests.support.pretended_training import MADE, SHIPPED, STAGES, Checkout, module, weights
+from mmdec.types import InputError, MmdecError
+from tests.support.pretended_training import BATCHES, MADE, SHIPPED, STAGES, Checkout, module, weights
+from tests.support.tiny_corpus import read_table, write_table
 
 RESERVE = timed.COMPARISON + EXPORT  # seconds
 
@@ -156,3 +164,109 @@ def test_one_core_runs_one_process(checkout: Checkout, monkeypatch: pytest.Monke
     checkout.train(25)
     trainer = checkout.config("units")["trainer"]
     assert (trainer["accelerator"], trainer["devices"]) == ("cpu", 1)
+
+
+def test_a_shipped_model_is_trained_on_in_the_joint_stage(checkout: Checkout, monkeypatch: pytest.MonkeyPatch):
+    checkout.ship()
+    before = (SHIPPED / "model.safetensors").read_bytes()
+    monkeypatch.setattr(timed, "phone_errors", lambda model, data: 0.5 if model == SHIPPED else 0.4)
+    made = checkout.train(25)
+    assert checkout.stages == ["joint"]
+    config = checkout.config("joint")
+    assert weights(config) == {
+        "files": [f"models/daspeech-phrasebook/{name}.safetensors" for name in ("encoder", "model")]
+    }
+    recipe = yaml.safe_load(Path("recipes/daspeech/phrasebook/joint.yaml").read_text(encoding="utf-8"))
+    assert config["model"]["init_args"]["lr"] == pytest.approx(recipe["model"]["init_args"]["lr"] / 3)
+    assert (made.folder, made.before, made.after, made.better) == (MADE, 50, 40, True)
+    assert (SHIPPED / "model.safetensors").read_bytes() == before
+    assert (MADE / "model.safetensors").read_bytes() != before
+    known = json.loads((MADE / "provenance.json").read_text(encoding="utf-8"))
+    assert known["training"]["step"] == BATCHES
+    assert (known["compared"]["before"], known["compared"]["after"]) == (50, 40)
+
+    better = (MADE / "model.safetensors").read_bytes()
+    made = checkout.train(25)  # finished: it starts again, from the better one in runs/
+    assert [resumed for _, _, resumed in checkout.calls] == [None, None]
+    assert weights(checkout.config("joint"))["files"][0] == f"{MADE}/encoder.safetensors"
+    assert (made.better, made.folder) == (False, Path("runs/daspeech-phrasebook-not-better"))
+    assert (MADE / "model.safetensors").read_bytes() == better
+
+
+def test_a_joint_stage_that_was_cut_off_goes_on(checkout: Checkout):
+    checkout.ship()
+    checkout.checkpoint(Path("runs/joint"), "joint", batches=4)
+    checkout.train(25)
+    assert [resumed for _, _, resumed in checkout.calls] == ["runs/joint/checkpoints/last.ckpt"]
+
+
+def test_what_is_no_better_is_said_to_be(checkout: Checkout, monkeypatch: pytest.MonkeyPatch):
+    checkout.ship()
+    before = {path.name: path.read_bytes() for path in SHIPPED.iterdir()}
+    monkeypatch.setattr(timed, "phone_errors", lambda model, data: 0.1 if model == SHIPPED else 0.11)
+    made = checkout.train(25)
+    assert (made.before, made.after, made.better) == (pytest.approx(10), pytest.approx(11), False)
+    assert made.folder == MADE
+    assert (MADE / "model.safetensors").is_file()
+    assert {path.name: path.read_bytes() for path in SHIPPED.iterdir()} == before
+    checkout.train(25)
+    assert weights(checkout.config("joint"))["files"][0] == f"{SHIPPED}/encoder.safetensors"  # not from the worse one
+
+
+def test_a_model_of_other_phones_is_left_as_it_is(checkout: Checkout, capsys: pytest.CaptureFixture[str]):
+    checkout.ship()
+    lines = read_table(checkout.corpus.cvss / "train.alignment.tsv")
+    write_table(
+        checkout.corpus.cvss / "train.alignment.tsv", [[name, line.replace("hh:", "h:")] for name, line in lines]
+    )
+    checkout.units = vocabulary(read_pairs(checkout.corpus.common_voice, checkout.corpus.cvss, "train")[0])
+    made = checkout.train(60)
+    assert checkout.stages == STAGES
+    assert (made.folder, made.before) == (MADE, None)
+    assert f"The phones of {SHIPPED} differ from those of" in capsys.readouterr().out
+
+
+def test_directory_and_checkpoint_are_judged_alike(checkout: Checkout):
+    checkout.ship()
+    data = {"common_voice": str(checkout.corpus.common_voice), "cvss": str(checkout.corpus.cvss), "jobs": 1}
+    data |= {"upsample": 0.25, "min_vertices": 24}
+    shipped = phone_errors(SHIPPED, data)
+    own = phone_errors(Path("scratch/checkpoints/step=7.ckpt"), data)
+    assert shipped == pytest.approx(own, abs=0.3)  # half precision
+    assert shipped > 0
+
+
+def test_without_corpus_and_synthesisers_it_says_what_to_install(checkout: Checkout, monkeypatch: pytest.MonkeyPatch):
+    checkout.corpus.lexicon.unlink()  # the tables are there, but the corpus is not finished
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(InputError, match="espeak-ng and flite"):
+        timed.missing()
+
+
+def test_a_corpus_without_its_lexicon_is_built_to_its_end(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    lexicon = checkout.corpus.lexicon.read_text(encoding="utf-8")
+    calls: list[list[str]] = []
+
+    def build(finishes: bool, code: int) -> Callable[..., SimpleNamespace]:
+        def built(command: list[str], env: dict[str, str], check: bool) -> SimpleNamespace:
+            assert env["MMDEC_PARENT"] == str(os.getpid())  # it ends with this process
+            calls.append(command)
+            if finishes:
+                checkout.corpus.lexicon.write_text(lexicon, encoding="utf-8")
+            return SimpleNamespace(returncode=code)
+
+        return built
+
+    monkeypatch.setattr("shutil.which", lambda program: program)
+    timed.missing()
+    assert not calls  # finished
+    checkout.corpus.lexicon.unlink()
+    monkeypatch.setattr("subprocess.run", build(finishes=False, code=1))
+    with pytest.raises(MmdecError, match=r"phrasebook\.py --out .* failed with 1"):
+        timed.missing()
+    monkeypatch.setattr("subprocess.run", build(finishes=True, code=1))  # single recordings failed
+    timed.missing()
+    assert "training goes on without them" in capsys.readouterr().out
+    assert [command[1:] for command in calls] == 2 * [["data/build/phrasebook.py", "--out", "data/corpus"]]

@@ -9,9 +9,8 @@ from mmdec.drafters.medusa import WIDTH
 from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.generation.speculation import generate
 from mmdec.training.medusa.simulate import measure
-from mmdec.training.vlm_drafters.simulate import rank_texts
-from mmdec.training.vlm_drafters.store import ReadingStore
-from mmdec.training.vlm_drafters.teacher import Reading, Teacher
+from mmdec.training.vlm_drafters.module import rank_texts
+from mmdec.training.vlm_drafters.teacher import Reading, ReadingStore, Teacher
 from mmdec.training.vlm_drafters.unroll import read_columns, unrolled
 from tests.support.draft_networks import draft_network
 from tests.support.tiny_vlm import KINDS, SIZES, Picture, batch_of, vision_model

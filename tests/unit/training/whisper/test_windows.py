@@ -14,7 +14,7 @@ from mmdec.nn.whisper_encoder import whisper_mel
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.whisper.tokenizer import build_tokenizer, generation_config
-from mmdec.training.whisper.windows import (
+from mmdec.training.whisper.window_data import (
     IGNORED,
     PLAIN,
     Composition,

@@ -1,0 +1,72 @@
+"""A recipe run as it is written, but small: two epochs in one process, its files in a folder of the test's."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmdec.training.__main__ import main
+from mmdec.training.checkpoints import read_checkpoint
+from tests.support.quiet import LIGHTNING
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+MARKS = [
+    *LIGHTNING,
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before .optimizer.step"),
+    pytest.mark.filterwarnings("ignore:LightningCLI.s args parameter"),  # pytest has arguments of its own
+]
+
+
+def fit(recipe: str, out: Path, model: Mapping[str, Any], data: Mapping[str, Any], *more: str) -> None:
+    """Train by recipes/{recipe}.yaml, whose options of model and data are changed; every checkpoint is kept."""
+    main(
+        [
+            "fit",
+            f"--config={RECIPES / recipe}.yaml",
+            f"--trainer.default_root_dir={out}",
+            f"--trainer.logger.init_args.save_dir={out}",
+            f"--trainer.callbacks.dirpath={out / 'checkpoints'}",
+            "--trainer.callbacks.save_top_k=-1",
+            "--trainer.max_epochs=2",
+            "--trainer.check_val_every_n_epoch=1",
+            *(f"--model.init_args.{name}={value}" for name, value in model.items()),
+            *(f"--data.init_args.{name}={value}" for name, value in data.items()),
+            *more,
+        ]
+    )
+
+
+def checkpoint(out: Path, step: int) -> Path:
+    """The one that a run in `out` wrote after so many steps."""
+    return out / "checkpoints" / f"step={step}.ckpt"
+
+
+def check_same_weights(first: Path, second: Path) -> None:
+    """Of two checkpoints of the same step."""
+    found = [read_checkpoint(path) for path in (first, second)]
+    assert found[0]["global_step"] == found[1]["global_step"]
+    one, other = (checkpoint["state_dict"] for checkpoint in found)
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def logged(out: Path, name: str) -> list[dict[str, str]]:
+    """The rows of a run's metrics that have a value of this name."""
+    with (out / "log" / "metrics.csv").open(encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if row.get(name)]
+
+
+def logged_at_each_step(log: Path) -> dict[tuple[int, str], str]:
+    """What was logged at each step, digit for digit; of all files, for a resumed run keeps the earlier ones."""
+    found = {}
+    for file in sorted(log.glob("metrics*.csv")):
+        with open(file, encoding="utf-8", newline="") as lines:
+            for line in csv.DictReader(lines):
+                found |= {(int(line["step"]), name): value for name, value in line.items() if value and "/" in name}
+    return found

@@ -1,0 +1,305 @@
+"""`--compare`: both ways are run in turn, what is said of them, and the exit code where a text differs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import soundfile
+import typer
+from PIL import Image
+from typer.testing import CliRunner
+
+import mmdec
+from mmdec import cli
+from mmdec.cli.files import InputFile
+from mmdec.cli.jobs import EVERY, Comparer, Jobs, loading, progress_bar, warn_of_unsure
+from mmdec.pipelines.confidence import Calibration, write_calibrations
+from tests.conftest import RATE, buzz
+from tests.support import tiny_translator, tiny_vlm_folder, tiny_whisper
+from tests.support.pictures import QUESTION, pixels
+
+SAID = r"(\d+\.?\d* times (faster|slower)|as fast), same text: \d+\.\d{3} s with drafts, \d+\.\d{3} s without"
+
+
+def caller(seconds: dict[str, list[float]], tokens: dict[str, list[int]], calls: list[str]) -> Any:
+    """A call whose runs of either kind take these seconds, one after the other, and give these tokens."""
+
+    def call(batch: list[Any], drafter: str | None = "medusa") -> list[Any]:
+        way = "plain" if drafter is None else "drafted"
+        calls.append(way)
+        return [SimpleNamespace(tokens=tokens[way], timings={"total": seconds[way].pop(0)}) for _ in batch]
+
+    return call
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_both_ways_are_run_in_turn_and_the_faster_run_counts(same: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    calls: list[str] = []
+    seconds = {"drafted": [5.0, 1.0], "plain": [2.9, 4.0]}
+    call = caller(seconds, {"drafted": [1, 2], "plain": [1, 2] if same else [1, 3]}, calls)
+    comparer = Comparer(True, "medusa")
+    assert comparer.fields() == {}
+    (result,) = comparer.both(call)(["a.wav"])
+    assert result.tokens == [1, 2]
+    assert calls == ["drafted", "plain", "drafted", "plain"]
+    found = {"seconds": 1.0, "seconds_plain": 2.9, "times_faster": 2.9, "same_text": same}
+    assert comparer.fields() == {"compared": found}
+    comparer.tell("a.wav", several=True)
+    word = "same" if same else "not the same"
+    said = f"a.wav: 2.9 times faster, {word} text: 1.000 s with drafts, 2.900 s without\n"
+    assert capsys.readouterr() == ("", said)
+    assert comparer.code == (0 if same else 2)
+
+
+def test_a_text_that_differs_counts_more_than_a_failure() -> None:
+    jobs = Jobs([InputFile("a.wav")], [None], "model")
+    jobs.failed("a.wav", "`audio` must be loud.")
+    with pytest.raises(typer.Exit) as ended:
+        jobs.end(2)
+    assert ended.value.exit_code == 2
+
+
+def test_without_the_option_nothing_is_run_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    comparer, call = Comparer(False, "none", stream=True), caller({}, {}, [])
+    assert comparer.both(call) is call
+    comparer.tell("a.wav", several=False)
+    assert (comparer.fields(), capsys.readouterr()) == ({}, ("", ""))
+    assert comparer.code == 0
+
+
+def test_an_input_that_fails_is_compared_with_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    comparer = Comparer(True, "medusa")
+    comparer.both(caller({"drafted": [1.0] * 2, "plain": [1.0] * 2}, {"drafted": [], "plain": []}, []))(["a.wav"])
+
+    def fail(batch: list[Any], **_: object) -> list[Any]:
+        raise mmdec.InputError("`audio` must be loud. Turn it up.")
+
+    with pytest.raises(mmdec.InputError, match="loud"):
+        comparer.both(fail)(["b.wav"])
+    comparer.tell("b.wav", several=True)
+    assert (comparer.fields(), capsys.readouterr()) == ({}, ("", ""))
+
+
+@pytest.mark.parametrize(
+    ("drafter", "refused", "said"),
+    [("none", {}, "`--drafter` is none"), ("medusa", {"stream": True}, "must come without `--stream`")],
+)
+def test_what_cannot_be_compared(drafter: str, refused: dict[str, bool], said: str) -> None:
+    with pytest.raises(mmdec.InputError, match=said):
+        Comparer(True, drafter, **refused)
+
+
+@pytest.fixture(scope="module", params=["transcribe", "describe"])
+def command(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A verb with two inputs and a small model."""
+    folder = tmp_path_factory.mktemp("compared")
+    if request.param == "transcribe":
+        model, inputs, more = tiny_whisper.write(folder / "tiny"), [folder / "a.wav", folder / "b.wav"], ["-l", "en"]
+        for seed, path in enumerate(inputs):
+            soundfile.write(path, buzz(0.5, seed), RATE)
+    else:
+        model, inputs, more = tiny_vlm_folder.write(folder / "tiny"), [folder / "a.png", folder / "b.png"], []
+        for seed, path in enumerate(inputs):
+            Image.fromarray(pixels(seed)).save(path)
+    return [request.param, *map(str, inputs), *more, "--model", str(model), "--device", "cpu", "--drafter", "lookup"]
+
+
+def test_a_verb_says_it_of_each_input(command: list[str]) -> None:
+    plain, compared = (CliRunner().invoke(cli.app, [*command, *more]) for more in ([], ["--compare"]))
+    assert compared.exit_code == 0, compared.output
+    assert compared.stdout == plain.stdout
+    lines = [line for line in compared.stderr.splitlines() if "with drafts" in line]
+    assert len(lines) == 2
+    for line, source in zip(lines, command[1:3], strict=True):
+        assert re.fullmatch(f"{re.escape(source)}: {SAID}", line), line
+
+
+def test_json_has_it_beside_the_result(command: list[str]) -> None:
+    found = CliRunner().invoke(cli.app, [*command, "--compare", "--json"])
+    lines = [json.loads(line) for line in found.stdout.splitlines()]
+    assert [line["compared"]["same_text"] for line in lines] == [True, True]
+    assert {*lines[0]["compared"]} == {"seconds", "seconds_plain", "times_faster", "same_text"}
+
+
+KINDS = ("graph", "transcript", "answer")
+
+
+def fitted(folder: Path, bias: float) -> Path:
+    """The folder with a curve that is always as sure as its bias says."""
+    write_calibrations(folder, {kind: Calibration({}, bias) for kind in KINDS}, {})
+    return folder
+
+
+@pytest.mark.parametrize("verb", ["translate", "transcribe", "describe"])
+def test_one_line_for_an_output_that_is_likely_wrong(verb: str, tmp_path: Path) -> None:
+    source = tmp_path / ("a.png" if verb == "describe" else "a.wav")
+    if verb == "describe":
+        Image.fromarray(pixels(0)).save(source)
+    else:
+        soundfile.write(source, buzz(1.0, 0), RATE)
+    write = {"translate": tiny_translator, "transcribe": tiny_whisper, "describe": tiny_vlm_folder}[verb].write
+    more = {
+        "translate": ["-o", tmp_path / "out"],
+        "transcribe": ["--language", "en"],
+        "describe": ["--prompt", QUESTION, "--max-new-tokens", 4],
+    }[verb]
+    plain = write(tmp_path / "plain")
+    outputs = {}
+    for name, model in (
+        ("plain", plain),
+        ("unsure", fitted(shutil.copytree(plain, tmp_path / "unsure"), -2.0)),
+        ("sure", fitted(shutil.copytree(plain, tmp_path / "sure"), 2.0)),
+    ):
+        words = [verb, source, "--model", model, "--device", "cpu", "--json", *more]
+        outputs[name] = CliRunner().invoke(cli.app, [str(word) for word in words])
+        assert outputs[name].exit_code == 0, outputs[name].output
+    warned = f"warning: {source}: the output is likely wrong: its confidence is 0.12, below 0.5."
+    assert [line for line in outputs["unsure"].stderr.splitlines() if "wrong" in line] == [warned]
+    assert all("wrong" not in outputs[name].stderr for name in ("plain", "sure"))
+    found = {name: json.loads(done.stdout) for name, done in outputs.items()}  # one line, no other
+    assert found["plain"].keys() == found["unsure"].keys() == found["sure"].keys()
+    assert found["plain"]["text"] == found["unsure"]["text"]
+
+
+def test_half_is_sure_enough_and_a_model_that_is_gone_is_no_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model").mkdir()
+    model = str(fitted(tmp_path / "model", 0.0))
+    warn_of_unsure([("a", 0.5), ("b", 0.49)], model)
+    warn_of_unsure([("a", 0.1)], str(tmp_path / "gone"))
+    said = capsys.readouterr()
+    assert said.err == "warning: b: the output is likely wrong: its confidence is 0.49, below 0.5.\n"
+    assert said.out == ""
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def clock(*seconds: float) -> Iterator[float]:
+    yield from seconds
+
+
+def test_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    times = clock(0.0, 1.0, EVERY, EVERY + 1, 2 * EVERY, 3 * EVERY, 4 * EVERY, 4 * EVERY + 1)
+    with progress_bar(count=True, now=lambda: next(times)) as progress:
+        task = progress.add_task("a.wav", total=4)
+        for name in ("a.wav", "b.wav", "c.wav", "d.wav"):
+            progress.update(task, description=name)
+            if name != "d.wav":
+                progress.advance(task)
+    said = capsys.readouterr()
+    assert said.out == ""
+    # asked at 1, 30, 31, 60, 90, 120 and 121 seconds: the first, the third and the last are too soon
+    assert said.err.splitlines() == ["a.wav: 1 of 4", "b.wav: 2 of 4", "c.wav: 2 of 4", "c.wav: 3 of 4"]
+
+
+class Waiting:
+    """A timer whose time comes when the test says so."""
+
+    def __init__(self, seconds: float, tell: Callable[[], None]) -> None:
+        self.seconds, self.tell = seconds, tell
+        self.started = self.cancelled = self.daemon = False
+        timers.append(self)
+
+    def start(self) -> None:
+        self.started = True
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+timers: list[Waiting] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_timers() -> None:
+    timers.clear()
+
+
+@pytest.mark.parametrize(("terminal", "quiet"), [(False, False), (False, True), (True, True)])
+def test_what_is_loaded_is_said_on_a_terminal_alone(
+    terminal: bool, quiet: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    with loading("whisper-phrasebook", quiet, Waiting):
+        assert timers == []
+
+
+def test_what_is_loaded_is_said_after_a_while(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with loading("a\nb", timer=Waiting):
+        (timer,) = timers
+        assert (timer.seconds, timer.started, timer.daemon, timer.cancelled) == (0.5, True, True, False)
+        assert capsys.readouterr() == ("", "")
+        timer.tell()
+        assert capsys.readouterr() == ("", "loading a\\nb ...\n")
+    assert timer.cancelled
+
+
+def test_a_model_that_cannot_be_loaded_is_not_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with pytest.raises(RuntimeError), loading("nowhere", timer=Waiting):
+        raise RuntimeError
+    assert timers[0].cancelled
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+@pytest.mark.parametrize("call", ["translate x.wav -o out", "transcribe x.wav", "describe x.wav"])
+def test_a_verb_says_what_it_loads_before_it_does(call: str, tmp_path: Path) -> None:
+    """At once, as it is asked to here: torch's import takes longer than a thread's beginning."""
+    (tmp_path / "x.wav").touch()
+    code = "import sys\nfrom mmdec.cli import jobs, main\njobs.AFTER = 0\nmain()"
+    command = [sys.executable, "-c", code, *call.split(), "--model", "nowhere"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with open_terminal() as (terminal, screen):
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=terminal)
+        try:
+            said = ""
+            while not said.endswith("\n"):  # a terminal hands over what is there, which may be half a line
+                assert select.select([screen], [], [], 120)[0], "it says nothing"
+                said += os.read(screen, 4096).decode()
+            assert said.startswith("loading nowhere ...\r\n")
+        finally:
+            process.kill()  # torch need not be imported for this
+            process.wait()
+
+
+@contextmanager
+def open_terminal() -> Iterator[tuple[int, int]]:
+    """The two ends of a pseudo-terminal: where a program writes, and where a person reads."""
+    screen, terminal = os.openpty()
+    try:
+        yield terminal, screen
+    finally:
+        os.close(screen)
+        os.close(terminal)
+
+
+def test_what_has_no_end_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    times = clock(0.0, EVERY)
+    with progress_bar(count=False, now=lambda: next(times)) as progress:
+        progress.update(progress.add_task("talk.mp3", total=None), completed=12.0)
+    assert capsys.readouterr().err == "talk.mp3: 12\n"
+
+
+def test_what_is_not_counted_is_told_in_percent(capsys: pytest.CaptureFixture[str]) -> None:
+    """Seconds of sound, "21 of 21", say little without their unit."""
+    times = clock(0.0, EVERY)
+    with progress_bar(count=False, now=lambda: next(times)) as progress:
+        progress.update(progress.add_task("talk.mp3", total=20.0), completed=5.0)
+    assert capsys.readouterr().err == "talk.mp3: 25 %\n"
