@@ -22,7 +22,7 @@ from mmdec.cli.progress import loading, progress_bar
 
 if TYPE_CHECKING:
     from mmdec.hub.vlm import LoadedVlm
-    from mmdec.pipelines.description.description import Description
+    from mmdec.pipelines.description.answer import Description
 
 Images = Annotated[
     list[str],

@@ -148,15 +148,6 @@ def too_unsure(value: float, least: float | None, what: str) -> InputError | Non
     )
 
 
-def refuse_unsure(results: dict[int, Output], errors: dict[int, InputError], least: float | None, what: str) -> None:
-    """Move outputs whose confidence is below `least` from `results` to `errors`, both keyed by index."""
-    for index, result in list(results.items()):
-        refusal = too_unsure(result.confidence, least, what)
-        if refusal is not None:
-            errors[index] = refusal
-            del results[index]
-
-
 def _calibration(entry: Mapping[str, Any]) -> Calibration:
     weights, typical = _numbers(entry["weights"]), _numbers(entry.get("typical", {}))
     bias = float(entry["bias"])

@@ -23,7 +23,7 @@ from mmdec.evaluation.quality.description import PROMPT, questions_of
 from mmdec.evaluation.quality.harness import Measurements, Method, parse_plan
 from mmdec.evaluation.quality.harness_description import DescriptionHarness
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
-from mmdec.pipelines.description.load import AUTO, as_drafter
+from mmdec.pipelines.description.describe import AUTO, as_drafter
 from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log

@@ -18,12 +18,12 @@ import torch
 from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.evaluation.quality.harness import Method
 from mmdec.evaluation.quality.harness_description import DescriptionHarness
-from mmdec.generation.drafter_choice import DraftedBy
+from mmdec.generation.run import DraftedBy
 from mmdec.generation.speculation import Nodes
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
-from mmdec.pipelines.description.description import Description
-from mmdec.pipelines.description.load import AUTO, as_drafter
-from mmdec.pipelines.inputs import BatchError
+from mmdec.pipelines.call import BatchError
+from mmdec.pipelines.description.answer import Description
+from mmdec.pipelines.description.describe import AUTO, as_drafter
 from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log

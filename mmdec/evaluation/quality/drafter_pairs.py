@@ -26,7 +26,7 @@ from mmdec.evaluation.quality.harness import Method, parse_plan
 from mmdec.evaluation.quality.harness_description import DescriptionHarness
 from mmdec.generation.speculation import Nodes
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
-from mmdec.pipelines.description.load import as_drafter
+from mmdec.pipelines.description.describe import as_drafter
 from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log

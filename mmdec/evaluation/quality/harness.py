@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from mmdec.generation.drafter_choice import DraftedBy
+from mmdec.generation.run import DraftedBy
 from mmdec.generation.speculation import Nodes
 from mmdec.runtime import Log
 from mmdec.types import InputError, MmdecError

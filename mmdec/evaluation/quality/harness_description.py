@@ -12,10 +12,9 @@ from typing import Any, ClassVar, final
 
 from mmdec.evaluation.quality.harness import Harness, Measurement, Method, counted, quiet
 from mmdec.hub.vlm import LoadedVlm
+from mmdec.pipelines.description.answer import MAX_NEW_TOKENS, Description
 from mmdec.pipelines.description.describe import describe, read_question
-from mmdec.pipelines.description.description import Description
 from mmdec.pipelines.description.prompts import render, tensors, user_message
-from mmdec.pipelines.description.request import MAX_NEW_TOKENS
 from mmdec.runtime import Stopwatch, timed_passes
 from mmdec.training.corpora.image_text_questions import IMAGE, ImageQuestion
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.evaluation.quality.harness import Harness, Measurement, Method, counted, quiet
+from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.hub.medusa import WEIGHTS
 from mmdec.hub.whisper import HEADS, LoadedWhisper
 from mmdec.pipelines.inputs import Audio, read
@@ -121,7 +122,8 @@ class TranscriptionHarness(Harness[Tensor]):
         )
 
     def _request(self, recordings: int) -> TranscriptionRequest:
-        return TranscriptionRequest.of(self.whisper, None, self.language, "transcribe", None, self.options, recordings)
+        plain = Speculation(DecodingOptions(drafter=None))
+        return TranscriptionRequest.of(self.whisper, plain, self.options, recordings, language=self.language)
 
 
 def has_heads(whisper: LoadedWhisper) -> bool:

@@ -11,10 +11,10 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+from mmdec.generation.drafter_choice import DrafterChoice
 
 import mmdec
 from mmdec.drafters import registry
-from mmdec.generation.drafter_choice import DrafterChoice
 from mmdec.hub.medusa import save_heads
 from mmdec.hub.vlm import LoadedVlm
 from mmdec.hub.vlm_drafters import save_network

@@ -9,8 +9,7 @@ import torch
 
 import mmdec
 from mmdec.hub.whisper import LoadedWhisper
-from mmdec.pipelines.transcription.request import TranscriptionRequest
-from mmdec.pipelines.transcription.usage import UsageMeter
+from mmdec.pipelines.transcription.request import TranscriptionRequest, UsageMeter
 from tests.conftest import buzz
 from tests.support.short_transcripts import transcribe
 
