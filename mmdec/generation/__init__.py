@@ -1,6 +1,8 @@
 """Speculative decoding for models of transformers: the calls, and the bridge between `generate` and the decoding
 core."""
 
+from __future__ import annotations
+
 from importlib import import_module
 
 REGISTER_THEMSELVES = ("mmdec.targets.attention", "mmdec.hub.auto_config", "mmdec.hub.auto_model")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -374,7 +374,7 @@ class ConversationTurn(ForwardingDrafter):
             super().select(memory, live)
 
     @contextmanager
-    def _whole(self) -> Iterator[None]:
+    def _whole(self) -> Generator[None]:
         """Drop the memory if the call fails, because it may be half written."""
         try:
             yield
