@@ -74,14 +74,14 @@ class SpecVLM(DraftNetwork):
     def __init__(self, config: SpecVLMConfig) -> None:
         super().__init__(config)
         mixed = config.variant == "weighted"
+        heads = config.num_attention_heads if config.hidden_size % config.num_attention_heads == 0 else 1
         ratios, shared = (config.prune_ratio, config.pool_ratio, config.conv_ratio), config.mixed_ratio
         self.compressor = ElasticCompressor(
             (self.fc.in_features, config.hidden_size),
-            config.num_attention_heads if config.hidden_size % config.num_attention_heads == 0 else 1,
             config.variant,
             config.compressors,
             (shared, shared, shared) if mixed else ratios,
-            config.queries,
+            (config.queries, heads),
             grid=config.grid,
             pruning=cast(Any, config.pruning),
             depthwise=config.depthwise,
