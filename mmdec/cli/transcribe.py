@@ -34,7 +34,7 @@ from mmdec.pipelines.transcription.transcript import FORMATS, SUBTITLES, clock
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from mmdec.hub.whisper import LoadedWhisper
+    from mmdec.pipelines.transcription.transcribe import LoadedTranscriber
     from mmdec.pipelines.transcription.transcript import Transcript
 
 FALLBACK = (
@@ -179,18 +179,18 @@ def _write(result: Transcript, target: Path | None, kind: str) -> str:
     return ""
 
 
-def _load(model: str, device: str | None, dtype: str | None) -> LoadedWhisper:
+def _load(model: str, device: str | None, dtype: str | None) -> LoadedTranscriber:
     from transformers.utils import logging
 
-    from mmdec.hub.whisper import load_whisper
+    from mmdec.pipelines.transcription.transcribe import load_transcriber
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    return load_whisper(model, device, dtype_or_quick(dtype, device))
+    return load_transcriber(model, device, dtype_or_quick(dtype, device))
 
 
 def _transcripts(
-    inputs: Sequence[Path], whisper: LoadedWhisper, options: dict[str, Any], comparer: Comparer
+    inputs: Sequence[Path], whisper: LoadedTranscriber, options: dict[str, Any], comparer: Comparer
 ) -> Iterator[Transcript | str]:
     """For each input, in order, its transcript or an error message. Inputs are decoded in batches."""
     from mmdec import transcribe

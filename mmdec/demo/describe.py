@@ -17,11 +17,10 @@ from mmdec.demo.picture_html import TOKEN, kept_sentence, picture_html
 from mmdec.demo.race import milliseconds, race_html
 from mmdec.demo.sentences import confidence, require, said, status
 from mmdec.demo.tokens import against_plain, listener
-from mmdec.hub.vlm import load_vlm
 from mmdec.images import read_image, to_pil
 from mmdec.pipelines.confidence import read_calibrations
 from mmdec.pipelines.description.answer import Description
-from mmdec.pipelines.description.describe import available_drafters, describe
+from mmdec.pipelines.description.describe import available_drafters, describe, load_vlm
 
 DRAFT = (24, 5)  # tokens of a drafted tree, and its depth: fixed, so that the race shows drafting and not a budget
 MAX_NEW_TOKENS = 200

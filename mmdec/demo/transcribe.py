@@ -27,9 +27,8 @@ from mmdec.demo.race import milliseconds, race_html
 from mmdec.demo.sentences import confidence, said, status
 from mmdec.demo.tokens import against_plain, listener
 from mmdec.demo.waveform_svg import waveform_html
-from mmdec.hub.whisper import HEADS, load_whisper
 from mmdec.pipelines.confidence import read_calibrations
-from mmdec.pipelines.transcription.transcribe import transcribe
+from mmdec.pipelines.transcription.transcribe import HEADS, load_transcriber, transcribe
 from mmdec.pipelines.transcription.transcript import Transcript
 
 DRAFT = (24, 6)  # tokens of a drafted tree, and its depth: fixed, so that the race shows drafting and not a budget
@@ -49,7 +48,7 @@ def decode(tell: Tell, samples: Tensor, drafter: str | None, live: bool = False)
     """One run with its rounds. live: the text is told as it is accepted. Between two rounds it looks whether it was
     stopped."""
     rounds: list[Round] = []
-    tokenizer = load_whisper().tokenizer
+    tokenizer = load_transcriber().tokenizer
     on_round = listener(tell, tokenizer, rounds, "" if live else None)
     nodes = None if drafter is None else DRAFT
     result = transcribe(
@@ -60,7 +59,7 @@ def decode(tell: Tell, samples: Tensor, drafter: str | None, live: bool = False)
 
 def text_html(result: Transcript, spoken: str = "") -> str:
     """The text, what was really said, and how long it took."""
-    calibrated = bool(read_calibrations(load_whisper().directory))
+    calibrated = bool(read_calibrations(load_transcriber().directory))
     truth = f'<p class="mm-note">Really said: {escape(spoken)}</p>' if spoken and spoken != result.text else ""
     return (
         f'<div class="mm-said">{said(result.text)}'
@@ -93,7 +92,7 @@ def transcribed(tell: Tell, samples: Tensor, spoken: str = "") -> None:
         text=text_html(fast, spoken),
         wave=waveform_html(samples.numpy(), RATE, words),
     )
-    tokenizer = load_whisper().tokenizer
+    tokenizer = load_transcriber().tokenizer
     heads = ("With Medusa heads", "Several tokens in a pass, guessed and checked.", decode(tell, samples, HEADS))
     lanes = against_plain(tokenizer, [heads], decode(tell, samples, None))
     tell(

@@ -3,7 +3,7 @@
 The evidence is the log-probabilities of the chosen tokens: their mean, the worst stretch and the count. A transcript
 and an answer need no further pass for them; a transcript adds `rate`, tokens for each second of sound, an answer about
 a picture `structure` and `distance`: whether it shows anything, and how unlike training's it is
-(`description/picture_evidence.py`). A translation needs one pass of the autoregressive decoder over its units. That
+(`description/answer.py`). A translation needs one pass of the autoregressive decoder over its units. That
 pass gives these three, and `differs`, the share of units that it would have chosen otherwise; a path through the graph
 adds `graph`, its own log-probability.
 

@@ -14,10 +14,10 @@ from mmdec.types import InputError
 
 if TYPE_CHECKING:
     from mmdec.hub.vlm import LoadedVlm
-    from mmdec.hub.whisper import LoadedWhisper
+    from mmdec.pipelines.transcription.transcribe import LoadedTranscriber
     from mmdec.pipelines.translation.translator import SpeechTranslator
 
-    Loaded = SpeechTranslator | LoadedWhisper | LoadedVlm
+    Loaded = SpeechTranslator | LoadedTranscriber | LoadedVlm
 
 TRANSLATES = "daspeech"
 DEFAULT = "daspeech-phrasebook"
@@ -38,7 +38,7 @@ def load(
     device: where the model runs. Default None: a GPU if there is one, else the CPU.
     vocoder: as for `translate_speech`; only for a translator.
     dtype: precision of the weights. Default None: float32.
-    Returns: what the folder's config.json names: a `SpeechTranslator` (for `translate_speech`), a `LoadedWhisper`,
+    Returns: what the folder's config.json names: a `SpeechTranslator` (for `translate_speech`), a `LoadedTranscriber`,
         model and processor (for `transcribe`), or a `LoadedVlm`, model and processor (for `describe`).
     Raises: InputError if the model is not found (the message says how to get it), is damaged, lies outside its folder
         or has no safetensors; if `vocoder` is given for a model that does not speak; for a drafter's folder (use
@@ -58,10 +58,10 @@ def load(
         raise InputError(
             f"`vocoder` must be left out for a model that does not speak, but '{os.fspath(model)}' is {system!r}."
         )
-    from mmdec.hub.whisper import KIND, load_whisper
+    from mmdec.pipelines.transcription.transcribe import KIND, load_transcriber
 
     if system == KIND:
-        return load_whisper(model, device, check_dtype(dtype))
+        return load_transcriber(model, device, check_dtype(dtype))
     from mmdec.hub.vlm import load_vlm
 
     return load_vlm(model, device, check_dtype(dtype))

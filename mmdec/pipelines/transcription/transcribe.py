@@ -31,7 +31,7 @@ from mmdec.generation.model_lock import reading
 from mmdec.generation.run import DecodingOptions, DraftedBy
 from mmdec.generation.speculation import option_names
 from mmdec.hub.find import drafter_by_name, kind
-from mmdec.hub.whisper import DEFAULT_MODEL, HEADS, LoadedWhisper, load_whisper
+from mmdec.hub.whisper import DEFAULT_MODEL, HEADS, KIND, LoadedWhisper, load_whisper
 from mmdec.pipelines.call import MAX_BATCH, Part, System, Usage, as_loaded, fitting
 from mmdec.pipelines.confidence import check_min_confidence, confidence, evidence
 from mmdec.pipelines.inputs import Audio, AudioList, read, recordings
@@ -42,7 +42,9 @@ from mmdec.runtime import Stopwatch
 from mmdec.targets.whisper_generate import attention_restored, without_own_warnings
 from mmdec.types import InputError
 
-__all__ = ["TranscribeOptions", "transcribe"]
+__all__ = ["HEADS", "KIND", "LoadedTranscriber", "TranscribeOptions", "load_transcriber", "transcribe"]
+
+LoadedTranscriber, load_transcriber = LoadedWhisper, load_whisper  # the names for who loads any model
 
 TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
 WHISPER = System(
