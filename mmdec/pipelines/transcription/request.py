@@ -315,13 +315,11 @@ class UsageMeter:
         on_window: Callable[[Tensor], None] | None = None,
         on_round: Callable[[Round], None] | None = None,
     ) -> None:
-        """recordings: number in the batch. on_window: called with the argument of `window`. on_round: called with each
-        round."""
+        """recordings: number in the batch. on_window: called with what `window` gets. on_round: called with each round."""
         self.usage = [Usage() for _ in range(recordings)]
         self.prompts: list[list[int]] = []  # (B, P) of the first window
-        self._model, self._speculation, self._on_window = model, speculation, on_window
-        self._on_round = on_round
-        self.networks = speculation.networks  # the drafter's own
+        self._model, self._speculation = model, speculation
+        self._on_window, self._on_round = on_window, on_round
         self._first_time = first_time(model)
         self._stopwatch = Stopwatch(model.device)
         self._recordings: Sequence[int] = range(recordings)  # batch indices of the rows that are being decoded

@@ -215,11 +215,8 @@ def transcribe_batch(
     listeners = (_of_caller(on_window), _of_caller(speculation.options.on_round))
     meter = UsageMeter(model, speculation, len(recordings), *listeners)
     arguments = request.arguments(indices, request.is_long(len(recordings[0])))
-    with (
-        _attention(model, request.timestamps == "word", meter.networks),
-        without_own_warnings(),
-        meter.running(),
-    ):
+    locks = _attention(model, request.timestamps == "word", speculation.networks)
+    with locks, without_own_warnings(), meter.running():
         stopwatch.lap()  # exclude the time spent waiting for the model's lock
         try:
             output: Any = model.generate(**inputs, **arguments, custom_generate=meter, monitor_progress=meter.window)
