@@ -315,7 +315,7 @@ class UsageMeter:
         on_window: Callable[[Tensor], None] | None = None,
         on_round: Callable[[Round], None] | None = None,
     ) -> None:
-        """recordings: number in the batch. on_window: called with what `window` gets. on_round: called with each round."""
+        """recordings: number in the batch. on_window: called with what `window` gets. on_round: with each round."""
         self.usage = [Usage() for _ in range(recordings)]
         self.prompts: list[list[int]] = []  # (B, P) of the first window
         self._model, self._speculation = model, speculation
