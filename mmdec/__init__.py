@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from mmdec import audio
     from mmdec.decode.statistics import DecodingStatistics
     from mmdec.drafters.registry import register_drafter
+    from mmdec.generation import register
     from mmdec.generation.model_lock import model_lock
-    from mmdec.generation.registration import register
     from mmdec.generation.run import default_statistics
     from mmdec.generation.speculation import Generation, generate, speculate, stream
     from mmdec.hub.drafters import load_drafter
+    from mmdec.pipelines.call import BatchError
+    from mmdec.pipelines.description.answer import Description
     from mmdec.pipelines.description.chat import Chat
     from mmdec.pipelines.description.describe import describe
-    from mmdec.pipelines.description.description import Description
-    from mmdec.pipelines.inputs import BatchError
     from mmdec.pipelines.load import load
     from mmdec.pipelines.transcription.transcribe import transcribe
     from mmdec.pipelines.transcription.transcript import Segment, Transcript, Word
@@ -59,16 +59,16 @@ _LAZY = {
     **dict.fromkeys(("Translation", "translate_speech"), "mmdec.pipelines.translation.translate"),
     **dict.fromkeys(("Generation", "generate", "speculate", "stream"), "mmdec.generation.speculation"),
     **dict.fromkeys(("Segment", "Transcript", "Word"), "mmdec.pipelines.transcription.transcript"),
-    "BatchError": "mmdec.pipelines.inputs",
+    "BatchError": "mmdec.pipelines.call",
     "Chat": "mmdec.pipelines.description.chat",
-    "Description": "mmdec.pipelines.description.description",
+    "Description": "mmdec.pipelines.description.answer",
     "describe": "mmdec.pipelines.description.describe",
     "fast_pass": "mmdec.targets.fast_pass",
     "load": "mmdec.pipelines.load",
     "load_drafter": "mmdec.hub.drafters",
     **dict.fromkeys(("DecodingStatistics", "default_statistics"), "mmdec.generation.run"),
     "model_lock": "mmdec.generation.model_lock",
-    "register": "mmdec.generation.registration",
+    "register": "mmdec.generation",
     "register_drafter": "mmdec.drafters.registry",
     "transcribe": "mmdec.pipelines.transcription.transcribe",
 }

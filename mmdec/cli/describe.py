@@ -27,7 +27,7 @@ from mmdec.cli.options import VLM_MODEL, Device, Dtype, JsonLines, MinConfidence
 
 if TYPE_CHECKING:
     from mmdec.hub.vlm import LoadedVlm
-    from mmdec.pipelines.description.description import Description
+    from mmdec.pipelines.description.answer import Description
 
 Images = Annotated[
     list[str],

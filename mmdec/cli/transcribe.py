@@ -31,7 +31,7 @@ from mmdec.pipelines.transcription.transcript import FORMATS, SUBTITLES, clock
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from mmdec.pipelines.transcription.load import LoadedTranscriber
+    from mmdec.pipelines.transcription.transcribe import LoadedTranscriber
     from mmdec.pipelines.transcription.transcript import Transcript
 
 FALLBACK = (
@@ -166,7 +166,7 @@ def transcribe(
 def _load(model: str, device: str | None, dtype: str | None) -> LoadedTranscriber:
     from transformers.utils import logging
 
-    from mmdec.pipelines.transcription.load import load_transcriber
+    from mmdec.pipelines.transcription.transcribe import load_transcriber
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()

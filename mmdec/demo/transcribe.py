@@ -26,8 +26,7 @@ from mmdec.demo.layout import (
 from mmdec.demo.race import against_plain, listener, milliseconds, race_html
 from mmdec.demo.sentences import confidence, said, status
 from mmdec.pipelines.confidence import read_calibrations
-from mmdec.pipelines.transcription.load import as_whisper
-from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL, HEADS, transcribe
+from mmdec.pipelines.transcription.transcribe import HEADS, load_transcriber, transcribe
 from mmdec.pipelines.transcription.transcript import Transcript
 
 DRAFT = (24, 6)  # tokens of a drafted tree, and its depth: fixed, so that the race shows drafting and not a budget
@@ -47,7 +46,7 @@ def decode(tell: Tell, samples: Tensor, drafter: str | None, live: bool = False)
     """One run with its rounds. live: the text is told as it is accepted. Between two rounds it looks whether it was
     stopped."""
     rounds: list[Round] = []
-    tokenizer = as_whisper(DEFAULT_MODEL, None, None).tokenizer
+    tokenizer = load_transcriber().tokenizer
     on_round = listener(tell, tokenizer, rounds, "" if live else None)
     nodes = None if drafter is None else DRAFT
     result = transcribe(
@@ -58,7 +57,7 @@ def decode(tell: Tell, samples: Tensor, drafter: str | None, live: bool = False)
 
 def text_html(result: Transcript, spoken: str = "") -> str:
     """The text, what was really said, and how long it took."""
-    calibrated = bool(read_calibrations(as_whisper(DEFAULT_MODEL, None, None).directory))
+    calibrated = bool(read_calibrations(load_transcriber().directory))
     truth = f'<p class="mm-note">Really said: {escape(spoken)}</p>' if spoken and spoken != result.text else ""
     return (
         f'<div class="mm-said">{said(result.text)}'
@@ -95,7 +94,7 @@ def transcribed(tell: Tell, samples: Tensor, spoken: str = "") -> None:
     time."""
     fast, _ = decode(tell, samples, HEADS, live=True)
     tell(status=status("Transcribed. Now the race …", "busy"), text=text_html(fast, spoken))
-    tokenizer = as_whisper(DEFAULT_MODEL, None, None).tokenizer
+    tokenizer = load_transcriber().tokenizer
     heads = ("With Medusa heads", "Several tokens in a pass, guessed and checked.", decode(tell, samples, HEADS))
     lanes = against_plain(tokenizer, [heads], decode(tell, samples, None))
     tell(

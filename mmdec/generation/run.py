@@ -1,11 +1,20 @@
-"""`Speculation`: checks and prepares one run of the decoding loop, which replaces the loop of `generate`."""
+"""`Speculation`: checks and prepares one run of the decoding loop, which replaces the loop of `generate`.
+
+Also what a run begins with: the options (`DecodingOptions`), the caller's drafter in each of its forms, and a drafter's
+memory of earlier turns over the same cache.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast, final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -18,29 +27,67 @@ from mmdec.checks.arguments import (
     check_methods,
     check_nodes,
     check_seed,
+    did_you_mean,
+    show,
 )
 from mmdec.decode.budget import Nodes, learned
+from mmdec.decode.guard import ForwardingDrafter
 from mmdec.decode.loop import Round, decode
 from mmdec.decode.sampling import KeyedSample, Sequences, most_probable, stock_sample
 from mmdec.decode.statistics import DecodingStatistics
-from mmdec.decode.verify import BlockRule, MatchRule, ResidualRule, Rule, RuleName, Stream, TypicalRule
-from mmdec.generation.conversation import ConversationTurn, forget
-from mmdec.generation.drafter_choice import DraftedBy, DrafterChoice
-from mmdec.generation.hf_bridge import Results, check, pad_token, setting, stock_alone, stop
+from mmdec.decode.verify import LOSSY, BlockRule, MatchRule, ResidualRule, Rule, RuleName, Stream, TypicalRule
+from mmdec.drafters.registry import check_drafter, drafter_entry, drafter_names, is_dotted, loader_names, named_drafter
+from mmdec.drafters.small_model import SmallModel
+from mmdec.generation.hf_bridge import Results, StockRun, check, pad_token, setting, stock_alone, stop
 from mmdec.generation.model_lock import reading
-from mmdec.generation.stock_loop import StockRun
+from mmdec.hub.drafters import load_drafter
+from mmdec.hub.find import drafter_by_name
 from mmdec.targets.hf_target import HfTarget, Output
 from mmdec.targets.registry import target_of
 from mmdec.targets.siblings import siblings_matter
-from mmdec.types import Drafter, InputError
+from mmdec.types import Context, Draft, Drafter, InputError, Plan, Scores, Verdict
 
 RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "block", "typical")
+DraftedBy = Drafter | PreTrainedModel | str | os.PathLike[str] | None
 _statistics = DecodingStatistics()
 
 
 def default_statistics() -> DecodingStatistics:
     """The process-wide `DecodingStatistics`: used by every call without `statistics=`."""
     return _statistics
+
+
+@final
+@dataclass(frozen=True)
+class DecodingOptions:
+    """How a call decodes: the options that all calls share, checked. `mmdec.generate` says what each means."""
+
+    drafter: DraftedBy = "lookup"
+    rule: RuleName | None = None
+    num_speculative_tokens: Nodes = None
+    seed: int | None = None
+    statistics: DecodingStatistics | None = None
+    on_round: Callable[[Round], None] | None = None
+    streamer: Any = None
+
+    def __post_init__(self) -> None:
+        """Raises InputError if an option is wrong; `Speculation` checks the drafter."""
+        if self.rule is not None:
+            check_choice("rule", self.rule, RULES, "None follows `do_sample`.")
+        nodes = check_nodes(self.num_speculative_tokens)
+        check_callable("on_round", self.on_round, "a function of a round")
+        if self.streamer is not None:
+            check_methods("streamer", self.streamer, ("put", "end"), "Use transformers' TextStreamer.")
+        if self.statistics is not None:
+            remedy = "Leave it out for those of the process."
+            check_instance("statistics", self.statistics, DecodingStatistics, "an mmdec.DecodingStatistics", remedy)
+        object.__setattr__(self, "num_speculative_tokens", 0 if isinstance(nodes, tuple) and not nodes[0] else nodes)
+        object.__setattr__(self, "seed", check_seed(self.seed))
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the rule keeps the model's own output."""
+        return self.rule not in LOSSY
 
 
 @dataclass(frozen=True)
@@ -53,7 +100,6 @@ class PreparedRun:
     target: HfTarget
     inputs: Mapping[str, Any]
     results: Results
-    turn: ConversationTurn | None  # the drafter, wrapped for this run
 
     @property
     def rows(self) -> int:
@@ -77,43 +123,35 @@ class PreparedRun:
         return self.results.output(self.target, self.inputs, sequences, lengths, config)
 
 
+@final
 class Speculation:
-    """The custom loop that `mmdec.speculate` returns and `generate(custom_generate=...)` calls."""
+    """The custom loop that `mmdec.speculate` returns and `generate(custom_generate=...)` calls.
 
-    def __init__(
-        self,
-        drafter: DraftedBy,
-        rule: RuleName | None,
-        num_speculative_tokens: Nodes,
-        seed: int | None,
-        statistics: DecodingStatistics | None = None,
-        on_round: Callable[[Round], None] | None = None,
-        streamer: Any = None,
-    ) -> None:
-        if rule is not None:
-            check_choice("rule", rule, RULES, "None follows `do_sample`.")
-        nodes = check_nodes(num_speculative_tokens)
-        check_callable("on_round", on_round, "a function of a round")
-        if streamer is not None:
-            check_methods("streamer", streamer, ("put", "end"), "Use transformers' TextStreamer.")
-        if statistics is not None:
-            remedy = "Leave it out for those of the process."
-            check_instance("statistics", statistics, DecodingStatistics, "an mmdec.DecodingStatistics", remedy)
-        self.rule: RuleName | None = rule
-        self.choice, self.seed = DrafterChoice(drafter), check_seed(seed)
-        self.statistics = default_statistics() if statistics is None else statistics
-        self.nodes: Nodes = 0 if isinstance(nodes, tuple) and not nodes[0] else nodes
-        self.on_round, self.streamer = on_round, streamer
+    A drafter that needs the model (a folder with weights) is loaded when the model is known, once for each model.
+    """
+
+    def __init__(self, options: DecodingOptions) -> None:
+        """Raises InputError if `options.drafter` is no drafter."""
+        self.options, choice = options, options.drafter
+        self.networks = (choice,) if isinstance(choice, PreTrainedModel) else ()  # models that the drafter itself runs
+        self._folder = _folder(choice) if isinstance(choice, (str, os.PathLike)) else None
+        self._drafter = None if self._folder is not None else _drafter(choice)
+        self._loaded: WeakKeyDictionary[PreTrainedModel, tuple[torch.device, torch.dtype, Drafter]]
+        self._loaded = WeakKeyDictionary()
+        self._lock = threading.Lock()
         self._told = set[str]()  # warnings already given
 
-    @property
-    def networks(self) -> tuple[PreTrainedModel, ...]:
-        """The models that the drafter itself runs."""
-        return self.choice.networks
-
     def drafter_for(self, model: PreTrainedModel) -> Drafter | None:
-        """Make or load the drafter for a target model. None means plain decoding."""
-        return self.choice.for_model(model)
+        """The drafter for a target model; weights from a folder get the model's device and precision. None means plain
+        decoding."""
+        if self._folder is None:
+            return self._drafter
+        with self._lock:
+            device, dtype, drafter = self._loaded.get(model, (None, None, None))
+            if drafter is None or (device, dtype) != (model.device, model.dtype):
+                drafter = load_drafter(self._folder, model, "drafter")
+                self._loaded[model] = model.device, model.dtype, drafter
+            return drafter
 
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
@@ -126,16 +164,17 @@ class Speculation:
         """
         with reading(model, *self.networks):
             run = self.begin(target_of(model), model, input_ids, generation_config, **inputs)
-            if self.streamer is not None:
-                self.streamer.put(input_ids.cpu())
+            on_round, streamer = self.options.on_round, self.options.streamer
+            if streamer is not None:
+                streamer.put(input_ids.cpu())
             for round_ in run.rounds:
-                if self.on_round is not None:
-                    self.on_round(round_)
-                if self.streamer is not None:
+                if on_round is not None:
+                    on_round(round_)
+                if streamer is not None:
                     for token in round_.tokens[0]:
-                        self.streamer.put(torch.tensor([token]))
-            if self.streamer is not None:
-                self.streamer.end()
+                        streamer.put(torch.tensor([token]))
+            if streamer is not None:
+                streamer.end()
             return run.output(generation_config)
 
     def begin(
@@ -155,14 +194,14 @@ class Speculation:
         Returns: a `PreparedRun`, or a `StockRun` if transformers' own loop must decode.
         Raises: InputError if the model, the drafter, the rule or an option is not supported.
         """
-        if self.streamer is not None and len(input_ids) > 1:
+        if self.options.streamer is not None and len(input_ids) > 1:
             raise InputError(f"`streamer` must serve one row, but the batch has {len(input_ids)}. Use `mmdec.stream`.")
         check(target, generation_config, synced_gpus)
         drafter = self.drafter_for(model)
         if drafter is not None:
             drafter.check(target)
-        name, batch = self._rule_name(generation_config), len(input_ids)
-        if self.nodes == 0:
+        name, batch, options = self._rule_name(generation_config), len(input_ids), self.options
+        if options.num_speculative_tokens == 0:
             drafter = None  # plain decoding: the drafter's updates would be wasted
         together = (drafter is not None or batch > 1) and siblings_matter(model, target)
         # these call processors before it is known whether the node is accepted
@@ -171,7 +210,8 @@ class Speculation:
         self._warn(faults)
         if faults or (together and batch > 1):
             forget(inputs.get("past_key_values"))
-            return StockRun(model, input_ids, generation_config, logits_processor, stopping_criteria, inputs, self.seed)
+            loop = (logits_processor, stopping_criteria, inputs, options.seed)
+            return StockRun(model, input_ids, generation_config, *loop)
         if together:
             drafter = None
         inputs = {"input_ids": input_ids, **target.prepare_inputs(input_ids, generation_config, inputs)}
@@ -179,17 +219,19 @@ class Speculation:
         criteria = stop(stopping_criteria, generation_config, batch)
         text = Sequences(input_ids, criteria, results.processors, results.steps)
         rule = self._rule(name, generation_config, batch)
-        budget, shape = learned(self.statistics, target, drafter, self.nodes)
+        statistics = default_statistics() if options.statistics is None else options.statistics
+        budget, shape = learned(statistics, target, drafter, options.num_speculative_tokens)
         keeps = target.keeps_cache(inputs, generation_config)
         cache = inputs.get("past_key_values") if keeps and len(input_ids) == 1 else None
-        turn = None if drafter is None else ConversationTurn(drafter, target.name, cache)
-        if turn is None:
+        if cache is not None and drafter is not None and drafter.needs.travels:
+            drafter = ConversationTurn(drafter, target.name, cache)
+        else:
             forget(cache)
-        rounds = decode(target, inputs, text, rule, turn, budget, shape)
+        rounds = decode(target, inputs, text, rule, drafter, budget, shape)
         pad = pad_token(generation_config)
         if keeps:
             rounds = _extending(rounds, target, inputs, text, pad)
-        return PreparedRun(text, rounds, pad, target, inputs, results, turn)
+        return PreparedRun(text, rounds, pad, target, inputs, results)
 
     def _warn(self, faults: list[str]) -> None:
         """Warn about each fault once in the lifetime of this object."""
@@ -204,7 +246,7 @@ class Speculation:
 
     def _rule_name(self, config: GenerationConfig) -> RuleName:
         sampled = bool(setting(config, "do_sample"))
-        name: RuleName = self.rule or ("sampled" if sampled else "greedy")
+        name: RuleName = self.options.rule or ("sampled" if sampled else "greedy")
         if name != "typical" and sampled != (name != "greedy"):
             raise InputError(
                 f"`rule` must fit `do_sample`, but is {name!r} with do_sample={sampled}. Leave `rule` out to follow it."
@@ -212,7 +254,7 @@ class Speculation:
         return name
 
     def _rule(self, name: RuleName, config: GenerationConfig, batch: int) -> Rule:
-        sampled, seed = bool(setting(config, "do_sample")), self.seed
+        sampled, seed = bool(setting(config, "do_sample")), self.options.seed
         if sampled and seed is None and (batch > 1 or name in ("residual", "block")):
             # torch's own generator, so that `torch.manual_seed` makes the run repeatable
             seed = int(torch.randint(2**62, ()))
@@ -231,3 +273,111 @@ def _extending(
         if not text.live:
             target.extend(inputs, text.padded(pad))
         yield round_
+
+
+def _folder(choice: str | os.PathLike[str]) -> Path | None:
+    """The folder of a choice, also by hub id or "<model>/<drafter>"; None for a name or a dotted path.
+
+    Raises: InputError for any other text.
+    """
+    if isinstance(choice, str) and (drafter_entry(choice) is not None or is_dotted(choice)):
+        return None
+    found = drafter_by_name(choice, "drafter")
+    if found is not None:
+        return found
+    try:
+        path = Path(choice)
+        if path.is_dir():
+            return path
+    except (TypeError, ValueError, OSError):  # bytes, a null character, or too long a name
+        pass
+    raise InputError(
+        f"`drafter` must be one of {', '.join(drafter_names())}, a drafter's folder or hub id, a dotted path such "
+        f"as package.module:Class, a model or a Drafter, but is {show(choice)}. Choose one."
+        f"{did_you_mean(choice, [*drafter_names(), *loader_names()])} Names of drafters with weights: "
+        f"{', '.join(loader_names())}."
+    )
+
+
+def _drafter(choice: DraftedBy) -> Drafter | None:
+    if choice is None:
+        return None
+    if isinstance(choice, PreTrainedModel):
+        try:
+            small = target_of(choice)
+        except InputError as error:
+            raise InputError(str(error).replace("`model`", "`drafter`", 1)) from error
+        sees = {"memory": small.reads_encoder, "images": small.reads_images, "columns": small.columns}
+        return SmallModel(small, positions=small.positions, **sees)
+    drafter = named_drafter(choice) if isinstance(choice, str) else choice
+    check_drafter(drafter)
+    return drafter  # type: ignore[return-value] # `check_drafter` has seen that it is a Drafter
+
+
+@dataclass(frozen=True)
+class _StoredMemory:
+    """A drafter's memory at the end of a run over a cache."""
+
+    target: str
+    drafter: str
+    memory: Any
+
+
+# Cache -> memory. The cache is the caller's: as an attribute of it the memory would be copied with it.
+_memories: WeakKeyDictionary[Any, _StoredMemory] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def forget(cache: Any) -> None:
+    """Drop the memory of a cache that will be filled with text that the drafter does not read."""
+    if cache is not None:
+        with _lock:
+            _memories.pop(cache, None)
+
+
+@final
+class ConversationTurn(ForwardingDrafter):
+    """A drafter for one run over a cache: starts with the memory of the previous turn, and stores its own.
+
+    A drafter that reads hidden states needs a state for every column of the target's cache. A new turn computes only
+    the states of new columns; those of old columns are in the memory of the previous run. The memory belongs to the
+    cache object and is dropped with it. A copied or cropped cache, or one that another model or drafter has written to,
+    starts without a memory; the drafter itself compares columns with `Context.past`. Tokens are the same either way.
+    """
+
+    def __init__(self, drafter: Drafter, target: str, cache: Any) -> None:
+        """cache: the caller's, at batch 1, which the run fills."""
+        super().__init__(drafter)
+        self._target, self._cache = target, cache
+
+    def start(self, context: Context) -> Any:
+        """Start the drafter with the previous turn's memory in its context."""
+        with _lock:
+            stored = _memories.pop(self._cache, None)  # `pop`: two runs must not share a memory
+        if stored is not None and (stored.target, stored.drafter) == (self._target, self.name):
+            context = replace(context, carried=stored.memory)
+        memory = super().start(context)
+        with _lock:
+            _memories[self._cache] = _StoredMemory(self._target, self.name, memory)
+        return memory
+
+    def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
+        with self._whole():
+            return super().propose(memory, roots, plan)
+
+    def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        with self._whole():
+            super().update(memory, draft, scores, verdict)
+
+    def select(self, memory: Any, live: Tensor) -> None:
+        with self._whole():
+            super().select(memory, live)
+
+    @contextmanager
+    def _whole(self) -> Generator[None]:
+        """Drop the memory if the call fails, because it may be half written."""
+        try:
+            yield
+        except Exception:
+            forget(self._cache)
+            raise

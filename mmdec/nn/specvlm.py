@@ -83,19 +83,18 @@ class ElasticCompressor(nn.Module):
     def __init__(
         self,
         sizes: tuple[int, int],
-        heads: int,
         variant: Variant = "select",
         choices: Sequence[str] = CHOICES,
         ratios: tuple[int, int, int] = (20, 20, 3),
-        queries: int = 2,
+        resampler: tuple[int, int] = (2, 1),
         *,
         grid: Grid | None = None,
         pruning: Pruning = "random",
         depthwise: bool = True,
     ) -> None:
-        """sizes: (J, H). heads: of the resampler. variant, choices: see above.
+        """sizes: (J, H). variant, choices: see above.
         ratios: of prune, pool and conv; the defaults are the paper's; "weighted" uses 3 for each.
-        queries: of the resampler. grid: rows and columns of an image's tokens. pruning: see `Prune`.
+        resampler: its queries and heads. grid: rows and columns of an image's tokens. pruning: see `Prune`.
         depthwise: whether the convolution (in the paper "vanilla") runs per channel and before fc. False: H x H x ratio
             weights after fc has read all columns, which costs three quarters of what an image costs EAGLE.
         """
@@ -113,7 +112,7 @@ class ElasticCompressor(nn.Module):
             "prune": lambda: Prune(prune, pruning),
             "pool": lambda: Pool(pool, grid),
             "conv": lambda: Convolution(sizes[0] if depthwise else sizes[1], conv, depthwise),
-            "resampler": lambda: Resampler(sizes[1], queries, heads),
+            "resampler": lambda: Resampler(sizes[1], *resampler),
             "text-only": TextOnly,
         }
         self.before = {"prune", "pool", "text-only"} | ({"conv"} if depthwise else set())
@@ -215,14 +214,14 @@ class SpecVLM(DraftNetwork):
     def __init__(self, config: SpecVLMConfig) -> None:
         super().__init__(config)
         mixed = config.variant == "weighted"
+        heads = config.num_attention_heads if config.hidden_size % config.num_attention_heads == 0 else 1
         ratios, shared = (config.prune_ratio, config.pool_ratio, config.conv_ratio), config.mixed_ratio
         self.compressor = ElasticCompressor(
             (self.fc.in_features, config.hidden_size),
-            config.num_attention_heads if config.hidden_size % config.num_attention_heads == 0 else 1,
             config.variant,
             config.compressors,
             (shared, shared, shared) if mixed else ratios,
-            config.queries,
+            (config.queries, heads),
             grid=config.grid,
             pruning=cast(Any, config.pruning),
             depthwise=config.depthwise,

@@ -16,7 +16,7 @@ Each call synchronises with the device twice, never in a loop.
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, final, get_args
 
 import torch
 from torch import Tensor
@@ -37,18 +37,25 @@ class LatticePath:
     scores: Tensor  # (B,) log P(A, Y | X) before collapsing, for every strategy
 
 
+@final
+@dataclass(frozen=True)
+class PathOptions:
+    """How `decode_lattice`, which says what each option means, chooses a path."""
+
+    lookahead_weight: float = 1.0
+    length_penalty: float = 1.0
+    max_length: int | None = None
+    collapse: bool = False
+    bos: int | None = 0
+    eos: int | None = 2
+
+
 def decode_lattice(
     emissions: Tensor,
     links: Tensor,
     graph_lengths: Tensor,
     strategy: LatticeStrategy = "lookahead",
-    *,
-    lookahead_weight: float = 1.0,
-    length_penalty: float = 1.0,
-    max_length: int | None = None,
-    collapse: bool = False,
-    bos: int | None = 0,
-    eos: int | None = 2,
+    **options: Any,
 ) -> LatticePath:
     """Decode each lattice to one path. Padding is never read.
 
@@ -62,22 +69,23 @@ def decode_lattice(
         bos.
     Returns: a `LatticePath`. If no link leads on, the path jumps to the last vertex and its score is -inf.
     """
-    size = _checked(emissions, links, strategy, lookahead_weight, length_penalty, max_length, bos, eos)
+    how = PathOptions(**options)
+    size = _checked(emissions, links, strategy, how)
     ends = checked_lengths("graph_lengths", graph_lengths, emissions.size(0), size, emissions.device) - 1
     emissions = emissions.detach().to(torch.promote_types(emissions.dtype, torch.float32))
     links = links.detach().to(emissions.dtype)
-    best, choices = _best_tokens(emissions, ends, bos, eos)
+    best, choices = _best_tokens(emissions, ends, how.bos, how.eos)
     if strategy in ("greedy", "lookahead"):
-        weight = lookahead_weight if strategy == "lookahead" else 0.0
+        weight = how.lookahead_weight if strategy == "lookahead" else 0.0
         vertices, lengths = _walk(links, best, ends, weight)
     else:
         gains = best if strategy == "joint-viterbi" else torch.zeros_like(best)
         possible = forward_links(links, ends + 1)
-        vertices, lengths = _viterbi(possible, gains, ends, length_penalty, min(size, max_length or size))
+        vertices, lengths = _viterbi(possible, gains, ends, how.length_penalty, min(size, how.max_length or size))
     inside = torch.arange(vertices.size(1), device=vertices.device) < lengths[:, None]  # (B, K)
     scores = _scores(links, best, vertices, inside)
     tokens = choices.gather(1, vertices)
-    if collapse:
+    if how.collapse:
         tokens, vertices, lengths, inside = _collapse(tokens, vertices, lengths, inside)
     return LatticePath(tokens.masked_fill(~inside, -1), vertices.masked_fill(~inside, -1), lengths, scores)
 
@@ -178,16 +186,7 @@ def _collapse(
     )
 
 
-def _checked(
-    emissions: Tensor,
-    links: Tensor,
-    strategy: str,
-    lookahead_weight: float,
-    length_penalty: float,
-    max_length: int | None,
-    bos: int | None,
-    eos: int | None,
-) -> int:
+def _checked(emissions: Tensor, links: Tensor, strategy: str, how: PathOptions) -> int:
     """Check all arguments except the lengths. Returns the graph size L."""
     if strategy not in get_args(LatticeStrategy):
         strategies = ", ".join(f'"{name}"' for name in get_args(LatticeStrategy))
@@ -199,12 +198,14 @@ def _checked(
         )
     batch, size, vocabulary = emissions.shape
     checked_links(links, batch, size)
-    for name, value in (("lookahead_weight", lookahead_weight), ("length_penalty", length_penalty)):
+    for name, value in (("lookahead_weight", how.lookahead_weight), ("length_penalty", how.length_penalty)):
         if not 0.0 <= value < float("inf"):
             raise InputError(f"`{name}` must be at least 0 and finite, but is {value}. The default is 1.0.")
-    if max_length is not None and max_length < 2:
-        raise InputError(f"`max_length` must be at least 2 vertices, but is {max_length}. Leave it out for no limit.")
-    for name, token in (("bos", bos), ("eos", eos)):
+    if how.max_length is not None and how.max_length < 2:
+        raise InputError(
+            f"`max_length` must be at least 2 vertices, but is {how.max_length}. Leave it out for no limit."
+        )
+    for name, token in (("bos", how.bos), ("eos", how.eos)):
         if token is not None and not 0 <= token < vocabulary:
             raise InputError(
                 f"`{name}` must be a token below {vocabulary}, but is {token}. Pass None if the vertex is free."

@@ -3,7 +3,7 @@
 The evidence is the log-probabilities of the chosen tokens: their mean, the worst stretch and the count. A transcript
 and an answer need no further pass for them; a transcript adds `rate`, tokens for each second of sound, an answer about
 a picture `structure` and `distance`: whether it shows anything, and how unlike training's it is
-(`description/picture_evidence.py`). A translation needs one pass of the autoregressive decoder over its units. That
+(`description/answer.py`). A translation needs one pass of the autoregressive decoder over its units. That
 pass gives these three, and `differs`, the share of units that it would have chosen otherwise; a path through the graph
 adds `graph`, its own log-probability.
 
@@ -146,15 +146,6 @@ def too_unsure(value: float, least: float | None, what: str) -> InputError | Non
         f"`{what}` must give an output with a confidence of at least min_confidence={least:g}, but it has {value:.2f}. "
         f"Check that `{what}` is what the model was made for, or lower `min_confidence`."
     )
-
-
-def refuse_unsure(results: dict[int, Output], errors: dict[int, InputError], least: float | None, what: str) -> None:
-    """Move outputs whose confidence is below `least` from `results` to `errors`, both keyed by index."""
-    for index, result in list(results.items()):
-        refusal = too_unsure(result.confidence, least, what)
-        if refusal is not None:
-            errors[index] = refusal
-            del results[index]
 
 
 def _calibration(entry: Mapping[str, Any]) -> Calibration:

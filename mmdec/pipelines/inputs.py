@@ -1,11 +1,11 @@
-"""Reads a caller's recordings in any form, single or in a list, and collects the errors of a list."""
+"""Reads a caller's recordings in any form, single or in a list."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import BinaryIO, cast
 
 import numpy as np
 import torch
@@ -14,72 +14,27 @@ from torch import Tensor
 from mmdec import audio as sound
 from mmdec.checks.arguments import show
 from mmdec.checks.files import printable
+from mmdec.pipelines.call import Batch
 from mmdec.types import InputError
 
 Audio = str | os.PathLike[str] | BinaryIO | np.ndarray | Tensor
 AudioList = list[Audio] | tuple[Audio, ...] | list[str] | list[Path] | list[np.ndarray] | list[Tensor]
-Result = TypeVar("Result")
 MIN_SECONDS = 0.1
 SILENCE = 5e-4  # of full scale: -66 dB
 MAX_CHANNELS = 8
 
 
-class BatchError(InputError):
-    """Some recordings or images of a batch were refused; `results` holds the others' results."""
-
-    def __init__(self, results: list[Any], errors: dict[int, InputError], what: str = "recordings") -> None:
-        self.results = results  # results in order, None where refused
-        self.errors = errors  # index in the batch -> error
-        first = next(iter(errors))
-        super().__init__(
-            f"{len(errors)} of {len(results)} {what} were refused, the first at index {first}: {errors[first]} "
-            "The others are in `results` of this error."
+def recordings(audio: Audio | Sequence[Audio], sample_rate: int | None) -> Batch[Audio]:
+    """The recordings of one call. Raises InputError if `sample_rate` is given although all recordings are files."""
+    single = not isinstance(audio, (list, tuple))
+    items: list[Audio] = [cast(Audio, audio)] if single else list(cast(Sequence[Audio], audio))
+    arrays = any(isinstance(item, (np.ndarray, Tensor)) for item in items)
+    if sample_rate is not None and items and not arrays:
+        raise InputError(
+            f"`sample_rate` must be left out for files, whose headers name it, but is {show(sample_rate)}. Leave it "
+            "out."
         )
-
-
-class Batch:
-    """The recordings of one call (single or a list), and the errors of those that were refused."""
-
-    def __init__(self, audio: Audio | Sequence[Audio], sample_rate: int | None) -> None:
-        """Raises InputError if `sample_rate` is given although all recordings are files."""
-        self.single = not isinstance(audio, (list, tuple))
-        self._items: list[Audio] = [cast(Audio, audio)] if self.single else list(cast(Sequence[Audio], audio))
-        self._sample_rate = sample_rate
-        self.errors: dict[int, InputError] = {}  # index in the batch -> error
-        arrays = any(isinstance(item, (np.ndarray, Tensor)) for item in self._items)
-        if sample_rate is not None and self._items and not arrays:
-            raise InputError(
-                f"`sample_rate` must be left out for files, whose headers name it, but is {show(sample_rate)}. Leave "
-                "it out."
-            )
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def read(self, check: Callable[[Tensor], Tensor] = lambda samples: samples) -> dict[int, Tensor]:
-        """Read all recordings to 16 kHz mono (T,), keyed by index. Those that fail, or fail `check`, go to `errors`."""
-        recordings: dict[int, Tensor] = {}
-        for index, item in enumerate(self._items):
-            try:
-                recordings[index] = check(read(item, self._sample_rate))
-            except InputError as error:
-                self.errors[index] = error
-        return recordings
-
-    def results(self, results: Mapping[int, Result]) -> Result | list[Result]:
-        """The return value of the call: a single result, or the list of results.
-
-        results: keyed by index. Raises: the InputError of a single recording; BatchError if some of a list were
-            refused.
-        """
-        if self.single:
-            for error in self.errors.values():
-                raise error
-            return results[0]
-        if self.errors:
-            errors = dict(sorted(self.errors.items()))
-            raise BatchError([results.get(index) for index in range(len(self))], errors)
-        return [results[index] for index in range(len(self))]
+    return Batch(items, single)
 
 
 def read(audio: Audio, sample_rate: int | None = None, max_seconds: float = sound.MAX_SECONDS) -> Tensor:

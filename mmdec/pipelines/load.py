@@ -14,7 +14,7 @@ from mmdec.types import InputError
 
 if TYPE_CHECKING:
     from mmdec.hub.vlm import LoadedVlm
-    from mmdec.pipelines.transcription.load import LoadedTranscriber
+    from mmdec.pipelines.transcription.transcribe import LoadedTranscriber
     from mmdec.pipelines.translation.translator import SpeechTranslator
 
     Loaded = SpeechTranslator | LoadedTranscriber | LoadedVlm
@@ -58,7 +58,7 @@ def load(
         raise InputError(
             f"`vocoder` must be left out for a model that does not speak, but '{os.fspath(model)}' is {system!r}."
         )
-    from mmdec.pipelines.transcription.load import KIND, load_transcriber
+    from mmdec.pipelines.transcription.transcribe import KIND, load_transcriber
 
     if system == KIND:
         return load_transcriber(model, device, check_dtype(dtype))

@@ -36,12 +36,14 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
-    is_causal: bool | None = None,
     tree: TreeMask | None = None,
-    **kwargs: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention: query (B, Hq, N, D), key and value (B, Hkv, S, D) -> (B, N, Hq, D). tree: given in a draft's pass."""
+    """Attention: query (B, Hq, N, D), key and value (B, Hkv, S, D) -> (B, N, Hq, D). tree: given in a draft's pass.
+
+    options: as transformers calls its attention; of these, dropout and is_causal are followed.
+    """
+    dropout, is_causal = options.get("dropout", 0.0), options.get("is_causal")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     queries = query.shape[2]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+import mmdec
+from mmdec import cli
 from mmdec.drafters.registry import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mmdec"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 TREE = re.search(r"^```\nmmdec/\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+RECIPES = ("LightningModule", "LightningDataModule")
 WHISPERS = (  # Whisper's own rooms
     "targets/whisper",
     "hub/whisper",
@@ -106,6 +109,36 @@ def test_long_functions_are_few() -> None:
         and (node.end_lineno or 0) - node.lineno - len((ast.get_docstring(node) or "").splitlines()) >= 60
     ]
     assert len(long) <= 3, long
+
+
+def test_functions_take_few_arguments() -> None:
+    """At most eight, but for public calls, verbs of the command line, Triton kernels and the modules of recipes, whose
+    arguments are those of a YAML."""
+    groups = [cli.app, *(group.typer_instance for group in cli.app.registered_groups)]
+    verbs = {command.callback for group in groups if group for command in group.registered_commands}
+    free = {(str(verb.__module__), verb.__name__) for verb in verbs if verb}
+    free |= {(str(getattr(mmdec, name).__module__), name) for name in mmdec.__all__ if callable(getattr(mmdec, name))}
+    many: list[str] = []
+    for path in MODULES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        of_recipes = [node for node in classes if any(ast.unparse(base).endswith(RECIPES) for base in node.bases)]
+        excepted = {id(part) for node in of_recipes for part in node.body}
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.FunctionDef) or id(node) in excepted or (module, node.name) in free:
+                continue
+            kernel = any(ast.unparse(entry).partition("(")[0].endswith("jit") for entry in node.decorator_list)
+            if not kernel and arguments(node) > 8:
+                many.append(f"{path.relative_to(PACKAGE)}: {node.name}")
+    assert many == []
+
+
+def arguments(node: ast.FunctionDef) -> int:
+    """The number of a function's arguments, `self` and `cls` aside."""
+    named = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    several = [entry for entry in (node.args.vararg, node.args.kwarg) if entry is not None]
+    return sum(entry.arg not in ("self", "cls") for entry in named) + len(several)
 
 
 def test_what_a_type_checker_is_told_to_ignore_has_its_reason() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -22,7 +22,7 @@ from mmdec.evaluation.bench.report import BenchReport, Comparison, Exactness, Ki
 from mmdec.evaluation.quality.description import PROMPT, DescriptionHarness, questions_of
 from mmdec.evaluation.quality.harness import Measurements, Method, parse_plan
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
-from mmdec.pipelines.description.load import AUTO, as_drafter
+from mmdec.pipelines.description.describe import AUTO, as_drafter
 from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log
@@ -46,21 +46,28 @@ class AnsweredQuestion:
     words: int
 
 
+@final
+@dataclass(frozen=True)
+class VlmBench:
+    """How `bench_vlm`, which says what each option means, times drafters."""
+
+    allow_absolute_paths: bool = False
+    prompt: str = PROMPT
+    drafters: Sequence[str] = (AUTO,)
+    plan: str = "learned"
+    per_task: int = 6
+    repeats: int = 5
+    max_new_tokens: int | None = None
+    device: str | None = "cpu"
+    threads: int = 2
+    log: Log = no_log
+
+
 def bench_vlm(
     questions: str | os.PathLike[str] | None = None,
     images: str | os.PathLike[str] | None = None,
     model: str | os.PathLike[str] | LoadedVlm = DEFAULT_MODEL,
-    *,
-    allow_absolute_paths: bool = False,
-    prompt: str = PROMPT,
-    drafters: Sequence[str] = (AUTO,),
-    plan: str = "learned",
-    per_task: int = 6,
-    repeats: int = 5,
-    max_new_tokens: int | None = None,
-    device: str | None = "cpu",
-    threads: int = 2,
-    log: Log = no_log,
+    **options: Any,
 ) -> BenchReport:
     """Time drafters against greedy `generate`, its prompt lookup, and mmdec's plain decoding.
 
@@ -68,22 +75,24 @@ def bench_vlm(
     evenly spaced. drafters: as `describe` takes them; the first is compared with the others, too. plan: draft size, see
     `parse_plan`. Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
-    check_whole("per_task", per_task, 1, 2**31, "6 of each task give a first impression.")
-    check_whole("repeats", repeats, 1, 10_000, "5 give quartiles.")
-    check_threads(threads)
-    if not drafters or len(set(drafters)) < len(drafters):
-        raise InputError(f"`drafters` must be different names, at least one, but are {list(drafters)}. Name them once.")
-    nodes = parse_plan(plan)
-    keep_threads(threads)
-    vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, device)
-    chosen = questions_of(questions, images, prompt, per_task, Admission(allow_absolute_paths))
-    drafted = [Method.drafted(name, as_drafter(vlm, name), nodes) for name in drafters]
-    harness = DescriptionHarness(vlm, max_new_tokens)
+    how = VlmBench(**options)
+    check_whole("per_task", how.per_task, 1, 2**31, "6 of each task give a first impression.")
+    check_whole("repeats", how.repeats, 1, 10_000, "5 give quartiles.")
+    check_threads(how.threads)
+    if not how.drafters or len(set(how.drafters)) < len(how.drafters):
+        named = list(how.drafters)
+        raise InputError(f"`drafters` must be different names, at least one, but are {named}. Name them once.")
+    nodes = parse_plan(how.plan)
+    keep_threads(how.threads)
+    vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, how.device)
+    chosen = questions_of(questions, images, how.prompt, how.per_task, Admission(how.allow_absolute_paths))
+    drafted = [Method.drafted(name, as_drafter(vlm, name), nodes) for name in how.drafters]
+    harness = DescriptionHarness(vlm, how.max_new_tokens)
     found = {
         "what": "a = mmdec with a drafter, b = the other; ratios are b / a",
         "model": vlm.directory.name if vlm.directory else "given",
-        "plan": plan,
-        **_all_methods(harness, drafted, chosen, repeats, log),
+        "plan": how.plan,
+        **_all_methods(harness, drafted, chosen, how.repeats, how.log),
         "hardware": hardware(
             device=vlm.model.device, dtype=dtype_of(vlm.model), batch=1, threads=torch.get_num_threads()
         ),
@@ -99,7 +108,7 @@ def bench_vlm(
     whole = {drafter: entry["against"]["greedy"]["all"] for drafter, entry in found["drafters"].items()}
     return BenchReport(
         bench="vlm",
-        title=f"Drafters for pictures: {found['model']}, {found['questions']} questions, drafts {plan}",
+        title=f"Drafters for pictures: {found['model']}, {found['questions']} questions, drafts {how.plan}",
         hardware=found["hardware"],
         exactness=tuple(
             Exactness(f"tokens of {drafter} and of transformers' greedy loop", row["identical"], row["of"])

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -69,26 +69,33 @@ class Recording:
         return next(words for words in BINS if words[0] <= max(self.words, 1) <= words[1])
 
 
+@final
+@dataclass(frozen=True)
+class AsrBench:
+    """How `bench_asr`, which says what each option means, times Medusa heads."""
+
+    allow_absolute_paths: bool = False
+    heads: str | os.PathLike[str] | None = None
+    assistant: str | os.PathLike[str] | None = None
+    plan: str = "learned"
+    sweep: Sequence[str] = ()
+    per_bin: int = 6
+    repeats: int = 5
+    batch: int = 8
+    peer: str | None = None
+    language: str | None = "en"
+    max_new_tokens: int | None = None
+    device: str | None = "cpu"
+    threads: int = 2
+    log: Log = no_log
+
+
 def bench_asr(
     recordings: Sequence[Path] = (),
     corpus: str | os.PathLike[str] = "data/english",
     splits: Sequence[str] = SPLITS,
     model: str | os.PathLike[str] | LoadedWhisper = DEFAULT_MODEL,
-    *,
-    allow_absolute_paths: bool = False,
-    heads: str | os.PathLike[str] | None = None,
-    assistant: str | os.PathLike[str] | None = None,
-    plan: str = "learned",
-    sweep: Sequence[str] = (),
-    per_bin: int = 6,
-    repeats: int = 5,
-    batch: int = 8,
-    peer: str | None = None,
-    language: str | None = "en",
-    max_new_tokens: int | None = None,
-    device: str | None = "cpu",
-    threads: int = 2,
-    log: Log = no_log,
+    **options: Any,
 ) -> BenchReport:
     """Time Medusa heads against greedy decoding, prompt lookup and an assistant.
 
@@ -98,33 +105,39 @@ def bench_asr(
     in a batch. peer: another engine ("ctranslate2") to time with the same weights on the long recordings of one window.
     Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
-    if min(per_bin, repeats, batch) < 1:
-        raise InputError(f"`repeats`, `per_bin` and `batch` must be at least 1, but are {repeats}, {per_bin}, {batch}.")
-    nodes, plans = parse_plan(plan), {size: parse_plan(size) for size in sweep}
-    check_threads(threads)
-    keep_threads(threads)
-    whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, device)
-    bench = _Bench(TranscriptionHarness(whisper, language, max_new_tokens), repeats, batch, log)
-    drafter = whisper.heads(heads)
-    admission = Admission(allow_absolute_paths)
-    chosen = _given(bench.harness, recordings) or from_corpus(bench.harness, corpus, splits, per_bin, admission)
+    how = AsrBench(**options)
+    if min(how.per_bin, how.repeats, how.batch) < 1:
+        given = f"{how.repeats}, {how.per_bin}, {how.batch}"
+        raise InputError(f"`repeats`, `per_bin` and `batch` must be at least 1, but are {given}.")
+    nodes, plans = parse_plan(how.plan), {size: parse_plan(size) for size in how.sweep}
+    check_threads(how.threads)
+    keep_threads(how.threads)
+    whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, how.device)
+    bench = _Bench(TranscriptionHarness(whisper, how.language, how.max_new_tokens), how.repeats, how.batch, how.log)
+    drafter = whisper.heads(how.heads)
+    admission = Admission(how.allow_absolute_paths)
+    chosen = _given(bench.harness, recordings) or from_corpus(bench.harness, corpus, splits, how.per_bin, admission)
     report = {
         "what": "a = mmdec with Medusa heads, b = the other; ratios are b / a",
         "model": whisper.directory.name if whisper.directory else "given",
         "drafter": drafter.name,
-        "plan": plan,
-        **bench.all_methods(Method.drafted("medusa", drafter, nodes), assistants(whisper.model, assistant), chosen),
+        "plan": how.plan,
+        **bench.all_methods(Method.drafted("medusa", drafter, nodes), assistants(whisper.model, how.assistant), chosen),
     }
     if plans:
         report["sweep"] = bench.sweep(drafter, plans, [chosen[index] for index in _long(chosen)])
-    if peer is not None:
+    if how.peer is not None:
         longest = [chosen[index].samples for index in _long(chosen)]
         report["peer"] = against_peer(
-            whisper, drafter, longest, peer, heads=heads, repeats=repeats, language=language, log=log
+            *(whisper, drafter, longest, how.peer),
+            heads=how.heads,
+            repeats=how.repeats,
+            language=how.language,
+            log=how.log,
         )
     network = whisper.model
     report["hardware"] = hardware(
-        device=network.device, dtype=dtype_of(network), batch=(1, batch), threads=torch.get_num_threads()
+        device=network.device, dtype=dtype_of(network), batch=(1, how.batch), threads=torch.get_num_threads()
     )
     return _report(report)
 

@@ -23,14 +23,12 @@ from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.decode.budget import Nodes
 from mmdec.decode.watch import Stopwatch, timed_passes
 from mmdec.evaluation.quality.harness import Harness, Measurement, Method, counted, quiet
-from mmdec.generation.drafter_choice import DraftedBy
+from mmdec.generation.run import DraftedBy
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
-from mmdec.pipelines.description.describe import describe, read_question
-from mmdec.pipelines.description.description import Description
-from mmdec.pipelines.description.load import AUTO, as_drafter
+from mmdec.pipelines.call import BatchError
+from mmdec.pipelines.description.answer import MAX_NEW_TOKENS, Description
+from mmdec.pipelines.description.describe import AUTO, as_drafter, describe, read_question
 from mmdec.pipelines.description.prompts import render, tensors, user_message
-from mmdec.pipelines.description.request import MAX_NEW_TOKENS
-from mmdec.pipelines.inputs import BatchError
 from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log
@@ -165,23 +163,30 @@ def score(question: ImageQuestion, text: str) -> tuple[float, int]:
     return 0.0, 0
 
 
+@final
+@dataclass(frozen=True)
+class VlmScoring:
+    """How `evaluate_vlm`, which says what each option means, scores a model."""
+
+    allow_absolute_paths: bool = False
+    prompt: str = PROMPT
+    drafter: DraftedBy = AUTO
+    plan: Nodes = None
+    swap: bool = False
+    limit: int | None = None
+    max_new_tokens: int | None = None
+    batch_size: int = 1
+    device: str | None = None
+    threads: int = 2
+    worst: int = 10
+    log: Log = no_log
+
+
 def evaluate_vlm(
     questions: str | os.PathLike[str] | None = None,
     images: str | os.PathLike[str] | None = None,
     model: str | os.PathLike[str] | LoadedVlm = DEFAULT_MODEL,
-    *,
-    allow_absolute_paths: bool = False,
-    prompt: str = PROMPT,
-    drafter: DraftedBy = AUTO,
-    plan: Nodes = None,
-    swap: bool = False,
-    limit: int | None = None,
-    max_new_tokens: int | None = None,
-    batch_size: int = 1,
-    device: str | None = None,
-    threads: int = 2,
-    worst: int = 10,
-    log: Log = no_log,
+    **options: Any,
 ) -> dict[str, Any]:
     """Score a model; a JSON-ready report.
 
@@ -196,28 +201,29 @@ def evaluate_vlm(
     Intervals are Wilson's, of 95 %. A question that `mmdec.describe` refuses counts as wrong and is named. Raises
     InputError.
     """
-    check_threads(threads)
-    check_whole("batch_size", batch_size, 1, 4096, "1 asks one by one.")
-    if limit is not None:
-        check_whole("limit", limit, 1, 2**31, "Leave it out for all questions.")
-    chosen = questions_of(questions, images, prompt, limit, Admission(allow_absolute_paths))
-    chosen = swapped(chosen) if swap else chosen
-    keep_threads(threads)
-    vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, device)
-    loaded_drafter = as_drafter(vlm, drafter)
-    method = Method("drafted", "mmdec", {"drafter": loaded_drafter, "num_speculative_tokens": plan})
-    answered = _answers(DescriptionHarness(vlm, max_new_tokens), method, chosen, batch_size, log)
+    how = VlmScoring(**options)
+    check_threads(how.threads)
+    check_whole("batch_size", how.batch_size, 1, 4096, "1 asks one by one.")
+    if how.limit is not None:
+        check_whole("limit", how.limit, 1, 2**31, "Leave it out for all questions.")
+    chosen = questions_of(questions, images, how.prompt, how.limit, Admission(how.allow_absolute_paths))
+    chosen = swapped(chosen) if how.swap else chosen
+    keep_threads(how.threads)
+    vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, how.device)
+    loaded_drafter = as_drafter(vlm, how.drafter)
+    method = Method("drafted", "mmdec", {"drafter": loaded_drafter, "num_speculative_tokens": how.plan})
+    answered = _answers(DescriptionHarness(vlm, how.max_new_tokens), method, chosen, how.batch_size, how.log)
     named = loaded_drafter if isinstance(loaded_drafter, str) else getattr(loaded_drafter, "name", None) or "none"
     return {
         "model": vlm.directory.name if vlm.directory else "given",
         "questions": os.fspath(questions if questions is not None else images or QUESTIONS),
-        "swapped": swap,
+        "swapped": how.swap,
         "n": len(answered),
         "drafter": named,
-        "batch_size": batch_size,
-        **_report(answered, worst),
+        "batch_size": how.batch_size,
+        **_report(answered, how.worst),
         "hardware": hardware(
-            device=vlm.model.device, dtype=dtype_of(vlm.model), batch=batch_size, threads=torch.get_num_threads()
+            device=vlm.model.device, dtype=dtype_of(vlm.model), batch=how.batch_size, threads=torch.get_num_threads()
         ),
     }
 

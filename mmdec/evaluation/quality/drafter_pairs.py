@@ -25,7 +25,7 @@ from mmdec.decode.guard import ForwardingDrafter
 from mmdec.evaluation.quality.description import PROMPT, QUESTIONS, DescriptionHarness, questions_of
 from mmdec.evaluation.quality.harness import Method, parse_plan
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
-from mmdec.pipelines.description.load import as_drafter
+from mmdec.pipelines.description.describe import as_drafter
 from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from mmdec.decode.budget import Nodes
-from mmdec.generation.drafter_choice import DraftedBy
+from mmdec.generation.run import DraftedBy
 from mmdec.runtime import Log
 from mmdec.types import InputError, MmdecError
 

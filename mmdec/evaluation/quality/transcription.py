@@ -29,6 +29,7 @@ from mmdec.checks.arguments import check_threads
 from mmdec.decode.budget import Nodes
 from mmdec.decode.watch import Stopwatch, timed_passes
 from mmdec.evaluation.quality.harness import Harness, Measurement, Method, counted, quiet
+from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.hub.medusa import WEIGHTS
 from mmdec.hub.whisper import DEFAULT_MODEL, HEADS, LoadedWhisper, load_whisper
 from mmdec.pipelines.inputs import Audio, read
@@ -141,7 +142,8 @@ class TranscriptionHarness(Harness[Tensor]):
         )
 
     def _request(self, recordings: int) -> TranscriptionRequest:
-        return TranscriptionRequest.of(self.whisper, None, self.language, "transcribe", None, self.options, recordings)
+        plain = Speculation(DecodingOptions(drafter=None))
+        return TranscriptionRequest.of(self.whisper, plain, self.options, recordings, language=self.language)
 
 
 def has_heads(whisper: LoadedWhisper) -> bool:
@@ -164,24 +166,31 @@ class Transcribed:
     error: str = ""
 
 
+@final
+@dataclass(frozen=True)
+class AsrScoring:
+    """How `evaluate_asr`, which says what each option means, scores a model."""
+
+    recordings: Sequence[str | os.PathLike[str]] = ()
+    allow_absolute_paths: bool = False
+    heads: str | os.PathLike[str] | None = None
+    plan: Nodes = None
+    plain: bool = True
+    language: str | None = "en"
+    batch_size: int = 1
+    limit: int | None = None
+    max_new_tokens: int | None = None
+    device: str | None = None
+    threads: int = 2
+    worst: int = 10
+    log: Log = no_log
+
+
 def evaluate_asr(
     split: str | None = "test",
     corpus: str | os.PathLike[str] = "data/english",
     model: str | os.PathLike[str] | LoadedWhisper = DEFAULT_MODEL,
-    *,
-    recordings: Sequence[str | os.PathLike[str]] = (),
-    allow_absolute_paths: bool = False,
-    heads: str | os.PathLike[str] | None = None,
-    plan: Nodes = None,
-    plain: bool = True,
-    language: str | None = "en",
-    batch_size: int = 1,
-    limit: int | None = None,
-    max_new_tokens: int | None = None,
-    device: str | None = None,
-    threads: int = 2,
-    worst: int = 10,
-    log: Log = no_log,
+    **options: Any,
 ) -> dict[str, Any]:
     """Score a Whisper; a JSON-ready report.
 
@@ -194,31 +203,32 @@ def evaluate_asr(
     A recording that `mmdec.transcribe` refuses counts as an empty transcript and is named. A recording of more than a
     window (30 s) is decoded alone, by transformers' long-form code. Raises InputError.
     """
-    _check(limit, batch_size, threads)
+    how = AsrScoring(**options)
+    _check(how.limit, how.batch_size, how.threads)
     found = (
-        read_recordings([os.fspath(path) for path in recordings])
-        if recordings
-        else read_utterances(os.fspath(corpus), split, Admission(allow_absolute_paths))
+        read_recordings([os.fspath(path) for path in how.recordings])
+        if how.recordings
+        else read_utterances(os.fspath(corpus), split, Admission(how.allow_absolute_paths))
     )
-    rows = evenly_spaced(found, limit)
-    keep_threads(threads)
-    whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, device)
-    methods = _methods(whisper, heads, plan, plain)
-    harness = TranscriptionHarness(whisper, language, max_new_tokens)
-    transcribed, measured = _decode_all(harness, methods, rows, batch_size, log)
-    normalise, normaliser_name = normaliser(whisper.tokenizer, language)
+    rows = evenly_spaced(found, how.limit)
+    keep_threads(how.threads)
+    whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, how.device)
+    methods = _methods(whisper, how.heads, how.plan, how.plain)
+    harness = TranscriptionHarness(whisper, how.language, how.max_new_tokens)
+    transcribed, measured = _decode_all(harness, methods, rows, how.batch_size, how.log)
+    normalise, normaliser_name = normaliser(whisper.tokenizer, how.language)
     network = whisper.model
     return {
         "model": whisper.directory.name if whisper.directory else "given",
-        "split": "own recordings" if recordings else split,
+        "split": "own recordings" if how.recordings else split,
         "n": len(rows),
         "source_seconds": sum(result.seconds for result in transcribed),
-        "batch_size": batch_size,
-        "language": language,
+        "batch_size": how.batch_size,
+        "language": how.language,
         "normaliser": normaliser_name,
-        **_report(transcribed, measured, normalise, worst),
+        **_report(transcribed, measured, normalise, how.worst),
         "hardware": hardware(
-            device=network.device, dtype=dtype_of(network), batch=batch_size, threads=torch.get_num_threads()
+            device=network.device, dtype=dtype_of(network), batch=how.batch_size, threads=torch.get_num_threads()
         ),
     }
 

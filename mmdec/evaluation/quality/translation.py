@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import numpy as np
 
@@ -68,21 +68,28 @@ class Output:
     error: str = ""
 
 
+@final
+@dataclass(frozen=True)
+class SpeechScoring:
+    """How `evaluate_speech`, which says what each option means, scores a model."""
+
+    common_voice: str | os.PathLike[str] | None = None
+    cvss: str | os.PathLike[str] | None = None
+    allow_absolute_paths: bool = False
+    limit: int | None = None
+    asr: bool = True
+    device: str | None = None
+    threads: int = 2
+    translator: Translator | None = None
+    log: Log = no_log
+
+
 def evaluate_speech(
     split: str = "test",
     corpus: str | os.PathLike[str] = "data/corpus",
     model: str | os.PathLike[str] | None = None,
     strategies: Sequence[str] = COMPARED,
-    *,
-    common_voice: str | os.PathLike[str] | None = None,
-    cvss: str | os.PathLike[str] | None = None,
-    allow_absolute_paths: bool = False,
-    limit: int | None = None,
-    asr: bool = True,
-    device: str | None = None,
-    threads: int = 2,
-    translator: Translator | None = None,
-    log: Log = no_log,
+    **options: Any,
 ) -> dict[str, Any]:
     """Score a speech translator; a JSON-ready report.
 
@@ -90,23 +97,24 @@ def evaluate_speech(
     translator: replaces the model. log: gets lines of progress. The strategies run in turn on each recording, after one
     warm-up each. A recording that is refused counts as an empty translation and is named. Raises InputError.
     """
-    if limit is not None and limit < 1:
-        raise InputError(f"`limit` must be at least 1, but is {limit}. Leave it out for the whole split.")
-    check_threads(threads)
+    how = SpeechScoring(**options)
+    if how.limit is not None and how.limit < 1:
+        raise InputError(f"`limit` must be at least 1, but is {how.limit}. Leave it out for the whole split.")
+    check_threads(how.threads)
     if not strategies:
         raise InputError("`strategies` must name at least one strategy, but is empty. Use lookahead.")
     root = Path(corpus)
-    target = Path(cvss) if cvss is not None else root / "cvss_c"
-    source = Path(common_voice) if common_voice is not None else root / "cv" / "fr"
-    usable, skipped = read_pairs(source, target, split, scoring=True, admission=Admission(allow_absolute_paths))
-    rows = evenly_spaced(usable, limit)
+    target = Path(how.cvss) if how.cvss is not None else root / "cvss_c"
+    source = Path(how.common_voice) if how.common_voice is not None else root / "cv" / "fr"
+    usable, skipped = read_pairs(source, target, split, scoring=True, admission=Admission(how.allow_absolute_paths))
+    rows = evenly_spaced(usable, how.limit)
     lexicon = corpus_lexicon(root)
-    recogniser = build_recogniser(target, lexicon, log) if asr else None
-    if translator is not None:
-        name, run, machine = "injected", translator, _machine(None, threads)
+    recogniser = build_recogniser(target, lexicon, how.log) if how.asr else None
+    if how.translator is not None:
+        name, run, machine = "injected", how.translator, _machine(None, how.threads)
     else:
-        name, run, machine = _translator(model, strategies, device, threads)
-    outputs = _translate_all(run, rows, strategies, log)
+        name, run, machine = _translator(model, strategies, how.device, how.threads)
+    outputs = _translate_all(run, rows, strategies, how.log)
     seconds = [_seconds(row.clip) for row in rows]
     report: dict[str, Any] = {
         "model": name,
@@ -121,7 +129,7 @@ def evaluate_speech(
         },
     }
     if recogniser is not None:
-        add_asr_bleu(report, recogniser, rows, outputs, log)
+        add_asr_bleu(report, recogniser, rows, outputs, how.log)
     return report
 
 

@@ -7,6 +7,7 @@ again, and the drafter's state continues with the cache.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -16,13 +17,13 @@ from typing_extensions import Unpack
 
 from mmdec.checks.arguments import check_callable, check_threads, naming_options
 from mmdec.decode.watch import Stopwatch
+from mmdec.generation.run import DecodingOptions
 from mmdec.hub.vlm import DEFAULT_MODEL
 from mmdec.images import to_pil
+from mmdec.pipelines.call import as_loaded
 from mmdec.pipelines.confidence import Evidence, check_min_confidence, too_unsure
-from mmdec.pipelines.description.describe import DescribeOptions, Pictures, read_question, request_of
-from mmdec.pipelines.description.describe_batch import Listeners, OnText, describe_batch
-from mmdec.pipelines.description.description import Description
-from mmdec.pipelines.description.load import AUTO, as_vlm
+from mmdec.pipelines.description.answer import Description, DescriptionRequest, OnText, describe_batch
+from mmdec.pipelines.description.describe import AUTO, VLM, DescribeOptions, Pictures, as_drafter, read_question
 from mmdec.pipelines.description.prompts import (
     Message,
     Question,
@@ -58,13 +59,13 @@ class Chat:
             if name in remaining:
                 raise InputError(f"`{name}` must be left out, but is given: a chat asks one question at a time.")
         self._threads = check_threads(remaining.pop("threads", None))
-        least = check_min_confidence(remaining.pop("min_confidence", None))
+        self._least = check_min_confidence(remaining.pop("min_confidence", None))
         named = (remaining.pop("model", DEFAULT_MODEL), remaining.pop("processor", None))
-        vlm = as_vlm(*named, remaining.pop("device", None), remaining.pop("dtype", None))
+        vlm = as_loaded(VLM, *named, remaining.pop("device", None), remaining.pop("dtype", None))
+        drafter = as_drafter(vlm, remaining.pop("drafter", AUTO))
         names = ("rule", "num_speculative_tokens", "seed", "statistics")
-        rule, nodes, seed, statistics = (remaining.pop(name, None) for name in names)
-        drafter = remaining.pop("drafter", AUTO)
-        self._request = request_of(vlm, drafter, rule, nodes, seed, statistics, remaining, least)
+        decoding = DecodingOptions(drafter, *(remaining.pop(name, None) for name in names))
+        self._request = DescriptionRequest.of(vlm, decoding, remaining)
         self._messages: list[Message] = []  # the model's answers among them
         self._pictures: list[Any] = []  # of the whole dialogue, (H, W, 3) uint8
         self._seen: Evidence = {}  # an answer may be about any of them: the last one's evidence
@@ -106,18 +107,10 @@ class Chat:
             for error in too_long(self._request.vlm, inputs, remedy).values():
                 raise error
             self._cache = None  # only a complete answer leaves a valid cache
-            listeners = Listeners(on_text)
+            request, shown = replace(self._request, on_text=on_text), len(self._pictures)
             with naming_options(DescribeOptions.__annotations__.keys() - {*LACKING}):
-                (answer,) = describe_batch(
-                    self._request,
-                    inputs,
-                    [question.pictures],
-                    stopwatch.lap(),
-                    listeners,
-                    self._seen,
-                    len(self._pictures),
-                )
-            refusal = too_unsure(answer.confidence, self._request.min_confidence, question.argument)
+                (answer,) = describe_batch(request, inputs, [question.pictures], stopwatch.lap(), self._seen, shown)
+            refusal = too_unsure(answer.confidence, self._least, question.argument)
             if refusal is not None:
                 raise refusal
             self._cache = cache

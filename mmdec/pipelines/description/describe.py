@@ -9,37 +9,44 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, overload
 
 import torch
 from transformers import PreTrainedModel, ProcessorMixin
 from typing_extensions import TypedDict, Unpack
 
-from mmdec.checks.arguments import check_callable, check_threads, check_whole, naming_options, show
+from mmdec.checks.arguments import check_threads, check_whole, naming_options, show
 from mmdec.decode.budget import Nodes
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import RuleName
 from mmdec.decode.watch import Stopwatch
-from mmdec.generation.drafter_choice import DraftedBy
-from mmdec.generation.speculation import speculate
-from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm
+from mmdec.drafters.registry import NAME, auto_names, drafter_entry, drafter_names
+from mmdec.generation.run import DecodingOptions, DraftedBy
+from mmdec.hub.drafters import load_drafter
+from mmdec.hub.find import drafter_by_name, drafter_folder, version
+from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.images import ImageSource, read_image
-from mmdec.pipelines.confidence import check_min_confidence, read_calibrations, too_unsure
-from mmdec.pipelines.description.describe_batch import Listeners, OnRound, OnText, describe_batch
-from mmdec.pipelines.description.description import Description
-from mmdec.pipelines.description.load import AUTO, Model, as_drafter, as_vlm
+from mmdec.pipelines.call import MAX_BATCH, Batch, Part, System, as_loaded
+from mmdec.pipelines.confidence import check_min_confidence
+from mmdec.pipelines.description.answer import Description, DescriptionRequest, OnRound, OnText, describe_batch
 from mmdec.pipelines.description.prompts import Question, check_accepted, render, tensors, too_long, user_message
-from mmdec.pipelines.description.request import DescriptionRequest
-from mmdec.pipelines.inputs import BatchError
 from mmdec.pipelines.threads import with_threads
-from mmdec.targets.registry import target_of
-from mmdec.types import InputError
+from mmdec.types import Drafter, InputError
 
 __all__ = ["DescribeOptions", "describe"]
 
 PROMPT = "Describe this image."
-MAX_BATCH = 4096  # questions answered together at most
 MAX_IMAGES = 256  # images of one question at most
+AUTO = "auto"
+OTHERWISE = "lookup"  # the drafter if the model has none with weights
+VLM = System(
+    load_vlm,
+    LoadedVlm,
+    Part(PreTrainedModel, "a loaded model of transformers", "AutoModelForImageTextToText"),
+    Part(ProcessorMixin, "a processor of transformers", "AutoProcessor"),
+)
+Model = str | os.PathLike[str] | PreTrainedModel | LoadedVlm
 Picture = ImageSource | os.PathLike[str]
 Pictures = Picture | tuple[Picture, ...]  # all images of one question
 
@@ -126,85 +133,24 @@ def describe(
     batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
     check_threads(threads)
     least = check_min_confidence(min_confidence)
-    single = not isinstance(image, list)
-    listeners = _listeners(on_text, on_round, single)
-    questions = _questions(image, prompt)
-    vlm = as_vlm(model, processor, device, dtype)
-    request = request_of(vlm, drafter, rule, num_speculative_tokens, seed, statistics, options, least)
-    with with_threads(threads, vlm.model), naming_options(DescribeOptions.__annotations__):
-        errors: dict[int, InputError] = {}
-        read = _read(request, questions, errors)
-        descriptions = _in_batches(request, read, errors, batch_size, listeners)
-    _refuse(descriptions, errors, least, read)
-    if not single:
-        return _listed(descriptions, errors, len(questions))
-    for error in errors.values():
-        raise error
-    return descriptions[0]
-
-
-def _refuse(
-    descriptions: dict[int, Description],
-    errors: dict[int, InputError],
-    least: float | None,
-    questions: Mapping[int, Question],
-) -> None:
-    """Move answers below `min_confidence` to `errors`."""
-    for index, description in list(descriptions.items()):
-        refusal = too_unsure(description.confidence, least, questions[index].argument)
-        if refusal is not None:
-            errors[index] = refusal
-            del descriptions[index]
-
-
-def _listed(descriptions: Mapping[int, Description], errors: dict[int, InputError], count: int) -> list[Description]:
-    """All descriptions in the order of the questions. Raises BatchError if some were refused."""
-    if errors:
-        raise BatchError([descriptions.get(index) for index in range(count)], dict(sorted(errors.items())), "images")
-    return [descriptions[index] for index in range(count)]
-
-
-def _listeners(on_text: OnText | None, on_round: OnRound | None, single: bool) -> Listeners:
-    """Check both callbacks. Raises InputError if there are several questions."""
-    check_callable("on_text", on_text, "a function of a piece of text")
-    check_callable("on_round", on_round, "a function of a round")
-    for name, function in (("on_text", on_text), ("on_round", on_round)):
-        if function is not None and not single:
-            raise InputError(
-                f"`{name}` must be None for a list of images, but is given. Call `describe` for each of them."
-            )
-    return Listeners(on_text, on_round)
-
-
-def request_of(
-    vlm: LoadedVlm,
-    drafter: DraftedBy,
-    rule: RuleName | None,
-    nodes: Nodes,
-    seed: int | None,
-    statistics: DecodingStatistics | None,
-    options: Mapping[str, Any],
-    least: float | None = None,
-) -> DescriptionRequest:
-    """Check all options that can be checked before an image is read, and collect them.
-
-    vlm: the model and its processor. drafter, rule, nodes, seed, statistics, options: as for `describe`.
-    least: the checked `min_confidence`, in [0, 1] or None.
-    Raises: InputError if the drafter does not fit the model or an option is refused.
-    """
+    batch = Batch(_questions(image, prompt), not isinstance(image, list), "images")
+    remedy = "Call `describe` for each of them."
+    batch.check_listener("on_text", on_text, "a function of a piece of text", remedy)
+    batch.check_listener("on_round", on_round, "a function of a round", remedy)
+    vlm = as_loaded(VLM, model, processor, device, dtype)
     chosen = as_drafter(vlm, drafter)
-    loaded = speculate(chosen, rule, nodes, seed, statistics=statistics).drafter_for(vlm.model)
-    name = "" if loaded is None else loaded.name
-    # each run checks this again; checking once here first saves much of the time of a short answer
-    if name not in vlm.checked:
-        target = target_of(vlm.model)
-        if loaded is not None:
-            loaded.check(target)
-        vlm.checked.add(name)
-    # a smaller model gets locked while it runs, too
-    network = chosen if isinstance(chosen, PreTrainedModel) else loaded
-    calibrations = read_calibrations(vlm.directory)
-    return DescriptionRequest(vlm, network, rule, nodes, seed, statistics, options, least, calibrations)
+    decoding = DecodingOptions(chosen, rule, num_speculative_tokens, seed, statistics, on_round)
+    request = DescriptionRequest.of(vlm, decoding, options, on_text)
+
+    def read(given: tuple[Any, object]) -> Question:
+        question = read_question(*given)
+        return replace(question, text=render(vlm, [user_message(vlm, question)]))
+
+    def decode(questions: Mapping[int, Question]) -> dict[int, Description]:
+        return _in_batches(request, questions, batch_size, batch.errors)
+
+    with with_threads(threads, vlm.model), naming_options(DescribeOptions.__annotations__):
+        return batch.run(read, decode, least, lambda question: question.argument)
 
 
 def read_question(images: Any, prompt: object) -> Question:
@@ -234,28 +180,10 @@ def _questions(image: Any, prompt: str | list[str]) -> list[tuple[Any, object]]:
     return list(zip(image, prompt, strict=True))
 
 
-def _read(
-    request: DescriptionRequest, sources: Sequence[tuple[Any, object]], errors: dict[int, InputError]
-) -> dict[int, Question]:
-    """Read the questions, keyed by index. Questions that are refused add their error to `errors`."""
-    questions: dict[int, Question] = {}
-    for index, (images, prompt) in enumerate(sources):
-        try:
-            question = read_question(images, prompt)
-            text = render(request.vlm, [user_message(request.vlm, question)])
-            questions[index] = replace(question, text=text)
-        except InputError as error:
-            errors[index] = error
-    return questions
-
-
 def _in_batches(
-    request: DescriptionRequest,
-    questions: Mapping[int, Question],
-    errors: dict[int, InputError],
-    batch_size: int,
-    listeners: Listeners,
+    request: DescriptionRequest, questions: Mapping[int, Question], batch_size: int, errors: dict[int, InputError]
 ) -> dict[int, Description]:
+    """Answer questions, keyed by index, `batch_size` at a time. Those that the processor refuses add to `errors`."""
     descriptions: dict[int, Description] = {}
     indices = list(questions)
     for start in range(0, len(indices), batch_size):
@@ -264,7 +192,7 @@ def _in_batches(
         inputs, batch = _tensors(request, questions, batch, errors)
         if batch:
             pictures = [questions[index].pictures for index in batch]
-            described = describe_batch(request, inputs, pictures, stopwatch.lap(), listeners)
+            described = describe_batch(request, inputs, pictures, stopwatch.lap())
             descriptions |= zip(batch, described, strict=True)
     return descriptions
 
@@ -301,3 +229,67 @@ def _tensors(
     errors |= refused
     remaining = [index for index in batch if index not in refused]
     return _tensors(request, questions, remaining, errors) if remaining else ({}, remaining)
+
+
+def as_drafter(vlm: LoadedVlm, drafter: DraftedBy) -> DraftedBy:
+    """Resolve `describe`'s argument `drafter` to one that `speculate` takes.
+
+    "auto" becomes the first drafter in the registry's `auto_names` with weights beside the model, else "lookup". The
+    name of a drafter with weights, a folder or a hub id becomes that drafter, loaded once in the model's device and
+    precision. Anything else stays as it is. Raises: InputError if weights are missing, damaged, or another model's.
+    """
+    if isinstance(drafter, str) and drafter == AUTO:
+        folders = (_beside(vlm, name) for name in auto_names())
+        folder = next((folder for folder in folders if folder is not None), None)
+        return OTHERWISE if folder is None else _loaded(vlm, folder)
+    named = drafter_by_name(drafter, "drafter")
+    if named is not None:
+        return _loaded(vlm, named)
+    entry = None
+    if isinstance(drafter, str) and NAME.fullmatch(drafter):  # a name takes precedence over a folder of the same name
+        entry = drafter_entry(drafter)
+        if entry is not None and entry.factory is not None:
+            return drafter
+        folder = _beside(vlm, drafter)
+        if folder is not None:
+            return _loaded(vlm, folder)
+    if isinstance(drafter, (str, os.PathLike)) and _is_folder(drafter):
+        return _loaded(vlm, Path(drafter))
+    if entry is not None:
+        raise _without_weights(vlm, str(drafter))
+    return drafter
+
+
+def available_drafters(vlm: LoadedVlm) -> dict[str, str]:
+    """The drafters with weights for this model, in "auto"'s order of preference -> a line that describes each."""
+    names = [name for name in auto_names() if _beside(vlm, name) is not None]
+    entries = {name: drafter_entry(name) for name in names}
+    return {name: entry.note for name, entry in entries.items() if entry is not None}
+
+
+def _beside(vlm: LoadedVlm, name: str) -> Path | None:
+    return None if vlm.directory is None else drafter_folder(vlm.directory, name)
+
+
+def _is_folder(path: str | os.PathLike[str]) -> bool:
+    try:
+        return Path(path).is_dir()
+    except (OSError, ValueError):  # no folder can have this name
+        return False
+
+
+def _loaded(vlm: LoadedVlm, folder: Path) -> Drafter:
+    return vlm.drafters.get(version(folder), lambda: load_drafter(folder, vlm.model))
+
+
+def _without_weights(vlm: LoadedVlm, name: str) -> InputError:
+    home = vlm.directory
+    where = (
+        "it was loaded by its user"
+        if home is None
+        else f"neither '{home / name}' nor '{home.with_name(f'{home.name}-{name}')}' is there"
+    )
+    return InputError(
+        f"`drafter` must have weights for this model, but {name!r} has none: {where}. Train it with "
+        f"recipes/vlm_drafters, give its folder, or use one without weights: {', '.join(drafter_names())}."
+    )

@@ -1,20 +1,38 @@
-"""The checked options of a `transcribe` call, and their translation to arguments of Whisper's `generate`."""
+"""A `transcribe` call as Whisper's `generate` takes it: its checked options as arguments, and the loop that it runs.
+
+`UsageMeter` is the call's `custom_generate`. transformers' long-form code calls it once for each window and
+temperature; it runs the rounds and counts them. Two things happen outside of it. First, the encoder runs earlier; hooks
+time its passes. Second, transformers drops recordings that have ended, and decodes some again at another temperature,
+without saying which: its `monitor_progress` reveals the former, and a comparison of the encoder's features the latter.
+An index of the rows cannot travel with the call instead: of all that `generate` gets, transformers selects only the
+features and the decoder's prompts for rows that it decodes again.
+
+Limit: features cannot tell equal recordings of one batch apart. If sampling at a temperature above 0 made them differ
+and one is decoded again, the first of them is assumed. Their rounds, seconds and confidence may then be exchanged;
+their texts and the batch's total are right.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig, WhisperForConditionalGeneration
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import show
+from mmdec.decode.loop import Round
+from mmdec.decode.watch import Stopwatch, timed_passes
+from mmdec.generation.run import Speculation
 from mmdec.hub.whisper import LoadedWhisper
+from mmdec.pipelines.call import Usage
 from mmdec.pipelines.confidence import Calibration, read_calibrations
-from mmdec.pipelines.transcription.usage import first_time
+from mmdec.targets.registry import target_of
 from mmdec.targets.whisper import LANGUAGE_CODES
 from mmdec.types import InputError
 
@@ -53,12 +71,20 @@ RESERVED = {  # option of `generate` -> the argument of `transcribe` that sets i
 }
 
 
+def first_time(model: WhisperForConditionalGeneration) -> int:
+    """The id of the first timestamp token. Timestamp tokens do not count for confidence."""
+    settings: Any = model.generation_config
+    mark: int | None = getattr(settings, "no_timestamps_token_id", None)
+    return int(model.config.vocab_size) if mark is None else mark + 1
+
+
 @final
 @dataclass(frozen=True)
 class TranscriptionRequest:
     """The options that hold for every recording of a call."""
 
     whisper: LoadedWhisper
+    speculation: Speculation
     timestamps: Timestamps
     languages: str | Sequence[str] | None  # codes; a sequence has one for each recording
     options: Mapping[str, Any]  # for `generate`
@@ -70,14 +96,18 @@ class TranscriptionRequest:
     def of(
         cls,
         whisper: LoadedWhisper,
-        timestamps: Timestamps,
-        language: str | Sequence[str] | None,
-        task: str | None,
-        prompt: str | None,
+        speculation: Speculation,
         options: Mapping[str, Any],
         recordings: int,
+        timestamps: Timestamps = None,
+        language: str | Sequence[str] | None = None,
+        task: str | None = "transcribe",
+        prompt: str | None = None,
     ) -> TranscriptionRequest:
-        """Check a call's options. Raises InputError if this model does not support one."""
+        """Check a call's options, as of `transcribe`. Raises InputError if this model does not support one.
+
+        speculation: the loop, whose drafter fits the model. options: of `generate`. recordings: number in the call.
+        """
         settings: Any = whisper.model.generation_config
         has_timestamps = first_time(whisper.model) < whisper.model.config.vocab_size
         if timestamps is not None and not (isinstance(timestamps, str) and timestamps in TIMESTAMPS):
@@ -99,7 +129,7 @@ class TranscriptionRequest:
             chosen["prompt_ids"] = _prompt(whisper, prompt)
         languages = _languages(settings, language, recordings)
         calibrations = read_calibrations(whisper.directory)
-        return cls(whisper, timestamps, languages, chosen, has_timestamps, tuple(options), calibrations)
+        return cls(whisper, speculation, timestamps, languages, chosen, has_timestamps, tuple(options), calibrations)
 
     def is_long(self, samples: int) -> bool:
         """Whether this number of samples exceeds one window."""
@@ -268,3 +298,114 @@ def _prompt(whisper: LoadedWhisper, prompt: str) -> Tensor:
 
 def _multilingual(settings: Any) -> bool:
     return bool(getattr(settings, "is_multilingual", True)) and bool(getattr(settings, "lang_to_id", None))
+
+
+@final
+class UsageMeter:
+    """Runs and counts the rounds of one `generate` call.
+
+    Use `generate(..., custom_generate=meter, monitor_progress=meter.window)` inside `with meter.running():`.
+    """
+
+    def __init__(
+        self,
+        model: WhisperForConditionalGeneration,
+        speculation: Speculation,
+        recordings: int,
+        on_window: Callable[[Tensor], None] | None = None,
+        on_round: Callable[[Round], None] | None = None,
+    ) -> None:
+        """recordings: number in the batch. on_window: called with what `window` gets. on_round: with each round."""
+        self.usage = [Usage() for _ in range(recordings)]
+        self.prompts: list[list[int]] = []  # (B, P) of the first window
+        self._model, self._speculation = model, speculation
+        self._on_window, self._on_round = on_window, on_round
+        self._first_time = first_time(model)
+        self._stopwatch = Stopwatch(model.device)
+        self._recordings: Sequence[int] = range(recordings)  # batch indices of the rows that are being decoded
+        self._begins = True  # whether the current window was not decoded yet
+        self._earlier = [0] * recordings  # log-probabilities of earlier windows
+        self._rounds: dict[int, float] = {}  # recording -> its share of the rounds of this call
+        self._encoder = 0.0  # seconds of the encoder that are not divided yet
+        self._encoded: Tensor = torch.empty(0)  # (b, mels, T) the encoder's last input
+        self._decoded: Tensor = torch.empty(0)  # the features of the last call's rows
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Time the encoder's passes while `generate` runs."""
+        with timed_passes(self._model.get_encoder(), self._model.device, self._encoder_pass):
+            self._stopwatch.lap()
+            yield
+
+    def window(self, progress: Tensor) -> None:
+        """Start a window. progress: (B, 2), the current frame of each recording and its number of frames."""
+        if not self.prompts:  # the encoder has run for language detection only
+            self._share(decoder=self._stopwatch.lap() - self._encoder)
+        self._recordings = (progress[:, 0] < progress[:, 1]).nonzero()[:, 0].tolist()
+        self._begins = True
+        if self._on_window is not None:
+            self._on_window(progress)
+
+    def __call__(
+        self, model: Any, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
+    ) -> Any:  # what Speculation gives
+        """Decode one window at one temperature. input_ids: (b, P) of the rows that take part."""
+        begins = self._begins
+        self._recordings = self._taking_part()
+        for index in self._recordings:
+            if begins:
+                self._earlier[index] = len(self.usage[index].logprobs)
+            del self.usage[index].logprobs[self._earlier[index] :]  # of several temperatures, the last one counts
+        if not self.prompts:
+            self.prompts = input_ids.tolist()
+        self._share()
+        self._rounds = {}
+        self._stopwatch.lap()
+        run = self._speculation.begin(target_of(model), model, input_ids, generation_config, **inputs)
+        drafter = 0.0
+        for round_ in run.rounds:
+            drafter += self._count(round_)
+            if self._on_round is not None:
+                self._on_round(round_)
+        output = run.output(generation_config)
+        # The check for silence encodes a window a second time, within the rounds.
+        self._share(decoder=self._stopwatch.lap() - self._encoder - drafter)
+        return output
+
+    def _taking_part(self) -> Sequence[int]:
+        """Recordings of this call's rows: all of a new window, or those rows of the last call that are decoded
+        again."""
+        last, self._decoded = self._decoded, self._encoded
+        if self._begins:
+            self._begins = False
+            return self._recordings
+        recordings = iter(zip(self._recordings, last, strict=True))  # rows keep their order
+        return [next(index for index, before in recordings if torch.equal(before, row)) for row in self._encoded]
+
+    def _count(self, round_: Round) -> float:
+        """Count a round for its rows. Returns the drafter's seconds."""
+        drafts = self._speculation.drafter_for(self._model) is not None
+        logprobs = (
+            [[0.0] * len(tokens) for tokens in round_.tokens] if round_.logprobs is None else round_.logprobs.tolist()
+        )
+        for index, (row, tokens, chosen) in enumerate(zip(round_.rows, round_.tokens, logprobs, strict=True)):
+            recording = self._recordings[row]
+            usage = self.usage[recording]
+            usage.count(round_, index, drafts)
+            of_text = zip(tokens, chosen, strict=False)
+            usage.logprobs += [chance for token, chance in of_text if token < self._first_time]
+            self._rounds[recording] = self._rounds.get(recording, 0.0) + 1 / len(round_.rows)
+        return round_.drafter if drafts else 0.0
+
+    def _share(self, decoder: float = 0.0) -> None:
+        """Divide the seconds among the recordings that took part: the encoder's equally, the decoder's by rounds."""
+        rounds = sum(self._rounds.values())
+        for index in self._recordings:
+            self.usage[index].seconds["encoder"] += self._encoder / len(self._recordings)
+            part = self._rounds.get(index, 0.0) / rounds if rounds else 1 / len(self._recordings)
+            self.usage[index].seconds["decoder"] += decoder * part
+        self._encoder = 0.0
+
+    def _encoder_pass(self, seconds: float, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._encoder += seconds
+        self._encoded = args[0] if args else kwargs["input_features"]

@@ -7,37 +7,54 @@ transcripts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, overload
 
 import torch
 from torch import Tensor
-from transformers import WhisperProcessor
+from transformers import PreTrainedModel, WhisperForConditionalGeneration, WhisperProcessor
 from typing_extensions import TypedDict, Unpack
 
 from mmdec.audio import SAMPLE_RATE
-from mmdec.checks.arguments import check_callable, check_threads, check_whole, naming_options
+from mmdec.checks.arguments import check_callable, check_threads, check_whole, naming_options, options_error
 from mmdec.decode.budget import Nodes
 from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
-from mmdec.decode.verify import LOSSY, RuleName
-from mmdec.generation.drafter_choice import DraftedBy
-from mmdec.generation.run import Speculation
-from mmdec.generation.speculation import speculate
-from mmdec.hub.whisper import DEFAULT_MODEL, HEADS
-from mmdec.pipelines.confidence import check_min_confidence, refuse_unsure
-from mmdec.pipelines.inputs import Audio, AudioList, Batch
+from mmdec.decode.verify import RuleName
+from mmdec.decode.watch import Stopwatch
+from mmdec.drafters.registry import drafter_entry, is_dotted
+from mmdec.generation.model_lock import reading
+from mmdec.generation.run import DecodingOptions, DraftedBy
+from mmdec.generation.speculation import option_names
+from mmdec.hub.find import drafter_by_name, kind
+from mmdec.hub.whisper import DEFAULT_MODEL, HEADS, KIND, LoadedWhisper, load_whisper
+from mmdec.pipelines.call import MAX_BATCH, Part, System, Usage, as_loaded, fitting
+from mmdec.pipelines.confidence import check_min_confidence, confidence, evidence
+from mmdec.pipelines.inputs import Audio, AudioList, read, recordings
 from mmdec.pipelines.threads import with_threads
-from mmdec.pipelines.transcription.load import Model, as_drafter, as_whisper
-from mmdec.pipelines.transcription.request import Timestamps, TranscriptionRequest
-from mmdec.pipelines.transcription.transcribe_batch import Progress, transcribe_batch, window_progress
-from mmdec.pipelines.transcription.transcript import Transcript
-from mmdec.targets.registry import target_of
+from mmdec.pipelines.transcription.request import Timestamps, TranscriptionRequest, UsageMeter, first_time
+from mmdec.pipelines.transcription.transcript import UNSPACED, Segment, Transcript, agree, words
+from mmdec.targets.whisper import attention_restored, without_own_warnings
 from mmdec.types import InputError
 
-__all__ = ["TranscribeOptions", "transcribe"]
+__all__ = ["HEADS", "KIND", "LoadedTranscriber", "TranscribeOptions", "load_transcriber", "transcribe"]
 
-MAX_BATCH = 4096  # recordings decoded together at most
+LoadedTranscriber, load_transcriber = LoadedWhisper, load_whisper  # the names for who loads any model
+
+TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
+WHISPER = System(
+    load_whisper,
+    LoadedWhisper,
+    Part(WhisperForConditionalGeneration, "a WhisperForConditionalGeneration", "WhisperForConditionalGeneration"),
+    Part(WhisperProcessor, "a WhisperProcessor", "WhisperProcessor"),
+)
+Model = str | os.PathLike[str] | WhisperForConditionalGeneration | LoadedWhisper
+Progress = Callable[[float, float], None]  # (seconds of sound done, seconds of sound in total)
 
 
 class TranscribeOptions(TypedDict, total=False, extra_items=Any):
@@ -131,51 +148,198 @@ def transcribe(
     batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
     check_threads(threads)
     least = check_min_confidence(min_confidence)
-    batch = Batch(audio, sample_rate)
-    _check_listeners(progress, on_round, batch.single)
-    whisper = as_whisper(model, processor, device, dtype)
-    request = TranscriptionRequest.of(whisper, timestamps, language, task, prompt, options, len(batch))
-    chosen = as_drafter(whisper, drafter)
-    speculation = speculate(chosen, rule, num_speculative_tokens, seed, on_round, None, statistics)
-    loaded = speculation.drafter_for(whisper.model)
-    if loaded is not None:  # fail before any recording is read
-        loaded.check(target_of(whisper.model))
-    with with_threads(threads, whisper.model), naming_options(TranscribeOptions.__annotations__):
-        recordings = batch.read(request.check)
-        transcripts = _in_batches(request, recordings, batch_size, speculation, rule not in LOSSY, progress)
-    _refuse(transcripts, least, batch)
-    return batch.results(transcripts)
-
-
-def _refuse(transcripts: dict[int, Transcript], least: float | None, batch: Batch) -> None:
-    """Move transcripts whose confidence is below `least` to the batch's errors."""
-    refuse_unsure(transcripts, batch.errors, least, "audio")
-
-
-def _check_listeners(progress: object, on_round: object, single: bool) -> None:
+    batch = recordings(audio, sample_rate)
     check_callable("progress", progress, "a function of the seconds done and all seconds")
-    check_callable("on_round", on_round, "a function of a round")
-    if on_round is not None and not single:
-        raise InputError("`on_round` must be None for a list of recordings, but is given. Transcribe them one by one.")
+    batch.check_listener("on_round", on_round, "a function of a round", "Transcribe them one by one.")
+    whisper = as_loaded(WHISPER, model, processor, device, dtype)
+    decoding = DecodingOptions(as_drafter(whisper, drafter), rule, num_speculative_tokens, seed, statistics, on_round)
+    spoken = (timestamps, language, task, prompt)
+    request = TranscriptionRequest.of(whisper, fitting(decoding, whisper.model), options, len(batch), *spoken)
+    with with_threads(threads, whisper.model), naming_options(TranscribeOptions.__annotations__):
+        return batch.run(
+            lambda given: request.check(read(given, sample_rate)),
+            lambda samples: _in_batches(request, samples, batch_size, progress),
+            least,
+        )
+
+
+def as_drafter(whisper: LoadedWhisper, drafter: DraftedBy) -> DraftedBy:
+    """Resolve `transcribe`'s argument `drafter` to one that `speculate` takes.
+
+    "medusa" becomes the heads in the model's folder; a folder or hub id of heads becomes those heads, loaded once in
+    the model's device and precision. Anything else stays as it is. Raises: InputError if there are no heads for this
+    model.
+    """
+    if isinstance(drafter, str) and drafter != HEADS and (drafter_entry(drafter) is not None or is_dotted(drafter)):
+        return drafter
+    drafter = drafter_by_name(drafter, "drafter") or drafter
+    if isinstance(drafter, (str, os.PathLike)) and drafter != HEADS and kind(Path(drafter)) not in ("", HEADS):
+        return drafter  # another system's folder: `speculate` reads it
+    if isinstance(drafter, (str, bytes, os.PathLike)):
+        return whisper.heads(None if drafter == HEADS else drafter)
+    return drafter
 
 
 def _in_batches(
-    request: TranscriptionRequest,
-    recordings: Mapping[int, Tensor],
-    batch_size: int,
-    speculation: Speculation,
-    lossless: bool,
-    progress: Progress | None,
+    request: TranscriptionRequest, samples: Mapping[int, Tensor], batch_size: int, progress: Progress | None
 ) -> dict[int, Transcript]:
     """Transcribe recordings (T,), keyed by index, `batch_size` at a time."""
     transcripts: dict[int, Transcript] = {}
-    done, total = 0.0, sum(map(len, recordings.values())) / SAMPLE_RATE
-    for indices in request.batches({index: len(samples) for index, samples in recordings.items()}, batch_size):
-        on_window = None if progress is None else window_progress(progress, done, total, request.whisper)
-        samples = [recordings[index] for index in indices]
-        results = transcribe_batch(request, indices, samples, speculation, lossless, on_window)
-        transcripts |= zip(indices, results, strict=True)
-        done += sum(map(len, samples)) / SAMPLE_RATE
+    done, total = 0.0, sum(map(len, samples.values())) / SAMPLE_RATE
+    for indices in request.batches({index: len(recording) for index, recording in samples.items()}, batch_size):
+        on_window = None if progress is None else _window_progress(progress, done, total, request.whisper)
+        batch = [samples[index] for index in indices]
+        transcripts |= zip(indices, transcribe_batch(request, indices, batch, on_window), strict=True)
+        done += sum(map(len, batch)) / SAMPLE_RATE
     if progress is not None:
         progress(total, total)
     return transcripts
+
+
+def transcribe_batch(
+    request: TranscriptionRequest,
+    indices: Sequence[int],
+    recordings: Sequence[Tensor],
+    on_window: Callable[[Tensor], None] | None,
+) -> list[Transcript]:
+    """Transcribe one batch of 16 kHz recordings (T,), either all within one window or all longer.
+
+    indices: of the recordings in the whole call, which select their languages.
+    on_window: called before each window with the progress (B, 2) in frames.
+    """
+    model = request.whisper.model
+    stopwatch = Stopwatch(model.device)
+    inputs = request.features(recordings)
+    features = stopwatch.lap()
+    speculation = request.speculation
+    listeners = (_of_caller(on_window), _of_caller(speculation.options.on_round))
+    meter = UsageMeter(model, speculation, len(recordings), *listeners)
+    arguments = request.arguments(indices, request.is_long(len(recordings[0])))
+    locks = _attention(model, request.timestamps == "word", speculation.networks)
+    with locks, without_own_warnings(), meter.running():
+        stopwatch.lap()  # exclude the time spent waiting for the model's lock
+        try:
+            output: Any = model.generate(**inputs, **arguments, custom_generate=meter, monitor_progress=meter.window)
+        except (InputError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except _CallerError as error:
+            raise error.own from None
+        except Exception as error:
+            # transformers refuses arguments by ValueError; odd types fail anywhere before the first window.
+            if isinstance(error, ValueError) or not meter.prompts:
+                raise options_error(request.given, error, option_names(model)) from error
+            raise
+    codes = _languages(request.whisper, meter.prompts)
+    texts = [_segments(request, segments, code) for segments, code in zip(output["segments"], codes, strict=True)]
+    counted = sum(sum(usage.seconds.values()) for usage in meter.usage)
+    rest = (stopwatch.lap() - counted) / len(recordings)
+    samples_read = sum(map(len, recordings))
+    return [
+        Transcript(
+            text=request.whisper.tokenizer.decode(tokens, skip_special_tokens=True).strip(),
+            language=code,
+            segments=segments if request.timestamps else [],
+            tokens=tokens,
+            rounds=usage.rounds,
+            tokens_per_round=usage.tokens_per_round,
+            timings=_timings(usage, features * len(samples) / samples_read, rest),
+            seconds=len(samples) / SAMPLE_RATE,
+            lossless=speculation.options.lossless,
+            confidence=confidence(seen, request.calibrations, TRANSCRIPT),
+            evidence=seen,
+            windows=usage.prompts,
+        )
+        for segments, code, usage, samples in zip(texts, codes, meter.usage, recordings, strict=True)
+        for tokens in [[token for segment in segments for token in segment.tokens]]
+        for seen in [evidence(usage.logprobs) | {"rate": _rate(tokens, first_time(model), len(samples))}]
+    ]
+
+
+def _rate(tokens: Sequence[int], first: int, samples: int) -> float:
+    """Log of text tokens per second. first: the first timestamp token; timestamps are not counted."""
+    return math.log((sum(token < first for token in tokens) + 1) * SAMPLE_RATE / samples)
+
+
+def _timings(usage: Usage, features: float, rest: float) -> dict[str, float]:
+    parts = {"features": features, **{stage: usage.seconds[stage] for stage in ("encoder", "decoder", "drafter")}}
+    return {**parts, "total": sum(parts.values()) + rest}
+
+
+def _segments(request: TranscriptionRequest, timed: Sequence[dict[str, Any]], language: str | None) -> list[Segment]:
+    """transformers' segments with their text and, if requested, words whose times are consistent with them."""
+    tokenizer, first = request.whisper.tokenizer, first_time(request.whisper.model)
+    special = set(tokenizer.all_special_ids)
+    segments = []
+    for segment in timed:
+        tokens: list[int] = segment["tokens"].tolist()
+        start, end = round(float(segment["start"]), 3), round(float(segment["end"]), 3)
+        spoken = None
+        if request.timestamps == "word":
+            starts: list[float] = [round(second, 3) for second in segment["token_timestamps"].tolist()]
+            ends = [*starts[1:], max(end, *starts)]
+            text = [index for index, token in enumerate(tokens) if token < first and token not in special]
+            spoken = words(
+                [tokens[index] for index in text],
+                [starts[index] for index in text],
+                [ends[index] for index in text],
+                tokenizer.decode,
+                language not in UNSPACED,
+            )
+        segments.append(Segment(start, end, tokenizer.decode(tokens, skip_special_tokens=True).strip(), tokens, spoken))
+    return agree(segments) if request.timestamps == "word" else segments
+
+
+def _languages(whisper: LoadedWhisper, prompts: Sequence[Sequence[int]]) -> list[str | None]:
+    """The language of each recording: the token after the start token in its prompt."""
+    settings: Any = whisper.model.generation_config
+    codes = {number: token[2:-2] for token, number in (getattr(settings, "lang_to_id", None) or {}).items()}
+    start: int = settings.decoder_start_token_id
+    return [codes.get([*ids, -1][ids.index(start) + 1]) for ids in map(list, prompts)]
+
+
+class _CallerError(Exception):
+    """Wraps an exception of the caller's `progress` or `on_round`, so that it is not attributed to an option."""
+
+    def __init__(self, own: Exception) -> None:
+        super().__init__(str(own))
+        self.own = own
+
+
+def _of_caller(function: Callable[..., None] | None) -> Callable[..., None] | None:
+    """Wrap a callback so that its exceptions are recognised as the caller's."""
+    if function is None:
+        return None
+
+    def called(*arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except Exception as error:
+            raise _CallerError(error) from error
+
+    return called
+
+
+def _window_progress(progress: Progress, done: float, total: float, whisper: LoadedWhisper) -> Callable[[Tensor], None]:
+    """Turn `progress` into `on_window`. done: seconds of earlier batches. total: seconds of all batches."""
+    seconds = whisper.extractor.hop_length / SAMPLE_RATE
+    return lambda frames: progress(min(done + float(frames.amin(1).sum()) * seconds, total), total)
+
+
+@contextmanager
+def _attention(
+    model: WhisperForConditionalGeneration, words: bool, others: Sequence[PreTrainedModel]
+) -> Iterator[None]:
+    """Hold the locks of the model and of the drafter's networks (`others`) for one call of `generate`.
+
+    words: word timestamps are wanted. `generate` then sets the model's attention to "eager" and leaves it, so the lock
+        is
+    exclusive: a mask made for one implementation must not be used by another. Also hides a NumPy 2 warning.
+    """
+    if not words:
+        with reading(model, *others):
+            yield
+        return
+    with reading(*others, writing=[model]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "__array_wrap__ must accept", DeprecationWarning)
+        with attention_restored(model):
+            yield

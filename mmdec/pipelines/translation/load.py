@@ -7,9 +7,10 @@ import os
 import torch
 
 from mmdec.checks.arguments import show
-from mmdec.checks.devices import check_device, check_dtype, check_same_dtype
+from mmdec.checks.devices import check_device, check_dtype
 from mmdec.hub.daspeech import DEFAULT_MODEL, VOCODER_RULE, read_parts, resolve
 from mmdec.hub.find import LoadedModels, path_text, version
+from mmdec.pipelines.call import check_placed
 from mmdec.pipelines.confidence import read_calibrations
 from mmdec.pipelines.translation.translator import SpeechTranslator
 from mmdec.types import InputError
@@ -61,12 +62,7 @@ def as_translator(
             f"`vocoder` must be left out with a loaded `model`, which has one, but is {show(vocoder)}. Give it to "
             "`load`."
         )
-    if device is not None and check_device(device).type != model.device.type:
-        raise InputError(
-            f"`device` must be that of the loaded `model`, {model.device}, but is {show(str(device))}. "
-            "Leave it out, or load the model there."
-        )
-    check_same_dtype(dtype, model.dtype)
+    check_placed(model, device, dtype, "Leave it out, or load the model there.")
     return model
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, overload
@@ -14,11 +14,11 @@ from torch import Tensor
 from typing_extensions import TypedDict, Unpack
 
 from mmdec import audio as sound
-from mmdec.checks.arguments import check_callable, check_switch, check_threads, show
+from mmdec.checks.arguments import check_switch, check_threads, show
 from mmdec.decode.summary import three_lines
 from mmdec.hub.daspeech import DEFAULT_MODEL
-from mmdec.pipelines.confidence import check_min_confidence, refuse_unsure
-from mmdec.pipelines.inputs import SILENCE, Audio, AudioList, Batch, peak
+from mmdec.pipelines.confidence import check_min_confidence
+from mmdec.pipelines.inputs import SILENCE, Audio, AudioList, peak, read, recordings
 from mmdec.pipelines.threads import with_threads
 from mmdec.pipelines.translation.load import as_translator
 from mmdec.pipelines.translation.passes import OnPass
@@ -125,25 +125,24 @@ def translate_speech(
     least = check_min_confidence(min_confidence)
     sound.check_detector(pauses)
     strategy = _strategy(strategy, verify)
-    check_callable("on_pass", on_pass, "a function of a pass")
-    batch = Batch(audio, sample_rate)
-    if on_pass is not None and not batch.single:
-        raise InputError("`on_pass` must be None for a list of recordings, but is given. Translate them one by one.")
+    batch = recordings(audio, sample_rate)
+    batch.check_listener("on_pass", on_pass, "a function of a pass", "Translate them one by one.")
     translator = as_translator(model, device, vocoder, dtype)
+
+    def decode(samples: Mapping[int, Tensor]) -> dict[int, Translation]:
+        found = _translate(translator, list(samples.values()), strategy, pauses, on_pass)
+        translations = dict(zip(samples, found, strict=True))
+        for index, translation in translations.items():
+            if not translation.units:
+                batch.errors[index] = InputError(
+                    "`audio` must hold speech that the model knows, but it found no unit to say in "
+                    f"{translation.seconds_source:.2f} seconds. Check the recording: its language, its level, its "
+                    "noise."
+                )
+        return {index: translation for index, translation in translations.items() if translation.units}
+
     with with_threads(threads, translator.model, translator.vocoder):
-        recordings = batch.read()
-        translations = dict(
-            zip(recordings, _translate(translator, list(recordings.values()), strategy, pauses, on_pass), strict=True)
-        )
-    for index, translation in list(translations.items()):
-        if not translation.units:
-            batch.errors[index] = InputError(
-                "`audio` must hold speech that the model knows, but it found no unit to say in "
-                f"{translation.seconds_source:.2f} seconds. Check the recording: its language, its level, its noise."
-            )
-            del translations[index]
-    refuse_unsure(translations, batch.errors, least, "audio")
-    return batch.results(translations)
+        return batch.run(lambda given: read(given, sample_rate), decode, least)
 
 
 def _strategy(strategy: str | None, verify: bool) -> str:

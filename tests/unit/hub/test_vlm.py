@@ -13,7 +13,7 @@ import mmdec
 from mmdec.evaluation.calibration.__main__ import roc_area
 from mmdec.evaluation.calibration.examples import EMPTY, empty_picture
 from mmdec.hub.vlm import FAMILIAR, RIDGE, FamiliarPictures, read_familiar
-from mmdec.pipelines.description.picture_evidence import DISTANCE
+from mmdec.pipelines.description.answer import DISTANCE
 from mmdec.types import InputError
 
 IMAGES = sorted((Path(__file__).parents[3] / "data" / "samples" / "images").glob("*.png"))

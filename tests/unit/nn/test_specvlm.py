@@ -151,13 +151,13 @@ def test_the_gate_reads_the_question_alone() -> None:
 
 
 def test_the_weighted_variant_mixes_by_the_gate() -> None:
-    compressor = ElasticCompressor((4, 4), 1, "weighted", ratios=(3, 3, 3)).eval()
+    compressor = ElasticCompressor((4, 4), "weighted", ratios=(3, 3, 3)).eval()
     image, weights = torch.randn(10, 4), torch.tensor([0.5, 0.3, 0.2])
     found = compressor(image, torch.nn.Identity(), weights, 0)
     parts = [compressor.parts[name](image).states for name in ("prune", "pool", "conv")]
     torch.testing.assert_close(found.states, 0.5 * parts[0] + 0.3 * parts[1] + 0.2 * parts[2])
     with pytest.raises(InputError, match="`ratios` must be equal"):
-        ElasticCompressor((4, 4), 1, "weighted", ratios=(3, 3, 2))
+        ElasticCompressor((4, 4), "weighted", ratios=(3, 3, 2))
 
 
 def test_the_concatenated_variant_holds_all_four() -> None:

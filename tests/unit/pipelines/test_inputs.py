@@ -14,7 +14,7 @@ import soundfile
 import torch
 
 import mmdec
-from mmdec.pipelines.inputs import Batch, read
+from mmdec.pipelines.inputs import read, recordings
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz
 
@@ -146,8 +146,8 @@ def test_a_tensor_that_numpy_cannot_hold_costs_no_neighbour(kind: str) -> None:
         "meta": sound.to("meta"),
         "quantised": torch.quantize_per_tensor(sound.float(), 0.1, 0, torch.qint8),
     }[kind]
-    batch = Batch([sound, odd, sound], RATE)
-    assert [*batch.read()] == [0, 2]
+    batch = recordings([sound, odd, sound], RATE)
+    assert [*batch.read(lambda given: read(given, RATE))] == [0, 2]
     assert "dense tensor" in str(batch.errors[1])
 
 
@@ -165,8 +165,8 @@ class Readless:
 def test_an_object_that_fails_by_itself_costs_no_neighbour() -> None:
     sound = torch.from_numpy(buzz(0.5))
     items: list[Any] = [sound, Pathless(), Readless(), sound]
-    batch = Batch(items, RATE)
-    assert [*batch.read()] == [0, 3]
+    batch = recordings(items, RATE)
+    assert [*batch.read(lambda given: read(given, RATE))] == [0, 3]
     assert all("RuntimeError: no" in str(error) for error in batch.errors.values())
 
 

@@ -14,7 +14,6 @@ from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
 import mmdec
 from mmdec.drafters import registry
-from mmdec.generation.drafter_choice import DrafterChoice
 from mmdec.hub.drafters import save_network
 from mmdec.hub.medusa import save_heads
 from mmdec.hub.vlm import LoadedVlm
@@ -105,7 +104,7 @@ def test_one_rule_names_drafters_in_every_call(tmp_path: Path, monkeypatch: pyte
     ids = torch.tensor([[1, 2, 3]])
     plain = MODEL.generate(ids, max_new_tokens=4)
     assert mmdec.generate(MODEL, ids, "tiny/eagle", max_new_tokens=4).sequences.tolist() == plain.tolist()
-    assert DrafterChoice("tiny/eagle").for_model(MODEL).name == loaded.name  # type: ignore[union-attr] # there is one
+    assert mmdec.speculate("tiny/eagle").drafter_for(MODEL).name == loaded.name  # type: ignore[union-attr] # there is one
     assert MODEL.generate(ids, custom_generate=mmdec.speculate("tiny/eagle"), max_new_tokens=4).tolist() == (
         plain.tolist()
     )

@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.pipelines.inputs import BatchError
+from mmdec.pipelines.call import BatchError
 from mmdec.targets.registry import target_of
 from mmdec.targets.vlm import longest
 from mmdec.types import InputError

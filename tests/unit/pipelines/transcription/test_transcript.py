@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmdec.pipelines.transcription.transcript import Segment, Transcript, Word, clock, cues
-from mmdec.pipelines.transcription.word_timestamps import agree, words
+from mmdec.pipelines.transcription.transcript import Segment, Transcript, Word, agree, clock, cues, words
 from mmdec.types import InputError
 
 HELLO = [Word(" Hello,", 0.0, 0.4), Word(" you", 0.4, 0.9)]

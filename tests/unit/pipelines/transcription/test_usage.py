@@ -9,8 +9,7 @@ import torch
 
 import mmdec
 from mmdec.hub.whisper import LoadedWhisper
-from mmdec.pipelines.transcription.request import TranscriptionRequest
-from mmdec.pipelines.transcription.usage import UsageMeter
+from mmdec.pipelines.transcription.request import TranscriptionRequest, UsageMeter
 from tests.conftest import buzz
 from tests.support.short_transcripts import transcribe
 
@@ -68,8 +67,9 @@ def test_usage_is_counted_by_the_loop_itself(whisper: LoadedWhisper) -> None:
     transcribe(model=whisper, language="en", progress=lambda *_: hooks.append(len(decoder._forward_hooks)))
     assert hooks
     assert set(hooks) == {0}
-    meter = UsageMeter(whisper.model, mmdec.speculate("lookup", num_speculative_tokens=3), 2)
-    call = TranscriptionRequest.of(whisper, None, "en", "transcribe", None, {}, 2)
+    speculation = mmdec.speculate("lookup", num_speculative_tokens=3)
+    meter = UsageMeter(whisper.model, speculation, 2)
+    call = TranscriptionRequest.of(whisper, speculation, {}, 2, language="en")
     samples = [torch.from_numpy(buzz(seconds)) for seconds in (1.7, 2.9)]
     with meter.running():
         found: Any = whisper.model.generate(
@@ -79,11 +79,11 @@ def test_usage_is_counted_by_the_loop_itself(whisper: LoadedWhisper) -> None:
             monitor_progress=meter.window,
         )
     for usage, segments in zip(meter.usage, found["segments"], strict=True):
-        assert 1 < usage.windows < usage.rounds
-        assert usage.tokens_per_round == usage.tokens / (usage.rounds - usage.windows) > 1
-        assert usage.tokens + usage.windows >= sum(len(one["tokens"]) for one in segments)
-        assert min(usage.encoder, usage.decoder, usage.drafter) > 0
-    assert meter.usage[0].windows < meter.usage[1].windows
+        assert 1 < usage.prompts < usage.rounds
+        assert usage.tokens_per_round == usage.later / (usage.rounds - usage.prompts) > 1
+        assert usage.later + usage.prompts >= sum(len(one["tokens"]) for one in segments)
+        assert min(usage.seconds[stage] for stage in ("encoder", "decoder", "drafter")) > 0
+    assert meter.usage[0].prompts < meter.usage[1].prompts
 
 
 def test_equal_recordings_that_fall_back_share_alike(whisper: LoadedWhisper) -> None:

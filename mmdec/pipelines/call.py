@@ -1,0 +1,214 @@
+"""The path that the calls of all tasks share: a model, a drafter that fits it, inputs, results and refusals.
+
+A task adds how it reads an input (`read`) and how it decodes those that could be read (`decode`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, final
+
+import torch
+from transformers import PreTrainedModel, ProcessorMixin
+
+from mmdec.checks.arguments import check_callable, show
+from mmdec.checks.devices import check_device, check_dtype, check_same_dtype
+from mmdec.decode.loop import Round
+from mmdec.generation.run import DecodingOptions, Speculation
+from mmdec.pipelines.confidence import Output, too_unsure
+from mmdec.targets.hf_target import source_folder
+from mmdec.targets.registry import target_of
+from mmdec.types import InputError
+
+MAX_BATCH = 4096  # inputs decoded together at most
+Given = TypeVar("Given")  # one input, as the caller gave it
+Read = TypeVar("Read")
+Loaded = TypeVar("Loaded")
+
+
+class BatchError(InputError):
+    """Some recordings or images of a batch were refused; `results` holds the others' results."""
+
+    def __init__(self, results: list[Any], errors: dict[int, InputError], what: str = "recordings") -> None:
+        self.results = results  # results in order, None where refused
+        self.errors = errors  # index in the batch -> error
+        first = next(iter(errors))
+        super().__init__(
+            f"{len(errors)} of {len(results)} {what} were refused, the first at index {first}: {errors[first]} "
+            "The others are in `results` of this error."
+        )
+
+
+@final
+class Batch(Generic[Given]):
+    """The inputs of one call (single or a list), and the errors of those that were refused."""
+
+    def __init__(self, given: Sequence[Given], single: bool, what: str = "recordings") -> None:
+        """what: the inputs' name in errors."""
+        self.given, self.single, self.what = given, single, what
+        self.errors: dict[int, InputError] = {}  # index in the batch -> error
+
+    def __len__(self) -> int:
+        return len(self.given)
+
+    def check_listener(self, name: str, function: object, rule: str, remedy: str) -> None:
+        """Check a callback that is for a single input only."""
+        check_callable(name, function, rule)
+        if function is not None and not self.single:
+            raise InputError(f"`{name}` must be None for a list of {self.what}, but is given. {remedy}")
+
+    def read(self, read: Callable[[Given], Read]) -> dict[int, Read]:
+        """Read all inputs, keyed by index. The InputErrors of `read` go to `errors`."""
+        inputs: dict[int, Read] = {}
+        for index, item in enumerate(self.given):
+            try:
+                inputs[index] = read(item)
+            except InputError as error:
+                self.errors[index] = error
+        return inputs
+
+    def run(
+        self,
+        read: Callable[[Given], Read],
+        decode: Callable[[Mapping[int, Read]], Mapping[int, Output]],
+        least: float | None,
+        argument: Callable[[Read], str] = lambda _: "audio",
+    ) -> Output | list[Output]:
+        """The return value of the call: a single result, or the list of results.
+
+        read, decode: of the task; `decode` may add to `errors`. least: the checked `min_confidence`.
+        argument: of an input: the argument that an unsure result is blamed on.
+        Raises: the InputError of a single input; BatchError if some of a list were refused.
+        """
+        inputs = self.read(read)
+        results = dict(decode(inputs))
+        for index, result in list(results.items()):
+            refusal = too_unsure(result.confidence, least, argument(inputs[index]))
+            if refusal is not None:
+                self.errors[index] = refusal
+                del results[index]
+        errors = dict(sorted(self.errors.items()))
+        if errors and self.single:
+            raise errors[0]
+        if errors:
+            raise BatchError([results.get(index) for index in range(len(self))], errors, self.what)
+        return results[0] if self.single else [results[index] for index in range(len(self))]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a model that a caller loaded: its class, what it is in an error, and what loads it."""
+
+    kind: type
+    rule: str
+    loader: str
+
+
+@dataclass(frozen=True)
+class System(Generic[Loaded]):
+    """How the model of a task is given: `load` reads one by name, `loaded` holds a network with its processor."""
+
+    load: Callable[[Any, Any, torch.dtype], Loaded]
+    loaded: Callable[[Any, Any, Any], Loaded]
+    network: Part
+    processor: Part
+
+
+def as_loaded(
+    system: System[Loaded],
+    model: str | os.PathLike[str] | PreTrainedModel | Loaded,
+    processor: ProcessorMixin | None,
+    device: str | torch.device | None,
+    dtype: torch.dtype | str | None,
+) -> Loaded:
+    """A model with its processor.
+
+    model: a shipped name, a directory or a hub id (loaded once for each device and dtype), or a loaded model.
+    processor: of a loaded model; else None.
+    device: None for a GPU if there is one. dtype: None for float32. For a loaded model, None or its own.
+    Raises: InputError if there is no such model, files are damaged, the processor is missing, superfluous or another
+        model's, or a loaded model has another device or dtype.
+    """
+    wanted = check_dtype(dtype)
+    if isinstance(model, (str, bytes, os.PathLike)):
+        if processor is not None:
+            raise InputError("`processor` must be left out for a `model` that is named, which has one, but is given.")
+        return system.load(model, device, wanted)
+    loaded: Any = model
+    if not isinstance(model, system.loaded):  # type: ignore[arg-type] # it is a class
+        for name, value, part, after in (
+            ("model", model, system.network, "a name, a directory, a hub id or {}"),
+            ("processor", processor, system.processor, "{} with a loaded `model`"),
+        ):
+            if not isinstance(value, part.kind):
+                raise InputError(
+                    f"`{name}` must be {after.format(part.rule)}, but is {show(value)}. Load it with "
+                    f"`{part.loader}.from_pretrained`."
+                )
+        loaded = system.loaded(model, processor, source_folder(loaded))
+    check_placed(loaded.model, device, dtype)
+    return loaded
+
+
+def check_placed(model: Any, device: str | torch.device | None, dtype: Any, remedy: str = "Leave it out.") -> None:
+    """Raise InputError if `device` or `dtype` is given and is not that of a loaded model. remedy: for `device`."""
+    if device is not None and check_device(device).type != model.device.type:
+        raise InputError(
+            f"`device` must be that of the loaded `model`, {model.device}, but is {show(str(device))}. {remedy}"
+        )
+    check_same_dtype(dtype, model.dtype)
+
+
+def fitting(options: DecodingOptions, model: PreTrainedModel, known: set[str] | None = None) -> Speculation:
+    """The loop with these options; its drafter is loaded, and fits the model.
+
+    known: names of drafters that fit, to which this one is added. Each run checks its drafter; checking here only once
+        for a model saves much of the time of a short answer.
+    Raises: InputError if the drafter does not fit.
+    """
+    speculation, known = Speculation(options), set() if known is None else known
+    drafter = speculation.drafter_for(model)
+    name = "" if drafter is None else drafter.name
+    if name not in known:
+        target = target_of(model)
+        if drafter is not None:
+            drafter.check(target)
+        known.add(name)
+    return speculation
+
+
+@dataclass
+class Usage:
+    """One input's rounds, and its share of the batch's seconds."""
+
+    rounds: int = 0  # including prompts' passes
+    prompts: int = 0  # prompts' passes
+    later: int = 0  # tokens of the other rounds, correction or bonus included
+    drafted: int = 0
+    accepted: int = 0
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)  # of the tokens that count for the confidence
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # stage -> seconds
+
+    def count(self, round_: Round, index: int, drafts: bool) -> None:
+        """Add a round. index: the input's position among the rows of the round. drafts: whether there is a drafter."""
+        tokens = round_.tokens[index]
+        self.rounds += 1
+        self.tokens += tokens
+        self.drafted += round_.drafted[index]
+        self.accepted += round_.accepted[index]
+        if round_.index:
+            self.later += len(tokens)
+        else:
+            self.prompts += 1
+        if drafts:  # without a drafter this is only the clock's overhead
+            self.seconds["drafter"] += round_.drafter / len(round_.rows)
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Mean tokens per round without prompts' passes; 1 without such rounds, as in `Generation`."""
+        later = self.rounds - self.prompts
+        return self.later / later if later else 1.0

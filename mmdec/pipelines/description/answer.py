@@ -1,0 +1,318 @@
+"""One batch of questions about images: the checked request, its rounds, and the `Description` of each answer.
+
+The confidence of an answer also asks whether a picture shows anything, and whether it is like those that the model was
+trained on. The tokens do not tell: a model may be as sure about an empty picture, or one of another style, as about any
+other. `structure` is told from the pixels. One colour, a gradient or noise is as rough in one square as in the next. In
+a scene, a page or a photograph the squares differ, for edges are rare and lie together (Field, "What is the goal of
+sensory coding?", 1994). `distance` is told by the model's own vision encoder, where the model's folder says what it was
+trained on: see `mmdec.hub.vlm`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmdec.checks.arguments import show
+from mmdec.decode.guard import ForwardingDrafter
+from mmdec.decode.loop import Round
+from mmdec.decode.summary import rounds_line, three_lines
+from mmdec.decode.watch import Stopwatch
+from mmdec.generation.run import DecodingOptions, Speculation
+from mmdec.generation.speculation import rounds_of
+from mmdec.hub.vlm import FamiliarPictures, LoadedVlm
+from mmdec.images import ImageSource, read_image, to_pil
+from mmdec.pipelines.call import Usage, fitting
+from mmdec.pipelines.confidence import Calibration, Evidence, confidence, evidence, read_calibrations
+from mmdec.targets.vlm import Encoded
+from mmdec.types import Draft, Drafter, InputError, Plan
+
+OnText = Callable[[str], None]
+OnRound = Callable[[Round], None]
+ANSWER = "answer"  # the kind of decoding in confidence.json
+STAGES = ("vision", "prompt", "decoder", "drafter", "core")
+MAX_NEW_TOKENS = 512  # if neither the caller nor the model's generation config says
+RESERVED = {  # option of `generate` -> the argument of `describe` that sets it, or "" if there is none
+    "assistant_model": "drafter",
+    "attention_mask": "prompt",
+    "custom_generate": "drafter",
+    "generation_config": "options",
+    "image_grid_thw": "image",
+    "input_ids": "prompt",
+    "inputs": "prompt",
+    "inputs_embeds": "",
+    "num_return_sequences": "",
+    "output_attentions": "",
+    "output_hidden_states": "",
+    "output_logits": "",
+    "output_scores": "",
+    "past_key_values": "Chat",
+    "pixel_values": "image",
+    "position_ids": "",
+    "return_dict_in_generate": "",
+    "streamer": "on_text",
+    "token_healing": "",
+    "tokenizer": "",
+}
+STRUCTURE, DISTANCE = "structure", "distance"  # the evidence's names in confidence.json
+SIDE = 128  # pixels: larger pictures are averaged to sides of 128 to 255
+ENOUGH = 1024  # pixels: of still larger ones only every second, third... row and column is read, which saves time
+SQUARE = 8  # pixels
+FAINT = 2.0  # grey levels: differences below are no edges but rounding
+MOST = 0.1  # of structure: all that have more are pictures alike, a page of text with little and a lone sign with much
+FLOOR = 0.003  # added before the logarithm
+NEAREST = 1e-3  # the least distance
+TOGETHER = 32  # pictures in a pass of the encoder
+
+
+@dataclass(frozen=True)
+class Description:
+    """The answer to one question.
+
+    timings: stage -> seconds: `read` (the processor makes tensors of pixels and text), `vision` (the vision encoder),
+        `prompt` (the rest of the prompt's pass), `decoder` (all later passes), `drafter`, `core` (verification, cache)
+        and `total`, which includes other time. In a batch each question has a share, and the shares sum to the batch's
+        time: vision is divided by images, a round equally among its rows, everything else equally.
+    """
+
+    text: str
+    tokens: list[int] = field(repr=False)  # as `generate` returns them, end of text included, without padding
+    rounds: int  # passes that this question took part in, the prompt's included
+    tokens_per_round: float  # correction or bonus and end of text included; without the prompt's pass
+    timings: Mapping[str, float] = field(repr=False)
+    drafted: int = 0  # tokens that the drafter proposed
+    accepted: int = 0  # drafted tokens that were accepted
+    lossless: bool = True  # False for typical acceptance
+    compressor: str | None = None  # how the drafter compressed the image, if it did
+    confidence: float = 0.0  # in [0, 1]: how likely the answer is right, see `mmdec.pipelines.confidence`
+    evidence: Mapping[str, float] = field(default_factory=lambda: {}, repr=False)  # the evidence for the confidence
+    kept: list[float] | None = field(
+        default=None, repr=False
+    )  # in [0, 1]: the compressor's weight of each visual token
+
+    def __str__(self) -> str:
+        """Three lines: the text, the number of rounds, the seconds."""
+        return three_lines(self.text, rounds_line(self.rounds, self.tokens_per_round, self.lossless), self.timings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields except `evidence`, as plain lists, numbers and text."""
+        content = asdict(self) | {"timings": dict(self.timings)}
+        del content["evidence"]
+        return content
+
+
+@final
+@dataclass(frozen=True)
+class DescriptionRequest:
+    """What holds for every question of a call: the model, the loop, the options of `generate`."""
+
+    vlm: LoadedVlm
+    speculation: Speculation
+    options: Mapping[str, Any]
+    on_text: OnText | None = None  # called with each accepted piece of text; for batches of one
+    calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
+
+    @classmethod
+    def of(
+        cls, vlm: LoadedVlm, decoding: DecodingOptions, options: Mapping[str, Any], on_text: OnText | None = None
+    ) -> DescriptionRequest:
+        """Check all that can be checked before an image is read.
+
+        decoding.on_round: called with each round, text included; for batches of one.
+        Raises: InputError if the drafter does not fit the model, or for options of `generate` that `describe` sets
+            itself.
+        """
+        speculation = fitting(decoding, vlm.model, vlm.checked)
+        for name in options:
+            if name in RESERVED:
+                remedy = f"Use `{RESERVED[name]}`." if RESERVED[name] else "Call `mmdec.generate` for it."
+                raise InputError(f"`{name}` must be left out, but is {show(options[name])}. {remedy}")
+        return cls(vlm, speculation, options, on_text, read_calibrations(vlm.directory))
+
+    def rounds(self, inputs: Mapping[str, Any], speculation: Speculation) -> Iterator[Round]:
+        """Decode one batch, round by round. speculation: this request's, or one whose drafter is wrapped."""
+        options = {name: value for name, value in self.options.items() if value is not None}
+        config: Any = self.vlm.model.generation_config
+        if not {"max_new_tokens", "max_length"} & options.keys() and config.max_new_tokens is None:
+            options["max_new_tokens"] = MAX_NEW_TOKENS
+        if self.on_text or speculation.options.on_round or "stop_strings" in options:
+            options["tokenizer"] = self.vlm.tokenizer
+        return rounds_of(self.vlm.model, inputs, speculation, options)
+
+
+@final
+class Observed(ForwardingDrafter):
+    """Wraps a drafter for one run and keeps its `info` on how each row's image was compressed, if it has any."""
+
+    def __init__(self, drafter: Drafter, rows: int) -> None:
+        super().__init__(drafter)
+        self.compressor: list[str | None] = [None] * rows
+        self.kept: list[Tensor | None] = [None] * rows
+        self._rows = list(range(rows))
+
+    def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
+        draft = super().propose(memory, roots, plan)
+        for row, info in zip(self._rows, getattr(memory, "info", ()) or (), strict=False):
+            self.compressor[row], self.kept[row] = info.compressor, info.kept
+        return draft
+
+    def select(self, memory: Any, live: Tensor) -> None:
+        super().select(memory, live)
+        self._rows = [self._rows[index] for index in live.tolist()]
+
+
+def describe_batch(
+    request: DescriptionRequest,
+    inputs: Mapping[str, Any],
+    pictures: Sequence[Sequence[np.ndarray]],
+    read: float,
+    earlier: Evidence | None = None,
+    count: int = 0,
+) -> list[Description]:
+    """Answer a batch of questions.
+
+    pictures: of each question. read: seconds in which the inputs were made.
+    earlier, count: of a batch of one; evidence of `count` pictures that a chat showed before.
+    """
+    vlm, speculation, on_round = request.vlm, request.speculation, request.speculation.options.on_round
+    usage, counts = [Usage() for _ in pictures], [len(group) for group in pictures]
+    distances: list[list[float]] = [[] for _ in pictures]
+    drafter, observed = speculation.drafter_for(vlm.model), None
+    if drafter is not None and not speculation.networks:
+        observed = Observed(drafter, len(pictures))
+        speculation = Speculation(replace(speculation.options, drafter=observed))
+    stopwatch, writer = Stopwatch(vlm.model.device), None if request.on_text is None else _TextWriter(request.on_text)
+    for round_ in request.rounds(inputs, speculation):
+        for index, row in enumerate(round_.rows):
+            _count(usage[row], round_, index, drafter is not None)
+            share = counts[row] / sum(counts) if sum(counts) else 1 / len(usage)
+            usage[row].seconds["vision"] += round_.vision * share
+        if round_.summaries is not None and vlm.familiar is not None:
+            distances = _distances(vlm.familiar, round_.summaries, counts)
+        if writer is not None:
+            writer.add(round_.text[0])
+        if on_round is not None:
+            on_round(round_)
+    parts = [{stage: entry.seconds[stage] for stage in STAGES} for entry in usage]
+    read /= len(usage)
+    rest = max(stopwatch.lap() - sum(sum(part.values()) for part in parts), 0.0) / len(usage)
+    return [
+        Description(
+            text=vlm.tokenizer.decode(entry.tokens, skip_special_tokens=True).strip(),
+            tokens=entry.tokens,
+            rounds=entry.rounds,
+            tokens_per_round=entry.tokens_per_round,
+            timings={"read": read, **seconds, "total": read + sum(seconds.values()) + rest},
+            drafted=entry.drafted,
+            accepted=entry.accepted,
+            lossless=speculation.options.lossless,
+            confidence=confidence(seen, request.calibrations, ANSWER),
+            evidence=seen,
+            compressor=None if observed is None else observed.compressor[row],
+            kept=None if observed is None else _plain(observed.kept[row]),
+        )
+        for row, (entry, seconds) in enumerate(zip(usage, parts, strict=True))
+        for seen in [evidence(entry.logprobs) | picture_evidence(pictures[row], distances[row], earlier, count)]
+    ]
+
+
+def _count(usage: Usage, round_: Round, index: int, drafts: bool) -> None:
+    """Add a round to the usage of the question at this index among its rows."""
+    usage.count(round_, index, drafts)
+    if round_.logprobs is not None:
+        usage.logprobs += round_.logprobs[index, : len(round_.tokens[index])].tolist()
+    stage, seconds = ("decoder", round_.target) if round_.index else ("prompt", round_.target - round_.vision)
+    usage.seconds[stage] += seconds / len(round_.rows)
+    usage.seconds["core"] += round_.core / len(round_.rows)
+
+
+def _distances(familiar: FamiliarPictures, summaries: Tensor, counts: Sequence[int]) -> list[list[float]]:
+    """Of each question's pictures. A chat whose cache was lost reads those of earlier turns again, before these."""
+    new = familiar.distance(summaries[len(summaries) - sum(counts) :]).tolist()
+    ends = list(accumulate(counts))
+    return [new[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def _plain(weights: Tensor | None) -> list[float] | None:
+    return None if weights is None else [float(value) for value in weights.to(torch.float32).flatten().tolist()]
+
+
+@final
+class _TextWriter:
+    """Passes text on as it arrives, without a leading space."""
+
+    def __init__(self, on_text: OnText) -> None:
+        self.on_text, self.begun = on_text, False
+
+    def add(self, text: str) -> None:
+        text = text if self.begun else text.lstrip()
+        if text:
+            self.begun = True
+            self.on_text(text)
+
+
+def picture_evidence(
+    pictures: Sequence[np.ndarray], distances: Sequence[float] = (), earlier: Evidence | None = None, count: int = 0
+) -> dict[str, float]:
+    """Of the pictures (H, W, 3) uint8 that a question is about: the mean logarithms of their structure, of each `MOST`
+    at most, and of their distances, where these are known. Of no pictures nothing, for which a calibration takes what
+    is typical.
+
+    earlier: evidence of `count` pictures that came before in a chat, which belong to the question as well.
+    """
+    logarithms = {STRUCTURE: [math.log(min(structure(pixels), MOST) + FLOOR) for pixels in pictures]}
+    if len(distances) == len(pictures):
+        logarithms[DISTANCE] = [math.log(max(distance, NEAREST)) for distance in distances]
+    told: dict[str, float] = {}
+    for name, values in logarithms.items():
+        if count and earlier is not None and name in earlier:
+            values = [*values, *[earlier[name]] * count]
+        if values:
+            told[name] = sum(values) / len(values)
+    return told
+
+
+@torch.inference_mode()
+def summaries(vlm: LoadedVlm, sources: Sequence[ImageSource]) -> Tensor | None:
+    """(N, F): what a model's vision encoder makes of pictures, as `FamiliarPictures` takes it; None for a model whose
+    encoder has no states of each picture's own."""
+    processor: Any = vlm.processor
+    model: Any = vlm.model
+    seen: list[Tensor] = []
+    for start in range(0, len(sources), TOGETHER):
+        pictures = [to_pil(read_image(source)) for source in sources[start : start + TOGETHER]]
+        pixels = processor.image_processor(images=pictures, return_tensors="pt").to(model.device, model.dtype)
+        summary = Encoded.of(model.get_image_features(**pixels, return_dict=True)).summaries
+        if summary is None:
+            return None
+        seen.append(summary.float().cpu())
+    return torch.cat(seen)
+
+
+def structure(pixels: np.ndarray) -> float:
+    """From 0, where all squares of a picture (H, W, 3) are equally rough, to nearly 1, where one has all the edges.
+
+    It is the same for any brightness and, but for faint pictures, any contrast.
+    """
+    high, wide = (max(side // ENOUGH, 1) for side in pixels.shape[:2])
+    read = to_pil(pixels[::high, ::wide])
+    reduced = read.reduce((max(read.width // SIDE, 1), max(read.height // SIDE, 1)))
+    levels = np.asarray(reduced, np.float32)  # (h, w, 3)
+    across, down = np.diff(levels, axis=1, append=levels[:, -1:]), np.diff(levels, axis=0, append=levels[-1:])
+    squares = _means((across**2 + down**2).mean(2))
+    average, effective = float(np.sqrt(squares).mean()), math.sqrt(float(squares.mean()))
+    return max(1 - (average + FAINT) / (effective + FAINT), 0.0)
+
+
+def _means(values: np.ndarray) -> np.ndarray:
+    """Mean of (h, w) over each whole square. Narrow images have squares of their own width."""
+    high, wide = (min(SQUARE, side) for side in values.shape)
+    rows, columns = values.shape[0] // high, values.shape[1] // wide
+    return values[: rows * high, : columns * wide].reshape(rows, high, columns, wide).mean((1, 3))
