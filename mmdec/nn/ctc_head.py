@@ -97,6 +97,12 @@ class Heard:
     weights: Tensor  # (B, N, K), sum 1 at each place; 0 beyond a row's end
     lengths: Tensor  # (B,)
     frames: Tensor  # (B, N): the frame at which a place is likeliest
+    logprobs: Tensor  # (B, F) of the best path, frame by frame, blanks included; 0 beyond a row's end
+    counts: Tensor  # (B,) frames
+
+    def select(self, rows: list[int]) -> Heard:
+        """Some of the sounds."""
+        return Heard(*(getattr(self, part.name)[rows] for part in fields(self)))
 
 
 def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> Heard:
