@@ -35,7 +35,7 @@ def sizes(pieces: int, units: int, graph: bool = True, d_states: int = 0) -> Hea
     links = {"link_heads": 2, "link_dim": 8, "positions": "sinusoidal", "link_prior": True, "copy_encoder": True}
     return HeardTranslatorConfig(
         encoder=WhisperEncoderConfig(d_model=32, layers=1, heads=2, ffn=32, positions=500),
-        head=CtcHeadConfig(d_states=32, pieces=pieces, d_model=16, layers=1, kernel=5),
+        head=CtcHeadConfig(d_states=32, pieces=pieces, d_model=32, layers=1, kernel=5),
         reader=ReaderConfig(
             pieces=pieces, units=units, **LAYER, d_states=d_states, ar=ArConfig(**LAYER),
             dag=DagConfig(**LAYER, upsample=4.0, min_vertices=24, **links) if graph else None,  # type: ignore[arg-type]
