@@ -59,7 +59,9 @@ def test_recording_goes_on_where_it_ended(pairs: list[Path], tmp_path: Path, mon
     assert len({name for name, _ in rows}) == len(texts)
 
 
-WORDS = "cat k ae t|can k ae n|cane k ey n|cape k ey p|cap k ae p|tap t ae p|tape t ey p|knit n ih t|knee n iy|box b aa k s"
+WORDS = (
+    "cat k ae t|can k ae n|cane k ey n|cape k ey p|cap k ae p|tap t ae p|tape t ey p|knit n ih t|knee n iy|box b aa k s"
+)
 
 
 def test_letters_and_phones_are_aligned() -> None:
@@ -90,9 +92,8 @@ def test_flite_records_and_lists_what_it_says(pairs: list[Path], tmp_path: Path)
     speller = Speller.read(lexicon)
     for text in ("I see a cat.", "Tom's here.", "Where is it?"):
         assert speller.phones(text) == english_voice.phones_in(recorded[text])
-    assert speller.phones("At 3:30 Tom sees 12 cats.") == (
-        "ae t th r iy th er d iy t aa m s iy z t w eh l v k ae t s".split()
-    )
+    said = "ae t th r iy th er d iy t aa m s iy z t w eh l v k ae t s"
+    assert " ".join(speller.phones("At 3:30 Tom sees 12 cats.")) == said
     assert "long" in speller.lexicon
     assert "hellodev" not in speller.lexicon
     speech = EnglishSpeech(out, "train")
