@@ -1,12 +1,8 @@
-"""Records the corpus in the layout of Common Voice and CVSS-C; resumable, parallel, independent of job order.
-
-English is said by flite's voice slt, which tells its phones with their exact end times.
-"""
+"""Records the corpus in the layout of Common Voice and CVSS-C; resumable, parallel, independent of job order."""
 
 import hashlib
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import english_voice
 import numpy as np
 import soundfile
 import voices
@@ -23,34 +20,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from splits import Sentence, in_order, recordings_of, sample_train, share
 from tables import read_journal, write_text
-
-VOICE = "slt"
-
-
-def synthesise(text: str, path: Path) -> str:
-    """Write `text` as 16 kHz PCM16 to `path`, whole or not at all; gives "phone:END phone:END ..." in seconds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    command = ["flite", "-voice", VOICE, "-psdur", "-t", text, "-o", str(partial)]
-    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
-    if ":" not in output or partial.stat().st_size < 3200:
-        raise RuntimeError(f"flite gave no sound for {text!r}")
-    os.replace(partial, path)
-    return output
-
-
-def phones_of(text: str) -> list[str]:
-    """The phones of `text` said on its own, pauses left out."""
-    command = ["flite", "-voice", VOICE, "-ps", "-t", text, "-o", "none"]
-    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    return [phone for phone in output.split() if phone != "pau"]
-
-
-def phones_in(alignment: str) -> list[str]:
-    """The phones of an alignment line, pauses left out."""
-    phones = [item.rpartition(":")[0] for item in alignment.split()]
-    return [phone for phone in phones if phone != "pau"]
-
 
 SPLITS = ("train", "dev", "test", "test_voices")
 _HEADER = ("client_id", "path", "sentence", "up_votes", "down_votes", "age", "gender", "accents", "locale", "segment")
@@ -152,7 +121,7 @@ def run_task(root: Path, seed: int, task: Task) -> tuple[Task, str, list[str]]:
     source = _wav_path(root, first_split, first_number)
     try:
         if not (task.known and source.exists()):
-            alignment = synthesise(task.english, source)
+            alignment = english_voice.synthesise(task.english, source)
         for number, split, _ in task.rows[1:]:
             _link(source, _wav_path(root, split, number))
     except Exception as error:  # one bad sentence must not end a build of hours: it is named at the end
@@ -253,10 +222,10 @@ def build(root: Path, plan: Plan, sentences: Sequence[Sentence], jobs: int, *, s
             if count % 1500 == 1499:
                 write_tables(root, plan, rows, alignments)  # a trainer may begin on what is there
     write_tables(root, plan, rows, alignments)
-    spoken = [(text, phones_in(alignments[text])) for text in grouped if text in alignments]
+    spoken = [(text, english_voice.phones_in(alignments[text])) for text in grouped if text in alignments]
     vocabulary = sorted({word for text, _ in spoken for word in english_words(text)})
     with ThreadPoolExecutor(jobs) as pool:  # flite runs beside Python, so threads do
-        alone = dict(zip(vocabulary, pool.map(phones_of, vocabulary), strict=True))
+        alone = dict(zip(vocabulary, pool.map(english_voice.phones_of, vocabulary), strict=True))
     entries, exact = build_lexicon(spoken, alone.__getitem__)
     write_text(root / "lexicon.tsv", [(word, " ".join(phones)) for word, phones in entries])
     if stats:

@@ -37,7 +37,7 @@ class Translation:
     text: str
     audio: np.ndarray = field(repr=False)  # (T,) float32 in [-1, 1]
     sample_rate: int  # Hz
-    units: list[str] = field(repr=False)  # phones, of all pieces of a long recording in order
+    units: list[str] = field(repr=False)  # phones or pieces of words, of all parts of a long recording in order
     # stage -> seconds; a recording of a padded batch (GPU) gets an equal share
     timings: dict[str, float] = field(repr=False)
     seconds_source: float = 0.0  # length of the French recording in seconds
@@ -107,16 +107,17 @@ def translate_speech(
 
     `audio` is a path, a file object, or samples with their `sample_rate` in Hz: (T,), (T, channels) or (channels, T),
     floats or integers up to 32 bit. A list gives a list back, in order; on a CPU it equals one by one exactly. `model`
-    is a shipped name, a directory, a hub id, or what `load` gave. `strategy` is lookahead (None means that), greedy,
-    viterbi, joint-viterbi, autoregressive or verified. `verify` means strategy "verified": exactly the autoregressive
-    decoder's units, in a few passes over drafts from the graph. `threads` sets torch's CPU threads for this call; None
-    keeps what OMP_NUM_THREADS or `torch.set_num_threads` says, else chooses by the model's size and the processors that
-    are free. `dtype` is float32, or that of the networks' products but the vocoder's. `vocoder` None is the
-    model's own, "griffin-lim" needs no weights; else it names published HiFi-GAN weights: a directory or a hub id.
-    `min_confidence`, 0 to 1, refuses translations that are less likely to be right (`out.confidence`). `pauses` says
-    where a long recording is cut: at quiet places ("energy"), or where WebRTC's detector hears no voice ("webrtc",
-    extra `mmdec[vad]`). `on_pass`, for one recording, is called after each pass of the linguistic decoder with the
-    units that are final by then, the pass's time and the graph; an exception from it ends the call.
+    is a shipped name, a directory, a hub id, or what `load` gave. `strategy` is lookahead, greedy, viterbi,
+    joint-viterbi, autoregressive or verified; None means the model's own, which its config names. `verify` means
+    strategy "verified": exactly the autoregressive decoder's units, in a few passes over drafts from the graph.
+    `threads` sets torch's CPU threads for this call; None keeps what OMP_NUM_THREADS or `torch.set_num_threads` says,
+    else chooses by the model's size and the processors that are free. `dtype` is float32, or that of the networks'
+    products but the vocoder's. `vocoder` None is the model's own, "griffin-lim" needs no weights; else it names
+    published HiFi-GAN weights: a directory or a hub id. `min_confidence`, 0 to 1, refuses translations that are less
+    likely to be right (`out.confidence`). `pauses` says where a long recording is cut: at quiet places ("energy"), or
+    where WebRTC's detector hears no voice ("webrtc", extra `mmdec[vad]`). `on_pass`, for one recording, is called after
+    each pass of the linguistic decoder with the units that are final by then, the pass's time and the graph; an
+    exception from it ends the call.
 
     Raises InputError for a recording that cannot be translated, also if the model finds no unit in it. For a list it
     raises BatchError, which holds the other results.
@@ -141,23 +142,21 @@ def translate_speech(
                 )
         return {index: translation for index, translation in translations.items() if translation.units}
 
-    with with_threads(threads, translator.model, translator.vocoder):
+    with with_threads(threads, *translator.networks):
         return batch.run(lambda given: read(given, sample_rate), decode, least)
 
 
-def _strategy(strategy: str | None, verify: bool) -> str:
-    if not check_switch("verify", verify):
-        strategy = "lookahead" if strategy is None else strategy
-    elif strategy is None:
-        strategy = "verified"
-    if verify and strategy != "verified":
+def _strategy(strategy: str | None, verify: bool) -> str | None:
+    """None: the model's own."""
+    if check_switch("verify", verify) and strategy not in (None, "verified"):
         raise InputError(f"`strategy` must be left out with `verify`, but is {show(strategy)}. Choose one of the two.")
-    check_strategy(strategy)
-    return strategy
+    if strategy is not None:
+        check_strategy(strategy)
+    return "verified" if verify else strategy
 
 
 def _translate(
-    translator: SpeechTranslator, recordings: list[Tensor], strategy: str, pauses: str, on_pass: OnPass | None
+    translator: SpeechTranslator, recordings: list[Tensor], strategy: str | None, pauses: str, on_pass: OnPass | None
 ) -> list[Translation]:
     """Translate 16 kHz recordings (T,) of any length: cut each at pauses, translate the pieces, join the results."""
     pieces: list[Tensor] = []
