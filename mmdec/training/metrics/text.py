@@ -33,6 +33,12 @@ ORDINALS = (
 CLOCK = {"oclock", "noon", "midnight", "half", "quarter", "am", "pm"}
 MONEY = {"euro", "euros", "cent", "cents", "pound", "pounds", "dollar", "dollars", "franc", "francs", "percent"}
 SPOKEN_NUMBERS = {*CARDINALS.split(), *ORDINALS.split(), *CLOCK, *MONEY}
+DRAWS = 1000  # of the paired bootstrap
+_SMALL = CARDINALS.split()[:20]
+_TENS = CARDINALS.split()[20:28]
+_ORDINAL = {"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth"}
+_ORDINAL["twelve"] = "twelfth"
+_CURRENCIES = {"$": "dollars", "€": "euros", "£": "pounds"}
 INSIDE = {"and", "past", "to", "a", "minutes", "after", "before"}  # in a span only between two number words
 
 
@@ -197,10 +203,92 @@ def chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Scor
 
 
 def asr_bleu(transcripts: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
-    """BLEU of a recogniser's transcripts; both sides are normalised. Empty transcripts count as wrong."""
-    return bleu(
-        [normalise(text) for text in transcripts], [[normalise(text) for text in accepted] for accepted in references]
+    """BLEU of a recogniser's transcripts, both sides written `as_heard`. Empty transcripts count as wrong."""
+    return bleu(*heard_alike(transcripts, references))
+
+
+def heard_alike(
+    transcripts: Sequence[str], references: Sequence[Sequence[str]]
+) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Both sides `as_heard`."""
+    return [as_heard(text) for text in transcripts], [tuple(map(as_heard, accepted)) for accepted in references]
+
+
+def as_heard(text: str) -> str:
+    """A text as ASR-BLEU compares it: lower case, no punctuation, numbers in words: "At 7:30, Tom!" -> "at seven thirty
+    tom".
+
+    So are CVSS's references written, with which DASpeech is judged. Source: Jia et al., "CVSS corpus and massively
+    multilingual speech-to-speech translation", 2022.
+    """
+    return normalise(figures_in_words(text))
+
+
+def figures_in_words(text: str) -> str:
+    """Numbers, ordinals, decimals, percentages and prices in words: "2nd" -> "second", "$1,200" -> "one thousand two
+    hundred dollars"."""
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    text = re.sub(r"([$€£])\s?(\d+(?:\.\d+)?)", lambda found: f"{found[2]} {_CURRENCIES[found[1]]}", text)
+    text = text.replace("€", " euros ").replace("%", " percent ")
+    text = re.sub(r"(\d)\.(\d+)", lambda found: f"{found[1]} point {' '.join(found[2])}", text)
+    return re.sub(r"(\d+)(st|nd|rd|th)?\b", lambda found: f" {_in_words(found[1], bool(found[2]))} ", text)
+
+
+def _in_words(figures: str, ordinal: bool) -> str:
+    words = _cardinal(int(figures)) if len(figures) <= 9 else [_SMALL[int(figure)] for figure in figures]
+    if ordinal:
+        last = words[-1]
+        words[-1] = _ORDINAL.get(last, f"{last[:-1]}ieth" if last[-1] == "y" else f"{last}th")
+    return " ".join(words)
+
+
+def _cardinal(number: int) -> list[str]:
+    for size, name in ((1_000_000, "million"), (1000, "thousand"), (100, "hundred")):
+        if number >= size:
+            rest = _cardinal(number % size) if number % size else []
+            return [*_cardinal(number // size), name, *rest]
+    if number < 20:
+        return [_SMALL[number]]
+    return [_TENS[number // 10 - 2], *([_SMALL[number % 10]] if number % 10 else [])]
+
+
+def paired_scores(
+    texts: Mapping[str, Sequence[str]], references: Sequence[Sequence[str]]
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """For each system its "bleu" and "chrf", JSON objects: value, low, high, p, signature.
+
+    texts: of each system, in the order of the references. low, high: the 95 % interval of a bootstrap over sentences.
+    p: of the paired bootstrap against the first system; None for that one. Texts are not normalised.
+    Source: Koehn, "Statistical significance tests for machine translation evaluation", 2004; sacrebleu's.
+    """
+    package = extra("sacrebleu")
+    for hypotheses in texts.values():
+        columns = _columns(hypotheses, references)
+    named = {"bleu": package.BLEU(), "chrf": package.CHRF()}
+    test = extra("sacrebleu.significance").PairedTest(
+        [(name, list(hypotheses)) for name, hypotheses in texts.items()], named, columns, "bs", DRAWS
     )
+    signatures, found = test()
+    keys = {next(key for key in named if name.lower().startswith(key)): name for name in signatures}
+    return {
+        system: {
+            key: {
+                "value": float(result.score),
+                "low": float(result.mean - result.ci),
+                "high": float(result.mean + result.ci),
+                "p": None if result.p_value is None else float(result.p_value),
+                "signature": str(signatures[name]),
+            }
+            for key, name in keys.items()
+            for result in (found[name][place],)
+        }
+        for place, system in enumerate(texts)
+    }
+
+
+def sentence_chrf(text: str, references: Sequence[str]) -> float:
+    """chrF of one sentence against the nearest reference, 0 to 100."""
+    return float(extra("sacrebleu").CHRF().sentence_score(text, list(references)).score)
 
 
 def real_time_factor(seconds_taken: Sequence[float], seconds_audio: Sequence[float]) -> float:
@@ -253,14 +341,17 @@ def _error_rate(hypotheses: Sequence[str], references: Sequence[str]) -> float:
 
 
 def _corpus_score(metric: Any, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
+    score = metric.corpus_score(list(hypotheses), _columns(hypotheses, references))
+    return Score(float(score.score), str(metric.get_signature()))
+
+
+def _columns(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[list[str | None]]:
+    """As sacrebleu takes them: a list for each rank of reference, with None for sentences with fewer references."""
     _check_aligned(hypotheses, references)
     if any(not accepted for accepted in references) or not references:
         raise InputError("`references` must hold at least one text for each sentence, but lack some. Leave them out.")
     most = max(len(accepted) for accepted in references)
-    # sacrebleu takes one list for each rank of reference, with None for sentences with fewer references
-    columns = [[accepted[rank] if rank < len(accepted) else None for accepted in references] for rank in range(most)]
-    score = metric.corpus_score(list(hypotheses), columns)
-    return Score(float(score.score), str(metric.get_signature()))
+    return [[accepted[rank] if rank < len(accepted) else None for accepted in references] for rank in range(most)]
 
 
 def _check_aligned(hypotheses: Sequence[Any], references: Sequence[Any]) -> None:
