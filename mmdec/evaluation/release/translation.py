@@ -14,7 +14,8 @@ STRATEGIES = ("lookahead", "autoregressive")
 
 def measure(model: Path, split: str, setting: Setting) -> Report:
     corpus = cvss_corpus(split, setting.corpus, limit=setting.limit)
-    return evaluate_speech(corpus, own_systems(model, STRATEGIES, "cpu", setting.threads))
+    report = evaluate_speech(corpus, own_systems(model, STRATEGIES, "cpu", setting.threads))
+    return {name: entry for name, entry in report.items() if name != "texts"}  # figures alone go with a model
 
 
 def score(report: Report) -> tuple[float, ...]:

@@ -50,7 +50,7 @@ def scored(monkeypatch: pytest.MonkeyPatch, new: float, old: float) -> None:
 
     def measure(model: Path, *rest: Any) -> Any:
         report = system.measure(model, *rest)
-        for scores in report["strategies"].values():
+        for scores in report["systems"].values():
             scores["phone_error_rate_nearest"]["value"] = found[model]
         return report
 
