@@ -1,10 +1,32 @@
-"""English speech: flite's voice slt, and the phones it says with their exact end times."""
+"""English speech: flite's voice slt, the phones that it says with their exact end times, and how it says single words.
 
+python data/build/english_voice.py --pairs data/everyday data/phrasebook --out data/english       # sound; resumable
+python data/build/english_voice.py --pairs data/everyday data/phrasebook --lexicon pronunciation.tsv
+
+`--out` writes CVSS' layout (wavs, translations, alignments) of English training sentences; `--lexicon` writes their
+words with their phones, then the rules by which letters are read in other words (letter_rules.py).
+"""
+
+import argparse
+import hashlib
 import os
+import re
 import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from lexicon import build_lexicon, english_words
+from parent import end_with_parent
+from splits import share
+from tables import read_journal, write_text
+
 VOICE = "slt"
+DEV_SHARE = 0.02  # of the recordings, to watch training by
+WORDS = 15  # of a sentence
+CONTEXT = 20_000  # sentences that say how words are pronounced among others
+_PLAIN = re.compile(r"[A-Za-z' ,.?!;-]+")
 
 
 def synthesise(text: str, path: Path) -> str:
@@ -30,3 +52,72 @@ def phones_in(alignment: str) -> list[str]:
     """The phones of an alignment line, pauses left out."""
     phones = [item.rpartition(":")[0] for item in alignment.split()]
     return [phone for phone in phones if phone != "pau"]
+
+
+def training_texts(folders: Sequence[Path]) -> list[str]:
+    """The distinct English sentences of the training pairs, folder after folder in turn, each by a fixed order."""
+    columns = []
+    for folder in folders:
+        lines = (folder / "train.tsv").read_text(encoding="utf-8").splitlines()
+        columns.append(sorted({text for line in lines for text in line.split("\t")[3:]}, key=share))
+    return list(dict.fromkeys(text for column in columns for text in column))
+
+
+def chosen_texts(folders: Sequence[Path], count: int) -> list[str]:
+    """`count` training sentences of 1 to 15 words, an equal part of every eighth from each folder after the first."""
+    pools = [[text for text in training_texts([folder]) if len(text.split()) <= WORDS] for folder in folders]
+    part = count // 8
+    rest = [text for pool in pools[1:] for text in pool[:part]]
+    return list(dict.fromkeys([*rest, *pools[0][: count - len(rest)]]))
+
+
+def record(out: Path, texts: Sequence[str], jobs: int) -> list[str]:
+    """Record what is not there yet and write the tables; gives what failed, by name."""
+    journal = out / "journal.tsv"
+    names = {text: hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:12] for text in texts}
+    splits = {text: "dev" if share("voice", text) < DEV_SHARE else "train" for text in texts}
+    out.mkdir(parents=True, exist_ok=True)
+    alignments = {text: said for text, (said,) in read_journal(journal).items()}
+
+    def one(text: str) -> tuple[str, str, str]:
+        try:
+            return text, synthesise(text, out / splits[text] / f"{names[text]}.wav"), ""
+        except (RuntimeError, subprocess.SubprocessError, OSError) as error:
+            return text, "", f"{text}: {error}"
+
+    failed = []
+    with ThreadPoolExecutor(jobs) as pool, journal.open("a", encoding="utf-8") as file:
+        for text, said, problem in pool.map(one, [text for text in texts if text not in alignments]):
+            if problem:
+                failed.append(problem)
+                continue
+            alignments[text] = said
+            file.write(f"{text}\t{said}\n")
+            file.flush()
+    for split in ("train", "dev"):
+        here = [text for text in texts if text in alignments and splits[text] == split]
+        write_text(out / f"{split}.tsv", [(names[text], text) for text in here])
+        write_text(out / f"{split}.alignment.tsv", [(names[text], alignments[text]) for text in here])
+    return failed
+
+
+def main() -> int:
+    """Exit code: 0, or 1 when a synthesis failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=Path, nargs="+", required=True, help="folders with train.tsv, as of tatoeba.py")
+    parser.add_argument("--out", type=Path, help="record sentences in this folder, or go on there")
+    parser.add_argument("--sentences", type=int, default=8000, help="sentences to record (default 8000)")
+    parser.add_argument("--jobs", type=int, default=1, help="programs at once (default 1)")
+    arguments = parser.parse_args()
+    failed = []
+    if arguments.out:
+        failed += record(arguments.out, chosen_texts(arguments.pairs, arguments.sentences), arguments.jobs)
+    for problem in failed:
+        print(f"failed: {problem}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    if "MMDEC_PARENT" in os.environ:  # a trainer may build it: it names itself here
+        end_with_parent(int(os.environ["MMDEC_PARENT"]))
+    sys.exit(main())

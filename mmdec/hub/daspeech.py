@@ -1,52 +1,54 @@
-"""DASpeech on disk: a folder of safetensors, loaded as parts and written atomically.
+"""Translators on disk: a folder of safetensors, loaded as parts and written atomically.
 
-A model's folder holds config.json, encoder.safetensors, model.safetensors (the rest of the network) and
+A DASpeech's folder holds config.json, encoder.safetensors, model.safetensors (the rest of the network) and
 vocoder.safetensors, all in half precision, units.json, the word decoder's files, README.md (the card) and
-provenance.json.
+provenance.json. `hub/heard_translator.py` has the other layout; the doors here know both.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
-from mmdec.checks.errors import InputError, MmdecError
+from mmdec.checks.errors import InputError
 from mmdec.checks.weights import PICKLES, check_counts, checked_file, fill, read_settings, read_weights
+from mmdec.hub import heard_translator
 from mmdec.hub.find import HUB_FILES, HUB_ID, download, find, kind, path_text
+from mmdec.hub.heard_translator import HeardParts, read_heard, save_heard
 from mmdec.hub.publish import CARD, PROVENANCE, check_replaceable, keep_card, keep_texts, same_weights, whole_folder
+from mmdec.hub.translator_files import (
+    VOCODER,
+    Decoding,
+    check_decoding,
+    check_model_vocoder,
+    half,
+    names,
+    read_vocoder,
+    write_json,
+)
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
 from mmdec.nn.griffin_lim import GriffinLimVocoder
-from mmdec.nn.vocoder import Vocoder, VocoderConfig
+from mmdec.nn.vocoder import Vocoder
 from mmdec.phonetics.decoder import WordDecoder
 from mmdec.provenance import portable, stamp
 
 DEFAULT_MODEL = "daspeech-phrasebook"
+LAYOUT = "phones"
 GRIFFIN_LIM = "griffin-lim"
 VOCODER_RULE = f"{GRIFFIN_LIM}, a directory"
 # separate files, because code hosts refuse large ones
-WEIGHTS = ("encoder.safetensors", "model.safetensors", "vocoder.safetensors")
+WEIGHTS = ("encoder.safetensors", "model.safetensors")
 CONFIDENCE = "confidence.json"
-NEEDED = ("config.json", *WEIGHTS, "units.json")
-
-
-@final
-@dataclass(frozen=True)
-class Decoding:
-    """How a path through the graph is chosen. Tuned on the dev split and stored with the model."""
-
-    lookahead_weight: float = 1.0
-    length_penalty: float = 1.0
-    collapse: bool = False  # merge equal neighbours, as the paper's released code does
+NEEDED = ("config.json", *WEIGHTS, VOCODER, "units.json")
 
 
 @final
@@ -64,6 +66,11 @@ class DASpeechParts:
     decoding: Decoding
     name: str  # name of the folder
     folder: Path | None = None  # the folder they were loaded from
+
+    @property
+    def networks(self) -> tuple[nn.Module, ...]:
+        """All that have weights."""
+        return self.model, self.vocoder
 
 
 def resolve(model: str | os.PathLike[str]) -> Path:
@@ -97,14 +104,14 @@ def save_model(
             "vocoder": asdict(vocoder.config),
             "decoding": asdict(decoding),
         }
-        _write_json(fresh / "config.json", config)
-        _write_json(fresh / "units.json", list(units))
-        _write_json(fresh / "provenance.json", {**stamp(next(model.parameters()).device), **portable(provenance or {})})
-        state = _half(model.state_dict())
+        write_json(fresh / "config.json", config)
+        write_json(fresh / "units.json", list(units))
+        write_json(fresh / "provenance.json", {**stamp(next(model.parameters()).device), **portable(provenance or {})})
+        state = half(model.state_dict())
         encoder = {name: state.pop(name) for name in list(state) if name.startswith("encoder.")}
         save_file(encoder, fresh / "encoder.safetensors")
         save_file(state, fresh / "model.safetensors")
-        save_file(_half(vocoder.state_dict()), fresh / "vocoder.safetensors")
+        save_file(half(vocoder.state_dict()), fresh / VOCODER)
         words.save(fresh)
         if card is not None:
             (fresh / CARD).write_text(card, encoding="utf-8")
@@ -113,22 +120,21 @@ def save_model(
     return target
 
 
-def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts) -> Path:
+def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts | HeardParts) -> Path:
     """Write what `read_parts` returned.
 
     Card, confidence and provenance are copied only if the weights are still those of the source folder: their figures
     would not hold for others. Raises: InputError for another vocoder than the model's own, or if the target folder
     holds foreign files.
     """
-    if not isinstance(parts.vocoder, Vocoder):
-        raise InputError(
-            f"`vocoder` must be the model's own to be saved, but is a {type(parts.vocoder).__name__}. Load the model "
-            "without `vocoder`."
-        )
+    vocoder = check_model_vocoder(parts.vocoder)
     target = Path(directory)
     with tempfile.TemporaryDirectory(prefix="mmdec-save-") as temporary:
         plain = Path(temporary) / "model"
-        save_model(plain, parts.model, parts.vocoder, parts.units, parts.words, decoding=parts.decoding)
+        if isinstance(parts, HeardParts):
+            save_heard(plain, parts)
+        else:
+            save_model(plain, parts.model, vocoder, parts.units, parts.words, decoding=parts.decoding)
         if parts.folder is not None and same_weights(parts.folder, plain):
             keep_texts(parts.folder, plain, (CARD, CONFIDENCE, PROVENANCE))
         check_replaceable(target, plain, (CARD, CONFIDENCE))
@@ -137,7 +143,9 @@ def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts) -> Path:
     return target
 
 
-def read_parts(directory: Path, device: torch.device, vocoder: str | os.PathLike[str] | None = None) -> DASpeechParts:
+def read_parts(
+    directory: Path, device: torch.device, vocoder: str | os.PathLike[str] | None = None
+) -> DASpeechParts | HeardParts:
     """Load the model in `directory` (from `resolve`) to `device`.
 
     vocoder: None for the model's own, "griffin-lim" (no weights), or a directory or hub id of published HiFi-GAN
@@ -150,16 +158,10 @@ def read_parts(directory: Path, device: torch.device, vocoder: str | os.PathLike
             raise InputError(
                 f"`model` must be of the system daspeech, but '{directory.name}' is {config['system']!r}. Name another."
             )
-        units = _units(directory / "units.json")
-        encoder, rest, spoken = (checked_file(directory, name) for name in WEIGHTS)
-        state, voiced = read_weights([encoder, rest]), read_weights([spoken])
-        check_counts(config["architecture"], state)
-        check_counts(config["vocoder"], voiced)
-        shape, sizes = DASpeechConfig.from_dict(config["architecture"]), VocoderConfig(**config["vocoder"])
-        model = fill(lambda: DASpeech(shape, len(units)), state, "model", directory)
-        own = fill(lambda: Vocoder(sizes), voiced, "model", directory)
-        words = WordDecoder.load(directory)
-        decoding = Decoding(**config.get("decoding", {}))
+        read = {LAYOUT: _read_daspeech, heard_translator.LAYOUT: read_heard}.get(_layout(config))
+        if read is None:
+            raise ValueError(f"its layout is {config['layout']!r:.60}")
+        parts = read(directory, config)
     except (InputError, MemoryError):
         raise
     except Exception as error:  # networks raise various errors for settings of wrong types
@@ -167,23 +169,26 @@ def read_parts(directory: Path, device: torch.device, vocoder: str | os.PathLike
             f"`model` must be a whole translator, but '{directory}' is damaged or of another version "
             f"({type(error).__name__}: {error!s:.300}). Fetch it again."
         ) from error
-    speaking = own if vocoder is None else _vocoder(vocoder)
-    model, speaking = model.to(device), speaking.to(device)
-    return DASpeechParts(model, speaking, words, tuple(units), decoding, directory.name, directory)
+    if vocoder is not None:
+        parts = replace(parts, vocoder=_vocoder(vocoder))
+    for network in parts.networks:
+        network.to(device)
+    return parts
 
 
-def _units(file: Path) -> list[str]:
-    """The phones, in the order of their ids."""
-    try:
-        units = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"`model` must hold units.json as a JSON list, but '{file}' is damaged or of another version ({error}). "
-            "Fetch it again."
-        ) from error
-    if not isinstance(units, list) or not all(isinstance(unit, str) for unit in units):
-        raise InputError(f"`model` must hold units.json as a list of names, but '{file}' is none. Fetch it again.")
-    return units
+def _read_daspeech(directory: Path, config: Mapping[str, Any]) -> DASpeechParts:
+    units = names(directory / "units.json")
+    state = read_weights([checked_file(directory, name) for name in WEIGHTS])
+    check_counts(config["architecture"], state)
+    shape = DASpeechConfig.from_dict(config["architecture"])
+    model = fill(lambda: DASpeech(shape, len(units)), state, "model", directory)
+    own = read_vocoder(directory, config)
+    decoding = check_decoding(Decoding(**config.get("decoding", {})))
+    return DASpeechParts(model, own, WordDecoder.load(directory), tuple(units), decoding, directory.name, directory)
+
+
+def _layout(config: Mapping[str, Any]) -> str:
+    return str(config.get("layout", LAYOUT))
 
 
 def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
@@ -209,7 +214,8 @@ def complete(directory: Path, name: str) -> Path:
             f"`model` must translate speech, but '{name}' is {system!r}. Call `mmdec.transcribe` for a model that "
             "writes speech down."
         )
-    missing = [file for file in NEEDED if not (directory / file).is_file()]
+    needed = _needed(directory)
+    missing = [file for file in needed if not (directory / file).is_file()]
     if not missing:
         return directory
     pickles = [path.name for path in sorted(directory.iterdir()) if path.suffix in PICKLES]
@@ -217,18 +223,13 @@ def complete(directory: Path, name: str) -> Path:
         raise InputError(
             f"`model` must hold safetensors, but '{name}' holds a pickle, {pickles[0]}. Export with `hub.save_model`."
         )
-    raise InputError(f"`model` must hold {', '.join(NEEDED)}, but '{name}' lacks {', '.join(missing)}. Fetch it again.")
+    raise InputError(f"`model` must hold {', '.join(needed)}, but '{name}' lacks {', '.join(missing)}. Fetch it again.")
 
 
-def _half(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    half = {name: (t.half() if t.is_floating_point() else t).detach().cpu().clone() for name, t in state.items()}
-    broken = [name for name, tensor in half.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
-    if broken:
-        raise MmdecError(
-            f"`model` must fit half precision, but {broken[0]} overflows or is not finite. Train it again."
-        )
-    return half
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+def _needed(directory: Path) -> tuple[str, ...]:
+    """The files of a folder's layout; DASpeech's where its config.json cannot be read."""
+    try:
+        layout = _layout(read_settings(directory / "config.json"))
+    except InputError:
+        return NEEDED
+    return heard_translator.NEEDED if layout == heard_translator.LAYOUT else NEEDED

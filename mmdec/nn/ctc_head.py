@@ -6,7 +6,7 @@ same network, each with pieces of its own.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -97,6 +97,12 @@ class Heard:
     weights: Tensor  # (B, N, K), sum 1 at each place; 0 beyond a row's end
     lengths: Tensor  # (B,)
     frames: Tensor  # (B, N): the frame at which a place is likeliest
+    logprobs: Tensor  # (B, F) of the best path, frame by frame, blanks included; 0 beyond a row's end
+    counts: Tensor  # (B,) frames
+
+    def select(self, rows: list[int]) -> Heard:
+        """Some of the sounds."""
+        return Heard(*(getattr(self, part.name)[rows] for part in fields(self)))
 
 
 def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> Heard:
@@ -104,7 +110,8 @@ def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> Heard:
 
     A place's weights are the probabilities of its `best` pieces, the mean over its frames; the blank has no part.
     """
-    paths = logits.argmax(-1)
+    likely, paths = logits.float().log_softmax(-1).max(-1)
+    real = lengths_to_mask(lengths.to(logits.device), logits.shape[1])
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
     for row, count in enumerate(lengths.tolist()):
         path = paths[row, :count]
@@ -126,4 +133,5 @@ def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> Heard:
         torch.stack([F.pad(part, (0, 0) * (part.dim() - 1) + (0, size - len(part))) for part in parts])
         for parts in zip(*rows, strict=True)
     )
-    return Heard(pieces, weights, torch.tensor([len(row) for _, _, row in rows]), frames)
+    found = torch.tensor([len(row) for _, _, row in rows], device=logits.device)
+    return Heard(pieces, weights, found, frames, likely.masked_fill(~real, 0.0), lengths.to(logits.device))

@@ -16,6 +16,7 @@ from mmdec.nn.conformer import EncoderConfig, SpeechEncoder
 from mmdec.nn.dag_decoder import DagConfig, DagDecoder, Lattice
 from mmdec.nn.dropout import PooledDropout
 from mmdec.nn.fastspeech2 import FastSpeech2, FastSpeech2Config
+from mmdec.nn.source import Source
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,10 @@ class SpeechToUnits(nn.Module):
         """features (B, N, 80), lengths (B,) -> states (B, S, d), state lengths (B,)."""
         states, state_lengths, _ = self.encoder(features, lengths)
         return states, state_lengths
+
+    def source(self, features: Tensor, lengths: Tensor) -> Source:
+        """What the decoders read of features (B, N, 80), lengths (B,); 25 units a second are more than anyone speaks."""
+        return Source(*self.encode(features, lengths), lengths, (24 + lengths // 4).tolist())
 
     def lattice(self, states: Tensor, state_lengths: Tensor, frame_lengths: Tensor) -> Lattice:
         """Predict the graphs of a batch. frame_lengths: (B,) filterbank frames, which set the graphs' sizes."""

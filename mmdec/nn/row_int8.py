@@ -19,9 +19,14 @@ SMALLEST = 4096  # numbers in a tensor that is worth it
 
 
 def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(R, ...) float -> int8 (R, ...) and float32 scales (R,): weight is about int8 times scale."""
+    """(R, ...) float -> int8 (R, ...) and float32 scales (R,): weight is about int8 times scale.
+
+    A scale has 16 bits of precision, so that 127 times it is exact: what was unpacked is packed to the same bytes.
+    """
     rows = weight.detach().float().flatten(1)
-    scales = rows.abs().amax(1).clamp(min=1e-12) / 127  # scales that cut the largest weights have larger errors
+    largest = rows.abs().amax(1).clamp(min=1e-12) / 127  # scales that cut the largest weights have larger errors
+    digits, exponent = torch.frexp(largest)
+    scales = torch.ldexp(torch.ceil(digits * 2**16) / 2**16, exponent)
     return (rows / scales[:, None]).round().to(torch.int8).view(weight.shape), scales
 
 

@@ -7,6 +7,7 @@ silence behind the speech are what a decoder ends by: 1 s of it costs little and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -115,29 +116,48 @@ class SelfAttention(nn.Module):
         return self.out_proj(y.transpose(1, 2).flatten(2))
 
 
-def read_states(
-    encoder: WhisperEncoder, sounds: Sequence[Tensor], margin: float = MARGIN, tail: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """What the encoder makes of sounds, each read at its own length.
+def sound_features(
+    sounds: Sequence[Tensor], config: WhisperEncoderConfig, margin: float = MARGIN, tail: float | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Features of sounds, each at its own length, and how many states are wanted of each.
 
-    sounds: 16 kHz samples (T,), each at most a window's. margin: seconds of silence behind each. tail: seconds of the
-    margin whose states are wanted; None: all. Returns states (B, S, D), 50 a second, and their number in each row (B,).
+    sounds: 16 kHz samples (T,), cut to a window. margin: seconds of silence behind each. tail: seconds of the margin
+    whose states are wanted; None: all. Returns features (B, mels, F), frames (B,), states wanted (B,).
     """
-    most = encoder.config.positions * STEP
+    most = config.positions * STEP
 
     def size(sound: Tensor, behind: float) -> int:
         return min(-(-(len(sound) + round(behind * SAMPLE_RATE)) // STEP) * STEP, most)
 
     padded = [F.pad(sound[:most], (0, max(size(sound, margin) - len(sound), 0))) for sound in sounds]
-    lengths = torch.tensor([len(sound) // HOP for sound in padded])
-    features = [whisper_mel(sound[None], encoder.config.mels)[0] for sound in padded]
-    batch = torch.stack([F.pad(row, (0, int(lengths.max()) - row.shape[-1])) for row in features])
+    device = padded[0].device
+    frames = torch.tensor([len(sound) // HOP for sound in padded], device=device)
+    wanted = torch.tensor([size(sound, margin if tail is None else tail) // STEP for sound in sounds], device=device)
+    rows = [whisper_mel(sound[None], config.mels)[0] for sound in padded]
+    longest = max(row.shape[-1] for row in rows)
+    return torch.stack([F.pad(row, (0, longest - row.shape[-1])) for row in rows]), frames, wanted
+
+
+def read_states(
+    encoder: WhisperEncoder, sounds: Sequence[Tensor], margin: float = MARGIN, tail: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """What the encoder makes of sounds, each read at its own length; arguments as for `sound_features`.
+
+    Returns states (B, S, D), 50 a second, and their number in each row (B,).
+    """
+    features, frames, wanted = sound_features(sounds, encoder.config, margin, tail)
     weight = encoder.conv1.weight
-    states, counts = encoder(batch.to(weight), lengths.to(weight.device))
-    if tail is not None:
-        counts = counts.minimum(counts.new_tensor([size(sound, tail) // STEP for sound in sounds]))
-        states = states[:, : int(counts.max())]
-    return states, counts
+    states, counts = encoder(features.to(weight), frames.to(weight.device))
+    counts = counts.minimum(wanted.to(counts.device))
+    return states[:, : int(counts.max())], counts
+
+
+def sinusoid_positions(config: WhisperEncoderConfig) -> Tensor:
+    """(positions, d): what every Whisper's encoder adds, sines then cosines. They need not be stored."""
+    half = config.d_model // 2
+    rates = torch.exp(torch.arange(half) * (-math.log(10_000) / (half - 1)))
+    angles = torch.arange(config.positions)[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
 def whisper_mel(samples: Tensor, mels: int = 80) -> Tensor:

@@ -37,7 +37,7 @@ class Translation:
     text: str
     audio: np.ndarray = field(repr=False)  # (T,) float32 in [-1, 1]
     sample_rate: int  # Hz
-    units: list[str] = field(repr=False)  # phones, of all pieces of a long recording in order
+    units: list[str] = field(repr=False)  # phones or pieces of words, of all parts of a long recording in order
     # stage -> seconds; a recording of a padded batch (GPU) gets an equal share
     timings: dict[str, float] = field(repr=False)
     seconds_source: float = 0.0  # length of the French recording in seconds
@@ -107,8 +107,8 @@ def translate_speech(
 
     `audio` is a path, a file object, or samples with their `sample_rate` in Hz: (T,), (T, channels) or (channels, T),
     floats or integers up to 32 bit. A list gives a list back, in order; on a CPU it equals one by one exactly. `model`
-    is a shipped name, a directory, a hub id, or what `load` gave. `strategy` is lookahead (None means that), greedy,
-    viterbi, joint-viterbi, autoregressive or verified. `verify` means strategy "verified": exactly the autoregressive
+    is a shipped name, a directory, a hub id, or what `load` gave. `strategy` is lookahead, greedy,
+    viterbi, joint-viterbi, autoregressive or verified; None means the model's own, which its config names. `verify` means strategy "verified": exactly the autoregressive
     decoder's units, in a few passes over drafts from the graph. `threads` sets torch's CPU threads for this call; None
     keeps what OMP_NUM_THREADS or `torch.set_num_threads` says, else chooses by the model's size and the processors that
     are free. `dtype` is float32, or that of the networks' products but the vocoder's. `vocoder` None is the
@@ -130,7 +130,7 @@ def translate_speech(
     if on_pass is not None and not batch.single:
         raise InputError("`on_pass` must be None for a list of recordings, but is given. Translate them one by one.")
     translator = as_translator(model, device, vocoder, dtype)
-    with with_threads(threads, translator.model, translator.vocoder):
+    with with_threads(threads, *translator.networks):
         recordings = batch.read()
         translations = dict(
             zip(recordings, _translate(translator, list(recordings.values()), strategy, pauses, on_pass), strict=True)
@@ -146,19 +146,17 @@ def translate_speech(
     return batch.results(translations)
 
 
-def _strategy(strategy: str | None, verify: bool) -> str:
-    if not check_switch("verify", verify):
-        strategy = "lookahead" if strategy is None else strategy
-    elif strategy is None:
-        strategy = "verified"
-    if verify and strategy != "verified":
+def _strategy(strategy: str | None, verify: bool) -> str | None:
+    """None: the model's own."""
+    if check_switch("verify", verify) and strategy not in (None, "verified"):
         raise InputError(f"`strategy` must be left out with `verify`, but is {show(strategy)}. Choose one of the two.")
-    check_strategy(strategy)
-    return strategy
+    if strategy is not None:
+        check_strategy(strategy)
+    return "verified" if verify else strategy
 
 
 def _translate(
-    translator: SpeechTranslator, recordings: list[Tensor], strategy: str, pauses: str, on_pass: OnPass | None
+    translator: SpeechTranslator, recordings: list[Tensor], strategy: str | None, pauses: str, on_pass: OnPass | None
 ) -> list[Translation]:
     """Translate 16 kHz recordings (T,) of any length: cut each at pauses, translate the pieces, join the results."""
     pieces: list[Tensor] = []

@@ -1,16 +1,16 @@
-"""French speech to English speech: runs the networks of one DASpeech model in order, and times them.
+"""French speech to English speech: runs the networks of one model in order, and times them.
 
-Features, encoder, linguistic decoder (a path through the graph, or the autoregressive baseline), acoustic model,
-vocoder, words. For files and long recordings see `load.py` and `translate.py`.
+Features, encoder, linguistic decoder (a path through the graph, or the autoregressive baseline), words, acoustic model,
+vocoder. What the two layouts of models do differently is in `layouts.py`; for files and long recordings see `load.py`
+and `translate.py`.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -25,21 +25,26 @@ from mmdec.decode.verify import MatchRule
 from mmdec.drafters.dag import DagDrafter
 from mmdec.generation.model_lock import reading
 from mmdec.hub.daspeech import DASpeechParts, save_parts
+from mmdec.hub.heard_translator import HeardParts
 from mmdec.hub.publish import push_folder
-from mmdec.pipelines.confidence import FLOOR, Calibration, confidence, evidence
+from mmdec.hub.translator_files import STRATEGIES
+from mmdec.nn.source import Source
+from mmdec.pipelines.confidence import Calibration, confidence
+from mmdec.pipelines.translation.evidence import of_heard, of_path, second_opinion
+from mmdec.pipelines.translation.layouts import Layout, layout_of, pad
 from mmdec.pipelines.translation.passes import SPECIALS, OnPass, PassListener
 from mmdec.runtime import Stopwatch
 from mmdec.targets.units import BOS, EOS, PAD, UnitTarget
 from mmdec.types import InputError
 
-STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi", "autoregressive", "verified")
 STAGES = ("features", "encoder", "linguistic", "confidence", "acoustic", "vocoder", "words")
 GPU_ROWS = 16  # rows of a padded batch on a GPU
 DRAFT_NODES = 192  # draft nodes of a graph: an utterance's units, and alternatives
 
 GRAPH, AUTOREGRESSIVE = "graph", "autoregressive"  # kinds of decoding in confidence.json
 
-_Decoded = tuple[list[list[int]], list[Tensor], list[int]]  # units, acoustic inputs [(K + 1, d_tts), ...], passes
+# units; the graph's states of each row's path, </s> included, [(K + 1, D), ...]; passes; evidence
+_Decoded = tuple[list[list[int]], list[Tensor] | None, list[int], list[dict[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class SpeechTranslator:
 
     def __init__(
         self,
-        parts: DASpeechParts,
+        parts: DASpeechParts | HeardParts,
         calibrations: Mapping[str, Calibration] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -72,9 +77,10 @@ class SpeechTranslator:
         """
         self.dtype = dtype
         self.parts, self.calibrations = parts, calibrations or {}
-        self.model, self.vocoder = parts.model.eval(), parts.vocoder.eval()
-        self.words, self.units = parts.words, parts.units
-        self.decoding, self.name = parts.decoding, parts.name
+        self.networks = tuple(network.eval() for network in parts.networks)
+        self.model, self.vocoder = parts.model, parts.vocoder
+        self.layout: Layout = layout_of(parts)
+        self.units, self.decoding, self.name = parts.units, parts.decoding, parts.name
 
     @property
     def device(self) -> torch.device:
@@ -95,7 +101,7 @@ class SpeechTranslator:
             return push_folder(self.save_pretrained(Path(folder) / self.name), repo_id, private=private, token=token)
 
     def translate(
-        self, samples: Sequence[Tensor], strategy: str = "lookahead", on_pass: OnPass | None = None
+        self, samples: Sequence[Tensor], strategy: str | None = None, on_pass: OnPass | None = None
     ) -> list[SpokenTranslation]:
         """Translate 16 kHz utterances [(T,), ...], in order.
 
@@ -103,12 +109,12 @@ class SpeechTranslator:
         are padded into groups, and the rows of a group share its time equally. With `on_pass` they are processed one by
         one everywhere.
 
-        strategy: "verified" is the autoregressive decoder's greedy output in fewer passes: the graph drafts, it
-            verifies.
+        strategy: None is the model's own. "verified" is the autoregressive decoder's greedy output in fewer passes: the
+            graph drafts, it verifies.
         on_pass: called after each pass of the linguistic decoder.
         """
-        check_strategy(strategy)
-        with reading(self.model, self.vocoder):  # the model must not change between two groups
+        strategy = self.checked(strategy)
+        with reading(*self.networks):  # the model must not change between two groups
             rows = 1 if self.device.type == "cpu" or on_pass is not None else GPU_ROWS
             groups = [samples[start : start + rows] for start in range(0, len(samples), rows)]
             return [
@@ -116,6 +122,18 @@ class SpeechTranslator:
                 for index, group in enumerate(groups)
                 for result in self.translate_together(group, strategy, on_pass, index)
             ]
+
+    def checked(self, strategy: str | None) -> str:
+        """The strategy, or the model's own for None. Raises InputError for one that this model has not."""
+        if strategy is None:
+            return self.decoding.strategy
+        check_strategy(strategy)
+        if strategy != "autoregressive" and self.model.decoder is None:
+            raise InputError(
+                f"`strategy` must be autoregressive for '{self.name}', which has no graph, but is {show(strategy)}. "
+                "Choose that one."
+            )
+        return strategy
 
     @torch.inference_mode()
     def translate_together(
@@ -134,97 +152,70 @@ class SpeechTranslator:
     ) -> list[SpokenTranslation]:
         clock = Stopwatch(self.device)
         with clock.stage("features"), torch.autocast(self.device.type, enabled=False):
-            features, frames = pad([audio.fbank(row) for row in samples], self.device)  # (B, N, 80), (B,)
+            features = self.layout.features(samples)
         with clock.stage("encoder"):
-            states, state_lengths = self.model.encode(features, frames)
+            source = self.layout.source(features)
+        heard: list[int] = source.lengths.nonzero()[:, 0].tolist()
+        if len(heard) < len(samples):
+            source = source.select(heard)
+        listener = PassListener(on_pass, piece, self.units, self.device)
+        found = self._translated(source, strategy, listener, clock) if heard else []
+        timings = {stage: clock.seconds.get(stage, 0.0) / len(samples) for stage in STAGES}
+        results = [SpokenTranslation("", [], torch.zeros(0), dict(timings), passes=0) for _ in samples]
+        for row, result in zip(heard, found, strict=True):
+            results[row] = replace(result, timings=dict(timings))
+        return results
+
+    def _translated(
+        self, source: Source, strategy: str, listener: PassListener, clock: Stopwatch
+    ) -> list[SpokenTranslation]:
+        """Each row's text, units and sound, without timings. Nothing of `source` is empty."""
         with clock.stage("linguistic"):
-            listener = PassListener(on_pass, piece, self.units, self.device)
-            if strategy in ("autoregressive", "verified"):
-                decoder = self._autoregressive if strategy == "autoregressive" else self._verified
-                tokens, hidden, passes = decoder(states, state_lengths, frames, listener)
-                seen: list[dict[str, float]] = [{} for _ in tokens]
-            else:
-                tokens, hidden, seen = self._graph(states, state_lengths, frames, strategy, listener)
-                passes = [1] * len(tokens)
+            kind = AUTOREGRESSIVE if strategy in ("autoregressive", "verified") else GRAPH
+            run = {"autoregressive": self._autoregressive, "verified": self._verified}.get(strategy, self._graph)
+            tokens, hidden, passes, seen = run(source, strategy, listener)
         with clock.stage("confidence"):
-            kind = GRAPH if seen[0] else AUTOREGRESSIVE
-            seen = [
-                graph | own
-                for graph, own in zip(seen, self._second_opinion(tokens, states, state_lengths), strict=True)
-            ]
+            others = [second_opinion(self.model.ar, tokens, source)]
+            others += [] if source.heard is None else [of_heard(source.heard)]
+            for more in others:
+                seen = [row | new for row, new in zip(seen, more, strict=True)]
             sure = [confidence(row, self.calibrations, kind) for row in seen]
+        with clock.stage("words"):
+            texts = self.layout.texts(tokens)
         with clock.stage("acoustic"):
-            mels = self._acoustic(tokens, hidden)
+            mels = self.layout.mels(tokens, texts, hidden)
         with clock.stage("vocoder"):
             voices = self._voice(mels)
         units = [[self.units[token] for token in row] for row in tokens]
-        with clock.stage("words"):
-            texts = [self.words.decode(row) if row else "" for row in units]
-        timings = {stage: clock.seconds[stage] / len(samples) for stage in STAGES}
         return [
-            SpokenTranslation(text, row, voice, dict(timings), *told)
+            SpokenTranslation(text, row, voice, {}, *told)
             for text, row, voice, *told in zip(texts, units, voices, passes, sure, seen, strict=True)
         ]
 
-    def _second_opinion(self, tokens: list[list[int]], states: Tensor, state_lengths: Tensor) -> list[dict[str, float]]:
-        """Evidence from one pass of the autoregressive decoder: its probabilities of these units, and where it would
-        differ."""
-        rows = [torch.tensor([BOS, *row, EOS], device=self.device) for row in tokens]
-        said = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
-        chances = self.model.ar(said[:, :-1], states, state_lengths).float().log_softmax(-1)
-        chosen = chances.gather(2, said[:, 1:, None])[..., 0].tolist()
-        same = (chances.argmax(-1) == said[:, 1:]).tolist()
-        seen = []
-        for row, logprobs, agrees in zip(tokens, chosen, same, strict=True):
-            size = len(row) + 1
-            differ = 1 - sum(agrees[:size]) / size
-            seen.append(evidence(logprobs[:size]) | {"differs": math.log(differ + FLOOR)})
-        return seen
+    def _autoregressive(self, source: Source, strategy: str, listener: PassListener) -> _Decoded:
+        listener.limit = source.limits[0]
+        rows = self.model.ar.generate(source.states, source.lengths, max(source.limits), on_step=listener.step)
+        return _within(rows, source.limits), None, [len(row) + 1 for row in rows], [{} for _ in rows]
 
-    def _autoregressive(
-        self, states: Tensor, state_lengths: Tensor, frames: Tensor, listener: PassListener
-    ) -> _Decoded:
-        """As `_graph`, by the autoregressive decoder; also returns each row's passes."""
-        limits = _limits(frames)
-        listener.limit = limits[0]
-        rows = self.model.ar.generate(states, state_lengths, max(limits), on_step=listener.step)
-        return self._decoded(rows, limits, [len(row) + 1 for row in rows])
-
-    def _verified(self, states: Tensor, state_lengths: Tensor, frames: Tensor, listener: PassListener) -> _Decoded:
-        """As `_autoregressive`: the same units, in fewer passes."""
-        limits = _limits(frames)
-        listener.limit = limits[0]
-        rows, passes = self.verified(states, state_lengths, frames, max(limits), listener)
-        return self._decoded(rows, limits, passes)
-
-    def _decoded(self, rows: list[list[int]], limits: list[int], passes: list[int]) -> _Decoded:
-        """Cut rows to their limits, drop special units, and compute their acoustic inputs."""
-        tokens = [
-            [token for token in row[:limit] if token >= SPECIALS] for row, limit in zip(rows, limits, strict=True)
-        ]
-        inputs = [self.model.tts.embed(torch.tensor([[*row, EOS]], device=self.device))[0] for row in tokens]
-        return tokens, inputs, passes
+    def _verified(self, source: Source, strategy: str, listener: PassListener) -> _Decoded:
+        listener.limit = source.limits[0]
+        rows, passes = self.verified(source, listener)
+        return _within(rows, source.limits), None, passes, [{} for _ in rows]
 
     @torch.inference_mode()
-    def verified(
-        self,
-        states: Tensor,
-        state_lengths: Tensor,
-        frames: Tensor,
-        max_length: int,
-        listener: PassListener | None = None,
-    ) -> tuple[list[list[int]], list[int]]:
+    def verified(self, source: Source, listener: PassListener | None = None) -> tuple[list[list[int]], list[int]]:
         """Each row's units, equal to `ArDecoder.generate`'s, and the decoder's passes. listener: for a batch of one."""
-        lattice = self.model.lattice(states, state_lengths, frames)
+        lattice = self.model.lattice(source.states, source.lengths, source.sizes)
         if listener is not None:
             listener.graph(lattice.emissions[0], lattice.links[0])
         proposing = DagDrafter(lattice.emissions, lattice.links, lattice.lengths, EOS)
         target = UnitTarget(self.model.ar)
         proposing.check(target)
-        prompt = torch.full((len(states), 1), BOS, device=self.device)
-        text = Sequences(prompt, Stop(max_length + 1, frozenset({EOS, PAD})))  # the same limits as `ArDecoder.generate`
-        inputs = {"states": states, "state_lengths": state_lengths}
-        passes = [0] * len(states)
+        prompt = torch.full((len(source.states), 1), BOS, device=self.device)
+        stop = Stop(max(source.limits) + 1, frozenset({EOS, PAD}))  # the same limits as `ArDecoder.generate`
+        text = Sequences(prompt, stop)
+        inputs = {"states": source.states, "state_lengths": source.lengths}
+        passes = [0] * len(source.states)
         for round_ in decode(target, inputs, text, MatchRule(), proposing, Budget.fixed(DRAFT_NODES)):
             for row in round_.rows:
                 passes[row] += 1
@@ -232,15 +223,8 @@ class SpeechTranslator:
                 listener.tokens(round_.tokens[0])
         return [row[:-1] if row[-1] in (EOS, PAD) else row for row in text.tokens], passes
 
-    def _graph(
-        self, states: Tensor, state_lengths: Tensor, frames: Tensor, strategy: str, listener: PassListener
-    ) -> tuple[list[list[int]], list[Tensor], list[dict[str, float]]]:
-        """Decode the graph: encoder states (B, S, d) -> each row's K units, acoustic inputs (K + 1, d_tts), path
-        evidence.
-
-        </s> stays in the acoustic input with zero frames, as in training.
-        """
-        lattice = self.model.lattice(states, state_lengths, frames)
+    def _graph(self, source: Source, strategy: str, listener: PassListener) -> _Decoded:
+        lattice = self.model.lattice(source.states, source.lengths, source.sizes)
         path = lattice.path(
             strategy,
             lookahead_weight=self.decoding.lookahead_weight,
@@ -250,25 +234,13 @@ class SpeechTranslator:
         listener.graph(lattice.emissions[0], lattice.links[0], path.tokens[0], path.vertices[0])
         real = path.tokens >= SPECIALS  # (B, K); padding is -1
         keep = [row.nonzero()[:, 0] for row in real]
-        heard = [torch.cat([steps, last[None]]) for steps, last in zip(keep, path.lengths - 1, strict=True)]
         tokens = [row[steps].tolist() for row, steps in zip(path.tokens, keep, strict=True)]
-        inputs = [
-            self.model.acoustic_input(hidden[vertices[steps]][None])[0]
-            for hidden, vertices, steps in zip(lattice.hidden, path.vertices, heard, strict=True)
+        spoken = [torch.cat([steps, last[None]]) for steps, last in zip(keep, path.lengths - 1, strict=True)]
+        hidden = [
+            states[vertices[steps]]
+            for states, vertices, steps in zip(lattice.hidden, path.vertices, spoken, strict=True)
         ]
-        means = (-path.scores / path.lengths).clamp(0, 30).tolist()
-        return tokens, inputs, [{"graph": math.log(mean + FLOOR)} for mean in means]
-
-    def _acoustic(self, tokens: list[list[int]], inputs: list[Tensor]) -> list[Tensor]:
-        """Inputs [(K, d_tts), ...] -> log mels [(F, 80), ...]; a row without units has none."""
-        spoken = [row for row, units in enumerate(tokens) if units]
-        mels = [torch.zeros(0, audio.MELS, device=self.device) for _ in tokens]
-        if spoken:
-            batch, lengths = pad([inputs[row] for row in spoken], self.device)
-            output = self.model.tts(batch, lengths)
-            for row, mel, length in zip(spoken, output.mel, output.mel_lengths.tolist(), strict=True):
-                mels[row] = mel[:length]
-        return mels
+        return tokens, hidden, [1] * len(tokens), of_path(path)
 
     def _voice(self, mels: list[Tensor]) -> list[Tensor]:
         """Log mels [(F, 80), ...] -> samples [(F * 256,), ...] on the CPU, within [-1, 1]."""
@@ -283,9 +255,9 @@ class SpeechTranslator:
         return voices
 
 
-def _limits(frames: Tensor) -> list[int]:
-    """Maximum units of recordings with so many frames (B,): 25 a second, more than anyone speaks."""
-    return (24 + frames // 4).tolist()
+def _within(rows: list[list[int]], limits: list[int]) -> list[list[int]]:
+    """Rows cut to their limits, without special units."""
+    return [[token for token in row[:limit] if token >= SPECIALS] for row, limit in zip(rows, limits, strict=True)]
 
 
 def check_strategy(strategy: str) -> None:
@@ -294,12 +266,6 @@ def check_strategy(strategy: str) -> None:
         raise InputError(
             f"`strategy` must be one of {', '.join(STRATEGIES)}, but is {show(strategy)}. Choose one of these."
         )
-
-
-def pad(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """[(N, d), ...] -> (B, max N, d) padded with zeros, and lengths (B,)."""
-    lengths = torch.tensor([len(row) for row in rows], device=device)
-    return torch.nn.utils.rnn.pad_sequence([row.to(device) for row in rows], batch_first=True), lengths
 
 
 def total_timings(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -19,7 +19,8 @@ def heard(*places: int) -> Heard:
     """Each place's first piece, another one beside it."""
     pieces = torch.tensor([[[place, place + 100] for place in places]]).view(1, -1, 2)
     weights = torch.tensor([0.75, 0.25]).expand(1, len(places), 2)
-    return Heard(pieces, weights, torch.tensor([len(places)]), torch.zeros(1, len(places)))
+    counts, frames = torch.tensor([len(places)]), torch.zeros(1, len(places))
+    return Heard(pieces, weights, counts, frames, frames, counts)
 
 
 def outcomes(found: Confusions) -> list[tuple[int, list[int]]]:

@@ -1,0 +1,182 @@
+"""A translator that hears people, on disk: int8 rows of the encoder and of the decoders, tables, and a voice.
+
+A model's folder holds config.json (`"layout": "pieces"`), encoder.safetensors, model.safetensors (head, reader and
+decoders), voice.safetensors and vocoder.safetensors; pieces.json (French, as it is heard), english.json (as it is
+written), phones.json and pronunciation.tsv; README.md (the card) and provenance.json.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, final
+
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from mmdec.checks.errors import InputError
+from mmdec.checks.weights import check_counts, check_finite_weights, checked_file, fill, read_weights
+from mmdec.hub.publish import CARD, PROVENANCE, keep_card, whole_folder
+from mmdec.hub.translator_files import (
+    VOCODER,
+    Decoding,
+    check_decoding,
+    check_half,
+    check_model_vocoder,
+    half,
+    inside,
+    names,
+    read_vocoder,
+    write_json,
+)
+from mmdec.nn.fastspeech2 import FastSpeech2Config
+from mmdec.nn.heard_translator import HeardTranslator, HeardTranslatorConfig
+from mmdec.nn.row_int8 import pack_rows, unpack_rows
+from mmdec.nn.voice import PhoneVoice
+from mmdec.nn.whisper_encoder import sinusoid_positions
+from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces
+from mmdec.phonetics.spelling import Speller
+from mmdec.provenance import portable, stamp
+
+LAYOUT = "pieces"
+TABLES = ("pieces.json", "english.json", "phones.json", "pronunciation.tsv")
+WEIGHTS = ("encoder.safetensors", "model.safetensors", "voice.safetensors")
+NEEDED = ("config.json", *WEIGHTS, VOCODER, *TABLES)
+POSITIONS = "encoder.embed_positions.weight"  # every Whisper's are sinusoids, which are not stored
+MOST_POSITIONS = 1500  # a Whisper's window of 30 s
+
+
+@final
+@dataclass(frozen=True)
+class HeardParts:
+    """The networks and tables of one model, on one device.
+
+    `vocoder` has the interface of `Vocoder`: mel (B, F, 80), lengths (B,) -> samples (B, F * 256).
+    """
+
+    model: HeardTranslator
+    voice: PhoneVoice
+    vocoder: nn.Module
+    pieces: Pieces  # French, as the head writes it
+    english: Pieces
+    phones: tuple[str, ...]  # of the voice, in the order of their numbers
+    speller: Speller
+    pronunciation: Path  # the speller's file
+    decoding: Decoding
+    name: str  # name of the folder
+    folder: Path | None = None  # the folder they were loaded from
+
+    @property
+    def networks(self) -> tuple[nn.Module, ...]:
+        """All that have weights."""
+        return self.model, self.voice, self.vocoder
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """English pieces, in the order of their numbers."""
+        return tuple(self.english.names)
+
+
+def save_heard(
+    directory: Path,
+    parts: HeardParts,
+    *,
+    card: str | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a model's directory: matrices of the networks in 8 bits a row, the voice and vocoder in half precision.
+
+    Arguments, and what is kept if writing fails, as for `save_model`.
+    """
+    vocoder = check_model_vocoder(parts.vocoder)
+    with whole_folder(directory) as fresh:
+        config = {
+            "system": "daspeech",
+            "model_type": "mmdec-daspeech",  # read by transformers' AutoConfig
+            "layout": LAYOUT,
+            "architecture": parts.model.sizes.to_dict(),
+            "voice": asdict(parts.voice.config),
+            "vocoder": asdict(vocoder.config),
+            "decoding": asdict(parts.decoding),
+        }
+        write_json(fresh / "config.json", config)
+        write_json(fresh / "phones.json", list(parts.phones))
+        write_json(fresh / PROVENANCE, {**stamp(next(parts.model.parameters()).device), **portable(provenance or {})})
+        parts.pieces.save(fresh / "pieces.json")
+        parts.english.save(fresh / "english.json")
+        shutil.copyfile(parts.pronunciation, fresh / "pronunciation.tsv")
+        state = parts.model.state_dict()
+        positions = sinusoid_positions(parts.model.sizes.encoder)
+        if (state[POSITIONS].cpu() - positions).abs().max() < 1e-3:  # half precision
+            del state[POSITIONS]
+        packed = packed_rows(state)
+        encoder = {name: packed.pop(name) for name in list(packed) if name.startswith("encoder.")}
+        save_file(encoder, fresh / "encoder.safetensors")
+        save_file(packed, fresh / "model.safetensors")
+        save_file(half(parts.voice.state_dict()), fresh / "voice.safetensors")
+        save_file(half(vocoder.state_dict()), fresh / VOCODER)
+        if card is not None:
+            (fresh / CARD).write_text(card, encoding="utf-8")
+        else:
+            keep_card(directory, fresh)
+    return directory
+
+
+def packed_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`pack_rows` on the CPU. Raises MmdecError for weights that are not finite, or too large for half precision."""
+    packed = pack_rows({name: tensor.cpu() for name, tensor in state.items()})
+    check_half(packed)
+    return packed
+
+
+def read_heard(directory: Path, config: Mapping[str, Any]) -> HeardParts:
+    """Load the model in `directory`, whose config.json holds `config`, to the CPU.
+
+    Raises: InputError if files are damaged, do not fit one another, lie outside the folder or are not safetensors;
+    the caller names the folder where another error shows a damaged one.
+    """
+    encoder, rest, spoken = (checked_file(directory, name) for name in WEIGHTS)
+    state = unpack_rows(read_weights([encoder, rest]))
+    check_finite_weights(state, directory)  # a scale may be too large for its row
+    spoken_state = read_weights([spoken])
+    check_counts(config["architecture"], state)
+    check_counts(config["voice"], spoken_state)
+    sizes = HeardTranslatorConfig.from_dict(config["architecture"])
+    if not 0 < sizes.encoder.positions <= MOST_POSITIONS:
+        raise InputError(
+            f"`model` must hear at most {MOST_POSITIONS} positions, but '{directory}' names {sizes.encoder.positions}. "
+            "Fetch it again."
+        )
+    state.setdefault(POSITIONS, sinusoid_positions(sizes.encoder))
+    model = fill(lambda: HeardTranslator(sizes), state, "model", directory)
+    pieces, english = table(directory, "pieces.json", HEARD), table(directory, "english.json", WRITTEN)
+    for name, count, wanted in (
+        ("pieces.json", len(pieces), sizes.head.pieces),
+        ("english.json", len(english), sizes.reader.units),
+    ):
+        if count != wanted:
+            raise InputError(
+                f"`model` must have a piece in {name} for each of its {wanted}, but '{directory}' has {count}. Fetch "
+                "it again."
+            )
+    phones, shape = names(directory / "phones.json"), FastSpeech2Config.from_values(config["voice"])
+    voice = fill(lambda: PhoneVoice(shape, len(phones)), spoken_state, "model", directory)
+    file = inside(directory / "pronunciation.tsv")
+    own = read_vocoder(directory, config)
+    decoding = check_decoding(Decoding(**config.get("decoding", {})), graph=model.decoder is not None)
+    return HeardParts(
+        model, voice, own, pieces, english, tuple(phones), Speller.read(file), file, decoding, directory.name, directory
+    )
+
+
+def table(directory: Path, name: str, special: tuple[str, ...]) -> Pieces:
+    """The pieces in a file, which begin with the special ones. Raises InputError for others."""
+    file = inside(directory / name)
+    pieces = Pieces.read(file)
+    if tuple(pieces.names[: len(special)]) != special:
+        raise InputError(
+            f"`model` must have {', '.join(special)} first in {name}, but '{file}' has others. Fetch it again."
+        )
+    return pieces

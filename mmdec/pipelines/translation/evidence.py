@@ -1,0 +1,58 @@
+"""What a translation's confidence follows from: what was heard, the graph's path, and the other decoder's opinion.
+
+`mmdec.evaluation.calibration` fits its curve to exactly this evidence (`SpokenTranslation.evidence`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mmdec.nn.ar_decoder import ArDecoder
+from mmdec.nn.ctc_head import Heard
+from mmdec.nn.source import Source
+from mmdec.ops.dag_decode import LatticePath
+from mmdec.pipelines.confidence import FLOOR, evidence
+from mmdec.targets.units import BOS, EOS, PAD
+
+Rows = list[dict[str, float]]
+
+
+def second_opinion(decoder: ArDecoder, tokens: Sequence[Sequence[int]], source: Source) -> Rows:
+    """From one pass of the autoregressive decoder: its probabilities of each row's units, and where it would differ."""
+    device = source.states.device
+    rows = [torch.tensor([BOS, *row, EOS], device=device) for row in tokens]
+    said = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+    chances = decoder(said[:, :-1], source.states, source.lengths).float().log_softmax(-1)
+    chosen = chances.gather(2, said[:, 1:, None])[..., 0].tolist()
+    same = (chances.argmax(-1) == said[:, 1:]).tolist()
+    seen = []
+    for row, logprobs, agrees in zip(tokens, chosen, same, strict=True):
+        size = len(row) + 1
+        differ = 1 - sum(agrees[:size]) / size
+        seen.append(evidence(logprobs[:size]) | {"differs": math.log(differ + FLOOR)})
+    return seen
+
+
+def of_path(path: LatticePath) -> Rows:
+    """The graph's own log-probability of each row's path, for each of its vertices."""
+    means: list[float] = (-path.scores / path.lengths).clamp(0, 30).tolist()
+    return [{"graph": math.log(mean + FLOOR)} for mean in means]
+
+
+def of_heard(heard: Heard) -> Rows:
+    """What a CTC head wrote: how sure it was of its pieces among all pieces, of all its frames, blanks included, and
+    how many pieces there are for each frame, which foreign speech and noise have too few or too many of."""
+    seen: Rows = []
+    pieces: Tensor = heard.weights[..., 0].clamp(min=1e-12).log()
+    rows = (pieces.tolist(), heard.lengths.tolist(), heard.logprobs.tolist(), heard.counts.tolist())
+    for sure, places, logprobs, frames in zip(*rows, strict=True):
+        doubt = -sum(logprobs[:frames]) / max(frames, 1)
+        seen.append(
+            evidence(sure[:places], "heard_")
+            | {"frames": math.log(doubt + FLOOR), "rate": math.log(max(places, 1) / max(frames, 1))}
+        )
+    return seen

@@ -1,0 +1,122 @@
+"""The two layouts of a translator: what comes before and behind the decoders, which are the same in both.
+
+`phones` is the paper's DASpeech: filterbanks in; the graph's states speak, and phones become words by lexicon and
+n-gram. `pieces` hears with a Whisper's encoder and writes pieces of English: the text comes from them, and a voice of
+its own reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
+
+from mmdec import audio
+from mmdec.hub.daspeech import DASpeechParts
+from mmdec.hub.heard_translator import HeardParts
+from mmdec.nn.source import Source
+from mmdec.targets.units import EOS
+
+
+class Layout(Protocol):
+    """What a translator does in its own way. Rows of units hold no special ones."""
+
+    def features(self, sounds: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """16 kHz sounds [(T,), ...] -> what `source` takes, on the model's device."""
+        ...
+
+    def source(self, features: tuple[Tensor, ...]) -> Source:
+        """What the decoders read."""
+        ...
+
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """English text of units."""
+        ...
+
+    def mels(
+        self, rows: Sequence[Sequence[int]], texts: Sequence[str], hidden: Sequence[Tensor] | None
+    ) -> list[Tensor]:
+        """Log mels [(F, 80), ...]; a row without units has none. hidden: the graph's states (K + 1, D) of each row's
+        units and </s>; None: the autoregressive decoder chose them."""
+        ...
+
+
+@final
+class PhoneLayout:
+    """DASpeech: the acoustic model reads the states of the graph's path, or embedded phones."""
+
+    def __init__(self, parts: DASpeechParts) -> None:
+        self.model, self.words, self.units = parts.model, parts.words, parts.units
+
+    def features(self, sounds: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return pad([audio.fbank(sound) for sound in sounds], _device(self.model))  # (B, N, 80), (B,)
+
+    def source(self, features: tuple[Tensor, ...]) -> Source:
+        return self.model.source(*features)
+
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return [self.words.decode([self.units[unit] for unit in row]) if row else "" for row in rows]
+
+    def mels(
+        self, rows: Sequence[Sequence[int]], texts: Sequence[str], hidden: Sequence[Tensor] | None
+    ) -> list[Tensor]:
+        device = _device(self.model)
+        mels = [torch.zeros(0, audio.MELS, device=device) for _ in rows]
+        spoken = [at for at, row in enumerate(rows) if row]
+        if not spoken:
+            return mels
+        # </s> stays with zero frames, as in training.
+        if hidden is None:
+            inputs = [self.model.tts.embed(torch.tensor([[*rows[at], EOS]], device=device))[0] for at in spoken]
+        else:
+            inputs = [self.model.acoustic_input(hidden[at][None])[0] for at in spoken]
+        output = self.model.tts(*pad(inputs, device))
+        for at, mel, length in zip(spoken, output.mel, output.mel_lengths.tolist(), strict=True):
+            mels[at] = mel[:length]
+        return mels
+
+
+@final
+class PieceLayout:
+    """English pieces: a voice speaks the text, whichever decoder wrote it."""
+
+    def __init__(self, parts: HeardParts) -> None:
+        self.model, self.voice, self.english, self.speller = parts.model, parts.voice, parts.english, parts.speller
+        self.phones = {phone: at for at, phone in enumerate(parts.phones)}
+
+    def features(self, sounds: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        device = _device(self.model)
+        return self.model.features([sound.to(device) for sound in sounds])
+
+    def source(self, features: tuple[Tensor, ...]) -> Source:
+        return self.model.source(*features)
+
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return [self.english.decode(row) for row in rows]
+
+    def mels(
+        self, rows: Sequence[Sequence[int]], texts: Sequence[str], hidden: Sequence[Tensor] | None
+    ) -> list[Tensor]:
+        device = _device(self.model)
+        spoken = [[self.phones[phone] for phone in self.speller.phones(text)] for text in texts]
+        if not any(spoken):
+            return [torch.zeros(0, audio.MELS, device=device) for _ in rows]
+        mel, lengths = self.voice(*pad([torch.tensor(row, dtype=torch.long) for row in spoken], device))
+        return [row[:length] for row, length in zip(mel, lengths.tolist(), strict=True)]
+
+
+def layout_of(parts: DASpeechParts | HeardParts) -> Layout:
+    """Of these parts."""
+    return PieceLayout(parts) if isinstance(parts, HeardParts) else PhoneLayout(parts)
+
+
+def pad(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    """[(N, ...), ...] -> (B, max N, ...) padded with zeros, and lengths (B,)."""
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    return torch.nn.utils.rnn.pad_sequence([row.to(device) for row in rows], batch_first=True), lengths
+
+
+def _device(model: torch.nn.Module) -> torch.device:
+    return next(model.parameters()).device

@@ -1,0 +1,90 @@
+"""The tests' translator that hears: Whisper's encoder, head, reader, both decoders and a voice, of random weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from mmdec.hub.heard_translator import HeardParts, save_heard
+from mmdec.hub.translator_files import Decoding
+from mmdec.nn.ar_decoder import ArConfig
+from mmdec.nn.ctc_head import CtcHeadConfig
+from mmdec.nn.dag_decoder import DagConfig
+from mmdec.nn.fastspeech2 import FastSpeech2Config
+from mmdec.nn.heard_translator import HeardTranslator, HeardTranslatorConfig
+from mmdec.nn.piece_reader import ReaderConfig
+from mmdec.nn.voice import PhoneVoice
+from mmdec.nn.whisper_encoder import WhisperEncoderConfig, sinusoid_positions
+from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces
+from mmdec.phonetics.spelling import Speller
+from tests.support.tiny_translator import LEXICON, UNITS, tiny_vocoder
+
+FRENCH = ["où est la gare ?", "la gare est là", "vous êtes là ?", "bonjour madame", "l'été est là"]
+ENGLISH = ["Hello there.", "Hello, low there?", "There, there!", "Low, low there.", "Hello, hello!"]
+PHONES = tuple(UNITS)
+LAYER = {"d_model": 16, "ffn": 16, "heads": 2, "layers": 1}
+
+
+def tables() -> tuple[Pieces, Pieces]:
+    """French pieces as they are heard, English ones as they are written."""
+    return Pieces.learn(FRENCH, 40, HEARD), Pieces.learn(ENGLISH, 40, WRITTEN)
+
+
+def sizes(pieces: int, units: int, graph: bool = True, d_states: int = 0) -> HeardTranslatorConfig:
+    links = {"link_heads": 2, "link_dim": 8, "positions": "sinusoidal", "link_prior": True, "copy_encoder": True}
+    return HeardTranslatorConfig(
+        encoder=WhisperEncoderConfig(d_model=32, layers=1, heads=2, ffn=32, positions=500),
+        head=CtcHeadConfig(d_states=32, pieces=pieces, d_model=16, layers=1, kernel=5),
+        reader=ReaderConfig(
+            pieces=pieces, units=units, **LAYER, d_states=d_states, ar=ArConfig(**LAYER),
+            dag=DagConfig(**LAYER, upsample=4.0, min_vertices=24, **links) if graph else None,  # type: ignore[arg-type]
+        ),
+        best=4,
+    )  # fmt: skip
+
+
+def network(seed: int = 0, graph: bool = True, d_states: int = 0) -> HeardTranslator:
+    """Random weights that hear and speak: the head writes several pieces, the decoders no special ones."""
+    pieces, english = tables()
+    torch.manual_seed(seed)
+    model = HeardTranslator(sizes(len(pieces), len(english), graph, d_states)).eval()
+    with torch.no_grad():
+        model.encoder.embed_positions.weight.copy_(sinusoid_positions(model.sizes.encoder))
+        model.head.output.weight *= 12.0
+        for decoder in (model.ar, model.decoder):
+            if decoder is not None:
+                decoder.embed_tokens.weight[:4] *= 0.3
+                for layer in decoder.layers:
+                    for parameter in layer.parameters():
+                        parameter *= 1.5  # sharper: the units vary
+    return model
+
+
+def parts(seed: int = 0, graph: bool = True, pronunciation: Path | None = None) -> HeardParts:
+    """A whole translator. pronunciation: where to write the speller's file."""
+    assert pronunciation is not None
+    lines = [f"{word}\t{' '.join(said)}" for word, variants in LEXICON.items() for said in variants]
+    pronunciation.write_text("\n".join([*lines, "(h)\thh", "(e)\teh", "(l)\tl", "(o)\tow", "(t)\tdh"]) + "\n")
+    pieces, english = tables()
+    torch.manual_seed(seed)
+    voice = PhoneVoice(
+        FastSpeech2Config(
+            d_model=16, ffn=16, heads=2, encoder_layers=1, decoder_layers=1, predictor=8, kernels=(3, 1), bins=16
+        ),
+        len(PHONES),
+    )
+    with torch.no_grad():  # durations are audible
+        voice.tts.duration.out.weight *= 0.1
+        voice.tts.duration.out.bias.fill_(1.6)
+    return HeardParts(
+        network(seed, graph), voice.eval(), tiny_vocoder().eval(), pieces, english, PHONES,
+        Speller.read(pronunciation), pronunciation,
+        Decoding("lookahead" if graph else "autoregressive", collapse=True), "tiny",
+    )  # fmt: skip
+
+
+def write(directory: Path, seed: int = 0, graph: bool = True) -> Path:
+    """What `mmdec.load` reads."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    return save_heard(directory, parts(seed, graph, directory.with_name(f"{directory.name}.tsv")))
