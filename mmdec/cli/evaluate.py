@@ -77,13 +77,8 @@ def speech(
     own translation and a cascade beside ours."""
     from mmdec.evaluation.quality.judge_transcription import Judge, judged_systems
     from mmdec.evaluation.quality.tables import table
-    from mmdec.evaluation.quality.translation import (
-        COMPARED,
-        cvss_corpus,
-        evaluate_speech,
-        manifest_corpus,
-        own_systems,
-    )
+    from mmdec.evaluation.quality.translation import cvss_corpus, evaluate_speech, manifest_corpus, own_systems
+    from mmdec.pipelines.translation.load import load
 
     common = {"allow_absolute_paths": allow_absolute_paths, "limit": limit}
     if corpus.suffix in (".tsv", ".jsonl"):
@@ -91,9 +86,9 @@ def speech(
     else:
         spoken = cvss_corpus(split, corpus, common_voice=common_voice, cvss=cvss, **common)
     hearing = None if judge is None else Judge(judge, device, threads)
-    systems = own_systems(model, strategy or COMPARED, device, threads)
+    systems = own_systems(model, strategy or None, device, threads)
     if hearing is not None:
-        systems = systems.beside(judged_systems(hearing))
+        systems = systems.beside(judged_systems(hearing, load(model, device)))
     recogniser = spoken.recogniser(log) if asr and hearing is None and spoken.training is not None else hearing
     report = evaluate_speech(spoken, systems, recogniser if asr else None, log)
     deliver_report(report, output, json_to, table)

@@ -32,6 +32,7 @@ from mmdec.hub import DEFAULT_MODEL
 from mmdec.nn.ar_decoder import ArConfig, ArDecoder
 from mmdec.nn.dag_decoder import BOS, EOS, LatticePath
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
+from mmdec.nn.source import Source
 from mmdec.pipelines.threads import keep_threads
 from mmdec.pipelines.translation.load import load
 from mmdec.pipelines.translation.translate import Translation, translate_speech
@@ -41,6 +42,7 @@ from mmdec.runtime import Log, Stopwatch, dtype_of, no_log
 from mmdec.types import InputError, MmdecError
 
 UNITS_A_SECOND = 10.0  # phones of English for a second of French, as in the phrasebook
+PIECES_A_SECOND = 4.4  # pieces of English for a second of French, as in everyday sentences in natural voices
 S2UT_UNITS_A_SECOND = 25.0
 S2UT = ArConfig(d_model=512, ffn=2048, heads=8, layers=6)
 S2UT_VOCABULARY = 1004
@@ -69,11 +71,12 @@ def bench_speech(
 ) -> BenchReport:
     """The shipped model: linguistic decoding by source length, and `mmdec.translate_speech` on `recordings`.
 
-    By length, recordings are joined end to end. The baseline decodes `UNITS_A_SECOND` units for each second, whether
-    the text ends or not, so that its length is fixed; the size of the DAG follows from the frames. From file to samples
-    includes reading, features, all networks and words. Strategies are compared by the seconds of linguistic decoding
-    that the call returns. Whole calls on `WHOLE` seconds of speech are timed against the baseline's and the judge's,
-    which gives text alone. Raises InputError, and MmdecError if an output is wrong: then nothing is timed.
+    By length, recordings are joined end to end. The baseline decodes `UNITS_A_SECOND` phones for each second, or
+    `PIECES_A_SECOND` pieces, whether the text ends or not, so that its length is fixed; the size of the DAG follows
+    from the frames or pieces that are heard. From file to samples includes reading, features, all networks and words.
+    Strategies are compared by the seconds of linguistic decoding that the call returns. Whole calls on `WHOLE` seconds
+    of speech are timed against the baseline's and the judge's, which gives text alone. Raises InputError, and
+    MmdecError if an output is wrong: then nothing is timed.
     """
     if not recordings:
         raise InputError("`recordings` must name at least one sound file, but is empty. Try data/samples/*.wav.")
@@ -81,6 +84,8 @@ def bench_speech(
     check_device(device)
     keep_threads(threads)
     translator = load(model, device)
+    if translator.model.decoder is None:
+        raise InputError(f"`model` must have a graph to compare, but '{model}' has none. Name one that was trained.")
     log(f"decoders by length of the source: {', '.join(f'{length:g}' for length in seconds)} s")
     with torch.inference_mode():
         curve = _curve(translator, recordings, seconds, repeats)
@@ -174,24 +179,31 @@ def _curve(
     """The DAG against the baseline, after the encoder, for each length of source."""
     network, device = translator.model, translator.device
     sounds = [audio.load_audio(path) for path in recordings]
-    states, sizes, _ = _encoded(network, sounds[:1], len(sounds[0]) / audio.SAMPLE_RATE, device)
-    gate(network.ar, states, sizes)
+    first = _source(translator, sounds[0])
+    gate(network.ar, first.states, first.lengths)
     curve = []
     for length in seconds:
-        states, sizes, frames = _encoded(network, sounds, length, device)
-        count = round(length * UNITS_A_SECOND)
+        source = _source(translator, _joined(sounds, length))
+        count = round(length * (UNITS_A_SECOND if source.heard is None else PIECES_A_SECOND))
 
-        def graph(states: Tensor = states, sizes: Tensor = sizes, frames: Tensor = frames) -> LatticePath:
-            lattice = network.lattice(states, sizes, frames)
-            return lattice.path("lookahead")
+        def graph(source: Source = source) -> LatticePath:
+            return network.lattice(source.states, source.lengths, source.sizes).path("lookahead")
 
-        def baseline(states: Tensor = states, sizes: Tensor = sizes, count: int = count) -> list[list[int]]:
-            return network.ar.generate(states, sizes, count, min_length=count)
+        def baseline(source: Source = source, count: int = count) -> list[list[int]]:
+            return network.ar.generate(source.states, source.lengths, count, min_length=count)
 
         result = paired(graph, baseline, repeats, device)
-        vertices = int(network.lattice(states, sizes, frames).lengths[0])
+        vertices = int(network.lattice(source.states, source.lengths, source.sizes).lengths[0])
         curve.append({"seconds": length, "vertices": vertices, "units": count, "passes": count + 1, **asdict(result)})
     return curve
+
+
+def _source(translator: SpeechTranslator, samples: Tensor) -> Source:
+    """What the decoders read of 16 kHz samples (T,)."""
+    source = translator.layout.source(translator.layout.features([samples]))
+    if not int(source.lengths[0]):
+        raise InputError("`recordings` must hold speech that the model hears, but it hears none. Name other ones.")
+    return source
 
 
 def _calls(path: Path, translator: SpeechTranslator) -> list[tuple[float, Mapping[str, float]]]:
@@ -348,14 +360,6 @@ def _paper_row(network: DASpeech, s2ut: ArDecoder, length: float, beams: int, re
         "greedy": asdict(paired(parallel, greedy, repeats, target)),
         f"beam {beams}": asdict(paired(parallel, beam, repeats, target)),
     }
-
-
-def _encoded(network: DASpeech, sounds: Sequence[Tensor], seconds: float, device: torch.device) -> tuple[Tensor, ...]:
-    """Encoder states (1, S, d) of `seconds` of joined recordings, the number of states (1,), and of frames (1,)."""
-    features = audio.fbank(_joined(sounds, seconds))[None].to(device)
-    frames = torch.tensor([features.shape[1]], device=device)
-    states, sizes = network.encode(features, frames)
-    return states, sizes, frames
 
 
 def gate(decoder: ArDecoder, states: Tensor, sizes: Tensor, min_length: int = 0) -> None:

@@ -11,15 +11,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+import torch
 
-from mmdec.audio import SAMPLE_RATE
+from mmdec.audio import HOP, SAMPLE_RATE
+from mmdec.hub.heard_translator import HeardParts
 from mmdec.hub.whisper import load_whisper
-from mmdec.phonetics.pieces import Pieces, heard
+from mmdec.nn.heard_translator import unit_limits
+from mmdec.phonetics.pieces import heard
 from mmdec.pipelines.transcription.transcribe import transcribe
+from mmdec.pipelines.translation.passes import SPECIALS
+from mmdec.pipelines.translation.translator import SpeechTranslator
 from mmdec.runtime import Stopwatch
 from mmdec.types import InputError
 
@@ -82,7 +88,7 @@ class Cascade:
 
     hear: Callable[[Path], str]  # French speech to French text
     read: Callable[[str], str]  # French text to English text
-    speak: Callable[[str], np.ndarray] | None = None  # English text to samples (T,) of 16 kHz
+    speak: Callable[[str], np.ndarray]  # English text to samples (T,) of 16 kHz
 
     def __call__(self, recording: Path) -> Said:
         clock = Stopwatch()
@@ -91,25 +97,38 @@ class Cascade:
         with clock.stage("text"):
             english = self.read(french) if french else ""
         with clock.stage("voice"):
-            sound = self.speak(english) if self.speak is not None and english else None
-        if sound is None and self.speak is not None:
-            sound = np.zeros(0, np.float32)
+            sound = self.speak(english)
         return Said(english, sound, timings=dict(clock.seconds))
 
 
-def judged_systems(judge: Judge) -> dict[str, Callable[[Path], Said]]:
-    """What is compared with ours, by name: the judge's own translation."""
-    return {judge.name: judge.translated}
+def judged_systems(judge: Judge, translator: SpeechTranslator) -> dict[str, Callable[[Path], Said]]:
+    """What is compared with a translator of ours, by name: the judge's own translation, and the cascade of its French
+    text, our reader with its autoregressive decoder, and our voice, if the translator reads text."""
+    systems: dict[str, Callable[[Path], Said]] = {judge.name: judge.translated}
+    if isinstance(translator.parts, HeardParts):
+        systems["cascade"] = Cascade(judge.french, partial(read, translator.parts), partial(speak, translator))
+    return systems
 
 
-def through_pieces(
-    translate: Callable[[Sequence[int]], Sequence[int]], french: Pieces, english: Pieces
-) -> Callable[[str], str]:
-    """A translator of text from one of pieces: French pieces in, English pieces out. Case and marks are left out of the
-    French, as a CTC head writes it."""
+@torch.inference_mode()
+def read(parts: HeardParts, text: str) -> str:
+    """French text to English text by a translator's reader and autoregressive decoder. Case and marks of the French are
+    left out, as a CTC head writes it."""
+    numbers = parts.pieces.encode(heard(text))
+    if not numbers:
+        return ""
+    network = parts.model
+    device = next(network.parameters()).device
+    pieces, lengths = torch.tensor([numbers], device=device), torch.tensor([len(numbers)], device=device)
+    (units,) = network.ar.generate(network.read(pieces, lengths), lengths, unit_limits(lengths)[0])
+    return parts.english.decode([unit for unit in units if unit >= SPECIALS])
 
-    def read(text: str) -> str:
-        numbers = french.encode(heard(text))
-        return english.decode(translate(numbers)) if numbers else ""
 
-    return read
+@torch.inference_mode()
+def speak(translator: SpeechTranslator, text: str) -> np.ndarray:
+    """English text to samples (T,) of 16 kHz, in a translator's voice."""
+    (mel,) = translator.layout.mels([[]], [text], None)
+    if not len(mel):
+        return np.zeros(0, np.float32)
+    samples = translator.vocoder(mel[None].float(), torch.tensor([len(mel)], device=mel.device))
+    return samples[0, : len(mel) * HOP].float().clamp(-1, 1).cpu().numpy()

@@ -220,20 +220,25 @@ class Output:
 
 def own_systems(
     model: str | os.PathLike[str] | None = None,
-    strategies: Sequence[str] = COMPARED,
+    strategies: Sequence[str] | None = None,
     device: str | None = None,
     threads: int = 2,
 ) -> Systems:
-    """A translator of ours through the public call, a system for each strategy. model: None for the shipped one."""
+    """A translator of ours through the public call, a system for each strategy.
+
+    model: None for the shipped one. strategies: None for `COMPARED`, or, without a graph, the one that there is.
+    Raises: InputError.
+    """
     from mmdec.hub import DEFAULT_MODEL
     from mmdec.pipelines.translation.load import load
     from mmdec.pipelines.translation.translate import translate_speech
-    from mmdec.pipelines.translation.translator import check_strategy
 
     check_threads(threads)
-    for strategy in strategies:
-        check_strategy(strategy)
     loaded = load(DEFAULT_MODEL if model is None else model, device)
+    if strategies is None:
+        strategies = ("autoregressive",) if loaded.model.decoder is None else COMPARED
+    for strategy in strategies:
+        loaded.checked(strategy)
     runs = {
         strategy: partial(translate_speech, model=loaded, strategy=strategy, threads=threads) for strategy in strategies
     }

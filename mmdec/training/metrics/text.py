@@ -274,8 +274,8 @@ def paired_scores(
         system: {
             key: {
                 "value": float(result.score),
-                "low": float(result.mean - result.ci),
-                "high": float(result.mean + result.ci),
+                "low": max(float(result.mean - result.ci), 0.0),
+                "high": min(float(result.mean + result.ci), 100.0),
                 "p": None if result.p_value is None else float(result.p_value),
                 "signature": str(signatures[name]),
             }
