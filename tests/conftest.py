@@ -32,3 +32,17 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.support.tiny_translator import write
 
     return write(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_heard_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `tiny_model`, in the layout that hears with a Whisper's encoder and writes pieces."""
+    from tests.support.tiny_heard import write
+
+    return write(tmp_path_factory.mktemp("models") / "heard")
+
+
+@pytest.fixture(params=["phones", "pieces"])
+def any_model(request: pytest.FixtureRequest, tiny_model: Path, tiny_heard_model: Path) -> Path:
+    """A translator of each layout in turn."""
+    return tiny_model if request.param == "phones" else tiny_heard_model

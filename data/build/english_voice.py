@@ -1,31 +1,38 @@
 """English speech: flite's voice slt, the phones that it says with their exact end times, and how it says single words.
 
-python data/build/english_voice.py --pairs data/everyday data/phrasebook --out data/english       # sound; resumable
-python data/build/english_voice.py --pairs data/everyday data/phrasebook --lexicon pronunciation.tsv
+python data/build/english_voice.py --pairs data/everyday data/phrasebook --out data/english_voice --lexicon pron.tsv
 
-`--out` writes CVSS' layout (wavs, translations, alignments) of English training sentences; `--lexicon` writes their
-words with their phones, then the rules by which letters are read in other words (letter_rules.py).
+Records English training sentences in CVSS' layout (wavs, texts, alignments); resumable. `--lexicon` writes the words of
+all training sentences with their phones, then the rules by which letters are read in other words (letter_rules.py).
 """
 
 import argparse
 import hashlib
 import os
 import re
+import string
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lexicon import build_lexicon, english_words
+from letter_rules import learn
+from lexicon import Phones, build_lexicon, english_words
 from parent import end_with_parent
 from splits import share
 from tables import read_journal, write_text
 
+from mmdec.phonetics.figures import WORDS as NUMBER_WORDS
+from mmdec.phonetics.spelling import ABBREVIATIONS
+
 VOICE = "slt"
+JOURNAL = "journal.tsv"
 DEV_SHARE = 0.02  # of the recordings, to watch training by
 WORDS = 15  # of a sentence
-CONTEXT = 20_000  # sentences that say how words are pronounced among others
+SAID = {"hmm": "hh ah m", "mm": "m", "mmm": "m", "shh": "sh", "psst": "p s t", "brr": "b r", "miz": "m ih z"}
+_WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 _PLAIN = re.compile(r"[A-Za-z' ,.?!;-]+")
 
 
@@ -73,7 +80,7 @@ def chosen_texts(folders: Sequence[Path], count: int) -> list[str]:
 
 def record(out: Path, texts: Sequence[str], jobs: int) -> list[str]:
     """Record what is not there yet and write the tables; gives what failed, by name."""
-    journal = out / "journal.tsv"
+    journal = out / JOURNAL
     names = {text: hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:12] for text in texts}
     splits = {text: "dev" if share("voice", text) < DEV_SHARE else "train" for text in texts}
     out.mkdir(parents=True, exist_ok=True)
@@ -101,17 +108,48 @@ def record(out: Path, texts: Sequence[str], jobs: int) -> list[str]:
     return failed
 
 
+def pronounced(words: Sequence[str], folder: Path) -> dict[str, Phones]:
+    """What flite says for each word alone: one run, a word a paragraph."""
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        listed = Path(scratch) / "words.txt"
+        listed.write_text("\n\n".join(words) + "\n", encoding="utf-8")
+        command = ["flite", "-voice", VOICE, "-ps", "-f", str(listed), "-o", "none"]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    said = [tuple(phone for phone in line.split() if phone != "pau") for line in lines]
+    return dict(zip(words, said, strict=True))
+
+
+def write_lexicon(path: Path, texts: Sequence[str], recorded: Mapping[str, str]) -> None:
+    """Words of `texts` with their usual phones in the recorded sentences, letters' names, and the rules of letters."""
+    words = sorted({word for text in texts for word in english_words(text) if _WORD.fullmatch(word)})
+    words = sorted({*words, *NUMBER_WORDS, *ABBREVIATIONS.values()} - set(SAID) - set("bcdefghjklmnopqrstuvwxyz"))
+    letters = [f"{letter}." for letter in string.ascii_lowercase]
+    alone = pronounced([*words, *letters], path.parent) | {f"{w}": tuple(p.split()) for w, p in SAID.items()}
+    plain = [(text, phones_in(said)) for text, said in recorded.items() if _PLAIN.fullmatch(text)]
+    plain = [(text, said) for text, said in plain if set(english_words(text)) <= set(alone)]
+    entries, exact = build_lexicon(plain, lambda word: list(alone[word]))
+    usual = dict(reversed(entries))  # the first of a word is the commonest
+    print(f"{len(alone)} words; {exact:.1%} of {len(plain)} sentences divide into them")
+    lexicon = {word: usual.get(word) or said for word, said in alone.items() if said}
+    rules = learn([(word, said) for word, said in lexicon.items() if word.isalpha() and word.isascii()])
+    write_text(path, [(word, " ".join(said)) for word, said in [*sorted(lexicon.items()), *rules.items()]])
+    print(f"{len(rules)} rules; {path.stat().st_size} bytes")
+
+
 def main() -> int:
     """Exit code: 0, or 1 when a synthesis failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=Path, nargs="+", required=True, help="folders with train.tsv, as of tatoeba.py")
-    parser.add_argument("--out", type=Path, help="record sentences in this folder, or go on there")
+    parser.add_argument("--out", type=Path, required=True, help="record sentences in this folder, or go on there")
+    parser.add_argument("--lexicon", type=Path, help="write words and rules to this file")
+    parser.add_argument("--words", type=Path, nargs="*", default=[], help="more such folders, whose words are listed")
     parser.add_argument("--sentences", type=int, default=8000, help="sentences to record (default 8000)")
     parser.add_argument("--jobs", type=int, default=1, help="programs at once (default 1)")
     arguments = parser.parse_args()
-    failed = []
-    if arguments.out:
-        failed += record(arguments.out, chosen_texts(arguments.pairs, arguments.sentences), arguments.jobs)
+    failed = record(arguments.out, chosen_texts(arguments.pairs, arguments.sentences), arguments.jobs)
+    if arguments.lexicon:
+        recorded = {text: said for text, (said,) in read_journal(arguments.out / JOURNAL).items()}
+        write_lexicon(arguments.lexicon, training_texts([*arguments.pairs, *arguments.words]), recorded)
     for problem in failed:
         print(f"failed: {problem}", file=sys.stderr)
     return 1 if failed else 0

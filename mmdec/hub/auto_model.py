@@ -67,7 +67,7 @@ class _Model(PreTrainedModel):
 
 
 class DASpeechModel(_Model):
-    """A translator: `network` (mel filterbanks to phones and mels) and `vocoder`; `parts` also holds the tables."""
+    """A translator: `network` (features to English) and `vocoder`; `parts` also holds the tables, and a voice."""
 
     config_class = DASpeechModelConfig
     base_model_prefix = "network"
@@ -91,10 +91,13 @@ class DASpeechModel(_Model):
         model = cls(DASpeechModelConfig.from_pretrained(folder), read_parts(folder, torch.device("cpu")))
         return cast(Any, model).to(dtype).eval()
 
-    def forward(self, features: Tensor, lengths: Tensor) -> Any:
-        """features (B, N, 80), lengths (B,) in frames -> the graphs of the batch, a `Lattice`."""
-        states, sizes = self.network.encode(features, lengths)
-        return self.network.lattice(states, sizes, lengths)
+    def forward(self, features: Tensor, *lengths: Tensor) -> Any:
+        """What the network's `source` takes -> the graphs of the batch, a `Lattice`.
+
+        DASpeech: filterbanks (B, N, 80) and their frames (B,). A translator that hears: what its `features` gives.
+        """
+        source = self.network.source(features, *lengths)
+        return self.network.lattice(source.states, source.lengths, source.sizes)
 
     def write(self, folder: Path) -> None:
         from mmdec.hub.daspeech import save_parts

@@ -227,9 +227,8 @@ def complete(directory: Path, name: str) -> Path:
 
 
 def _needed(directory: Path) -> tuple[str, ...]:
-    """The files of a folder's layout; DASpeech's where its config.json cannot be read."""
-    try:
-        layout = _layout(read_settings(directory / "config.json"))
-    except InputError:
+    """The files of a folder's layout. Raises InputError for a damaged config.json."""
+    if not (directory / "config.json").is_file():
         return NEEDED
-    return heard_translator.NEEDED if layout == heard_translator.LAYOUT else NEEDED
+    layout = _layout(read_settings(directory / "config.json"))
+    return {LAYOUT: NEEDED, heard_translator.LAYOUT: heard_translator.NEEDED}.get(layout, ("config.json",))

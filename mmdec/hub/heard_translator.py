@@ -164,10 +164,17 @@ def read_heard(directory: Path, config: Mapping[str, Any]) -> HeardParts:
     phones, shape = names(directory / "phones.json"), FastSpeech2Config.from_values(config["voice"])
     voice = fill(lambda: PhoneVoice(shape, len(phones)), spoken_state, "model", directory)
     file = inside(directory / "pronunciation.tsv")
+    speller = Speller.read(file)
+    said = {phone for table in (speller.lexicon, speller.rules) for variant in table.values() for phone in variant}
+    if not said <= set(phones):
+        raise InputError(
+            f"`model` must have only phones of its voice in pronunciation.tsv, but '{directory}' has "
+            f"{min(said - set(phones))!r:.60}. Fetch it again."
+        )
     own = read_vocoder(directory, config)
     decoding = check_decoding(Decoding(**config.get("decoding", {})), graph=model.decoder is not None)
     return HeardParts(
-        model, voice, own, pieces, english, tuple(phones), Speller.read(file), file, decoding, directory.name, directory
+        model, voice, own, pieces, english, tuple(phones), speller, file, decoding, directory.name, directory
     )
 
 

@@ -35,7 +35,7 @@ def sizes(pieces: int, units: int, graph: bool = True, d_states: int = 0) -> Hea
     links = {"link_heads": 2, "link_dim": 8, "positions": "sinusoidal", "link_prior": True, "copy_encoder": True}
     return HeardTranslatorConfig(
         encoder=WhisperEncoderConfig(d_model=32, layers=1, heads=2, ffn=32, positions=500),
-        head=CtcHeadConfig(d_states=32, pieces=pieces, d_model=16, layers=1, kernel=5),
+        head=CtcHeadConfig(d_states=32, pieces=pieces, d_model=32, layers=1, kernel=5),
         reader=ReaderConfig(
             pieces=pieces, units=units, **LAYER, d_states=d_states, ar=ArConfig(**LAYER),
             dag=DagConfig(**LAYER, upsample=4.0, min_vertices=24, **links) if graph else None,  # type: ignore[arg-type]
@@ -55,9 +55,8 @@ def network(seed: int = 0, graph: bool = True, d_states: int = 0) -> HeardTransl
         for decoder in (model.ar, model.decoder):
             if decoder is not None:
                 decoder.embed_tokens.weight[:4] *= 0.3
-                for layer in decoder.layers:
-                    for parameter in layer.parameters():
-                        parameter *= 1.5  # sharper: the units vary
+                # a unit's own embedding must not be the likeliest next one, or all would be alike
+                decoder.layers[-1].final_layer_norm.weight.normal_(std=2.0)
     return model
 
 

@@ -100,7 +100,8 @@ class PieceLayout:
         self, rows: Sequence[Sequence[int]], texts: Sequence[str], hidden: Sequence[Tensor] | None
     ) -> list[Tensor]:
         device = _device(self.model)
-        spoken = [[self.phones[phone] for phone in self.speller.phones(text)] for text in texts]
+        known = self.phones  # the speller's own endings (cats, played) may have phones that a small voice lacks
+        spoken = [[known[phone] for phone in self.speller.phones(text) if phone in known] for text in texts]
         if not any(spoken):
             return [torch.zeros(0, audio.MELS, device=device) for _ in rows]
         mel, lengths = self.voice(*pad([torch.tensor(row, dtype=torch.long) for row in spoken], device))

@@ -29,8 +29,8 @@ def same(a: mmdec.Translation, b: mmdec.Translation) -> bool:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy_answers(tiny_model: Path, strategy: str, tmp_path: Path) -> None:
-    out = mmdec.translate_speech(buzz(2.0), sample_rate=RATE, model=tiny_model, strategy=strategy, device="cpu")
+def test_every_strategy_answers(any_model: Path, strategy: str, tmp_path: Path) -> None:
+    out = mmdec.translate_speech(buzz(2.0), sample_rate=RATE, model=any_model, strategy=strategy, device="cpu")
     assert isinstance(out.text, str)
     assert out.sample_rate == RATE
     assert out.audio.dtype == np.float32
@@ -44,8 +44,8 @@ def test_every_strategy_answers(tiny_model: Path, strategy: str, tmp_path: Path)
     assert np.allclose(back, out.audio, atol=1e-4)
 
 
-def test_a_translation_as_plain_values(tiny_model: Path) -> None:
-    out = mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=tiny_model, device="cpu")
+def test_a_translation_as_plain_values(any_model: Path) -> None:
+    out = mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=any_model, device="cpu")
     told = json.loads(json.dumps(out.to_dict()))
     assert told.keys() == {"text", "sample_rate", "units", "timings", "seconds_source", "passes", "confidence"}
     assert all(told[name] == getattr(out, name) for name in told)
@@ -58,9 +58,9 @@ def test_pauses_that_are_none(tiny_model: Path, wrong: object) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_passes_are_heard(tiny_model: Path, strategy: str) -> None:
+def test_passes_are_heard(any_model: Path, strategy: str) -> None:
     passes: list[Pass] = []
-    options = {"sample_rate": RATE, "model": tiny_model, "strategy": strategy, "device": "cpu"}
+    options = {"sample_rate": RATE, "model": any_model, "strategy": strategy, "device": "cpu"}
     plain = mmdec.translate_speech(buzz(2.0), **options)
     out = mmdec.translate_speech(buzz(2.0), on_pass=passes.append, **options)
     assert same(plain, out)
@@ -77,42 +77,42 @@ def test_passes_are_heard(tiny_model: Path, strategy: str) -> None:
         assert (graph.path[:1], graph.path[-1:]) == (([], []) if strategy == "verified" else ([0], [size - 1]))
 
 
-def test_what_a_listener_raises_ends_the_translation(tiny_model: Path) -> None:
+def test_what_a_listener_raises_ends_the_translation(any_model: Path) -> None:
     def broken(one: Pass) -> None:
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=tiny_model, on_pass=broken)
+        mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=any_model, on_pass=broken)
     with pytest.raises(mmdec.InputError, match="`on_pass` must be None for a list"):
-        mmdec.translate_speech([buzz(1.0)], sample_rate=RATE, model=tiny_model, on_pass=broken)
+        mmdec.translate_speech([buzz(1.0)], sample_rate=RATE, model=any_model, on_pass=broken)
 
 
-def test_paths_file_objects_and_arrays_agree(tiny_model: Path, tmp_path: Path) -> None:
+def test_paths_file_objects_and_arrays_agree(any_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "x.wav"
     soundfile.write(path, buzz(1.5), RATE, subtype="FLOAT")
-    first = mmdec.translate_speech(path, model=tiny_model, device="cpu")
+    first = mmdec.translate_speech(path, model=any_model, device="cpu")
     for audio in (str(path), io.BytesIO(path.read_bytes())):
-        assert same(first, mmdec.translate_speech(audio, model=tiny_model, device="cpu"))
+        assert same(first, mmdec.translate_speech(audio, model=any_model, device="cpu"))
     for array in (buzz(1.5), torch.from_numpy(buzz(1.5))):
-        assert same(first, mmdec.translate_speech(array, sample_rate=RATE, model=tiny_model, device="cpu"))
+        assert same(first, mmdec.translate_speech(array, sample_rate=RATE, model=any_model, device="cpu"))
     with path.open("rb") as file:
-        assert same(first, mmdec.translate_speech(file, model=tiny_model, device="cpu"))
+        assert same(first, mmdec.translate_speech(file, model=any_model, device="cpu"))
 
 
 @pytest.mark.parametrize("strategy", ["lookahead", "autoregressive"])
-def test_a_batch_equals_one_by_one(tiny_model: Path, strategy: str) -> None:
+def test_a_batch_equals_one_by_one(any_model: Path, strategy: str) -> None:
     batch = [buzz(seconds, seed) for seed, seconds in enumerate((2.0, 0.7, 3.1))]
-    together = mmdec.translate_speech(batch, sample_rate=RATE, model=tiny_model, strategy=strategy, device="cpu")
+    together = mmdec.translate_speech(batch, sample_rate=RATE, model=any_model, strategy=strategy, device="cpu")
     assert isinstance(together, list)
     for audio, result in zip(batch, together, strict=True):
-        alone = mmdec.translate_speech(audio, sample_rate=RATE, model=tiny_model, strategy=strategy, device="cpu")
+        alone = mmdec.translate_speech(audio, sample_rate=RATE, model=any_model, strategy=strategy, device="cpu")
         assert same(result, alone)
-    assert mmdec.translate_speech([], model=tiny_model) == []
+    assert mmdec.translate_speech([], model=any_model) == []
 
 
-def test_padded_rows_agree_with_rows_alone(tiny_model: Path) -> None:
+def test_padded_rows_agree_with_rows_alone(any_model: Path) -> None:
     """What a GPU does: one padded batch. Units agree exactly, sounds but for rounding and the last window."""
-    translator = mmdec.load(tiny_model, "cpu")
+    translator = mmdec.load(any_model, "cpu")
     sounds = [torch.from_numpy(buzz(seconds, seed)) for seed, seconds in enumerate((2.0, 0.7, 3.1))]
     for strategy in ("lookahead", "autoregressive"):
         padded = translator.translate_together(sounds, strategy)
@@ -125,38 +125,38 @@ def test_padded_rows_agree_with_rows_alone(tiny_model: Path) -> None:
             assert difference < 0.02 * alone.samples.square().mean().sqrt()
 
 
-def test_one_bad_recording_does_not_lose_the_others(tiny_model: Path) -> None:
+def test_one_bad_recording_does_not_lose_the_others(any_model: Path) -> None:
     batch = [buzz(1.0), np.zeros(RATE), buzz(1.5)]
     with pytest.raises(
         mmdec.BatchError, match=r"1 of 3 recordings were refused, the first at index 1: .*silent"
     ) as caught:
-        mmdec.translate_speech(batch, sample_rate=RATE, model=tiny_model, device="cpu")
+        mmdec.translate_speech(batch, sample_rate=RATE, model=any_model, device="cpu")
     good = [result for result in caught.value.results if result is not None]
     assert [result is None for result in caught.value.results] == [False, True, False]
-    assert same(good[1], mmdec.translate_speech(batch[2], sample_rate=RATE, model=tiny_model, device="cpu"))
+    assert same(good[1], mmdec.translate_speech(batch[2], sample_rate=RATE, model=any_model, device="cpu"))
 
 
-def test_a_long_recording_is_cut_and_joined(tiny_model: Path) -> None:
+def test_a_long_recording_is_cut_and_joined(any_model: Path) -> None:
     parts = [buzz(2.0, seed) for seed in range(3)]
     gap = np.zeros(RATE, dtype=np.float32)
     whole = np.concatenate([parts[0], gap, parts[1], gap, parts[2]])
-    out = mmdec.translate_speech(whole, sample_rate=RATE, model=tiny_model, device="cpu")
-    each = mmdec.translate_speech(parts, sample_rate=RATE, model=tiny_model, device="cpu")
+    out = mmdec.translate_speech(whole, sample_rate=RATE, model=any_model, device="cpu")
+    each = mmdec.translate_speech(parts, sample_rate=RATE, model=any_model, device="cpu")
     assert out.seconds_source == 8.0
     assert len(out.units) > max(len(part.units) for part in each)
     assert len(out.text.split()) > max(len(part.text.split()) for part in each)
 
 
-def test_ten_minutes(tiny_model: Path) -> None:
+def test_ten_minutes(any_model: Path) -> None:
     sound = np.tile(np.concatenate([buzz(5.0), np.zeros(4 * RATE, dtype=np.float32)]), 67)[: 600 * RATE]
-    out = mmdec.translate_speech(sound, sample_rate=RATE, model=tiny_model, device="cpu")
+    out = mmdec.translate_speech(sound, sample_rate=RATE, model=any_model, device="cpu")
     assert out.seconds_source == 600.0
     assert len(out.audio) > 66 * RATE // 4
 
 
-def test_stereo_at_another_rate(tiny_model: Path) -> None:
+def test_stereo_at_another_rate(any_model: Path) -> None:
     sound = np.repeat((buzz(1.5, rate=48_000) * 32767).astype(np.int16)[:, None], 2, axis=1)
-    assert mmdec.translate_speech(sound, sample_rate=48_000, model=tiny_model, device="cpu").seconds_source == 1.5
+    assert mmdec.translate_speech(sound, sample_rate=48_000, model=any_model, device="cpu").seconds_source == 1.5
 
 
 def test_threads_are_given_back(tiny_model: Path) -> None:
@@ -178,11 +178,11 @@ def test_wrong_choices_are_refused_with_the_right_ones(tiny_model: Path, tmp_pat
         mmdec.load(tmp_path)
 
 
-def test_arguments_that_would_be_ignored_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+def test_arguments_that_would_be_ignored_are_refused(any_model: Path, tmp_path: Path) -> None:
     soundfile.write(tmp_path / "x.wav", buzz(1.0), RATE)
     with pytest.raises(mmdec.InputError, match="`sample_rate` must be left out for files"):
-        mmdec.translate_speech(tmp_path / "x.wav", sample_rate=8000, model=tiny_model)
-    loaded = mmdec.load(tiny_model, "cpu")
+        mmdec.translate_speech(tmp_path / "x.wav", sample_rate=8000, model=any_model)
+    loaded = mmdec.load(any_model, "cpu")
     with pytest.raises(mmdec.InputError, match="`device` must"):
         mmdec.translate_speech(tmp_path / "x.wav", model=loaded, device="cuda")
 
@@ -220,19 +220,19 @@ def test_weights_of_another_shape_are_named(tiny_model: Path, tmp_path: Path) ->
         mmdec.load(copy, "cpu")
 
 
-def test_a_model_is_loaded_once(tiny_model: Path) -> None:
-    assert mmdec.load(tiny_model, "cpu") is mmdec.load(str(tiny_model), "cpu")
+def test_a_model_is_loaded_once(any_model: Path) -> None:
+    assert mmdec.load(any_model, "cpu") is mmdec.load(str(any_model), "cpu")
 
 
-def test_griffin_lim_speaks_in_place_of_the_vocoder(tiny_model: Path) -> None:
+def test_griffin_lim_speaks_in_place_of_the_vocoder(any_model: Path) -> None:
     sound = buzz(1.5)
-    own = mmdec.translate_speech(sound, sample_rate=RATE, model=tiny_model, device="cpu")
-    plain = mmdec.translate_speech(sound, sample_rate=RATE, model=tiny_model, device="cpu", vocoder="griffin-lim")
+    own = mmdec.translate_speech(sound, sample_rate=RATE, model=any_model, device="cpu")
+    plain = mmdec.translate_speech(sound, sample_rate=RATE, model=any_model, device="cpu", vocoder="griffin-lim")
     assert (plain.text, plain.units) == (own.text, own.units)
     assert plain.audio.shape == own.audio.shape
     assert not np.array_equal(plain.audio, own.audio)
-    loaded = mmdec.load(tiny_model, "cpu", vocoder="griffin-lim")
-    assert loaded is not mmdec.load(tiny_model, "cpu")
+    loaded = mmdec.load(any_model, "cpu", vocoder="griffin-lim")
+    assert loaded is not mmdec.load(any_model, "cpu")
     assert same(plain, mmdec.translate_speech(sound, sample_rate=RATE, model=loaded))
     with pytest.raises(mmdec.InputError, match="`vocoder` must be left out with a loaded `model`"):
         mmdec.translate_speech(sound, sample_rate=RATE, model=loaded, vocoder="griffin-lim")

@@ -1,0 +1,83 @@
+"""From sound to pieces of English: verified decoding is the autoregressive decoder's own, whatever the graph says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmdec.nn.dag_decoder import EOS
+from mmdec.pipelines.translation.translator import STRATEGIES, SpeechTranslator
+from tests.conftest import buzz
+from tests.support.tiny_heard import parts
+
+
+def translator(seed: int, folder: Path) -> SpeechTranslator:
+    """Random networks; in half of them the text ends before its limit."""
+    whole = parts(seed, pronunciation=folder / "pronunciation.tsv")
+    with torch.no_grad():
+        whole.model.ar.embed_tokens.weight[EOS] *= 1 + 5 * (seed % 2)
+    return SpeechTranslator(whole)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_verified_is_autoregressive(seed: int, tmp_path: Path) -> None:
+    model = translator(seed, tmp_path)
+    sounds = [torch.from_numpy(buzz(0.5 + 0.4 * turn, 10 * seed + turn)) for turn in range(5)]
+    own, checked = (model.translate(sounds, strategy) for strategy in ("autoregressive", "verified"))
+    assert [row.units for row in checked] == [row.units for row in own]
+    assert [row.text for row in checked] == [row.text for row in own]
+    for one, other in zip(own, checked, strict=True):
+        assert torch.equal(one.samples, other.samples)
+        assert other.passes <= one.passes
+
+
+def test_these_cases_are_not_all_alike(tmp_path: Path) -> None:
+    kinds, ended = set(), 0
+    for seed in range(12):
+        model = translator(seed, tmp_path)
+        (row,) = model.translate([torch.from_numpy(buzz(0.9, seed))], "autoregressive")
+        source = model.model.source(*model.model.features([torch.from_numpy(buzz(0.9, seed))]))
+        kinds.add(len(set(row.units)))
+        ended += row.passes <= source.limits[0]
+    assert len(kinds) > 3
+    assert ended >= 2
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("seed", [1, 4])
+def test_a_padded_batch_has_the_units_of_its_rows_alone(strategy: str, seed: int, tmp_path: Path) -> None:
+    model = translator(seed, tmp_path)
+    sounds = [torch.from_numpy(buzz(seconds, seed)) for seconds in (1.3, 0.5, 2.2)]
+    together = model.translate_together(sounds, strategy)
+    for row, sound in zip(together, sounds, strict=True):
+        (alone,) = model.translate([sound], strategy)
+        assert row.units == alone.units
+        assert row.text == alone.text
+        assert row.confidence == pytest.approx(alone.confidence, abs=1e-3)
+        assert row.evidence == pytest.approx(alone.evidence, abs=1e-2)
+
+
+def test_a_silent_row_does_not_change_its_neighbours(tmp_path: Path) -> None:
+    model = translator(1, tmp_path)
+    with torch.no_grad():  # hears nothing in what is short
+        sounds = [torch.from_numpy(buzz(seconds, 1)) for seconds in (1.3, 2.2)]
+        whole = model.model.hear
+        deaf = torch.zeros(3, dtype=torch.bool)
+        deaf[1] = True
+
+        def hear(*features: torch.Tensor):
+            heard, states = whole(*features)
+            lost = deaf if len(heard.lengths) == 3 else torch.zeros(len(heard.lengths), dtype=torch.bool)
+            return replace(heard, lengths=heard.lengths.masked_fill(lost, 0)), states
+
+        model.model.hear = hear  # type: ignore[method-assign]
+        for strategy in ("lookahead", "verified"):
+            found = model.translate_together([sounds[0], sounds[1], sounds[1]], strategy)
+            assert (found[1].text, found[1].units, found[1].passes, len(found[1].samples)) == ("", [], 0, 0)
+            assert found[1].confidence == 0.0
+            for row, sound in ((0, sounds[0]), (2, sounds[1])):
+                assert found[row].units == model.translate([sound], strategy)[0].units
+                assert found[row].timings["encoder"] == found[1].timings["encoder"]
