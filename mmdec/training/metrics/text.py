@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from mmdec.phonetics.figures import read_figures
 from mmdec.phonetics.lexicon import PAUSE
 from mmdec.types import InputError
 
@@ -34,11 +35,6 @@ CLOCK = {"oclock", "noon", "midnight", "half", "quarter", "am", "pm"}
 MONEY = {"euro", "euros", "cent", "cents", "pound", "pounds", "dollar", "dollars", "franc", "francs", "percent"}
 SPOKEN_NUMBERS = {*CARDINALS.split(), *ORDINALS.split(), *CLOCK, *MONEY}
 DRAWS = 1000  # of the paired bootstrap
-_SMALL = CARDINALS.split()[:20]
-_TENS = CARDINALS.split()[20:28]
-_ORDINAL = {"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth"}
-_ORDINAL["twelve"] = "twelfth"
-_CURRENCIES = {"$": "dollars", "€": "euros", "£": "pounds"}
 INSIDE = {"and", "past", "to", "a", "minutes", "after", "before"}  # in a span only between two number words
 
 
@@ -216,40 +212,12 @@ def heard_alike(
 
 def as_heard(text: str) -> str:
     """A text as ASR-BLEU compares it: lower case, no punctuation, numbers in words: "At 7:30, Tom!" -> "at seven thirty
-    tom".
+    tom", read as the voice reads them.
 
     So are CVSS's references written, with which DASpeech is judged. Source: Jia et al., "CVSS corpus and massively
     multilingual speech-to-speech translation", 2022.
     """
-    return normalise(figures_in_words(text))
-
-
-def figures_in_words(text: str) -> str:
-    """Numbers, ordinals, decimals, percentages and prices in words: "2nd" -> "second", "$1,200" -> "one thousand two
-    hundred dollars"."""
-    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
-    text = re.sub(r"([$€£])\s?(\d+(?:\.\d+)?)", lambda found: f"{found[2]} {_CURRENCIES[found[1]]}", text)
-    text = text.replace("€", " euros ").replace("%", " percent ")
-    text = re.sub(r"(\d)\.(\d+)", lambda found: f"{found[1]} point {' '.join(found[2])}", text)
-    return re.sub(r"(\d+)(st|nd|rd|th)?\b", lambda found: f" {_in_words(found[1], bool(found[2]))} ", text)
-
-
-def _in_words(figures: str, ordinal: bool) -> str:
-    words = _cardinal(int(figures)) if len(figures) <= 9 else [_SMALL[int(figure)] for figure in figures]
-    if ordinal:
-        last = words[-1]
-        words[-1] = _ORDINAL.get(last, f"{last[:-1]}ieth" if last[-1] == "y" else f"{last}th")
-    return " ".join(words)
-
-
-def _cardinal(number: int) -> list[str]:
-    for size, name in ((1_000_000, "million"), (1000, "thousand"), (100, "hundred")):
-        if number >= size:
-            rest = _cardinal(number % size) if number % size else []
-            return [*_cardinal(number // size), name, *rest]
-    if number < 20:
-        return [_SMALL[number]]
-    return [_TENS[number // 10 - 2], *([_SMALL[number % 10]] if number % 10 else [])]
+    return normalise(read_figures(text))
 
 
 def paired_scores(
@@ -276,7 +244,7 @@ def paired_scores(
                 "value": float(result.score),
                 "low": max(float(result.mean - result.ci), 0.0),
                 "high": min(float(result.mean + result.ci), 100.0),
-                "p": None if result.p_value is None else float(result.p_value),
+                "p": _chance(result, found[name][0]),
                 "signature": str(signatures[name]),
             }
             for key, name in keys.items()
@@ -284,6 +252,13 @@ def paired_scores(
         }
         for place, system in enumerate(texts)
     }
+
+
+def _chance(result: Any, first: Any) -> float | None:
+    """sacrebleu's p; 1 for the same score, where it counts no draw as a larger difference and says 0.001."""
+    if result.p_value is None:
+        return None
+    return 1.0 if result.score == first.score else float(result.p_value)
 
 
 def sentence_chrf(text: str, references: Sequence[str]) -> float:
