@@ -377,11 +377,17 @@ def add_asr_bleu(
     report["recogniser"] = {"name": judge.name, "normalisation": NORMALISATION}
     best = _add_recordings(report, judge, rows, log)
     heard: dict[str, list[str]] = {}
+    known: dict[bytes, str] = {b"": ""}  # the same sound of two systems is heard once
     for name, said in outputs.items():
         sounds = [output.audio for output in said]
         if any(sound is not None and len(sound) for sound in sounds):
             log(f"recognising the translations by {name}")
-            heard[name] = ["" if sound is None else judge.transcribe(sound) for sound in sounds]
+            heard[name] = []
+            for sound in sounds:
+                key = b"" if sound is None else sound.tobytes()
+                if key not in known and sound is not None:
+                    known[key] = judge.transcribe(sound)
+                heard[name].append(known[key])
     if not heard:
         return
     alike = {name: metrics.heard_alike(transcripts, references) for name, transcripts in heard.items()}

@@ -208,8 +208,10 @@ class Hearer:
 
     name: str = "counter"
     unknown: tuple[str, ...] = ()
+    heard: list[int] = field(default_factory=list)
 
     def transcribe(self, samples: np.ndarray) -> str:
+        self.heard.append(len(samples))
         return f"{len(samples)}."
 
 
@@ -239,8 +241,11 @@ def test_a_manifest_is_scored_against_the_pairs_that_were_read_aloud(tmp_path: P
     def writes(clip: Path) -> Answer:
         return Answer("i said one to you", [], None)
 
-    both = Systems("injected", {"ours": speaks, "theirs": writes}, MACHINE)
-    report = evaluate_speech(corpus, both, Hearer())
+    both = Systems("injected", {"ours": speaks, "theirs": writes}, MACHINE).beside({"again": speaks})
+    hearer = Hearer()
+    report = evaluate_speech(corpus, both, hearer)
+    assert hearer.heard == [24, 1000, 21]  # the same sound is heard once
+    assert report["systems"]["again"]["asr_bleu"]["value"] == report["systems"]["ours"]["asr_bleu"]["value"]
     ours, theirs = report["systems"]["ours"], report["systems"]["theirs"]
     assert ours["bleu"]["value"] == pytest.approx(100)
     assert theirs["bleu"]["value"] < 60  # case and marks count
