@@ -230,6 +230,7 @@ def paired_scores(
     Source: Koehn, "Statistical significance tests for machine translation evaluation", 2004; sacrebleu's.
     """
     package = extra("sacrebleu")
+    columns: list[list[str | None]] = []
     for hypotheses in texts.values():
         columns = _columns(hypotheses, references)
     named = {"bleu": package.BLEU(), "chrf": package.CHRF()}
