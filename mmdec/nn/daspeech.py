@@ -90,7 +90,7 @@ class SpeechToUnits(nn.Module):
         return states, state_lengths
 
     def source(self, features: Tensor, lengths: Tensor) -> Source:
-        """What the decoders read of features (B, N, 80), lengths (B,); 25 units a second are more than anyone speaks."""
+        """What the decoders read of features (B, N, 80), lengths (B,). Nobody says more than 25 units a second."""
         return Source(*self.encode(features, lengths), lengths, (24 + lengths // 4).tolist())
 
     def lattice(self, states: Tensor, state_lengths: Tensor, frame_lengths: Tensor) -> Lattice:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig, Heard, best_pieces
@@ -70,7 +69,8 @@ class HeardTranslator(PiecesToUnits):
         """What `features` gave -> what is heard at how many places, and the encoder's states (B, S, D)."""
         states, _ = self.encoder(features, frames)
         states = states[:, : int(counts.max())]
-        return best_pieces(*self.head(states, counts), self.sizes.best), states
+        logits, lengths = self.head(states, counts)
+        return best_pieces(logits, lengths, self.sizes.best), states
 
     def source(self, features: Tensor, frames: Tensor, counts: Tensor) -> Source:
         """What `features` gave -> what the decoders read. A row in which nothing is heard has length 0."""
@@ -93,9 +93,3 @@ class HeardTranslator(PiecesToUnits):
 def unit_limits(pieces: Tensor) -> list[int]:
     """The most units of translations of so many pieces (B,), as in training's evaluation."""
     return (2 * pieces + 10).tolist()
-
-
-def untrained(config: HeardTranslatorConfig, seed: int = 0) -> HeardTranslator:
-    """One of random weights."""
-    torch.manual_seed(seed)
-    return HeardTranslator(config).eval()

@@ -22,7 +22,6 @@ from mmdec.audio import HOP, SAMPLE_RATE
 from mmdec.hub.heard_translator import HeardParts
 from mmdec.hub.whisper import load_whisper
 from mmdec.nn.heard_translator import unit_limits
-from mmdec.phonetics.pieces import heard
 from mmdec.pipelines.transcription.transcribe import transcribe
 from mmdec.pipelines.translation.passes import SPECIALS
 from mmdec.pipelines.translation.translator import SpeechTranslator
@@ -114,7 +113,7 @@ def judged_systems(judge: Judge, translator: SpeechTranslator) -> dict[str, Call
 def read(parts: HeardParts, text: str) -> str:
     """French text to English text by a translator's reader and autoregressive decoder. Case and marks of the French are
     left out, as a CTC head writes it."""
-    numbers = parts.pieces.encode(heard(text))
+    numbers = parts.heard(text)
     if not numbers:
         return ""
     network = parts.model

@@ -107,16 +107,17 @@ def translate_speech(
 
     `audio` is a path, a file object, or samples with their `sample_rate` in Hz: (T,), (T, channels) or (channels, T),
     floats or integers up to 32 bit. A list gives a list back, in order; on a CPU it equals one by one exactly. `model`
-    is a shipped name, a directory, a hub id, or what `load` gave. `strategy` is lookahead, greedy,
-    viterbi, joint-viterbi, autoregressive or verified; None means the model's own, which its config names. `verify` means strategy "verified": exactly the autoregressive
-    decoder's units, in a few passes over drafts from the graph. `threads` sets torch's CPU threads for this call; None
-    keeps what OMP_NUM_THREADS or `torch.set_num_threads` says, else chooses by the model's size and the processors that
-    are free. `dtype` is float32, or that of the networks' products but the vocoder's. `vocoder` None is the
-    model's own, "griffin-lim" needs no weights; else it names published HiFi-GAN weights: a directory or a hub id.
-    `min_confidence`, 0 to 1, refuses translations that are less likely to be right (`out.confidence`). `pauses` says
-    where a long recording is cut: at quiet places ("energy"), or where WebRTC's detector hears no voice ("webrtc",
-    extra `mmdec[vad]`). `on_pass`, for one recording, is called after each pass of the linguistic decoder with the
-    units that are final by then, the pass's time and the graph; an exception from it ends the call.
+    is a shipped name, a directory, a hub id, or what `load` gave. `strategy` is lookahead, greedy, viterbi,
+    joint-viterbi, autoregressive or verified; None means the model's own, which its config names. `verify` means
+    strategy "verified": exactly the autoregressive decoder's units, in a few passes over drafts from the graph.
+    `threads` sets torch's CPU threads for this call; None keeps what OMP_NUM_THREADS or `torch.set_num_threads` says,
+    else chooses by the model's size and the processors that are free. `dtype` is float32, or that of the networks'
+    products but the vocoder's. `vocoder` None is the model's own, "griffin-lim" needs no weights; else it names
+    published HiFi-GAN weights: a directory or a hub id. `min_confidence`, 0 to 1, refuses translations that are less
+    likely to be right (`out.confidence`). `pauses` says where a long recording is cut: at quiet places ("energy"), or
+    where WebRTC's detector hears no voice ("webrtc", extra `mmdec[vad]`). `on_pass`, for one recording, is called after
+    each pass of the linguistic decoder with the units that are final by then, the pass's time and the graph; an
+    exception from it ends the call.
 
     Raises InputError for a recording that cannot be translated, also if the model finds no unit in it. For a list it
     raises BatchError, which holds the other results.

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from mmdec import audio
-from mmdec.checks.errors import told
-from mmdec.hub.daspeech import read_parts
+from mmdec.checks.errors import InputError, told
+from mmdec.hub.daspeech import DASpeechParts, read_parts
 from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.training.checkpoints import newest
 from mmdec.training.corpora.cvss import SpeechPair, corpus_lexicon, read_pairs
@@ -37,6 +37,8 @@ def phone_errors(model: Path, data: dict[str, Any]) -> float:
     """
     if model.is_dir():
         parts = read_parts(model, torch.device("cpu"))
+        if not isinstance(parts, DASpeechParts):
+            raise InputError(f"`model` must be a DASpeech over phones, but '{model}' is none. Name another.")
         module = DASpeechModule(list(parts.units), size="small")
         module.network = parts.model
         module.config = parts.model.config

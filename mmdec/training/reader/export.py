@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-
 from mmdec.checks.errors import InputError, told
 from mmdec.checks.weights import checked_file, fill, read_settings, read_weights
 from mmdec.hub.heard_translator import HeardParts, save_heard

@@ -54,9 +54,7 @@ def test_a_row_is_heard_alike_alone_and_in_a_batch(d_states: int) -> None:
         assert torch.equal(picked.heard.pieces[0, :count, 0], alone.heard.pieces[0, :count, 0])
         frames = int(alone.heard.counts)
         assert int(picked.heard.counts) == frames
-        torch.testing.assert_close(
-            picked.heard.logprobs[0, :frames], alone.heard.logprobs[0], rtol=1e-3, atol=1e-3
-        )
+        torch.testing.assert_close(picked.heard.logprobs[0, :frames], alone.heard.logprobs[0], rtol=1e-3, atol=1e-3)
         assert not picked.heard.logprobs[0, frames:].any()
 
 

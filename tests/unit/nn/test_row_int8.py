@@ -39,6 +39,15 @@ def test_rows_keep_two_digits_each_and_all_else_its_values(state: dict[str, torc
         assert torch.equal(back[name], state[name])
 
 
+def test_what_was_unpacked_is_packed_to_the_same_bytes(state: dict[str, torch.Tensor]) -> None:
+    packed = pack_rows(state)
+    again = pack_rows(unpack_rows(packed))
+    assert again.keys() == packed.keys()
+    for name, value in packed.items():
+        assert torch.equal(again[name], value), name
+    assert (packed["linear.weight"].abs().amax(1) == 127).all()
+
+
 def test_rows_of_zeros_stay_zeros() -> None:
     assert torch.equal(quantise_rows(torch.zeros(2, 3))[0], torch.zeros(2, 3, dtype=torch.int8))
 

@@ -1,0 +1,113 @@
+"""A translator's folder from checkpoints: it has their weights, hears what they hear, and says where it comes from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import mmdec
+from mmdec.audio import load_audio
+from mmdec.hub.whisper_encoder import load_encoder
+from mmdec.nn.ctc_head import best_pieces
+from mmdec.nn.whisper_encoder import TAIL, read_states
+from mmdec.phonetics.pieces import Pieces
+from mmdec.training.ctc.module import CtcModule
+from mmdec.training.reader.export import main
+from mmdec.training.reader.module import ReaderModule
+from mmdec.types import InputError
+from tests.support.tiny_heard import parts
+from tests.support.tiny_sentences import SIZES, write
+from tests.support.tiny_translator import UNITS
+
+READER = {"d_model": 16, "ffn": 16, "heads": 2, "layers": 1, "decoder_layers": 1, "graph_layers": 1, "vertices": 4.0}
+
+
+def keep(module: nn.Module, folder: Path, step: int) -> None:
+    folder.mkdir(exist_ok=True)
+    hyper: dict[str, Any] = {**dict(module.hparams), "_instantiator": "x"}  # type: ignore[arg-type]
+    content = {"state_dict": module.state_dict(), "hyper_parameters": hyper, "global_step": step}
+    torch.save(content, folder / f"step={step}.ckpt")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of each stage, two checkpoints of the reader."""
+    root = write(tmp_path_factory.mktemp("runs"))
+    own = parts(pronunciation=root / "pronunciation.tsv")
+    own.pieces.save(root / "pieces.json")
+    own.english.save(root / "english.json")
+    keep(CtcModule(units=own.pieces.names, **SIZES), root / "head", 7)
+    for seed, step in ((1, 10), (2, 20)):
+        reader = ReaderModule(units=[own.pieces.names, own.english.names], seed=seed, **READER)
+        keep(reader, root / "reader", step)
+    for name, state, told in (
+        ("vocoder", own.vocoder.state_dict(), {"config": asdict(own.vocoder.config)}),  # type: ignore[call-overload]
+        ("tts", own.voice.tts.state_dict(), {"config": asdict(own.voice.config), "units": UNITS}),
+    ):
+        (root / name).mkdir()
+        save_file({key: value.contiguous() for key, value in state.items()}, root / name / f"{name}.safetensors")
+        (root / name / f"{name}.json").write_text(json.dumps(told), encoding="utf-8")
+    return root
+
+
+def command(runs: Path, out: Path, **others: object) -> list[str]:
+    names = {"encoder": "whisper", "head": "head", "pieces": "pieces.json", "reader": "reader"}
+    names |= {"english": "english.json", "voice": "tts", "pronunciation": "pronunciation.tsv", "vocoder": "vocoder"}
+    given = {name: runs / path for name, path in names.items()} | {"out": out} | others
+    return [text for name, value in given.items() for text in (f"--{name}", str(value))]
+
+
+def test_the_folder_has_the_weights_of_its_runs(runs: Path, tmp_path: Path) -> None:
+    main(command(runs, tmp_path / "everyday"))
+    translator = mmdec.load(tmp_path / "everyday", "cpu")
+    assert translator.decoding.strategy == "lookahead"
+    told = json.loads((tmp_path / "everyday" / "provenance.json").read_text(encoding="utf-8"))["training"]
+    assert told["head"]["step"] == 7
+    assert (told["reader"]["step"], told["reader"]["checkpoints"]) == (20, 1)
+    assert told["reader"]["hyperparameters"]["vertices"] == 4.0
+    assert not {"units", "_instantiator"} & told["reader"]["hyperparameters"].keys()
+    states = {name: torch.load(next((runs / name).glob(f"step={step}.ckpt")), weights_only=True)["state_dict"]
+              for name, step in (("head", 7), ("reader", 20))}  # fmt: skip
+    own = translator.model.state_dict()
+    encoder = load_encoder(runs / "whisper")
+    wanted = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
+    wanted |= states["head"] | {name.removeprefix("network."): value for name, value in states["reader"].items()}
+    assert own.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert (own[name] - value).norm() <= 0.02 * value.norm() + 1e-3, name
+    sound = load_audio(runs / "clips" / "3.wav")
+    with torch.no_grad():
+        heard = best_pieces(*translator.model.head(*read_states(encoder, [sound], tail=TAIL)))
+        source = translator.model.source(*translator.model.features([sound]))
+    assert abs(int(source.lengths[0]) - int(heard.lengths[0])) <= 2  # 8 bits of the encoder
+
+
+def test_checkpoints_are_averaged_and_a_strategy_is_kept(runs: Path, tmp_path: Path) -> None:
+    main(command(runs, tmp_path / "model", average=2, head=runs / "head" / "step=7.ckpt", strategy="verified"))
+    translator = mmdec.load(tmp_path / "model", "cpu")
+    assert translator.decoding.strategy == "verified"
+    first, second = (torch.load(runs / "reader" / f"step={step}.ckpt", weights_only=True) for step in (10, 20))
+    name = "ar.layers.0.fc1.weight"
+    mean = (first["state_dict"][f"network.{name}"] + second["state_dict"][f"network.{name}"]) / 2
+    torch.testing.assert_close(translator.model.state_dict()[name], mean, atol=2e-3, rtol=1e-2)
+
+
+def test_parts_of_other_pieces_are_refused(runs: Path, tmp_path: Path) -> None:
+    other = Pieces.learn(["autre chose", "encore"], 30, ("<blank>",))
+    other.save(tmp_path / "pieces.json")
+    with pytest.raises(InputError, match="`head` must be trained on these `pieces`, but has others"):
+        main(command(runs, tmp_path / "model", pieces=tmp_path / "pieces.json"))
+    with pytest.raises(InputError, match="`reader` must be trained on these `pieces`, but has others"):
+        main(command(runs, tmp_path / "model", english=runs / "pieces.json"))
+    with pytest.raises(InputError, match="`folder` must hold checkpoints"):
+        main(command(runs, tmp_path / "model", head=tmp_path))
+    with pytest.raises(InputError, match="`checkpoints` must be of this kind of training"):
+        main(command(runs, tmp_path / "model", head=runs / "reader"))
+    assert not (tmp_path / "model").exists()
