@@ -11,7 +11,9 @@ import pytest
 import soundfile
 import torch
 from transformers import GenerationConfig
+from typer.testing import CliRunner
 
+from mmdec import cli
 from mmdec.evaluation.quality import judge_transcription
 from mmdec.evaluation.quality.judge_transcription import Cascade, Judge, judged_systems, read, speak
 from mmdec.nn.heard_translator import unit_limits
@@ -77,8 +79,13 @@ def test_a_judge_of_one_language_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def translator(tmp_path_factory: pytest.TempPathFactory) -> SpeechTranslator:
-    return load(tiny_heard.write(tmp_path_factory.mktemp("heard") / "tiny"), "cpu")
+def hearing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_heard.write(tmp_path_factory.mktemp("heard") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def translator(hearing: Path) -> SpeechTranslator:
+    return load(hearing, "cpu")
 
 
 def test_the_cascade_reads_what_was_heard_and_says_what_it_read(
@@ -117,3 +124,25 @@ def test_a_voice_says_nothing_for_no_text(translator: SpeechTranslator) -> None:
     assert len(speak(translator, "")) == 0
     silent = Cascade(lambda clip: "", lambda text: json.dumps(text), lambda text: speak(translator, text))
     assert silent(Path("x.wav")).text == ""
+
+
+def test_the_verb_compares_all_systems_on_a_manifest(folder: Path, hearing: Path, tmp_path: Path) -> None:
+    (tmp_path / "said").mkdir()
+    (tmp_path / "said" / "test.tsv").write_text("1\tg\tBonjour.\tHello there.\n2\tg\tLà.\tThere.\tLow there.\n")
+    for number in (1, 2):
+        soundfile.write(tmp_path / f"said-{number}.wav", buzz(0.9, number), RATE)
+    rows = ["path\tsplit\ttext", *(f"said-{number}.wav\ttest\tBonjour." for number in (1, 2))]
+    (tmp_path / "manifest.tsv").write_text("\n".join(rows) + "\n")
+    call = ["eval", "speech", "--corpus", tmp_path / "manifest.tsv", "--text", tmp_path / "said", "--model", hearing]
+    call += ["--judge", folder, "--device", "cpu", "--threads", "1", "--output", tmp_path / "report.json"]
+    result = CliRunner().invoke(cli.app, [str(word) for word in call])
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert list(report["systems"]) == ["lookahead", "autoregressive", "verified", "tiny-judge", "cascade"]
+    spoken = [name for name, scores in report["systems"].items() if "asr_bleu" in scores]
+    assert set(spoken) <= {"lookahead", "autoregressive", "verified", "cascade"}
+    assert spoken
+    assert report["recogniser"]["name"] == "tiny-judge"
+    assert all(0 <= scores["bleu"]["value"] <= 100 for scores in report["systems"].values())
+    assert report["systems"]["verified"]["chrf"] == {**report["systems"]["autoregressive"]["chrf"]}  # the same text
+    assert "cascade" in result.output
