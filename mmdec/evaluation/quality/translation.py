@@ -155,13 +155,20 @@ def manifest_corpus(
     """A split of a manifest of recordings (`path`, `split`, `text`), as data/build/natural_french.py writes it.
 
     text: folders of {train,dev,test}.tsv (name, group, sentence, translations). The stem of a recording is its folder's
-        name, a hyphen and its sentence's name.
-    Raises: InputError, also for a recording without translations.
+        name, a hyphen and its sentence's name; recordings of other folders are left out.
+    Raises: InputError, also for a recording whose folder lacks its translations.
     """
     _check_limit(limit)
+    folders = [Path(folder) for folder in text]
+    names = tuple(f"{folder.resolve().name}-" for folder in folders)
     utterances = read_utterances(os.fspath(manifest), split, Admission(allow_absolute_paths))
-    chosen = evenly_spaced(utterances, limit)
-    references = references_of([row.path.stem for row in chosen], [Path(folder) for folder in text], split)
+    chosen = evenly_spaced([row for row in utterances if row.path.stem.startswith(names)], limit)
+    if not chosen:
+        raise InputError(
+            f"`text` must name the folders of pairs that were read aloud, but no recording of '{manifest}' begins with "
+            f"{' or '.join(names) or 'one, for there is none'}. Its first is '{utterances[0].path.stem}'."
+        )
+    references = references_of([row.path.stem for row in chosen], folders, split)
     rows = tuple(Source(row.path, accepted) for row, accepted in zip(chosen, references, strict=True))
     return SpeechCorpus(split, rows)
 

@@ -45,7 +45,9 @@ def references_of(names: Sequence[str], folders: Sequence[Path], split: str) -> 
     """Every reference of each recording by its name: a folder's, a hyphen and a sentence's. Raises InputError for one
     that no folder has."""
     known = {
-        f"{folder.name}-{pair.name}": pair.references for folder in folders for pair in read_text_pairs(folder, split)
+        f"{folder.resolve().name}-{pair.name}": pair.references
+        for folder in folders
+        for pair in read_text_pairs(folder, split)
     }
     lost = [name for name in names if name not in known]
     if lost:

@@ -281,6 +281,26 @@ def test_a_manifest_without_its_pairs_says_which_are_missing(tmp_path: Path) -> 
         manifest_corpus("test", manifest, [tmp_path / "said"])
     with pytest.raises(InputError, match="`limit` must be at least 1"):
         manifest_corpus("test", manifest, [tmp_path / "said"], limit=0)
+    with pytest.raises(InputError, match="no recording of .* begins with .* Its first is 'said-one'"):
+        manifest_corpus("test", manifest, [])
+
+
+def test_the_folders_of_pairs_choose_the_recordings(tmp_path: Path) -> None:
+    manifest = natural(tmp_path, {"one": 8000, "two": 8000})
+    soundfile.write(tmp_path / "read-one.wav", buzz(0.5), 16_000)
+    with manifest.open("a", encoding="utf-8") as file:
+        file.write("read-one\tread-one.wav\ttest\tsomeone\t1\t1\tPhrase.\n")
+    (tmp_path / "read").mkdir()
+    (tmp_path / "read" / "test.tsv").write_text("one\tg\tPhrase.\tAnother one.\n", encoding="utf-8")
+    chosen = {
+        folders: [row.references[0] for row in manifest_corpus("test", manifest, [tmp_path / f for f in folders]).rows]
+        for folders in (("said",), ("read",), ("said", "read"))
+    }
+    assert chosen == {
+        ("said",): ["Sentence one.", "Sentence two."],
+        ("read",): ["Another one."],
+        ("said", "read"): ["Sentence one.", "Sentence two.", "Another one."],
+    }
 
 
 def test_shuffled_moves_every_item() -> None:
