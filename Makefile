@@ -39,7 +39,7 @@ bench: .venv-dev/ready  ## every benchmark, ten minutes at most each, into out/b
 real: .venv-dev/ready  ## the translator against openai/whisper-base in WHISPER=DIR, on the test split of NATURAL=data/natural
 	@test -f "$(WHISPER)/config.json" || { echo "make real needs a folder with openai/whisper-base, but WHISPER='$(WHISPER)' is none. Name it: make real WHISPER=models/whisper-base"; exit 2; }
 	@test -f "$(NATURAL)/manifest.tsv" || { echo "make real needs natural voices, but '$(NATURAL)/manifest.tsv' does not exist. Build them: docs/train/hearing.md"; exit 2; }
-	$(DEV)/python -m mmdec eval speech --corpus $(NATURAL)/manifest.tsv $(TEXT:%=--text %) --judge $(WHISPER) --threads 1 --output out/real.json
+	for folder in $(TEXT); do $(DEV)/python -m mmdec eval speech --corpus $(NATURAL)/manifest.tsv --text $$folder --judge $(WHISPER) --threads 1 --output out/real_$$(basename $$folder).json || exit; done
 	$(DEV)/python -m mmdec bench speech --judge $(WHISPER) --threads 1 --json out/real_bench.json
 
 corpus: .venv-dev/ready  ## the French-English phrasebook corpus: needs espeak-ng and flite

@@ -281,7 +281,7 @@ def test_a_manifest_without_its_pairs_says_which_are_missing(tmp_path: Path) -> 
         manifest_corpus("test", manifest, [tmp_path / "said"])
     with pytest.raises(InputError, match="`limit` must be at least 1"):
         manifest_corpus("test", manifest, [tmp_path / "said"], limit=0)
-    with pytest.raises(InputError, match="no recording of .* begins with .* Its first is 'said-one'"):
+    with pytest.raises(InputError, match=r"no recording of .* begins with .* Its first is 'said-one'"):
         manifest_corpus("test", manifest, [])
 
 
