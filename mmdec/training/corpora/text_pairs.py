@@ -42,11 +42,13 @@ def read_text_pairs(folder: str | Path, split: str) -> list[TextPair]:
 
 
 def references_of(names: Sequence[str], folders: Sequence[Path], split: str) -> list[tuple[str, ...]]:
-    """Every reference of each recording by its name: a folder's, a hyphen and a sentence's. Raises InputError for one
-    that no folder has."""
+    """Every reference of each recording by its name: a folder's, a hyphen and a sentence's. Folders that no recording
+    names are not read. Raises InputError for one that no folder has."""
     known = {
-        f"{folder.resolve().name}-{pair.name}": pair.references
+        f"{prefix}{pair.name}": pair.references
         for folder in folders
+        for prefix in (f"{folder.resolve().name}-",)
+        if any(name.startswith(prefix) for name in names)
         for pair in read_text_pairs(folder, split)
     }
     lost = [name for name in names if name not in known]

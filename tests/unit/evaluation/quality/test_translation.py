@@ -290,16 +290,18 @@ def test_the_folders_of_pairs_choose_the_recordings(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "read-one.wav", buzz(0.5), 16_000)
     with manifest.open("a", encoding="utf-8") as file:
         file.write("read-one\tread-one.wav\ttest\tsomeone\t1\t1\tPhrase.\n")
+    (tmp_path / "unread").mkdir()  # whose tables are not missed
     (tmp_path / "read").mkdir()
     (tmp_path / "read" / "test.tsv").write_text("one\tg\tPhrase.\tAnother one.\n", encoding="utf-8")
     chosen = {
         folders: [row.references[0] for row in manifest_corpus("test", manifest, [tmp_path / f for f in folders]).rows]
-        for folders in (("said",), ("read",), ("said", "read"))
+        for folders in (("said",), ("read",), ("said", "read"), ("said", "unread"))
     }
     assert chosen == {
         ("said",): ["Sentence one.", "Sentence two."],
         ("read",): ["Another one."],
         ("said", "read"): ["Sentence one.", "Sentence two.", "Another one."],
+        ("said", "unread"): ["Sentence one.", "Sentence two."],
     }
 
 
