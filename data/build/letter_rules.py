@@ -14,7 +14,7 @@ from mmdec.phonetics.spelling import EDGE, REACH, SILENT, contexts
 Phones = tuple[str, ...]
 MOST = 2  # phones of a letter
 ROUNDS = 6
-LEAST = 2  # words that a rule must mend
+LEAST = 1  # words that a rule must mend
 
 
 def _table(word: str, phones: Phones, weight: Mapping[tuple[str, Phones], float]) -> list[list[float]]:

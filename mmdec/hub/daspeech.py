@@ -46,9 +46,9 @@ LAYOUT = "phones"
 GRIFFIN_LIM = "griffin-lim"
 VOCODER_RULE = f"{GRIFFIN_LIM}, a directory"
 # separate files, because code hosts refuse large ones
-WEIGHTS = ("encoder.safetensors", "model.safetensors")
+WEIGHTS = ("encoder.safetensors", "model.safetensors", VOCODER)
 CONFIDENCE = "confidence.json"
-NEEDED = ("config.json", *WEIGHTS, VOCODER, "units.json")
+NEEDED = ("config.json", *WEIGHTS, "units.json")
 
 
 @final
@@ -178,7 +178,7 @@ def read_parts(
 
 def _read_daspeech(directory: Path, config: Mapping[str, Any]) -> DASpeechParts:
     units = names(directory / "units.json")
-    state = read_weights([checked_file(directory, name) for name in WEIGHTS])
+    state = read_weights([checked_file(directory, name) for name in WEIGHTS if name != VOCODER])
     check_counts(config["architecture"], state)
     shape = DASpeechConfig.from_dict(config["architecture"])
     model = fill(lambda: DASpeech(shape, len(units)), state, "model", directory)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 
-_SMALL = (
+_UNDER_TWENTY = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen"
-).split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+)
+_SMALL = _UNDER_TWENTY.split()
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 _POWERS = ("", "thousand", "million", "billion", "trillion")
 _ORDINALS = {"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth"}
 _ORDINALS |= {"twelve": "twelfth"}
@@ -21,11 +22,13 @@ _UNITS |= {"lb": "pounds", "lbs": "pounds", "ft": "feet", "mph": "miles per hour
 _SIGNS = {"%": "percent", "&": "and", "+": "plus", "=": "equals", "@": "at", "°C": "degrees celsius"}
 _SIGNS |= {"°F": "degrees fahrenheit", "°": "degrees"}
 
-WORDS = tuple(  # that stand for figures and signs: a lexicon should know them
+_OTHERS = (
+    "hundred dollars cents pounds pence penny euros yen sen point minus half halves quarter quarters thirds number oh"
+)
+# Words that stand for figures and signs: a lexicon should know them.
+WORDS = frozenset(
     " ".join(
-        (*_SMALL, *_TENS, *_POWERS, *_ORDINALS.values(), *_UNITS.values(), *_SIGNS.values(), "hundred", "dollars")
-        + ("cents", "pounds", "pence", "penny", "euros", "yen", "sen", "point", "minus", "half", "halves", "quarter")
-        + ("quarters", "thirds", "number", "oh", _O_CLOCK)
+        [*_SMALL, *_TENS, *_POWERS, *_ORDINALS.values(), *_UNITS.values(), *_SIGNS.values(), _OTHERS, _O_CLOCK]
     ).split()
 )
 
@@ -38,7 +41,7 @@ _RULES = re.compile(
     | (?P<plural>{_NUMBER})'?s\b
     | (?<![0-9/])(?P<over>[0-9]{{1,2}})[/\u2044](?P<under>[2-9]|10)(?![0-9/])
     | (?P<minus>(?<![\w)])[-\u2212])?(?P<whole>{_NUMBER})(?:\.(?P<part>[0-9]+))?
-      (?:\s?(?P<noon>[ap]\.?m\b)\.?|\s?(?P<unit>km/h|{"|".join(sorted(_UNITS, key=len, reverse=True)).replace("km/h|", "")})\b)?
+      (?:\s?(?P<noon>[ap]\.?m\b)\.?|\s?(?P<unit>{"|".join(sorted(_UNITS, key=len, reverse=True))})\b)?
     | (?P<hash>\#)(?=[0-9])
     | (?P<sign>°[CF]\b|[%&+=@°])""",
     re.VERBOSE,
@@ -48,7 +51,7 @@ _RULES = re.compile(
 def cardinal(number: int) -> str:
     """A number of at most 15 digits in words: 1234 -> "one thousand two hundred thirty four"."""
     parts = []
-    for power, name in enumerate(_POWERS):
+    for name in _POWERS:
         number, rest = divmod(number, 1000)
         if rest:
             parts.append(f"{_below_thousand(rest)} {name}".strip())

@@ -22,8 +22,11 @@ EDGE = "#"  # of a word, in a rule's context
 REACH = 4  # letters that a rule sees to each side, at most
 CONTEXTS = ((0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4), (4, 4))  # letters left and right, growing
 
-_VOWELS = frozenset("aa ae ah ao aw ax ay eh er ey ih iy ow oy uh uw".split())
-_HISSING, _VOICELESS = frozenset("s z sh zh ch jh".split()), frozenset("p t k f th s sh ch".split())
+_VOWELS = frozenset(["aa", "ae", "ah", "ao", "aw", "ax", "ay", "eh", "er", "ey", "ih", "iy", "ow", "oy", "uh", "uw"])
+_HISSING, _VOICELESS = (
+    frozenset(["s", "z", "sh", "zh", "ch", "jh"]),
+    frozenset(["p", "t", "k", "f", "th", "s", "sh", "ch"]),
+)
 _CLITICS = {"ll": ("ax", "l"), "ve": ("ax", "v"), "d": ("ax", "d"), "re": ("ax", "r"), "m": ("m",), "t": ("t",)}
 ABBREVIATIONS = {"mr": "mister", "mrs": "missus", "ms": "miz", "dr": "doctor", "prof": "professor", "st": "saint"}
 ABBREVIATIONS |= {"jr": "junior", "sr": "senior", "vs": "versus", "mt": "mount"}
@@ -32,6 +35,7 @@ _NAME = "\x01"  # after a letter: read its name
 _SHORT = re.compile(rf"\b({'|'.join(ABBREVIATIONS)})\.(?=\s)|\b(?-i:No)\.(?=\s?[0-9])", re.IGNORECASE)
 _INITIALS = re.compile(r"\b(?:[a-zA-Z]\.){2,}|\b[A-Z]\.(?=\s[A-Z])")
 _TOKEN = re.compile(rf"[a-zA-Z]{_NAME}|[a-zA-Z]+(?:'[a-zA-Z]+){{0,2}}'?|[,;:.?!()\u2013\u2014\u2026\n]|\s-+\s|--+")
+_ENDINGS = ("able", "less", "ward")  # said otherwise than the words
 _VOWEL_LETTERS = frozenset("aeiouy")
 _LETTERS = re.compile(r"[a-z]+")
 
@@ -74,7 +78,7 @@ class Speller:
             word = token.lower()
             if not token[0].isalpha():
                 yield CLAUSE
-            elif len(word) == 1 and word not in "ai" or token.endswith(_NAME):
+            elif (len(word) == 1 and word not in "ai") or token.endswith(_NAME):
                 yield f"{word[0]}."
             elif token == "US" or (token.isupper() and 1 < len(word) < 5 and word not in self.lexicon and not shouted):
                 yield from (f"{letter}." for letter in word)
@@ -119,7 +123,7 @@ class Speller:
         """Two listed words in one: doghouse."""
         for place in range(len(word) - 4, 3, -1):
             first, second = self.lexicon.get(word[:place]), self.lexicon.get(word[place:])
-            if first and second:
+            if first and second and word[place:] not in _ENDINGS:
                 return first + second
         return None
 

@@ -5,7 +5,7 @@ and an answer need no further pass for them; a transcript adds `rate`, tokens fo
 a picture `structure` and `distance`: whether it shows anything, and how unlike training's it is
 (`description/picture_evidence.py`). A translation needs one pass of the autoregressive decoder over its units. That
 pass gives these three, and `differs`, the share of units that it would have chosen otherwise; a path through the graph
-adds `graph`, its own log-probability.
+adds `graph`, its own log-probability; what a head heard of the source adds its own (`translation/evidence.py`).
 
 The curve was fitted on held-out data (`mmdec.evaluation.calibration`) and is stored in the model's folder as
 confidence.json. Without that file the confidence is the tokens' geometric mean probability, which is not calibrated.

@@ -18,6 +18,9 @@ WHISPERS = (  # Whisper's own rooms
     "targets/whisper",
     "hub/whisper",
     "nn/whisper_encoder",
+    "hub/heard_translator",  # a translator that hears with its encoder
+    "nn/heard_translator",
+    "training/reader/",
     "pipelines/transcription/",
     "training/whisper/",
     "training/medusa/",

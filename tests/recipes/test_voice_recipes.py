@@ -12,7 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mmdec.audio import load_audio, save_audio
+from mmdec.nn.fastspeech2 import FastSpeech2Config
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
+from mmdec.nn.voice import PhoneVoice
 from mmdec.training.__main__ import TrainingCLI
 from mmdec.training.daspeech.acoustic import AcousticData, AcousticModule
 from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems
@@ -20,6 +22,7 @@ from mmdec.training.daspeech.vocoder import VocoderData, load_acoustic
 from mmdec.types import InputError
 from tests.support.quiet import LIGHTNING
 
+PHRASEBOOK = Path(__file__).parents[2] / "models" / "daspeech-phrasebook"
 RECIPES = Path(__file__).parents[2] / "recipes" / "daspeech"
 pytestmark = [
     *LIGHTNING,
@@ -99,6 +102,21 @@ def test_the_acoustic_recipe_resumes_to_the_same_weights(corpus: Path, tmp_path:
     assert same(tmp_path / "whole" / "tts.safetensors", tmp_path / "parts" / "tts.safetensors")
     described = json.loads((tmp_path / "whole" / "tts.json").read_text(encoding="utf-8"))
     assert described["units"] == ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "c", "d", "e", "pau"]
+
+
+def test_the_voice_for_any_text_begins_with_the_phrasebooks(corpus: Path, tmp_path: Path):
+    fit("../voice/flite.yaml", corpus, tmp_path, "--trainer.max_steps=1", "--data.init_args.steps_per_epoch=1")
+    described = json.loads((tmp_path / "tts.json").read_text(encoding="utf-8"))
+    voice = PhoneVoice(FastSpeech2Config.from_values(described["config"]), len(described["units"]))
+    checkpoint = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True, map_location="cpu")
+    voice.load_state_dict(checkpoint["state_dict"])
+    learnt, exported = voice.tts.state_dict(), load_file(tmp_path / "tts.safetensors")
+    assert all(torch.equal(exported[name], value) for name, value in learnt.items())
+    shipped = load_file(PHRASEBOOK / "model.safetensors")["tts.decoder.0.conv1.weight"].float()
+    torch.testing.assert_close(learnt["decoder.0.conv1.weight"], shipped, rtol=0, atol=2e-3)
+    with torch.inference_mode():
+        mel, frames = voice.eval()(torch.tensor([[4, 5, 9, 6]]), torch.tensor([4]))
+    assert mel.shape[1] == int(frames) > 4
 
 
 def test_the_vocoder_recipe_resumes_to_the_same_weights_with_an_adversary(corpus: Path, tmp_path: Path):

@@ -6,23 +6,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from mmdec.nn.ar_decoder import ArDecoder
-from mmdec.nn.ctc_head import Heard
-from mmdec.nn.source import Source
-from mmdec.ops.dag_decode import LatticePath
 from mmdec.pipelines.confidence import FLOOR, evidence
-from mmdec.targets.units import BOS, EOS, PAD
+from mmdec.targets.units import BOS, EOS, PAD, Source
 
 Rows = list[dict[str, float]]
 
 
-def second_opinion(decoder: ArDecoder, tokens: Sequence[Sequence[int]], source: Source) -> Rows:
-    """From one pass of the autoregressive decoder: its probabilities of each row's units, and where it would differ."""
+def second_opinion(
+    decoder: Callable[[Tensor, Tensor, Tensor], Tensor], tokens: Sequence[Sequence[int]], source: Source
+) -> Rows:
+    """From one pass of the autoregressive decoder: its probabilities of each row's units, and where it would differ.
+
+    decoder: units (B, M) so far, states and their lengths -> logits (B, M, V). tokens: each row's units.
+    """
     device = source.states.device
     rows = [torch.tensor([BOS, *row, EOS], device=device) for row in tokens]
     said = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
@@ -37,15 +38,19 @@ def second_opinion(decoder: ArDecoder, tokens: Sequence[Sequence[int]], source: 
     return seen
 
 
-def of_path(path: LatticePath) -> Rows:
-    """The graph's own log-probability of each row's path, for each of its vertices."""
-    means: list[float] = (-path.scores / path.lengths).clamp(0, 30).tolist()
+def of_path(scores: Tensor, lengths: Tensor) -> Rows:
+    """The graph's own log-probability of each row's path (B,), for each of its vertices (B,)."""
+    means: list[float] = (-scores / lengths).clamp(0, 30).tolist()
     return [{"graph": math.log(mean + FLOOR)} for mean in means]
 
 
-def of_heard(heard: Heard) -> Rows:
+def of_heard(source: Source) -> Rows:
     """What a CTC head wrote: how sure it was of its pieces among all pieces, of all its frames, blanks included, and
-    how many pieces there are for each frame, which foreign speech and noise have too few or too many of."""
+    how many pieces there are for each frame, which foreign speech and noise have too few or too many of. Nothing for a
+    source without a head."""
+    heard = source.heard
+    if heard is None:
+        return [{} for _ in source.limits]
     seen: Rows = []
     pieces: Tensor = heard.weights[..., 0].clamp(min=1e-12).log()
     rows = (pieces.tolist(), heard.lengths.tolist(), heard.logprobs.tolist(), heard.counts.tolist())

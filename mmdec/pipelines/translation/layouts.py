@@ -1,8 +1,7 @@
 """The two layouts of a translator: what comes before and behind the decoders, which are the same in both.
 
 `phones` is the paper's DASpeech: filterbanks in; the graph's states speak, and phones become words by lexicon and
-n-gram. `pieces` hears with a Whisper's encoder and writes pieces of English: the text comes from them, and a voice of
-its own reads it.
+n-gram. `pieces` hears people and writes pieces of English: the text comes from them, and a voice of its own reads it.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from torch import Tensor
 from mmdec import audio
 from mmdec.hub.daspeech import DASpeechParts
 from mmdec.hub.heard_translator import HeardParts
-from mmdec.nn.source import Source
-from mmdec.targets.units import EOS
+from mmdec.targets.units import EOS, Source
 
 
 class Layout(Protocol):

@@ -28,13 +28,12 @@ from mmdec.hub.daspeech import DASpeechParts, save_parts
 from mmdec.hub.heard_translator import HeardParts
 from mmdec.hub.publish import push_folder
 from mmdec.hub.translator_files import STRATEGIES
-from mmdec.nn.source import Source
 from mmdec.pipelines.confidence import Calibration, confidence
 from mmdec.pipelines.translation.evidence import of_heard, of_path, second_opinion
 from mmdec.pipelines.translation.layouts import Layout, layout_of, pad
 from mmdec.pipelines.translation.passes import SPECIALS, OnPass, PassListener
 from mmdec.runtime import Stopwatch
-from mmdec.targets.units import BOS, EOS, PAD, UnitTarget
+from mmdec.targets.units import BOS, EOS, PAD, Source, UnitTarget
 from mmdec.types import InputError
 
 STAGES = ("features", "encoder", "linguistic", "confidence", "acoustic", "vocoder", "words")
@@ -175,9 +174,7 @@ class SpeechTranslator:
             run = {"autoregressive": self._autoregressive, "verified": self._verified}.get(strategy, self._graph)
             tokens, hidden, passes, seen = run(source, strategy, listener)
         with clock.stage("confidence"):
-            others = [second_opinion(self.model.ar, tokens, source)]
-            others += [] if source.heard is None else [of_heard(source.heard)]
-            for more in others:
+            for more in (second_opinion(self.model.ar, tokens, source), of_heard(source)):
                 seen = [row | new for row, new in zip(seen, more, strict=True)]
             sure = [confidence(row, self.calibrations, kind) for row in seen]
         with clock.stage("words"):
@@ -240,7 +237,7 @@ class SpeechTranslator:
             states[vertices[steps]]
             for states, vertices, steps in zip(lattice.hidden, path.vertices, spoken, strict=True)
         ]
-        return tokens, hidden, [1] * len(tokens), of_path(path)
+        return tokens, hidden, [1] * len(tokens), of_path(path.scores, path.lengths)
 
     def _voice(self, mels: list[Tensor]) -> list[Tensor]:
         """Log mels [(F, 80), ...] -> samples [(F * 256,), ...] on the CPU, within [-1, 1]."""

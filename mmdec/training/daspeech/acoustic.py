@@ -143,6 +143,11 @@ class AcousticModule(LightningModule):
         torch.manual_seed(seed)
         self.tts = FastSpeech2(CONFIGS[config](), len(units))
 
+    @property
+    def network(self) -> AcousticModule:
+        """What `InitialWeights` fills: names as in DASpeech, whose voice another may start from."""
+        return self
+
     def setup(self, stage: str) -> None:
         """The corpus' statistics; on resuming, the checkpoint's come after and win."""
         if stage != "fit":
