@@ -5,12 +5,15 @@ PYTHON ?= python3
 MINUTES ?= 25
 WORKERS ?= 2
 TORCH ?=
+WHISPER ?=
+NATURAL ?= data/natural
+TEXT ?= data/everyday data/phrasebook
 BIN = .venv/bin
 DEV = .venv-dev/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONUNBUFFERED = 1
 
-.PHONY: help translate test test-all check bench corpus train demo site wheel clean
+.PHONY: help translate test test-all check bench real corpus train demo site wheel clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1|/' | awk -F'|' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -32,6 +35,12 @@ check: .venv-dev/ready  ## style, types, layers
 
 bench: .venv-dev/ready  ## every benchmark, ten minutes at most each, into out/bench.json
 	$(DEV)/python -m mmdec bench all --json out/bench.json
+
+real: .venv-dev/ready  ## the translator against openai/whisper-base in WHISPER=DIR, on the test split of NATURAL=data/natural
+	@test -f "$(WHISPER)/config.json" || { echo "make real needs a folder with openai/whisper-base, but WHISPER='$(WHISPER)' is none. Name it: make real WHISPER=models/whisper-base"; exit 2; }
+	@test -f "$(NATURAL)/manifest.tsv" || { echo "make real needs natural voices, but '$(NATURAL)/manifest.tsv' does not exist. Build them: docs/train/hearing.md"; exit 2; }
+	for folder in $(TEXT); do $(DEV)/python -m mmdec eval speech --corpus $(NATURAL)/manifest.tsv --text $$folder --judge $(WHISPER) --threads 1 --output out/real_$$(basename $$folder).json || exit; done
+	$(DEV)/python -m mmdec bench speech --judge $(WHISPER) --threads 1 --json out/real_bench.json
 
 corpus: .venv-dev/ready  ## the French-English phrasebook corpus: needs espeak-ng and flite
 	$(DEV)/python data/build/phrasebook.py --out data/corpus

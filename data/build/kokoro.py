@@ -58,17 +58,17 @@ def espeak_whole(clause: str, language: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def phones_of(text: str) -> str:
-    """The phones of a French sentence in Kokoro's alphabet, its marks kept: they make the melody."""
+def phones_of(text: str, language: str = "fr-fr") -> str:
+    """The phones of a sentence in Kokoro's alphabet, its marks kept: they make the melody. language: espeak-ng's."""
     parts = _CLAUSE.split(re.sub(r'["()]', "", text))
     said = [part.strip() for part in parts[::2]]
     marks = [*(mark[:1] for mark in parts[1::2]), ""]
-    spoken = iter(espeak_phones([clause for clause in said if clause]))
+    spoken = iter(espeak_phones([clause for clause in said if clause], language))
     joined = "".join(
         (to_alphabet(next(spoken)) if clause else "") + mark + (" " if mark else "")
         for clause, mark in zip(said, marks, strict=True)
     )
-    return joined.strip()
+    return (joined if language.startswith("fr") else joined.replace("ʁ", "r")).strip()
 
 
 class Kokoro:

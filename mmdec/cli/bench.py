@@ -26,6 +26,7 @@ from mmdec.cli.options import (
     BenchDevice,
     BenchThreads,
     Heads,
+    Judging,
     Language,
     MaxNewTokens,
     Model,
@@ -191,14 +192,18 @@ def speech(
     audio: AudioFiles = None,
     repeats: Pairs = 15,
     model: Model = SPEECH_MODEL,
+    judge: Judging = None,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
 ) -> BenchReport:
-    """Time speech translation: the DAG against autoregressive decoding by source length, and file to samples."""
+    """Time speech translation: the DAG against autoregressive decoding by source length, file to samples, and both
+    against the translation of --judge."""
     from mmdec.evaluation.bench.translation import bench_speech
+    from mmdec.evaluation.quality.judge_transcription import Judge
 
     paths = [*(recordings or ()), *(audio or ())] or sorted(Path("data/samples").glob("*.wav"))
-    return bench_speech(paths, model, repeats=repeats, device=device, threads=threads, log=log)
+    other = None if judge is None else Judge(judge, device, threads)
+    return bench_speech(paths, model, repeats=repeats, device=device, threads=threads, judge=other, log=log)
 
 
 @app.command(**as_verb("bench paper --json out/paper.json"))

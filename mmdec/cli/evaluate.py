@@ -20,6 +20,7 @@ from mmdec.cli.options import (
     BenchThreads,
     Device,
     Heads,
+    Judging,
     Language,
     Limit,
     MaxNewTokens,
@@ -45,42 +46,51 @@ app = typer.Typer(
 @app.command(**as_verb("eval speech --split test --limit 50"))
 def speech(
     split: Annotated[str, typer.Option(help="Split of the corpus: test, test_voices or dev.")] = "test",
-    corpus: Annotated[Path, typer.Option(help="Folder of the corpus.")] = SPEECH_CORPUS,
+    corpus: Annotated[
+        Path, typer.Option(help="Folder of the corpus, or a .tsv or .jsonl with path, split and text (then --text).")
+    ] = SPEECH_CORPUS,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Folder of pairs with the translations of a .tsv or .jsonl. Repeat."),
+    ] = None,
     model: Model = SPEECH_MODEL,
     strategy: Annotated[
         list[str] | None,
         typer.Option("--strategy", "-s", help="Decoding strategy, as for `mmdec translate`. Repeat it for several."),
     ] = None,
+    judge: Judging = None,
     common_voice: Annotated[
         Path | None, typer.Option(help="Folder of Common Voice, if it is not inside the corpus.")
     ] = None,
     cvss: Annotated[Path | None, typer.Option(help="Folder of CVSS, if it is not inside the corpus.")] = None,
     allow_absolute_paths: AbsolutePaths = False,
     limit: Limit = None,
-    asr: Annotated[bool, typer.Option(help="Compute ASR-BLEU, too, with pocketsphinx as the recogniser.")] = True,
+    asr: Annotated[
+        bool, typer.Option(help="Compute ASR-BLEU, too: --judge hears, or pocketsphinx where there is training text.")
+    ] = True,
     output: Report = None,
     json_to: JsonTo = None,
     device: Device = None,
     threads: BenchThreads = 2,
 ) -> None:
-    """Score speech translation: phone error rate, exact sentences, BLEU, numbers, ASR-BLEU and latency."""
+    """Score speech translation: BLEU, chrF, exact sentences, numbers, phones, ASR-BLEU and latency; with --judge, its
+    own translation and a cascade beside ours."""
+    from mmdec.evaluation.quality.judge_transcription import Judge, judged_systems
     from mmdec.evaluation.quality.tables import table
-    from mmdec.evaluation.quality.translation import COMPARED, evaluate_speech
+    from mmdec.evaluation.quality.translation import cvss_corpus, evaluate_speech, manifest_corpus, own_systems
+    from mmdec.pipelines.translation.load import load
 
-    report = evaluate_speech(
-        split,
-        corpus,
-        model,
-        strategy or COMPARED,
-        common_voice=common_voice,
-        cvss=cvss,
-        allow_absolute_paths=allow_absolute_paths,
-        limit=limit,
-        asr=asr,
-        device=device,
-        threads=threads,
-        log=log,
-    )
+    common = {"allow_absolute_paths": allow_absolute_paths, "limit": limit}
+    if corpus.suffix in (".tsv", ".jsonl"):
+        spoken = manifest_corpus(split, corpus, text or (), **common)
+    else:
+        spoken = cvss_corpus(split, corpus, common_voice=common_voice, cvss=cvss, **common)
+    hearing = None if judge is None else Judge(judge, device, threads)
+    systems = own_systems(model, strategy or None, device, threads)
+    if hearing is not None:
+        systems = systems.beside(judged_systems(hearing, load(model, device)))
+    recogniser = spoken.recogniser(log) if asr and hearing is None and spoken.training is not None else hearing
+    report = evaluate_speech(spoken, systems, recogniser if asr else None, log)
     deliver_report(report, output, json_to, table)
 
 

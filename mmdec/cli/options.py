@@ -47,6 +47,14 @@ MinConfidence = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Use only this many utterances, evenly spaced over the split.")]
+Judging = Annotated[
+    Path | None,
+    typer.Option(
+        "--judge",
+        metavar="DIR",
+        help="Folder of a Whisper of French and English: hears the English, and is compared with.",
+    ),
+]
 WhisperCorpus = Annotated[
     Path, typer.Option("--corpus", help="A folder in LibriSpeech's layout, or a .tsv or .jsonl with path and text.")
 ]

@@ -35,7 +35,7 @@ from mmdec.nn.heard_translator import HeardTranslator, HeardTranslatorConfig
 from mmdec.nn.row_int8 import pack_rows, unpack_rows
 from mmdec.nn.voice import PhoneVoice
 from mmdec.nn.whisper_encoder import sinusoid_positions
-from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces
+from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces, heard
 from mmdec.phonetics.spelling import Speller
 from mmdec.provenance import CARD, portable, stamp
 from mmdec.types import InputError
@@ -77,6 +77,10 @@ class HeardParts:
     def units(self) -> tuple[str, ...]:
         """English pieces, in the order of their numbers."""
         return tuple(self.english.names)
+
+    def heard(self, text: str) -> list[int]:
+        """The pieces that the head would write of a French text."""
+        return self.pieces.encode(heard(text))
 
 
 def save_heard(

@@ -3,7 +3,8 @@
 `bench_speech`: the shipped model through `mmdec.translate_speech`, from file to samples, and the linguistic decoding of
 each strategy against the autoregressive baseline. By source length, the two decoders alone: the baseline's length is
 fixed there, for which there is no public call. `bench_paper`: a model of the paper's size with random weights against a
-decoder of S2UT's shape. Reports give the median of the paired ratios, their spread and the hardware.
+decoder of S2UT's shape. Reports give the median of the paired ratios, their spread and the hardware. With a judge
+(`quality/judge_transcription.py`), whole calls are timed against its own translation, too.
 
 Checked before any timing: verified units equal the baseline's; the baseline's cached decoding gives the units of its
 full pass, and its beam search with one beam gives the greedy units.
@@ -12,10 +13,12 @@ full pass, and its beam search with one beam gives the greedy units.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +33,7 @@ from mmdec.hub import DEFAULT_MODEL
 from mmdec.nn.ar_decoder import ArConfig, ArDecoder
 from mmdec.nn.dag_decoder import BOS, EOS
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
+from mmdec.nn.source import Source
 from mmdec.ops.dag_decode import LatticePath
 from mmdec.pipelines.threads import keep_threads
 from mmdec.pipelines.translation.load import load
@@ -40,11 +44,21 @@ from mmdec.runtime import Log, dtype_of, no_log
 from mmdec.types import InputError, MmdecError
 
 UNITS_A_SECOND = 10.0  # phones of English for a second of French, as in the phrasebook
+PIECES_A_SECOND = 4.4  # pieces of English for a second of French, as in everyday sentences in natural voices
 S2UT_UNITS_A_SECOND = 25.0
 S2UT = ArConfig(d_model=512, ffn=2048, heads=8, layers=6)
 S2UT_VOCABULARY = 1004
+WHOLE = (3.0, 10.0)  # seconds of speech that whole calls are timed on
 GATE_UNITS = 40
 GATE_SLACK = 1e-3  # in logits: the cached and the full pass round differently, and two units may nearly tie
+
+
+class Judging(Protocol):
+    """Another system that translates a recording into text."""
+
+    @property
+    def name(self) -> str: ...
+    def translated(self, recording: Path) -> Any: ...
 
 
 def bench_speech(
@@ -54,14 +68,17 @@ def bench_speech(
     repeats: int = 15,
     device: str = "cpu",
     threads: int = 2,
+    judge: Judging | None = None,
     log: Log = no_log,
 ) -> BenchReport:
     """The shipped model: linguistic decoding by source length, and `mmdec.translate_speech` on `recordings`.
 
-    By length, recordings are joined end to end. The baseline decodes `UNITS_A_SECOND` units for each second, whether
-    the text ends or not, so that its length is fixed; the size of the DAG follows from the frames. From file to samples
-    includes reading, features, all networks and words. Strategies are compared by the seconds of linguistic decoding
-    that the call returns. Raises InputError, and MmdecError if an output is wrong: then nothing is timed.
+    By length, recordings are joined end to end. The baseline decodes `UNITS_A_SECOND` phones for each second, or
+    `PIECES_A_SECOND` pieces, whether the text ends or not, so that its length is fixed; the size of the DAG follows
+    from the frames or pieces that are heard. From file to samples includes reading, features, all networks and words.
+    Strategies are compared by the seconds of linguistic decoding that the call returns. Whole calls on `WHOLE` seconds
+    of speech are timed against the baseline's and the judge's, which gives text alone. Raises InputError, and
+    MmdecError if an output is wrong: then nothing is timed.
     """
     if not recordings:
         raise InputError("`recordings` must name at least one sound file, but is empty. Try data/samples/*.wav.")
@@ -69,7 +86,8 @@ def bench_speech(
     check_device(device)
     keep_threads(threads)
     translator = load(model, device)
-    network = translator.model
+    if translator.model.decoder is None:
+        raise InputError(f"`model` must have a graph to compare, but '{model}' has none. Name one that was trained.")
     log(f"decoders by length of the source: {', '.join(f'{length:g}' for length in seconds)} s")
     with torch.inference_mode():
         curve = _curve(translator, recordings, seconds, repeats)
@@ -77,36 +95,26 @@ def bench_speech(
     verified = [_against_baseline(path, translator, "verified", repeats) for path in recordings]
     lookahead = [_against_baseline(path, translator, "lookahead", repeats) for path in recordings]
     calls = [call for path in recordings for call in _calls(path, translator)]
+    whole = _whole_calls(translator, recordings, repeats, judge, log)
+    machine = hardware(device=translator.device, dtype=dtype_of(translator.model), batch=1, threads=threads)
+    return _report(curve, lookahead, verified, calls, whole, machine)
+
+
+def _report(
+    curve: Sequence[dict[str, Any]],
+    lookahead: Sequence[dict[str, Any]],
+    verified: Sequence[dict[str, Any]],
+    calls: Sequence[tuple[float, Mapping[str, float]]],
+    whole: Mapping[str, Any],
+    machine: dict[str, Any],
+) -> BenchReport:
+    """curve, lookahead, verified: a row for each length, and for each recording; calls, whole: of whole calls."""
     rates = [rate for rate, _ in calls]
-    machine = hardware(device=translator.device, dtype=dtype_of(network), batch=1, threads=threads)
     stages = {
         "lookahead": {stage: 1e3 * statistics.median(timings[stage] for _, timings in calls) for stage in calls[0][1]}
     }
     phones = sum(row["units"] for row in verified) / sum(row["passes"] for row in verified)
-    details = {
-        "what": "shipped model; a = graph, lookahead; b = autoregressive baseline, greedy; after the encoder",
-        "curve": curve,
-        "graph": {
-            "what": "whole recordings, linguistic seconds of translate_speech; a = lookahead; b = autoregressive",
-            "recordings": lookahead,
-            "median_ratio": statistics.median(row["ratio"] for row in lookahead),
-        },
-        "verified": {
-            "what": "whole recordings, linguistic seconds of translate_speech; a = verified; b = autoregressive",
-            "recordings": verified,
-            "median_ratio": statistics.median(row["ratio"] for row in verified),
-            "units_per_pass": phones,
-        },
-        "wav_to_wav_per_second": {
-            "what": "seconds from the file's path to English samples, reading included, for a second of source",
-            "median": statistics.median(rates),
-            "worst": max(rates),
-            "n": len(rates),
-        },
-        "stages": stages,
-        "hardware": machine,
-    }
-    count = len(recordings)
+    count = len(verified)
     return BenchReport(
         bench="speech",
         title="Speech translation: the graph against the autoregressive baseline",
@@ -117,15 +125,43 @@ def bench_speech(
                          "after encoder", size=float(row["seconds"]), unit="s of source") for row in curve),
             _together(lookahead, "lookahead"),
             _together(verified, "verified"),
+            *(
+                comparison(row[other], "lookahead", other, f"{row['seconds']:g} s, whole calls", "length", timed,
+                           size=float(row["seconds"]), unit="s of source")
+                for other, timed in whole["sides"].items() for row in whole["rows"]
+            ),
         ),
         quantities=(
             Quantity("verified: phones in each pass of the baseline", phones, "phones", count),
             Quantity("file to samples, for a second of source", 1e3 * statistics.median(rates), "ms", len(rates),
                      high=1e3 * max(rates)),
+            *(Quantity(f"the same, {row['seconds']:g} s of speech", *row["rate"]) for row in whole["rows"]),
         ),
         stages=stages,
-        details=details,
+        details={
+            "what": "shipped model; a = graph, lookahead; b = autoregressive baseline, greedy; after the encoder",
+            "curve": curve,
+            "graph": _recordings(lookahead, "lookahead"),
+            "verified": {**_recordings(verified, "verified"), "units_per_pass": phones},
+            "wav_to_wav_per_second": {
+                "what": "seconds from the file's path to English samples, reading included, for a second of source",
+                "median": statistics.median(rates),
+                "worst": max(rates),
+                "n": len(rates),
+            },
+            "whole": whole,
+            "stages": stages,
+            "hardware": machine,
+        },
     )  # fmt: skip
+
+
+def _recordings(rows: Sequence[Mapping[str, Any]], subject: str) -> dict[str, Any]:
+    return {
+        "what": f"whole recordings, linguistic seconds of translate_speech; a = {subject}; b = autoregressive",
+        "recordings": list(rows),
+        "median_ratio": statistics.median(row["ratio"] for row in rows),
+    }
 
 
 def _together(rows: Sequence[Mapping[str, Any]], subject: str) -> Comparison:
@@ -145,24 +181,31 @@ def _curve(
     """The DAG against the baseline, after the encoder, for each length of source."""
     network, device = translator.model, translator.device
     sounds = [audio.load_audio(path) for path in recordings]
-    states, sizes, _ = _encoded(network, sounds[:1], len(sounds[0]) / audio.SAMPLE_RATE, device)
-    gate(network.ar, states, sizes)
+    first = _source(translator, sounds[0])
+    gate(network.ar, first.states, first.lengths)
     curve = []
     for length in seconds:
-        states, sizes, frames = _encoded(network, sounds, length, device)
-        count = round(length * UNITS_A_SECOND)
+        source = _source(translator, _joined(sounds, length))
+        count = round(length * (UNITS_A_SECOND if source.heard is None else PIECES_A_SECOND))
 
-        def graph(states: Tensor = states, sizes: Tensor = sizes, frames: Tensor = frames) -> LatticePath:
-            lattice = network.lattice(states, sizes, frames)
-            return lattice.path("lookahead")
+        def graph(source: Source = source) -> LatticePath:
+            return network.lattice(source.states, source.lengths, source.sizes).path("lookahead")
 
-        def baseline(states: Tensor = states, sizes: Tensor = sizes, count: int = count) -> list[list[int]]:
-            return network.ar.generate(states, sizes, count, min_length=count)
+        def baseline(source: Source = source, count: int = count) -> list[list[int]]:
+            return network.ar.generate(source.states, source.lengths, count, min_length=count)
 
         result = paired(graph, baseline, repeats, device)
-        vertices = int(network.lattice(states, sizes, frames).lengths[0])
+        vertices = int(network.lattice(source.states, source.lengths, source.sizes).lengths[0])
         curve.append({"seconds": length, "vertices": vertices, "units": count, "passes": count + 1, **asdict(result)})
     return curve
+
+
+def _source(translator: SpeechTranslator, samples: Tensor) -> Source:
+    """What the decoders read of 16 kHz samples (T,)."""
+    source = translator.layout.source(translator.layout.features([samples]))
+    if not int(source.lengths[0]):
+        raise InputError("`recordings` must hold speech that the model hears, but it hears none. Name other ones.")
+    return source
 
 
 def _calls(path: Path, translator: SpeechTranslator) -> list[tuple[float, Mapping[str, float]]]:
@@ -174,6 +217,50 @@ def _calls(path: Path, translator: SpeechTranslator) -> list[tuple[float, Mappin
         translation = translate_speech(path, model=translator)
         calls.append((stopwatch.lap() / translation.seconds_source, translation.timings))
     return calls
+
+
+def _whole_calls(
+    translator: SpeechTranslator, recordings: Sequence[Path], repeats: int, judge: Judging | None, log: Log
+) -> dict[str, Any]:
+    """From a file of each of `WHOLE` seconds to samples: against the baseline, and against the judge's text."""
+    sides: dict[str, tuple[str, Callable[[Path], Any]]] = {
+        "autoregressive": ("file to samples", partial(translate_speech, model=translator, strategy="autoregressive"))
+    }
+    if judge is not None:
+        sides[judge.name] = ("file to samples, its to text", judge.translated)
+    sounds, rows = [audio.load_audio(path) for path in recordings], []
+    with TemporaryDirectory(prefix="mmdec-bench-") as folder:
+        for seconds in WHOLE:
+            log(f"whole calls on {seconds:g} s of speech against {' and '.join(sides)}")
+            path = audio.save_audio(Path(folder) / f"{seconds:g}.wav", _joined(sounds, seconds).numpy())
+            calls: list[float] = []  # seconds of ours
+
+            def ours(path: Path = path, calls: list[float] = calls) -> Translation:
+                stopwatch = Stopwatch(translator.device)
+                translation = translate_speech(path, model=translator)
+                calls.append(stopwatch.lap())
+                return translation
+
+            row: dict[str, Any] = {"seconds": seconds, "said": ours().text}
+            for name, (_, run) in sides.items():
+                row[f"{name} said"] = run(path).text
+                row[name] = asdict(paired(ours, partial(run, path), repeats, translator.device))
+            rates = sorted(1e3 * call / seconds for call in calls[1:])
+            low, middle, high = statistics.quantiles(rates, n=4, method="inclusive")
+            row["rate"] = (middle, "ms", len(rates), low, high)
+            rows.append(row)
+    return {
+        "what": "recordings joined end to end and cut; a = lookahead, b = the side that is named; with their texts",
+        "sides": {name: timed for name, (timed, _) in sides.items()},
+        "rows": rows,
+    }
+
+
+def _joined(sounds: Sequence[Tensor], seconds: float) -> Tensor:
+    """Recordings (T,) end to end, again from the first where they are too short, cut to `seconds`."""
+    count = round(seconds * audio.SAMPLE_RATE)
+    joined = torch.cat(list(sounds))
+    return joined.repeat(-(-count // len(joined)))[:count]
 
 
 def _against_baseline(path: Path, translator: SpeechTranslator, strategy: str, repeats: int) -> dict[str, Any]:
@@ -275,17 +362,6 @@ def _paper_row(network: DASpeech, s2ut: ArDecoder, length: float, beams: int, re
         "greedy": asdict(paired(parallel, greedy, repeats, target)),
         f"beam {beams}": asdict(paired(parallel, beam, repeats, target)),
     }
-
-
-def _encoded(network: DASpeech, sounds: Sequence[Tensor], seconds: float, device: torch.device) -> tuple[Tensor, ...]:
-    """Encoder states (1, S, d) of `seconds` of joined recordings, the number of states (1,), and of frames (1,)."""
-    count = round(seconds * audio.SAMPLE_RATE)
-    joined = torch.cat(list(sounds))
-    joined = joined.repeat(-(-count // len(joined)))[:count]
-    features = audio.fbank(joined)[None].to(device)
-    frames = torch.tensor([features.shape[1]], device=device)
-    states, sizes = network.encode(features, frames)
-    return states, sizes, frames
 
 
 def gate(decoder: ArDecoder, states: Tensor, sizes: Tensor, min_length: int = 0) -> None:

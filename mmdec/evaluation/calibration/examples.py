@@ -10,19 +10,24 @@ import numpy as np
 
 from mmdec.audio import SAMPLE_RATE, load_audio
 from mmdec.pipelines.confidence import Evidence
-from mmdec.training.metrics.text import normalise_words
+from mmdec.training.metrics.text import normalise_words, sentence_chrf
 from mmdec.training.metrics.word_errors import word_edits
 
 LEVELS = (None, 20.0, 10.0, 5.0, 0.0)  # dB of speech over noise; None: as recorded
 SEEDS = {"dev": 1, "test": 2}  # of noise and nonsense, by split
 NONSENSE = ("white noise", "hum", "tones", "chirps", "other language")
+# What a translator's confidence is fitted to, and other kinds that it is proved on.
+NO_SPEECH = {"dev": ("white noise", "hum", "tones"), "test": ("rumble", "chirps", "chords", "clicks", "silence")}
+BACKWARDS = 8  # of the recordings one is heard backwards, too
+WRONG, RIGHT = 45.0, 70.0  # chrF of a sentence: up to, and from
 EMPTY = ("one colour", "white noise", "gradient", "blurred noise")  # pictures that show nothing
 SIDE = 128  # pixels of these
 
 
 @dataclass(frozen=True)
 class Example:
-    """One output. right: the share of its words or claims that are right; 0 for nonsense, whatever was said."""
+    """One output. right: the share of its words or claims that are right, or its `rightness`; 0 for nonsense, whatever
+    was said. evidence: empty where nothing was said."""
 
     evidence: Evidence
     right: float
@@ -43,6 +48,11 @@ def words_right(text: str, references: Sequence[str]) -> float:
     return best
 
 
+def rightness(text: str, references: Sequence[str]) -> float:
+    """0 for a translation that is wrong (chrF of at most 45), 1 for a right one (at least 70), a share between."""
+    return min(max((sentence_chrf(text, references) - WRONG) / (RIGHT - WRONG), 0.0), 1.0)
+
+
 def noisy(samples: np.ndarray, level: float | None, draw: np.random.Generator) -> np.ndarray:
     """Speech with noise `level` dB below it: white, or of falling spectrum."""
     if level is None:
@@ -59,20 +69,34 @@ def noisy(samples: np.ndarray, level: float | None, draw: np.random.Generator) -
 def nonsense(kind: str, draw: np.random.Generator) -> np.ndarray:
     """Sound that is no speech, 1 to 5 seconds at 16 kHz."""
     size = int(draw.uniform(1, 5) * SAMPLE_RATE)
-    time = np.arange(size) / SAMPLE_RATE
-    if kind == "white noise":
-        sound = draw.normal(size=size)
-    elif kind == "hum":
-        sound = sum(np.sin(2 * np.pi * draw.choice((50, 60)) * n * time) / n for n in range(1, 8)) + 0.1 * draw.normal(
-            size=size
-        )
-    elif kind == "tones":
-        notes = draw.uniform(200, 2000, size=int(draw.integers(2, 12)))
-        sound = np.sin(2 * np.pi * np.repeat(notes, -(-size // len(notes)))[:size] * time)
-    else:
-        sound = np.sin(2 * np.pi * (200 + draw.uniform(100, 900) * time) * time) * (np.sin(2 * np.pi * 3 * time) > -0.3)
-    sound = np.asarray(sound) * draw.uniform(0.02, 0.5)
+    sound = _no_speech(kind, size, draw) * draw.uniform(0.02, 0.5)
     return (sound / max(1.0, float(np.abs(sound).max()))).astype(np.float32)
+
+
+def _no_speech(kind: str, size: int, draw: np.random.Generator) -> np.ndarray:
+    time = np.arange(size) / SAMPLE_RATE
+    if kind == "silence":  # of a quiet room
+        return 1e-3 * draw.normal(size=size)
+    if kind == "white noise":
+        return draw.normal(size=size)
+    if kind == "rumble":
+        return np.convolve(np.cumsum(draw.normal(size=size)), [1, -0.999])[:size]
+    if kind == "clicks":
+        return (draw.random(size) < 1e-3) * draw.normal(size=size)
+    if kind == "hum":
+        waves = [np.sin(2 * np.pi * draw.choice((50, 60)) * n * time) / n for n in range(1, 8)]
+        return sum(waves, 0.1 * draw.normal(size=size))
+    if kind == "tones":
+        notes = draw.uniform(200, 2000, size=int(draw.integers(2, 12)))
+        return np.sin(2 * np.pi * np.repeat(notes, -(-size // len(notes)))[:size] * time)
+    if kind == "chords":  # three notes at a time with harmonics that die away, four beats a second
+        beats = -(-size * 4 // SAMPLE_RATE)
+        notes = 220 * 2 ** (draw.integers(0, 24, (3, beats)) / 12)
+        held = np.repeat(notes, SAMPLE_RATE // 4, axis=1)[:, :size]
+        waves = [np.sin(2 * np.pi * n * held * time).sum(0) / n for n in range(1, 5)]
+        return sum(waves, np.zeros(size)) * np.exp(-6 * (time % 0.25)) / 3
+    sweep = np.sin(2 * np.pi * (200 + draw.uniform(100, 900) * time) * time)
+    return sweep * (np.sin(2 * np.pi * 3 * time) > -0.3)
 
 
 def empty_picture(kind: str, draw: np.random.Generator) -> np.ndarray:
@@ -116,4 +140,33 @@ def sounds(own: Sequence[tuple[Path, tuple[str, ...]]], other: Sequence[Path], s
         foreign = kind == "other language"
         samples = load_audio(other[index % len(other)]).numpy() if foreign else nonsense(kind, draw)
         recordings.append(Sound(samples, (), kind))
+    return recordings
+
+
+def translator_sounds(
+    own: Sequence[tuple[Path, tuple[str, ...]]],
+    unseen: Sequence[tuple[Path, tuple[str, ...], str]],
+    other: Sequence[tuple[Path, str]],
+    split: str,
+) -> list[Sound]:
+    """What a translator of French is asked: speech, each recording at one level of noise, and what is no French speech.
+
+    own: recordings and their translations. unseen: the same, and what they are; as they are recorded. other: speech of
+    other languages, and what it is. split: "dev", for the fit, or "test", with other kinds of nonsense.
+    """
+    draw = np.random.default_rng(SEEDS[split])
+    recordings = []
+    for index, (path, references) in enumerate(own):
+        level = LEVELS[index % len(LEVELS)]
+        kind = "speech" if level is None else f"speech at {level:g} dB"
+        samples = load_audio(path).numpy()
+        recordings.append(Sound(noisy(samples, level, draw), references, kind))
+        if split == "test" and index % BACKWARDS == 0:
+            recordings.append(Sound(samples[::-1].copy(), (), "backwards"))
+    recordings += [Sound(load_audio(path).numpy(), references, f"speech: {what}") for path, references, what in unseen]
+    recordings += [Sound(load_audio(path).numpy(), (), f"other language: {what}") for path, what in other]
+    kinds = NO_SPEECH[split]
+    for index in range(len(own) // 4):
+        kind = kinds[index % len(kinds)]
+        recordings.append(Sound(nonsense(kind, draw), (), kind))
     return recordings

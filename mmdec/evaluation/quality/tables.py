@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mmdec.evaluation.bench.tables import FIRST, machine
 
-TOGETHER = 2  # strategies side by side: more do not fit
+TOGETHER = 2  # systems side by side: more do not fit
 LABEL = 30  # columns of a label, which may be folded; figures are not
 
 
@@ -27,24 +27,29 @@ def grid_of(*names: str) -> Table:
 
 
 def table(report: dict[str, Any]) -> RenderableType:
-    """A report of `evaluate_speech`: a column for each strategy, two of them side by side."""
-    names = [*report["strategies"]]
-    shown = [label for label, show in _LINES if any(show(scores) != "-" for scores in report["strategies"].values())]
+    """A report of `evaluate_speech`: a column for each system, two of them side by side."""
+    names = [*report["systems"]]
+    shown = [label for label, show in _LINES if any(show(scores) != "-" for scores in report["systems"].values())]
     grids = []
     for start in range(0, len(names), TOGETHER):
         some = names[start : start + TOGETHER]
         grid = grid_of(*some)
         for label, show in _LINES:
             if label in shown:
-                grid.add_row(label, *(show(report["strategies"][name]) for name in some))
+                grid.add_row(label, *(show(report["systems"][name]) for name in some))
         grids.append(grid)
     title = f"{report['model']} on {report['split']}, n = {report['n']}"
     return Group(Text(title), *grids, Text("\n".join(_speech_notes(report))))
 
 
 def _speech_notes(report: dict[str, Any]) -> list[str]:
-    strategies = report["strategies"]
-    notes = [f"BLEU {next(iter(strategies.values()))['bleu']['signature']}"]
+    systems = report["systems"]
+    first, scores = next(iter(systems.items()))
+    notes = [f"BLEU {scores['bleu']['signature']}"]
+    if len(systems) > 1:
+        notes.append(f"p: of the paired bootstrap against {first}")
+    if "recogniser" in report:
+        notes.append("ASR-BLEU: {name}; {normalisation}".format(**report["recogniser"]))
     if "recordings" in report:
         recordings = report["recordings"]
         notes.append(
@@ -101,9 +106,24 @@ def _percent(key: str) -> Callable[[dict[str, Any]], str]:
 
 def _points(key: str) -> Callable[[dict[str, Any]], str]:
     def show(scores: dict[str, Any]) -> str:
-        entry = scores.get(key)
-        value = entry["value"] if isinstance(entry, dict) else entry
+        value = scores.get(key)
         return "-" if value is None else f"{value:.1f}"
+
+    return show
+
+
+def _points_between(key: str) -> Callable[[dict[str, Any]], str]:
+    def show(scores: dict[str, Any]) -> str:
+        entry = scores.get(key)
+        return "-" if entry is None else f"{entry['value']:.1f} [{entry['low']:.1f}, {entry['high']:.1f}]"
+
+    return show
+
+
+def _chance(key: str) -> Callable[[dict[str, Any]], str]:
+    def show(scores: dict[str, Any]) -> str:
+        entry = scores.get(key)
+        return "-" if entry is None or entry["p"] is None else f"{entry['p']:.3f}"
 
     return show
 
@@ -132,13 +152,17 @@ _LINES: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("  of sentences with several references", _percent("exact_several_renderings")),
     ("phone error rate, %, against the reference recording", _percent("phone_error_rate")),
     ("  against the nearest reference", _percent("phone_error_rate_nearest")),
-    ("BLEU, all references", _points("bleu")),
-    ("chrF, all references", _points("chrf")),
+    ("BLEU, all references [95 %]", _points_between("bleu")),
+    ("  p", _chance("bleu")),
+    ("chrF, all references [95 %]", _points_between("chrf")),
+    ("  p", _chance("chrf")),
     ("numbers, times and prices right, %", _number("all")),
     ("  numbers", _number("numbers")),
     ("  times", _number("times")),
     ("  prices", _number("prices")),
-    ("ASR-BLEU", _points("asr_bleu")),
+    ("ASR-BLEU [95 %]", _points_between("asr_bleu")),
+    ("  p", _chance("asr_bleu")),
+    ("ASR-chrF [95 %]", _points_between("asr_chrf")),
     ("  over that of the reference recordings, %", _percent("asr_bleu_ratio")),
     ("  shuffled", _points("asr_bleu_shuffled")),
     ("refused recordings", lambda scores: str(len(scores["refused"])) if scores["refused"] else "-"),

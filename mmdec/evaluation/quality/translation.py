@@ -1,41 +1,42 @@
-"""Scores a speech translator on a split: text, phones, numbers, ASR-BLEU, latency.
+"""Scores speech translators on a split: text, phones, numbers, ASR-BLEU, latency.
 
-`mmdec.translate_speech` is scored and timed. `tables.table(report)` prints the report. The corpus has the layout of
-CVSS and Common Voice: pass `common_voice` and `cvss` if they are not `corpus`/cv/fr and `corpus`/cvss_c. Tables of
-several references and of alignments are used if the corpus has them.
+What is scored is a `Systems`: our strategies, which are `mmdec.translate_speech`, and others beside them (see
+`judge_transcription.py`). All run in turn on each recording of a `SpeechCorpus`, which is read from CVSS with Common
+Voice, or from a manifest of recordings whose translations lie in folders of pairs. `tables.table(report)` prints the
+report.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from mmdec.checks.arguments import check_threads
 from mmdec.runtime import Log, no_log
 from mmdec.training.corpora.admission import Admission
-from mmdec.training.corpora.cvss import SpeechPair, corpus_lexicon, read_pairs
-from mmdec.training.corpora.text_files import evenly_spaced
+from mmdec.training.corpora.cvss import corpus_lexicon, read_pairs
+from mmdec.training.corpora.librispeech import read_utterances
+from mmdec.training.corpora.text_files import evenly_spaced, read_table
+from mmdec.training.corpora.text_pairs import references_of
 from mmdec.training.metrics import text as metrics
-from mmdec.training.metrics.recogniser import SAMPLE_RATE
+from mmdec.training.metrics.recogniser import SAMPLE_RATE, Recogniser
 from mmdec.types import InputError
 
 if TYPE_CHECKING:
     from mmdec.pipelines.translation.translator import SpeechTranslator
-from collections.abc import Mapping
 
-from mmdec.training.corpora.text_files import read_table
-from mmdec.training.metrics.recogniser import Recogniser
-from mmdec.training.metrics.text import Lexicon
 
 COMPARED = ("lookahead", "autoregressive", "verified")  # the translator's STRATEGIES that are scored by default
 NOISES = 32  # utterances replaced by white noise
 NOISE_LEVEL = 0.1  # of full scale
+NORMALISATION = "lower case, no punctuation, numbers in words, on both sides"  # of ASR-BLEU
 
 
 class Spoken(Protocol):
@@ -44,7 +45,7 @@ class Spoken(Protocol):
     @property
     def text(self) -> str: ...
     @property
-    def audio(self) -> np.ndarray: ...  # (T,)
+    def audio(self) -> np.ndarray | None: ...  # (T,); None: the system writes alone
     @property
     def sample_rate(self) -> int: ...
     @property
@@ -53,99 +54,225 @@ class Spoken(Protocol):
     def timings(self) -> dict[str, float]: ...  # seconds of each stage
 
 
-Translator = Callable[[Path, str], Spoken]  # (recording, strategy)
+class English(Protocol):
+    """A recogniser of English."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def unknown(self) -> tuple[str, ...]: ...  # words that it cannot write
+    def transcribe(self, samples: np.ndarray) -> str: ...  # (T,) of 16 kHz
+
+
+System = Callable[[Path], Spoken]  # of a recording
+
+
+@dataclass(frozen=True)
+class Systems:
+    """What is compared, by name. The others are tested against the first."""
+
+    name: str  # of the model
+    runs: Mapping[str, System]
+    machine: Mapping[str, Any]  # provenance
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise InputError("`strategies` must name at least one strategy, but is empty. Use lookahead.")
+
+    def beside(self, others: Mapping[str, System]) -> Systems:
+        """These and others."""
+        return Systems(self.name, {**self.runs, **others}, self.machine)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One recording that is translated."""
+
+    clip: Path
+    references: tuple[str, ...]  # every accepted translation
+    units: tuple[str, ...] = ()  # phones of the recorded translation
+    recording: Path | None = None  # the translation, spoken
+    translation: str = ""  # what that says
+
+
+@dataclass(frozen=True)
+class SpeechCorpus:
+    """What is translated. lexicon, training: pronunciations of English, and the table of training text."""
+
+    split: str
+    rows: tuple[Source, ...]
+    skipped: Mapping[str, Sequence[str]] = field(default_factory=lambda: {})  # why -> rows
+    lexicon: metrics.Lexicon | None = None
+    training: Path | None = None
+
+    def recogniser(self, log: Log = no_log) -> Recogniser:
+        """A recogniser of the words in the training text. Raises InputError if there is no training text."""
+        if self.training is None or not self.training.is_file():
+            raise InputError(
+                f"`asr` must have the training text, but '{self.training}' does not exist. Pass asr=False to do "
+                "without, or name a `judge`."
+            )
+        log("preparing the recogniser")
+        return Recogniser((line[1] for _, line in read_table(self.training) if len(line) > 1), self.lexicon or {})
+
+
+def cvss_corpus(
+    split: str = "test",
+    corpus: str | os.PathLike[str] = "data/corpus",
+    *,
+    common_voice: str | os.PathLike[str] | None = None,
+    cvss: str | os.PathLike[str] | None = None,
+    allow_absolute_paths: bool = False,
+    limit: int | None = None,
+) -> SpeechCorpus:
+    """A split in the layout of CVSS and Common Voice.
+
+    corpus: holds cv/fr and cvss_c, unless `common_voice` and `cvss` say where they are; its tables of several
+        references, alignments and lexicon are used if it has them.
+    allow_absolute_paths: see `Admission`.
+    limit: take this many utterances, evenly spaced.
+    Raises: InputError.
+    """
+    _check_limit(limit)
+    root = Path(corpus)
+    target = Path(cvss) if cvss is not None else root / "cvss_c"
+    source = Path(common_voice) if common_voice is not None else root / "cv" / "fr"
+    usable, skipped = read_pairs(source, target, split, scoring=True, admission=Admission(allow_absolute_paths))
+    rows = tuple(
+        Source(row.clip, row.references, tuple(row.units), row.recording, row.translation)
+        for row in evenly_spaced(usable, limit)
+    )
+    return SpeechCorpus(split, rows, skipped.names, corpus_lexicon(root), target / "train.tsv")
+
+
+def manifest_corpus(
+    split: str,
+    manifest: str | os.PathLike[str],
+    text: Sequence[str | os.PathLike[str]],
+    *,
+    allow_absolute_paths: bool = False,
+    limit: int | None = None,
+) -> SpeechCorpus:
+    """A split of a manifest of recordings (`path`, `split`, `text`), as data/build/natural_french.py writes it.
+
+    text: folders of {train,dev,test}.tsv (name, group, sentence, translations). The stem of a recording is its folder's
+        name, a hyphen and its sentence's name; recordings of other folders are left out.
+    Raises: InputError, also for a recording whose folder lacks its translations.
+    """
+    _check_limit(limit)
+    folders = [Path(folder) for folder in text]
+    names = tuple(f"{folder.resolve().name}-" for folder in folders)
+    utterances = read_utterances(os.fspath(manifest), split, Admission(allow_absolute_paths))
+    chosen = evenly_spaced([row for row in utterances if row.path.stem.startswith(names)], limit)
+    if not chosen:
+        raise InputError(
+            f"`text` must name the folders of pairs that were read aloud, but no recording of '{manifest}' begins with "
+            f"{' or '.join(names) or 'one, for there is none'}. Its first is '{utterances[0].path.stem}'."
+        )
+    references = references_of([row.path.stem for row in chosen], folders, split)
+    rows = tuple(Source(row.path, accepted) for row, accepted in zip(chosen, references, strict=True))
+    return SpeechCorpus(split, rows)
+
+
+def evaluate_speech(
+    corpus: SpeechCorpus, systems: Systems, judge: English | None = None, log: Log = no_log
+) -> dict[str, Any]:
+    """Score speech translators; a JSON-ready report.
+
+    judge: hears what they say, for ASR-BLEU. log: gets lines of progress. The systems run in turn on each recording,
+    after one warm-up each. A recording that is refused counts as an empty translation and is named. Intervals and tests
+    against the first system are of a bootstrap over sentences. Raises InputError.
+    """
+    rows = corpus.rows
+    outputs = _translate_all(systems.runs, rows, log)
+    seconds = [_seconds(row.clip) for row in rows]
+    compared = metrics.paired_scores(
+        {name: [output.text for output in said] for name, said in outputs.items()}, [row.references for row in rows]
+    )
+    report: dict[str, Any] = {
+        "model": systems.name,
+        "split": corpus.split,
+        "n": len(rows),
+        "skipped_rows": dict(corpus.skipped),
+        "source_seconds": sum(seconds),
+        "hardware": dict(systems.machine),
+        "systems": {
+            name: {**compared[name], **_text_scores(rows, said, corpus.lexicon), **_speed(said, seconds)}
+            for name, said in outputs.items()
+        },
+        "texts": [
+            {
+                "recording": row.clip.name,
+                "references": list(row.references),
+                **{name: said[place].text for name, said in outputs.items()},
+            }
+            for place, row in enumerate(rows)
+        ],
+    }
+    if judge is not None:
+        add_asr_bleu(report, judge, rows, outputs, log)
+    return report
 
 
 @dataclass(frozen=True)
 class Output:
-    """One strategy's translation of one utterance, which is empty if the recording was refused."""
+    """One system's translation of one utterance, which is empty if the recording was refused."""
 
     text: str
     units: tuple[str, ...]
-    audio: np.ndarray  # (T,) 16 kHz
+    audio: np.ndarray | None  # (T,) 16 kHz
     timings: dict[str, float]
     seconds: float  # wall clock, from the file to samples
     error: str = ""
 
 
-@final
-@dataclass(frozen=True)
-class SpeechScoring:
-    """How `evaluate_speech`, which says what each option means, scores a model."""
-
-    common_voice: str | os.PathLike[str] | None = None
-    cvss: str | os.PathLike[str] | None = None
-    allow_absolute_paths: bool = False
-    limit: int | None = None
-    asr: bool = True
-    device: str | None = None
-    threads: int = 2
-    translator: Translator | None = None
-    log: Log = no_log
-
-
-def evaluate_speech(
-    split: str = "test",
-    corpus: str | os.PathLike[str] = "data/corpus",
+def own_systems(
     model: str | os.PathLike[str] | None = None,
-    strategies: Sequence[str] = COMPARED,
-    **options: Any,
-) -> dict[str, Any]:
-    """Score a speech translator; a JSON-ready report.
+    strategies: Sequence[str] | None = None,
+    device: str | None = None,
+    threads: int = 2,
+) -> Systems:
+    """A translator of ours through the public call, a system for each strategy.
 
-    allow_absolute_paths: see `Admission`. limit: use this many utterances, evenly spaced. asr: compute ASR-BLEU, too.
-    translator: replaces the model. log: gets lines of progress. The strategies run in turn on each recording, after one
-    warm-up each. A recording that is refused counts as an empty translation and is named. Raises InputError.
+    model: None for the shipped one. strategies: None for `COMPARED`, or, without a graph, the one that there is.
+    Raises: InputError.
     """
-    how = SpeechScoring(**options)
-    if how.limit is not None and how.limit < 1:
-        raise InputError(f"`limit` must be at least 1, but is {how.limit}. Leave it out for the whole split.")
-    check_threads(how.threads)
-    if not strategies:
-        raise InputError("`strategies` must name at least one strategy, but is empty. Use lookahead.")
-    root = Path(corpus)
-    target = Path(how.cvss) if how.cvss is not None else root / "cvss_c"
-    source = Path(how.common_voice) if how.common_voice is not None else root / "cv" / "fr"
-    usable, skipped = read_pairs(source, target, split, scoring=True, admission=Admission(how.allow_absolute_paths))
-    rows = evenly_spaced(usable, how.limit)
-    lexicon = corpus_lexicon(root)
-    recogniser = build_recogniser(target, lexicon, how.log) if how.asr else None
-    if how.translator is not None:
-        name, run, machine = "injected", how.translator, _machine(None, how.threads)
-    else:
-        name, run, machine = _translator(model, strategies, how.device, how.threads)
-    outputs = _translate_all(run, rows, strategies, how.log)
-    seconds = [_seconds(row.clip) for row in rows]
-    report: dict[str, Any] = {
-        "model": name,
-        "split": split,
-        "n": len(rows),
-        "skipped_rows": skipped.names,
-        "source_seconds": sum(seconds),
-        "hardware": machine,
-        "strategies": {
-            strategy: {**_text_scores(rows, outputs[strategy], lexicon), **_speed(outputs[strategy], seconds)}
-            for strategy in strategies
-        },
+    from mmdec.hub import DEFAULT_MODEL
+    from mmdec.pipelines.translation.load import load
+    from mmdec.pipelines.translation.translate import translate_speech
+
+    check_threads(threads)
+    loaded = load(DEFAULT_MODEL if model is None else model, device)
+    if strategies is None:
+        strategies = ("autoregressive",) if loaded.model.decoder is None else COMPARED
+    for strategy in strategies:
+        loaded.checked(strategy)
+    runs = {
+        strategy: partial(translate_speech, model=loaded, strategy=strategy, threads=threads) for strategy in strategies
     }
-    if recogniser is not None:
-        add_asr_bleu(report, recogniser, rows, outputs, how.log)
-    return report
+    return Systems(loaded.name, runs, _machine(loaded, threads))
 
 
-def _text_scores(
-    rows: Sequence[SpeechPair], outputs: Sequence[Output], lexicon: metrics.Lexicon | None
-) -> dict[str, Any]:
+def _machine(translator: SpeechTranslator, threads: int) -> dict[str, Any]:
+    from mmdec.provenance import hardware
+    from mmdec.runtime import dtype_of
+
+    return hardware(device=translator.device, dtype=dtype_of(translator.model), batch=1, threads=threads)
+
+
+def _check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise InputError(f"`limit` must be at least 1, but is {limit}. Leave it out for the whole split.")
+
+
+def _text_scores(rows: Sequence[Source], outputs: Sequence[Output], lexicon: metrics.Lexicon | None) -> dict[str, Any]:
     texts, references = [output.text for output in outputs], [row.references for row in rows]
     right = metrics.exact(texts, references)
     several = [len({metrics.normalise(text) for text in accepted}) > 1 for accepted in references]
-    bleu, chrf = metrics.bleu(texts, references), metrics.chrf(texts, references)
     scores: dict[str, Any] = {
         "exact": metrics.Rate(sum(right), len(right)).summary(),
         "exact_one_rendering": _share(right, [not flag for flag in several]),
         "exact_several_renderings": _share(right, several),
-        "bleu": {"value": bleu.value, "signature": bleu.signature},
-        "chrf": {"value": chrf.value, "signature": chrf.signature},
         "number_accuracy": {kind: rate.summary() for kind, rate in metrics.number_accuracy(texts, references).items()},
         "phone_error_rate": None,
         "phone_error_rate_nearest": None,
@@ -163,7 +290,7 @@ def _text_scores(
     return scores
 
 
-def _nearest(pairs: Sequence[tuple[Sequence[str], SpeechPair]], lexicon: metrics.Lexicon) -> dict[str, Any]:
+def _nearest(pairs: Sequence[tuple[Sequence[str], Source]], lexicon: metrics.Lexicon) -> dict[str, Any]:
     """Phone errors against the recording or, if fewer, against the nearest reference as the lexicon pronounces it."""
     errors = sum(metrics.nearest_phone_errors(units, row.units, row.references, lexicon) for units, row in pairs)
     return {
@@ -195,62 +322,31 @@ def _speed(outputs: Sequence[Output], seconds: Sequence[float]) -> dict[str, Any
     }
 
 
-def _translate_all(
-    run: Translator, rows: Sequence[SpeechPair], strategies: Sequence[str], log: Log
-) -> dict[str, list[Output]]:
-    outputs: dict[str, list[Output]] = {strategy: [] for strategy in strategies}
-    for strategy in strategies:
-        _translate(run, rows[0].clip, strategy)  # the first call includes lazy set-up
+def _translate_all(systems: Mapping[str, System], rows: Sequence[Source], log: Log) -> dict[str, list[Output]]:
+    outputs: dict[str, list[Output]] = {name: [] for name in systems}
+    for system in systems.values():
+        _translate(system, rows[0].clip)  # the first call includes lazy set-up
     for count, row in enumerate(rows, 1):
-        for strategy in strategies:
-            outputs[strategy].append(_translate(run, row.clip, strategy))
+        for name, system in systems.items():
+            outputs[name].append(_translate(system, row.clip))
         if count % 50 == 0 or count == len(rows):
             log(f"translated {count} of {len(rows)}")
     return outputs
 
 
-def _translate(run: Translator, clip: Path, strategy: str) -> Output:
-    from mmdec.decode.watch import Stopwatch  # imports torch
+def _translate(system: System, clip: Path) -> Output:
+    from mmdec.decode.watch import Stopwatch
 
     stopwatch = Stopwatch()  # results come back on the CPU: no device to wait for
     try:
-        spoken = run(clip, strategy)
+        spoken = system(clip)
     except InputError as error:
         return Output("", (), np.zeros(0, np.float32), {}, stopwatch.lap(), str(error))
     seconds = stopwatch.lap()
     samples = spoken.audio
-    if spoken.sample_rate != SAMPLE_RATE:
+    if samples is not None and spoken.sample_rate != SAMPLE_RATE:
         samples = _resampled(samples, spoken.sample_rate)
     return Output(spoken.text, tuple(spoken.units), samples, dict(spoken.timings), seconds)
-
-
-def _translator(
-    model: str | os.PathLike[str] | None, strategies: Sequence[str], device: str | None, threads: int
-) -> tuple[str, Translator, dict[str, Any]]:
-    """The model's name, the public call with it, and provenance."""
-    from mmdec.hub import DEFAULT_MODEL
-    from mmdec.pipelines.translation.load import load
-    from mmdec.pipelines.translation.translate import translate_speech
-    from mmdec.pipelines.translation.translator import check_strategy
-
-    for strategy in strategies:
-        check_strategy(strategy)
-    loaded = load(DEFAULT_MODEL if model is None else model, device)
-
-    def run(clip: Path, strategy: str) -> Spoken:
-        return translate_speech(clip, model=loaded, strategy=strategy, threads=threads)
-
-    return loaded.name, run, _machine(loaded, threads)
-
-
-def _machine(translator: SpeechTranslator | None, threads: int) -> dict[str, Any]:
-    """Provenance; without a model, device and dtype are None."""
-    from mmdec.provenance import hardware
-    from mmdec.runtime import dtype_of
-
-    if translator is None:
-        return hardware(device=None, dtype=None, batch=1, threads=threads)
-    return hardware(device=translator.device, dtype=dtype_of(translator.model), batch=1, threads=threads)
 
 
 def _resampled(samples: np.ndarray, rate: int) -> np.ndarray:
@@ -270,49 +366,69 @@ def _seconds(path: Path) -> float:
 
 
 class HasAudio(Protocol):
-    """A translation with samples (T,) of 16 kHz."""
+    """A translation with samples (T,) of 16 kHz; None: it was not spoken."""
 
     @property
-    def audio(self) -> np.ndarray: ...
-
-
-def build_recogniser(cvss: Path, lexicon: Lexicon | None, log: Log) -> Recogniser:
-    """A recogniser of the words in the training text. Raises InputError if there is no training text."""
-    training = cvss / "train.tsv"
-    if not training.is_file():
-        raise InputError(
-            f"`asr` must have the training text, but '{training}' does not exist. Pass asr=False to do without."
-        )
-    log("preparing the recogniser")
-    return Recogniser((line[1] for _, line in read_table(training) if len(line) > 1), lexicon or {})
+    def audio(self) -> np.ndarray | None: ...
 
 
 def add_asr_bleu(
     report: dict[str, Any],
-    recogniser: Recogniser,
-    rows: Sequence[SpeechPair],
+    judge: English,
+    rows: Sequence[Source],
     outputs: Mapping[str, Sequence[HasAudio]],
     log: Log,
 ) -> None:
-    """ASR-BLEU of each strategy, of the reference recordings, of shuffled speech and of noise."""
+    """ASR-BLEU and ASR-chrF of each system that speaks, and of shuffled speech; of the reference recordings and of
+    noise, if the corpus has recordings."""
     references = [row.references for row in rows]
+    report["recogniser"] = {"name": judge.name, "normalisation": NORMALISATION}
+    best = _add_recordings(report, judge, rows, log)
+    heard: dict[str, list[str]] = {}
+    known: dict[bytes, str] = {b"": ""}  # the same sound of two systems is heard once
+    for name, said in outputs.items():
+        sounds = [output.audio for output in said]
+        if any(sound is not None and len(sound) for sound in sounds):
+            log(f"recognising the translations by {name}")
+            heard[name] = []
+            for sound in sounds:
+                key = b"" if sound is None else sound.tobytes()
+                if key not in known and sound is not None:
+                    known[key] = judge.transcribe(sound)
+                heard[name].append(known[key])
+    if not heard:
+        return
+    alike = {name: metrics.heard_alike(transcripts, references) for name, transcripts in heard.items()}
+    compared = metrics.paired_scores(
+        {name: texts for name, (texts, _) in alike.items()}, next(accepted for _, accepted in alike.values())
+    )
+    for name, transcripts in heard.items():
+        scores = report["systems"][name]
+        scores["asr_bleu"], scores["asr_chrf"] = compared[name]["bleu"], compared[name]["chrf"]
+        scores["asr_bleu_ratio"] = scores["asr_bleu"]["value"] / best if best else None
+        scores["asr_bleu_shuffled"] = _shuffled_score(transcripts, references)
+        for row, transcript in zip(report["texts"], transcripts, strict=True):
+            row[f"{name}, heard"] = transcript
+
+
+def _add_recordings(report: dict[str, Any], judge: English, rows: Sequence[Source], log: Log) -> float | None:
+    """What the judge makes of the reference recordings; their ASR-BLEU, None if there are none."""
+    recordings = [row.recording for row in rows if row.recording is not None]
+    if len(recordings) < len(rows):
+        return None
     log("recognising the reference recordings")
-    transcripts = [recogniser.transcribe(read_samples(row.recording)) for row in rows]
+    references = [row.references for row in rows]
+    transcripts = [judge.transcribe(read_samples(path)) for path in recordings]
     best = metrics.asr_bleu(transcripts, references)
     report["recordings"] = {
         "asr_bleu": best.value,
         "signature": best.signature,
-        "words_unknown_to_judge": list(recogniser.unknown),
+        "words_unknown_to_judge": list(judge.unknown),
         "judge_word_error_rate": metrics.word_error_rate(transcripts, [row.translation for row in rows]),
         "asr_bleu_shuffled": _shuffled_score(transcripts, references),
     }
-    report["asr_bleu_noise"] = _noise_score(recogniser, rows)
-    for strategy, scores in report["strategies"].items():
-        log(f"recognising the translations by {strategy}")
-        transcripts = [recogniser.transcribe(output.audio) for output in outputs[strategy]]
-        scores["asr_bleu"] = metrics.asr_bleu(transcripts, references).value
-        scores["asr_bleu_ratio"] = scores["asr_bleu"] / best.value if best.value else None
-        scores["asr_bleu_shuffled"] = _shuffled_score(transcripts, references)
+    report["asr_bleu_noise"] = _noise_score(judge, recordings[:NOISES], references[:NOISES])
+    return best.value
 
 
 def _shuffled_score(transcripts: Sequence[str], references: Sequence[Sequence[str]]) -> float | None:
@@ -326,12 +442,11 @@ def shuffled(items: Sequence[str]) -> list[str]:
     return [*items[half:], *items[:half]]
 
 
-def _noise_score(recogniser: Recogniser, rows: Sequence[SpeechPair]) -> float:
+def _noise_score(judge: English, recordings: Sequence[Path], references: Sequence[Sequence[str]]) -> float:
     """ASR-BLEU of white noise, as long as the reference recordings."""
-    rows = rows[:NOISES]
     generator = np.random.default_rng(0)
-    noises = [NOISE_LEVEL * generator.standard_normal(len(read_samples(row.recording))) for row in rows]
-    return metrics.asr_bleu([recogniser.transcribe(noise) for noise in noises], [row.references for row in rows]).value
+    noises = [NOISE_LEVEL * generator.standard_normal(len(read_samples(path))) for path in recordings]
+    return metrics.asr_bleu([judge.transcribe(noise) for noise in noises], references).value
 
 
 def read_samples(path: Path) -> np.ndarray:

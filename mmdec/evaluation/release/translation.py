@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mmdec.evaluation.quality.translation import evaluate_speech
+from mmdec.evaluation.quality.translation import cvss_corpus, evaluate_speech, own_systems
 from mmdec.evaluation.release.promotable import Card, Promotable, Report, Setting, percent, rate_cell, split_cell
 from mmdec.types import InputError
 
@@ -13,23 +13,14 @@ STRATEGIES = ("lookahead", "autoregressive")
 
 
 def measure(model: Path, split: str, setting: Setting) -> Report:
-    return evaluate_speech(
-        split,
-        setting.corpus,
-        model,
-        STRATEGIES,
-        limit=setting.limit,
-        asr=False,
-        device="cpu",
-        threads=setting.threads,
-    )
+    corpus = cvss_corpus(split, setting.corpus, limit=setting.limit)
+    report = evaluate_speech(corpus, own_systems(model, STRATEGIES, "cpu", setting.threads))
+    return {name: entry for name, entry in report.items() if name != "texts"}  # figures alone go with a model
 
 
 def score(report: Report) -> tuple[float, ...]:
     """The mean phone error rate of the strategies."""
-    rates = [
-        scores["phone_error_rate_nearest"] or scores["phone_error_rate"] for scores in report["strategies"].values()
-    ]
+    rates = [scores["phone_error_rate_nearest"] or scores["phone_error_rate"] for scores in report["systems"].values()]
     if not all(rates):
         raise InputError(f"`corpus` must have alignments of {report['split']}, but has none. Build it whole.")
     return (sum(rate["value"] for rate in rates) / len(rates),)
@@ -41,7 +32,7 @@ def table(reports: Sequence[Report]) -> list[str]:
         f"{percent((scores['phone_error_rate_nearest'] or scores['phone_error_rate'] or {}).get('value'))} | "
         f"{scores['bleu']['value']:.1f} |"
         for report in reports
-        for strategy, scores in report["strategies"].items()
+        for strategy, scores in report["systems"].items()
     ]
     head = "| split | decoding | n | exact sentences, any rendering | phone errors | BLEU |"
     return [head, "|---|---|---|---|---|---|", *rows]

@@ -41,6 +41,25 @@ def read_text_pairs(folder: str | Path, split: str) -> list[TextPair]:
     return pairs
 
 
+def references_of(names: Sequence[str], folders: Sequence[Path], split: str) -> list[tuple[str, ...]]:
+    """Every reference of each recording by its name: a folder's, a hyphen and a sentence's. Folders that no recording
+    names are not read. Raises InputError for one that no folder has."""
+    known = {
+        f"{prefix}{pair.name}": pair.references
+        for folder in folders
+        for prefix in (f"{folder.resolve().name}-",)
+        if any(name.startswith(prefix) for name in names)
+        for pair in read_text_pairs(folder, split)
+    }
+    lost = [name for name in names if name not in known]
+    if lost:
+        raise InputError(
+            f"`text` must hold the sentences of the corpus, but lacks '{lost[0]}', {len(lost)} in all. Name every "
+            "folder of pairs that was read aloud."
+        )
+    return [known[name] for name in names]
+
+
 def sentence_key(text: str) -> str:
     """What makes two sentences the same: lower case, no punctuation."""
     return " ".join(_MARK.sub("", text.lower()).split())

@@ -32,6 +32,8 @@ PEAK = 0.5  # of full scale; samples are scaled to it
 class Recogniser:
     """English speech to lower-case words. Needs the extra `mmdec[eval]`."""
 
+    name = "pocketsphinx"
+
     def __init__(self, sentences: Iterable[str], lexicon: Lexicon, *, settings: Mapping[str, float] = SETTINGS) -> None:
         """`lexicon`: lower-case word -> pronunciations, for words that pocketsphinx's dictionary lacks."""
         try:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from mmdec.phonetics.figures import read_figures
 from mmdec.phonetics.lexicon import PAUSE
 from mmdec.types import InputError
 
@@ -33,6 +34,7 @@ ORDINALS = (
 CLOCK = {"oclock", "noon", "midnight", "half", "quarter", "am", "pm"}
 MONEY = {"euro", "euros", "cent", "cents", "pound", "pounds", "dollar", "dollars", "franc", "francs", "percent"}
 SPOKEN_NUMBERS = {*CARDINALS.split(), *ORDINALS.split(), *CLOCK, *MONEY}
+DRAWS = 1000  # of the paired bootstrap
 INSIDE = {"and", "past", "to", "a", "minutes", "after", "before"}  # in a span only between two number words
 
 
@@ -197,10 +199,72 @@ def chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Scor
 
 
 def asr_bleu(transcripts: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
-    """BLEU of a recogniser's transcripts; both sides are normalised. Empty transcripts count as wrong."""
-    return bleu(
-        [normalise(text) for text in transcripts], [[normalise(text) for text in accepted] for accepted in references]
+    """BLEU of a recogniser's transcripts, both sides written `as_heard`. Empty transcripts count as wrong."""
+    return bleu(*heard_alike(transcripts, references))
+
+
+def heard_alike(
+    transcripts: Sequence[str], references: Sequence[Sequence[str]]
+) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Both sides `as_heard`."""
+    return [as_heard(text) for text in transcripts], [tuple(map(as_heard, accepted)) for accepted in references]
+
+
+def as_heard(text: str) -> str:
+    """A text as ASR-BLEU compares it: lower case, no punctuation, numbers in words: "At 7:30, Tom!" -> "at seven thirty
+    tom", read as the voice reads them.
+
+    So are CVSS's references written, with which DASpeech is judged. Source: Jia et al., "CVSS corpus and massively
+    multilingual speech-to-speech translation", 2022.
+    """
+    return normalise(read_figures(text))
+
+
+def paired_scores(
+    texts: Mapping[str, Sequence[str]], references: Sequence[Sequence[str]]
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """For each system its "bleu" and "chrf", JSON objects: value, low, high, p, signature.
+
+    texts: of each system, in the order of the references. low, high: the 95 % interval of a bootstrap over sentences.
+    p: of the paired bootstrap against the first system; None for that one. Texts are not normalised.
+    Source: Koehn, "Statistical significance tests for machine translation evaluation", 2004; sacrebleu's.
+    """
+    package = extra("sacrebleu")
+    columns: list[list[str | None]] = []
+    for hypotheses in texts.values():
+        columns = _columns(hypotheses, references)
+    named = {"bleu": package.BLEU(), "chrf": package.CHRF()}
+    test = extra("sacrebleu.significance").PairedTest(
+        [(name, list(hypotheses)) for name, hypotheses in texts.items()], named, columns, "bs", DRAWS
     )
+    signatures, found = test()
+    keys = {next(key for key in named if name.lower().startswith(key)): name for name in signatures}
+    return {
+        system: {
+            key: {
+                "value": float(result.score),
+                "low": max(float(result.mean - result.ci), 0.0),
+                "high": min(float(result.mean + result.ci), 100.0),
+                "p": _chance(result, found[name][0]),
+                "signature": str(signatures[name]),
+            }
+            for key, name in keys.items()
+            for result in (found[name][place],)
+        }
+        for place, system in enumerate(texts)
+    }
+
+
+def _chance(result: Any, first: Any) -> float | None:
+    """sacrebleu's p; 1 for the same score, where it counts no draw as a larger difference and says 0.001."""
+    if result.p_value is None:
+        return None
+    return 1.0 if result.score == first.score else float(result.p_value)
+
+
+def sentence_chrf(text: str, references: Sequence[str]) -> float:
+    """chrF of one sentence against the nearest reference, 0 to 100."""
+    return float(extra("sacrebleu").CHRF().sentence_score(text, list(references)).score)
 
 
 def real_time_factor(seconds_taken: Sequence[float], seconds_audio: Sequence[float]) -> float:
@@ -253,14 +317,17 @@ def _error_rate(hypotheses: Sequence[str], references: Sequence[str]) -> float:
 
 
 def _corpus_score(metric: Any, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
+    score = metric.corpus_score(list(hypotheses), _columns(hypotheses, references))
+    return Score(float(score.score), str(metric.get_signature()))
+
+
+def _columns(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[list[str | None]]:
+    """As sacrebleu takes them: a list for each rank of reference, with None for sentences with fewer references."""
     _check_aligned(hypotheses, references)
     if any(not accepted for accepted in references) or not references:
         raise InputError("`references` must hold at least one text for each sentence, but lack some. Leave them out.")
     most = max(len(accepted) for accepted in references)
-    # sacrebleu takes one list for each rank of reference, with None for sentences with fewer references
-    columns = [[accepted[rank] if rank < len(accepted) else None for accepted in references] for rank in range(most)]
-    score = metric.corpus_score(list(hypotheses), columns)
-    return Score(float(score.score), str(metric.get_signature()))
+    return [[accepted[rank] if rank < len(accepted) else None for accepted in references] for rank in range(most)]
 
 
 def _check_aligned(hypotheses: Sequence[Any], references: Sequence[Any]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from mmdec.phonetics.pieces import Pieces, heard
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.corpora.librispeech import Utterance, read_utterances
 from mmdec.training.corpora.text_files import evenly_spaced
-from mmdec.training.corpora.text_pairs import TextPair, read_text_pairs
+from mmdec.training.corpora.text_pairs import TextPair, read_text_pairs, references_of
 from mmdec.training.ctc.evaluate import Ears, load_ears
 from mmdec.training.metrics.text import bleu, chrf
 from mmdec.training.reader.module import ReaderModule
@@ -63,18 +63,6 @@ def from_sound(network: PiecesToUnits, ears: Ears, rows: Sequence[Utterance]) ->
             yield from network.ar.generate(states, found.lengths, 2 * int(found.lengths[0]) + 10)
 
 
-def references_of(rows: Sequence[Utterance], folders: Sequence[Path], split: str) -> list[tuple[str, ...]]:
-    """Every reference of each recording, by its name: the folder's and the sentence's. Raises InputError for one that
-    no folder has."""
-    known: Mapping[str, tuple[str, ...]] = {
-        f"{folder.name}-{pair.name}": pair.references for folder in folders for pair in read_text_pairs(folder, split)
-    }
-    lost = [row.path.stem for row in rows if row.path.stem not in known]
-    if lost:
-        raise InputError(f"`text` must hold the sentences of the corpus, but lacks {lost[0]}, {len(lost)} in all.")
-    return [known[row.path.stem] for row in rows]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0; 2 for what cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -94,7 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not (given.encoder and given.corpus):
                 raise InputError("`encoder` and `corpus` must be given with `head`, but are not. See --help.")
             sounds = evenly_spaced(read_utterances(given.corpus, given.split), given.limit)
-            sources, references = [row.text for row in sounds], references_of(sounds, given.text, given.split)
+            sources, references = (
+                [row.text for row in sounds],
+                references_of([row.path.stem for row in sounds], given.text, given.split),
+            )
             written = list(from_sound(network, load_ears(given.head, given.encoder), sounds))
         else:
             pairs = [pair for folder in given.text for pair in read_text_pairs(folder, given.split)]

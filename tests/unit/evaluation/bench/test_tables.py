@@ -83,18 +83,21 @@ def rate(value: float) -> dict[str, Any]:
 
 
 def test_evaluations_of_many_strategies_do_not_wrap() -> None:
+    signature = "nrefs:var|bs:1000|seed:12345|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
+    points = {"value": 100.0, "low": 100.0, "high": 100.0, "p": 0.001, "signature": signature}
     scores = {
         "exact": rate(0.942),
         "exact_one_rendering": rate(0.9),
         "exact_several_renderings": rate(0.95),
         "phone_error_rate": rate(0.03),
         "phone_error_rate_nearest": rate(0.01),
-        "bleu": {"value": 95.1, "signature": "nrefs:var|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"},
-        "chrf": {"value": 97.0},
+        "bleu": points,
+        "chrf": points,
         "number_accuracy": {kind: rate(0.9) for kind in ("all", "numbers", "times", "prices")},
-        "asr_bleu": {"value": 50.0},
+        "asr_bleu": points,
+        "asr_chrf": points,
         "asr_bleu_ratio": 0.98,
-        "asr_bleu_shuffled": {"value": 3.0},
+        "asr_bleu_shuffled": 3.0,
         "refused": {},
         "latency": {"linguistic": {"median": 0.0123, "p90": 0.0156}, "vocoder": {"median": 0.1, "p90": 0.1234}},
         "real_time_factor": 0.08,
@@ -104,7 +107,7 @@ def test_evaluations_of_many_strategies_do_not_wrap() -> None:
         "model": "daspeech-phrasebook",
         "split": "test",
         "n": 600,
-        "strategies": dict.fromkeys(names, scores),
+        "systems": dict.fromkeys(names, scores),
         "hardware": findings.HARDWARE,
     }
     text = shown(table(report))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def test_speech_is_timed_through_the_public_call(
     """From the path of a file, and by the seconds that the call returns."""
     path = tmp_path / "x.wav"
     soundfile.write(path, buzz(1.0), RATE)
-    asked: list[tuple[object, str]] = []
+    asked: list[tuple[Path, str]] = []
     translate = bench.translate_speech
 
     def listen(audio: Path, model: Any, strategy: str = "lookahead") -> Translation:
@@ -62,13 +62,32 @@ def test_speech_is_timed_through_the_public_call(
         )
 
     monkeypatch.setattr(bench, "translate_speech", listen)
-    found = bench.bench_speech([path], str(tiny_model), seconds=(0.5,), repeats=2, threads=1)
+    monkeypatch.setattr(bench, "WHOLE", (0.5, 1.5))
+    judge = Judge()
+    found = bench.bench_speech([path], str(tiny_model), seconds=(0.5,), repeats=2, threads=1, judge=judge)
     check_form(found)
-    assert [(row.subject, row.times) for row in found.comparisons[1:]] == [("lookahead", 6.0), ("verified", 3.0)]
+    assert [(row.subject, row.times) for row in found.comparisons[1:3]] == [("lookahead", 6.0), ("verified", 3.0)]
+    whole = [(row.subject, row.baseline, row.timed, row.size) for row in found.comparisons[3:]]
+    assert whole == [
+        ("lookahead", "autoregressive", "file to samples", 0.5),
+        ("lookahead", "autoregressive", "file to samples", 1.5),
+        ("lookahead", "deaf", "file to samples, its to text", 0.5),
+        ("lookahead", "deaf", "file to samples, its to text", 1.5),
+    ]
+    assert judge.seconds == pytest.approx([0.5] * 4 + [1.5] * 4)  # what it says, a warm-up, two in turn with ours
+    rates = found.quantities[2:]
+    assert [(quantity.name, quantity.n) for quantity in rates] == [
+        ("the same, 0.5 s of speech", 6),
+        ("the same, 1.5 s of speech", 6),
+    ]
+    assert all(0 < rate.low <= rate.value <= rate.high for rate in rates)
     report = found.details
-    assert {audio for audio, _ in asked} == {path}
-    strategies = [strategy for _, strategy in asked]
-    assert strategies == ["verified", "autoregressive"] * 4 + ["lookahead", "autoregressive"] * 4 + ["lookahead"] * 4
+    alone = [strategy for audio, strategy in asked if audio == path]
+    assert {audio.name for audio, _ in asked} == {path.name, "0.5.wav", "1.5.wav"}
+    assert alone == ["verified", "autoregressive"] * 4 + ["lookahead", "autoregressive"] * 4 + ["lookahead"] * 4
+    strategies = [strategy for audio, strategy in asked if audio.name == "1.5.wav"]
+    assert strategies == ["lookahead", "autoregressive", *["lookahead", "autoregressive"] * 3, *["lookahead"] * 3]
+    assert [row["deaf said"] for row in report["whole"]["rows"]] == ["Pardon?"] * 2
     assert (report["verified"]["median_ratio"], report["graph"]["median_ratio"]) == (3.0, 6.0)
     row = report["verified"]["recordings"][0]
     assert (row["a_ms"], row["b_ms"], row["n"]) == (2000.0, 6000.0, 2)
@@ -81,6 +100,22 @@ def test_speech_is_timed_through_the_public_call(
     assert (machine["threads"], machine["dtype"], machine["batch"], machine["target"]) == (1, "float32", 1, "cpu")
     with pytest.raises(InputError, match="must name at least one sound file"):
         bench.bench_speech([], str(tiny_model))
+
+
+@dataclass
+class Judge:
+    """Translates nothing, and remembers how long it heard."""
+
+    name: str = "deaf"
+    seconds: list[float] = field(default_factory=list)
+
+    def translated(self, recording: Path) -> Judge:
+        self.seconds.append(soundfile.info(recording).duration)
+        return self
+
+    @property
+    def text(self) -> str:
+        return "Pardon?"
 
 
 def test_no_timing_of_verified_units_that_differ(

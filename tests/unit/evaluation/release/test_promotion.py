@@ -45,7 +45,7 @@ def place(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def scored(monkeypatch: pytest.MonkeyPatch, new: float, old: float) -> None:
     def write(report: Any, value: float) -> None:
-        for scores in report["strategies"].values():
+        for scores in report["systems"].values():
             scores["phone_error_rate_nearest"]["value"] = value
 
     promotions.scored(monkeypatch, "daspeech", {RUN: new, PLACE: old}, write)

@@ -127,6 +127,57 @@ def test_asr_bleu_ignores_case_and_marks() -> None:
     assert metrics.asr_bleu(["", ""], [STATION, STATION]).value == 0.0
 
 
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("At 7:30, Tom!", "at seven thirty tom"),
+        ("It's the 2nd of May.", "its the second of may"),
+        ("$1,200, twenty-four or 5€", "one thousand two hundred dollars twenty four or five euros"),
+        ("24 degrees", "twenty four degrees"),
+        ("", ""),
+    ],
+)
+def test_texts_are_compared_as_they_are_heard(text: str, written: str) -> None:
+    assert metrics.as_heard(text) == written
+
+
+def test_asr_bleu_hears_figures_and_words_alike() -> None:
+    heard, spelt = "He was born on the 21st, in 1990.", "he was born on the twenty-first in nineteen ninety"
+    assert metrics.asr_bleu([heard], [[spelt]]).value == pytest.approx(100)
+    assert metrics.asr_bleu([spelt], [[heard]]).value == pytest.approx(100)
+
+
+def test_systems_are_tested_against_the_first_on_the_same_sentences() -> None:
+    """sacrebleu's corpus scores, intervals around them, and a small p only where they differ."""
+    good = [f"The cat {number} sat on the mat {number}." for number in range(30)]
+    references = [[text] for text in good]
+    half = [text if number % 2 else "No." for number, text in enumerate(good)]
+    scores = metrics.paired_scores({"half": half, "same": list(half), "good": good}, references)
+    assert scores["good"]["bleu"]["value"] == pytest.approx(metrics.bleu(good, references).value)
+    assert scores["half"]["chrf"]["value"] == pytest.approx(metrics.chrf(half, references).value)
+    assert scores["half"]["bleu"]["p"] is None
+    assert scores["same"]["bleu"]["p"] == scores["same"]["chrf"]["p"] == 1
+    assert scores["good"]["bleu"]["p"] < 0.01
+    bleu = scores["half"]["bleu"]
+    assert 0 <= bleu["low"] < bleu["value"] < bleu["high"] <= 100
+    assert "tok:13a" in bleu["signature"]
+    assert "case:mixed" in bleu["signature"]
+
+
+def test_references_of_different_counts_are_bootstrapped_too() -> None:
+    scores = metrics.paired_scores(
+        {"a": ["One two three four.", "Five."]}, [["One two three four."], ["Six.", "Five."]]
+    )
+    assert scores["a"]["chrf"]["value"] == pytest.approx(100)
+    with pytest.raises(InputError, match="`references` must hold at least one text"):
+        metrics.paired_scores({"a": ["x"]}, [[]])
+
+
+def test_a_sentence_is_scored_against_its_nearest_reference() -> None:
+    assert metrics.sentence_chrf("Where is the station?", ["Hello.", "Where is the station?"]) == pytest.approx(100)
+    assert metrics.sentence_chrf("Where is the station?", ["Hello."]) < 20
+
+
 def test_rates_carry_their_spread() -> None:
     assert all(0.0 <= end <= 1.0 for n in range(1, 200) for right in (0, n) for end in Rate(right, n).interval)
     rate = Rate(80, 100)

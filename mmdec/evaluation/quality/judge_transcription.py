@@ -1,0 +1,133 @@
+"""An outside judge of speech translation: a multilingual Whisper in a local folder, which no part of ours was trained
+with.
+
+It hears the English that a translator speaks (ASR-BLEU), it translates French speech itself, and it writes French, for
+the cascade of its French text, a translator of text and a voice. It decodes greedily, in windows of 30 s, by
+`mmdec.transcribe`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from mmdec.audio import HOP, SAMPLE_RATE
+from mmdec.decode.watch import Stopwatch
+from mmdec.hub.heard_translator import HeardParts
+from mmdec.hub.whisper import load_whisper
+from mmdec.nn.heard_translator import unit_limits
+from mmdec.pipelines.transcription.transcribe import transcribe
+from mmdec.pipelines.translation.passes import SPECIALS
+from mmdec.pipelines.translation.translator import SpeechTranslator
+from mmdec.types import InputError
+
+FRENCH, ENGLISH = "fr", "en"
+
+
+@final
+@dataclass(frozen=True)
+class Said:
+    """What a system says to one recording, as evaluation reads it."""
+
+    text: str
+    audio: np.ndarray | None = None  # (T,); None: it writes alone
+    sample_rate: int = SAMPLE_RATE
+    units: list[str] = field(default_factory=lambda: [])
+    timings: dict[str, float] = field(default_factory=lambda: {})  # seconds of each stage
+
+
+@final
+class Judge:
+    """Both a recogniser of English and a system that is compared."""
+
+    def __init__(self, folder: str | os.PathLike[str], device: str | None = None, threads: int | None = None) -> None:
+        """folder: as transformers writes it. Raises InputError where it holds no Whisper of French and English."""
+        self._whisper, self._threads = load_whisper(folder, device), threads
+        self.name = Path(folder).resolve().name
+        self.unknown: tuple[str, ...] = ()  # words that it cannot write
+        languages: Any = getattr(self._whisper.model.generation_config, "lang_to_id", None) or {}
+        if not {f"<|{FRENCH}|>", f"<|{ENGLISH}|>"} <= set(languages):
+            raise InputError(
+                f"`judge` must be a Whisper of French and English, but '{folder}' knows one language. Take a "
+                "multilingual one: openai/whisper-base."
+            )
+
+    def transcribe(self, samples: np.ndarray | Sequence[float]) -> str:
+        """English speech (T,) at 16 kHz to text; "" where there is nothing to hear."""
+        sound = np.asarray(samples, np.float32)
+        try:
+            return self._write(sound, ENGLISH, sample_rate=SAMPLE_RATE)
+        except InputError:  # too short, or silent: what a voice made of nothing
+            return ""
+
+    def french(self, recording: Path) -> str:
+        """What a French recording says."""
+        return self._write(recording, FRENCH)
+
+    def translated(self, recording: Path) -> Said:
+        """Its own translation of a French recording: text alone."""
+        return Said(self._write(recording, FRENCH, task="translate"))
+
+    def _write(self, audio: Path | np.ndarray, language: str, **options: Any) -> str:
+        call = {"model": self._whisper, "language": language, "drafter": None, "threads": self._threads, **options}
+        return transcribe(audio, **call).text.strip()
+
+
+@final
+@dataclass(frozen=True)
+class Cascade:
+    """A recogniser, a translator of text and a voice, one after the other. Called with a French recording."""
+
+    hear: Callable[[Path], str]  # French speech to French text
+    read: Callable[[str], str]  # French text to English text
+    speak: Callable[[str], np.ndarray]  # English text to samples (T,) of 16 kHz
+
+    def __call__(self, recording: Path) -> Said:
+        clock = Stopwatch()
+        with clock.stage("recogniser"):
+            french = self.hear(recording)
+        with clock.stage("text"):
+            english = self.read(french) if french else ""
+        with clock.stage("voice"):
+            sound = self.speak(english)
+        return Said(english, sound, timings=dict(clock.seconds))
+
+
+def judged_systems(judge: Judge, translator: SpeechTranslator) -> dict[str, Callable[[Path], Said]]:
+    """What is compared with a translator of ours, by name: the judge's own translation, and the cascade of its French
+    text, our reader with its autoregressive decoder, and our voice, if the translator reads text."""
+    systems: dict[str, Callable[[Path], Said]] = {judge.name: judge.translated}
+    if isinstance(translator.parts, HeardParts):
+        systems["cascade"] = Cascade(judge.french, partial(read, translator.parts), partial(speak, translator))
+    return systems
+
+
+@torch.inference_mode()
+def read(parts: HeardParts, text: str) -> str:
+    """French text to English text by a translator's reader and autoregressive decoder. Case and marks of the French are
+    left out, as a CTC head writes it."""
+    numbers = parts.heard(text)
+    if not numbers:
+        return ""
+    network = parts.model
+    device = next(network.parameters()).device
+    pieces, lengths = torch.tensor([numbers], device=device), torch.tensor([len(numbers)], device=device)
+    (units,) = network.ar.generate(network.read(pieces, lengths), lengths, unit_limits(lengths)[0])
+    return parts.english.decode([unit for unit in units if unit >= SPECIALS])
+
+
+@torch.inference_mode()
+def speak(translator: SpeechTranslator, text: str) -> np.ndarray:
+    """English text to samples (T,) of 16 kHz, in a translator's voice."""
+    (mel,) = translator.layout.mels([[]], [text], None)
+    if not len(mel):
+        return np.zeros(0, np.float32)
+    samples = translator.vocoder(mel[None].float(), torch.tensor([len(mel)], device=mel.device))
+    return samples[0, : len(mel) * HOP].float().clamp(-1, 1).cpu().numpy()
