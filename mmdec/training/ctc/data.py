@@ -65,8 +65,8 @@ class SentenceData(LightningDataModule):
     their kin; the head's `d_states` is its width. states: the folder that keeps its states; those that are missing are
     computed first, so that a corpus may grow between two runs. pieces: the tokenizer's file; where there is none, one
     of `count` pieces is learned from the training sentences of `text`, folders of pairs, and kept there. views: ways to
-    hear each recording: distorted, then as it is too, then distorted in more ways. batch_states: in a batch, padding included. limit: training
-    recordings, the first ones.
+    hear each recording: distorted, then as it is too, then distorted in more ways. batch_states: in a batch, padding
+    included. limit: training recordings, the first ones.
     """
 
     def __init__(
