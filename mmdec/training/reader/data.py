@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
@@ -75,7 +76,8 @@ class Pairs(Dataset[PairBatch]):
         """(N, K) pieces and weights of a sentence."""
         if self.confusions is not None and draw.random() < self.share:
             return self.confusions.imitate(text, draw)
-        return torch.tensor(text)[:, None], torch.ones(len(text), 1)
+        best = 1 if self.confusions is None else self.confusions.pieces.shape[1]
+        return F.pad(torch.tensor(text)[:, None], (0, best - 1)), F.pad(torch.ones(len(text), 1), (0, best - 1))
 
 
 class PairData(LightningDataModule):
