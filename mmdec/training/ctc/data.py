@@ -65,8 +65,8 @@ class SentenceData(LightningDataModule):
     their kin; the head's `d_states` is its width. states: the folder that keeps its states; those that are missing are
     computed first, so that a corpus may grow between two runs. pieces: the tokenizer's file; where there is none, one
     of `count` pieces is learned from the training sentences of `text`, folders of pairs, and kept there. views: ways to
-    hear each recording, 1 or 2: distorted, and as it is. batch_states: in a batch, padding included. limit: training
-    recordings, the first ones.
+    hear each recording: distorted, then as it is too, then distorted in more ways. batch_states: in a batch, padding
+    included. limit: training recordings, the first ones.
     """
 
     def __init__(
@@ -112,7 +112,8 @@ class SentenceData(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         train, dev = (self.rows(split) for split in self.splits)
-        train_views = [(row, view) for view in (1, 0)[: self.views] for row in train]
+        views = (*range(1, max(self.views, 2)), *([0] if self.views > 1 else []))
+        train_views = [(row, view) for view in views for row in train]
         encoder = load_speech_encoder(self.encoder)
         self.store = keep_states([*((row, 0) for row in dev), *train_views], encoder, self.folder, self.distortion)
         self.texts = {state_name(row, view): self.pieces.encode(heard(row.text)) for row, view in train_views}

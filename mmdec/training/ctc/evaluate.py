@@ -50,7 +50,8 @@ def load_ears(checkpoint: Path, encoder: str) -> Ears:
     """The head of a training's checkpoint, and its encoder by name or folder. Raises InputError for damaged ones."""
     saved = read_checkpoint(checkpoint)
     # Names with an underscore are the command line's own notes.
-    module = CtcModule(**{name: value for name, value in saved["hyper_parameters"].items() if name[0] != "_"})
+    options = {name: value for name, value in saved["hyper_parameters"].items() if name[0] != "_"}
+    module = CtcModule(**{**options, "start": None})
     module.load_state_dict(saved["state_dict"])
     return Ears(module.head.eval(), load_speech_encoder(encoder))
 

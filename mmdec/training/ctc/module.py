@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmdec.nn.ctc_head import BLANK, CtcHead, CtcHeadConfig, collapse
+from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.ctc.data import CtcBatch
+from mmdec.training.daspeech.module import load_network
 from mmdec.training.metrics.text import phone_distance
 from mmdec.training.optim import MuonAdamW, Schedule, groups, scheduled
 from mmdec.training.options import keep_options
@@ -21,7 +24,7 @@ from mmdec.training.options import keep_options
 @dataclass(frozen=True)
 class CtcOptions:
     """What a recipe sets. time_masks: spans of at most `mask_states` states that a row loses; channels: share of the
-    states' channels that it loses throughout."""
+    states' channels that it loses throughout. start: a checkpoint to begin from."""
 
     d_states: int = 512
     stride: int = 2
@@ -37,6 +40,7 @@ class CtcOptions:
     time_masks: int = 2
     mask_states: int = 12
     channels: float = 0.1
+    start: str | None = None
     seed: int = 0
 
 
@@ -56,6 +60,8 @@ class CtcModule(LightningModule):
         names = ("d_states", "stride", "d_model", "layers", "kernel", "dropout")
         sizes = {name: getattr(self.options, name) for name in names}
         self.head = CtcHead(CtcHeadConfig(pieces=len(units), **sizes))
+        if self.options.start is not None:
+            load_network(self, read_checkpoint(Path(self.options.start))["state_dict"])
         self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
 
     def on_train_batch_start(self, batch: CtcBatch, batch_idx: int) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
@@ -39,7 +40,8 @@ class PairBatch:
 
 
 class Pairs(Dataset[PairBatch]):
-    """Batches of (row, reference) pairs; as a head would hear them, if there are `confusions`, drawn from `seed`."""
+    """Batches of (row, reference) pairs; with `confusions` a `share` of them as a head would hear them, drawn from
+    `seed`."""
 
     def __init__(
         self,
@@ -48,9 +50,10 @@ class Pairs(Dataset[PairBatch]):
         batches: Sequence[list[tuple[int, int]]],
         confusions: Confusions | None = None,
         seed: Sequence[int] = (),
+        share: float = 1.0,
     ) -> None:
         self.pieces, self.units, self.batches = pieces, units, batches
-        self.confusions, self.seed = confusions, seed
+        self.confusions, self.seed, self.share = confusions, seed, share
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -71,9 +74,10 @@ class Pairs(Dataset[PairBatch]):
 
     def heard(self, text: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
         """(N, K) pieces and weights of a sentence."""
-        if self.confusions is not None:
+        if self.confusions is not None and draw.random() < self.share:
             return self.confusions.imitate(text, draw)
-        return torch.tensor(text)[:, None], torch.ones(len(text), 1)
+        best = 1 if self.confusions is None else self.confusions.pieces.shape[1]
+        return F.pad(torch.tensor(text)[:, None], (0, best - 1)), F.pad(torch.ones(len(text), 1), (0, best - 1))
 
 
 class PairData(LightningDataModule):
@@ -82,7 +86,8 @@ class PairData(LightningDataModule):
     text: folders of {train,dev}.tsv; shares: of each, about. pieces: the file of what a head hears; english: that of
     what is written. Where there is none, one of `count`, of `written`, is learned from the training text and kept.
     batch_pieces: in a batch, of both languages, padding included. longest: pieces of a sentence, longer ones are left
-    out. imitation: a file of `reader.imitation`'s, by which training hears text as a head would; None: text itself.
+    out. imitation: a file of `reader.imitation`'s, by which training hears a share of `imitated` of
+    the text as a head would, and validation all of it; None: text itself.
     dev_rows: sentences of the first folder's dev split that are translated at each validation.
     """
 
@@ -98,6 +103,7 @@ class PairData(LightningDataModule):
         longest: int = 40,
         steps_per_epoch: int = 200,
         imitation: str | None = None,
+        imitated: float = 0.8,
         dev_rows: int = 200,
         seed: int = 0,
     ) -> None:
@@ -107,6 +113,7 @@ class PairData(LightningDataModule):
         self.shares, self.batch_pieces, self.longest = shares, batch_pieces, longest
         self.steps_per_epoch, self.dev_rows, self.seed = steps_per_epoch, dev_rows, seed
         self.confusions = None if imitation is None else Confusions.read(Path(imitation))
+        self.imitated = imitated
         self.train = read_training_pairs(text)
         self.dev = evenly_spaced(read_text_pairs(text[0], "dev"), dev_rows)
         everything = [pair for pairs in self.train for pair in pairs]
@@ -150,7 +157,7 @@ class PairData(LightningDataModule):
         order = draw.permutation(len(batches))[: self.steps_per_epoch]
         chosen_batches = [batches[at] for at in order]
         seed = [self.seed, self.trainer.current_epoch, 1]
-        return DataLoader(Pairs(pieces, units, chosen_batches, self.confusions, seed), batch_size=None)
+        return DataLoader(Pairs(pieces, units, chosen_batches, self.confusions, seed, self.imitated), batch_size=None)
 
     def val_dataloader(self) -> DataLoader:
         """The dev sentences in order, each with its first reference; imitated as in training, always alike."""

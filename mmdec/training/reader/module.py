@@ -27,8 +27,10 @@ from mmdec.training.reader.data import PairBatch, PairData
 class ReaderOptions:
     """What a recipe sets.
 
-    graph_layers: of the graph decoder; 0: none. vertices: for each piece that is heard. glat_start to glat_end, over
-    glat_steps: the share of the target that the graph is shown. start: a checkpoint to begin from.
+    graph_layers: of the graph decoder; 0: none. vertices: for each piece that is heard; min_vertices: at least.
+    ar_weight: of the autoregressive loss; 0: the reader and that decoder keep their weights, and the graph alone is
+    trained. glat_start to glat_end, over glat_steps: the share of the target that the graph is shown. start: a
+    checkpoint to begin from; a graph decoder that it lacks begins with the autoregressive decoder's layers.
     """
 
     d_model: int = 256
@@ -37,7 +39,8 @@ class ReaderOptions:
     layers: int = 6
     decoder_layers: int = 4
     graph_layers: int = 0
-    vertices: float = 8.0
+    vertices: float = 4.0
+    min_vertices: int = 16
     ar_weight: float = 1.0
     glat_start: float = 0.5
     glat_end: float = 0.1
@@ -78,8 +81,12 @@ class ReaderModule(LightningModule):
             )
         )
         if self.options.start is not None:
-            saved = read_checkpoint(Path(self.options.start))["state_dict"]
-            load_network(self, saved)
+            missing = load_network(self, read_checkpoint(Path(self.options.start))["state_dict"])
+            if any(name.startswith("network.decoder.layers.") for name in missing):
+                load_network(self.network.decoder, self.network.ar.state_dict())
+        if not self.options.ar_weight:
+            self.network.reader.requires_grad_(False)
+            self.network.ar.requires_grad_(False)
         self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
         self.written: dict[str, dict[int, list[int]]] = {}
 
@@ -91,8 +98,9 @@ class ReaderModule(LightningModule):
         if not self.options.graph_layers:
             return None
         links = {"link_heads": 4, "link_dim": sizes["d_model"] // 4, "link_prior": True}
-        form = {"positions": "sinusoidal", "copy_encoder": True, "upsample": self.options.vertices, "min_vertices": 24}
-        return DagConfig(**sizes, layers=self.options.graph_layers, **links, **form)
+        form = {"positions": "sinusoidal", "copy_encoder": True}
+        least = {"upsample": self.options.vertices, "min_vertices": self.options.min_vertices}
+        return DagConfig(**sizes, layers=self.options.graph_layers, **links, **form, **least)
 
     def glat_ratio(self) -> float:
         """Linear from start to end."""
@@ -101,12 +109,15 @@ class ReaderModule(LightningModule):
 
     def losses(self, batch: PairBatch) -> dict[str, Tensor]:
         """All parts of the loss of a batch; `loss` is their weighted sum."""
-        net = self.network
-        states = net.reader(batch.pieces, batch.weights, batch.lengths)
-        logits = net.ar(batch.units[:, :-1], states, batch.lengths)
-        smoothing = self.options.label_smoothing if self.training else 0.0
-        parts = {"ar": losses.autoregressive_loss(logits, batch.units, smoothing)}
-        parts["loss"] = self.options.ar_weight * parts["ar"]
+        net, trained = self.network, self.options.ar_weight > 0
+        parts: dict[str, Tensor] = {"loss": torch.zeros((), device=batch.pieces.device)}
+        with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
+            states = net.reader(batch.pieces, batch.weights, batch.lengths)
+        if trained or not self.training:
+            logits = net.ar(batch.units[:, :-1], states, batch.lengths)
+            smoothing = self.options.label_smoothing if self.training else 0.0
+            parts["ar"] = losses.autoregressive_loss(logits, batch.units, smoothing)
+            parts["loss"] = self.options.ar_weight * parts["ar"]
         if net.decoder is not None:
             known = (net.decoder, states, batch.lengths, batch.lengths)
             given = forced = None
@@ -149,6 +160,8 @@ class ReaderModule(LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         matrices, others = [], []
         for name, parameter in self.network.named_parameters():
+            if not parameter.requires_grad:
+                continue
             (matrices if parameter.dim() == 2 and "embed" not in name else others).append(parameter)
         decay = self.options.weight_decay
         optimizer = MuonAdamW(matrices, groups(others, decay), lr=self.options.lr, weight_decay=decay)
