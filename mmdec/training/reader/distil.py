@@ -3,8 +3,8 @@
 python -m mmdec.training.reader.distil --checkpoint runs/reader/checkpoints/last.ckpt --pieces runs/ctc/pieces.json \\
     --english runs/reader/english.json --text data/everyday --out data/own
 
-Of several right translations a teacher tends to choose the same kind, which one graph can hold (Kim and Rush 2016; Gu et
-al. 2018, section 4.3).
+Of several right translations a teacher tends to choose the same kind, which one graph can hold (Kim and Rush 2016; Gu
+et al. 2018, section 4.3).
 """
 
 from __future__ import annotations
