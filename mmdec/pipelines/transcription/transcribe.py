@@ -44,7 +44,8 @@ from mmdec.types import InputError
 
 __all__ = ["HEADS", "KIND", "LoadedTranscriber", "TranscribeOptions", "load_transcriber", "transcribe"]
 
-LoadedTranscriber, load_transcriber = LoadedWhisper, load_whisper  # the names for who loads any model
+LoadedTranscriber = LoadedWhisper  # the names for who loads any model
+load_transcriber = load_whisper
 
 TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
 WHISPER = System(

@@ -82,7 +82,7 @@ class ReaderModule(LightningModule):
         )
         if self.options.start is not None:
             missing = load_network(self, read_checkpoint(Path(self.options.start))["state_dict"])
-            if any(name.startswith("network.decoder.layers.") for name in missing):
+            if self.network.decoder is not None and any("network.decoder.layers." in name for name in missing):
                 load_network(self.network.decoder, self.network.ar.state_dict())
         if not self.options.ar_weight:
             self.network.reader.requires_grad_(False)
