@@ -8,11 +8,10 @@ from mmdec.types import InputError, MmdecError
 
 if TYPE_CHECKING:
     from mmdec import audio
-    from mmdec.decode.statistics import DecodingStatistics
     from mmdec.drafters.registry import register_drafter
     from mmdec.generation import register
     from mmdec.generation.model_lock import model_lock
-    from mmdec.generation.run import default_statistics
+    from mmdec.generation.run import DecodingStatistics, default_statistics
     from mmdec.generation.speculation import Generation, generate, speculate, stream
     from mmdec.hub.drafters import load_drafter
     from mmdec.pipelines.call import BatchError

@@ -75,11 +75,13 @@ def speech(
 ) -> None:
     """Score speech translation: BLEU, chrF, exact sentences, numbers, phones, ASR-BLEU and latency; with --judge, its
     own translation and a cascade beside ours."""
+    from mmdec.checks.arguments import check_threads
     from mmdec.evaluation.quality.judge_transcription import Judge, judged_systems
     from mmdec.evaluation.quality.tables import table
     from mmdec.evaluation.quality.translation import cvss_corpus, evaluate_speech, manifest_corpus, own_systems
     from mmdec.pipelines.translation.load import load
 
+    check_threads(threads)
     common = {"allow_absolute_paths": allow_absolute_paths, "limit": limit}
     if corpus.suffix in (".tsv", ".jsonl"):
         spoken = manifest_corpus(split, corpus, text or (), **common)

@@ -19,7 +19,7 @@ from mmdec.demo.background import Tell
 from mmdec.demo.layout import Controls, bind, connect, intro, run_and_stop, sample_button, say_waiting, status_line
 from mmdec.demo.race import against_plain, listener, milliseconds, race_html
 from mmdec.demo.sentences import confidence, require, said, status
-from mmdec.hub.vlm import load_vlm
+from mmdec.hub.vlm import DEFAULT_MODEL, load_vlm
 from mmdec.images import read_image, to_pil
 from mmdec.pipelines.confidence import read_calibrations
 from mmdec.pipelines.description.answer import Description
@@ -57,7 +57,7 @@ COMPRESSED = {  # how a drafter made the picture smaller, in words
 
 def drafters() -> dict[str, str]:
     """The drafters with weights for the model -> a line on each."""
-    return available_drafters(load_vlm())
+    return available_drafters(load_vlm(DEFAULT_MODEL))
 
 
 def picture(path: str | Path | None) -> np.ndarray:
@@ -88,7 +88,7 @@ def decode(
     """One run with its rounds. live: the text is told as it is accepted. Between two rounds it looks whether it was
     stopped."""
     rounds: list[Round] = []
-    tokenizer = load_vlm().tokenizer
+    tokenizer = load_vlm(DEFAULT_MODEL).tokenizer
     nodes = None if drafter is None else DRAFT
     result = describe(
         pixels,
@@ -108,7 +108,7 @@ def asked(question: str) -> str:
 
 def text_html(result: Description, question: str, truth: str = "") -> str:
     """Question and answer, and what is really drawn."""
-    calibrated = bool(read_calibrations(load_vlm().directory))
+    calibrated = bool(read_calibrations(load_vlm(DEFAULT_MODEL).directory))
     drawn = f'<p class="mm-note">Really drawn: {escape(truth)}</p>' if truth and truth != result.text else ""
     return (
         f'<div class="mm-said">{asked(question)}'
@@ -151,7 +151,7 @@ def answered(tell: Tell, pixels: np.ndarray, name: str, question: str, chosen: l
     )
     whole = [drafter for drafter, (result, _) in drafted.items() if result.kept is None]
     caption = " ".join(kept_sentence(None, None, drafter) for drafter in whole[:1])
-    tokenizer = load_vlm().tokenizer
+    tokenizer = load_vlm(DEFAULT_MODEL).tokenizer
     notes = drafters()
     ways = [(drafter, notes.get(drafter) or "A drafter.", run) for drafter, run in drafted.items()]
     lanes = against_plain(tokenizer, ways, plain)

@@ -22,13 +22,13 @@ from mmdec import audio, cli
 from mmdec.cli import files as outputs
 from mmdec.cli.files import PICTURES, SOUNDS, input_files, output_paths, together_as_one
 from mmdec.cli.options import Verb, as_typed
-from mmdec.cli.transcribe import SUFFIXES
 from mmdec.cli.translate import AUDIO_SUFFIXES
 from mmdec.evaluation.quality.translation import COMPARED
 from mmdec.hub.find import LoadedModels
 from mmdec.pipelines.translation.translator import STRATEGIES
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz
+from tests.support.tiny_containers import CODECS
 from tests.support.verbs import VERBS
 
 
@@ -315,7 +315,7 @@ def test_together_they_are_one(folder: Path) -> None:
 
 
 def test_every_sound_that_is_read_is_meant() -> None:
-    assert {*audio.WRITABLE, *SUFFIXES} <= {*SOUNDS}
+    assert {*audio.WRITABLE, *CODECS} <= {*SOUNDS}
 
 
 @pytest.mark.parametrize("verb", ["transcribe", "translate", "describe"])

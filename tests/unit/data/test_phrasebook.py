@@ -310,7 +310,7 @@ def test_a_bad_synthesis_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def silent(text: str, *_: object, **__: object) -> None:
         raise RuntimeError(f"no sound for {text!r}")
 
-    monkeypatch.setattr(recording, "synthesise", silent)
+    monkeypatch.setattr(recording.english_voice, "synthesise", silent)
     monkeypatch.setattr(recording.voices, "record", silent)
     task = recording.Task("Yes.", ((1, "train", "Oui."), (2, "train", "Oui.")), known=False)
     _, alignment, failed = recording.run_task(tmp_path, 0, task)

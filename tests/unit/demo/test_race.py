@@ -72,6 +72,6 @@ def test_passes_have_colours_in_turn_and_say_their_number() -> None:
 
 def test_columns_are_as_high_as_their_passes_are_long() -> None:
     assert steps_svg(FAST.steps, "tokens") == ""
-    svg = ElementTree.fromstring(steps_svg([Step(0.1, ["a"]), Step(0.2, ["b", "c", "d", "e"])], "tokens", 40))
-    assert [float(bar.get("height", "")) for bar in svg.iter("rect")] == [10.0, 40.0]
+    svg = ElementTree.fromstring(steps_svg([Step(0.1, ["a"]), Step(0.2, ["b", "c", "d", "e"])], "tokens"))
+    assert [float(bar.get("height", "")) for bar in svg.iter("rect")] == [9.0, 36.0]
     assert svg.get("aria-label") == "tokens settled in each of 2 passes: 1, 4"
