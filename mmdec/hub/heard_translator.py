@@ -34,7 +34,7 @@ from mmdec.nn.fastspeech2 import FastSpeech2Config
 from mmdec.nn.heard_translator import HeardTranslator, HeardTranslatorConfig
 from mmdec.nn.row_int8 import pack_rows, unpack_rows
 from mmdec.nn.voice import PhoneVoice
-from mmdec.nn.whisper_encoder import sinusoid_positions
+from mmdec.nn.whisper_encoder import WhisperEncoderConfig, sinusoid_positions
 from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces, heard
 from mmdec.phonetics.spelling import Speller
 from mmdec.provenance import CARD, portable, stamp
@@ -112,13 +112,9 @@ def save_heard(
         parts.english.save(fresh / "english.json")
         shutil.copyfile(parts.pronunciation, fresh / "pronunciation.tsv")
         state = parts.model.state_dict()
-        positions = sinusoid_positions(parts.model.sizes.encoder)
-        if (state[POSITIONS].cpu() - positions).abs().max() < 1e-3:  # half precision
-            del state[POSITIONS]
-        packed = packed_rows(state)
-        encoder = {name: packed.pop(name) for name in list(packed) if name.startswith("encoder.")}
-        save_file(encoder, fresh / "encoder.safetensors")
-        save_file(packed, fresh / "model.safetensors")
+        encoder = {name: state.pop(name) for name in list(state) if name.startswith("encoder.")}
+        save_encoder(fresh, encoder, parts.model.sizes.encoder)
+        save_file(packed_rows(state), fresh / "model.safetensors")
         save_file(half(parts.voice.state_dict()), fresh / "voice.safetensors")
         save_file(half(vocoder.state_dict()), fresh / VOCODER)
         if card is not None:
@@ -126,6 +122,16 @@ def save_heard(
         else:
             keep_card(directory, fresh)
     return directory
+
+
+def save_encoder(folder: Path, state: dict[str, Tensor], sizes: WhisperEncoderConfig) -> None:
+    """Write the encoder's weights in 8 bits a row, without positions that every Whisper has.
+
+    state: tensors by name, "encoder." first.
+    """
+    if (state[POSITIONS].cpu() - sinusoid_positions(sizes)).abs().max() < 1e-3:  # half precision
+        del state[POSITIONS]
+    save_file(packed_rows(state), folder / "encoder.safetensors")
 
 
 def packed_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

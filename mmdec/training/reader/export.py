@@ -4,19 +4,25 @@ python -m mmdec.training.reader.export --encoder openai/whisper-base --head runs
     runs/ctc/pieces.json --reader runs/reader/checkpoints --english runs/reader/english.json --voice runs/voice \\
     --pronunciation data/english/pronunciation.tsv --vocoder runs/vocoder --out runs/daspeech-everyday
 
-`--voice` is a run of the acoustic stage (tts.safetensors and tts.json), `--vocoder` one of the vocoder's.
+`--voice` is a run of the acoustic stage (tts.safetensors and tts.json), `--vocoder` one of the vocoder's. A folder that
+lacks nothing but its encoder, which is a published model's, is made whole by
+
+python -m mmdec.training.reader.export --encoder openai/whisper-base --parts recipes/reader/everyday \\
+    --out runs/daspeech-everyday
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mmdec.checks.weights import checked_file, fill, read_settings, read_weights
-from mmdec.hub.heard_translator import HeardParts, save_heard
+from mmdec.hub.heard_translator import HeardParts, save_encoder, save_heard
+from mmdec.hub.publish import whole_folder
 from mmdec.hub.translator_files import STRATEGIES, Decoding, check_decoding
 from mmdec.hub.whisper_encoder import load_encoder
 from mmdec.nn.fastspeech2 import FastSpeech2Config
@@ -86,6 +92,24 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
     return save_heard(out, parts, card=card, provenance={"training": training})
 
 
+def complete(parts: Path, encoder: str, out: Path) -> Path:
+    """Write the translator of a folder that lacks its encoder alone.
+
+    encoder: the name or folder of the Whisper that it was trained on; its sizes must be those that config.json names.
+    Raises InputError where something is damaged, or does not fit.
+    """
+    network = load_encoder(encoder)
+    named = read_settings(parts / "config.json", "parts").get("architecture", {}).get("encoder")
+    if named != asdict(network.config):
+        raise InputError(f"`encoder` must have the sizes that '{parts / 'config.json'}' names, but has others.")
+    state = {f"encoder.{name}": value for name, value in network.state_dict().items()}
+    with whole_folder(out) as fresh:
+        for file in sorted(parts.iterdir()):
+            shutil.copyfile(file, fresh / file.name)
+        save_encoder(fresh, state, network.config)
+    return out
+
+
 def _trained(build: Callable[[dict[str, Any]], Any], path: Path, average: int) -> tuple[Any, dict[str, Any]]:
     """A training's module, and what is written down of it."""
     checkpoints = newest(path, average) if path.is_dir() else [path]
@@ -115,13 +139,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encoder", required=True, help="the name or folder of the Whisper whose encoder hears")
-    for name in ("head", "pieces", "reader", "english", "voice", "pronunciation", "vocoder"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
+    names = ("head", "pieces", "reader", "english", "voice", "pronunciation", "vocoder")
+    for name in names:
+        parser.add_argument(f"--{name}", type=Path)
+    parser.add_argument("--parts", type=Path, help="a translator's folder that lacks its encoder, in place of the runs")
     parser.add_argument("--average", type=int, default=1, help="checkpoints to average, the last ones")
     parser.add_argument("--strategy", choices=STRATEGIES, help="where a caller names none")
     parser.add_argument("--out", type=Path, default=Path("runs/daspeech-everyday"))
     given = vars(parser.parse_args(arguments))
-    average, strategy, out = given.pop("average"), given.pop("strategy"), given.pop("out")
+    average, strategy, out, parts = (given.pop(name) for name in ("average", "strategy", "out", "parts"))
+    if parts is not None:
+        print(complete(parts, given["encoder"], out))
+        return
+    missing = [f"--{name}" for name in names if given[name] is None]
+    if missing:
+        parser.error(f"the following arguments are required: {', '.join(missing)}, or --parts")
     print(export(Runs(**given), out, average=average, strategy=strategy))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -111,3 +112,21 @@ def test_parts_of_other_pieces_are_refused(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="`checkpoints` must be of this kind of training"):
         main(command(runs, tmp_path / "model", head=runs / "reader"))
     assert not (tmp_path / "model").exists()
+
+
+def test_a_folder_without_its_encoder_is_made_whole(runs: Path, tmp_path: Path) -> None:
+    main(command(runs, tmp_path / "whole"))
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts", ignore=shutil.ignore_patterns("encoder.safetensors"))
+    with pytest.raises(InputError, match=r"encoder\.safetensors"):
+        mmdec.load(tmp_path / "parts", "cpu")
+    given = ["--encoder", str(runs / "whisper"), "--parts", str(tmp_path / "parts"), "--out", str(tmp_path / "made")]
+    main(given)
+    for file in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "made" / file.name).read_bytes() == file.read_bytes(), file.name
+    config = json.loads((tmp_path / "parts" / "config.json").read_text(encoding="utf-8"))
+    config["architecture"]["encoder"]["layers"] += 1
+    (tmp_path / "parts" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(InputError, match="`encoder` must have the sizes"):
+        main(given)
+    with pytest.raises(SystemExit):
+        main(["--encoder", str(runs / "whisper"), "--out", str(tmp_path / "none")])
