@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig, Heard, best_pieces
 from mmdec.nn.dag_decoder import DagDecoder, Lattice
-from mmdec.nn.piece_reader import PiecesToUnits, ReaderConfig
+from mmdec.nn.piece_reader import PiecesToUnits, ReaderConfig, unit_limits
 from mmdec.nn.source import Source
 from mmdec.nn.whisper_encoder import TAIL, WhisperEncoder, WhisperEncoderConfig, sound_features
 from mmdec.types import InputError
@@ -88,8 +88,3 @@ class HeardTranslator(PiecesToUnits):
             raise InputError("`strategy` must be autoregressive for a model without a graph. Choose that one.")
         graph: DagDecoder = self.decoder
         return graph(states, state_lengths, sizes)
-
-
-def unit_limits(pieces: Tensor) -> list[int]:
-    """The most units of translations of so many pieces (B,), as in training's evaluation."""
-    return (2 * pieces + 10).tolist()

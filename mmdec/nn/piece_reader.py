@@ -101,3 +101,8 @@ class PiecesToUnits(nn.Module):
     def read(self, pieces: Tensor, lengths: Tensor) -> Tensor:
         """States (B, N, d) of pieces that are known for sure, (B, N)."""
         return self.reader(pieces[..., None], torch.ones_like(pieces[..., None], dtype=torch.float32), lengths)
+
+
+def unit_limits(pieces: Tensor) -> list[int]:
+    """The most units that a translation of so many pieces (B,) may have: of speech, of text, and in training."""
+    return (2 * pieces + 10).tolist()

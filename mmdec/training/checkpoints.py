@@ -288,12 +288,13 @@ def load_averaged(build: Callable[[dict[str, Any]], M], checkpoints: Sequence[Pa
             "others."
         ) from error
     shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
-    module.load_state_dict(average(_fitting(path, shapes) for path in checkpoints))
+    read = ((path, last if path == checkpoints[-1] else read_checkpoint(path)) for path in checkpoints)
+    module.load_state_dict(average(_fitting(path, checkpoint, shapes) for path, checkpoint in read))
     return module.eval(), step
 
 
-def _fitting(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    state: dict[str, Tensor] = read_checkpoint(path)["state_dict"]
+def _fitting(path: Path, checkpoint: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = checkpoint["state_dict"]
     for name in sorted(shapes.keys() | state.keys()):
         found, own = tuple(state[name].shape) if name in state else "absent", shapes.get(name, "absent")
         if found != own:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmdec.training.reader.evaluate import load_reader
+from mmdec.training.reader.module import load_module
 from tests.support import small_recipes
 from tests.support.small_recipes import MARKS, check_same_weights, checkpoint, logged
 from tests.support.tiny_sentences import write_pairs
@@ -57,4 +57,4 @@ def test_a_graph_is_added_to_what_was_trained_and_learns(text: Path, whole: Path
     assert float(rows[-1]["dev/dag"]) < 0.9 * float(rows[0]["dev/dag"])
     assert 0 <= float(rows[-1]["dev/dag_bleu"]) <= 100
     assert float(rows[-1]["dev/invalid"]) == 0
-    assert load_reader(tmp_path / "checkpoints" / "last.ckpt").decoder is not None
+    assert load_module([tmp_path / "checkpoints" / "last.ckpt"])[0].network.decoder is not None

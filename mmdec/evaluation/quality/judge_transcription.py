@@ -22,7 +22,7 @@ from mmdec.audio import HOP, SAMPLE_RATE
 from mmdec.decode.watch import Stopwatch
 from mmdec.hub.heard_translator import HeardParts
 from mmdec.hub.whisper import load_whisper
-from mmdec.nn.heard_translator import unit_limits
+from mmdec.nn.piece_reader import unit_limits
 from mmdec.pipelines.transcription.transcribe import transcribe
 from mmdec.pipelines.translation.passes import SPECIALS
 from mmdec.pipelines.translation.translator import SpeechTranslator

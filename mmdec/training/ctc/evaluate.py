@@ -9,7 +9,6 @@ Pieces and words, without the question mark; each with its 95 % interval over re
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +20,11 @@ from mmdec.audio import load_audio
 from mmdec.nn.ctc_head import CtcHead, collapse
 from mmdec.nn.whisper_encoder import TAIL
 from mmdec.phonetics.pieces import Pieces, heard
-from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.ctc.encoders import SpeechEncoder, load_speech_encoder
-from mmdec.training.ctc.module import CtcModule
+from mmdec.training.ctc.module import load_module
 from mmdec.training.metrics.word_errors import Edits, rate, word_edits
-from mmdec.types import MmdecError
+from mmdec.types import told
 
 
 @dataclass(frozen=True)
@@ -48,12 +46,8 @@ class Ears:
 
 def load_ears(checkpoint: Path, encoder: str) -> Ears:
     """The head of a training's checkpoint, and its encoder by name or folder. Raises InputError for damaged ones."""
-    saved = read_checkpoint(checkpoint)
-    # Names with an underscore are the command line's own notes.
-    options = {name: value for name, value in saved["hyper_parameters"].items() if name[0] != "_"}
-    module = CtcModule(**{**options, "start": None})
-    module.load_state_dict(saved["state_dict"])
-    return Ears(module.head.eval(), load_speech_encoder(encoder))
+    module, _ = load_module([checkpoint])
+    return Ears(module.head, load_speech_encoder(encoder))
 
 
 def words(text: str) -> str:
@@ -67,8 +61,8 @@ def errors(pieces: Pieces, text: str, wrote: str, found: Sequence[int]) -> tuple
     return word_edits(words(text), words(wrote)), word_edits(" ".join(map(str, wanted)), " ".join(map(str, found)))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for what cannot be read."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line. Raises InputError for what cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--pieces", type=Path, required=True)
@@ -78,27 +72,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, help="recordings at most")
     parser.add_argument("--show", type=int, default=10, help="texts to print (default 10)")
     given = parser.parse_args(arguments)
-    try:
-        ears, pieces = load_ears(given.checkpoint, given.encoder), Pieces.read(given.pieces)
-        rows = read_utterances(given.corpus, given.split)[: given.limit]
-        counts = []
-        for number, row in enumerate(rows):
-            found = ears.written(row.path)
-            text = pieces.decode(found)
-            counts.append(errors(pieces, row.text, text, found))
-            if number < given.show:
-                print(f"{heard(row.text)}\t{text}")
-    except MmdecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    ears, pieces = load_ears(given.checkpoint, given.encoder), Pieces.read(given.pieces)
+    rows = read_utterances(given.corpus, given.split)[: given.limit]
+    counts = []
+    for number, row in enumerate(rows):
+        found = ears.written(row.path)
+        text = pieces.decode(found)
+        counts.append(errors(pieces, row.text, text, found))
+        if number < given.show:
+            print(f"{heard(row.text)}\t{text}")
     for name, column in zip(("words", "pieces"), zip(*counts, strict=True), strict=True):
         found_rate = rate(column)
         print(
             f"{name} wrong: {found_rate['value']:.1%} [{found_rate['low']:.1%}, {found_rate['high']:.1%}] of "
             f"{found_rate['length']}, {len(column)} recordings"
         )
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with told():
+        main()

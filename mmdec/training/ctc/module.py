@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmdec.nn.ctc_head import BLANK, CtcHead, CtcHeadConfig, collapse
-from mmdec.training.checkpoints import read_checkpoint
+from mmdec.training.checkpoints import load_averaged, read_checkpoint
 from mmdec.training.ctc.data import CtcBatch
 from mmdec.training.daspeech.module import load_network
 from mmdec.training.metrics.text import phone_distance
@@ -105,3 +106,8 @@ class CtcModule(LightningModule):
         decay = self.options.weight_decay
         optimizer = MuonAdamW(matrices, groups(others, decay), lr=self.options.lr, weight_decay=decay)
         return scheduled(optimizer, lambda step: self.rate(step))
+
+
+def load_module(checkpoints: Sequence[Path]) -> tuple[CtcModule, int]:
+    """The training module with the averaged weights of its checkpoints, and the last one's step."""
+    return load_averaged(lambda options: CtcModule(**{**options, "start": None}), checkpoints)

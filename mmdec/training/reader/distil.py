@@ -10,48 +10,44 @@ et al. 2018, section 4.3).
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mmdec.checks.files import write_whole
 from mmdec.phonetics.pieces import Pieces
 from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.training.corpora.text_pairs import read_text_pairs
-from mmdec.training.reader.evaluate import from_text, load_reader
-from mmdec.types import MmdecError
+from mmdec.training.reader.evaluate import from_text
+from mmdec.training.reader.module import load_module
+from mmdec.types import told
 
 SHOW = 3200  # sentences between two lines of progress
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for what cannot be read."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line. Raises InputError for what cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("checkpoint", "pieces", "english", "text", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--limit", type=int, help="sentences at most, at equal distances")
     given = parser.parse_args(arguments)
-    try:
-        network, pieces, english = load_reader(given.checkpoint), Pieces.read(given.pieces), Pieces.read(given.english)
-        pairs = evenly_spaced(read_text_pairs(given.text, "train"), given.limit)
-        pairs.sort(key=lambda pair: len(pair.source))  # rows of a batch end together
-        rows = []
-        for pair, units in zip(pairs, from_text(network, pieces, pairs), strict=True):
-            text = english.decode(units)
-            if text:
-                rows.append((pair.name, pair.group, pair.source, text))
-            if len(rows) % SHOW == 0:
-                print(f"{len(rows)} of {len(pairs)}", flush=True)
-    except MmdecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    given.out.mkdir(parents=True, exist_ok=True)
-    partial = given.out / "train.tsv.partial"
-    partial.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
-    os.replace(partial, given.out / "train.tsv")
+    network, pieces, english = (
+        load_module([given.checkpoint])[0].network,
+        *map(Pieces.read, (given.pieces, given.english)),
+    )
+    pairs = evenly_spaced(read_text_pairs(given.text, "train"), given.limit)
+    pairs.sort(key=lambda pair: len(pair.source))  # rows of a batch end together
+    rows = []
+    for number, (pair, units) in enumerate(zip(pairs, from_text(network, pieces, pairs), strict=True), 1):
+        text = english.decode(units)
+        if text:
+            rows.append((pair.name, pair.group, pair.source, text))
+        if number % SHOW == 0:
+            print(f"{number} of {len(pairs)}", flush=True)
+    write_whole(given.out / "train.tsv", "".join("\t".join(row) + "\n" for row in rows).encode())
     print(f"{len(rows)} sentences in {given.out}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with told():
+        main()

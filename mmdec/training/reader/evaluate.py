@@ -10,35 +10,23 @@ BLEU (sacrebleu's 13a, case and marks kept) and chrF against all references of e
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from mmdec.nn.ctc_head import best_pieces
-from mmdec.nn.piece_reader import PiecesToUnits
+from mmdec.nn.piece_reader import PiecesToUnits, unit_limits
 from mmdec.phonetics.pieces import Pieces, heard
-from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.corpora.librispeech import Utterance, read_utterances
 from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.training.corpora.text_pairs import TextPair, read_text_pairs, references_of
 from mmdec.training.ctc.evaluate import Ears, load_ears
 from mmdec.training.metrics.text import bleu, chrf
-from mmdec.training.reader.module import ReaderModule
-from mmdec.types import InputError, MmdecError
+from mmdec.training.reader.module import load_module
+from mmdec.types import InputError, told
 
 BATCH = 32
-
-
-def load_reader(checkpoint: Path) -> PiecesToUnits:
-    """The network of a training's checkpoint, in evaluation mode. Raises InputError for a damaged one."""
-    saved = read_checkpoint(checkpoint)
-    # Names with an underscore are the command line's own notes.
-    options = {name: value for name, value in saved["hyper_parameters"].items() if name[0] != "_"}
-    module = ReaderModule(**{**options, "start": None})
-    module.load_state_dict(saved["state_dict"])
-    return module.network.eval()
 
 
 def from_text(network: PiecesToUnits, pieces: Pieces, rows: Sequence[TextPair]) -> Iterator[list[int]]:
@@ -48,7 +36,7 @@ def from_text(network: PiecesToUnits, pieces: Pieces, rows: Sequence[TextPair]) 
         lengths = torch.tensor([len(source) for source in sources])
         with torch.inference_mode():
             states = network.read(torch.nn.utils.rnn.pad_sequence(sources, batch_first=True), lengths)
-            yield from network.ar.generate(states, lengths, 2 * int(lengths.max()) + 10)
+            yield from network.ar.generate(states, lengths, max(unit_limits(lengths)))
 
 
 def from_sound(network: PiecesToUnits, ears: Ears, rows: Sequence[Utterance]) -> Iterator[list[int]]:
@@ -60,11 +48,11 @@ def from_sound(network: PiecesToUnits, ears: Ears, rows: Sequence[Utterance]) ->
                 yield []
                 continue
             states = network.reader(found.pieces, found.weights, found.lengths)
-            yield from network.ar.generate(states, found.lengths, 2 * int(found.lengths[0]) + 10)
+            yield from network.ar.generate(states, found.lengths, max(unit_limits(found.lengths)))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for what cannot be read."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line. Raises InputError for what cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("checkpoint", "pieces", "english"):
         parser.add_argument(f"--{name}", type=Path, required=True)
@@ -76,31 +64,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, help="sentences at most, at equal distances")
     parser.add_argument("--show", type=int, default=10, help="translations to print (default 10)")
     given = parser.parse_args(arguments)
-    try:
-        network, pieces, english = load_reader(given.checkpoint), Pieces.read(given.pieces), Pieces.read(given.english)
-        if given.head is not None:
-            if not (given.encoder and given.corpus):
-                raise InputError("`encoder` and `corpus` must be given with `head`, but are not. See --help.")
-            sounds = evenly_spaced(read_utterances(given.corpus, given.split), given.limit)
-            sources, references = (
-                [row.text for row in sounds],
-                references_of([row.path.stem for row in sounds], given.text, given.split),
-            )
-            written = list(from_sound(network, load_ears(given.head, given.encoder), sounds))
-        else:
-            pairs = [pair for folder in given.text for pair in read_text_pairs(folder, given.split)]
-            pairs = evenly_spaced(pairs, given.limit)
-            sources, references = [pair.source for pair in pairs], [pair.references for pair in pairs]
-            written = list(from_text(network, pieces, pairs))
-    except MmdecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    network, pieces, english = (
+        load_module([given.checkpoint])[0].network,
+        *map(Pieces.read, (given.pieces, given.english)),
+    )
+    if given.head is not None:
+        if not (given.encoder and given.corpus):
+            raise InputError("`encoder` and `corpus` must be given with `head`, but are not. See --help.")
+        sounds = evenly_spaced(read_utterances(given.corpus, given.split), given.limit)
+        sources = [row.text for row in sounds]
+        references = references_of([row.path.stem for row in sounds], given.text, given.split)
+        written = list(from_sound(network, load_ears(given.head, given.encoder), sounds))
+    else:
+        pairs = [pair for folder in given.text for pair in read_text_pairs(folder, given.split)]
+        pairs = evenly_spaced(pairs, given.limit)
+        sources, references = [pair.source for pair in pairs], [pair.references for pair in pairs]
+        written = list(from_text(network, pieces, pairs))
     texts = [english.decode(units) for units in written]
     for row in list(zip(sources, texts, references, strict=True))[: given.show]:
         print(f"{row[0]}\t{row[1]}\t{' | '.join(row[2])}")
     print(f"BLEU {bleu(texts, references).value:.1f}, chrF {chrf(texts, references).value:.1f}, {len(texts)} sentences")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with told():
+        main()

@@ -31,9 +31,9 @@ from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.nn.voice import PhoneVoice
 from mmdec.phonetics.pieces import Pieces
 from mmdec.phonetics.spelling import Speller
-from mmdec.training.checkpoints import load_averaged, newest
-from mmdec.training.ctc.module import CtcModule
-from mmdec.training.reader.module import ReaderModule
+from mmdec.training.checkpoints import newest
+from mmdec.training.ctc import module as ctc
+from mmdec.training.reader.module import load_module
 from mmdec.types import InputError, told
 
 
@@ -60,8 +60,8 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
     """
     pieces, english = Pieces.read(runs.pieces), Pieces.read(runs.english)
     encoder = load_encoder(runs.encoder)
-    head, heard = _trained(lambda options: CtcModule(**options), runs.head, average)
-    reader, read = _trained(lambda options: ReaderModule(**{**options, "start": None}), runs.reader, average)
+    head, heard = _trained(ctc.load_module, runs.head, average)
+    reader, read = _trained(load_module, runs.reader, average)
     for name, wanted, found in (
         ("head", pieces.names, head.hparams["units"]),
         ("reader", [pieces.names, english.names], reader.hparams["units"]),
@@ -110,10 +110,10 @@ def complete(parts: Path, encoder: str, out: Path) -> Path:
     return out
 
 
-def _trained(build: Callable[[dict[str, Any]], Any], path: Path, average: int) -> tuple[Any, dict[str, Any]]:
+def _trained(load: Callable[[Sequence[Path]], tuple[Any, int]], path: Path, average: int) -> tuple[Any, dict[str, Any]]:
     """A training's module, and what is written down of it."""
     checkpoints = newest(path, average) if path.is_dir() else [path]
-    module, step = load_averaged(build, checkpoints)
+    module, step = load(checkpoints)
     options: Mapping[str, Any] = module.hparams
     kept = {name: value for name, value in options.items() if name != "units" and name[0] != "_"}
     return module, {"checkpoints": len(checkpoints), "step": step, "hyperparameters": kept}

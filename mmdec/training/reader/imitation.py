@@ -9,7 +9,6 @@ python -m mmdec.training.reader.imitation --head runs/ctc/checkpoints/last.ckpt 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +25,7 @@ from mmdec.phonetics.pieces import Pieces, heard
 from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.ctc.evaluate import load_ears
 from mmdec.training.metrics.text import extra
-from mmdec.types import InputError, MmdecError
+from mmdec.types import InputError, told
 
 START = 0  # stands for the beginning of a sentence, where something may be heard before its first piece
 ENOUGH = 4  # times that a piece was said before its own confusions are drawn
@@ -123,8 +122,8 @@ def confusions(sentences: Iterable[tuple[Sequence[int], Heard]]) -> Confusions:
     return Confusions(torch.cat(pieces), torch.cat(weights), torch.tensor(said), torch.tensor(starts))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for what cannot be read."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line. Raises InputError for what cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("head", "pieces", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
@@ -135,19 +134,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--skip", type=int, required=True, help="recordings that the head was trained on, the first ones"
     )
     given = parser.parse_args(arguments)
-    try:
-        ears, pieces = load_ears(given.head, given.encoder), Pieces.read(given.pieces)
-        rows = read_utterances(given.corpus, given.split)[given.skip :]
-        texts = (pieces.encode(heard(row.text)) for row in rows)
-        found = confusions((text, best_pieces(*ears(row.path))) for text, row in zip(texts, rows, strict=True))
-        found.save(given.out)
-    except MmdecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    ears, pieces = load_ears(given.head, given.encoder), Pieces.read(given.pieces)
+    rows = read_utterances(given.corpus, given.split)[given.skip :]
+    texts = (pieces.encode(heard(row.text)) for row in rows)
+    found = confusions((text, best_pieces(*ears(row.path))) for text, row in zip(texts, rows, strict=True))
+    found.save(given.out)
     wrong = 1 - len(found.right) / max(int((found.said != START).sum()), 1)
     print(f"{len(found.said)} pieces of {len(rows)} recordings, {wrong:.1%} not heard first, in {given.out}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with told():
+        main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from mmdec.nn.ar_decoder import ArConfig
 from mmdec.nn.dag_decoder import DagConfig
-from mmdec.nn.piece_reader import PiecesToUnits, ReaderConfig
-from mmdec.training.checkpoints import read_checkpoint
+from mmdec.nn.piece_reader import PiecesToUnits, ReaderConfig, unit_limits
+from mmdec.training.checkpoints import load_averaged, read_checkpoint
 from mmdec.training.daspeech import losses
 from mmdec.training.daspeech.module import load_network
 from mmdec.training.metrics.text import bleu, chrf
@@ -140,7 +141,7 @@ class ReaderModule(LightningModule):
         self.log_dict({f"dev/{name}": v for name, v in parts.items()}, batch_size=len(batch.rows), sync_dist=True)
         net = self.network
         states = net.reader(batch.pieces, batch.weights, batch.lengths).float()
-        written = {"ar": net.ar.generate(states, batch.lengths, 2 * int(batch.lengths.max()) + 10)}
+        written = {"ar": net.ar.generate(states, batch.lengths, max(unit_limits(batch.lengths)))}
         if net.decoder is not None:
             path = net.decoder(states, batch.lengths, batch.lengths).path("lookahead", collapse=True)
             written["dag"] = [[unit for unit in row if unit >= 0] for row in path.tokens.tolist()]
@@ -166,3 +167,8 @@ class ReaderModule(LightningModule):
         decay = self.options.weight_decay
         optimizer = MuonAdamW(matrices, groups(others, decay), lr=self.options.lr, weight_decay=decay)
         return scheduled(optimizer, lambda step: self.rate(step))
+
+
+def load_module(checkpoints: Sequence[Path]) -> tuple[ReaderModule, int]:
+    """The training module with the averaged weights of its checkpoints, and the last one's step."""
+    return load_averaged(lambda options: ReaderModule(**{**options, "start": None}), checkpoints)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from mmdec import cli
 from mmdec.evaluation.quality import judge_transcription
 from mmdec.evaluation.quality.judge_transcription import Cascade, Judge, judged_systems, read, speak
-from mmdec.nn.heard_translator import unit_limits
+from mmdec.nn.piece_reader import unit_limits
 from mmdec.pipelines.transcription.transcribe import transcribe
 from mmdec.pipelines.translation.load import load
 from mmdec.pipelines.translation.passes import SPECIALS

@@ -32,7 +32,8 @@ READER = {"d_model": 16, "ffn": 16, "heads": 2, "layers": 1, "decoder_layers": 1
 
 def keep(module: nn.Module, folder: Path, step: int) -> None:
     folder.mkdir(exist_ok=True)
-    hyper: dict[str, Any] = {**dict(module.hparams), "_instantiator": "x"}  # type: ignore[arg-type]
+    # What a run began from may be gone when it is exported.
+    hyper: dict[str, Any] = {**dict(module.hparams), "_instantiator": "x", "start": "gone.ckpt"}  # type: ignore[arg-type]
     content = {"state_dict": module.state_dict(), "hyper_parameters": hyper, "global_step": step}
     torch.save(content, folder / f"step={step}.ckpt")
 
