@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -59,6 +59,13 @@ class Pieces:
         trainer = BpeTrainer(vocab_size=count, special_tokens=list(special), show_progress=False, min_frequency=2)
         tokenizer.train_from_iterator(texts, trainer)
         return cls(tokenizer)
+
+    @classmethod
+    def kept(cls, path: Path, texts: Callable[[], Iterable[str]], count: int, special: Sequence[str]) -> Pieces:
+        """Those of a file; if there is none, they are learned from `texts()` and saved there first."""
+        if not path.is_file():
+            cls.learn(texts(), count, special).save(path)
+        return cls.read(path)
 
     @classmethod
     def read(cls, path: Path) -> Pieces:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,10 +91,11 @@ class SentenceData(LightningDataModule):
         self.distortion = distortion or Distortion()
         self.splits, self.limit = (train_split, dev_split), limit
         self.batch_states, self.steps_per_epoch, self.seed = batch_states, steps_per_epoch, seed
-        if not Path(pieces).is_file():
-            sentences = [heard(pair.source) for pairs in read_training_pairs(text) for pair in pairs]
-            Pieces.learn(sentences, count, HEARD).save(Path(pieces))
-        self.pieces, self.text = Pieces.read(Path(pieces)), text
+        self.text = text
+        self.pieces = Pieces.kept(Path(pieces), self._sentences, count, HEARD)
+
+    def _sentences(self) -> Iterator[str]:
+        return (heard(pair.source) for pairs in read_training_pairs(self.text) for pair in pairs)
 
     @property
     def units(self) -> list[str]:

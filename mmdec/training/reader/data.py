@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,9 +117,10 @@ class PairData(LightningDataModule):
         self.train = read_training_pairs(text)
         self.dev = evenly_spaced(read_text_pairs(text[0], "dev"), dev_rows)
         everything = [pair for pairs in self.train for pair in pairs]
-        self.pieces = kept(Path(pieces), (heard(pair.source) for pair in everything), count, HEARD)
-        sentences = (text for pair in everything for text in pair.references)
-        self.english = kept(Path(english), sentences, written, WRITTEN)
+        self.pieces = Pieces.kept(Path(pieces), lambda: map(heard, (pair.source for pair in everything)), count, HEARD)
+        self.english = Pieces.kept(
+            Path(english), lambda: (text for pair in everything for text in pair.references), written, WRITTEN
+        )
 
     @property
     def units(self) -> list[list[str]]:
@@ -181,10 +182,3 @@ class PairData(LightningDataModule):
                 batches.append([])
             batches[-1].append(chosen[at])
         return batches
-
-
-def kept(path: Path, texts: Iterable[str], count: int, special: Sequence[str]) -> Pieces:
-    """The pieces in a file, or those learned from texts, which are kept there."""
-    if not path.is_file():
-        Pieces.learn(texts, count, special).save(path)
-    return Pieces.read(path)
