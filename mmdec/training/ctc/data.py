@@ -92,6 +92,7 @@ class SentenceData(LightningDataModule):
         self.splits, self.limit = (train_split, dev_split), limit
         self.batch_states, self.steps_per_epoch, self.seed = batch_states, steps_per_epoch, seed
         self.text = text
+        self.texts: dict[str, list[int]] = {}
         self.pieces = Pieces.kept(Path(pieces), self._sentences, count, HEARD)
 
     def _sentences(self) -> Iterator[str]:
@@ -111,7 +112,13 @@ class SentenceData(LightningDataModule):
         held = held_sources(self.text)
         return [row for row in rows if sentence_key(row.text) not in held][: self.limit]
 
+    def prepare_data(self) -> None:
+        """States, once for all ranks: two that write the same file would spoil it."""
+        self.setup("fit")
+
     def setup(self, stage: str) -> None:
+        if self.texts:
+            return
         train, dev = (self.rows(split) for split in self.splits)
         views = (*range(1, max(self.views, 2)), *([0] if self.views > 1 else []))
         train_views = [(row, view) for view in views for row in train]

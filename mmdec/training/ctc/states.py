@@ -79,14 +79,14 @@ def heard_sound(row: Utterance, view: int, how: Distortion) -> Tensor:
 
 
 def keep_states(
-    rows: Sequence[tuple[Utterance, int]], encoder: SpeechEncoder, folder: Path, how: Distortion, rank: int = 0
+    rows: Sequence[tuple[Utterance, int]], encoder: SpeechEncoder, folder: Path, how: Distortion
 ) -> FrameStore:
     """The store in `folder` with the states of all (recording, view); those that it lacks are computed now.
 
     It says first how many there are and how many GB they take. A process that is killed loses the sounds of one chunk
     at most.
     """
-    store = FrameStore(folder, encoder.width, rank)
+    store = FrameStore(folder, encoder.width)
     missing = [(row, view) for row, view in rows if state_name(row, view) not in store]
     if not missing:
         return store
