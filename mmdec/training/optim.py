@@ -27,6 +27,11 @@ def groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, 
     ]
 
 
+def seed_step(seed: int, epoch: int, step: int) -> None:
+    """Make all randomness of a training step follow from its number: a resumed step draws as an unbroken one would."""
+    torch.manual_seed((seed * 100_003 + epoch) * 1_000_003 + step)
+
+
 def scheduled(optimizer: Optimizer, rate: Callable[[int], float]) -> OptimizerLRScheduler:
     """An optimizer whose learning rate is multiplied by `rate` of the step.
 
@@ -55,6 +60,23 @@ class MuonAdamW(Optimizer):
         self.adamw = AdamW(others, lr=lr, betas=betas)
         super().__init__([*self.muon.param_groups, *self.adamw.param_groups], {})
         self.param_groups = [*self.muon.param_groups, *self.adamw.param_groups]
+
+    @classmethod
+    def of(
+        cls,
+        parameters: Iterable[tuple[str, Tensor]],
+        inner: Callable[[str, Tensor], bool],
+        lr: float,
+        weight_decay: float,
+        betas: tuple[float, float] = (0.9, 0.98),
+    ) -> MuonAdamW:
+        """For a module's named parameters, frozen ones left out. inner: whether Muon takes one; only matrices are
+        asked about."""
+        trained = [(name, weight) for name, weight in parameters if weight.requires_grad]
+        matrices = [weight for name, weight in trained if weight.dim() == 2 and inner(name, weight)]
+        chosen = set(map(id, matrices))
+        others = [weight for _, weight in trained if id(weight) not in chosen]
+        return cls(matrices, groups(others, weight_decay), lr, weight_decay, betas)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None

@@ -18,7 +18,7 @@ from mmdec.training.checkpoints import load_averaged, read_checkpoint
 from mmdec.training.ctc.data import CtcBatch
 from mmdec.training.daspeech.module import load_network
 from mmdec.training.metrics.text import phone_distance
-from mmdec.training.optim import MuonAdamW, Schedule, groups, scheduled
+from mmdec.training.optim import MuonAdamW, Schedule, scheduled, seed_step
 from mmdec.training.options import keep_options
 
 
@@ -66,7 +66,7 @@ class CtcModule(LightningModule):
         self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
 
     def on_train_batch_start(self, batch: CtcBatch, batch_idx: int) -> None:
-        torch.manual_seed((self.options.seed * 100_003 + self.current_epoch) * 1_000_003 + batch_idx)
+        seed_step(self.options.seed, self.current_epoch, batch_idx)
 
     def masked(self, batch: CtcBatch) -> Tensor:
         """The states (B, S, D) without some spans and channels."""
@@ -100,11 +100,8 @@ class CtcModule(LightningModule):
         self.log("dev/wrong", wrong / sum(counts), batch_size=sum(counts), sync_dist=True)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        matrices, others = [], []
-        for name, parameter in self.head.named_parameters():
-            (matrices if parameter.dim() == 2 and name.startswith("blocks") else others).append(parameter)
-        decay = self.options.weight_decay
-        optimizer = MuonAdamW(matrices, groups(others, decay), lr=self.options.lr, weight_decay=decay)
+        named, options = self.head.named_parameters(), self.options
+        optimizer = MuonAdamW.of(named, lambda name, _: name.startswith("blocks"), options.lr, options.weight_decay)
         return scheduled(optimizer, lambda step: self.rate(step))
 
 

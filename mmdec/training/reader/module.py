@@ -19,7 +19,7 @@ from mmdec.training.checkpoints import load_averaged, read_checkpoint
 from mmdec.training.daspeech import losses
 from mmdec.training.daspeech.module import load_network
 from mmdec.training.metrics.text import bleu, chrf
-from mmdec.training.optim import MuonAdamW, Schedule, groups, scheduled
+from mmdec.training.optim import MuonAdamW, Schedule, scheduled, seed_step
 from mmdec.training.options import keep_options
 from mmdec.training.reader.data import PairBatch, PairData
 
@@ -92,7 +92,7 @@ class ReaderModule(LightningModule):
         self.written: dict[str, dict[int, list[int]]] = {}
 
     def on_train_batch_start(self, batch: PairBatch, batch_idx: int) -> None:
-        torch.manual_seed((self.options.seed * 100_003 + self.current_epoch) * 1_000_003 + batch_idx)
+        seed_step(self.options.seed, self.current_epoch, batch_idx)
 
     def graph(self, sizes: dict[str, Any]) -> DagConfig | None:
         """Sizes of the graph decoder: as wide as the other one, with the small translator's links."""
@@ -159,13 +159,8 @@ class ReaderModule(LightningModule):
         self.written = {}
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        matrices, others = [], []
-        for name, parameter in self.network.named_parameters():
-            if not parameter.requires_grad:
-                continue
-            (matrices if parameter.dim() == 2 and "embed" not in name else others).append(parameter)
-        decay = self.options.weight_decay
-        optimizer = MuonAdamW(matrices, groups(others, decay), lr=self.options.lr, weight_decay=decay)
+        named, options = self.network.named_parameters(), self.options
+        optimizer = MuonAdamW.of(named, lambda name, _: "embed" not in name, options.lr, options.weight_decay)
         return scheduled(optimizer, lambda step: self.rate(step))
 
 

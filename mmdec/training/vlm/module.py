@@ -23,7 +23,7 @@ from mmdec.checks.devices import fast_bfloat16
 from mmdec.checks.files import one_line
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.metrics.answer_score import claims_held, right_answer
-from mmdec.training.optim import MuonAdamW, Schedule, groups, scheduled
+from mmdec.training.optim import MuonAdamW, Schedule, scheduled
 from mmdec.training.options import keep_options
 from mmdec.training.vlm.data import Asked
 from mmdec.training.vlm.network import (
@@ -274,7 +274,6 @@ class VlmModule(LightningModule):
         self.log("dev/mean", float((counts[asked, 0] / counts[asked, 1]).mean()), rank_zero_only=True)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        matrices, others = [], []
         inner = {
             id(module.weight)
             for part in (self.model.model.vision_tower.encoder, self.model.model.language_model.layers, self.whitening)
@@ -282,12 +281,8 @@ class VlmModule(LightningModule):
             if isinstance(module, nn.Linear)
         }
         inner.add(id(self.model.model.multi_modal_projector.linear_2.weight))
-        for parameter in self.parameters():
-            if not parameter.requires_grad:
-                continue
-            (matrices if id(parameter) in inner else others).append(parameter)
-        decay = self.options.weight_decay
-        optimizer = MuonAdamW(matrices, groups(others, decay), lr=self.options.lr, weight_decay=decay)
+        named, options = self.named_parameters(), self.options
+        optimizer = MuonAdamW.of(named, lambda _, weight: id(weight) in inner, options.lr, options.weight_decay)
         return scheduled(optimizer, self.factor)
 
 

@@ -403,16 +403,15 @@ class DraftModule(LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         options = self.options
-        linear = {id(part.weight) for part in self.network.modules() if isinstance(part, nn.Linear)}
-        parameters = groups(self.network.parameters(), options.weight_decay)
         optimizer: torch.optim.Optimizer
         if options.optimizer == "muon":
             if sharded(self.trainer) is not None:
                 raise InputError("`optimizer` must be adamw where weights are sharded, but is muon. Use ddp, or adamw.")
-            matrices = [p for p in parameters[0]["params"] if id(p) in linear]
-            parameters[0]["params"] = [p for p in parameters[0]["params"] if id(p) not in linear]
-            optimizer = MuonAdamW(matrices, parameters, options.lr, options.weight_decay, options.betas)
+            linear = {id(part.weight) for part in self.network.modules() if isinstance(part, nn.Linear)}
+            named, rates = self.network.named_parameters(), (options.lr, options.weight_decay, options.betas)
+            optimizer = MuonAdamW.of(named, lambda _, weight: id(weight) in linear, *rates)
         else:
+            parameters = groups(self.network.parameters(), options.weight_decay)
             optimizer = torch.optim.AdamW(parameters, lr=options.lr, betas=options.betas)
         return scheduled(optimizer, lambda step: self.rate(step))
 

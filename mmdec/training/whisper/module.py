@@ -24,7 +24,7 @@ from mmdec.checks.files import one_line
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import HEADS, read_model
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
-from mmdec.training.optim import MuonAdamW, Schedule, groups, scheduled
+from mmdec.training.optim import MuonAdamW, Schedule, scheduled, seed_step
 from mmdec.training.options import keep_options
 from mmdec.training.whisper.tokenizer import END, START
 from mmdec.training.whisper.window_data import IGNORED, LETTERS, Batch
@@ -176,7 +176,7 @@ class WhisperModule(LightningModule):
                 raise InputError(f"`start` must fit, but the {name} of '{folder}' do not ({one_line(error)})") from None
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        torch.manual_seed((self.options.seed * 100_003 + self.current_epoch) * 1_000_003 + batch_idx)
+        seed_step(self.options.seed, self.current_epoch, batch_idx)
 
     def on_train_batch_end(self, outputs: object, batch: Batch, batch_idx: int) -> None:
         protect_positions(self.model)
@@ -279,13 +279,10 @@ class WhisperModule(LightningModule):
         self.log_dict({f"dev/{name}": v for name, v in parts.items()}, batch_size=len(batch.rows), sync_dist=True)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        matrices, others = [], []
-        for name, parameter in self.named_parameters():
-            inner = parameter.dim() == 2 and "embed" not in name and "proj_out" not in name and "letters" not in name
-            if parameter.requires_grad:
-                (matrices if inner else others).append(parameter)
-        decay = self.options.weight_decay
-        optimizer = MuonAdamW(matrices, groups(others, decay), lr=self.options.lr, weight_decay=decay)
+        def inner(name: str, _: Tensor) -> bool:
+            return not any(outer in name for outer in ("embed", "proj_out", "letters"))
+
+        optimizer = MuonAdamW.of(self.named_parameters(), inner, self.options.lr, self.options.weight_decay)
         return scheduled(optimizer, lambda step: self.rate(step))
 
 
