@@ -139,7 +139,7 @@ class UnknownOption(InputError):
     """An option that neither the call nor transformers' `generate` has."""
 
     def __init__(self, name: str, names: Iterable[str]) -> None:
-        """names: the known ones."""
+        """name: the unknown option. names: all valid options, for a suggestion."""
         self.name, self.names = name, sorted(names)
         super().__init__(
             f"`{name}` must be an option of this call or of `model.generate`, but is none."

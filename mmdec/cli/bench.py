@@ -108,12 +108,12 @@ def _command(name: str, path: Path, device: str, threads: int, quick: bool) -> l
 
 
 def sample_recordings() -> list[Path]:
-    """What `bench asr` measures where there is no corpus: the samples of a checkout."""
+    """The recordings that `bench asr` uses if there is no corpus: the checkout's samples."""
     return [] if WHISPER_CORPUS.exists() else _told(sorted(SAMPLES.glob("*.flac")), SAMPLES)
 
 
 def sample_questions() -> Path | None:
-    """The same for `bench vlm`."""
+    """The list of questions that `bench vlm` uses if there is no corpus: the checkout's samples."""
     return None if SCENES.exists() else next(iter(_told([PICTURES] if PICTURES.is_file() else [], PICTURES)), None)
 
 

@@ -95,10 +95,11 @@ EVERY = 30.0  # seconds between two lines; what is done sooner says nothing
 
 @contextmanager
 def loading(model: str, quiet: bool = False, timer: Callable[..., Any] = threading.Timer) -> Iterator[None]:
-    """Say on a terminal what takes the first seconds, where it takes more than half of one: torch's import, and the
-    model's weights. Logs say nothing.
+    """Print "loading ..." on a terminal if the block takes more than half a second (importing torch, reading weights).
 
-    model: its name or path. quiet: say nothing on a terminal, either. timer: of (seconds, function), to be started.
+    Nothing is printed if stderr is not a terminal.
+
+    model: the model's name or path. quiet: never print. timer: makes a timer from (seconds, function).
     """
     if quiet or not sys.stderr.isatty():
         yield

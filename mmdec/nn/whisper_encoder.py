@@ -99,7 +99,7 @@ class WhisperEncoderLayer(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Of all positions to all; keys have no bias."""
+    """Every position attends to every position; keys have no bias."""
 
     def __init__(self, d_model: int, heads: int) -> None:
         super().__init__()

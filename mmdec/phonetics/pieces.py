@@ -62,14 +62,14 @@ class Pieces:
 
     @classmethod
     def kept(cls, path: Path, texts: Callable[[], Iterable[str]], count: int, special: Sequence[str]) -> Pieces:
-        """Those of a file; if there is none, they are learned from `texts()` and saved there first."""
+        """Read the pieces of a file; if there is no file, first learn `count` pieces of `texts()` and save them."""
         if not path.is_file():
             cls.learn(texts(), count, special).save(path)
         return cls.read(path)
 
     @classmethod
     def read(cls, path: Path) -> Pieces:
-        """Those of a file that `save` wrote. Raises InputError for another one."""
+        """Read a file that `save` wrote. Raises InputError for any other file."""
         try:
             return cls(Tokenizer.from_file(str(path)))
         except Exception as error:  # tokenizers raises a bare Exception

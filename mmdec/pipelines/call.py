@@ -77,10 +77,13 @@ class Batch(Generic[Given]):
         least: float | None,
         argument: Callable[[Read], str] = lambda _: "audio",
     ) -> Output | list[Output]:
-        """The return value of the call: a single result, or the list of results.
+        """Read all inputs, decode them, refuse unsure results, and return what the public call returns.
 
-        read, decode: of the task; `decode` may add to `errors`. least: the checked `min_confidence`.
-        argument: of an input: the argument that an unsure result is blamed on.
+        read: the task's function that reads one input. decode: the task's function from inputs to results, both keyed
+            by index; it may add to `errors`.
+        least: the checked `min_confidence`. argument: maps an input to the argument that an error about an unsure
+            result names.
+        Returns: a single result, or the list of results.
         Raises: the InputError of a single input; BatchError if some of a list were refused.
         """
         inputs = self.read(read)

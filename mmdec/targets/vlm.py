@@ -342,13 +342,13 @@ class VlmTarget(DecoderTarget):
         return named, held
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """As for a language model, plus one object that holds the run's images and the vision tower's outputs."""
+        """Inputs as for a language model, plus one object with the run's images and the vision tower's outputs."""
         prepared = dict(super().prepare_inputs(ids, config, inputs))
         vision = prepared.get(HELD) or VisionInputs.of(prepared, len(ids))
         return {name: value for name, value in prepared.items() if name not in NAMES} | {HELD: vision}
 
     def prompt_positions(self, inputs: Mapping[str, Any]) -> list[int]:
-        """As for a language model. With three axes, an image takes as many positions as its longer side has tokens."""
+        """The positions of each row's prompt. With three axes an image takes as many as its longer side has tokens."""
         if not self._axes:
             return super().prompt_positions(inputs)
         named = {name: value for name, value in inputs.items() if name not in NAMES}

@@ -72,7 +72,8 @@ def fit_whisper(data: Recipe, model: Recipe, start: Path | None, seconds: float)
 
 
 def next_token_loss(model: Path, recipe: Recipe) -> float:
-    """Of a checkpoint, or of a model's folder; infinite where that has other tokens than the recipe."""
+    """The loss of a checkpoint, or of a model's folder, on the development split; infinite if the folder's
+    tokens are not the recipe's."""
     data = WindowData(**data_options(recipe))
     if not model.is_dir():
         return validate(load_whisper_module([model])[0], data)["dev/next"]
@@ -191,7 +192,8 @@ def keep_tokenizer(start: Path, folder: Path) -> None:
 
 
 def share_right(model: Path, recipe: Recipe) -> float:
-    """Of the development split's questions, by a checkpoint or a model's folder; the mean of the tasks."""
+    """The share of the development split's questions that a checkpoint or a model's folder answers rightly, mean over
+    tasks."""
     data = SceneData(**recipe["data"]["init_args"])
     if model.is_dir():
         module = VlmModule(**{**started(recipe, model, VlmShape), "units": data.units, "compiled": False})

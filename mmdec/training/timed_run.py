@@ -52,11 +52,11 @@ class Allowance:
         return self.end - self.now()
 
     def part(self, share: float) -> Allowance:
-        """The first part of what is left."""
+        """An allowance that ends after this share of the time that is left."""
         return Allowance(self.now() + self.left * share, self.now)
 
     def less(self, seconds: float) -> Allowance:
-        """The same, but for its last seconds."""
+        """An allowance that ends so many seconds earlier."""
         return Allowance(self.end - seconds, self.now)
 
     def spent_on(self, work: Callable[[], float]) -> tuple[float, float]:

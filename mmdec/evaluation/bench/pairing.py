@@ -50,7 +50,7 @@ class Paired:
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[float, float]]) -> Paired:
-        """Of the seconds of neighbouring runs."""
+        """Summarise pairs of seconds (a, b), each of two runs one after the other."""
         low, middle, high = _quartiles([y / x for x, y in pairs])
         a, b = (1e3 * statistics.median(side) for side in zip(*pairs, strict=True))
         return cls(a_ms=a, b_ms=b, ratio=middle, low=low, high=high, n=len(pairs))

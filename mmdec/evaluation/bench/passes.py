@@ -109,7 +109,7 @@ def bench_passes(
 def sizes_for(
     device: str | None, *, text: str | None = None, prefix: int | None = None, speech: str | None = None
 ) -> PassSizes:
-    """Those of `SIZES` for the device, with what is given instead. Raises InputError for unknown names."""
+    """The default sizes for the device; arguments that are given replace them. Raises InputError for unknown names."""
     for what, name, known in (("text", text, TEXTS), ("speech", speech, SPEECHES)):
         if name is not None and name not in known:
             raise InputError(f"`{what}` must be one of {', '.join(known)}, but is {name!r:.60}. Choose one.")

@@ -417,7 +417,8 @@ def peer_quantities(found: dict[str, Any]) -> list[Quantity]:
 def _in_turn(
     sides: dict[str, Call], recordings: Sequence[Tensor], repeats: int, log: Log
 ) -> tuple[dict[str, list[list[float]]], dict[str, list[str]]]:
-    """Of each side and recording: the seconds of its repeats, and its text. The first round warms up."""
+    """Run all sides in turn on every recording, after a warm-up. Returns, by side and recording: the seconds of each
+    repeat, and the text."""
     seconds = {name: [[] for _ in recordings] for name in sides}
     texts = {name: [""] * len(recordings) for name in sides}
     stopwatch = Stopwatch()

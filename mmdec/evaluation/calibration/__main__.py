@@ -157,7 +157,7 @@ def _corpus(path: Path, options: argparse.Namespace, split: str) -> SpeechCorpus
 
 
 def translated(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
-    """Of each kind of decoding."""
+    """The translations to calibrate with, by kind of decoding."""
     translator = load(options.model or DEFAULT_MODEL)
     recordings = _speech(options, split)
     kinds = {AUTOREGRESSIVE: "autoregressive"}

@@ -39,7 +39,7 @@ def model(name: str | None, corpus: Path) -> LoadedVlm:
 
 
 def described(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
-    """Of answers: every task in turn, and questions about pictures that show nothing or are of another style."""
+    """The answers to calibrate with: all tasks in turn, and questions about empty pictures and other styles."""
     vlm = model(options.model, options.corpus)
     draw = np.random.default_rng(SEEDS[split])
     others = _others(options.other / split, draw)

@@ -52,7 +52,7 @@ class DescriptionHarness(Harness[ImageQuestion]):
         self.options: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": longest}
 
     def prompt(self, question: ImageQuestion) -> str:
-        """As this model marks its pictures."""
+        """The question's text, with this model's own image token where its pictures stand."""
         return question.question.replace(IMAGE, self.vlm.image_token)
 
     def describe(self, questions: Sequence[ImageQuestion], method: Method) -> list[Description]:
@@ -247,7 +247,7 @@ def questions_of(
     limit: int | None,
     admission: Admission = STRICT,
 ) -> list[ImageQuestion]:
-    """Those of a file, or one about each of a person's own pictures. Raises InputError where there are none."""
+    """Read the questions of a file, or ask `prompt` about each picture in `images`. Raises InputError for none."""
     if questions is None and images is not None:
         return by_task(asked_of(os.fspath(images), prompt), limit)
     listed = os.fspath(QUESTIONS if questions is None else questions)

@@ -63,7 +63,7 @@ def _taken(values: Tensor, order: Tensor) -> Tensor:
 def counts(
     harness: DescriptionHarness, questions: Sequence[ImageQuestion], drafter: Drafter, plan: Nodes, log: Log = no_log
 ) -> Counts:
-    """Of each picture, in the questions' order."""
+    """(P, 2): tokens and rounds of each picture, without the prompt's pass, in the questions' order."""
     method = Method("drafted", "mmdec", {"drafter": drafter, "num_speculative_tokens": plan})
     pictures = {name: index for index, name in enumerate(dict.fromkeys(map(_picture, questions)))}
     totals = np.zeros((len(pictures), 2))

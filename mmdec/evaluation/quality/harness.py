@@ -64,7 +64,7 @@ class Measurement:
 
     @property
     def tokens_per_round(self) -> float:
-        """Of mmdec's loop, for each input, bonus included; 1 without a round."""
+        """Mean tokens per input and round of mmdec's loop, the bonus token included; 1 if there was no round."""
         return self.drafted_tokens / self.rounds if self.rounds else 1.0
 
 

@@ -34,7 +34,7 @@ FRENCH, ENGLISH = "fr", "en"
 @final
 @dataclass(frozen=True)
 class Said:
-    """What a system says to one recording, as evaluation reads it."""
+    """One system's translation of one recording: its text and, if it speaks, its sound. `evaluate_speech` reads it."""
 
     text: str
     audio: np.ndarray | None = None  # (T,); None: it writes alone

@@ -80,7 +80,7 @@ class Systems:
             raise InputError("`strategies` must name at least one strategy, but is empty. Use lookahead.")
 
     def beside(self, others: Mapping[str, System]) -> Systems:
-        """These and others."""
+        """A copy with further systems, which come last."""
         return Systems(self.name, {**self.runs, **others}, self.machine)
 
 

@@ -234,7 +234,10 @@ def _count(usage: Usage, round_: Round, index: int, drafts: bool) -> None:
 
 
 def _distances(familiar: FamiliarPictures, summaries: Tensor, counts: Sequence[int]) -> list[list[float]]:
-    """Of each question's pictures. A chat whose cache was lost reads those of earlier turns again, before these."""
+    """The distances of each question's pictures from the training pictures.
+
+    counts: pictures of each question. If a chat lost its cache, `summaries` begins with pictures of earlier turns.
+    """
     new = familiar.distance(summaries[len(summaries) - sum(counts) :]).tolist()
     ends = list(accumulate(counts))
     return [new[end - count : end] for end, count in zip(ends, counts, strict=True)]
@@ -261,11 +264,12 @@ class _TextWriter:
 def picture_evidence(
     pictures: Sequence[np.ndarray], distances: Sequence[float] = (), earlier: Evidence | None = None, count: int = 0
 ) -> dict[str, float]:
-    """Of the pictures (H, W, 3) uint8 that a question is about: the mean logarithms of their structure, of each `MOST`
-    at most, and of their distances, where these are known. Of no pictures nothing, for which a calibration takes what
-    is typical.
+    """The evidence for the confidence that the pictures of a question give; {} without pictures.
 
-    earlier: evidence of `count` pictures that came before in a chat, which belong to the question as well.
+    It is the mean logarithm of their `structure` (at most `MOST` each) and, if it is known, of their distance.
+
+    pictures: (H, W, 3) uint8 each. distances: one for each picture, or empty if unknown.
+    earlier: evidence of the `count` pictures that a chat showed before; the question may be about them, too.
     """
     logarithms = {STRUCTURE: [math.log(min(structure(pixels), MOST) + FLOOR) for pixels in pictures]}
     if len(distances) == len(pictures):

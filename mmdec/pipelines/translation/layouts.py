@@ -108,7 +108,7 @@ class PieceLayout:
 
 
 def layout_of(parts: DASpeechParts | HeardParts) -> Layout:
-    """Of these parts."""
+    """The layout that these parts belong to."""
     return PieceLayout(parts) if isinstance(parts, HeardParts) else PhoneLayout(parts)
 
 

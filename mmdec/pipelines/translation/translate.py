@@ -147,7 +147,7 @@ def translate_speech(
 
 
 def _strategy(strategy: str | None, verify: bool) -> str | None:
-    """None: the model's own."""
+    """Check `strategy` and `verify`, and combine them. Returns None for the model's own strategy."""
     if check_switch("verify", verify) and strategy not in (None, "verified"):
         raise InputError(f"`strategy` must be left out with `verify`, but is {show(strategy)}. Choose one of the two.")
     if strategy is not None:

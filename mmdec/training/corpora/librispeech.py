@@ -77,7 +77,7 @@ def read_recordings(paths: Sequence[str | Path]) -> list[Utterance]:
 
 
 def read_splits(root: str | Path, splits: str | list[str] | None, admission: Admission = STRICT) -> list[Utterance]:
-    """Those of one split, of several, or (None) of a whole manifest."""
+    """The utterances of one split, of several splits, or (None) of a whole manifest."""
     named = splits if isinstance(splits, list) else [splits]
     return [row for split in named for row in read_utterances(root, split, admission)]
 

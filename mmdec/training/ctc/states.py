@@ -65,7 +65,7 @@ def distort(sound: np.ndarray, how: Distortion, draw: np.random.Generator) -> np
 
 
 def state_name(row: Utterance, view: int) -> str:
-    """Of a recording and a way to hear it; view 0 is the recording as it is."""
+    """The key in the store of a recording heard in one way. view: 0 is the recording itself, others are distorted."""
     return f"{row.path.parent.name}/{row.path.stem}@{view}"
 
 

@@ -164,7 +164,7 @@ class AcousticModule(LightningModule):
         return scheduled(optimizer, lambda step: self._schedule()(step))
 
     def _schedule(self) -> Schedule:
-        """As the trainer's limit is now: a run of a given time sets it anew after each epoch."""
+        """The schedule for the trainer's current `max_steps`, which a run of a given time changes after each epoch."""
         if self.schedule == "cosine" and self.trainer.max_steps > self.warmup:
             return Schedule("cosine", self.warmup, decay_steps=self.trainer.max_steps - self.warmup)
         return Schedule("inverse-sqrt", self.warmup)

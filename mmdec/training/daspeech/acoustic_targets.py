@@ -44,7 +44,9 @@ def acoustic_targets(samples: Tensor, phones_with_ends: Sequence[tuple[str, floa
         raise InputError("`alignment` must hold a phone other than silence, but holds none. Leave the row out.")
     start = phones_with_ends[first - 1][1] if first else 0.0
     ends = torch.tensor([start, *[end for _, end in phones_with_ends[first:last]]], dtype=torch.float64)
-    edges = (ends * (SAMPLE_RATE / HOP)).round().long()  # (K,) with the start before, without EOS
+    edges = (
+        (ends * (SAMPLE_RATE / HOP)).round().long()
+    )  # (K,): the first phone's start, then each phone's end, in frames; EOS has no end
     total = 1 + samples.shape[0] // HOP
     if int(edges[-1]) > total:
         raise InputError(

@@ -172,7 +172,7 @@ class VocoderData(LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """None: the vocoder knows no phones."""
+        """An empty list: the vocoder does not use phones."""
         return []
 
     def prepare_data(self) -> None:

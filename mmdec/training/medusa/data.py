@@ -224,7 +224,7 @@ class HeadWindows(Dataset[HeadBatch]):
         return HeadBatch(whisper_mel(sounds, self.mels), list(prompts), list(truth), list(timed), names, rows)
 
     def name(self, window: Window) -> str:
-        """Of a window and its prompt: whatever they follow from."""
+        """The key of a window and its prompt: a digest of everything that they are made from."""
         digest = hashlib.blake2b(digest_size=12)
         for row in window.rows:
             utterance = self.utterances[row]
@@ -312,7 +312,7 @@ class HeadData(LightningDataModule):
         return rows
 
     def seconds(self, split: str) -> list[float]:
-        """Of each utterance of a split; NaN of those that cannot be used."""
+        """The duration of each utterance of a split; NaN if it cannot be used."""
         of = f"{split} recordings in '{self.corpus}'"
         return durations(self.rows[split], self.kept, self.admission, of)
 

@@ -322,7 +322,7 @@ def _corpus_score(metric: Any, hypotheses: Sequence[str], references: Sequence[S
 
 
 def _columns(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[list[str | None]]:
-    """As sacrebleu takes them: a list for each rank of reference, with None for sentences with fewer references."""
+    """The references in sacrebleu's layout: list k holds each sentence's k-th reference, None if it has fewer."""
     _check_aligned(hypotheses, references)
     if any(not accepted for accepted in references) or not references:
         raise InputError("`references` must hold at least one text for each sentence, but lack some. Leave them out.")

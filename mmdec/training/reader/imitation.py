@@ -91,7 +91,7 @@ class Confusions:
 
     @classmethod
     def read(cls, path: Path) -> Confusions:
-        """Those of a file that `save` wrote. Raises InputError for another one."""
+        """Read a file that `save` wrote. Raises InputError for any other file."""
         tensors = read_weights([path], "imitation")
         try:
             return cls(*(tensors[name] for name in ("pieces", "weights", "said", "starts")))

@@ -303,7 +303,7 @@ class SceneData(LightningDataModule):
         return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate, num_workers=self.options.workers)
 
     def lap_length(self) -> int:
-        """Pictures of one pass over the corpus."""
+        """The number of pictures in one pass over the corpus, after `printed_share` has left some out."""
         printed, count = int((self.printed & self.whole).sum()), int(self.whole.sum())
         rest = count - printed
         share = self.options.printed_share if printed else None

@@ -37,7 +37,10 @@ class Shape:
 
 
 def configuration(shape: Shape, units: list[str]) -> LlavaConfig:
-    """Of a model with these tokens. The encoder's last layer is read, without its norm; there is no class token."""
+    """The configuration of a model with these tokens.
+
+    The encoder's last layer is read, without its norm; there is no class token.
+    """
     return LlavaConfig(
         vision_config=SiglipVisionConfig(
             hidden_size=shape.vision_width,
@@ -160,7 +163,7 @@ def speak(
 def first_attention(
     x: Tensor, mask: Tensor, cosine: Tensor, sine: Tensor, heads: int, norm: Tensor, queries: Tensor, keys: Tensor
 ) -> Tensor:
-    """Where the first head of a layer looks, (B, L, L)."""
+    """The attention weights (B, L, L) of a layer's first head."""
     size = queries.shape[0] // heads
     y = F.rms_norm(x, (x.shape[-1],), norm, 1e-6)
     q, k = (turned(F.linear(y, w[:size])[:, None], cosine, sine)[:, 0] for w in (queries, keys))

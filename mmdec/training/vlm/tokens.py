@@ -122,7 +122,8 @@ class Encoded:
         return len(self.first) - 1
 
     def turns(self, number: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Of each turn of a conversation: the question's tokens, the answer's, and the answer's patches."""
+        """For each turn of a conversation: the question's tokens, the answer's tokens, and the patch that shows each
+        token of the answer."""
         turns = []
         for turn in range(self.first[number], self.first[number + 1]):
             begin = self.bounds[turn - 1, 1] if turn else 0
@@ -138,7 +139,7 @@ class Encoded:
 
     @classmethod
     def load(cls, path: Path) -> Encoded:
-        """Those of `save`."""
+        """Read a file that `save` wrote."""
         with np.load(path, allow_pickle=False) as kept:
             return cls(*(kept[name] for name in FIELDS))
 

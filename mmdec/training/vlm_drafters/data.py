@@ -54,7 +54,7 @@ class DraftBatch:
     prompts: list[Inputs] | None
 
     def to(self, device: torch.device) -> DraftBatch:
-        """As it is: the teacher places what it reads."""
+        """The batch unchanged, because the teacher moves its own inputs to the device."""
         return self
 
 
@@ -310,7 +310,8 @@ class DraftData(LightningDataModule):
         return pool, [steps[index][rank] for index in order]
 
     def text_samples(self) -> list[Sample]:
-        """Those without pictures: the corpus's own, or for a ramp the others without theirs."""
+        """Training samples without pictures: those of the corpus or, if it has none and there is a ramp, all samples
+        with their pictures removed."""
         text = [sample for sample in self.parts["train"] if not sample.visual]
         return text or ([sample.without_pictures() for sample in self.parts["train"]] if self.ramp is not None else [])
 
@@ -340,7 +341,7 @@ class DraftData(LightningDataModule):
 
 
 def _batches(samples: Sequence[Sample], size: int, line: str) -> Iterator[Sequence[Sample]]:
-    """Of `size` samples; now and then a line says how many are done."""
+    """Yield batches of `size` samples, and log progress now and then. line: the message, with places for 2 numbers."""
     for number, begin in enumerate(range(0, len(samples), size)):
         yield samples[begin : begin + size]
         done = min(begin + size, len(samples))

@@ -47,7 +47,7 @@ TOP = 10  # tokens that ListMLE ranks
 
 @dataclass(frozen=True)
 class Weights:
-    """Of the parts of the loss: EAGLE's, MSD's and SpecVLM's are 1 and 0.1 of the first two.
+    """Weights of the parts of the loss. EAGLE, MSD and SpecVLM use 1 for `features` and 0.1 for `tokens`.
 
     features: SmoothL1 of the features, its mean over channels. tokens: cross-entropy with the target's distribution.
     distribution: L1 between the two distributions, its sum over tokens. ranks: ListMLE of the target's ten best tokens.
@@ -295,12 +295,12 @@ class DraftModule(LightningModule):
 
     @property
     def depth(self) -> int:
-        """Of the steps that are trained."""
+        """How many drafting steps are unrolled in training."""
         return 1 if self.training and self.global_step < self.options.unroll_from else self.options.unroll
 
     @property
     def chain(self) -> int:
-        """Of the drafts that are scored."""
+        """How long the drafts are that validation scores, in tokens."""
         return self.options.chain
 
     def training_step(self, batch: DraftBatch, batch_idx: int) -> Tensor:

@@ -36,7 +36,7 @@ class Prompting:
 
     def __call__(self, sample: Sample) -> Inputs:
         """A batch of one. Frames are a video where the processor knows videos, else pictures."""
-        if self.tokenizer is self.processor:  # of a language model: it has no pictures
+        if self.tokenizer is self.processor:  # a language model has no processor, only a tokenizer, and no pictures
             return self._text(sample.question)
         content: list[dict[str, Any]] = []
         if sample.video and self.films:
@@ -175,7 +175,7 @@ def read_samples(
 
 
 def _whole(questions: list[Sample], admission: Admission, kept: Path | None, of: str) -> list[Sample]:
-    """Those whose pictures can all be read."""
+    """The questions whose pictures can all be read."""
     pictures = list(dict.fromkeys(path for question in questions for path in (*question.images, *question.video)))
     found = dict(zip(pictures, sizes_of(pictures, kept), strict=True))
     whole, bad = [], BadRows()

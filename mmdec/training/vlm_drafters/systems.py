@@ -125,7 +125,7 @@ class FlashModule(DraftModule):
         return min(self.options.chain, self.depth)
 
     def share(self, epoch: int) -> float:
-        """Of the refiners' tokens that are the slots' own, in an epoch from 0."""
+        """The share of the refiners' input tokens that the slots predict themselves, in this epoch (from 0)."""
         return self.sampled * min(1.0, max(0.0, (epoch + 1 - self.sampled_from) / max(self.sampled_over, 1)))
 
     def steps(self, columns: Columns, texts: list[Reading], count: int) -> list[Tensor]:

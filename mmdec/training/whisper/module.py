@@ -319,7 +319,7 @@ def check_guided(guided: Sequence[tuple[int, int]], shape: Shape) -> None:
 
 
 def configuration(shape: Shape, units: list[str]) -> WhisperConfig:
-    """Of a model with these tokens."""
+    """The configuration of a model with these tokens."""
     end = units.index(END)
     return WhisperConfig(
         vocab_size=len(units),

@@ -344,7 +344,7 @@ class WindowData(LightningDataModule):
         self._seconds()
 
     def _seconds(self) -> list[list[float]]:
-        """Of the rows to train on, and of those for development."""
+        """The durations of the training utterances, and of the development utterances."""
         root = Path(self.corpus)
         kept = root if root.is_dir() else root.parent
         named = (("train", self.train_rows), ("dev", self.dev_rows))
