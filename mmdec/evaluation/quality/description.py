@@ -34,6 +34,7 @@ from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.image_text import IMAGE, ImageQuestion, asked_of, by_task, read_questions, swapped
+from mmdec.training.corpora.text_files import check_limit
 from mmdec.training.metrics import text as metrics
 from mmdec.training.metrics.answer_score import claims_held, normalise, right_answer, right_in_other_words
 from mmdec.types import InputError
@@ -204,8 +205,7 @@ def evaluate_vlm(
     how = VlmScoring(**options)
     check_threads(how.threads)
     check_whole("batch_size", how.batch_size, 1, 4096, "1 asks one by one.")
-    if how.limit is not None:
-        check_whole("limit", how.limit, 1, 2**31, "Leave it out for all questions.")
+    check_limit(how.limit)
     chosen = questions_of(questions, images, how.prompt, how.limit, Admission(how.allow_absolute_paths))
     chosen = swapped(chosen) if how.swap else chosen
     keep_threads(how.threads)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from mmdec.audio import SAMPLE_RATE
-from mmdec.checks.arguments import check_threads
+from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.decode.budget import Nodes
 from mmdec.decode.watch import Stopwatch, timed_passes
 from mmdec.evaluation.quality.harness import Harness, Measurement, Method, counted, quiet
@@ -40,7 +40,7 @@ from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.librispeech import Utterance, read_recordings, read_utterances
-from mmdec.training.corpora.text_files import evenly_spaced
+from mmdec.training.corpora.text_files import check_limit, evenly_spaced
 from mmdec.training.metrics import text as metrics
 from mmdec.training.metrics.word_errors import Edits, character_edits, rate, ratio, word_edits
 from mmdec.types import InputError
@@ -204,7 +204,9 @@ def evaluate_asr(
     window (30 s) is decoded alone, by transformers' long-form code. Raises InputError.
     """
     how = AsrScoring(**options)
-    _check(how.limit, how.batch_size, how.threads)
+    check_threads(how.threads)
+    check_whole("batch_size", how.batch_size, 1, 4096, "1 decodes one by one.")
+    check_limit(how.limit)
     found = (
         read_recordings([os.fspath(path) for path in how.recordings])
         if how.recordings
@@ -250,14 +252,6 @@ def _report(
     if len(measured) == 2:
         report |= _speedup(transcribed, *measured.values())
     return report
-
-
-def _check(limit: int | None, batch_size: int, threads: int) -> None:
-    check_threads(threads)
-    if limit is not None and limit < 1:
-        raise InputError(f"`limit` must be at least 1, but is {limit}. Leave it out for the whole split.")
-    if batch_size < 1:
-        raise InputError(f"`batch_size` must be at least 1, but is {batch_size}. 1 decodes one by one.")
 
 
 def normaliser(tokenizer: Any, language: str | None) -> tuple[Callable[[str], str], str]:

@@ -14,24 +14,27 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 
+from mmdec.audio import load_audio, resample
 from mmdec.checks.arguments import check_threads
-from mmdec.runtime import Log, no_log
+from mmdec.decode.watch import Stopwatch
+from mmdec.hub.daspeech import DEFAULT_MODEL
+from mmdec.pipelines.translation.load import load
+from mmdec.pipelines.translation.translate import translate_speech
+from mmdec.provenance import hardware
+from mmdec.runtime import Log, dtype_of, no_log
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.cvss import corpus_lexicon, read_pairs
 from mmdec.training.corpora.librispeech import read_utterances
-from mmdec.training.corpora.text_files import evenly_spaced, read_table
+from mmdec.training.corpora.text_files import check_limit, evenly_spaced, read_table
 from mmdec.training.corpora.text_pairs import references_of
 from mmdec.training.metrics import text as metrics
 from mmdec.training.metrics.recogniser import SAMPLE_RATE, Recogniser
 from mmdec.types import InputError
-
-if TYPE_CHECKING:
-    from mmdec.pipelines.translation.translator import SpeechTranslator
-
 
 COMPARED = ("lookahead", "autoregressive", "verified")  # the translator's STRATEGIES that are scored by default
 NOISES = 32  # utterances replaced by white noise
@@ -133,7 +136,7 @@ def cvss_corpus(
     limit: take this many utterances, evenly spaced.
     Raises: InputError.
     """
-    _check_limit(limit)
+    check_limit(limit)
     root = Path(corpus)
     target = Path(cvss) if cvss is not None else root / "cvss_c"
     source = Path(common_voice) if common_voice is not None else root / "cv" / "fr"
@@ -159,7 +162,7 @@ def manifest_corpus(
         name, a hyphen and its sentence's name; recordings of other folders are left out.
     Raises: InputError, also for a recording whose folder lacks its translations.
     """
-    _check_limit(limit)
+    check_limit(limit)
     folders = [Path(folder) for folder in text]
     names = tuple(f"{folder.resolve().name}-" for folder in folders)
     utterances = read_utterances(os.fspath(manifest), split, Admission(allow_absolute_paths))
@@ -237,10 +240,6 @@ def own_systems(
     model: None for the shipped one. strategies: None for `COMPARED`, or, without a graph, the one that there is.
     Raises: InputError.
     """
-    from mmdec.hub import DEFAULT_MODEL
-    from mmdec.pipelines.translation.load import load
-    from mmdec.pipelines.translation.translate import translate_speech
-
     check_threads(threads)
     loaded = load(DEFAULT_MODEL if model is None else model, device)
     if strategies is None:
@@ -250,19 +249,8 @@ def own_systems(
     runs = {
         strategy: partial(translate_speech, model=loaded, strategy=strategy, threads=threads) for strategy in strategies
     }
-    return Systems(loaded.name, runs, _machine(loaded, threads))
-
-
-def _machine(translator: SpeechTranslator, threads: int) -> dict[str, Any]:
-    from mmdec.provenance import hardware
-    from mmdec.runtime import dtype_of
-
-    return hardware(device=translator.device, dtype=dtype_of(translator.model), batch=1, threads=threads)
-
-
-def _check_limit(limit: int | None) -> None:
-    if limit is not None and limit < 1:
-        raise InputError(f"`limit` must be at least 1, but is {limit}. Leave it out for the whole split.")
+    machine = hardware(device=loaded.device, dtype=dtype_of(loaded.model), batch=1, threads=threads)
+    return Systems(loaded.name, runs, machine)
 
 
 def _text_scores(rows: Sequence[Source], outputs: Sequence[Output], lexicon: metrics.Lexicon | None) -> dict[str, Any]:
@@ -335,8 +323,6 @@ def _translate_all(systems: Mapping[str, System], rows: Sequence[Source], log: L
 
 
 def _translate(system: System, clip: Path) -> Output:
-    from mmdec.decode.watch import Stopwatch
-
     stopwatch = Stopwatch()  # results come back on the CPU: no device to wait for
     try:
         spoken = system(clip)
@@ -350,10 +336,6 @@ def _translate(system: System, clip: Path) -> Output:
 
 
 def _resampled(samples: np.ndarray, rate: int) -> np.ndarray:
-    import torch
-
-    from mmdec.audio import resample
-
     return resample(torch.from_numpy(np.asarray(samples, np.float32)), rate).numpy()
 
 
@@ -451,6 +433,4 @@ def _noise_score(judge: English, recordings: Sequence[Path], references: Sequenc
 
 def read_samples(path: Path) -> np.ndarray:
     """A recording's samples (T,) of 16 kHz."""
-    from mmdec.audio import load_audio
-
     return load_audio(path).numpy()

@@ -126,6 +126,12 @@ def read_table(path: Path, argument: str = "corpus") -> Iterator[tuple[int, list
         yield number, fields
 
 
+def check_limit(limit: int | None) -> None:
+    """Raise InputError for a limit below 1, which `evenly_spaced` would take for no rows at all."""
+    if limit is not None and limit < 1:
+        raise InputError(f"`limit` must be at least 1, but is {limit}. Leave it out for all rows.")
+
+
 def evenly_spaced(rows: Sequence[T], limit: int | None) -> list[T]:
     """`limit` of the rows at equal distances, in their order; all rows if there are no more, or `limit` is None."""
     if limit is None or limit >= len(rows):
