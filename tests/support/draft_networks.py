@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmdec.decode.guard import ForwardingDrafter
 from mmdec.drafters.draft_memory import Memory
 from mmdec.drafters.flash import Flash
 from mmdec.drafters.registry import network_class
@@ -16,7 +17,7 @@ from mmdec.nn.flash import FlashNetwork
 from mmdec.targets.text import TextTarget
 from mmdec.training.vlm_drafters.teacher import Reading
 from mmdec.training.vlm_drafters.unroll import read_columns, unrolled
-from mmdec.types import Context, Draft, Plan, Scores, Target, Verdict
+from mmdec.types import Context, Draft, Plan, Scores, Verdict
 from tests.support.toy import padded
 
 Path = tuple[int, ...]
@@ -156,22 +157,16 @@ def paths(draft: Draft, row: int) -> list[Path]:
     return found[1:]
 
 
-class Checked:
+class Checked(ForwardingDrafter):
     """Runs a tree-growing drafter, and compares each of its drafts with one recomputed from scratch."""
 
     def __init__(self, drafter: Any, model: Any, images: dict[str, Any] | None = None) -> None:
         """images: a batch of one's further inputs, such as its pixels."""
-        self.drafter, self.model, self.needs = drafter, model, drafter.needs
+        super().__init__(drafter)
+        self.model = model
         self.images = images or {}
         self.compared = 0
         self.last: Any = None
-
-    @property
-    def name(self) -> str:
-        return self.drafter.name
-
-    def check(self, target: Target) -> None:
-        self.drafter.check(target)
 
     def start(self, context: Context) -> Any:
         rows = [row[keep].tolist() for row, keep in zip(context.tokens, context.mask, strict=True)]

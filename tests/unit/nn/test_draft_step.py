@@ -66,9 +66,8 @@ def test_huge_numbers_are_no_warning() -> None:
     assert torch.from_numpy(step(3, torch.randn(24), 0, keys, keys.clone())).isfinite().all()
 
 
-@pytest.mark.parametrize("case", ["fc_norm", "flash", "double", "large", "scaled"])
-def test_what_it_cannot_do_is_left_to_torch(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    net = network("flash" if case == "flash" else "eagle", fc_norm=case == "fc_norm")
+def odd_layers(case: str, net: DraftNetwork, monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Embedding, nn.Linear]:
+    """An embedding and an LM head with what neither step can do."""
     embedding, output = nn.Embedding(31, 24), nn.Linear(24, 31, bias=False)
     if case == "double":
         for module in (net, embedding, output):
@@ -81,6 +80,13 @@ def test_what_it_cannot_do_is_left_to_torch(case: str, monkeypatch: pytest.Monke
             """As of Gemma."""
 
         embedding = Scaled(31, 24)
+    return embedding, output
+
+
+@pytest.mark.parametrize("case", ["fc_norm", "flash", "double", "large", "scaled"])
+def test_what_it_cannot_do_is_left_to_torch(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = network("flash" if case == "flash" else "eagle", fc_norm=case == "fc_norm")
+    embedding, output = odd_layers(case, net, monkeypatch)
     assert DraftStep.of(net, net.packed(), None, embedding, output) is None
 
 
@@ -177,18 +183,7 @@ def test_huge_numbers_of_slots_are_no_warning() -> None:
 @pytest.mark.parametrize("case", ["double", "large", "scaled"])
 def test_slots_that_it_cannot_do_are_left_to_torch(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net = flash()
-    embedding, output = nn.Embedding(31, 24), nn.Linear(24, 31, bias=False)
-    if case == "double":
-        for module in (net, embedding, output):
-            module.double()
-    if case == "large":
-        monkeypatch.setattr("mmdec.nn.draft_network.SMALL", 100)
-    if case == "scaled":
-
-        class Scaled(nn.Embedding):
-            """As of Gemma."""
-
-        embedding = Scaled(31, 24)
+    embedding, output = odd_layers(case, net, monkeypatch)
     assert SlotStep.of(net, net.packed(), embedding, output) is None
 
 
