@@ -128,6 +128,6 @@ def tab() -> None:
         bind(ID, Controls(buttons, run, stop, [source]), outputs, work, sample_work)
 
 
-def shortened(text: str, letters: int = 60) -> str:
-    """A button's label."""
-    return text if len(text) <= letters else f"{text[: letters - 2].rstrip()} …"
+def shortened(text: str) -> str:
+    """A button's label, of at most 60 letters."""
+    return text if len(text) <= 60 else f"{text[:58].rstrip()} …"

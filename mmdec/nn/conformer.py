@@ -341,6 +341,6 @@ def _checked(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return state
 
 
-def _listed(names: list[str], most: int = 6) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return ", ".join(names[:6]) + more

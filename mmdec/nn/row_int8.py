@@ -42,7 +42,7 @@ def pack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return packed
 
 
-def unpack_rows(state: Mapping[str, Tensor], argument: str = "model") -> dict[str, Tensor]:
+def unpack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights in float32. Tensors that were never packed are left alone. Raises InputError for a scale that has no
     tensor, or another number of rows."""
     unpacked: dict[str, Tensor] = {}
@@ -55,7 +55,7 @@ def unpack_rows(state: Mapping[str, Tensor], argument: str = "model") -> dict[st
             continue
         if tensor.dtype != torch.int8 or scale.shape != tensor.shape[:1]:
             raise InputError(
-                f"`{argument}` must hold int8 rows and a scale for each, but '{name}' is {tensor.dtype} of "
+                f"`model` must hold int8 rows and a scale for each, but '{name}' is {tensor.dtype} of "
                 f"{tuple(tensor.shape)} with scales of {tuple(scale.shape)}. Fetch it again."
             )
         unpacked[name] = tensor.float() * scale.float().view(-1, *[1] * (tensor.dim() - 1))

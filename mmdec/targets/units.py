@@ -32,8 +32,8 @@ class UnitSession:
 class UnitTarget:
     """Scores drafts of units. prefill takes `states` (B, S, d_memory) and `state_lengths` (B,); the prompt is <s>."""
 
-    def __init__(self, decoder: ArDecoder, name: str = "units") -> None:
-        self.decoder, self.name = decoder, name
+    def __init__(self, decoder: ArDecoder) -> None:
+        self.decoder, self.name = decoder, "units"
         self.vocab_size, self.hidden_size = decoder.embed_tokens.weight.shape
 
     @property

@@ -60,9 +60,7 @@ def _taken(values: Tensor, order: Tensor) -> Tensor:
     return values.gather(1, order.expand_as(values))
 
 
-def counts(
-    harness: DescriptionHarness, questions: Sequence[ImageQuestion], drafter: Drafter, plan: Nodes, log: Log = no_log
-) -> Counts:
+def counts(harness: DescriptionHarness, questions: Sequence[ImageQuestion], drafter: Drafter, plan: Nodes) -> Counts:
     """(P, 2): tokens and rounds of each picture, without the prompt's pass, in the questions' order."""
     method = Method("drafted", "mmdec", {"drafter": drafter, "num_speculative_tokens": plan})
     pictures = {name: index for index, name in enumerate(dict.fromkeys(map(_picture, questions)))}
@@ -71,7 +69,6 @@ def counts(
         batch = questions[start : start + BATCH]
         for question, answer in zip(batch, harness.describe(batch, method), strict=True):
             totals[pictures[_picture(question)]] += (len(answer.tokens) - 1, answer.rounds - 1)
-        log(f"{min(start + BATCH, len(questions))} of {len(questions)}")
     return totals
 
 

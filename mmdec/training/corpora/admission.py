@@ -55,13 +55,11 @@ class Admission:
         """What reads names that are relative to a folder."""
         return Names(folder, self.allow_absolute_paths)
 
-    def check(
-        self, bad: BadRows, total: int, of: str, argument: str = "corpus", rule: str = "hold usable rows"
-    ) -> None:
+    def check(self, bad: BadRows, total: int, of: str, rule: str = "hold usable rows") -> None:
         """Raise InputError where more of `total` rows are bad than is borne. of: what they are, "rows of 'a.tsv'"."""
         if bad.count > self.max_bad_share * total:
             raise InputError(
-                f"`{argument}` must {rule}, but {bad.count} of the {total} {of} are bad, more than a share of "
+                f"`corpus` must {rule}, but {bad.count} of the {total} {of} are bad, more than a share of "
                 f"{self.max_bad_share:g}: {bad.report(3, '; ')}. Mend them, or raise `max_bad_share`."
             )
 

@@ -71,9 +71,9 @@ class EnglishSpeech:
         return root.parent / "cache" / f"english-{split}-{_FORMAT}-{digest.hexdigest()}"
 
     @classmethod
-    def ready(cls, root: Path, split: str, limit: int | None = None, admission: Admission = STRICT) -> bool:
+    def ready(cls, root: Path, split: str, admission: Admission = STRICT) -> bool:
         """Whether they have been computed."""
-        return (cls.folder(root, split, _distinct(root, split, limit, admission)[0]) / "index.json").is_file()
+        return (cls.folder(root, split, _distinct(root, split, None, admission)[0]) / "index.json").is_file()
 
     def __len__(self) -> int:
         return len(self.rows)

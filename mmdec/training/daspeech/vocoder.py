@@ -30,7 +30,8 @@ from mmdec.training.daspeech.acoustic_targets import filled
 from mmdec.training.optim import Schedule
 from mmdec.types import InputError
 
-SIZES = (256, 512, 1024)  # windows, in samples; the hop is a quarter
+SIZES = (256, 512, 1024)  # windows of the discriminators, in samples; the hop is a quarter
+SPECTRA = (128, 256, 512, 1024, 2048)  # the same of the spectral loss
 
 
 class SpectrogramDiscriminator(nn.Module):
@@ -102,13 +103,13 @@ def spectra(samples: Tensor, size: int) -> Tensor:
     return (spectrum.real.square() + spectrum.imag.square() + 1e-7).sqrt()
 
 
-def spectral_loss(generated: Tensor, truth: Tensor, sizes: tuple[int, ...] = (128, 256, 512, 1024, 2048)) -> Tensor:
+def spectral_loss(generated: Tensor, truth: Tensor) -> Tensor:
     """Spectral convergence plus L1 of log magnitudes (Yamamoto et al., 2020), mean over resolutions."""
     total = generated.new_zeros(())
-    for size in sizes:
+    for size in SPECTRA:
         a, b = spectra(generated, size), spectra(truth, size)
         total = total + (a - b).norm() / b.norm().clamp(min=1e-3) + (a.log() - b.log()).abs().mean()
-    return total / len(sizes)
+    return total / len(SPECTRA)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Recogniser:
 
     name = "pocketsphinx"
 
-    def __init__(self, sentences: Iterable[str], lexicon: Lexicon, *, settings: Mapping[str, float] = SETTINGS) -> None:
+    def __init__(self, sentences: Iterable[str], lexicon: Lexicon) -> None:
         """`lexicon`: lower-case word -> pronunciations, for words that pocketsphinx's dictionary lacks."""
         try:
             from pocketsphinx import Config, Decoder, get_model_path
@@ -60,7 +60,7 @@ class Recogniser:
                 samprate=float(SAMPLE_RATE),
                 cmn="batch",
                 loglevel="FATAL",
-                **settings,
+                **SETTINGS,
             )
             self._decoder: Any = Decoder(config)
 

@@ -324,13 +324,13 @@ class SceneData(LightningDataModule):
         return question_loader(dataset, self.trainer.global_rank, self.trainer.world_size)
 
 
-def question_loader(dataset: Questions, rank: int = 0, world: int = 1, size: int = 40) -> DataLoader:
-    """Batches of questions whose answers are about equally long."""
+def question_loader(dataset: Questions, rank: int, world: int) -> DataLoader:
+    """Batches of up to 40 questions whose answers are about equally long: this process's part of them."""
     batches = []
     for described in (False, True):
         numbers = [n for n, question in enumerate(dataset.questions) if (question.task == "describe") == described]
         mine = numbers[rank::world]
-        batches += [mine[at : at + size] for at in range(0, len(mine), size)]
+        batches += [mine[at : at + 40] for at in range(0, len(mine), 40)]
     return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate)
 
 
