@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmdec.audio import load_audio
-from mmdec.nn.ctc_head import CtcHead, collapse
+from mmdec.checks.weights import fill, read_settings
+from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig, collapse
 from mmdec.nn.whisper_encoder import TAIL
 from mmdec.phonetics.pieces import Pieces, heard
-from mmdec.training.checkpoints import read_checkpoint
+from mmdec.training.checkpoints import read_checkpoint, read_start
 from mmdec.training.corpora.librispeech import read_utterances
-from mmdec.training.ctc.encoders import SpeechEncoder, load_speech_encoder
+from mmdec.training.ctc.encoders import SpeechEncoder, WhisperReader, load_speech_encoder
 from mmdec.training.ctc.module import CtcModule
 from mmdec.training.metrics.word_errors import Edits, rate, word_edits
 from mmdec.types import MmdecError
@@ -47,13 +48,25 @@ class Ears:
 
 
 def load_ears(checkpoint: Path, encoder: str) -> Ears:
-    """The head of a training's checkpoint, and its encoder by name or folder. Raises InputError for damaged ones."""
+    """The head of a training's checkpoint, or of a translator's folder, and its encoder by name or folder.
+
+    Raises InputError for damaged ones.
+    """
+    if checkpoint.is_dir():
+        sizes = CtcHeadConfig(**read_settings(checkpoint / "config.json", "checkpoint")["architecture"]["head"])
+        state = {name: value for name, value in read_start(checkpoint, "").items() if name.startswith("head.")}
+        head = fill(lambda: nn.ModuleDict({"head": CtcHead(sizes)}), state, "checkpoint", checkpoint)["head"]
+        return Ears(head.eval(), load_speech_encoder(encoder))
     saved = read_checkpoint(checkpoint)
     # Names with an underscore are the command line's own notes.
     options = {name: value for name, value in saved["hyper_parameters"].items() if name[0] != "_"}
     module = CtcModule(**{**options, "start": None})
     module.load_state_dict(saved["state_dict"])
-    return Ears(module.head.eval(), load_speech_encoder(encoder))
+    ears = load_speech_encoder(encoder)
+    if module.top is not None:
+        assert isinstance(ears, WhisperReader)  # no other one has such layers
+        ears = WhisperReader(module.top.give(ears.encoder))
+    return Ears(module.head.eval(), ears)
 
 
 def words(text: str) -> str:

@@ -70,6 +70,8 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
             raise InputError(f"`{name}` must be trained on these `pieces`, but has others. Name those of its run.")
     config = HeardTranslatorConfig(encoder.config, head.head.config, reader.network.config)
     model = HeardTranslator(config)
+    if head.top is not None:
+        encoder = head.top.give(encoder)
     state = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     state |= {f"head.{name}": value for name, value in head.head.state_dict().items()}
     model.load_state_dict(state | reader.network.state_dict())
