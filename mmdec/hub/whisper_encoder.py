@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import torch
-
 from mmdec.checks.weights import check_counts, fill, read_settings, read_weights, shards
-from mmdec.hub.daspeech import read_parts
+from mmdec.hub.daspeech import heard_parts
 from mmdec.hub.find import find, kind
-from mmdec.hub.heard_translator import HeardParts
 from mmdec.nn.whisper_encoder import WhisperEncoder, WhisperEncoderConfig
 from mmdec.types import InputError
 
@@ -27,9 +24,7 @@ def load_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
     folder: Path = find(model, KIND, ("config.json", "model.safetensors", "model-*.safetensors", "*.index.json"))
     settings = read_settings(folder / "config.json")
     if kind(folder) == "daspeech":
-        parts = read_parts(folder, torch.device("cpu"))
-        if isinstance(parts, HeardParts):
-            return parts.model.encoder.eval().requires_grad_(False)
+        return heard_parts(folder).model.encoder.eval().requires_grad_(False)
     if settings.get("model_type") != KIND:
         raise InputError(
             f"`model` must be a Whisper, but '{os.fspath(model)}' is {settings.get('model_type')!r:.60}. Name another."

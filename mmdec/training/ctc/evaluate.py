@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmdec.audio import load_audio
-from mmdec.checks.weights import fill, read_settings
-from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig, collapse
+from mmdec.hub.daspeech import heard_parts
+from mmdec.nn.ctc_head import CtcHead, collapse
 from mmdec.nn.whisper_encoder import TAIL
 from mmdec.phonetics.pieces import Pieces, heard
-from mmdec.training.checkpoints import read_checkpoint, read_start
+from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.ctc.encoders import SpeechEncoder, WhisperReader, load_speech_encoder
 from mmdec.training.ctc.module import CtcModule
@@ -53,9 +53,7 @@ def load_ears(checkpoint: Path, encoder: str) -> Ears:
     Raises InputError for damaged ones.
     """
     if checkpoint.is_dir():
-        sizes = CtcHeadConfig(**read_settings(checkpoint / "config.json", "checkpoint")["architecture"]["head"])
-        state = {name: value for name, value in read_start(checkpoint, "").items() if name.startswith("head.")}
-        head = fill(lambda: nn.ModuleDict({"head": CtcHead(sizes)}), state, "checkpoint", checkpoint)["head"]
+        head = heard_parts(checkpoint).model.head
         return Ears(head.eval(), load_speech_encoder(encoder))
     saved = read_checkpoint(checkpoint)
     # Names with an underscore are the command line's own notes.
