@@ -108,18 +108,6 @@ M = TypeVar("M", bound=nn.Module)
 
 
 @final
-def read_start(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """Weights to begin from: those of a checkpoint, or of a translator's folder, each name behind `prefix`.
-
-    Raises InputError for what is damaged.
-    """
-    if not path.is_dir():
-        state: dict[str, Tensor] = read_checkpoint(path, "start")["state_dict"]
-        return state
-    weights = unpack_rows(read_weights([checked_file(path, "model.safetensors", "start")], "start"))
-    return {prefix + name: tensor for name, tensor in weights.items()}
-
-
 class WholeCheckpoints(CheckpointIO):
     """Reads and writes a run's checkpoints as files of this machine."""
 
@@ -151,6 +139,18 @@ class WholeCheckpoints(CheckpointIO):
             shutil.rmtree(path)
         else:
             Path(path).unlink(missing_ok=True)
+
+
+def read_start(path: Path, prefix: str = "") -> dict[str, Tensor]:
+    """Weights to begin from: those of a checkpoint, or of a translator's folder, each name behind `prefix`.
+
+    Raises InputError for what is damaged.
+    """
+    if not path.is_dir():
+        state: dict[str, Tensor] = read_checkpoint(path, "start")["state_dict"]
+        return state
+    weights = unpack_rows(read_weights([checked_file(path, "model.safetensors", "start")], "start"))
+    return {prefix + name: tensor for name, tensor in weights.items()}
 
 
 def check_local(path: str | os.PathLike[str], argument: str) -> Path:
