@@ -296,10 +296,10 @@ class Pattern:
         return list(rendered)[:MAX_RENDERINGS]
 
 
-def read_patterns() -> list[Pattern]:
-    """All patterns, in file order; a fixed phrase is a pattern without slots."""
+def read_patterns(folder: str = "patterns") -> list[Pattern]:
+    """All patterns of a folder, in file order; a fixed phrase is a pattern without slots."""
     classes, patterns = read_classes(), []
-    for path in sorted((GRAMMAR / "patterns").glob("*.yaml")):
+    for path in sorted((GRAMMAR / folder).glob("*.yaml")):
         for spec in read_yaml(path):  # type: ignore[attr-defined] # the file holds a list
             english = spec["en"] if isinstance(spec["en"], list) else [spec["en"]]
             names = dict.fromkeys(m for match in _SLOT.finditer(spec["fr"]) for m in _names(match))

@@ -4,6 +4,7 @@ python data/build/phrasebook.py --text-only 20 --seed 1       # test sentences a
 python data/build/phrasebook.py --out data/corpus             # the whole corpus, resumable
 python data/build/phrasebook.py --samples data/samples        # the eight sample recordings
 python data/build/phrasebook.py --pairs data/phrasebook       # all sentences, in the layout of tatoeba.py
+python data/build/phrasebook.py --pairs data/home --patterns home    # what one says to a house, the same way
 """
 
 import argparse
@@ -74,6 +75,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--samples", type=Path, help="write the sample recordings to this folder")
     parser.add_argument("--pairs", type=Path, help="write every sentence and its references to this folder, as tables")
+    parser.add_argument("--patterns", default="patterns", choices=("patterns", "home"), help="folder of the grammar")
     return parser.parse_args()
 
 
@@ -88,7 +90,7 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    sentences = read_sentences()
+    sentences = read_sentences(arguments.patterns)
     status = 0
     if arguments.stats:
         for name, count in _counts(sentences):

@@ -105,9 +105,9 @@ def split_of(key: str, salt: str = SALT) -> str:
     return "dev" if value < TEST_SHARE + DEV_SHARE else "train"
 
 
-def read_sentences() -> list[Sentence]:
-    """Every sentence of the grammar, merged by its normalised French, with its split."""
-    patterns = read_patterns()
+def read_sentences(folder: str = "patterns") -> list[Sentence]:
+    """Every sentence of the grammar's patterns in a folder, merged by its normalised French, with its split."""
+    patterns = read_patterns(folder)
     held = held_out_pairs(patterns)
     french: dict[str, str] = {}
     derivations: dict[str, list[tuple[Pattern, tuple[int, ...]]]] = defaultdict(list)

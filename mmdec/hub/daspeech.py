@@ -175,6 +175,16 @@ def read_parts(
     return parts
 
 
+def heard_parts(model: str | os.PathLike[str]) -> HeardParts:
+    """A translator that hears, by name or folder. Raises InputError for another model."""
+    parts = read_parts(resolve(model), torch.device("cpu"))
+    if not isinstance(parts, HeardParts):
+        raise InputError(
+            f"`model` must be a translator of pieces, but '{os.fspath(model)}' is one of phones. Name another."
+        )
+    return parts
+
+
 def _read_daspeech(directory: Path, config: Mapping[str, Any]) -> DASpeechParts:
     units = names(directory / "units.json")
     state = read_weights([checked_file(directory, name) for name in WEIGHTS if name != VOCODER])

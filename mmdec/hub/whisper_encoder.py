@@ -1,4 +1,4 @@
-"""The encoder of a Whisper alone, as a network that reads sounds at their own length."""
+"""The encoder of a Whisper, or of a translator that hears, as a network that reads sounds at their own length."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ import os
 from pathlib import Path
 
 from mmdec.checks.weights import check_counts, fill, read_settings, read_weights, shards
-from mmdec.hub.find import find
+from mmdec.hub.daspeech import heard_parts
+from mmdec.hub.find import find, kind
 from mmdec.nn.whisper_encoder import WhisperEncoder, WhisperEncoderConfig
 from mmdec.types import InputError
 
 KIND = "whisper"
+KINDS = (KIND, "daspeech")  # models that have such an encoder
 PREFIX = "model.encoder."
 
 
 def load_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
-    """The encoder of a Whisper by shipped name, directory or hub id, in float32, frozen.
+    """The encoder of a Whisper, or of a translator that hears, by shipped name, folder or hub id; float32, frozen.
 
     Raises InputError where there is no such model, or its files are damaged.
     """
     folder: Path = find(model, KIND, ("config.json", "model.safetensors", "model-*.safetensors", "*.index.json"))
     settings = read_settings(folder / "config.json")
+    if kind(folder) == "daspeech":
+        return heard_parts(folder).model.encoder.eval().requires_grad_(False)
     if settings.get("model_type") != KIND:
         raise InputError(
             f"`model` must be a Whisper, but '{os.fspath(model)}' is {settings.get('model_type')!r:.60}. Name another."

@@ -7,8 +7,9 @@ silence behind the speech are what a decoder ends by: 1 s of it costs little and
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -48,7 +49,8 @@ class WhisperEncoderConfig:
 class WhisperEncoder(nn.Module):
     """Features to states. forward: features (B, mels, F), frame lengths (B,) or None -> states (B, S, D), lengths (B,).
 
-    A row's states are the same alone and in a batch with longer ones. F is at most twice the window's positions.
+    A row's states are the same alone and in a batch with longer ones. F is at most twice the window's positions. top:
+    layers that are left out, the last ones, and the norm with them: `TopLayers` are they.
     """
 
     def __init__(self, config: WhisperEncoderConfig) -> None:
@@ -62,11 +64,10 @@ class WhisperEncoder(nn.Module):
         )
         self.layer_norm = nn.LayerNorm(config.d_model)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Tensor, lengths: Tensor | None = None, top: int = 0) -> tuple[Tensor, Tensor]:
         frames = features.shape[-1]
         if lengths is None:
             lengths = torch.full((len(features),), frames, device=features.device)
-        mask = None
         if bool((lengths < frames).any()):  # silence of a longer row is no sound of a shorter one
             real = lengths_to_mask(lengths, frames)[:, None]
             x = F.gelu(self.conv1(features.masked_fill(~real, 0.0))).masked_fill(~real, 0.0)
@@ -75,11 +76,46 @@ class WhisperEncoder(nn.Module):
         x = F.gelu(self.conv2(x)).transpose(1, 2)
         lengths = (lengths + 1) // 2
         x = x + self.embed_positions.weight[: x.shape[1]]
-        if bool((lengths < x.shape[1]).any()):
-            mask = lengths_to_mask(lengths, x.shape[1])[:, None, None]  # (B, 1, 1, S)
-        for layer in self.layers:
-            x = layer(x, mask)
-        return self.layer_norm(x), lengths
+        x = run_layers(self.layers[: len(self.layers) - top], x, lengths)
+        return (x if top else self.layer_norm(x)), lengths
+
+
+class TopLayers(nn.Module):
+    """The last layers of an encoder and its norm, to be trained with what reads its states.
+
+    forward: (B, S, D) of `WhisperEncoder.forward` with the same `top`, lengths (B,) -> states (B, S, D).
+    """
+
+    def __init__(self, config: WhisperEncoderConfig, top: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([WhisperEncoderLayer(config.d_model, config.heads, config.ffn) for _ in range(top)])
+        self.layer_norm = nn.LayerNorm(config.d_model)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        return self.layer_norm(run_layers(self.layers, x, lengths))
+
+    def take(self, encoder: WhisperEncoder) -> TopLayers:
+        """Begin with an encoder's own weights."""
+        self.layers.load_state_dict(encoder.layers[-len(self.layers) :].state_dict())
+        self.layer_norm.load_state_dict(encoder.layer_norm.state_dict())
+        return self
+
+    def give(self, encoder: WhisperEncoder) -> WhisperEncoder:
+        """A copy of the encoder with these layers in place of its last ones."""
+        changed = copy.deepcopy(encoder)
+        changed.layers[-len(self.layers) :].load_state_dict(self.layers.state_dict())
+        changed.layer_norm.load_state_dict(self.layer_norm.state_dict())
+        return changed
+
+
+def run_layers(layers: Iterable[nn.Module], x: Tensor, lengths: Tensor) -> Tensor:
+    """(B, S, D) through layers; positions beyond a row's length are not read."""
+    mask = None
+    if bool((lengths < x.shape[1]).any()):
+        mask = lengths_to_mask(lengths, x.shape[1])[:, None, None]  # (B, 1, 1, S)
+    for layer in layers:
+        x = layer(x, mask)
+    return x
 
 
 class WhisperEncoderLayer(nn.Module):
@@ -139,15 +175,21 @@ def sound_features(
 
 
 def read_states(
-    encoder: WhisperEncoder, sounds: Sequence[Tensor], margin: float = MARGIN, tail: float | None = None
+    encoder: WhisperEncoder,
+    sounds: Sequence[Tensor],
+    margin: float = MARGIN,
+    tail: float | None = None,
+    top: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """What the encoder makes of sounds, each read at its own length; arguments as for `sound_features`.
+
+    top: the last layers, which are left out.
 
     Returns states (B, S, D), 50 a second, and their number in each row (B,).
     """
     features, frames, wanted = sound_features(sounds, encoder.config, margin, tail)
     weight = encoder.conv1.weight
-    states, counts = encoder(features.to(weight), frames.to(weight.device))
+    states, counts = encoder(features.to(weight), frames.to(weight.device), top)
     counts = counts.minimum(wanted.to(counts.device))
     return states[:, : int(counts.max())], counts
 

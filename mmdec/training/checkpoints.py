@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import treespec_leaf
 
 from mmdec.checks.files import one_line, open_regular, printable, reason, whole_file
-from mmdec.checks.weights import check_finite_weights, is_finite
+from mmdec.checks.weights import check_finite_weights, checked_file, is_finite, read_weights
+from mmdec.nn.row_int8 import unpack_rows
 from mmdec.types import REFUSED, InputError, MmdecError
 
 # Lightning (2.6) makes the leaves of its trees by a class that torch (2.11) has replaced by a function: it gets that.
@@ -138,6 +139,18 @@ class WholeCheckpoints(CheckpointIO):
             shutil.rmtree(path)
         else:
             Path(path).unlink(missing_ok=True)
+
+
+def read_start(path: Path, prefix: str = "") -> dict[str, Tensor]:
+    """Weights to begin from: those of a checkpoint, or of a translator's folder, each name behind `prefix`.
+
+    Raises InputError for what is damaged.
+    """
+    if not path.is_dir():
+        state: dict[str, Tensor] = read_checkpoint(path, "start")["state_dict"]
+        return state
+    weights = unpack_rows(read_weights([checked_file(path, "model.safetensors", "start")], "start"))
+    return {prefix + name: tensor for name, tensor in weights.items()}
 
 
 def check_local(path: str | os.PathLike[str], argument: str) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -69,14 +69,15 @@ class MuonAdamW(Optimizer):
         lr: float,
         weight_decay: float,
         betas: tuple[float, float] = (0.9, 0.98),
+        more: Sequence[dict[str, Any]] = (),
     ) -> MuonAdamW:
         """For a module's named parameters, frozen ones left out. inner: whether Muon takes one; only matrices are
-        asked about."""
+        asked about. more: groups for AdamW beside them, with rates of their own."""
         trained = [(name, weight) for name, weight in parameters if weight.requires_grad]
         matrices = [weight for name, weight in trained if weight.dim() == 2 and inner(name, weight)]
         chosen = set(map(id, matrices))
         others = [weight for _, weight in trained if id(weight) not in chosen]
-        return cls(matrices, groups(others, weight_decay), lr, weight_decay, betas)
+        return cls(matrices, [*groups(others, weight_decay), *more], lr, weight_decay, betas)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None

@@ -66,7 +66,7 @@ class SentenceData(LightningDataModule):
     computed first, so that a corpus may grow between two runs. pieces: the tokenizer's file; where there is none, one
     of `count` pieces is learned from the training sentences of `text`, folders of pairs, and kept there. views: ways to
     hear each recording: distorted, then as it is too, then distorted in more ways. batch_states: in a batch, padding
-    included. limit: training recordings, the first ones.
+    included. limit: training recordings, the first ones. top: layers of a Whisper that are trained too.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class SentenceData(LightningDataModule):
         states: str,
         pieces: str,
         text: list[str],
+        top: int = 0,
         count: int = 1001,
         train_split: str = "train",
         dev_split: str = "dev",
@@ -87,7 +88,8 @@ class SentenceData(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.corpus, self.encoder, self.folder, self.views = corpus, encoder, Path(states), views
+        self.corpus, self.encoder, self.top, self.views = corpus, encoder, top, views
+        self.folder = Path(states) / f"below_{top}" if top else Path(states)
         self.distortion = distortion or Distortion()
         self.splits, self.limit = (train_split, dev_split), limit
         self.batch_states, self.steps_per_epoch, self.seed = batch_states, steps_per_epoch, seed
@@ -122,7 +124,7 @@ class SentenceData(LightningDataModule):
         train, dev = (self.rows(split) for split in self.splits)
         views = (*range(1, max(self.views, 2)), *([0] if self.views > 1 else []))
         train_views = [(row, view) for view in views for row in train]
-        encoder = load_speech_encoder(self.encoder)
+        encoder = load_speech_encoder(self.encoder, self.top)
         self.store = keep_states([*((row, 0) for row in dev), *train_views], encoder, self.folder, self.distortion)
         self.texts = {state_name(row, view): self.pieces.encode(heard(row.text)) for row, view in train_views}
         self.dev_texts = {state_name(row, 0): self.pieces.encode(heard(row.text)) for row in dev}

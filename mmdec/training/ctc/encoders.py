@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.hub.find import find, kind
-from mmdec.hub.whisper_encoder import KIND, load_encoder
+from mmdec.hub.whisper_encoder import KIND, KINDS, load_encoder
 from mmdec.nn.whisper_encoder import WhisperEncoder, read_states
 from mmdec.types import InputError
 
@@ -35,9 +35,11 @@ class SpeechEncoder(Protocol):
 
 @dataclass(frozen=True)
 class WhisperReader:
-    """A Whisper's encoder."""
+    """A Whisper's encoder. top: its last layers, which are left out; then all silence behind a sound is read, which
+    they look at."""
 
     encoder: WhisperEncoder
+    top: int = 0
 
     @property
     def width(self) -> int:
@@ -45,7 +47,7 @@ class WhisperReader:
 
     @torch.inference_mode()
     def read(self, sounds: Sequence[Tensor], tail: float) -> tuple[Tensor, Tensor]:
-        return read_states(self.encoder, sounds, tail=tail)
+        return read_states(self.encoder, sounds, tail=None if self.top else tail, top=self.top)
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,18 @@ class TransformersReader:
         return states, torch.tensor([len(row) for row in rows])
 
 
-def load_speech_encoder(model: str) -> SpeechEncoder:
+def load_speech_encoder(model: str, top: int = 0) -> SpeechEncoder:
     """An encoder by shipped name, directory or hub id, in float32, frozen.
+
+    top: layers of a Whisper's that are left out, the last ones.
 
     Raises InputError where there is no such model, or transformers knows no encoder and feature extractor for it.
     """
     folder = find(model, KIND, FILES)
-    if kind(folder) == KIND:
-        return WhisperReader(load_encoder(folder))
+    if kind(folder) in KINDS:
+        return WhisperReader(load_encoder(folder), top)
+    if top:
+        raise InputError(f"`top` must be 0 but for a Whisper, but is {top} for '{model}'. Leave it out.")
     from transformers import AutoFeatureExtractor, AutoModel
 
     try:

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from mmdec.audio import load_audio
+from mmdec.hub.daspeech import heard_parts
 from mmdec.nn.ctc_head import CtcHead, collapse
 from mmdec.nn.whisper_encoder import TAIL
 from mmdec.phonetics.pieces import Pieces, heard
 from mmdec.training.corpora.librispeech import read_utterances
-from mmdec.training.ctc.encoders import SpeechEncoder, load_speech_encoder
+from mmdec.training.ctc.encoders import SpeechEncoder, WhisperReader, load_speech_encoder
 from mmdec.training.ctc.module import load_module
 from mmdec.training.metrics.word_errors import Edits, rate, word_edits
 from mmdec.types import told
@@ -45,9 +46,18 @@ class Ears:
 
 
 def load_ears(checkpoint: Path, encoder: str) -> Ears:
-    """The head of a training's checkpoint, and its encoder by name or folder. Raises InputError for damaged ones."""
+    """The head of a training's checkpoint, or of a translator's folder, and its encoder by name or folder.
+
+    Raises InputError for damaged ones.
+    """
+    ears = load_speech_encoder(encoder)
+    if checkpoint.is_dir():
+        return Ears(heard_parts(checkpoint).model.head.eval(), ears)
     module, _ = load_module([checkpoint])
-    return Ears(module.head, load_speech_encoder(encoder))
+    if module.top is not None:
+        assert isinstance(ears, WhisperReader)  # no other one has such layers
+        ears = WhisperReader(module.top.give(ears.encoder))
+    return Ears(module.head, ears)
 
 
 def words(text: str) -> str:

@@ -13,19 +13,24 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.nn import functional as F
 
+from mmdec.hub.whisper_encoder import load_encoder
 from mmdec.nn.ctc_head import BLANK, CtcHead, CtcHeadConfig, collapse
-from mmdec.training.checkpoints import load_averaged, read_checkpoint
+from mmdec.nn.whisper_encoder import MARGIN, TAIL, TopLayers
+from mmdec.training.checkpoints import load_averaged, read_start
 from mmdec.training.ctc.data import CtcBatch
+from mmdec.training.ctc.encoders import STATES
 from mmdec.training.daspeech.module import load_network
 from mmdec.training.metrics.text import phone_distance
-from mmdec.training.optim import MuonAdamW, Schedule, scheduled, seed_step
+from mmdec.training.optim import MuonAdamW, Schedule, groups, scheduled, seed_step
 from mmdec.training.options import keep_options
+from mmdec.types import InputError
 
 
 @dataclass(frozen=True)
 class CtcOptions:
     """What a recipe sets. time_masks: spans of at most `mask_states` states that a row loses; channels: share of the
-    states' channels that it loses throughout. start: a checkpoint to begin from."""
+    states' channels that it loses throughout. start: a checkpoint, or a translator's folder, to begin from. top: layers
+    of the Whisper `encoder`, the last ones, that are trained too, at the rate `top_lr`; the data leaves them out."""
 
     d_states: int = 512
     stride: int = 2
@@ -42,6 +47,9 @@ class CtcOptions:
     mask_states: int = 12
     channels: float = 0.1
     start: str | None = None
+    top: int = 0
+    encoder: str | None = None
+    top_lr: float = 1e-4
     seed: int = 0
 
 
@@ -61,22 +69,42 @@ class CtcModule(LightningModule):
         names = ("d_states", "stride", "d_model", "layers", "kernel", "dropout")
         sizes = {name: getattr(self.options, name) for name in names}
         self.head = CtcHead(CtcHeadConfig(pieces=len(units), **sizes))
+        self.top = None
+        if self.options.top:
+            if self.options.encoder is None:
+                raise InputError("`encoder` must name the Whisper whose `top` layers are trained, but is not given.")
+            encoder = load_encoder(self.options.encoder)
+            self.top = TopLayers(encoder.config, self.options.top).take(encoder)
+            self.most = encoder.config.positions
         if self.options.start is not None:
-            load_network(self, read_checkpoint(Path(self.options.start))["state_dict"])
+            load_network(self, read_start(Path(self.options.start)))
         self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
 
     def on_train_batch_start(self, batch: CtcBatch, batch_idx: int) -> None:
         seed_step(self.options.seed, self.current_epoch, batch_idx)
 
-    def masked(self, batch: CtcBatch) -> Tensor:
-        """The states (B, S, D) without some spans and channels."""
-        rows, size, width = batch.states.shape
+    def forward(self, batch: CtcBatch) -> tuple[Tensor, Tensor]:
+        """Logits (B, F, V) and frames (B,); in training without some spans and channels of the states."""
+        states, lengths = batch.states, batch.lengths
+        if self.training:
+            states = states.masked_fill(self.spans(batch)[..., None].to(states.device), 0.0)
+        if self.top is not None:  # they look at all silence behind a sound, the head at a part of it
+            states = self.top(states, lengths)
+            cut = lengths < self.most  # a full window has hardly any silence left
+            lengths = lengths - cut * round((MARGIN - TAIL) * STATES)
+            states = states[:, : int(lengths.max())]
+        if self.training:
+            lost = torch.rand(len(states), 1, states.shape[-1]) < self.options.channels
+            states = states.masked_fill(lost.to(states.device), 0.0)
+        return self.head(states, lengths)
+
+    def spans(self, batch: CtcBatch) -> Tensor:
+        """(B, S): where a row's states are hidden."""
+        rows, size, _ = batch.states.shape
         begins = (torch.rand(rows, self.options.time_masks, 1) * batch.lengths.cpu()[:, None, None]).long()
         spans = torch.randint(0, self.options.mask_states + 1, (rows, self.options.time_masks, 1))
         steps = torch.arange(size)
-        lost = ((steps >= begins) & (steps < begins + spans)).any(1)[..., None]  # (B, S, 1)
-        lost = lost | (torch.rand(rows, 1, width) < self.options.channels)
-        return batch.states.masked_fill(lost.to(batch.states.device), 0.0)
+        return ((steps >= begins) & (steps < begins + spans)).any(1)
 
     def loss(self, logits: Tensor, lengths: Tensor, batch: CtcBatch) -> Tensor:
         """Rows whose text is too long for their frames count as 0."""
@@ -84,14 +112,14 @@ class CtcModule(LightningModule):
         return F.ctc_loss(scores, batch.pieces, lengths, batch.piece_lengths, blank=BLANK, zero_infinity=True)
 
     def training_step(self, batch: CtcBatch, batch_idx: int) -> Tensor:
-        logits, lengths = self.head(self.masked(batch), batch.lengths)
+        logits, lengths = self(batch)
         loss = self.loss(logits, lengths, batch)
         self.log("train/ctc", loss.detach(), batch_size=len(batch.rows))
         self.log("step", float(self.global_step))
         return loss
 
     def validation_step(self, batch: CtcBatch, batch_idx: int) -> None:
-        logits, lengths = self.head(batch.states, batch.lengths)
+        logits, lengths = self(batch)
         self.log("dev/ctc", self.loss(logits, lengths, batch), batch_size=len(batch.rows), sync_dist=True)
         counts = batch.piece_lengths.tolist()
         wanted = [row[:count] for row, count in zip(batch.pieces.tolist(), counts, strict=True)]
@@ -101,7 +129,11 @@ class CtcModule(LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         named, options = self.head.named_parameters(), self.options
-        optimizer = MuonAdamW.of(named, lambda name, _: name.startswith("blocks"), options.lr, options.weight_decay)
+        tuned = [] if self.top is None else groups(self.top.parameters(), options.weight_decay)
+        slow = [{**group, "lr": options.top_lr} for group in tuned]
+        optimizer = MuonAdamW.of(
+            named, lambda name, _: name.startswith("blocks"), options.lr, options.weight_decay, more=slow
+        )
         return scheduled(optimizer, lambda step: self.rate(step))
 
 

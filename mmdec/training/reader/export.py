@@ -4,25 +4,23 @@ python -m mmdec.training.reader.export --encoder openai/whisper-base --head runs
     runs/ctc/pieces.json --reader runs/reader/checkpoints --english runs/reader/english.json --voice runs/voice \\
     --pronunciation data/english/pronunciation.tsv --vocoder runs/vocoder --out runs/daspeech-everyday
 
-`--voice` is a run of the acoustic stage (tts.safetensors and tts.json), `--vocoder` one of the vocoder's. A folder that
-lacks nothing but its encoder, which is a published model's, is made whole by
+`--voice` is a run of the acoustic stage (tts.safetensors and tts.json), `--vocoder` one of the vocoder's. With
+`--model` only what was trained anew need be named, the rest is that translator's:
 
-python -m mmdec.training.reader.export --encoder openai/whisper-base --parts recipes/reader/everyday \\
-    --out runs/daspeech-everyday
+python -m mmdec.training.reader.export --model daspeech-everyday --head runs/ctc/checkpoints --out runs/everyday
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mmdec.checks.weights import checked_file, fill, read_settings, read_weights
-from mmdec.hub.heard_translator import HeardParts, save_encoder, save_heard
-from mmdec.hub.publish import whole_folder
+from mmdec.hub.daspeech import heard_parts
+from mmdec.hub.heard_translator import HeardParts, save_heard
 from mmdec.hub.translator_files import STRATEGIES, Decoding, check_decoding
 from mmdec.hub.whisper_encoder import load_encoder
 from mmdec.nn.fastspeech2 import FastSpeech2Config
@@ -39,16 +37,18 @@ from mmdec.types import InputError, told
 
 @dataclass(frozen=True)
 class Runs:
-    """Where the parts come from: folders of checkpoints, or one checkpoint; folders; files."""
+    """Where the parts come from: folders of checkpoints, or one checkpoint; folders; files. None: from `model`, a
+    translator's name or folder."""
 
-    encoder: str
-    head: Path
-    pieces: Path
-    reader: Path
-    english: Path
-    voice: Path
-    pronunciation: Path
-    vocoder: Path
+    encoder: str | None = None
+    head: Path | None = None
+    pieces: Path | None = None
+    reader: Path | None = None
+    english: Path | None = None
+    voice: Path | None = None
+    pronunciation: Path | None = None
+    vocoder: Path | None = None
+    model: str | None = None
 
 
 def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = None, card: str | None = None) -> Path:
@@ -56,58 +56,61 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
 
     average: checkpoints of the head and of the reader whose weights are averaged, the last ones. strategy: the one
     that is used where the caller names none; None: lookahead, or autoregressive without a graph.
-    Raises InputError where something is damaged or was trained on other pieces.
+    Raises InputError where something is damaged, missing, or was trained on other pieces.
     """
-    pieces, english = Pieces.read(runs.pieces), Pieces.read(runs.english)
-    encoder = load_encoder(runs.encoder)
-    head, heard = _trained(ctc.load_module, runs.head, average)
-    reader, read = _trained(load_module, runs.reader, average)
-    for name, wanted, found in (
-        ("head", pieces.names, head.hparams["units"]),
-        ("reader", [pieces.names, english.names], reader.hparams["units"]),
-    ):
-        if list(found) != wanted:
-            raise InputError(f"`{name}` must be trained on these `pieces`, but has others. Name those of its run.")
-    config = HeardTranslatorConfig(encoder.config, head.head.config, reader.network.config)
-    model = HeardTranslator(config)
+    missing = [field.name for field in fields(runs) if getattr(runs, field.name) is None and field.name != "model"]
+    if missing and runs.model is None:
+        raise InputError(f"`{missing[0]}` must be given, or `model`, whose it is, but neither is. Name one.")
+    base = cast(HeardParts, heard_parts(runs.model) if runs.model else None)  # read only where something is missing
+    pieces = Pieces.read(runs.pieces) if runs.pieces else base.pieces
+    english = Pieces.read(runs.english) if runs.english else base.english
+    encoder = load_encoder(runs.encoder) if runs.encoder else base.model.encoder
+    training: dict[str, Any] = {} if runs.model is None else {"model": base.name}
+    if runs.head:
+        module, training["head"] = _trained(ctc.load_module, runs.head, average)
+        _same_pieces("head", pieces.names, module.hparams["units"])
+        head = module.head
+        if module.top is not None:
+            encoder = module.top.give(encoder)
+    else:
+        head = base.model.head
+    if runs.reader:
+        module, training["reader"] = _trained(load_module, runs.reader, average)
+        _same_pieces("reader", [pieces.names, english.names], module.hparams["units"])
+        reader, sizes = module.network.state_dict(), module.network.config
+    else:
+        reader, sizes = base.model.state_dict(), base.model.sizes.reader
+        reader = {name: value for name, value in reader.items() if not name.startswith(("encoder.", "head."))}
+    if runs.encoder:
+        training["encoder"] = runs.encoder
+    model = HeardTranslator(HeardTranslatorConfig(encoder.config, head.config, sizes))
     state = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
-    state |= {f"head.{name}": value for name, value in head.head.state_dict().items()}
-    model.load_state_dict(state | reader.network.state_dict())
-    voice, phones = read_voice(runs.voice)
+    state |= {f"head.{name}": value for name, value in head.state_dict().items()}
+    model.load_state_dict(state | reader)
+    voice, phones = read_voice(runs.voice) if runs.voice else (base.voice, base.phones)
+    pronunciation = runs.pronunciation or base.pronunciation
     graph = model.decoder is not None
     chosen = strategy or ("lookahead" if graph else "autoregressive")
+    if runs.model and strategy is None:
+        chosen = base.decoding.strategy
     parts = HeardParts(
         model=model.eval(),
         voice=voice,
-        vocoder=read_vocoder_run(runs.vocoder),
+        vocoder=read_vocoder_run(runs.vocoder) if runs.vocoder else base.vocoder,
         pieces=pieces,
         english=english,
         phones=phones,
-        speller=Speller.read(runs.pronunciation),
-        pronunciation=runs.pronunciation,
+        speller=Speller.read(pronunciation),
+        pronunciation=pronunciation,
         decoding=check_decoding(Decoding(chosen, collapse=True), graph),
         name=out.name,
     )
-    training = {"encoder": runs.encoder, "head": heard, "reader": read}
     return save_heard(out, parts, card=card, provenance={"training": training})
 
 
-def complete(parts: Path, encoder: str, out: Path) -> Path:
-    """Write the translator of a folder that lacks its encoder alone.
-
-    encoder: the name or folder of the Whisper that it was trained on; its sizes must be those that config.json names.
-    Raises InputError where something is damaged, or does not fit.
-    """
-    network = load_encoder(encoder)
-    named = read_settings(parts / "config.json", "parts").get("architecture", {}).get("encoder")
-    if named != asdict(network.config):
-        raise InputError(f"`encoder` must have the sizes that '{parts / 'config.json'}' names, but has others.")
-    state = {f"encoder.{name}": value for name, value in network.state_dict().items()}
-    with whole_folder(out) as fresh:
-        for file in sorted(parts.iterdir()):
-            shutil.copyfile(file, fresh / file.name)
-        save_encoder(fresh, state, network.config)
-    return out
+def _same_pieces(part: str, wanted: object, found: object) -> None:
+    if found != wanted:
+        raise InputError(f"`{part}` must be trained on these `pieces`, but has others. Name those of its run.")
 
 
 def _trained(load: Callable[[Sequence[Path]], tuple[Any, int]], path: Path, average: int) -> tuple[Any, dict[str, Any]]:
@@ -138,22 +141,15 @@ def read_vocoder_run(folder: Path) -> Vocoder:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--encoder", required=True, help="the name or folder of the Whisper whose encoder hears")
-    names = ("head", "pieces", "reader", "english", "voice", "pronunciation", "vocoder")
-    for name in names:
+    parser.add_argument("--model", help="a translator, whose is what no other argument names")
+    parser.add_argument("--encoder", help="the name or folder of the Whisper whose encoder hears")
+    for name in ("head", "pieces", "reader", "english", "voice", "pronunciation", "vocoder"):
         parser.add_argument(f"--{name}", type=Path)
-    parser.add_argument("--parts", type=Path, help="a translator's folder that lacks its encoder, in place of the runs")
     parser.add_argument("--average", type=int, default=1, help="checkpoints to average, the last ones")
     parser.add_argument("--strategy", choices=STRATEGIES, help="where a caller names none")
     parser.add_argument("--out", type=Path, default=Path("runs/daspeech-everyday"))
     given = vars(parser.parse_args(arguments))
-    average, strategy, out, parts = (given.pop(name) for name in ("average", "strategy", "out", "parts"))
-    if parts is not None:
-        print(complete(parts, given["encoder"], out))
-        return
-    missing = [f"--{name}" for name in names if given[name] is None]
-    if missing:
-        parser.error(f"the following arguments are required: {', '.join(missing)}, or --parts")
+    average, strategy, out = (given.pop(name) for name in ("average", "strategy", "out"))
     print(export(Runs(**given), out, average=average, strategy=strategy))
 
 

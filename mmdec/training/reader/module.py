@@ -15,7 +15,7 @@ from torch import Tensor
 from mmdec.nn.ar_decoder import ArConfig
 from mmdec.nn.dag_decoder import DagConfig
 from mmdec.nn.piece_reader import PiecesToUnits, ReaderConfig, unit_limits
-from mmdec.training.checkpoints import load_averaged, read_checkpoint
+from mmdec.training.checkpoints import load_averaged, read_start
 from mmdec.training.daspeech import losses
 from mmdec.training.daspeech.module import load_network
 from mmdec.training.metrics.text import bleu, chrf
@@ -31,7 +31,8 @@ class ReaderOptions:
     graph_layers: of the graph decoder; 0: none. vertices: for each piece that is heard; min_vertices: at least.
     ar_weight: of the autoregressive loss; 0: the reader and that decoder keep their weights, and the graph alone is
     trained. glat_start to glat_end, over glat_steps: the share of the target that the graph is shown. start: a
-    checkpoint to begin from; a graph decoder that it lacks begins with the autoregressive decoder's layers.
+    checkpoint, or a translator's folder, to begin from; a graph decoder that it lacks begins with the autoregressive
+    decoder's layers.
     """
 
     d_model: int = 256
@@ -82,7 +83,7 @@ class ReaderModule(LightningModule):
             )
         )
         if self.options.start is not None:
-            missing = load_network(self, read_checkpoint(Path(self.options.start))["state_dict"])
+            missing = load_network(self, read_start(Path(self.options.start), "network."))
             if self.network.decoder is not None and any("network.decoder.layers." in name for name in missing):
                 load_network(self.network.decoder, self.network.ar.state_dict())
         if not self.options.ar_weight:

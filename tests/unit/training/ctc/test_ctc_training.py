@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+import mmdec
 from mmdec.audio import load_audio
 from mmdec.training.corpora.librispeech import Utterance
 from mmdec.training.ctc import evaluate
-from mmdec.training.ctc.data import SentenceData
+from mmdec.training.ctc.data import KeptStates, SentenceData
 from mmdec.training.ctc.encoders import load_speech_encoder
 from mmdec.training.ctc.module import CtcModule
 from mmdec.training.ctc.states import CLEAN, Distortion, distort, keep_states, state_name
 from mmdec.training.stores import FrameStore
-from mmdec.types import told
+from mmdec.types import InputError, told
+from tests.support.tiny_heard import write as write_translator
 from tests.support.tiny_sentences import SIZES, TEXTS, write
 
 
@@ -25,10 +29,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("ctc"))
 
 
-def data(folder: Path) -> SentenceData:
+def data(folder: Path, top: int = 0) -> SentenceData:
     files = {name: str(folder / path) for name, path in (("states", "states"), ("pieces", "pieces.json"))}
     corpus, encoder, text = str(folder / "manifest.tsv"), str(folder / "whisper"), [str(folder / "text")]
-    return SentenceData(corpus, encoder, text=text, **files, views=2, count=40, batch_states=60)
+    return SentenceData(corpus, encoder, text=text, **files, views=2, count=40, batch_states=60, top=top)
 
 
 @pytest.mark.parametrize("part", ["voice", "room", "noise", "telephone"])
@@ -86,6 +90,60 @@ def test_evaluation_counts_words_and_pieces(folder: Path, tmp_path: Path, capsys
     assert "of 9, 2 recordings" in printed
     with pytest.raises(SystemExit, match=r"^2$"), told():
         evaluate.main([*given, "--corpus", str(tmp_path / "none")])
+
+
+def test_top_layers_are_trained_and_evaluated_with_the_head(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    sentences = data(folder, top=1)
+    sentences.setup("fit")
+    options = {**SIZES, "top": 1, "encoder": str(folder / "whisper"), "channels": 0.0, "time_masks": 0}
+    module = CtcModule(units=sentences.units, **options)
+    name = next(iter(sentences.dev_texts))
+    batch = KeptStates(sentences.store, sentences.dev_texts, [[name]])[0]
+    row = next(row for row in sentences.rows("dev") if state_name(row, 0) == name)
+
+    def both() -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            kept, frames = module.eval()(batch)
+        saved = {"state_dict": module.state_dict(), "hyper_parameters": dict(module.hparams), "global_step": 0}
+        torch.save(saved, tmp_path / "h.ckpt")
+        heard, counts = evaluate.load_ears(tmp_path / "h.ckpt", str(folder / "whisper"))(row.path)
+        assert frames.tolist() == counts.tolist()
+        return kept, heard
+
+    first, alike = both()
+    torch.testing.assert_close(first, alike, rtol=2e-2, atol=2e-2)  # kept in half precision
+    optimizer = module.train().configure_optimizers()["optimizer"]  # type: ignore[index] # a dictionary here
+    module.log = lambda *a, **k: None  # type: ignore[method-assign] # no trainer
+    module._trainer = SimpleNamespace(global_step=0)  # type: ignore[assignment]
+    logits, lengths = module(batch)
+    module.loss(logits, lengths, batch).backward()
+    for group in optimizer.param_groups:
+        group["lr"] = 0.01
+    optimizer.step()
+    second, alike = both()
+    torch.testing.assert_close(second, alike, rtol=2e-2, atol=2e-2)
+    assert (second - first).abs().max() > 0.1
+    weight = load_speech_encoder(str(folder / "whisper")).encoder.layers[-1].fc1.weight  # type: ignore[attr-defined]
+    assert not torch.equal(module.top.layers[0].fc1.weight, weight)  # type: ignore[union-attr, index]
+
+
+def test_top_layers_of_what_is_no_whisper_are_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="`encoder` must name the Whisper"):
+        CtcModule(units=["a"], **SIZES, top=1)
+
+
+def test_a_head_goes_on_from_a_translators_folder(tmp_path: Path) -> None:
+    made = write_translator(tmp_path / "model")
+    sizes = json.loads((made / "config.json").read_text())["architecture"]["head"]
+    units = [str(n) for n in range(sizes.pop("pieces"))]
+    head = CtcModule(units=units, **sizes, start=str(made)).head
+    wanted = mmdec.load(made).parts.model.head
+    for name, tensor in head.state_dict().items():
+        torch.testing.assert_close(tensor, wanted.state_dict()[name])
+    ears = evaluate.load_ears(made, str(made))
+    torch.testing.assert_close(ears.head.output.weight, wanted.output.weight)
 
 
 def test_the_elided_word_is_a_word() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -115,19 +114,26 @@ def test_parts_of_other_pieces_are_refused(runs: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "model").exists()
 
 
-def test_a_folder_without_its_encoder_is_made_whole(runs: Path, tmp_path: Path) -> None:
-    main(command(runs, tmp_path / "whole"))
-    shutil.copytree(tmp_path / "whole", tmp_path / "parts", ignore=shutil.ignore_patterns("encoder.safetensors"))
-    with pytest.raises(InputError, match=r"encoder\.safetensors"):
-        mmdec.load(tmp_path / "parts", "cpu")
-    given = ["--encoder", str(runs / "whisper"), "--parts", str(tmp_path / "parts"), "--out", str(tmp_path / "made")]
+def test_what_is_not_named_is_another_translators(runs: Path, tmp_path: Path) -> None:
+    main(command(runs, tmp_path / "whole", reader=runs / "reader" / "step=10.ckpt", strategy="verified"))
+    given = ["--model", str(tmp_path / "whole"), "--reader", str(runs / "reader"), "--out", str(tmp_path / "made")]
     main(given)
-    for file in (tmp_path / "whole").iterdir():
-        assert (tmp_path / "made" / file.name).read_bytes() == file.read_bytes(), file.name
-    config = json.loads((tmp_path / "parts" / "config.json").read_text(encoding="utf-8"))
-    config["architecture"]["encoder"]["layers"] += 1
-    (tmp_path / "parts" / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(InputError, match="`encoder` must have the sizes"):
-        main(given)
-    with pytest.raises(SystemExit):
-        main(["--encoder", str(runs / "whisper"), "--out", str(tmp_path / "none")])
+    main(command(runs, tmp_path / "wanted", strategy="verified"))
+    for file in (tmp_path / "wanted").iterdir():
+        if file.name != "provenance.json":
+            assert (tmp_path / "made" / file.name).read_bytes() == file.read_bytes(), file.name
+    with pytest.raises(InputError, match="`encoder` must be given, or `model`"):
+        main(given[2:])
+
+
+def test_layers_that_were_trained_with_the_head_are_the_encoders(runs: Path, tmp_path: Path) -> None:
+    units = Pieces.read(runs / "pieces.json").names
+    module = CtcModule(units=units, **SIZES, top=1, encoder=str(runs / "whisper"))
+    with torch.no_grad():
+        module.top.layers[0].fc1.weight += 1.0  # type: ignore[union-attr, operator, index]
+    keep(module, tmp_path / "head", 3)
+    main(command(runs, tmp_path / "made", head=tmp_path / "head"))
+    encoder, own = load_encoder(runs / "whisper"), load_encoder(tmp_path / "made")
+    moved = own.layers[-1].fc1.weight - encoder.layers[-1].fc1.weight
+    torch.testing.assert_close(moved, torch.ones_like(moved), atol=0.02, rtol=0.0)
+    torch.testing.assert_close(own.conv2.weight, encoder.conv2.weight, atol=0.02, rtol=0.02)
