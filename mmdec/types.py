@@ -100,7 +100,7 @@ class Prior:
 class Needs:
     """What a drafter reads besides logits. The target puts it into `Context` and `Scores`."""
 
-    layers: tuple[int, ...] = ()  # hidden states after these layers; -1 is the last, final norm included
+    layers: tuple[int, ...] = ()  # residual stream after these layers, from 0; -1 is the last, final norm included
     embeds: bool = False  # the prompt's input embeddings
     memory: bool = False  # the encoder's hidden states
     prior: Prior | None = None  # first values for tree shapes and the budget; None: the drafter shapes its own trees

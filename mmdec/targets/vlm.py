@@ -28,6 +28,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from mmdec.decode.watch import Watch
 from mmdec.targets.decoder import ATTRIBUTE, DecoderTarget, Prompt, RopeOffsets, TextPrompt
 from mmdec.targets.families import check_decoder, check_proof
+from mmdec.targets.hf_target import recording
 from mmdec.targets.text import text_scorer
 from mmdec.types import InputError, Scores
 
@@ -398,16 +399,15 @@ class VlmTarget(DecoderTarget):
         extra: Mapping[str, Any],
         last: bool,
     ) -> Scores:
-        inner = [layer + 1 for layer in layers if layer >= 0]
-        out = self._base(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions if self._axes else positions[0],
-            past_key_values=cache,
-            use_cache=True,
-            **({"output_hidden_states": inner} if inner else {}),
-            **extra,
-        )
+        with recording(self._base.language_model, self.layers, [layer for layer in layers if layer >= 0]) as recorded:
+            out = self._base(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions if self._axes else positions[0],
+                past_key_values=cache,
+                use_cache=True,
+                **extra,
+            )
         states = out.last_hidden_state
         logits = self._head(states[:, -1:] if last else states)
-        return Scores(logits, {layer: states if layer < 0 else out.hidden_states[layer + 1] for layer in layers})
+        return Scores(logits, {layer: states if layer < 0 else recorded[layer] for layer in layers})

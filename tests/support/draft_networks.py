@@ -78,13 +78,17 @@ def from_scratch(drafter: Any, context: Context, features: Tensor, text: list[in
         states, positions = prompt.states[None], prompt.positions
         if isinstance(network, FlashNetwork):
             return drafter.logits(_slot(network, embedding, states, positions, features[-1], path)).log_softmax(-1)
+        mask = getattr(network.config, "mask_token", None)
         for index, token in enumerate(path):
             hidden, _ = network.layer(states, positions[None])
-            drafted = network.fuse(embedding(torch.tensor([[token]])), network.feature(hidden[:, -1:]), prompt.carry)
+            if mask is None:
+                drafted = network.follow(embedding(torch.tensor([[token]])), hidden[:, -1:], prompt.carry)
+            else:
+                drafted = network.masked(embedding(torch.tensor(mask)))[None, None]
             states = torch.cat([states, drafted], 1)
             positions = torch.cat([positions, torch.tensor([len(text) - 1 + index])])
         hidden, _ = network.layer(states, positions[None])
-        return drafter.logits(hidden[0, -1]).log_softmax(-1)
+        return network.spread(drafter.logits(hidden[0, -1]).softmax(-1)).log()
 
 
 def _slot(

@@ -1,0 +1,96 @@
+"""EAGLE-3 and P-EAGLE: every draft against one recomputed from scratch, and texts that stay the target's."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+import mmdec
+from mmdec.targets.text import TextTarget
+from mmdec.types import InputError, Needs, Plan
+from tests.support.draft_networks import PROMPTS, Checked, begun, tree_growing
+from tests.support.tiny_text import VOCABULARY, language_model, prompts
+from tests.support.toy import Changing
+from tests.unit.drafters.test_tree_growing import rounds_of, texts
+
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "part": {"draft_vocab_size": 40, "norm_output": True, "fc_norm": True},
+    "layers": {"num_hidden_layers": 3, "norm_before_residual": True, "qk_norm": True},
+    "parallel": {"mask_token": 3, "num_hidden_layers": 2},
+    "parallel-part": {"mask_token": 3, "draft_vocab_size": 40, "norm_before_fc": True},
+    "two": {"layers": (3, 0), "features": 2, "own_embedding": True},
+}
+MODEL = language_model(num_hidden_layers=5)
+
+
+def mapped(drafter: Any) -> Any:
+    """Gives a part of the vocabulary tables that are not the first tokens."""
+    if drafter.network.config.mapped:
+        ids = torch.arange(40) + torch.arange(40).div(2, rounding_mode="floor")
+        drafter.network.d2t.copy_(ids - torch.arange(40))
+    return drafter
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rows", [1, 4])
+def test_the_cache_gives_what_recomputing_everything_gives(form: str, rows: int) -> None:
+    """Through rejections, plain rounds, ragged rows and rows that end: every draft, in float64."""
+    model = language_model(num_hidden_layers=5).double()
+    checked = Checked(mapped(tree_growing("eagle3", model, width=3, **FORMS[form])), model)
+    rounds = rounds_of(model, checked, Changing(Random(rows)), PROMPTS[:rows], 16)
+    plain = rounds_of(model, None, Changing(Random(rows), 0), PROMPTS[:rows], 16)
+    assert checked.compared > 5
+    assert texts(rounds, rows) == texts(plain, rows)
+
+
+@pytest.mark.parametrize("form", ["part", "layers", "parallel"])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_greedy_and_sampled_texts_are_the_models_own(form: str, batch: int) -> None:
+    drafter, inputs = mapped(tree_growing("eagle3", MODEL, **FORMS[form])), prompts(batch)
+    wanted = MODEL.generate(**inputs, max_new_tokens=16, do_sample=False)
+    sampling: dict[str, Any] = {"max_new_tokens": 12, "do_sample": True, "top_k": 20, "seed": 3}
+    drawn = mmdec.generate(MODEL, inputs, None, **sampling).sequences
+    for nodes in (3, (9, 3)):
+        found = mmdec.generate(MODEL, inputs, drafter, num_speculative_tokens=nodes, max_new_tokens=16, do_sample=False)
+        assert torch.equal(found.sequences, wanted)
+        found = mmdec.generate(MODEL, inputs, drafter, num_speculative_tokens=nodes, **sampling)
+        assert torch.equal(found.sequences, drawn)
+
+
+@torch.no_grad()
+def test_a_draft_is_told_in_the_targets_tokens_with_its_distribution() -> None:
+    """Residual sampling accepts by p / q: q has no mass on tokens that cannot be drafted, and sums to 1."""
+    drafter = mapped(tree_growing("eagle3", MODEL, **FORMS["part"]))
+    memory = begun(MODEL, drafter, PROMPTS[:2], [7, 9])
+    plan = Plan(6, 3, temperature=1.0, generator=torch.Generator().manual_seed(0))
+    draft = drafter.propose(memory, torch.tensor([7, 9]), plan)
+    ids = drafter.network.token_ids(torch.arange(40))
+    assert draft.probs is not None
+    assert draft.probs.shape[2] == VOCABULARY
+    outside = torch.ones(VOCABULARY, dtype=torch.bool).index_fill(0, ids, False)
+    assert float(draft.probs[..., outside].abs().max()) == 0
+    torch.testing.assert_close(draft.probs[:, 0].sum(-1), torch.ones(2))
+    for row in range(2):
+        assert set(draft.tokens[row, 1 : int(draft.size[row])].tolist()) <= set(ids.tolist())
+
+
+def test_another_models_drafter_is_refused() -> None:
+    drafter = tree_growing("eagle3", MODEL)
+    with pytest.raises(InputError, match="must fit a model"):
+        mmdec.generate(language_model(num_hidden_layers=5, vocab_size=70), prompts(1), drafter)
+
+
+def test_states_are_read_before_the_final_norm() -> None:
+    """Boundary n, after the last layer: transformers' own last hidden states have passed the norm."""
+    seen: dict[int, Any] = {}
+    hook = MODEL.model.norm.register_forward_pre_hook(lambda module, args: seen.update({4: args[0]}))
+    _, context, _, _ = TextTarget(MODEL).prefill(prompts(2), Needs(layers=(4, 1, -1)))
+    hook.remove()
+    assert torch.equal(context.features[4], seen[4])
+    assert torch.equal(context.features[-1], MODEL.model.norm(seen[4]))
+    with pytest.raises(InputError, match=r"must lie in 0 \.\. 4"):
+        TextTarget(MODEL).prefill(prompts(2), Needs(layers=(5,)))
