@@ -32,7 +32,7 @@ from mmdec.decode.tree import single, top_indices, trees_from_lists
 from mmdec.drafters.draft_memory import DraftCache, LastColumn, Memory, PromptInfo, Waiting, WaitingPrompt
 from mmdec.drafters.small_model import Tree, draw_children, drawn_from
 from mmdec.nn.draft_network import DraftNetwork
-from mmdec.nn.draft_step import DraftStep, TokenStep, Vector, quiet
+from mmdec.nn.draft_step import ColumnStep, TokenStep, Vector, column_step, quiet
 from mmdec.nn.eagle3 import Eagle3, Eagle3Config
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
@@ -102,8 +102,9 @@ class TreeGrowing:
         memory.packed, memory.step, memory.asked = None, None, False  # weights may have changed since an earlier run
         visual = context.visual if context.visual is not None else torch.zeros_like(mask)
         waiting = WaitingPrompt(self._embeds(context, visual), features, visual, mask)
-        if self._own is not None and self._own.positions != "text" and len(context.positions) > 1:
-            positions = context.positions if self._own.positions == "axes" else context.positions[:1]
+        own = self._own
+        if own is not None and own.follows and len(context.positions) > 1:
+            positions = context.positions if own.positions == "axes" else context.positions[:1]
             waiting = replace(waiting, positions=positions, next=context.next_position)
         memory.queue.append(waiting)
         memory.columns = [old + new - 1 for old, new in zip(memory.columns, mask.sum(1).tolist(), strict=True)]
@@ -142,7 +143,7 @@ class TreeGrowing:
         if plan.nodes <= plan.depth:
             if not memory.asked and len(roots) == 1:
                 memory.asked = True
-                memory.step = DraftStep.of(self.network, memory.packed, memory.carry, self.embedding, self.output)
+                memory.step = column_step(self.network, memory.packed, memory.carry, self.embedding, self.output)
             return levels.chain(roots, hidden, depth, plan.threshold)
         return levels.tree(roots, hidden, plan)
 
@@ -265,8 +266,11 @@ class TreeGrowing:
         if part.positions is None or part.next is None:
             begun = [row.positions + start for row, start in zip(rows, memory.positions, strict=True)]
             positions = pad(begun, batch_first=True)
-            lengths = part.mask.sum(1).tolist()
-            memory.positions = [start + length - 1 for start, length in zip(memory.positions, lengths, strict=True)]
+            ends = [
+                length - 1 if row.end is None else row.end
+                for row, length in zip(rows, part.mask.sum(1).tolist(), strict=True)
+            ]
+            memory.positions = [start + end for start, end in zip(memory.positions, ends, strict=True)]
         else:
             axes = [
                 pad([own[mask][:-1] for own, mask in zip(axis, part.mask, strict=True)], batch_first=True)
@@ -343,7 +347,7 @@ class Levels:
             columns for each.
         """
         step = self.memory.step
-        if isinstance(step, DraftStep) and len(roots) == 1 and step.reads(hidden):
+        if isinstance(step, ColumnStep) and len(roots) == 1 and step.reads(hidden):
             with quiet():
                 return stepwise(step, roots, hidden[0, 0].numpy(), depth, threshold, self.follow)
         tokens: list[Tensor] = []
@@ -364,7 +368,7 @@ class Levels:
     def follow(self, token: int, feature: Vector) -> Vector:
         """Run the network over one token of a chain, given the feature (H,) of its parent. Returns hidden (H,)."""
         step = self.memory.step
-        assert isinstance(step, DraftStep)
+        assert isinstance(step, ColumnStep)
         self.level += 1
         keys, values = self.memory.cache.room(self.level)
         return step(token, feature, self.memory.positions[0] + self.level - 1, keys, values)
@@ -469,9 +473,10 @@ def stepwise(
     chance, tokens = 1.0, list[int]()
     while True:
         logits = step.logits(feature)
-        tokens.append(int(logits.argmax()))
+        best = int(logits.argmax())
+        tokens.append(step.token(best))
         if threshold:
-            chance /= float(np.exp(logits - logits[tokens[-1]]).sum())
+            chance /= float(np.exp(logits - logits[best]).sum())
         if len(tokens) == depth or chance < threshold:
             drafted = torch.tensor([[int(roots), *tokens]])
             return Draft(drafted, torch.arange(-1, len(tokens))[None], torch.tensor([len(tokens) + 1]))

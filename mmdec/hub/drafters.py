@@ -85,9 +85,10 @@ def _loader(folder: Path, argument: str) -> Loader:
             f"`{argument}` must be a folder with a drafter's {CONFIG} and weights, but '{folder}' has no {CONFIG}. "
             "Name the drafter's folder."
         )
-    name = str(read_settings(folder / CONFIG, argument).get("system") or "")
+    settings = read_settings(folder / CONFIG, argument)
+    name = str(settings.get("system") or "")
     if not name:
-        published = drafts_published(folder, argument)
+        published = "" if "system" in settings else drafts_published(folder, argument)
         if published:
             return LOADERS[MEDUSA if published == "medusa" else TREE_GROWING]
         # most likely a smaller model
@@ -170,7 +171,7 @@ def read_network(directory: str | os.PathLike[str]) -> DraftNetwork:
             f"`directory` must hold a {CONFIG} of at most {MAX_CONFIG_BYTES} bytes, but '{file}' has more."
         )
     settings = read_settings(file, "directory")
-    if not settings.get("system") and drafts_published(folder, "directory") == "network":
+    if "system" not in settings and drafts_published(folder, "directory") == "network":
         return read_published(folder, "directory")
     settings.pop("model_type", None)
     kind = network_class(str(settings.pop("system", "")))

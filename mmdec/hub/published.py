@@ -108,13 +108,10 @@ def drafts_published(folder: Path, argument: str) -> str:
 
     Raises: InputError for a drafter that is known and not supported.
     """
-    described = read_settings(folder / "config.json", argument)
-    _refuse_others(described, folder, argument)
     names = tensor_names(folder, argument)
-    if any(EAGLE3.fullmatch(name) or DRAFTS.fullmatch(name) for name in names) and "hidden_norm.weight" not in names:
+    _refuse_others(read_settings(folder / "config.json", argument), names, folder, argument)
+    if any(EAGLE3.fullmatch(name) or DRAFTS.fullmatch(name) for name in names):
         return "network"
-    if "hidden_norm.weight" in names and "fc.weight" in names:
-        raise _unsupported("DFlash", folder, argument)
     return "medusa" if any(MEDUSA.fullmatch(name) for name in names) else ""
 
 
@@ -130,7 +127,7 @@ def read_published(
     Raises: InputError for an unsupported layout, and for a tensor that the layout does not have.
     """
     checkpoint = Checkpoint.of(folder, argument)
-    _refuse_others(checkpoint.described, folder, argument)
+    _refuse_others(checkpoint.described, frozenset(checkpoint.state), folder, argument)
     if any(EAGLE3.fullmatch(name) for name in checkpoint.state):
         if system is not None:
             raise InputError(f"`system` must be left out for EAGLE-3's checkpoint, but is {system!r}. Leave it out.")
@@ -184,14 +181,16 @@ def read_tensors(folder: Path, argument: str) -> dict[str, Tensor]:
     return dict(state)
 
 
-def _refuse_others(described: Mapping[str, Any], folder: Path, argument: str) -> None:
-    """Raise InputError for a drafter of a kind that is known by its config and not supported."""
+def _refuse_others(described: Mapping[str, Any], names: frozenset[str], folder: Path, argument: str) -> None:
+    """Raise InputError for a drafter of a kind that is known by its config or tensors, and not supported."""
     kind = str(described.get("speculators_model_type") or "")
     own = described.get("dflash_config")
     architectures = " ".join(map(str, described.get("architectures") or ())).lower()
     if not kind and ("dspark" in architectures or (isinstance(own, dict) and "markov_rank" in own)):
         kind = "dspark"
-    elif not kind and (isinstance(own, dict) or "dflash" in architectures):
+    elif not kind and (
+        isinstance(own, dict) or "dflash" in architectures or {"hidden_norm.weight", "fc.weight"} <= names
+    ):
         kind = "dflash"
     if kind in OTHERS:
         raise _unsupported(OTHERS[kind], folder, argument)

@@ -10,7 +10,7 @@ compressed), and `fuse` with `fused_weights`. `layer` is split into `project` (q
 so that a drafter with a preallocated cache need not concatenate tensors.
 
 The layer has three implementations: this one, differentiable, for all devices and shapes; and in `draft_step.py` two
-fast paths for small networks on a CPU, `DraftStep` for one token and `SlotStep` for FLASH's slots.
+fast paths for small networks on a CPU, `DraftStep` for one token (EAGLE-3: `Eagle3Step`), `SlotStep` for FLASH's slots.
 
 B rows, L columns of a text, n states, S columns of a cache, H hidden size, k layers whose features are read, h
 key-value heads, d channels of a head, V visual tokens.
@@ -136,6 +136,7 @@ class Prompted:
     carry: Any = None  # extra input of `fuse` for later columns (ViSpec's global vector)
     kept: Tensor | None = None  # (V,) in [0, 1]: weight of each visual token
     compressor: str | None = None  # the compressor that was used
+    end: int | None = None  # the position after the prompt's columns; None: L - 1
 
 
 class Packed(NamedTuple):

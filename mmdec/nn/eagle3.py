@@ -25,12 +25,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from mmdec.nn.draft_network import MOST, DecoderLayer, DraftConfig, DraftNetwork, Packed, Pair, RMSNorm, check_size
+from mmdec.nn.draft_network import (
+    MOST,
+    DecoderLayer,
+    DraftConfig,
+    DraftNetwork,
+    Packed,
+    Pair,
+    Prompted,
+    RMSNorm,
+    check_size,
+)
 from mmdec.types import InputError
 
 MOST_LAYERS = 64
 Positions = Literal["text", "temporal", "axes"]
-Pictures = Literal["placeholder", "projected"]
+Pictures = Literal["placeholder", "projected", "dropped"]
 
 
 @dataclass(frozen=True)
@@ -64,9 +74,9 @@ class Eagle3Config(DraftConfig):
     positions: Positions = "text"
     mrope_section: tuple[int, ...] = ()
     mrope_interleaved: bool = False
-    pictures: Pictures = (
-        "placeholder"  # embedding of a picture's columns: the placeholder token's, or the projected one
-    )
+    # what a picture's columns read beside the target's states: the embedding of the placeholder token, or the projected
+    # one; "dropped": they are left out, and positions count without them, for a network that was trained on text
+    pictures: Pictures = "placeholder"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mrope_section", tuple(self.mrope_section))
@@ -95,9 +105,10 @@ class Eagle3Config(DraftConfig):
         self._check_positions()
 
     def _check_positions(self) -> None:
-        if self.positions not in ("text", "temporal", "axes") or self.pictures not in ("placeholder", "projected"):
+        pictures = ("placeholder", "projected", "dropped")
+        if self.positions not in ("text", "temporal", "axes") or self.pictures not in pictures:
             raise InputError(
-                f"`positions` must be text, temporal or axes, and `pictures` placeholder or projected, but they are "
+                f"`positions` must be text, temporal or axes, and `pictures` {', '.join(pictures)}, but they are "
                 f"{self.positions!r:.60} and {self.pictures!r:.60}. Choose one."
             )
         sections = self.mrope_section
@@ -124,6 +135,11 @@ class Eagle3Config(DraftConfig):
     def vocabulary(self) -> int:
         """Tokens that can be drafted."""
         return self.draft_vocab_size or self.vocab_size
+
+    @property
+    def follows(self) -> bool:
+        """Whether its positions are the target's where these have three axes."""
+        return self.positions != "text" and self.pictures != "dropped"
 
     @property
     def mapped(self) -> bool:
@@ -215,6 +231,14 @@ class Eagle3(DraftNetwork):
     def follow(self, embeds: Tensor, hidden: Tensor, carry: Any = None) -> Tensor:
         """The layer's input at drafted tokens: embeds (..., H), hidden (..., H) of the tokens before -> (..., 2 H)."""
         return torch.cat([embeds, hidden], -1)
+
+    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
+        """As `DraftNetwork.prompt`; a column that reads a picture's token may be left out (`config.pictures`)."""
+        prompted = super().prompt(embeds, features, visual)
+        if self.config.pictures != "dropped":
+            return prompted
+        states = prompted.states[~visual[1:]]
+        return Prompted(states, prompted.positions[: len(states)], end=len(states))
 
     def feature(self, hidden: Tensor) -> Tensor:
         """A drafted token has no feature of the target's, see `follow`."""

@@ -364,10 +364,12 @@ class VlmTarget(DecoderTarget):
         own_names = {*NAMES, HELD, *(("position_ids",) if self._axes else ())}
         text = TextPrompt.of({name: value for name, value in inputs.items() if name not in own_names})
         extra, visual = dict[str, Any](), torch.zeros_like(text.fresh, dtype=torch.bool)
+        pictures = torch.zeros_like(text.ids, dtype=torch.bool)
         summaries = None
         for kind in KINDS:
             encoded, kind_mask = vision.deal(self._base, kind, text.ids, text.fresh.shape[1])
             visual |= kind_mask
+            pictures |= text.ids == int(getattr(self.model.config, f"{kind}_token_id", -1))
             if encoded is not None:
                 extra[kind] = encoded.output()
                 summaries = encoded.summaries
@@ -377,7 +379,7 @@ class VlmTarget(DecoderTarget):
                 vision.positions = rope_positions(self._base, text, vision, given_positions)
             positions, offsets = vision.positions
         extra_inputs = {"mm_encoder_outputs": extra or None}
-        return Prompt(text, positions, offsets, visual, extra_inputs, vision.seconds, summaries, vision.raw)
+        return Prompt(text, positions, offsets, visual, pictures, extra_inputs, vision.seconds, summaries, vision.raw)
 
     def _embeds(self, prompt: Prompt) -> Tensor:
         """The first layer's inputs; at visual tokens, the projected visual embeddings, placed as the model does."""

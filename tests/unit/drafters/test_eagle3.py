@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -10,10 +11,13 @@ import torch
 
 import mmdec
 from mmdec.targets.text import TextTarget
-from mmdec.types import InputError, Needs, Plan
+from mmdec.targets.vlm import VlmTarget
+from mmdec.types import InputError, Needs, Plan, Verdict
 from tests.support.draft_networks import PROMPTS, Checked, begun, tree_growing
 from tests.support.tiny_text import VOCABULARY, language_model, prompts
+from tests.support.tiny_vlm import Picture, batch_of, vision_model
 from tests.support.toy import Changing
+from tests.support.vision_drafters import eagle3
 from tests.unit.drafters.test_tree_growing import rounds_of, texts
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -81,7 +85,7 @@ def test_a_draft_is_told_in_the_targets_tokens_with_its_distribution() -> None:
 def test_another_models_drafter_is_refused() -> None:
     drafter = tree_growing("eagle3", MODEL)
     with pytest.raises(InputError, match="must fit a model"):
-        mmdec.generate(language_model(num_hidden_layers=5, vocab_size=70), prompts(1), drafter)
+        mmdec.generate(language_model(num_hidden_layers=5, vocab_size=70), prompts(1), drafter, max_new_tokens=4)
 
 
 def test_states_are_read_before_the_final_norm() -> None:
@@ -94,3 +98,63 @@ def test_states_are_read_before_the_final_norm() -> None:
     assert torch.equal(context.features[-1], MODEL.model.norm(seen[4]))
     with pytest.raises(InputError, match=r"must lie in 0 \.\. 4"):
         TextTarget(MODEL).prefill(prompts(2), Needs(layers=(5,)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("positions", ["text", "temporal", "axes"])
+@pytest.mark.parametrize("pictures", ["placeholder", "projected", "dropped"])
+def test_pictures_stand_where_the_configuration_says(positions: str, pictures: str) -> None:
+    """Two rows, one with an image: a chain against one recomputed from the target's own positions and embeddings."""
+    model = vision_model("qwen2_5_vl")
+    own: dict[str, Any] = {"mrope_section": (2, 1, 1)} if positions == "axes" else {}
+    drafter = eagle3(model, **own, positions=positions, pictures=pictures)
+    network, embedding = drafter.network, model.get_input_embeddings()
+    inputs = batch_of("qwen2_5_vl", [[[7, 8], Picture.random(1, (16, 16)), [9, 10, 11]], [[12, 13, 14]]])
+    target = VlmTarget(model)
+    needs = Needs(layers=network.config.layers, embeds=True)
+    _, context, draft, scores = target.prefill(inputs, needs)
+    assert context.positions.shape[0] == 3
+    assert context.embeds is not None
+    memory = drafter.start(context if pictures == "projected" else replace(context, embeds=None))
+    roots, zeros = torch.tensor([20, 21]), torch.zeros(2, dtype=torch.long)
+    drafter.update(memory, draft, scores, Verdict(zeros[:, None], roots, zeros.bool(), roots[:, None], zeros + 1))
+    found = drafter.propose(memory, roots, Plan(3, 3))
+    for row in range(2):
+        kept = context.mask[row]
+        embeds = embedding(context.tokens)[row, kept]
+        if pictures == "projected":
+            embeds = context.embeds[row, kept]
+        features = torch.cat([context.features[layer][row, kept] for layer in network.config.layers], -1)
+        states = network.fuse(torch.cat([embeds[1:], embedding(roots[row : row + 1])]), features)[None]
+        places = context.positions[:, row, kept]
+        begin = int(context.next_position[row])
+        if pictures == "dropped":
+            assert context.visual is not None
+            states = states[:, torch.cat([~context.visual[row, kept][1:], torch.ones(1, dtype=torch.bool)])]
+            places, begin = torch.arange(states.shape[1]).expand(3, -1), states.shape[1]
+        elif positions == "text":
+            places, begin = torch.arange(int(kept.sum())).expand(3, -1), int(kept.sum())
+        elif positions == "temporal":
+            places = places[:1].expand(3, -1)
+        for depth in range(3):
+            hidden, _ = network.layer(states, places[:, None] if positions == "axes" else places[:1])
+            token = drafter.logits(hidden[0, -1]).argmax()
+            assert int(found.tokens[row, 1 + depth]) == int(token)
+            states = torch.cat([states, network.follow(embedding(token)[None, None], hidden[:, -1:])], 1)
+            places = torch.cat([places, torch.full((3, 1), begin + depth)], 1)
+
+
+@torch.no_grad()
+def test_deepstack_is_in_the_states_that_are_read() -> None:
+    model = vision_model("qwen3_vl")
+    inputs = batch_of("qwen3_vl", [[[7, 8], Picture.random(1, (16, 16)), [9, 10, 11]]])
+    seen: list[Any] = []
+    layer = model.model.language_model.layers[1]
+    hook = layer.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    _, context, _, _ = VlmTarget(model).prefill(inputs, Needs(layers=(0,)))
+    hook.remove()
+    assert torch.equal(context.features[0], seen[0])
+    stock = model(**inputs, output_hidden_states=True).hidden_states[1]
+    differs = (context.features[0] - stock).abs().amax(-1)[0] > 0
+    assert context.visual is not None
+    assert torch.equal(differs, context.visual[0])
