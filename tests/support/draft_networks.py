@@ -50,14 +50,17 @@ def overfitted(system: str, model: Any, text: Tensor, steps: int = 80) -> TreeGr
         features = model(text, output_hidden_states=True).hidden_states[-1][0]
         embeds = model.get_input_embeddings()(text)[0]
         wanted = model.get_output_embeddings()(features).argmax(-1)[2:]
+        _, context, _, _ = TextTarget(model).prefill({"input_ids": text}, drafter.needs)
     visual = torch.zeros(len(features), dtype=torch.bool)
-    reading = Reading(2, [*text[0, 2:].tolist(), int(wanted[-1])], embeds, features, visual)
+    read = torch.cat([context.features[layer][0] for layer in drafter.needs.layers], -1)
+    reading = Reading(2, [*text[0, 2:].tolist(), int(wanted[-1])], embeds, read, visual)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
     for _ in range(steps):
         loss = torch.zeros(())
         for step, hidden in enumerate(unrolled(network, read_columns(network, [reading]), 3)):
             loss = loss + nn.functional.cross_entropy(drafter.logits(hidden)[0], wanted[step:])
-            loss = loss + nn.functional.smooth_l1_loss(hidden[0], features[2 + step :])
+            if system != "eagle3":  # whose states need not be the target's
+                loss = loss + nn.functional.smooth_l1_loss(hidden[0], features[2 + step :])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

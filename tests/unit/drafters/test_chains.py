@@ -72,7 +72,8 @@ def test_a_chain_ends_with_its_first_unlikely_token(system: str, threshold: floa
 def chances(drafter: Any, model: Any, row: int, path: list[int]) -> float:
     """Of the last token of a path with all before it, each from scratch."""
     _, context, _, _ = TextTarget(model).prefill(padded([PROMPTS[row]]), drafter.needs)
-    features, text = context.features[-1][0], [*PROMPTS[row], ROOTS[row]]
+    features = torch.cat([context.features[layer][0] for layer in drafter.needs.layers], -1)
+    text = [*PROMPTS[row], ROOTS[row]]
     scores = [from_scratch(drafter, context, features, text, tuple(path[:end])) for end in range(len(path))]
     return math.exp(sum(float(score[token]) for score, token in zip(scores, path, strict=True)))
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 import mmdec
 from mmdec.targets.text import TextTarget
 from mmdec.targets.vlm import VlmTarget
 from mmdec.types import InputError, Needs, Plan, Verdict
-from tests.support.draft_networks import PROMPTS, Checked, begun, tree_growing
+from tests.support.draft_networks import PROMPTS, Checked, Watched, begun, tree_growing
 from tests.support.tiny_text import VOCABULARY, language_model, prompts
 from tests.support.tiny_vlm import Picture, batch_of, vision_model
 from tests.support.toy import Changing
@@ -158,3 +159,39 @@ def test_deepstack_is_in_the_states_that_are_read() -> None:
     differs = (context.features[0] - stock).abs().amax(-1)[0] > 0
     assert context.visual is not None
     assert torch.equal(differs, context.visual[0])
+
+
+@pytest.mark.parametrize("scale", [-1.0, 0.0])
+@pytest.mark.parametrize("form", ["plain", "parallel-part"])
+def test_a_head_that_turned_against_the_model_changes_no_text(form: str, scale: float) -> None:
+    """Least likely tokens first, or all alike: texts stay, drafts are rejected."""
+    drafter, inputs = mapped(tree_growing("eagle3", MODEL, **FORMS[form])), prompts(4)
+    with torch.no_grad():
+        drafter.network.lm_head.weight.mul_(scale)
+    wanted = MODEL.generate(**inputs, max_new_tokens=12, do_sample=False)
+    for nodes in (4, (9, 3)):
+        found = mmdec.generate(MODEL, inputs, drafter, num_speculative_tokens=nodes, max_new_tokens=12, do_sample=False)
+        assert torch.equal(found.sequences, wanted)
+
+
+@torch.no_grad()
+def test_turns_of_a_chat_continue_the_drafters_columns() -> None:
+    """Over a cache: the second turn's drafts come from a memory that holds the first turn's columns of all layers."""
+    drafter, cache = tree_growing("eagle3", MODEL, **FORMS["layers"]), DynamicCache()
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    first = mmdec.generate(
+        MODEL,
+        {"input_ids": ids, "past_key_values": cache, "attention_mask": torch.ones_like(ids)},
+        drafter,
+        num_speculative_tokens=3,
+        max_new_tokens=8,
+        do_sample=False,
+    ).sequences
+    whole = torch.cat([first, torch.tensor([[11, 12, 13]])], 1)
+    watched = Watched(drafter)
+    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
+    inputs = {"input_ids": whole, "past_key_values": cache, "attention_mask": torch.ones_like(whole)}
+    found = mmdec.generate(MODEL, inputs, watched, num_speculative_tokens=3, **options).sequences
+    assert torch.equal(found, MODEL.generate(whole, attention_mask=torch.ones_like(whole), **options))
+    assert watched.carried[0] is not None
+    assert watched.memories[0].cache.lengths[0] >= first.shape[1]

@@ -252,12 +252,13 @@ def test_a_drafter_of_another_model_is_refused() -> None:
         tree_growing("eagle", model, width=0)
 
 
-def test_a_drafter_that_knows_the_text_gains() -> None:
+@pytest.mark.parametrize("system", ["eagle", "eagle3"])
+def test_a_drafter_that_knows_the_text_gains(system: str) -> None:
     """Trained on what the model writes, three steps ahead: more than three tokens a round."""
     model, ids = language_model(), torch.tensor([[5, 6, 7, 8, 9, 5, 6]])
     options: Any = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": 60}
     text = model.generate(ids, attention_mask=torch.ones_like(ids), **options)  # type: ignore[operator]
-    drafter = overfitted("eagle", model, text)
+    drafter = overfitted(system, model, text)
     for nodes in (4, (12, 4)):
         out = mmdec.generate(model, ids, drafter, num_speculative_tokens=nodes, **options)
         assert torch.equal(out.sequences, text)
