@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mmdec.decode.tree import single, top_indices, trees_from_lists
+from mmdec.decode.tree import in_order, level_parents, single, top_indices, trees_from_lists
 from mmdec.drafters.draft_memory import DraftCache, LastColumn, Memory, PromptInfo, Waiting, WaitingPrompt
 from mmdec.drafters.small_model import Tree, draw_children, drawn_from
 from mmdec.nn.draft_network import DraftNetwork
@@ -396,7 +396,7 @@ class Levels:
         best = scores.sort(dim=1, descending=True, stable=True).indices[:, : plan.nodes]
         expanded = torch.stack(orders, 1).tolist() if orders else [[]] * rows
         lists = zip(best.tolist(), tokens.gather(1, best).tolist(), expanded, strict=True)
-        return trees_from_lists(roots, [in_order(row, ids, _parents(row, who, width)) for row, ids, who in lists])
+        return trees_from_lists(roots, [in_order(row, ids, level_parents(row, who, width)) for row, ids, who in lists])
 
     def _best(self, hidden: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """The `width` likeliest children of nodes with hidden (B, n, H): log-probabilities and tokens (B, n, width)."""
@@ -481,42 +481,6 @@ def stepwise(
             drafted = torch.tensor([[int(roots), *tokens]])
             return Draft(drafted, torch.arange(-1, len(tokens))[None], torch.tensor([len(tokens) + 1]))
         feature = follow(tokens[-1], feature)
-
-
-def in_order(numbers: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Reorder a row's nodes depth first, the likeliest child first, so that the target's cache needs the fewest moves.
-
-    numbers: of the kept nodes, from 0. tokens: theirs. parents: numbers from 1, 0 is the root.
-    Returns: tokens and parents in the new order.
-    """
-    below: dict[int, list[int]] = {}
-    for index, parent in enumerate(parents):
-        below.setdefault(parent, []).append(index)
-    new_index, new_tokens, new_parents = {0: 0}, [], []
-    stack = below.get(0, [])[::-1]
-    while stack:
-        index = stack.pop()
-        number = numbers[index] + 1
-        new_tokens.append(tokens[index])
-        new_parents.append(new_index[parents[index]])
-        new_index[number] = len(new_tokens)
-        stack += below.get(number, [])[::-1]
-    return new_tokens, new_parents
-
-
-def _parents(chosen: Sequence[int], expanded: Sequence[Sequence[int]], width: int) -> list[int]:
-    """Numbers of the parents (from 1; 0 is the root) of the nodes `chosen` (from 0).
-
-    The first level has `width` nodes, each later one width * width; `expanded` lists, by level, the nodes with
-    children.
-    """
-    numbers = [list(range(1, width + 1))]
-    numbers += [[1 + width + level * width * width + node for node in nodes] for level, nodes in enumerate(expanded)]
-    parents = []
-    for node in chosen:
-        level, index = divmod(node - width, width * width)
-        parents.append(0 if node < width else numbers[level][index // width])
-    return parents
 
 
 def _best(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:

@@ -36,7 +36,7 @@ from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.hub.find import drafter_by_name
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.publish import new_folder, whole_folder
-from mmdec.hub.published import System, drafts_published, read_published
+from mmdec.hub.published import SYSTEMS, System, drafts_published, published_card, read_published
 from mmdec.nn.draft_network import MOST, DraftConfig, DraftNetwork
 from mmdec.nn.eagle3 import Eagle3
 from mmdec.nn.flash import FlashNetwork
@@ -143,12 +143,12 @@ def convert(
         lacks = "does not" if folder.is_dir() else "is no folder"
         raise InputError(f"`source` must hold config.json, but '{folder}' {lacks}. Give the checkpoint's folder.")
     target = new_folder(directory)
-    if system not in (None, "eagle", "msd", "vispec"):
-        raise InputError(f"`system` must be eagle, msd or vispec, but is {system!r:.60}. Leave it out.")
+    if system not in (None, *SYSTEMS):
+        raise InputError(f"`system` must be one of {', '.join(SYSTEMS)}, but is {system!r:.60}. Leave it out.")
     if vocab_size is not None:
         check_whole("vocab_size", vocab_size, 1, MOST, "Give the target's number of tokens.")
     network = read_published(folder, "source", system, vocab_size)
-    return save_network(network, target, card=_published_card(network, folder))
+    return save_network(network, target, card=published_card(network, folder))
 
 
 def read_network(directory: str | os.PathLike[str]) -> DraftNetwork:
@@ -215,9 +215,10 @@ def load_tree_growing(directory: str | os.PathLike[str], model: PreTrainedModel)
     """Load a drafter for this model: the network grows EAGLE-2 trees with the model's embedding and LM head, or its
     own."""
     network, (embedding, output) = load_network(directory, model), _ends(model)
-    own = isinstance(network, Eagle3) and network.config.own_embedding and type(embedding) is nn.Embedding
-    if own and torch.equal(network.embed_tokens.weight, embedding.weight):  # most folders hold a copy
-        network.share_embedding()
+    if isinstance(network, Eagle3) and network.config.own_embedding and type(embedding) is nn.Embedding:
+        own = network.get_parameter("embed_tokens.weight")
+        if torch.equal(own, embedding.weight):  # most folders hold a copy
+            network.share_embedding()
     return TreeGrowing(network, embedding, output)
 
 
@@ -252,19 +253,6 @@ def _config(kind: type[DraftConfig], settings: dict[str, Any], folder: Path) -> 
             f"`directory` must hold the settings of a draft network, but {CONFIG} in '{folder}' is damaged or of "
             f"another version ({error!s:.300}). Fetch it again."
         ) from error
-
-
-def _published_card(network: DraftNetwork, folder: Path) -> str:
-    config, name = network.config, {"vispec": "ViSpec", "eagle3": "EAGLE-3"}.get(network.system, network.system.upper())
-    text = f"# {name}, converted\n\nFrom the published checkpoint '{folder.name}'. Its target has "
-    text += f"{config.target_size} channels and {config.vocab_size} tokens"
-    text += "." if network.system == "eagle3" else ", whose embedding and LM head it reads."
-    if network.system == "msd" and config.vocab_size == 32000:
-        text += (
-            "\n\nIt was trained for liuhaotian/llava-v1.5. llava-hf's has the same 32000 tokens and 64 more: convert "
-            "with `--vocab-size 32064` to draft for that one; the network holds no row of the vocabulary."
-        )
-    return text + "\n"
 
 
 LOADERS: dict[str, Loader] = {MEDUSA: load_heads, TREE_GROWING: load_tree_growing, FLASH: load_flash}

@@ -25,7 +25,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from safetensors import safe_open
@@ -48,6 +48,7 @@ from mmdec.nn.draft_network import DraftNetwork
 from mmdec.types import InputError
 
 System = Literal["eagle", "msd", "vispec"]
+SYSTEMS: tuple[System, ...] = get_args(System)
 MAX_BYTES = 16 * 2**30
 LAYER = "layers.0."
 # tensors of the target, or computed
@@ -443,3 +444,17 @@ def _agree(ids: Tensor, known: Tensor) -> bool:
     """Whether ids (D,) are exactly the tokens that known (V,) bool marks."""
     inside = int(ids.min()) >= 0 and int(ids.max()) < len(known)
     return inside and int(known.sum()) == len(ids.unique()) and bool(known[ids].all())
+
+
+def published_card(network: DraftNetwork, folder: Path) -> str:
+    """The model card of a published network that was read from a folder."""
+    config, name = network.config, {"vispec": "ViSpec", "eagle3": "EAGLE-3"}.get(network.system, network.system.upper())
+    text = f"# {name}, converted\n\nFrom the published checkpoint '{folder.name}'. Its target has "
+    text += f"{config.target_size} channels and {config.vocab_size} tokens"
+    text += "." if network.system == "eagle3" else ", whose embedding and LM head it reads."
+    if network.system == "msd" and config.vocab_size == 32000:
+        text += (
+            "\n\nIt was trained for liuhaotian/llava-v1.5. llava-hf's has the same 32000 tokens and 64 more: convert "
+            "with `--vocab-size 32064` to draft for that one; the network holds no row of the vocabulary."
+        )
+    return text + "\n"

@@ -155,12 +155,20 @@ class RMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not torch.is_grad_enabled():
-            # takes half the time of the fused kernel
-            squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
-            return x * squares.div_(x.shape[-1]).add_(self.eps).rsqrt_() * self.weight
-        # under autocast x has half precision
-        return rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
+        return rms_normed(x, self.weight, self.eps)
+
+
+def rms_normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The RMS norm of x (..., H) with weight (H,); x (..., k, H) may have a weight (k, H)."""
+    if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not torch.is_grad_enabled():
+        # takes half the time of the fused kernel
+        squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
+        return x * squares.div_(x.shape[-1]).add_(eps).rsqrt_() * weight
+    # under autocast x has half precision
+    x = x.to(weight.dtype)
+    return (
+        rms_norm(x, weight.shape, weight, eps) if weight.dim() == 1 else rms_norm(x, x.shape[-1:], None, eps) * weight
+    )
 
 
 class Attention(nn.Module):

@@ -35,6 +35,7 @@ from mmdec.nn.draft_network import (
     Prompted,
     RMSNorm,
     check_size,
+    rms_normed,
 )
 from mmdec.types import InputError
 
@@ -257,14 +258,15 @@ class Eagle3(DraftNetwork):
         layer = self._layer(index)
         if index:
             return layer.input_layernorm(states)
-        embeds, features = states.chunk(2, -1)
-        return torch.cat([layer.input_layernorm(embeds), layer.hidden_norm(features)], -1)
+        # both norms at once: a small network's time depends on the number of operations
+        weights = torch.stack([layer.input_layernorm.weight, layer.hidden_norm.weight])
+        return rms_normed(states.unflatten(-1, (2, -1)), weights, self.config.rms_norm_eps).flatten(-2)
 
     def residual(self, states: Tensor, index: int) -> Tensor:
         """What attention is added to: of the first layer's input the feature, normed or not."""
         if index:
             return states
-        features = states.chunk(2, -1)[1]
+        features = states.narrow(-1, self.config.hidden_size, self.config.hidden_size)
         return self._layer(0).hidden_norm(features) if self.config.norm_before_residual else features
 
     def head_norms(self, queries_keys: Tensor, index: int) -> Tensor:

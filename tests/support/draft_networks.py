@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmdec.decode.loop import Round, decode
+from mmdec.decode.sampling import Sequences, Stop
+from mmdec.decode.verify import MatchRule
 from mmdec.drafters.draft_memory import Memory
 from mmdec.drafters.flash import Flash
 from mmdec.drafters.registry import network_class
@@ -252,3 +255,18 @@ class Watched:
         self.carried.append(context.carried)
         self.memories.append(self.drafter.start(context))
         return self.memories[-1]
+
+
+def rounds_of(model: Any, drafter: Any, budget: Any, prompts: list[list[int]], length: int = 14) -> list[Round]:
+    inputs = padded(prompts)
+    width = inputs["input_ids"].shape[1]
+    text = Sequences(inputs["input_ids"], Stop(width + length, frozenset({45})))
+    return list(decode(TextTarget(model), inputs, text, MatchRule(), drafter, budget))
+
+
+def texts(rounds: list[Round], rows: int) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in range(rows)]
+    for one in rounds:
+        for row, tokens in zip(one.rows, one.tokens, strict=True):
+            found[row] += tokens
+    return found

@@ -14,12 +14,11 @@ import mmdec
 from mmdec.targets.text import TextTarget
 from mmdec.targets.vlm import VlmTarget
 from mmdec.types import InputError, Needs, Plan, Verdict
-from tests.support.draft_networks import PROMPTS, Checked, Watched, begun, tree_growing
+from tests.support.draft_networks import PROMPTS, Checked, Watched, begun, rounds_of, texts, tree_growing
 from tests.support.tiny_text import VOCABULARY, language_model, prompts
 from tests.support.tiny_vlm import Picture, batch_of, vision_model
 from tests.support.toy import Changing
 from tests.support.vision_drafters import eagle3
-from tests.unit.drafters.test_tree_growing import rounds_of, texts
 
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -29,7 +28,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "parallel-part": {"mask_token": 3, "draft_vocab_size": 40, "norm_before_fc": True},
     "two": {"layers": (3, 0), "features": 2, "own_embedding": True},
 }
-MODEL = language_model(num_hidden_layers=5)
+MODEL: Any = language_model(num_hidden_layers=5)
 
 
 def mapped(drafter: Any) -> Any:
@@ -44,7 +43,7 @@ def mapped(drafter: Any) -> Any:
 @pytest.mark.parametrize("rows", [1, 4])
 def test_the_cache_gives_what_recomputing_everything_gives(form: str, rows: int) -> None:
     """Through rejections, plain rounds, ragged rows and rows that end: every draft, in float64."""
-    model = language_model(num_hidden_layers=5).double()
+    model: Any = language_model(num_hidden_layers=5).double()
     checked = Checked(mapped(tree_growing("eagle3", model, width=3, **FORMS[form])), model)
     rounds = rounds_of(model, checked, Changing(Random(rows)), PROMPTS[:rows], 16)
     plain = rounds_of(model, None, Changing(Random(rows), 0), PROMPTS[:rows], 16)

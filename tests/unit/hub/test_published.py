@@ -455,7 +455,7 @@ def test_drafters_that_are_known_and_not_supported(tmp_path: Path, settings: dic
 
 def test_published_folders_draft_as_they_are(tmp_path: Path) -> None:
     """EAGLE-1/2, EAGLE-3 and Medusa-1: by folder, and the text stays the model's."""
-    model = language_model(num_hidden_layers=5, vocab_size=TOKENS)
+    model: Any = language_model(num_hidden_layers=5, vocab_size=TOKENS)
     inputs = prompts(2)
     wanted = model.generate(**inputs, max_new_tokens=12, do_sample=False)
     heads = {
@@ -486,7 +486,7 @@ def test_published_folders_draft_as_they_are(tmp_path: Path) -> None:
 
 
 def test_an_embedding_that_is_the_targets_is_shared(tmp_path: Path) -> None:
-    model = language_model(num_hidden_layers=5, vocab_size=TOKENS)
+    model: Any = language_model(num_hidden_layers=5, vocab_size=TOKENS)
     table = model.get_input_embeddings().weight.detach()
     for name, given, own in (("same", table, False), ("other", table + 1, True)):
         folder = published(tmp_path / name, {**eagle3(), "embed_tokens.weight": given}, EAGLE3)

@@ -128,7 +128,7 @@ def test_scaled_rotations_are_those_of_transformers() -> None:
 
 def test_a_part_of_the_vocabulary() -> None:
     network = eagle3(draft_vocab_size=4)
-    network.d2t.copy_(torch.tensor([3, 9, 20, 30]) - torch.arange(4))
+    network.get_buffer("d2t").copy_(torch.tensor([3, 9, 20, 30]) - torch.arange(4))
     assert network.token_ids(torch.tensor([[0, 3], [2, 1]])).tolist() == [[3, 30], [20, 9]]
     spread = network.spread(torch.tensor([[0.1, 0.2, 0.3, 0.4]]))
     assert spread.shape == (1, 31)
