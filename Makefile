@@ -13,7 +13,8 @@ DEV = .venv-dev/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONUNBUFFERED = 1
 
-.PHONY: help translate test test-all check bench real corpus train demo site wheel clean
+.PHONY: help translate test test-all peers check bench real corpus train demo site wheel clean
+PEERS ?= .venv-peers
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1|/' | awk -F'|' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -26,6 +27,9 @@ test: .venv-dev/ready  ## every test, files spread over WORKERS=2 processes
 
 test-all: .venv-dev/ready  ## every test, and grids whole where `test` covers their pairs
 	MMDEC_ALL=1 OMP_NUM_THREADS=1 $(DEV)/python -m pytest -n $(WORKERS) --dist load
+
+peers: $(PEERS)/ready  ## drafters beside the code of speculators, in an environment of its own, PEERS=.venv-peers
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(PEERS)/bin/python -m pytest --noconftest -p no:cacheprovider -W default tests/peers
 
 check: .venv-dev/ready  ## style, types, layers
 	$(DEV)/ruff check .
@@ -76,6 +80,15 @@ clean:  ## what the commands above wrote, but not .venv and .venv-dev
 	@echo "installing into .venv-dev: about 5.5 GB, a few minutes"
 	$(DEV)/python -m pip install --quiet torch==2.11.0 torchaudio==2.11.0 --editable '.[test]'
 	@$(DEV)/python -m pip install --quiet kenlm 2> /dev/null || echo "kenlm cannot be built here: the tests that it judges are skipped"
+	@touch $@
+
+# What speculators 0.9.0 runs with: it pins other versions of torch and transformers than mmdec's.
+$(PEERS)/ready: Makefile
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	@echo "installing into $(PEERS): about 1.7 GB, a minute or more"
+	$(PEERS)/bin/python -m pip install --quiet torch==2.13.0+cpu 2> /dev/null || $(PEERS)/bin/python -m pip install --quiet torch==2.13.0
+	$(PEERS)/bin/python -m pip install --quiet transformers==5.19.0 'datasets>=4,<=5.1.0' 'loguru<=0.7.3' 'numpy<=2.5.4' openai aiohttp click httpx protobuf psutil pydantic pydantic-settings rich safetensors 'tqdm<=4.70.1' typer pytest
+	$(PEERS)/bin/python -m pip install --quiet --no-deps speculators==0.9.0 hs-connectors==0.9.0
 	@touch $@
 
 .venv-dev/docs: .venv-dev/ready

@@ -100,7 +100,7 @@ class Prior:
 class Needs:
     """What a drafter reads besides logits. The target puts it into `Context` and `Scores`."""
 
-    layers: tuple[int, ...] = ()  # hidden states after these layers; -1 is the last, final norm included
+    layers: tuple[int, ...] = ()  # residual stream after these layers, from 0; -1 is the last, final norm included
     embeds: bool = False  # the prompt's input embeddings
     memory: bool = False  # the encoder's hidden states
     prior: Prior | None = None  # first values for tree shapes and the budget; None: the drafter shapes its own trees
@@ -137,6 +137,7 @@ class Context:
     features: Mapping[int, Tensor] = field(default_factory=lambda: {})  # layer -> (B, F, H)
     embeds: Tensor | None = None  # (B, F, H), the first layer's inputs: at visual tokens the projected visual embedding
     visual: Tensor | None = None  # (B, F) bool, True at visual tokens
+    pictures: Tensor | None = None  # (B, P) bool, True at visual tokens' placeholders among `tokens`
     images: Mapping[str, Any] | None = None  # the processor's pixels and sizes, if the target received them
     memory: Tensor | None = None  # (B, S, H), the encoder's hidden states
     room: Tensor | None = None  # (B,) positions left before the target's maximum; None: no maximum

@@ -46,7 +46,7 @@ def hifigan(
 @app.command(**as_verb("convert drafter EAGLE-Vicuna-7B-v1.3 eagle"))
 def drafter(
     source: Annotated[
-        Path, typer.Argument(metavar="IN", help="Folder with a published EAGLE-1/2, MSD or ViSpec network.")
+        Path, typer.Argument(metavar="IN", help="Folder with a published EAGLE-1/2/3, P-EAGLE, MSD or ViSpec network.")
     ],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="New directory; pass it to --drafter.")],
     system: Annotated[
@@ -57,8 +57,8 @@ def drafter(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Convert a published draft network. Of a pickle, only tensors are read."""
-    from mmdec.hub.convert_drafter import convert
+    """Load a published draft network, and save it in mmdec's format. Of a pickle, only tensors are read."""
+    from mmdec.hub.drafters import convert
 
     _told(convert(source, output, system=cast(Any, system), vocab_size=vocab_size), as_json)
 

@@ -214,3 +214,39 @@ def likeliest_paths(chances: Sequence[Sequence[float]], nodes: int) -> list[Path
         if rank + 1 < len(row) and row[rank] > 0:
             heapq.heappush(heap, (value / row[rank] * row[rank + 1], (*above, rank + 1)))
     return kept
+
+
+def in_order(numbers: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Reorder a row's nodes depth first, the likeliest child first, so that the target's cache needs the fewest moves.
+
+    numbers: of the kept nodes, from 0. tokens: theirs. parents: numbers from 1, 0 is the root.
+    Returns: tokens and parents in the new order.
+    """
+    below: dict[int, list[int]] = {}
+    for index, parent in enumerate(parents):
+        below.setdefault(parent, []).append(index)
+    new_index, new_tokens, new_parents = {0: 0}, [], []
+    stack = below.get(0, [])[::-1]
+    while stack:
+        index = stack.pop()
+        number = numbers[index] + 1
+        new_tokens.append(tokens[index])
+        new_parents.append(new_index[parents[index]])
+        new_index[number] = len(new_tokens)
+        stack += below.get(number, [])[::-1]
+    return new_tokens, new_parents
+
+
+def level_parents(chosen: Sequence[int], expanded: Sequence[Sequence[int]], width: int) -> list[int]:
+    """Numbers of the parents (from 1; 0 is the root) of the nodes `chosen` (from 0).
+
+    The first level has `width` nodes, each later one width * width; `expanded` lists, by level, the nodes with
+    children.
+    """
+    numbers = [list(range(1, width + 1))]
+    numbers += [[1 + width + level * width * width + node for node in nodes] for level, nodes in enumerate(expanded)]
+    parents = []
+    for node in chosen:
+        level, index = divmod(node - width, width * width)
+        parents.append(0 if node < width else numbers[level][index // width])
+    return parents

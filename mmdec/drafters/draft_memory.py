@@ -20,15 +20,15 @@ ROOM = 256  # free columns of a new cache
 
 @final
 class DraftCache:
-    """Keys and values of a draft network's one layer. Row r's accepted columns are the first `lengths[r]`.
+    """Keys and values of a draft network's layers. Row r's accepted columns are the first `lengths[r]`.
 
     A draft's columns begin behind those of the longest row, at the same index for all rows. A draft is rolled back by
     overwriting it.
     """
 
-    def __init__(self, rows: int) -> None:
-        self.lengths = [0] * rows
-        self._keys = self._values = torch.empty(0)  # (B, h, C, d)
+    def __init__(self, rows: int, layers: int = 1) -> None:
+        self.lengths, self._layers = [0] * rows, layers
+        self._keys = self._values = torch.empty(0)  # (B, layers * h, C, d)
         self._uneven: Tensor | None = None  # (B, 1, 1, width): minus infinity at columns beyond a shorter row
 
     @property
@@ -42,17 +42,33 @@ class DraftCache:
         return self._uneven is not None
 
     def append(self, keys: Tensor, values: Tensor, counts: Sequence[int]) -> None:
-        """Accept the first `counts[r]` columns of row r: keys and values (B, h, n, d)."""
+        """Accept the first `counts[r]` columns of row r: keys and values (B, h, n, d) of the last layer. Those of
+        earlier layers were written by `write`."""
+        self.write(keys, values, counts, self._layers - 1)
+        self.accept(counts)
+
+    def write(self, keys: Tensor, values: Tensor, counts: Sequence[int], layer: int) -> Pair:
+        """Write one layer's first `counts[r]` columns of row r behind its accepted ones, which does not accept them.
+
+        Returns: the layer's keys and values (B, h, W, d), W as many as the longest row has now.
+        """
         lengths, width, size = self.lengths, self.width, keys.shape[2]
         self._reserve(keys, width + size)
+        own_keys, own_values = self._layer(layer)
         if min(lengths) == width and min(counts) == size:
-            self._keys[:, :, width : width + size] = keys
-            self._values[:, :, width : width + size] = values
+            own_keys[:, :, width : width + size] = keys
+            own_values[:, :, width : width + size] = values
         else:
             for row, (begin, count) in enumerate(zip(lengths, counts, strict=True)):
-                self._keys[row, :, begin : begin + count] = keys[row, :, :count]
-                self._values[row, :, begin : begin + count] = values[row, :, :count]
-        self.lengths = [length + count for length, count in zip(lengths, counts, strict=True)]
+                own_keys[row, :, begin : begin + count] = keys[row, :, :count]
+                own_values[row, :, begin : begin + count] = values[row, :, :count]
+        end = max(length + count for length, count in zip(lengths, counts, strict=True))
+        return own_keys[:, :, :end], own_values[:, :, :end]
+
+    def accept(self, counts: Sequence[int]) -> None:
+        """Accept the first `counts[r]` columns of row r that `write` has written."""
+        keys = self._keys
+        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         self._uneven = None
         if min(self.lengths) < self.width:
             bounds = torch.tensor(self.lengths, device=keys.device)[:, None]
@@ -60,17 +76,25 @@ class DraftCache:
             self._uneven = torch.zeros(empty.shape, dtype=keys.dtype, device=keys.device)
             self._uneven = self._uneven.masked_fill(empty, -math.inf)[:, None, None]
 
-    def draft(self, keys: Tensor, values: Tensor, offset: int) -> Pair:
-        """Write a draft's columns (B, h, n, d), beginning `offset` columns behind the accepted ones.
+    def written_mask(self, size: int, width: int) -> Tensor:
+        """The additive mask (B, 1, size, width) of columns that `write` has written: each sees its row up to itself."""
+        device = self._keys.device
+        last = torch.tensor(self.lengths, device=device)[:, None] + torch.arange(size, device=device)
+        hidden = torch.arange(width, device=device) > last[..., None]
+        return self._keys.new_zeros(hidden.shape).masked_fill(hidden, -math.inf)[:, None]
 
-        Returns: all keys and values up to the new columns.
+    def draft(self, keys: Tensor, values: Tensor, offset: int, layer: int = 0) -> Pair:
+        """Write one layer's columns (B, h, n, d) of a draft, beginning `offset` columns behind the accepted ones.
+
+        Returns: the layer's keys and values up to the new columns.
         """
         begin = self.width + offset
         end = begin + keys.shape[2]
         self._reserve(keys, end)
-        self._keys[:, :, begin:end] = keys
-        self._values[:, :, begin:end] = values
-        return self._keys[:, :, :end], self._values[:, :, :end]
+        own_keys, own_values = self._layer(layer)
+        own_keys[:, :, begin:end] = keys
+        own_values[:, :, begin:end] = values
+        return own_keys[:, :, :end], own_values[:, :, :end]
 
     def room(self, columns: int, like: Tensor | None = None) -> Pair:
         """Make room for a draft: keys and values (B, h, width + columns, d); the caller writes the last `columns`.
@@ -87,9 +111,10 @@ class DraftCache:
         self.lengths = [length + columns for length in self.lengths]
 
     def accepted(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The accepted keys and values (B, h, width, d), and the additive mask (B, 1, 1, width) of shorter rows (None
-        if none)."""
-        return self._keys[:, :, : self.width], self._values[:, :, : self.width], self._uneven
+        """The last layer's accepted keys and values (B, h, width, d), and the additive mask (B, 1, 1, width) of shorter
+        rows (None if none)."""
+        keys, values = self._layer(self._layers - 1)
+        return keys[:, :, : self.width], values[:, :, : self.width], self._uneven
 
     def mask(self, tree: Tensor) -> Tensor:
         """Extend a draft's additive mask over the accepted columns: (B, n, T) -> (B, 1, n, width + T)."""
@@ -108,11 +133,20 @@ class DraftCache:
         if self._uneven is not None:
             self._uneven = None if min(self.lengths) == self.width else self._uneven[live, ..., : self.width]
 
+    def _layer(self, layer: int) -> Pair:
+        """One layer's keys and values (B, h, C, d)."""
+        if self._layers == 1:
+            return self._keys, self._values
+        heads = self._keys.shape[1] // self._layers
+        return self._keys.narrow(1, layer * heads, heads), self._values.narrow(1, layer * heads, heads)
+
     def _reserve(self, like: Tensor, columns: int) -> None:
+        """Make room for `columns`. like: one layer's keys (B, h, n, d), or the cache's own."""
         capacity = self._keys.shape[2] if self._keys.dim() == 4 else 0
         if columns <= capacity:
             return
         batch, heads, _, size = like.shape
+        heads *= 1 if like is self._keys else self._layers
         # zeros: a mask does not hide NaN
         keys, values = (like.new_zeros(batch, heads, max(columns + ROOM, 2 * capacity), size) for _ in range(2))
         if capacity:
@@ -131,10 +165,19 @@ class WaitingPrompt:
     features: Tensor  # (B, F, k * H)
     visual: Tensor  # (B, F) bool
     mask: Tensor  # (B, F) bool
+    positions: Tensor | None = None  # (1 or 3, B, F): the target's, where the network follows them; None: text's
+    next: Tensor | None = None  # (B,) the target's position after the prompt
 
     def select(self, live: Tensor) -> WaitingPrompt:
         """Keep only the rows live (K,) int64."""
-        return WaitingPrompt(self.embeds[live], self.features[live], self.visual[live], self.mask[live])
+        return WaitingPrompt(
+            self.embeds[live],
+            self.features[live],
+            self.visual[live],
+            self.mask[live],
+            None if self.positions is None else self.positions[:, live],
+            None if self.next is None else self.next[live],
+        )
 
 
 @dataclass(frozen=True)
@@ -202,10 +245,10 @@ class Memory:
 class LastColumn:
     """The newest column of each row (the root's): its keys and values are cached, its output is not computed yet."""
 
-    states: Tensor  # (B, 1, H)
+    states: Tensor  # (B, 1, H), the last layer's input
     queries: Tensor  # (B, heads, 1, d)
     features: Tensor  # (B, 1, k * H)
 
     def hidden(self, network: DraftNetwork, cache: DraftCache, packed: Packed | None = None) -> Tensor:
         """Compute the output (B, 1, H) of the column."""
-        return network.attend(self.states, self.queries, *cache.accepted(), packed)
+        return network.attend(self.states, self.queries, *cache.accepted(), packed, network.depth - 1)

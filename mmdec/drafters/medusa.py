@@ -60,7 +60,7 @@ class Medusa:
     """
 
     def __init__(self, heads: MedusaHeads, output: nn.Linear, ranks: Sequence[Sequence[float]] | None = None) -> None:
-        """heads: the trained heads. output: the model's output layer (`model.proj_out`), which the heads share.
+        """heads: the trained heads. output: the model's output layer, which they share unless they have their own.
         ranks: prior chances [head][rank]; each counts as 20 observations.
         """
         config = heads.config
@@ -166,7 +166,7 @@ class Medusa:
         rows = depth * hidden.shape[1]
         weight, bias = (part[:rows] for part in memory.heads)
         moved = linear(hidden, weight, bias).view(len(hidden), depth, -1)
-        return linear(hidden[:, None] + silu(moved), self.output.weight)
+        return self.heads.tokens(hidden[:, None] + silu(moved), self.output.weight)
 
     def _through_block(self, block: Block) -> Tensor:
         """Run the extra layer over the pending states. Returns its output (B, H) at each row's last position."""

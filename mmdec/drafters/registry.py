@@ -84,6 +84,12 @@ BUILT_IN = {  # in the order in which "auto" prefers them
         auto=True,
         note="FLASH: reads a picture shortened by attention, and drafts several tokens at once.",
     ),
+    "eagle3": Entry(
+        drafter=TREE_GROWING,
+        network="mmdec.nn.eagle3:Eagle3",
+        auto=True,
+        note="EAGLE-3: reads three of the model's layers; P-EAGLE drafts all depths at once.",
+    ),
 }
 _registered: dict[str, Entry] = {}
 

@@ -77,7 +77,9 @@ class Memory:
 class SmallModel:
     """Drafts with a small model, whose own cache follows the accepted text.
 
-    It drafts nothing beyond its positions, after a token outside its vocabulary, or if it cannot read the images.
+    A small model that reads text only does not see the columns of a picture: its positions count without them. It
+    drafts nothing beyond its positions, after a token outside its vocabulary, or if it reads images and cannot read
+    these.
     """
 
     def __init__(
@@ -129,16 +131,19 @@ class SmallModel:
 
     def start(self, context: Context) -> Memory:
         """Run the small model over the prompt, unless the prompt is too long for it."""
-        lengths = context.mask.sum(1).tolist()
-        silent, tokens = Memory(None, [[] for _ in lengths]), context.tokens.masked_fill(~context.mask, 0)
+        mask = context.mask
+        if context.pictures is not None and not self._images:
+            mask = mask & ~context.pictures
+        lengths = mask.sum(1).tolist()
+        silent, tokens = Memory(None, [[] for _ in lengths]), context.tokens.masked_fill(~mask, 0)
         too_long = self._positions is not None and max(lengths) > self._positions
-        if too_long or int(tokens.max()) >= self._model.vocab_size:
+        if too_long or int(tokens.max()) >= self._model.vocab_size or not bool(mask[:, -1].all()):
             return silent
         inputs: dict[str, Any] = {"input_ids": tokens}
         if context.memory is None:
-            inputs["attention_mask"] = context.mask.long()
+            inputs["attention_mask"] = mask.long()
         else:
-            inputs |= {"decoder_attention_mask": context.mask.long(), "encoder_outputs": (context.memory,)}
+            inputs |= {"decoder_attention_mask": mask.long(), "encoder_outputs": (context.memory,)}
         try:
             session, _, _, _ = self._model.prefill(
                 inputs | dict(context.images or {}) if self._images else inputs, Needs()

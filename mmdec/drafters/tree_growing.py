@@ -8,27 +8,32 @@ chain of likeliest tokens, which may end early (`Plan.threshold`). For residual 
 sampled, as in `small_model.py`.
 
 The network's cache holds only accepted columns, computed from the target's features. Newly accepted columns, the prompt
-included, are queued until the next draft, so a run without drafts pays nothing. For queued columns only keys and values
-are computed; the last column, whose token is the root, is run through the whole layer and gives the first level.
+included, are queued until the next draft, so a run without drafts pays nothing. For queued columns only the last
+layer's keys and values are computed; the last column, whose token is the root, is run through the whole layer and gives
+the first level.
+
+P-EAGLE (arXiv 2602.01469) gives all levels in one pass, from columns without tokens behind the root's: each depth has
+one distribution, whatever stands above it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Protocol, cast, final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
-from mmdec.decode.tree import single, top_indices, trees_from_lists
+from mmdec.decode.tree import in_order, level_parents, single, top_indices, trees_from_lists
 from mmdec.drafters.draft_memory import DraftCache, LastColumn, Memory, PromptInfo, Waiting, WaitingPrompt
 from mmdec.drafters.small_model import Tree, draw_children, drawn_from
 from mmdec.nn.draft_network import DraftNetwork
-from mmdec.nn.draft_step import DraftStep, TokenStep, Vector, quiet
+from mmdec.nn.draft_step import ColumnStep, TokenStep, Vector, column_step, quiet
+from mmdec.nn.eagle3 import Eagle3, Eagle3Config
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
@@ -44,15 +49,20 @@ class TreeGrowing:
         """network: the draft network. embedding, output: the target's own (`model.get_input_embeddings()`,
         `model.get_output_embeddings()`). width: maximum nodes of a level that are expanded."""
         config = network.config
-        if tuple(output.weight.shape) != (config.vocab_size, config.hidden_size):
+        if tuple(output.weight.shape) != (config.vocab_size, config.target_size):
             raise InputError(
-                f"`output` must be {config.vocab_size} x {config.hidden_size} for this network, but is "
+                f"`output` must be {config.vocab_size} x {config.target_size} for this network, but is "
                 f"{' x '.join(map(str, output.weight.shape))}. Use a drafter trained for this model."
             )
         if width < 1:
             raise InputError(f"`width` must be at least 1, but is {width}. 10 is EAGLE-2's.")
-        self.network, self.embedding, self.output, self.width = network.eval(), embedding, output, width
-        self.needs = Needs(layers=config.layers, embeds=True, travels=True, stops=True)
+        self.network, self.output, self.width = network.eval(), output, width
+        own = isinstance(network, Eagle3)
+        self.embedding: nn.Module = network.embed_tokens if own and network.config.own_embedding else embedding
+        # EAGLE-3 reads token ids of the prompt, and pictures' columns and positions as its configuration says
+        self._own: Eagle3Config | None = network.config if own else None
+        projected = self._own is None or self._own.pictures == "projected"
+        self.needs = Needs(layers=config.layers, embeds=projected, travels=True, stops=True)
 
     @property
     def name(self) -> str:
@@ -62,10 +72,10 @@ class TreeGrowing:
     def check(self, target: Target) -> None:
         """Raises InputError if the network belongs to another model, device or precision."""
         config = self.network.config
-        if (config.hidden_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
+        if (config.target_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
             raise InputError(
                 f"`drafter` must fit a model with {target.hidden_size} channels and {target.vocab_size} tokens, but "
-                f"this one is for {config.hidden_size} and {config.vocab_size}. Use a drafter trained for this model."
+                f"this one is for {config.target_size} and {config.vocab_size}. Use a drafter trained for this model."
             )
         weight = next(self.network.parameters())
         if weight.device != target.device or weight.dtype != self.output.weight.dtype:
@@ -80,15 +90,23 @@ class TreeGrowing:
         Continues the memory of the same chat if it ends where the prompt's new columns begin; otherwise reads only
         those.
         """
-        if context.embeds is None or any(layer not in context.features for layer in self.needs.layers):
+        missing = any(layer not in context.features for layer in self.needs.layers)
+        if missing or (self.needs.embeds and context.embeds is None):
             raise InputError(f"`context` must hold the embeddings and the features {self.needs.layers}, but does not.")
-        rows, fresh = context.embeds.shape[:2]
+        features = self._joined(context.features)
+        rows, fresh = features.shape[:2]
         memory, mask = context.carried, context.mask[:, -fresh:]
         if not (isinstance(memory, Memory) and memory.columns == [context.past] == [context.past] * rows):
-            memory = Memory(DraftCache(rows), [context.past] * rows, [context.past] * rows)
+            cache = DraftCache(rows, self.network.depth)
+            memory = Memory(cache, [context.past] * rows, [context.past] * rows)
         memory.packed, memory.step, memory.asked = None, None, False  # weights may have changed since an earlier run
         visual = context.visual if context.visual is not None else torch.zeros_like(mask)
-        memory.queue.append(WaitingPrompt(context.embeds, self._joined(context.features), visual, mask))
+        waiting = WaitingPrompt(self._embeds(context, visual), features, visual, mask)
+        own = self._own
+        if own is not None and own.follows and len(context.positions) > 1:
+            positions = context.positions if own.positions == "axes" else context.positions[:1]
+            waiting = replace(waiting, positions=positions, next=context.next_position)
+        memory.queue.append(waiting)
         memory.columns = [old + new - 1 for old, new in zip(memory.columns, mask.sum(1).tolist(), strict=True)]
         return memory
 
@@ -113,20 +131,32 @@ class TreeGrowing:
         depth = min(plan.depth, plan.nodes)
         if depth < 1:
             return single(roots)
-        hidden = self.take_in(memory).hidden(self.network, memory.cache, memory.packed)
-        levels = Levels(self, memory)
+        levels: Levels
+        if self._own is not None and self._own.mask_token is not None:
+            ahead = self._ahead(memory, depth)
+            hidden, levels = ahead[:, :1], MaskedLevels(self, memory, ahead)
+        else:
+            hidden = self.take_in(memory).hidden(self.network, memory.cache, memory.packed)
+            levels = Levels(self, memory)
         if plan.temperature is not None:
             return levels.drawn(roots, hidden, plan)
         if plan.nodes <= plan.depth:
             if not memory.asked and len(roots) == 1:
                 memory.asked = True
-                memory.step = DraftStep.of(self.network, memory.packed, memory.carry, self.embedding, self.output)
+                memory.step = column_step(self.network, memory.packed, memory.carry, self.embedding, self.output)
             return levels.chain(roots, hidden, depth, plan.threshold)
         return levels.tree(roots, hidden, plan)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Apply the target's LM head to hidden (..., H)."""
-        return linear(hidden, self.output.weight, self.output.bias)
+        """Apply the LM head, the target's or the network's own, to hidden (..., H)."""
+        return self.network.logits(hidden, self.output)
+
+    def _embeds(self, context: Context, visual: Tensor) -> Tensor:
+        """The embeddings (B, F, H) of the prompt's new columns."""
+        if self._own is None:
+            return cast(Tensor, context.embeds)
+        embeds = self.embedding(context.tokens[:, -visual.shape[1] :])
+        return embeds if context.embeds is None else torch.where(visual[..., None], context.embeds, embeds)
 
     def _joined(self, features: Mapping[int, Tensor]) -> Tensor:
         parts = [features[layer] for layer in self.needs.layers]
@@ -161,20 +191,61 @@ class TreeGrowing:
         return _joined(groups[-1])
 
     def _columns(self, memory: Memory, part: WaitingPrompt | Waiting) -> tuple[Tensor, Tensor]:
-        """Write keys and values of columns to the cache. Returns their states (B, n, H) and queries (B, heads, n,
-        d)."""
+        """Write keys and values of columns to the cache. Returns the last layer's input (B, n, H) and queries (B,
+        heads, n, d)."""
         if isinstance(part, WaitingPrompt):
             states, positions, counts = self._prompt(memory, part)
         else:
-            counts = part.counts
-            states = self.network.fuse(self.embedding(part.tokens), part.features, memory.carry)
-            positions = positions_from(memory.positions, states.shape[1], states.device)
-            memory.positions = [start + count for start, count in zip(memory.positions, counts, strict=True)]
+            states, positions, counts = self._text(memory, part)
         queries = torch.empty(0)
         if states.shape[1]:
-            queries, keys, values = self.network.project(states, positions, memory.packed)
+            states, queries, keys, values = self._through(memory, states, positions, counts)
             memory.cache.append(keys, values, counts)
         return states, queries
+
+    def _text(self, memory: Memory, part: Waiting) -> tuple[Tensor, Tensor, list[int]]:
+        """The network's input for accepted columns: as `_prompt`."""
+        states = self.network.fuse(self.embedding(part.tokens), part.features, memory.carry)
+        positions = positions_from(memory.positions, states.shape[1], states.device)
+        memory.positions = [start + count for start, count in zip(memory.positions, part.counts, strict=True)]
+        return states, positions, part.counts
+
+    def _through(
+        self, memory: Memory, states: Tensor, positions: Tensor, counts: list[int]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Run all layers but the last over columns behind the accepted ones. Returns the last layer's input (B, n, H),
+        queries, keys and values (B, heads, n, d)."""
+        network, cache, last = self.network, memory.cache, self.network.depth - 1
+        for index in range(last):
+            queries, keys, values = network.project(states, positions, None, index)
+            keys, values = cache.write(keys, values, counts, index)
+            mask = cache.written_mask(states.shape[1], keys.shape[2])
+            states = network.attend(states, queries, keys, values, mask, None, index)
+        return states, *network.project(states, positions, memory.packed, last)
+
+    def _ahead(self, memory: Memory, count: int) -> Tensor:
+        """P-EAGLE: process the queued columns, and in the same pass `count` - 1 columns without tokens behind each
+        row's last. Returns the hidden states (B, count, H) of that and of these; only columns with tokens stay."""
+        network, cache = cast(Eagle3, self.network), memory.cache
+        states, positions, counts = self._text(memory, self.catch_up(memory))
+        device = states.device
+        rows = torch.arange(len(counts), device=device)[:, None]
+        ends = [length + count - 1 for length in counts]
+        begins = torch.tensor(counts, device=device)[:, None]
+        places = begins + torch.arange(count - 1, device=device)  # of the columns without tokens
+        token = torch.tensor(cast(Eagle3Config, self._own).mask_token, device=device)
+        wide = nn.functional.pad(states, (0, 0, 0, count - 1))
+        wide[rows, places] = network.masked(self.embedding(token))
+        starts = positions[:, :1].expand(len(counts), -1)
+        positions = starts + torch.arange(wide.shape[1], device=device)
+        wide, queries, keys, values = self._through(memory, wide, positions, ends)
+        keys, values = cache.write(keys, values, ends, network.depth - 1)
+        chosen = begins - 1 + torch.arange(count, device=device)
+        queries = queries.transpose(1, 2)[rows, chosen].transpose(1, 2)
+        mask = cache.written_mask(wide.shape[1], keys.shape[2])[rows, 0, chosen][:, None]
+        hidden = network.attend(wide[rows, chosen], queries, keys, values, mask, memory.packed, network.depth - 1)
+        cache.accept(counts)
+        return hidden
 
     def _prompt(self, memory: Memory, part: WaitingPrompt) -> tuple[Tensor, Tensor, list[int]]:
         """The network's input for each row's prompt: states (B, M, H), positions (B, M), padded on the right, and each
@@ -191,12 +262,24 @@ class TreeGrowing:
             zeros = torch.zeros_like(next(carry for carry in carried if carry is not None))
             memory.step, memory.asked = None, False  # it depends on `carry`
             memory.carry = torch.stack([zeros if carry is None else carry for carry in carried])[:, None]
-        positions = [row.positions + start for row, start in zip(rows, memory.positions, strict=True)]
-        lengths = part.mask.sum(1).tolist()
-        memory.positions = [start + length - 1 for start, length in zip(memory.positions, lengths, strict=True)]
         pad = nn.utils.rnn.pad_sequence
+        if part.positions is None or part.next is None:
+            begun = [row.positions + start for row, start in zip(rows, memory.positions, strict=True)]
+            positions = pad(begun, batch_first=True)
+            ends = [
+                length - 1 if row.end is None else row.end
+                for row, length in zip(rows, part.mask.sum(1).tolist(), strict=True)
+            ]
+            memory.positions = [start + end for start, end in zip(memory.positions, ends, strict=True)]
+        else:
+            axes = [
+                pad([own[mask][:-1] for own, mask in zip(axis, part.mask, strict=True)], batch_first=True)
+                for axis in part.positions
+            ]
+            positions = axes[0] if len(axes) == 1 else torch.stack(axes)
+            memory.positions = [following - 1 for following in part.next.tolist()]
         states = pad([row.states for row in rows], batch_first=True)
-        return states, pad(positions, batch_first=True), [len(row.states) for row in rows]
+        return states, positions, [len(row.states) for row in rows]
 
 
 def _joined(parts: Sequence[WaitingPrompt | Waiting]) -> Waiting:
@@ -233,13 +316,11 @@ class Levels:
         """
         network, cache, memory = self.drafter.network, self.memory.cache, self.memory
         rows, size = tokens.shape
-        states = network.fuse(self.drafter.embedding(tokens), network.feature(features), memory.carry)
+        states = network.follow(self.drafter.embedding(tokens), features, memory.carry)
         starts = memory.positions
         positions: Tensor | int = starts[0] + self.level
         if rows > 1:
             positions = positions_from([start + self.level for start in starts], 1, tokens.device).expand(-1, size)
-        queries, keys, values = network.project(states, positions, memory.packed)
-        keys, values = cache.draft(keys, values, self.offset)
         mask = None
         if size > 1 or self.visible is not None or cache.uneven:
             diagonal = torch.full((size, size), -math.inf, dtype=states.dtype, device=states.device).fill_diagonal_(0)
@@ -252,8 +333,12 @@ class Levels:
                 before = before.gather(1, above[..., None].expand(-1, -1, before.shape[2]))
             self.visible = torch.cat([before, diagonal.expand(rows, -1, -1)], -1)
             mask = self.visible[:, None]
+        for index in range(network.depth):
+            queries, keys, values = network.project(states, positions, memory.packed, index)
+            keys, values = cache.draft(keys, values, self.offset, index)
+            states = network.attend(states, queries, keys, values, mask, memory.packed, index)
         self.level, self.offset = self.level + 1, self.offset + size
-        return network.attend(states, queries, keys, values, mask, memory.packed)
+        return states
 
     def chain(self, roots: Tensor, hidden: Tensor, depth: int, threshold: float = 0.0) -> Draft:
         """Draft a chain of likeliest tokens, until `threshold` (`Plan.threshold`) or `depth` ends it.
@@ -262,7 +347,7 @@ class Levels:
             columns for each.
         """
         step = self.memory.step
-        if isinstance(step, DraftStep) and len(roots) == 1 and step.reads(hidden):
+        if isinstance(step, ColumnStep) and len(roots) == 1 and step.reads(hidden):
             with quiet():
                 return stepwise(step, roots, hidden[0, 0].numpy(), depth, threshold, self.follow)
         tokens: list[Tensor] = []
@@ -270,7 +355,7 @@ class Levels:
         above = torch.zeros_like(roots)[:, None]
         while True:
             logits = self.drafter.logits(hidden)
-            tokens.append(logits.argmax(-1))
+            tokens.append(self.drafter.network.token_ids(logits.argmax(-1)))
             if threshold:
                 chances = chances * logits.float().softmax(-1).amax(-1)
             if len(tokens) == depth or (threshold and float(chances.mean()) < threshold):
@@ -283,7 +368,7 @@ class Levels:
     def follow(self, token: int, feature: Vector) -> Vector:
         """Run the network over one token of a chain, given the feature (H,) of its parent. Returns hidden (H,)."""
         step = self.memory.step
-        assert isinstance(step, DraftStep)
+        assert isinstance(step, ColumnStep)
         self.level += 1
         keys, values = self.memory.cache.room(self.level)
         return step(token, feature, self.memory.positions[0] + self.level - 1, keys, values)
@@ -292,15 +377,15 @@ class Levels:
         """Grow an EAGLE-2 tree from hidden (B, 1, H) of the root. Nodes are numbered from 1 in the order of their
         creation."""
         rows, _, size = hidden.shape
-        width = min(self.drafter.width, plan.nodes, self.drafter.network.config.vocab_size)
-        values, tokens = _best(self.drafter.logits(hidden), width)
+        width = min(self.drafter.width, plan.nodes, self.drafter.network.vocabulary)
+        values, tokens = self._best(hidden, width)
         scores, tokens = values[:, 0], tokens[:, 0]  # (B, K) of the nodes to expand
         candidates = [(scores, tokens)]
         orders: list[Tensor] = []  # for each level after the first, which of its K * K nodes are expanded
         features, above = hidden.expand(-1, width, -1), None
         for level in range(1, plan.depth):
             hidden = self.expand(tokens, features, above)
-            values, tokens = _best(self.drafter.logits(hidden), width)
+            values, tokens = self._best(hidden, width)
             scores, tokens = (scores[..., None] + values).flatten(1), tokens.flatten(1)  # (B, K * K)
             candidates.append((scores, tokens))
             if level + 1 < plan.depth:
@@ -311,7 +396,12 @@ class Levels:
         best = scores.sort(dim=1, descending=True, stable=True).indices[:, : plan.nodes]
         expanded = torch.stack(orders, 1).tolist() if orders else [[]] * rows
         lists = zip(best.tolist(), tokens.gather(1, best).tolist(), expanded, strict=True)
-        return trees_from_lists(roots, [in_order(row, ids, _parents(row, who, width)) for row, ids, who in lists])
+        return trees_from_lists(roots, [in_order(row, ids, level_parents(row, who, width)) for row, ids, who in lists])
+
+    def _best(self, hidden: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """The `width` likeliest children of nodes with hidden (B, n, H): log-probabilities and tokens (B, n, width)."""
+        values, drafted = _best(self.drafter.logits(hidden), width)
+        return values, self.drafter.network.token_ids(drafted)
 
     def drawn(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
         """Sample children without replacement, from hidden (B, 1, H) of the root. The draft's `probs` hold their
@@ -339,7 +429,8 @@ class Levels:
                 features = hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[2]))
                 hidden = self.expand(torch.tensor(tokens, device=roots.device), features, index if level > 1 else None)
                 above = [{node: column for column, node in enumerate(nodes)} for nodes in frontier]
-            distributions.append((self.drafter.logits(hidden).float() / cast(float, plan.temperature)).softmax(-1))
+            probs = (self.drafter.logits(hidden).float() / cast(float, plan.temperature)).softmax(-1)
+            distributions.append(self.drafter.network.spread(probs))
             for index_of, nodes in zip(indices, frontier, strict=True):
                 index_of.update((node, offset + column) for column, node in enumerate(nodes))
             offset += hidden.shape[1]
@@ -350,6 +441,21 @@ class Levels:
         best = [tree.best(plan.nodes) for tree in trees]
         probs = drawn_from(torch.cat(distributions, 1), indices, best, vocab_size)
         return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, best, strict=True)], probs)
+
+
+@final
+class MaskedLevels(Levels):
+    """One draft of P-EAGLE: all levels' hidden states are known before it grows."""
+
+    def __init__(self, drafter: TreeGrowing, memory: Memory, hidden: Tensor) -> None:
+        """hidden: (B, K, H), of the root and of the columns without tokens."""
+        super().__init__(drafter, memory)
+        self.hidden = hidden
+
+    def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
+        """The next level's hidden state, the same for all its nodes: (B, n, H); arguments as `Levels.expand`."""
+        self.level += 1
+        return self.hidden[:, self.level : self.level + 1].expand(-1, tokens.shape[1], -1)
 
 
 def stepwise(
@@ -367,49 +473,14 @@ def stepwise(
     chance, tokens = 1.0, list[int]()
     while True:
         logits = step.logits(feature)
-        tokens.append(int(logits.argmax()))
+        best = int(logits.argmax())
+        tokens.append(step.token(best))
         if threshold:
-            chance /= float(np.exp(logits - logits[tokens[-1]]).sum())
+            chance /= float(np.exp(logits - logits[best]).sum())
         if len(tokens) == depth or chance < threshold:
             drafted = torch.tensor([[int(roots), *tokens]])
             return Draft(drafted, torch.arange(-1, len(tokens))[None], torch.tensor([len(tokens) + 1]))
         feature = follow(tokens[-1], feature)
-
-
-def in_order(numbers: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Reorder a row's nodes depth first, the likeliest child first, so that the target's cache needs the fewest moves.
-
-    numbers: of the kept nodes, from 0. tokens: theirs. parents: numbers from 1, 0 is the root.
-    Returns: tokens and parents in the new order.
-    """
-    below: dict[int, list[int]] = {}
-    for index, parent in enumerate(parents):
-        below.setdefault(parent, []).append(index)
-    new_index, new_tokens, new_parents = {0: 0}, [], []
-    stack = below.get(0, [])[::-1]
-    while stack:
-        index = stack.pop()
-        number = numbers[index] + 1
-        new_tokens.append(tokens[index])
-        new_parents.append(new_index[parents[index]])
-        new_index[number] = len(new_tokens)
-        stack += below.get(number, [])[::-1]
-    return new_tokens, new_parents
-
-
-def _parents(chosen: Sequence[int], expanded: Sequence[Sequence[int]], width: int) -> list[int]:
-    """Numbers of the parents (from 1; 0 is the root) of the nodes `chosen` (from 0).
-
-    The first level has `width` nodes, each later one width * width; `expanded` lists, by level, the nodes with
-    children.
-    """
-    numbers = [list(range(1, width + 1))]
-    numbers += [[1 + width + level * width * width + node for node in nodes] for level, nodes in enumerate(expanded)]
-    parents = []
-    for node in chosen:
-        level, index = divmod(node - width, width * width)
-        parents.append(0 if node < width else numbers[level][index // width])
-    return parents
 
 
 def _best(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,8 @@
-"""Drafters with weights on disk: config.json, model.safetensors, a card. Neither embedding nor LM head: they are the
-target's.
+"""Drafters with weights on disk: config.json, model.safetensors, a card. Embedding and LM head are the target's,
+except EAGLE-3's own. Published folders load as they are (`mmdec.hub.published`).
 
-config.json holds {"system": "eagle", ...the fields of the network's configuration}: it names the drafter, and the
-registry (`mmdec.drafters.registry`) its class, by which `LOADERS` has the loader.
+mmdec's config.json holds {"system": "eagle", ...the fields of the network's configuration}: it names the drafter, and
+the registry (`mmdec.drafters.registry`) its class, by which `LOADERS` has the loader.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from mmdec.checks.arguments import check_instance, check_path, show
+from mmdec.checks.arguments import check_instance, check_path, check_whole, show
 from mmdec.checks.weights import WHOLE, checked_file, fill, read_settings, read_weights
 from mmdec.drafters.flash import Flash
 from mmdec.drafters.registry import (
@@ -35,7 +36,9 @@ from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.hub.find import drafter_by_name
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.publish import new_folder, whole_folder
-from mmdec.nn.draft_network import DraftConfig, DraftNetwork
+from mmdec.hub.published import SYSTEMS, System, drafts_published, published_card, read_published
+from mmdec.nn.draft_network import MOST, DraftConfig, DraftNetwork
+from mmdec.nn.eagle3 import Eagle3
 from mmdec.nn.flash import FlashNetwork
 from mmdec.types import Drafter, InputError
 
@@ -45,20 +48,31 @@ MAX_CONFIG_BYTES = 2**16
 PICTURE = "data/samples/images/menu.png"  # an image in the checkout, for the card's example
 
 
-def load_drafter(folder: str | os.PathLike[str], model: PreTrainedModel, argument: str = "folder") -> Drafter:
+def load_drafter(
+    folder: str | os.PathLike[str],
+    model: PreTrainedModel,
+    argument: str = "folder",
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+) -> Drafter:
     """Load a drafter with weights for one target model, on that model's device and in its precision.
 
     Load it once and pass it to `generate`, `stream`, `speculate`, `transcribe` or `describe`. It holds weights only, so
     several calls may share it.
 
-    folder: a directory, a hub id, or "<model>/<drafter>" for a shipped one ("vlm-scenes/eagle"). Its config.json names
-        the drafter: {"system": "medusa", ...}.
+    folder: a directory, a hub id, or "<model>/<drafter>" for a shipped one ("vlm-scenes/eagle"). It may be mmdec's own,
+        whose config.json names the drafter ({"system": "medusa", ...}), or a published one: EAGLE-1, -2 and -3,
+        P-EAGLE, MSD, ViSpec, Medusa.
     model: the loaded target model.
     argument: how error messages call `folder`. Default "folder".
+    revision: branch, tag or commit of a hub id. Default: the main branch.
+    token: for a hub id that is not open to all, as `huggingface_hub` takes it. Default: that of `hf auth login`.
     Returns: the drafter.
     Raises: InputError if the folder holds no drafter, a file is damaged, or the drafter belongs to another model.
     """
-    path = drafter_by_name(folder, argument) or check_path(argument, folder, "Name the drafter's folder.")
+    fetching = {name: value for name, value in (("revision", revision), ("token", token)) if value is not None}
+    path = drafter_by_name(folder, argument, fetching) or check_path(argument, folder, "Name the drafter's folder.")
     check_instance("model", model, PreTrainedModel, "a loaded model of transformers", "Load it first.")
     drafter = _loader(path, argument)(path, model)
     check_drafter(drafter)
@@ -71,8 +85,13 @@ def _loader(folder: Path, argument: str) -> Loader:
             f"`{argument}` must be a folder with a drafter's {CONFIG} and weights, but '{folder}' has no {CONFIG}. "
             "Name the drafter's folder."
         )
-    name = str(read_settings(folder / CONFIG, argument).get("system") or "")
-    if not name:  # most likely a smaller model
+    settings = read_settings(folder / CONFIG, argument)
+    name = str(settings.get("system") or "")
+    if not name:
+        published = "" if "system" in settings else drafts_published(folder, argument)
+        if published:
+            return LOADERS[MEDUSA if published == "medusa" else TREE_GROWING]
+        # most likely a smaller model
         raise InputError(
             f"`{argument}` must hold a drafter of {', '.join(loader_names())}, but the config.json of '{folder}' names "
             "none. A smaller model drafts, too: load it with transformers, and pass the loaded model."
@@ -104,9 +123,39 @@ def save_network(network: DraftNetwork, directory: str | os.PathLike[str], *, ca
     return target
 
 
+def convert(
+    source: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    *,
+    system: System | None = None,
+    vocab_size: int | None = None,
+) -> Path:
+    """Load a published draft network and save it in mmdec's format.
+
+    source: a folder that `mmdec.load_drafter` takes, too.
+    directory: the new folder, written atomically.
+    system: for an EAGLE of a model that reads images, which looks like MSD.
+    vocab_size: the target's, if its embedding was extended after training.
+    Raises: InputError for DFlash, FLASH and any other unsupported layout.
+    """
+    folder = Path(source)
+    if not (folder / CONFIG).is_file():
+        lacks = "does not" if folder.is_dir() else "is no folder"
+        raise InputError(f"`source` must hold config.json, but '{folder}' {lacks}. Give the checkpoint's folder.")
+    target = new_folder(directory)
+    if system not in (None, *SYSTEMS):
+        raise InputError(f"`system` must be one of {', '.join(SYSTEMS)}, but is {system!r:.60}. Leave it out.")
+    if vocab_size is not None:
+        check_whole("vocab_size", vocab_size, 1, MOST, "Give the target's number of tokens.")
+    network = read_published(folder, "source", system, vocab_size)
+    return save_network(network, target, card=published_card(network, folder))
+
+
 def read_network(directory: str | os.PathLike[str]) -> DraftNetwork:
-    """Load a network in float32 on the CPU, without a target. Raises InputError if the folder, settings or weights are
-    bad."""
+    """Load a network on the CPU, without a target: mmdec's own in float32, a published one in the file's precision.
+
+    Raises: InputError if the folder, settings or weights are bad.
+    """
     try:
         folder = Path(directory)
     except TypeError as error:
@@ -122,6 +171,8 @@ def read_network(directory: str | os.PathLike[str]) -> DraftNetwork:
             f"`directory` must hold a {CONFIG} of at most {MAX_CONFIG_BYTES} bytes, but '{file}' has more."
         )
     settings = read_settings(file, "directory")
+    if "system" not in settings and drafts_published(folder, "directory") == "network":
+        return read_published(folder, "directory")
     settings.pop("model_type", None)
     kind = network_class(str(settings.pop("system", "")))
     config = _config(kind.config_class, settings, folder)
@@ -136,15 +187,15 @@ def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> D
         have).
     """
     network = read_network(directory)
-    config, shape = network.config, model.config.get_text_config(decoder=True)
+    shape = model.config.get_text_config(decoder=True)
+    config = network.config = network.config.for_depth(shape.num_hidden_layers)
     for what, expected, actual in (
-        ("channels", config.hidden_size, shape.hidden_size),
+        ("channels", config.target_size, shape.hidden_size),
         ("tokens", config.vocab_size, shape.vocab_size),
     ):
         if expected != actual:
             longer = (
-                f" If the model's first {expected} tokens are the drafter's, convert it again with `--vocab-size "
-                f"{actual}`."
+                f" If the model's first {expected} tokens are the drafter's, convert it with `--vocab-size {actual}`."
             )
             raise InputError(
                 f"`model` must have {expected} {what} for this drafter, but has {actual}. It was trained for "
@@ -152,7 +203,7 @@ def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> D
                 + longer
                 * (what == "tokens" and actual > expected)
             )
-    if max(config.layers) > shape.num_hidden_layers - 2 or min(config.layers) < -1:
+    if max(config.layers) >= shape.num_hidden_layers or min(config.layers) < -1:
         raise InputError(
             f"`model` must have the layers {config.layers} for this drafter, but has {shape.num_hidden_layers} in all. "
             f"It was trained for {config.trained_for or 'another model'}; use a drafter trained for this model."
@@ -161,8 +212,14 @@ def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> D
 
 
 def load_tree_growing(directory: str | os.PathLike[str], model: PreTrainedModel) -> TreeGrowing:
-    """Load a drafter for this model: the network grows EAGLE-2 trees with the model's embedding and LM head."""
-    return TreeGrowing(load_network(directory, model), *_ends(model))
+    """Load a drafter for this model: the network grows EAGLE-2 trees with the model's embedding and LM head, or its
+    own."""
+    network, (embedding, output) = load_network(directory, model), _ends(model)
+    if isinstance(network, Eagle3) and network.config.own_embedding and type(embedding) is nn.Embedding:
+        own = network.get_parameter("embed_tokens.weight")
+        if torch.equal(own, embedding.weight):  # most folders hold a copy
+            network.share_embedding()
+    return TreeGrowing(network, embedding, output)
 
 
 def load_flash(directory: str | os.PathLike[str], model: PreTrainedModel) -> Flash:

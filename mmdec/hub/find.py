@@ -1,4 +1,5 @@
-"""Finds models: a shipped name, a directory or a hub id becomes a local folder. Pickles are refused."""
+"""Finds models: a shipped name, a directory or a hub id becomes a local folder. Pickles are refused, except those of
+published drafters, of which `mmdec.hub.published` reads tensors only."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 FOLDERS = (PACKAGE / "_models", PACKAGE.parent / "models")  # of an installed wheel; of a checkout
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.tsv", "*.arpa", "*.md"]
+DRAFTER_PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt")
 
 Model = TypeVar("Model")
 log = logging.getLogger(__name__)
@@ -68,13 +70,15 @@ def find(
     )
 
 
-def drafter_by_name(drafter: object, argument: str = "folder") -> Path | None:
+def drafter_by_name(
+    drafter: object, argument: str = "folder", fetching: Mapping[str, Any] | None = None
+) -> Path | None:
     """The folder of a drafter that is not a local path, found by `drafter_path`; None for anything else.
 
     Every call that takes a drafter's folder uses this. Raises: InputError if there is no drafter of this name.
     """
     if isinstance(drafter, str) and "/" in drafter and not os.path.exists(drafter):
-        return drafter_path(drafter, argument=argument)
+        return drafter_path(drafter, fetching, argument)
     return None
 
 
@@ -97,7 +101,11 @@ def drafter_path(
             if found is not None:
                 return found
     if HUB_ID.fullmatch(text):
-        return download(text, HUB_FILES, argument, fetching)
+        found = download(text, HUB_FILES, argument, fetching)
+        if any(found.glob("*.safetensors")):
+            return found
+        # older drafters were published as pickles only, of which nothing but tensors is read
+        return download(text, [*HUB_FILES, *DRAFTER_PICKLES], argument, fetching)
     raise InputError(
         f"`{argument}` must be a drafter's folder, a shipped model's name and the drafter's (vlm-scenes/eagle), or a "
         f"hub id, but is '{text}'. Check the spelling."

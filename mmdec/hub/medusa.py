@@ -1,8 +1,10 @@
-"""Medusa heads on disk: config.json, heads.safetensors, a card. Published heads for Whisper are converted to that.
+"""Medusa heads on disk: config.json, heads.safetensors, a card. Published heads load as they are.
 
-The published checkpoints (aiola/whisper-medusa-v1, -linear-libri, -block-libri, -multilingual) hold a whole Whisper
-beside the heads. Medusa-Block did not change it: its heads fit the stock model. Medusa-Linear trained the last decoder
-layer, too, and added a head before the output, so its published text is that of a tuned model. Here the converted heads
+The published heads for language models (Medusa-1, FasterDecoding) have an output matrix each.
+
+The published checkpoints for Whisper (aiola/whisper-medusa-v1, -linear-libri, -block-libri, -multilingual) hold a whole
+Whisper beside the heads. Medusa-Block did not change it: its heads fit the stock model. Medusa-Linear trained the last
+decoder layer, too, and added a head before the output, so its published text is that of a tuned model. Here these heads
 draft for the stock model: the text is the stock model's, and fewer drafted tokens are accepted.
 """
 
@@ -25,6 +27,7 @@ from mmdec.checks.arguments import show
 from mmdec.checks.weights import checked_file, damaged, fill, read_settings, read_weights, shards
 from mmdec.drafters.medusa import Medusa
 from mmdec.hub.publish import new_folder, whole_folder
+from mmdec.hub.published import drafts_published, read_tensors, tensor_names
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.types import InputError
 
@@ -35,6 +38,7 @@ KINDS = {"base_head": "linear", "medusa_block": "block", "whisper_block": "block
 HEAD = re.compile(r"medusa_heads\.(\d+)\.(\d+)\.linear\.(weight|bias)")
 BLOCK = "medusa_block."
 PUBLISHED = ("medusa_heads.", BLOCK)
+TEXT = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
 
 
 def save_heads(
@@ -57,7 +61,7 @@ def save_heads(
 
 
 def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Medusa:
-    """Load the drafter for this model, on its device and in its precision.
+    """Load the drafter for this model, on its device and in its precision, of mmdec's folder or a published one.
 
     Raises: InputError if the heads belong to another model (other channels, tokens or mels).
     """
@@ -65,26 +69,32 @@ def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Med
         folder = Path(directory)
     except TypeError as error:
         raise InputError(f"`directory` must be a path, but is {show(directory)}. Name a folder.") from error
-    if not (isinstance(model, PreTrainedModel) and _takes_heads(model)):
-        raise InputError(
-            "`model` must be a loaded encoder-decoder that reads mels and has an output layer `proj_out`, but is "
-            f"{show(model)}. Load the heads' own model."
-        )
+    output: Any = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    speaks = isinstance(output, nn.Linear) and not model.config.is_encoder_decoder
+    if not (isinstance(model, PreTrainedModel) and (speaks or _takes_heads(model))):
+        raise _no_place(model)
     config, ranks, state = _read(folder)
-    shape: Any = model.config
-    for what, expected, actual in (
-        ("channels", config.hidden_size, shape.d_model),
-        ("tokens", config.vocab_size, shape.vocab_size),
-        ("mels", config.mels, shape.num_mel_bins),
-    ):
+    if config.own_outputs != speaks:
+        raise _no_place(model)
+    shape: Any = model.config.get_text_config(decoder=True) if speaks else model.config
+    sizes = [("channels", config.hidden_size, shape.hidden_size), ("tokens", config.vocab_size, shape.vocab_size)]
+    if not speaks:
+        sizes.append(("mels", config.mels, shape.num_mel_bins))
+    for what, expected, actual in sizes:
         if expected != actual:
             raise InputError(
                 f"`model` must have {expected} {what} for these heads, but has {actual}. They were trained for "
                 f"{config.base or 'another model'}; use heads trained for this model."
             )
-    heads = fill(lambda: MedusaHeads(config), state, "directory", Path(directory))
-    output: Any = model.proj_out
+    heads = fill(lambda: MedusaHeads(config), state, "directory", folder)
     return Medusa(heads.to(model.device, model.dtype), output, ranks)
+
+
+def _no_place(model: object) -> InputError:
+    return InputError(
+        "`model` must be a loaded encoder-decoder that reads mels and has an output layer `proj_out`, or, for heads "
+        f"with an output matrix each, a language model, but is {show(model)}. Load the heads' own model."
+    )
 
 
 def read_heads(directory: str | os.PathLike[str]) -> tuple[MedusaHeads, list[list[float]] | None]:
@@ -102,10 +112,14 @@ def _takes_heads(model: PreTrainedModel) -> bool:
 
 
 def _read(folder: Path) -> tuple[MedusaConfig, list[list[float]] | None, dict[str, Tensor]]:
-    if not (folder / "config.json").is_file() or not (folder / WEIGHTS).is_file():
+    own = (folder / WEIGHTS).is_file()
+    if (folder / "config.json").is_file() and not own and drafts_published(folder, "directory") == "medusa":
+        heads = _published_heads(folder, "directory")
+        return heads.config, None, heads.state_dict()
+    if not (folder / "config.json").is_file() or not own:
         raise InputError(
-            f"`directory` must hold config.json and {WEIGHTS}, but '{folder}' does not. Convert published heads with "
-            "`mmdec convert medusa IN OUT`."
+            f"`directory` must hold config.json and {WEIGHTS}, or published Medusa heads, but '{folder}' does not. "
+            "Name the heads' folder."
         )
     config = read_settings(folder / "config.json", "directory")
     if config.get("system") != SYSTEM:
@@ -150,26 +164,70 @@ def _card(config: MedusaConfig) -> str:
 
 
 def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
-    """Convert published heads: a directory with config.json and safetensors (one file, or shards with an index)."""
+    """Load published heads and save them in mmdec's format.
+
+    source: a directory with config.json and safetensors (one file, or shards with an index); for a language model's
+        heads also medusa_lm_head.pt, of which only tensors are read.
+    """
     folder = Path(source)
     if not (folder / "config.json").is_file():
         lacks = "does not" if folder.is_dir() else "is no directory"
         raise InputError(f"`source` must hold config.json, but '{folder}' {lacks}. Give the checkpoint's directory.")
-    config = read_settings(folder / "config.json", "source")
+    return save_heads(directory, _published_heads(folder, "source"))
+
+
+def _published_heads(folder: Path, argument: str) -> MedusaHeads:
+    """Published heads in float32, without a model."""
+    if any(TEXT.fullmatch(name) for name in tensor_names(folder, argument)):
+        return _text_heads(folder, argument)
+    return _whisper_heads(folder, argument)
+
+
+def _text_heads(folder: Path, argument: str) -> MedusaHeads:
+    """Medusa-1's for a language model: {head}.0.linear.*, and {head}.1.weight as its output matrix."""
+    config, tensors = read_settings(folder / "config.json", argument), read_tensors(folder, argument)
+    state: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        match = TEXT.fullmatch(name)
+        if match is None or match[2] not in "01" or (match[2] == "1") != (match[3] == "weight"):
+            raise InputError(
+                f"`{argument}` must hold Medusa heads of one layer, but '{folder}' holds '{name}'. Others cannot be "
+                "read yet."
+            )
+        state[f"outputs.{match[1]}.weight" if match[2] == "1" else f"heads.{match[1]}.{match[3]}"] = value
+    output = state.get("outputs.0.weight")
+    if output is None or output.dim() != 2:
+        raise InputError(f"`{argument}` must hold '0.1.weight', but '{folder}' does not. Fetch it again.")
+    shape = MedusaConfig(
+        hidden_size=output.shape[1],
+        vocab_size=output.shape[0],
+        heads=sum(name.startswith("outputs.") for name in state),
+        mels=0,
+        base=str(config.get("base_model_name_or_path") or ""),
+        own_outputs=True,
+    )
+    return fill(lambda: MedusaHeads(shape), state, argument, folder)
+
+
+def _whisper_heads(folder: Path, argument: str) -> MedusaHeads:
+    """aiola's for Whisper, which lie beside the whole model."""
+    config = read_settings(folder / "config.json", argument)
     kind = KINDS.get(str(config.get("medusa_heads_type", "")))
     if kind is None or config.get("medusa_num_layers", 1) != 1:
         raise InputError(
-            f"`source` must hold Medusa heads of one layer and of the types {', '.join(KINDS)}, but its config says "
-            f"{config.get('medusa_heads_type')!r} with {config.get('medusa_num_layers', 1)} layers. Nothing to convert."
+            f"`{argument}` must hold Medusa heads of one layer and of the types {', '.join(KINDS)}, but its config "
+            f"says {config.get('medusa_heads_type')!r} with {config.get('medusa_num_layers', 1)} layers. Use others."
         )
-    tensors = _published(folder)
+    tensors = _published(folder, argument)
     first = 1 if kind == "linear" else 0  # the tuned model's own head comes first
     count = 1 + max((int(match[1]) for name in tensors if (match := HEAD.fullmatch(name))), default=-1) - first
     if count < 1:
-        raise InputError(f"`source` must hold `medusa_heads.*`, but '{folder}' holds none. Fetch all of its shards.")
+        raise InputError(
+            f"`{argument}` must hold `medusa_heads.*`, but '{folder}' holds none. Fetch all of its shards."
+        )
     if count > len(tensors):
         raise InputError(
-            f"`source` must hold heads 0 to {count - 1}, but '{folder}' holds fewer. Fetch all its shards."
+            f"`{argument}` must hold heads 0 to {count - 1}, but '{folder}' holds fewer. Fetch all its shards."
         )
     try:
         shape = MedusaConfig(
@@ -187,7 +245,7 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
             names = list(MedusaHeads(shape).state_dict())
     except (KeyError, TypeError, RuntimeError) as error:
         raise InputError(
-            f"`source` must have the sizes of its heads in config.json, but '{folder}' has not "
+            f"`{argument}` must have the sizes of its heads in config.json, but '{folder}' has not "
             f"({type(error).__name__}: {error}). Fetch it again."
         ) from error
     state = {}
@@ -200,13 +258,12 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
         state[name] = published
     missing = sorted(published for published in state.values() if published not in tensors)
     if missing:
-        raise InputError(f"`source` must hold {missing[0]}, but '{folder}' does not. Fetch all of its shards.")
+        raise InputError(f"`{argument}` must hold {missing[0]}, but '{folder}' does not. Fetch all of its shards.")
     renamed = {name: tensors[published] for name, published in state.items()}
-    heads = fill(lambda: MedusaHeads(shape), renamed, "source", folder)
-    return save_heads(directory, heads)
+    return fill(lambda: MedusaHeads(shape), renamed, argument, folder)
 
 
-def _published(folder: Path) -> dict[str, Tensor]:
+def _published(folder: Path, argument: str) -> dict[str, Tensor]:
     """The heads' weights in a checkpoint."""
-    files = shards(folder, "source", PUBLISHED)  # shards without heads may be absent
-    return read_weights(files, "source", PUBLISHED)
+    files = shards(folder, argument, PUBLISHED)  # shards without heads may be absent
+    return read_weights(files, argument, PUBLISHED)

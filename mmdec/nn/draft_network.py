@@ -10,7 +10,7 @@ compressed), and `fuse` with `fused_weights`. `layer` is split into `project` (q
 so that a drafter with a preallocated cache need not concatenate tensors.
 
 The layer has three implementations: this one, differentiable, for all devices and shapes; and in `draft_step.py` two
-fast paths for small networks on a CPU, `DraftStep` for one token and `SlotStep` for FLASH's slots.
+fast paths for small networks on a CPU, `DraftStep` for one token (EAGLE-3: `Eagle3Step`), `SlotStep` for FLASH's slots.
 
 B rows, L columns of a text, n states, S columns of a cache, H hidden size, k layers whose features are read, h
 key-value heads, d channels of a head, V visual tokens.
@@ -45,6 +45,8 @@ SMALL = 2**21  # maximum weights of an MLP for which a run makes a packed copy
 class DraftConfig:
     """Sizes of a draft network, and the model that it was trained for."""
 
+    LEAST: ClassVar[int] = 1  # number of `layers`
+
     hidden_size: int
     vocab_size: int
     intermediate_size: int
@@ -76,7 +78,7 @@ class DraftConfig:
             number = getattr(self, name)
             if type(number) not in (int, float) or not 0 < number < math.inf:
                 raise InputError(f"`{name}` must be a positive number, but is {number!r:.60}. Take the model's.")
-        if not 1 <= len(self.layers) <= 8 or any(type(layer) is not int for layer in self.layers):
+        if not self.LEAST <= len(self.layers) <= 8 or any(type(layer) is not int for layer in self.layers):
             raise InputError(f"`layers` must be 1 to 8 integers, but is {self.layers!r:.60}. (-1,) is EAGLE's.")
         for name in (field.name for field in fields(self) if field.type == "bool"):
             if type(getattr(self, name)) is not bool:
@@ -84,6 +86,15 @@ class DraftConfig:
         for name in ("base", "target"):
             if type(getattr(self, name)) is not str:
                 raise InputError(f"`{name}` must be text, but is {getattr(self, name)!r:.60}. Leave it out.")
+
+    @property
+    def target_size(self) -> int:
+        """Channels of the target's hidden states."""
+        return self.hidden_size
+
+    def for_depth(self, layers: int) -> Self:
+        """The same configuration for a target with so many layers; EAGLE-3 has default `layers` for each."""
+        return self
 
     @property
     def trained_for(self) -> str:
@@ -107,7 +118,7 @@ class DraftConfig:
             "rope_theta": float(rope.get("rope_theta", 10000.0)),
             "rms_norm_eps": float(getattr(model, "rms_norm_eps", 1e-6)),
         }
-        return cls(**{**sizes, **changes})
+        return cls(**{**sizes, **changes}).for_depth(model.num_hidden_layers)
 
 
 def check_size(name: str, size: object, most: int, remedy: str = "Choose another.") -> None:
@@ -125,6 +136,7 @@ class Prompted:
     carry: Any = None  # extra input of `fuse` for later columns (ViSpec's global vector)
     kept: Tensor | None = None  # (V,) in [0, 1]: weight of each visual token
     compressor: str | None = None  # the compressor that was used
+    end: int | None = None  # the position after the prompt's columns; None: L - 1
 
 
 class Packed(NamedTuple):
@@ -143,24 +155,32 @@ class RMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not torch.is_grad_enabled():
-            # takes half the time of the fused kernel
-            squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
-            return x * squares.div_(x.shape[-1]).add_(self.eps).rsqrt_() * self.weight
-        # under autocast x has half precision
-        return rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
+        return rms_normed(x, self.weight, self.eps)
+
+
+def rms_normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The RMS norm of x (..., H) with weight (H,); x (..., k, H) may have a weight (k, H)."""
+    if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not torch.is_grad_enabled():
+        # takes half the time of the fused kernel
+        squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
+        return x * squares.div_(x.shape[-1]).add_(eps).rsqrt_() * weight
+    # under autocast x has half precision
+    x = x.to(weight.dtype)
+    return (
+        rms_norm(x, weight.shape, weight, eps) if weight.dim() == 1 else rms_norm(x, x.shape[-1:], None, eps) * weight
+    )
 
 
 class Attention(nn.Module):
-    """The projections of grouped-query attention."""
+    """The projections of grouped-query attention. `inputs`: channels that they read, by default H."""
 
-    def __init__(self, config: DraftConfig) -> None:
+    def __init__(self, config: DraftConfig, inputs: int = 0) -> None:
         super().__init__()
-        size, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
+        size, dim, bias = inputs or config.hidden_size, config.head_dim, config.attention_bias
         self.q_proj = nn.Linear(size, config.num_attention_heads * dim, bias=bias)
         self.k_proj = nn.Linear(size, config.num_key_value_heads * dim, bias=bias)
         self.v_proj = nn.Linear(size, config.num_key_value_heads * dim, bias=bias)
-        self.o_proj = nn.Linear(config.num_attention_heads * dim, size, bias=False)
+        self.o_proj = nn.Linear(config.num_attention_heads * dim, config.hidden_size, bias=False)
 
 
 class MLP(nn.Module):
@@ -175,11 +195,11 @@ class MLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Weights of one layer under the names of Llama's."""
+    """Weights of one layer under the names of Llama's. inputs: as for `Attention`."""
 
-    def __init__(self, config: DraftConfig) -> None:
+    def __init__(self, config: DraftConfig, inputs: int = 0) -> None:
         super().__init__()
-        self.self_attn = Attention(config)
+        self.self_attn = Attention(config, inputs)
         self.mlp = MLP(config)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         if config.input_norm:
@@ -195,12 +215,43 @@ class DraftNetwork(nn.Module):
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
         self.config = config
+        self._rope: Pair | None = None  # cosines and sines (positions, d)
+        self.build(config)
+
+    def build(self, config: DraftConfig) -> None:
+        """Make the weights: fc with its norm, and the layers."""
         joined = (1 + len(config.layers)) * config.hidden_size
         self.fc = nn.Linear(joined, config.hidden_size, bias=config.fc_bias)
         if config.fc_norm:
             self.fc_norm = RMSNorm(joined, config.rms_norm_eps)
         self.layers = nn.ModuleList([DecoderLayer(config)])
-        self._rope: Pair | None = None  # cosines and sines (positions, d)
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return len(self.layers)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens that the network can draft."""
+        return self.config.vocab_size
+
+    def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
+        """hidden (..., H) -> (..., `vocabulary`). output: the target's LM head."""
+        return linear(hidden, output.weight, output.bias)
+
+    def token_ids(self, drafted: Tensor) -> Tensor:
+        """The target's tokens of drafted ones, which are indices of `logits`."""
+        return drafted
+
+    def spread(self, probs: Tensor) -> Tensor:
+        """Distributions (..., `vocabulary`) over the target's vocabulary: (..., V)."""
+        return probs
+
+    def follow(self, embeds: Tensor, hidden: Tensor, carry: Any = None) -> Tensor:
+        """The layer's input at drafted tokens: embeds (..., H), hidden (..., H) of the tokens before. carry: see
+        `Prompted`."""
+        return self.fuse(embeds, self.feature(hidden), carry)
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
         """embeds (..., H) of token t + 1, features (..., k * H) of token t -> (..., H). carry: see `Prompted`."""
@@ -262,31 +313,44 @@ class DraftNetwork(nn.Module):
         return hidden if layers == 1 else hidden.repeat(*[1] * (hidden.dim() - 1), layers)
 
     def packed(self) -> Packed | None:
-        """A packed copy of the layer's weights; None for a large network, where copying takes longer than it saves.
+        """A packed copy of the layer's weights; None for a large network, where copying takes longer than it saves,
+        and for several layers.
 
         The copy does not follow later changes of the weights: make it for each run.
         """
-        weights: Any = self._layer.self_attn
-        mlp: Any = self._layer.mlp
-        if 3 * mlp.gate_proj.weight.numel() > SMALL:
+        weights: Any = self._layer(0).self_attn
+        mlp: Any = self._layer(0).mlp
+        if self.depth > 1 or 3 * mlp.gate_proj.weight.numel() > SMALL:
             return None
         parts = (weights.q_proj, weights.k_proj, weights.v_proj)
         bias = torch.cat([part.bias for part in parts]) if self.config.attention_bias else None
         gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
         return Packed(torch.cat([part.weight for part in parts]), bias, gate_up)
 
+    def read(self, states: Tensor, index: int) -> Tensor:
+        """What the projections of layer `index` read of its input (B, n, H)."""
+        return self._layer(index).input_layernorm(states) if self.config.input_norm else states
+
+    def residual(self, states: Tensor, index: int) -> Tensor:
+        """What attention is added to, of the input of layer `index`."""
+        return states
+
+    def head_norms(self, queries_keys: Tensor, index: int) -> Tensor:
+        """Norms of queries and keys (B, heads + h, n, d) before they are rotated: none."""
+        return queries_keys
+
     def project(
-        self, states: Tensor, positions: Tensor | int, packed: Packed | None = None
+        self, states: Tensor, positions: Tensor | int, packed: Packed | None = None, index: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (B, heads, n, d), rotated.
 
-        states: (B, n, H). positions: (B, n), or a single one for all. packed: from `packed`, or None.
+        states: (B, n, H), the input of layer `index`. positions: (B, n), or a single one for all. packed: from
+            `packed`, or None.
         """
-        config, layer = self.config, self._layer
-        if config.input_norm:
-            states = layer.input_layernorm(states)
+        config = self.config
+        states = self.read(states, index)
         if packed is None:
-            weights: Any = layer.self_attn
+            weights: Any = self._layer(index).self_attn
             parts = (weights.q_proj, weights.k_proj, weights.v_proj)
             joint = torch.cat([linear(states, part.weight, part.bias) for part in parts], -1)
         else:
@@ -294,7 +358,7 @@ class DraftNetwork(nn.Module):
         heads, groups = config.num_attention_heads, config.num_key_value_heads
         joint = joint.view(*states.shape[:2], heads + 2 * groups, config.head_dim).transpose(1, 2)
         cosines, sines = self.rotations(positions, states.dtype, states.device)
-        turned = joint[:, : heads + groups]
+        turned = self.head_norms(joint[:, : heads + groups], index)
         turned = turned * cosines + turned.roll(config.head_dim // 2, -1) * sines
         return turned[:, :heads], turned[:, heads:], joint[:, heads + groups :]
 
@@ -306,13 +370,14 @@ class DraftNetwork(nn.Module):
         values: Tensor,
         mask: Tensor | None,
         packed: Packed | None = None,
+        index: int = 0,
     ) -> Tensor:
         """The rest of the layer after `project`. Returns hidden (B, n, H).
 
-        states: (B, n, H). queries: (B, heads, n, d). keys, values: (B, h, S + n, d). mask: as for `layer`. packed: as
-            for `project`.
+        states: (B, n, H). queries: (B, heads, n, d). keys, values: (B, h, S + n, d). mask: as for `layer`. packed,
+            index: as for `project`.
         """
-        layer = self._layer
+        layer = self._layer(index)
         size, width = queries.shape[2], keys.shape[2]
         if mask is None and 1 < size < width:
             causal = torch.ones(size, width, dtype=torch.bool, device=states.device).tril(width - size)
@@ -325,7 +390,8 @@ class DraftNetwork(nn.Module):
             is_causal=mask is None and size == width > 1,
             enable_gqa=self.config.num_key_value_heads != self.config.num_attention_heads,
         )
-        states = states + linear(mixed.transpose(1, 2).flatten(2), layer.self_attn.o_proj.weight)
+        o_proj = layer.self_attn.o_proj
+        states = self.residual(states, index) + linear(mixed.transpose(1, 2).flatten(2), o_proj.weight, o_proj.bias)
         normed, mlp = layer.post_attention_layernorm(states), layer.mlp
         if packed is None:
             gate, up = linear(normed, mlp.gate_proj.weight), linear(normed, mlp.up_proj.weight)
@@ -354,16 +420,20 @@ class DraftNetwork(nn.Module):
             self._rope = table
         return table
 
-    @property
-    def _layer(self) -> Any:
-        return self.layers[0]
+    def _layer(self, index: int) -> Any:
+        return self.layers[index]
+
+    def frequencies(self, device: torch.device) -> tuple[Tensor, float]:
+        """The rotations' frequencies (d / 2,) in float32, and the factor of their cosines and sines."""
+        half = torch.arange(0, self.config.head_dim, 2, device=device).float() / self.config.head_dim
+        return 1.0 / self.config.rope_theta**half, 1.0
 
     def _waves(self, positions: Tensor, dtype: torch.dtype) -> Pair:
         """Cosines and sines (..., d) as in transformers, in float32.
 
         The first half of the sines is negated, so that a rotation is x * cosines + (x with halves exchanged) * sines.
         """
-        half = torch.arange(0, self.config.head_dim, 2, device=positions.device).float() / self.config.head_dim
-        angles = positions[..., None].float() * (1.0 / self.config.rope_theta**half)
-        cosines, sines = angles.cos(), angles.sin()
+        frequencies, factor = self.frequencies(positions.device)
+        angles = positions[..., None].float() * frequencies
+        cosines, sines = angles.cos() * factor, angles.sin() * factor
         return torch.cat([cosines, cosines], -1).to(dtype), torch.cat([-sines, sines], -1).to(dtype)

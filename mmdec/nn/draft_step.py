@@ -4,7 +4,7 @@ The layer of a draft network has three implementations with equal outputs up to 
 
 DraftNetwork (`draft_network.py`)   whole rows and batches, any device, differentiable: training and prompts; rounds,
                                     too, wherever a fast path does not apply (`DraftStep.of` says when)
-DraftStep                           one token at a time, for chains of tree-growing drafters
+DraftStep, Eagle3Step               one token at a time, for chains of tree-growing drafters
 SlotStep                            FLASH: accepted columns and the slots of the last one, in one pass
 
 Each level of a chain is about forty operations over vectors of a few hundred numbers, for which torch's call overhead
@@ -30,6 +30,7 @@ from torch.nn import functional as F
 from torch.nn.functional import scaled_dot_product_attention
 
 from mmdec.nn.draft_network import DraftNetwork, Packed
+from mmdec.nn.eagle3 import Eagle3
 from mmdec.nn.flash import FlashNetwork
 
 Vector = NDArray[np.float32]
@@ -56,6 +57,85 @@ class TokenStep:
             scores += self.output_bias
         return result
 
+    def token(self, drafted: int) -> int:
+        """The target's token of a drafted one, an index of `logits`."""
+        return drafted
+
+
+@final
+class LayerStep:
+    """Runs one column of one row through a network's only layer, from what its projections read on."""
+
+    def __init__(self, network: DraftNetwork, packed: Packed) -> None:
+        """packed: the network's own."""
+        config, layer = network.config, cast(Any, network.layers[0])
+        self.network, self.config = network, config
+        self.attention, self.bias = packed.attention, packed.bias
+        self.mixing, self.gate_up = layer.self_attn.o_proj.weight.detach(), packed.gate_up
+        self.down = layer.mlp.down_proj.weight.detach()
+        self.post_norm = layer.post_attention_layernorm.weight.detach().numpy()
+        size, width = config.hidden_size, self.gate_up.shape[0] // 2
+        self.states, self.added = buffer(size), buffer(size)
+        self.normed, self.inner = buffer(size), buffer(width)
+        self.gates = buffer(2 * width)
+        self.projected = buffer(len(packed.attention))
+        self.cosines = self.sines = np.empty((0, config.head_dim), np.float32)  # of positions 0, 1, ...
+        groups = config.num_attention_heads + config.num_key_value_heads
+        self.turned = np.empty((groups, config.head_dim), np.float32)
+        self.queries = torch.from_numpy(self.turned)[None, : config.num_attention_heads, None]
+
+    def __call__(self, read: Tensor, position: int, keys: Tensor, values: Tensor) -> Vector:
+        """Run the layer on `states`, which attention is added to, and which is overwritten.
+
+        read: what the projections read. keys, values: (1, h, S, d); the last column is written. Returns: hidden (H,),
+            valid until the next call.
+        """
+        config = self.config
+        dim, heads = config.head_dim, config.num_attention_heads
+        x, (added, more) = self.states[1], self.added
+        projected, own = self.projected
+        torch.mv(self.attention, read, out=projected)
+        if self.bias is not None:
+            projected += self.bias
+        own = own.reshape(-1, dim)
+        self._rotate(own, position)
+        column = keys.shape[2] - 1
+        keys.numpy()[0, :, column] = self.turned[heads:]
+        values.numpy()[0, :, column] = own[len(self.turned) :]
+        grouped = config.num_key_value_heads != heads
+        mixed = scaled_dot_product_attention(self.queries, keys, values, enable_gqa=grouped)
+        torch.mv(self.mixing, mixed.reshape(-1), out=added)
+        x += more
+        (gates, gate), (inner, product) = self.gates, self.inner
+        torch.mv(self.gate_up, self.norm(x, self.post_norm), out=gates)
+        width = len(product)
+        silu(gate[:width], product)
+        product *= gate[width:]
+        torch.mv(self.down, inner, out=added)
+        more += x
+        return more
+
+    def norm(self, x: Vector, weight: Vector) -> Tensor:
+        """RMS norm of x (H,), valid until the next call."""
+        normed, result = self.normed
+        self.norm_into(x, weight, result)
+        return normed
+
+    def norm_into(self, x: Vector, weight: Vector, result: Vector) -> None:
+        """Write the RMS norm of x (H,) into `result`."""
+        np.multiply(x, weight, out=result)
+        result *= 1.0 / math.sqrt(float(x.dot(x)) / len(x) + self.config.rms_norm_eps)
+
+    def _rotate(self, own: Vector, position: int) -> None:
+        """Rotate queries and keys (heads + 2 h, d) into the buffer `turned`."""
+        if position >= len(self.cosines):
+            self.cosines, self.sines = rotations(self.network, position + 1)
+        turned, half, sine = self.turned, self.config.head_dim // 2, self.sines[position]
+        plain = own[: len(turned)]
+        np.multiply(plain[:, half:], sine[:half], out=turned[:, :half])
+        np.multiply(plain[:, :half], sine[half:], out=turned[:, half:])
+        turned += plain * self.cosines[position]
+
 
 @final
 class DraftStep(TokenStep):
@@ -66,23 +146,9 @@ class DraftStep(TokenStep):
     ) -> None:
         """packed, fused: the network's `packed()` and `fused_weights()`."""
         super().__init__(embedding, output)
-        config, layer = network.config, cast(Any, network.layers[0])
-        self.network, self.config = network, config
-        self.fused, self.attention, self.bias = fused, packed.attention, packed.bias
-        self.mixing, self.gate_up = layer.self_attn.o_proj.weight.detach(), packed.gate_up
-        self.down = layer.mlp.down_proj.weight.detach()
-        self.norms = [layer.post_attention_layernorm.weight.detach().numpy()]
-        if config.input_norm:
-            self.norms.insert(0, layer.input_layernorm.weight.detach().numpy())
-        size, width = config.hidden_size, self.gate_up.shape[0] // 2
-        self.joined, self.states, self.added = buffer(2 * size), buffer(size), buffer(size)
-        self.normed, self.inner = buffer(size), buffer(width)
-        self.gates = buffer(2 * width)
-        self.projected = buffer(len(packed.attention))
-        self.cosines = self.sines = np.empty((0, config.head_dim), np.float32)  # of positions 0, 1, ...
-        groups = config.num_attention_heads + config.num_key_value_heads
-        self.turned = np.empty((groups, config.head_dim), np.float32)
-        self.queries = torch.from_numpy(self.turned)[None, : config.num_attention_heads, None]
+        self.fused, self.layer, self.joined = fused, LayerStep(network, packed), buffer(2 * network.config.hidden_size)
+        own: Any = network.layers[0]
+        self.input_norm = own.input_layernorm.weight.detach().numpy() if network.config.input_norm else None
 
     @classmethod
     def of(
@@ -106,49 +172,74 @@ class DraftStep(TokenStep):
 
         keys, values: (1, h, S, d); the last column is written. Returns: hidden (H,), valid until the next call.
         """
-        config = self.config
-        size, dim, heads = config.hidden_size, config.head_dim, config.num_attention_heads
-        (joined, both), (states, x), (added, more) = self.joined, self.states, self.added
-        both[:size], both[size:] = self.embedding[token], feature
+        (joined, both), (states, x) = self.joined, self.layer.states
+        both[: len(x)], both[len(x) :] = self.embedding[token], feature
         torch.addmv(self.fused[1], self.fused[0], joined, out=states)
-        normed = self._norm(x, self.norms[0]) if config.input_norm else states
-        projected, own = self.projected
-        torch.mv(self.attention, normed, out=projected)
-        if self.bias is not None:
-            projected += self.bias
-        own = own.reshape(-1, dim)
-        self._rotate(own, position)
-        column = keys.shape[2] - 1
-        keys.numpy()[0, :, column] = self.turned[heads:]
-        values.numpy()[0, :, column] = own[len(self.turned) :]
-        grouped = config.num_key_value_heads != heads
-        mixed = scaled_dot_product_attention(self.queries, keys, values, enable_gqa=grouped)
-        torch.mv(self.mixing, mixed.reshape(-1), out=added)
-        x += more
-        (gates, gate), (inner, product) = self.gates, self.inner
-        torch.mv(self.gate_up, self._norm(x, self.norms[-1]), out=gates)
-        width = len(product)
-        silu(gate[:width], product)
-        product *= gate[width:]
-        torch.mv(self.down, inner, out=added)
-        more += x
-        return more
+        read = states if self.input_norm is None else self.layer.norm(x, self.input_norm)
+        return self.layer(read, position, keys, values)
 
-    def _norm(self, x: Vector, weight: Vector) -> Tensor:
-        normed, result = self.normed
-        np.multiply(x, weight, out=result)
-        result *= 1.0 / math.sqrt(float(x.dot(x)) / len(x) + self.config.rms_norm_eps)
-        return normed
 
-    def _rotate(self, own: Vector, position: int) -> None:
-        """Rotate queries and keys (heads + 2 h, d) into the buffer `turned`."""
-        if position >= len(self.cosines):
-            self.cosines, self.sines = rotations(self.network, position + 1)
-        turned, half, sine = self.turned, self.config.head_dim // 2, self.sines[position]
-        plain = own[: len(turned)]
-        np.multiply(plain[:, half:], sine[:half], out=turned[:, :half])
-        np.multiply(plain[:, :half], sine[half:], out=turned[:, half:])
-        turned += plain * self.cosines[position]
+@final
+class Eagle3Step(TokenStep):
+    """Runs EAGLE-3's network of one layer, and its own LM head, on one column of one row at a time."""
+
+    def __init__(self, network: Eagle3, packed: Packed, embedding: Tensor) -> None:
+        """packed: the network's `packed()`."""
+        super().__init__(embedding, network.lm_head)
+        config, own = network.config, cast(Any, network.layers[0])
+        self.layer, self.joined = LayerStep(network, packed), buffer(2 * config.hidden_size)
+        self.embed_norm, self.feature_norm, self.final_norm = (
+            part.weight.detach().numpy() for part in (own.input_layernorm, own.hidden_norm, network.norm)
+        )
+        self.before_residual, self.norm_output = config.norm_before_residual, config.norm_output
+        self.last = buffer(config.hidden_size)
+        self.targets = network.token_ids(torch.arange(network.vocabulary)).tolist() if config.mapped else None
+
+    @classmethod
+    def of(cls, network: Eagle3, packed: Packed | None, embedding: nn.Module) -> Eagle3Step | None:
+        """Make the fast path; None if it would be slower or differ, see `DraftStep.of`."""
+        config = network.config
+        if config.qk_norm or config.output_bias or config.mask_token is not None:
+            return None
+        if packed is None or not plain(embedding, packed.attention, network.lm_head.weight):
+            return None
+        return cls(network, packed, cast(nn.Embedding, embedding).weight)
+
+    def __call__(self, token: int, feature: Vector, position: int, keys: Tensor, values: Tensor) -> Vector:
+        """As `DraftStep.__call__`."""
+        (joined, both), (_, x) = self.joined, self.layer.states
+        size = len(x)
+        self.layer.norm_into(self.embedding[token], self.embed_norm, both[:size])
+        self.layer.norm_into(feature, self.feature_norm, both[size:])
+        x[:] = both[size:] if self.before_residual else feature
+        hidden = self.layer(joined, position, keys, values)
+        if not self.norm_output:
+            return hidden
+        self.layer.norm_into(hidden, self.final_norm, self.last[1])
+        return self.last[1]
+
+    def logits(self, hidden: Vector) -> Vector:
+        """Apply the norm, unless `hidden` (H,) has passed it, and the LM head -> (Vd,), valid until the next call."""
+        if not self.norm_output:
+            self.layer.norm_into(hidden, self.final_norm, self.last[1])
+            hidden = self.last[1]
+        return super().logits(hidden)
+
+    def token(self, drafted: int) -> int:
+        """The target's token of a drafted one."""
+        return drafted if self.targets is None else self.targets[drafted]
+
+
+def column_step(
+    network: DraftNetwork, packed: Packed | None, carry: Any, embedding: nn.Module, output: nn.Linear
+) -> ColumnStep | None:
+    """The fast path of a tree-growing network for one column; None if there is none. Arguments as `DraftStep.of`."""
+    if isinstance(network, Eagle3):
+        return Eagle3Step.of(network, packed, embedding)
+    return DraftStep.of(network, packed, carry, embedding, output)
+
+
+ColumnStep = DraftStep | Eagle3Step
 
 
 def quiet() -> np.errstate:

@@ -36,6 +36,7 @@ class MedusaConfig:
     mels: int = 80  # mel bands of the model's input
     base: str = ""  # name of the model
     tuned_base: bool = False  # whether they were trained on a model with a modified last layer and first head
+    own_outputs: bool = False  # whether each head has an output matrix of its own, as Medusa-1's for language models
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -118,7 +119,7 @@ class DecoderLayer(nn.Module):
 
 @final
 class MedusaHeads(nn.Module):
-    """The heads. The model's output matrix (V, H), which they share, is not stored with them."""
+    """The heads. Where they share the model's output matrix (V, H), it is not stored with them."""
 
     def __init__(self, config: MedusaConfig) -> None:
         super().__init__()
@@ -126,6 +127,8 @@ class MedusaHeads(nn.Module):
         size = config.hidden_size
         self.block = DecoderLayer(size, config.attention_heads, config.ffn) if config.kind == "block" else None
         self.heads = nn.ModuleList(ResBlock(size) for _ in range(config.heads))
+        matrices = config.heads if config.own_outputs else 0
+        self.outputs = nn.ModuleList(nn.Linear(size, config.vocab_size, bias=False) for _ in range(matrices))
 
     def forward(self, hidden: Tensor, states: Tensor | None = None) -> Tensor:
         """All positions at once, for training: hidden (B, T, H) without left padding -> (B, T, K, H), to multiply with
@@ -149,5 +152,11 @@ class MedusaHeads(nn.Module):
         return torch.stack([self.heads[k](hidden) for k in range(count)], -2)
 
     def logits(self, hidden: Tensor, count: int, output: Tensor) -> Tensor:
-        """`read`, multiplied with the output matrix (V, H) -> (..., count, V)."""
-        return linear(self.read(hidden, count), output)
+        """`read`, multiplied with the output matrix (V, H), or each head's own -> (..., count, V)."""
+        return self.tokens(self.read(hidden, count), output)
+
+    def tokens(self, read: Tensor, output: Tensor) -> Tensor:
+        """The heads' states (..., count, H) -> logits (..., count, V). output: the model's matrix (V, H)."""
+        if not self.config.own_outputs:
+            return linear(read, output)
+        return torch.stack([self.outputs[k](read[..., k, :]) for k in range(read.shape[-2])], -2)

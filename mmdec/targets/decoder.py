@@ -156,6 +156,7 @@ class Prompt:
     positions: Tensor  # (1 or 3, B, F)
     offsets: Tensor | None = None  # (3, B), for columns after the prompt
     visual: Tensor | None = None  # (B, F) bool
+    pictures: Tensor | None = None  # (B, P) bool, see `Context`
     extra: Mapping[str, Any] = field(default_factory=dict)  # further inputs of the model
     vision_seconds: float = 0.0
     summaries: Tensor | None = None  # (images, 2V), see `Encoded`
@@ -251,6 +252,7 @@ class DecoderTarget(HfTarget, ABC):
             features=scores.features,
             embeds=self._embeds(prompt) if needs.embeds else None,
             visual=prompt.visual,
+            pictures=prompt.pictures,
             images=prompt.images,
             room=None if self.positions is None else self.positions - 1 - text.positions[:, -1],
             columns=self.columns,

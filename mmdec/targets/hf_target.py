@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, final
 
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
@@ -16,6 +19,8 @@ from mmdec.types import InputError, Needs, Target
 Output = GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput
 # transformers' hooks from this module remain after hidden states were requested once; they do nothing
 RECORDERS = "transformers.utils.output_capturing"
+_recorded: ContextVar[dict[int, Tensor] | None] = ContextVar("recorded", default=None)  # of the pass that runs now
+_installing = threading.Lock()
 
 
 class HfTarget(Target, Protocol):
@@ -62,9 +67,75 @@ class HfTarget(Target, Protocol):
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether the module has hooks or a replaced `forward`. transformers' own output recorders do not count."""
+    """Whether the module has hooks or a replaced `forward`. Recorders, transformers' and ours, do not count."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return "forward" in vars(module) or any(getattr(hook, "__module__", "") != RECORDERS for hook in hooks)
+    inert = (RECORDERS, __name__)
+    return "forward" in vars(module) or any(getattr(hook, "__module__", "") not in inert for hook in hooks)
+
+
+@final
+class LayerInput:
+    """A hook that records what enters a decoder layer; without `recording` it does nothing."""
+
+    def __init__(self, layer: int) -> None:
+        self.layer = layer  # the one whose output it is, with DeepStack's additions
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        states = _recorded.get()
+        if states is not None:
+            states[self.layer] = args[0] if args else kwargs["hidden_states"]
+
+
+@final
+class LayerOutput:
+    """A hook that records what leaves the last decoder layer, before the final norm."""
+
+    def __init__(self, layer: int) -> None:
+        self.layer = layer
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        states = _recorded.get()
+        if states is not None:
+            states[self.layer] = output[0] if isinstance(output, tuple) else output
+
+
+@contextmanager
+def recording(decoder: nn.Module, count: int, layers: Sequence[int]) -> Generator[Mapping[int, Tensor]]:
+    """Collects the residual stream after `layers`, from 0, during a pass: layer -> (B, N, H).
+
+    transformers' own hidden states are not it everywhere: the last ones have passed the final norm, and those of
+    Qwen3-VL's first layers lack what DeepStack adds. The hooks stay on the model, as transformers' own do, and record
+    only in the thread that asked.
+
+    decoder: the model whose layers they are. count: how many it has.
+    Raises: InputError if its layers cannot be told.
+    """
+    if not layers:
+        yield {}
+        return
+    stack = next((part for part in decoder.modules() if isinstance(part, nn.ModuleList) and len(part) == count), None)
+    if stack is None:
+        raise InputError(
+            f"`model` must have its {count} decoder layers in one list for a drafter that reads them, but "
+            f"{type(decoder).__name__} has not. Use another drafter."
+        )
+    with _installing:
+        for layer in layers:
+            _install(stack, layer)
+    states: dict[int, Tensor] = {}
+    token = _recorded.set(states)
+    try:
+        yield states
+    finally:
+        _recorded.reset(token)
+
+
+def _install(stack: nn.ModuleList, layer: int) -> None:
+    if layer + 1 == len(stack):
+        if not any(isinstance(hook, LayerOutput) for hook in stack[layer]._forward_hooks.values()):
+            stack[layer].register_forward_hook(LayerOutput(layer))
+    elif not any(isinstance(hook, LayerInput) for hook in stack[layer + 1]._forward_pre_hooks.values()):
+        stack[layer + 1].register_forward_pre_hook(LayerInput(layer), with_kwargs=True)
 
 
 def source_of(model: PreTrainedModel) -> str:
@@ -85,9 +156,9 @@ def model_name(model: PreTrainedModel) -> str:
 
 def check_layers(needs: Needs, layers: int) -> None:
     """Raise InputError if a drafter reads a layer that a model with so many layers does not have."""
-    wrong = [layer for layer in needs.layers if not -1 <= layer < layers - 1]
+    wrong = [layer for layer in needs.layers if not -1 <= layer < layers]
     if wrong:
         raise InputError(
-            f"`layers` must lie in 0 .. {layers - 2} or be -1 (the last, normed), but holds {wrong[0]}. Use a drafter "
+            f"`layers` must lie in 0 .. {layers - 1} or be -1 (the last, normed), but holds {wrong[0]}. Use a drafter "
             "made for this model."
         )

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from mmdec.targets.decoder import DecoderTarget, Prompt, TextPrompt
 from mmdec.targets.families import SEEING, check_model, is_decoder_only
+from mmdec.targets.hf_target import recording
 from mmdec.types import InputError, Scores
 
 # arguments of models that also read images, video or sound
@@ -59,17 +60,18 @@ class TextTarget(DecoderTarget):
         extra: Mapping[str, Any],
         last: bool,
     ) -> Scores:
-        out = self.model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions[0],
-            past_key_values=cache,
-            use_cache=True,
-            output_hidden_states=bool(layers),
-            **({"logits_to_keep": 1} if last else {}),
-            **extra,
-        )
-        return Scores(out.logits, {layer: out.hidden_states[layer if layer < 0 else layer + 1] for layer in layers})
+        with recording(self.model, self.layers, [layer for layer in layers if layer >= 0]) as recorded:
+            out = self.model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions[0],
+                past_key_values=cache,
+                use_cache=True,
+                output_hidden_states=-1 in layers,
+                **({"logits_to_keep": 1} if last else {}),
+                **extra,
+            )
+        return Scores(out.logits, {layer: out.hidden_states[-1] if layer < 0 else recorded[layer] for layer in layers})
 
 
 def text_scorer(model: PreTrainedModel) -> TextTarget:

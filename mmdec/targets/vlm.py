@@ -28,6 +28,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from mmdec.decode.watch import Watch
 from mmdec.targets.decoder import ATTRIBUTE, DecoderTarget, Prompt, RopeOffsets, TextPrompt
 from mmdec.targets.families import check_decoder, check_proof
+from mmdec.targets.hf_target import recording
 from mmdec.targets.text import text_scorer
 from mmdec.types import InputError, Scores
 
@@ -363,10 +364,12 @@ class VlmTarget(DecoderTarget):
         own_names = {*NAMES, HELD, *(("position_ids",) if self._axes else ())}
         text = TextPrompt.of({name: value for name, value in inputs.items() if name not in own_names})
         extra, visual = dict[str, Any](), torch.zeros_like(text.fresh, dtype=torch.bool)
+        pictures = torch.zeros_like(text.ids, dtype=torch.bool)
         summaries = None
         for kind in KINDS:
             encoded, kind_mask = vision.deal(self._base, kind, text.ids, text.fresh.shape[1])
             visual |= kind_mask
+            pictures |= text.ids == int(getattr(self.model.config, f"{kind}_token_id", -1))
             if encoded is not None:
                 extra[kind] = encoded.output()
                 summaries = encoded.summaries
@@ -376,7 +379,7 @@ class VlmTarget(DecoderTarget):
                 vision.positions = rope_positions(self._base, text, vision, given_positions)
             positions, offsets = vision.positions
         extra_inputs = {"mm_encoder_outputs": extra or None}
-        return Prompt(text, positions, offsets, visual, extra_inputs, vision.seconds, summaries, vision.raw)
+        return Prompt(text, positions, offsets, visual, pictures, extra_inputs, vision.seconds, summaries, vision.raw)
 
     def _embeds(self, prompt: Prompt) -> Tensor:
         """The first layer's inputs; at visual tokens, the projected visual embeddings, placed as the model does."""
@@ -398,16 +401,15 @@ class VlmTarget(DecoderTarget):
         extra: Mapping[str, Any],
         last: bool,
     ) -> Scores:
-        inner = [layer + 1 for layer in layers if layer >= 0]
-        out = self._base(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions if self._axes else positions[0],
-            past_key_values=cache,
-            use_cache=True,
-            **({"output_hidden_states": inner} if inner else {}),
-            **extra,
-        )
+        with recording(self._base.language_model, self.layers, [layer for layer in layers if layer >= 0]) as recorded:
+            out = self._base(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions if self._axes else positions[0],
+                past_key_values=cache,
+                use_cache=True,
+                **extra,
+            )
         states = out.last_hidden_state
         logits = self._head(states[:, -1:] if last else states)
-        return Scores(logits, {layer: states if layer < 0 else out.hidden_states[layer + 1] for layer in layers})
+        return Scores(logits, {layer: states if layer < 0 else recorded[layer] for layer in layers})

@@ -160,7 +160,7 @@ class WhisperTarget(HfTarget):
             (for larger batches
             see `reread`).
         """
-        check_layers(needs, self.layers)
+        check_layers(needs, self.layers - 1)  # transformers gives the last layer's output with its norm only
         prompt = WhisperPrompt.of(inputs, self.model.config.max_target_positions)
         # otherwise a cache of the caller could not be filled during the run
         own = len(prompt.ids) == 1 and not prompt.holes

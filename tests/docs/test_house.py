@@ -167,7 +167,7 @@ def test_whisper_lives_in_its_rooms() -> None:
 
 
 def test_only_the_registry_lists_drafters() -> None:
-    """So a new drafter is its own files, one entry, and its name in the README's tree. hub/convert_drafter.py names the
+    """So a new drafter is its own files, one entry, and its name in the README's tree. hub/published.py names the
     formats that others publish."""
     lists = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
@@ -175,7 +175,7 @@ def test_only_the_registry_lists_drafters() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict)) and len(texts(node) & BUILT_IN.keys()) > 1
     ]
-    assert {line.partition(":")[0] for line in lists} == {"drafters/registry.py", "hub/convert_drafter.py"}, lists
+    assert {line.partition(":")[0] for line in lists} == {"drafters/registry.py", "hub/published.py"}, lists
 
 
 def texts(node: ast.List | ast.Tuple | ast.Set | ast.Dict) -> set[str]:

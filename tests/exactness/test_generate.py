@@ -16,6 +16,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 import mmdec
 from mmdec.generation.run import default_statistics
 from mmdec.types import InputError
+from tests.support.draft_networks import tree_growing
 from tests.support.pairwise import cover
 from tests.support.text_models import MODELS, SMALL, Wrong
 from tests.support.tiny_text import VOCABULARY, language_model, prompts
@@ -28,7 +29,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 }
 GRID = {
     "target": ["llama", "qwen2"],
-    "drafter": ["lookup", "recycling", "small", "self", "wrong"],
+    "drafter": ["lookup", "recycling", "small", "self", "wrong", "eagle3", "peagle"],
     "nodes": [None, 0, 1, 5, 24],
     "batch": [1, 2, 5, 8],
     "processors": list(PROCESSORS),
@@ -45,6 +46,9 @@ def fresh() -> Iterator[None]:
 
 
 def drafter(name: str, target: str) -> Any:
+    if name in ("eagle3", "peagle"):
+        masked = {"mask_token": 3, "num_hidden_layers": 2} if name == "peagle" else {}
+        return tree_growing("eagle3", MODELS[target], draft_vocab_size=VOCABULARY - 9, **masked)
     return {"small": SMALL, "self": MODELS[target], "wrong": Wrong()}.get(name, name)
 
 

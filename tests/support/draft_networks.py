@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from mmdec.decode.guard import ForwardingDrafter
+from mmdec.decode.loop import Round, decode
+from mmdec.decode.sampling import Sequences, Stop
+from mmdec.decode.verify import MatchRule
 from mmdec.drafters.draft_memory import Memory
 from mmdec.drafters.flash import Flash
 from mmdec.drafters.registry import network_class
@@ -51,14 +54,17 @@ def overfitted(system: str, model: Any, text: Tensor, steps: int = 80) -> TreeGr
         features = model(text, output_hidden_states=True).hidden_states[-1][0]
         embeds = model.get_input_embeddings()(text)[0]
         wanted = model.get_output_embeddings()(features).argmax(-1)[2:]
+        _, context, _, _ = TextTarget(model).prefill({"input_ids": text}, drafter.needs)
     visual = torch.zeros(len(features), dtype=torch.bool)
-    reading = Reading(2, [*text[0, 2:].tolist(), int(wanted[-1])], embeds, features, visual)
+    read = torch.cat([context.features[layer][0] for layer in drafter.needs.layers], -1)
+    reading = Reading(2, [*text[0, 2:].tolist(), int(wanted[-1])], embeds, read, visual)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
     for _ in range(steps):
         loss = torch.zeros(())
         for step, hidden in enumerate(unrolled(network, read_columns(network, [reading]), 3)):
             loss = loss + nn.functional.cross_entropy(drafter.logits(hidden)[0], wanted[step:])
-            loss = loss + nn.functional.smooth_l1_loss(hidden[0], features[2 + step :])
+            if system != "eagle3":  # whose states need not be the target's
+                loss = loss + nn.functional.smooth_l1_loss(hidden[0], features[2 + step :])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -79,13 +85,17 @@ def from_scratch(drafter: Any, context: Context, features: Tensor, text: list[in
         states, positions = prompt.states[None], prompt.positions
         if isinstance(network, FlashNetwork):
             return drafter.logits(_slot(network, embedding, states, positions, features[-1], path)).log_softmax(-1)
+        mask = getattr(network.config, "mask_token", None)
         for index, token in enumerate(path):
             hidden, _ = network.layer(states, positions[None])
-            drafted = network.fuse(embedding(torch.tensor([[token]])), network.feature(hidden[:, -1:]), prompt.carry)
+            if mask is None:
+                drafted = network.follow(embedding(torch.tensor([[token]])), hidden[:, -1:], prompt.carry)
+            else:
+                drafted = network.masked(embedding(torch.tensor(mask)))[None, None]
             states = torch.cat([states, drafted], 1)
             positions = torch.cat([positions, torch.tensor([len(text) - 1 + index])])
         hidden, _ = network.layer(states, positions[None])
-        return drafter.logits(hidden[0, -1]).log_softmax(-1)
+        return network.spread(drafter.logits(hidden[0, -1]).softmax(-1)).log()
 
 
 def _slot(
@@ -240,3 +250,18 @@ class Watched:
         self.carried.append(context.carried)
         self.memories.append(self.drafter.start(context))
         return self.memories[-1]
+
+
+def rounds_of(model: Any, drafter: Any, budget: Any, prompts: list[list[int]], length: int = 14) -> list[Round]:
+    inputs = padded(prompts)
+    width = inputs["input_ids"].shape[1]
+    text = Sequences(inputs["input_ids"], Stop(width + length, frozenset({45})))
+    return list(decode(TextTarget(model), inputs, text, MatchRule(), drafter, budget))
+
+
+def texts(rounds: list[Round], rows: int) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in range(rows)]
+    for one in rounds:
+        for row, tokens in zip(one.rows, one.tokens, strict=True):
+            found[row] += tokens
+    return found

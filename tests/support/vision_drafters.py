@@ -74,6 +74,14 @@ def network_drafter(system: str, model: Any, **changes: Any) -> Any:
     return Flash(network, *ends) if isinstance(network, FlashNetwork) else TreeGrowing(network, *ends)
 
 
+def eagle3(model: Any, **changes: Any) -> Any:
+    """EAGLE-3's, with positions of three axes where the model has them."""
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    sections = tuple(rope.get("mrope_section") or ())
+    axes: dict[str, Any] = {"positions": "axes", "mrope_section": sections} if sections else {}
+    return network_drafter("eagle3", model, **{**axes, **changes})
+
+
 def small(model: Any) -> Any:
     """A language model with the model's tokens."""
     return language_model("llama", 2, **{**SMALL, "vocab_size": model.config.get_text_config().vocab_size})
@@ -94,6 +102,10 @@ DRAFTERS: dict[str, Callable[[Any, list[list[int]]], Any]] = {
     "small-vlm": lambda model, wanted: smaller(model),
     "reader": lambda model, wanted: Reader(model),
     "eagle": lambda model, wanted: network_drafter("eagle", model),
+    "eagle3": lambda model, wanted: eagle3(model, norm_output=True),
+    "peagle": lambda model, wanted: eagle3(
+        model, mask_token=3, num_hidden_layers=2, positions="temporal", pictures="projected"
+    ),
     "msd": lambda model, wanted: network_drafter("msd", model),
     "specvlm": lambda model, wanted: network_drafter("specvlm", model, pool_ratio=3, prune_ratio=4),
     "specvlm-concat": lambda model, wanted: network_drafter("specvlm", model, variant="concat"),

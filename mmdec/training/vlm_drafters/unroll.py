@@ -72,12 +72,13 @@ def unrolled(network: DraftNetwork, columns: Columns, steps: int, through: bool 
     cached, features, outputs = (keys, values), columns.features, []
     length = columns.embeds.shape[1]
     for step in range(min(steps, length)):
-        states = network.fuse(columns.embeds[:, step:], features, columns.carry)
+        enter = network.follow if step else network.fuse
+        states = enter(columns.embeds[:, step:], features, columns.carry)
         mask = step_mask(columns.prompt_mask, length, step)
         hidden, pair = network.layer(states, columns.positions[:, step:], cached, additive(mask, states.dtype))
         cached = torch.cat([cached[0], pair[0]], 2), torch.cat([cached[1], pair[1]], 2)
         outputs.append(hidden)
-        features = network.feature(hidden[:, :-1] if through else hidden[:, :-1].detach())
+        features = hidden[:, :-1] if through else hidden[:, :-1].detach()
     return outputs
 
 

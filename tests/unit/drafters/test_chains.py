@@ -12,7 +12,7 @@ from transformers import DynamicCache
 import mmdec
 from mmdec.decode.budget import Budget
 from mmdec.drafters.tree_growing import TreeGrowing
-from mmdec.nn.draft_step import DraftStep, SlotStep
+from mmdec.nn.draft_step import DraftStep, Eagle3Step, SlotStep
 from mmdec.targets.text import TextTarget
 from mmdec.types import Draft, Plan
 from tests.support.draft_networks import PROMPTS, begun, from_scratch, tree_growing
@@ -30,11 +30,11 @@ def proposed(drafter: Any, model: Any, rows: list[int], plan: Plan) -> Draft:
         return drafter.propose(begun(model, drafter, [PROMPTS[row] for row in rows], roots), torch.tensor(roots), plan)
 
 
-@pytest.mark.parametrize("system", ["eagle", "msd", "specvlm", "vispec", "flash", "flash-unrefined"])
+@pytest.mark.parametrize("system", ["eagle", "msd", "specvlm", "vispec", "eagle3", "flash", "flash-unrefined"])
 @pytest.mark.parametrize("threshold", [0.0, 0.2])
 def test_a_token_at_a_time_or_level_by_level(system: str, threshold: float, monkeypatch: pytest.MonkeyPatch) -> None:
     model, steps = language_model(), []
-    kind: Any = SlotStep if "flash" in system else DraftStep
+    kind: Any = SlotStep if "flash" in system else Eagle3Step if system == "eagle3" else DraftStep
     changes: dict[str, Any] = {"slots": 4, "refine": system == "flash"} if "flash" in system else {}
     drafter = tree_growing(system.removesuffix("-unrefined"), model, **changes)
     made = kind.of.__func__
@@ -49,7 +49,7 @@ def test_a_token_at_a_time_or_level_by_level(system: str, threshold: float, monk
             assert torch.equal(getattr(draft, part), getattr(levels, part))
 
 
-@pytest.mark.parametrize("system", ["eagle", "flash"])
+@pytest.mark.parametrize("system", ["eagle", "eagle3", "flash"])
 @pytest.mark.parametrize("threshold", [0.001, 0.05, 0.3, 1.0])
 @pytest.mark.parametrize("rows", [[0], [2], [0, 1, 2, 3]])
 def test_a_chain_ends_with_its_first_unlikely_token(system: str, threshold: float, rows: list[int]) -> None:
@@ -72,7 +72,8 @@ def test_a_chain_ends_with_its_first_unlikely_token(system: str, threshold: floa
 def chances(drafter: Any, model: Any, row: int, path: list[int]) -> float:
     """Of the last token of a path with all before it, each from scratch."""
     _, context, _, _ = TextTarget(model).prefill(padded([PROMPTS[row]]), drafter.needs)
-    features, text = context.features[-1][0], [*PROMPTS[row], ROOTS[row]]
+    features = torch.cat([context.features[layer][0] for layer in drafter.needs.layers], -1)
+    text = [*PROMPTS[row], ROOTS[row]]
     scores = [from_scratch(drafter, context, features, text, tuple(path[:end])) for end in range(len(path))]
     return math.exp(sum(float(score[token]) for score, token in zip(scores, path, strict=True)))
 

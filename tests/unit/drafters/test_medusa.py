@@ -14,6 +14,7 @@ from transformers import DynamicCache, EncoderDecoderCache, WhisperConfig, Whisp
 from transformers.models.whisper.modeling_whisper import WhisperDecoderLayer
 from typer.testing import CliRunner
 
+import mmdec
 from mmdec.cli import app
 from mmdec.drafters.medusa import WIDTH, Medusa, expected
 from mmdec.hub.medusa import convert, load_heads, save_heads
@@ -214,6 +215,8 @@ def test_published_heads_are_converted(tmp_path: Path, kind: str, shards: bool) 
         assert drafter.heads.block is not None
         for name, value in drafter.heads.block.state_dict().items():
             assert torch.equal(value, state[f"medusa_block.{name}"])
+    loaded: Any = mmdec.load_drafter(tmp_path / "in", whisper())  # as it is
+    torch.testing.assert_close(loaded.heads.state_dict(), drafter.heads.state_dict(), rtol=0, atol=0)
 
 
 def test_what_cannot_be_converted_is_named(tmp_path: Path) -> None:

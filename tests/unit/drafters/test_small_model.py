@@ -16,9 +16,12 @@ from mmdec.decode.sampling import Sequences, Stop
 from mmdec.decode.tree import single
 from mmdec.decode.verify import MatchRule, ResidualRule, Rule, Stream
 from mmdec.drafters.small_model import SmallModel
-from mmdec.types import Draft, InputError, Plan, Scores, Verdict
+from mmdec.targets.text import TextTarget
+from mmdec.targets.vlm import VlmTarget
+from mmdec.types import Draft, InputError, Needs, Plan, Scores, Verdict
 from tests.support.blended_toy import Toy, start
 from tests.support.tiny_text import language_model
+from tests.support.tiny_vlm import IMAGE, Picture, batch_of, vision_model
 from tests.support.trees import is_chain
 
 
@@ -310,3 +313,21 @@ def test_neither_model_is_asked_for_a_position_that_it_has_not(nodes: Any, lengt
         stopped = {**end, "max_length": beyond, "eos_token_id": wanted[:, -3:].unique().tolist()}
         again = mmdec.generate(large, inputs, large, num_speculative_tokens=nodes, **stopped).sequences
         assert torch.equal(again, large.generate(**inputs, **stopped))  # type: ignore[operator]
+
+
+@torch.no_grad()
+def test_a_model_of_text_does_not_read_a_pictures_columns() -> None:
+    """Its draft is what it says itself of the text without the placeholders, in ragged rows, one without a picture."""
+    model = vision_model("llava")
+    small = language_model("llama", 2, vocab_size=IMAGE)  # the placeholder is no token of its own
+    rows: list[list[Any]] = [[[7, 8], Picture.random(1), [9, 10, 11]], [[12, 13, 14]]]
+    _, context, draft, scores = VlmTarget(model).prefill(batch_of("llava", rows), Needs())
+    drafter = SmallModel(TextTarget(small))
+    memory = drafter.start(context)
+    roots, zeros = torch.tensor([20, 21]), torch.zeros(2, dtype=torch.long)
+    drafter.update(memory, draft, scores, Verdict(zeros[:, None], roots, zeros.bool(), roots[:, None], zeros + 1))
+    found = drafter.propose(memory, roots, Plan(4, 4))
+    for row, text in enumerate([[1, 7, 8, 9, 10, 11, 20], [1, 12, 13, 14, 21]]):
+        for token in found.tokens[row, 1:].tolist():
+            assert token == int(small(torch.tensor([text])).logits[0, -1].argmax())
+            text.append(token)

@@ -10,12 +10,8 @@ import torch
 from torch import Tensor
 
 import mmdec
-from mmdec.decode.loop import Round, decode
-from mmdec.decode.sampling import Sequences, Stop
-from mmdec.decode.tree import ancestors, single
-from mmdec.decode.verify import MatchRule
-from mmdec.drafters.tree_growing import TreeGrowing, in_order
-from mmdec.targets.text import TextTarget
+from mmdec.decode.tree import ancestors, in_order, single
+from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.types import Context, InputError, Plan, Scores, Verdict
 from tests.support.draft_networks import (
     PROMPTS,
@@ -25,6 +21,8 @@ from tests.support.draft_networks import (
     from_scratch,
     overfitted,
     paths,
+    rounds_of,
+    texts,
     tree_growing,
 )
 from tests.support.tiny_text import VOCABULARY, language_model
@@ -32,13 +30,6 @@ from tests.support.toy import Changing, padded
 from tests.support.trees import is_chain
 
 NO_IMAGE = Context(torch.zeros(1, 1), torch.ones(1, 1), torch.zeros(1), torch.zeros(1))
-
-
-def rounds_of(model: Any, drafter: Any, budget: Any, prompts: list[list[int]], length: int = 14) -> list[Round]:
-    inputs = padded(prompts)
-    width = inputs["input_ids"].shape[1]
-    text = Sequences(inputs["input_ids"], Stop(width + length, frozenset({45})))
-    return list(decode(TextTarget(model), inputs, text, MatchRule(), drafter, budget))
 
 
 @pytest.mark.parametrize("system", ["eagle", "msd"])
@@ -60,14 +51,6 @@ def test_features_of_several_layers_are_read_together() -> None:
     checked = Checked(tree_growing("eagle", model, layers=(0, 2, -1), width=3), model)
     rounds_of(model, checked, Changing(Random(5)), PROMPTS[:2])
     assert checked.compared > 4
-
-
-def texts(rounds: list[Round], rows: int) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in range(rows)]
-    for one in rounds:
-        for row, tokens in zip(one.rows, one.tokens, strict=True):
-            found[row] += tokens
-    return found
 
 
 @pytest.mark.parametrize("plan", [Plan(4, 4), Plan(9, 3), Plan(25, 5)])
@@ -252,12 +235,13 @@ def test_a_drafter_of_another_model_is_refused() -> None:
         tree_growing("eagle", model, width=0)
 
 
-def test_a_drafter_that_knows_the_text_gains() -> None:
+@pytest.mark.parametrize("system", ["eagle", "eagle3"])
+def test_a_drafter_that_knows_the_text_gains(system: str) -> None:
     """Trained on what the model writes, three steps ahead: more than three tokens a round."""
     model, ids = language_model(), torch.tensor([[5, 6, 7, 8, 9, 5, 6]])
     options: Any = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": 60}
     text = model.generate(ids, attention_mask=torch.ones_like(ids), **options)  # type: ignore[operator]
-    drafter = overfitted("eagle", model, text)
+    drafter = overfitted(system, model, text)
     for nodes in (4, (12, 4)):
         out = mmdec.generate(model, ids, drafter, num_speculative_tokens=nodes, **options)
         assert torch.equal(out.sequences, text)

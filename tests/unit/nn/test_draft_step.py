@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mmdec.nn.draft_network import DraftNetwork
-from mmdec.nn.draft_step import DraftStep, SlotStep
+from mmdec.nn.draft_step import DraftStep, SlotStep, column_step
 from mmdec.nn.flash import FlashNetwork
 from tests.support.small_networks import WIDTH, network
 
@@ -18,7 +18,7 @@ from tests.support.small_networks import WIDTH, network
 def step_of(net: DraftNetwork, carry: Tensor | None = None, bias: bool = True) -> tuple[Any, nn.Embedding, nn.Linear]:
     torch.manual_seed(1)
     embedding, output = nn.Embedding(31, 24), nn.Linear(24, 31, bias=bias)
-    return DraftStep.of(net, net.packed(), carry, embedding, output), embedding, output
+    return column_step(net, net.packed(), carry, embedding, output), embedding, output
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,9 @@ def step_of(net: DraftNetwork, carry: Tensor | None = None, bias: bool = True) -
         ("specvlm", {"input_norm": True}),
         ("vispec", {}),
         ("vispec", {"fc_bias": False}),
+        ("eagle3", {}),
+        ("eagle3", {"norm_output": True, "attention_bias": True}),
+        ("eagle3", {"norm_before_residual": True, "draft_vocab_size": 20, "fc_norm": True}),
     ],
 )
 @torch.inference_mode()
@@ -44,14 +47,16 @@ def test_steps_are_the_networks(system: str, changes: dict[str, Any]) -> None:
     hidden = feature[None, None]
     for index, token in enumerate([5, 30, 0, 5]):
         position, end = WIDTH + index, WIDTH + index + 1
-        states = net.fuse(embedding(torch.tensor([[token]])), net.feature(hidden), carry)
+        states = net.follow(embedding(torch.tensor([[token]])), hidden, carry)
         queries, *own = net.project(states, position)
         for whole, column in zip(kept, own, strict=True):
             whole[:, :, position] = column[:, :, 0]
         hidden = net.attend(states, queries, kept[0][:, :, :end], kept[1][:, :, :end], None)
         feature = step(token, feature, position, keys[:, :, :end], values[:, :, :end]).copy()
         torch.testing.assert_close(torch.from_numpy(feature), hidden[0, 0], rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(torch.from_numpy(step.logits(feature)), output(hidden[0, 0]), rtol=1e-4, atol=1e-4)
+        logits = net.logits(hidden[0, 0], output)
+        torch.testing.assert_close(torch.from_numpy(step.logits(feature)), logits, rtol=1e-4, atol=1e-4)
+        assert step.token(7) == int(net.token_ids(torch.tensor(7)))
         feature = torch.from_numpy(feature)
     torch.testing.assert_close((keys, values), tuple(kept), rtol=1e-4, atol=1e-4)
 
@@ -64,6 +69,13 @@ def test_huge_numbers_are_no_warning() -> None:
     step, _, _ = step_of(net)
     keys = torch.zeros(1, 2, 1, 8)
     assert torch.from_numpy(step(3, torch.randn(24), 0, keys, keys.clone())).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"qk_norm": True}, {"output_bias": True}, {"mask_token": 3}, {"num_hidden_layers": 2}]
+)
+def test_what_eagle3s_step_cannot_do(changes: dict[str, Any]) -> None:
+    assert step_of(network("eagle3", **changes))[0] is None
 
 
 def odd_layers(case: str, net: DraftNetwork, monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Embedding, nn.Linear]:

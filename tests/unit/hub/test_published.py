@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 import mmdec
 from mmdec.cli.convert import app
-from mmdec.hub.convert_drafter import convert
-from mmdec.hub.drafters import read_network
+from mmdec.hub.drafters import convert, read_network
 from mmdec.nn.draft_network import DraftNetwork
 from mmdec.types import InputError
+from tests.support.tiny_text import language_model, prompts
 from tests.support.tiny_vlm import Picture, batch_of, vision_model
 
 HEADS, KV, DIM, SIZE, INNER, TOKENS = 4, 2, 8, 32, 40, 64
@@ -241,8 +241,8 @@ def test_precision_is_kept_and_parts_of_the_target_are_left_behind(tmp_path: Pat
 @pytest.mark.parametrize(
     ("change", "settings", "message"),
     [
-        ({"midlayer.self_attn.q_proj.weight": torch.zeros(1)}, {}, "EAGLE-3"),
-        ({"d2t": torch.zeros(3, dtype=torch.long)}, {}, "EAGLE-3"),
+        ({"midlayer.extra.weight": torch.zeros(1)}, {}, "first layer that reads"),
+        ({"d2t": torch.zeros(3, dtype=torch.long)}, {}, "holds 'd2t'"),
         ({"fc.weight": torch.zeros(SIZE, 3 * SIZE)}, {}, "EAGLE-3"),
         ({"fc_gate.weight": torch.zeros(SIZE, 2 * SIZE)}, {}, "FLASH"),
         ({"layers.1.mlp.up_proj.weight": torch.zeros(1)}, {}, "one layer"),
@@ -303,3 +303,193 @@ def test_the_command(tmp_path: Path) -> None:
     assert read_network(tmp_path / "out").system == "vispec"
     wrong = CliRunner().invoke(app, ["drafter", str(source), str(tmp_path / "other"), "--system", "eagle"])
     assert isinstance(wrong.exception, InputError)
+
+
+EAGLE3: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 1,
+    "hidden_size": SIZE,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
+    "vocab_size": TOKENS,
+    "draft_vocab_size": 40,
+}
+MROPE = {"type": "mrope", "mrope_section": [2, 1, 1]}
+INTERLEAVED = {"type": "default", "rope_type": "default", "mrope_interleaved": True, "mrope_section": [2, 1, 1]}
+IDS = torch.arange(40) + torch.arange(40) // 2
+
+
+def eagle3(prefix: str = "midlayer.", features: int = 3, mask: bool = False) -> dict[str, Tensor]:
+    """An EAGLE-3 checkpoint as SafeAILab, SpecForge, AngelSlim and NVIDIA publish it."""
+    torch.manual_seed(0)
+    shapes = {
+        "fc.weight": (SIZE, features * SIZE),
+        "norm.weight": (SIZE,),
+        "lm_head.weight": (40, SIZE),
+        **{
+            f"{prefix}{name}.weight": (SIZE,) for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+        },
+        f"{prefix}self_attn.q_proj.weight": (HEADS * DIM, 2 * SIZE),
+        f"{prefix}self_attn.k_proj.weight": (KV * DIM, 2 * SIZE),
+        f"{prefix}self_attn.v_proj.weight": (KV * DIM, 2 * SIZE),
+        f"{prefix}self_attn.o_proj.weight": (SIZE, HEADS * DIM),
+        f"{prefix}mlp.gate_proj.weight": (INNER, SIZE),
+        f"{prefix}mlp.up_proj.weight": (INNER, SIZE),
+        f"{prefix}mlp.down_proj.weight": (SIZE, INNER),
+    }
+    if mask:
+        shapes["mask_hidden"] = (1, 1, features * SIZE)
+    state = {name: torch.randn(shape) * 0.3 for name, shape in shapes.items()}
+    known = torch.zeros(TOKENS, dtype=torch.bool)
+    known[IDS] = True
+    return state | {"d2t": IDS - torch.arange(40), "t2d": known}
+
+
+def test_eagle3_in_every_flat_form_is_one_network(tmp_path: Path) -> None:
+    """SafeAILab's pickle, SpecForge's safetensors, NeMo's prefix, speculators' names, with tables of either kind."""
+    state, table = eagle3(), torch.randn(TOKENS, SIZE)
+    ids = {**state, "d2t": IDS}  # the tokens themselves, where others have offsets
+    alone = {name: value for name, value in state.items() if name != "d2t"}
+    forms: dict[str, tuple[dict[str, Tensor], bool]] = {
+        "pickle": (state, True),
+        "safetensors": (state, False),
+        "prefix": ({f"model.{name}": value for name, value in state.items()}, False),
+        "layers": (eagle3("layers.0."), False),
+        "ids": (ids, True),
+        "t2d": (alone, True),
+        "verifier": ({**state, "verifier_norm.weight": torch.ones(SIZE), "rotary_emb.inv_freq": torch.ones(4)}, False),
+    }
+    wanted = None
+    for name, (given, pickled) in forms.items():
+        network = read_network(published(tmp_path / name, given, EAGLE3, pickled))
+        assert network.config.layers == ()
+        assert network.token_ids(torch.arange(40)).tolist() == IDS.tolist()
+        wanted = wanted or network.state_dict()
+        torch.testing.assert_close(network.state_dict(), wanted, rtol=0, atol=0)
+    embedded = read_network(published(tmp_path / "embed", {**state, "embed_tokens.weight": table}, EAGLE3))
+    assert torch.equal(embedded.get_parameter("embed_tokens.weight"), table)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fields"),
+    [
+        ({}, {"layers": (), "rope_theta": 1e4, "positions": "temporal", "norm_before_residual": False}),
+        ({"rope_theta": 5e5, "head_dim": DIM}, {"rope_theta": 5e5, "head_dim": DIM}),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 23, 44]}}, {"layers": (1, 23, 44)}),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [24, 30, 36]}}, {"layers": (23, 29, 35)}),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 18, 33]}, {"layers": (1, 17, 32)}),
+        ({"rope_scaling": MROPE}, {"positions": "axes", "mrope_section": (2, 1, 1), "mrope_interleaved": False}),
+        ({"rope_scaling": INTERLEAVED}, {"positions": "axes", "mrope_interleaved": True}),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            {"rope_scaling": {"type": "linear", "factor": 2.0, "rope_type": "linear"}},
+        ),
+        ({"norm_before_residual": True, "norm_output": True}, {"norm_before_residual": True, "norm_output": True}),
+    ],
+)
+def test_what_eagle3s_config_says(tmp_path: Path, settings: dict[str, Any], fields: dict[str, Any]) -> None:
+    config = read_network(published(tmp_path / "in", eagle3(), {**EAGLE3, **settings})).config
+    assert {name: getattr(config, name) for name in fields} == fields
+
+
+def test_peagle_flat(tmp_path: Path) -> None:
+    config = {**EAGLE3, "architectures": ["PEagleDraftModel"], "mask_token_id": 9}
+    network = read_network(published(tmp_path / "in", eagle3(mask=True), config))
+    assert getattr(network.config, "mask_token", None) == 9
+    with pytest.raises(InputError, match="mask_token_id"):
+        read_network(published(tmp_path / "without", eagle3(mask=True), EAGLE3))
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "message"),
+    [
+        ({"midlayer.self_attn.extra.weight": torch.ones(2)}, {}, "holds 'layers.0.self_attn.extra.weight'"),
+        ({"hidden.bias": torch.ones(2)}, {}, "holds 'hidden.bias'"),
+        ({"norm.weight": None}, {}, "lacks 'norm.weight'"),
+        ({"lm_head.weight": None}, {}, "lm_head.weight"),
+        ({"d2t": None, "t2d": None}, {}, "must hold 'd2t'"),
+        ({"d2t": torch.zeros(40, dtype=torch.long)}, {}, "those of 't2d'"),
+        ({"d2t": torch.full((40,), 60), "t2d": None}, {}, "different tokens below 64"),
+        ({}, {"target_hidden_size": 20}, "target_hidden_size"),
+        ({}, {"target_hidden_size": 16}, "own_embedding"),
+        ({}, {"norm_before_fc": True}, "'input_norm.weight'"),
+        ({"fc_norm.0.weight": torch.ones(SIZE)}, {"fc_norm": False}, "fc_norm"),
+        ({}, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({}, {"hidden_act": "gelu"}, "hidden_act"),
+        ({}, {"model_type": "mistral"}, "model_type"),
+        ({}, {"layer_types": ["sliding_attention"]}, "layer_types"),
+        ({}, {"eagle_aux_hidden_state_layer_ids": [0, 2, 5]}, "at least 1"),
+        ({}, {"eagle_aux_hidden_state_layer_ids": [2, 5]}, "one a feature"),
+        ({}, {"num_attention_heads": 5}, "heads"),
+    ],
+)
+def test_what_eagle3_cannot_be(tmp_path: Path, change: dict[str, Any], settings: dict[str, Any], message: str) -> None:
+    state = {name: value for name, value in (eagle3() | change).items() if value is not None}
+    with pytest.raises(InputError, match=message):
+        read_network(published(tmp_path / "in", state, {**EAGLE3, **settings}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"architectures": ["DFlashDraftModel"], "dflash_config": {"mask_token_id": 3}}, "DFlash, which .* yet"),
+        ({"speculators_model_type": "dflash"}, "DFlash, which .* yet"),
+        ({"speculators_model_type": "dspark"}, "DSpark"),
+        ({"speculators_model_type": "mtp"}, "MTP"),
+        ({"speculators_model_type": "owl"}, "'owl'"),
+        ({}, "DFlash"),
+    ],
+)
+def test_drafters_that_are_known_and_not_supported(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    state = {"fc.weight": torch.zeros(SIZE, 3 * SIZE), "hidden_norm.weight": torch.ones(SIZE)}
+    source = published(tmp_path / "in", state, {"num_attention_heads": 4, **settings})
+    for load in (lambda: mmdec.load_drafter(source, language_model()), lambda: convert(source, tmp_path / "out")):
+        with pytest.raises(InputError, match=message):
+            load()
+
+
+def test_published_folders_draft_as_they_are(tmp_path: Path) -> None:
+    """EAGLE-1/2, EAGLE-3 and Medusa-1: by folder, and the text stays the model's."""
+    model: Any = language_model(num_hidden_layers=5, vocab_size=TOKENS)
+    inputs = prompts(2)
+    wanted = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    heads = {
+        f"{head}.{name}": torch.randn(shape) * 0.3
+        for head in range(3)
+        for name, shape in (("0.linear.weight", (SIZE, SIZE)), ("0.linear.bias", (SIZE,)), ("1.weight", (TOKENS, SIZE)))
+    }
+    (tmp_path / "medusa").mkdir()
+    (tmp_path / "medusa" / "config.json").write_text(json.dumps({"medusa_num_heads": 3, "medusa_num_layers": 1}))
+    torch.save(heads, tmp_path / "medusa" / "medusa_lm_head.pt")
+    folders = [
+        published(tmp_path / "eagle", layer(), {**BASE, "model_type": "llama"}),
+        published(tmp_path / "eagle3", eagle3(), EAGLE3),
+        published(tmp_path / "peagle", eagle3(mask=True), {**EAGLE3, "mask_token_id": 9}, pickled=False),
+        tmp_path / "medusa",
+    ]
+    for folder in folders:
+        found = mmdec.generate(model, inputs, folder, num_speculative_tokens=6, max_new_tokens=12, do_sample=False)
+        assert torch.equal(found.sequences, wanted), folder
+    drafter: Any = mmdec.load_drafter(folders[1], model)
+    assert drafter.needs.layers == (1, 1, 1)  # boundaries 2, 5 // 2 and 5 - 3
+    heads_drafter: Any = mmdec.load_drafter(folders[3], model)
+    state = torch.randn(2, SIZE)
+    logits = heads_drafter.heads.logits(state, 3, model.get_output_embeddings().weight)
+    for head in range(3):
+        moved = state + silu(state @ heads[f"{head}.0.linear.weight"].T + heads[f"{head}.0.linear.bias"])
+        torch.testing.assert_close(logits[:, head], moved @ heads[f"{head}.1.weight"].T)
+
+
+def test_an_embedding_that_is_the_targets_is_shared(tmp_path: Path) -> None:
+    model: Any = language_model(num_hidden_layers=5, vocab_size=TOKENS)
+    table = model.get_input_embeddings().weight.detach()
+    for name, given, own in (("same", table, False), ("other", table + 1, True)):
+        folder = published(tmp_path / name, {**eagle3(), "embed_tokens.weight": given}, EAGLE3)
+        drafter: Any = mmdec.load_drafter(folder, model)
+        assert drafter.network.config.own_embedding is own
+        assert torch.equal(drafter.embedding.weight, given)

@@ -1,0 +1,460 @@
+"""Reads draft networks as they are published. The layout follows from the tensors' names and from config.json.
+
+| layout | recognised by | its target |
+|---|---|---|
+| EAGLE-1/2 (SafeAILab) | `fc.weight` (H, 2 H), `layers.0.*` | the language model it was trained for |
+| MSD | the same, and a config that describes a model with images | MSD-LLaVA1.5-*: liuhaotian/llava-v1.5, of 32000 \
+tokens. llava-hf's has 64 more at the end: convert with 32064. MSD-Qwen2VL-7B-Instruct: Qwen/Qwen2-VL-7B-Instruct |
+| ViSpec | `imadpt.*` | the model in its name, as transformers has it |
+| EAGLE-3 (SafeAILab, SpecForge, AngelSlim, NVIDIA; NeMo with `model.` in front) | `midlayer.*` | |
+| EAGLE-3 of speculators | `layers.0.hidden_norm.weight`; sizes in `transformer_layer_config` | its verifier |
+| P-EAGLE | EAGLE-3's and `mask_hidden` | |
+
+Others are refused by name. A tensor that the layout does not have is an error: what is dropped in silence costs
+acceptance. Only the target's own parts (its head, its norm, computed rotations) are left behind; so is the embedding
+of EAGLE-1/2, which is the target's.
+
+Which layers EAGLE-3 reads is written in two ways. "Boundary k" is the residual stream that enters layer k, so the
+output of layer k - 1. speculators' top-level ids are boundaries. In `eagle_config` the ids are outputs if the first one
+is 1 (SpecForge, AngelSlim, NVIDIA), else boundaries. Without ids the boundaries are 2, n // 2 and n - 3.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from mmdec.checks.weights import (
+    INDEX,
+    WHOLE,
+    check_finite_weights,
+    damaged,
+    fill,
+    lies_inside,
+    read_settings,
+    read_weights,
+    shards,
+)
+from mmdec.drafters.registry import network_class
+from mmdec.hub.find import DRAFTER_PICKLES
+from mmdec.nn.draft_network import DraftNetwork
+from mmdec.types import InputError
+
+System = Literal["eagle", "msd", "vispec"]
+SYSTEMS: tuple[System, ...] = get_args(System)
+MAX_BYTES = 16 * 2**30
+LAYER = "layers.0."
+# tensors of the target, or computed
+UNUSED = re.compile(r"(model\.)?embed_tokens\.weight|lm_head\.weight|.*\.rotary_emb\.inv_freq")
+COMPUTED = re.compile(r"verifier_(norm|lm_head)\..*|(.*\.)?rotary_emb\.inv_freq")
+EAGLE3 = re.compile(r"(model\.)?(midlayer\..*|layers\.0\.hidden_norm\.weight|mask_hidden)")
+MEDUSA = re.compile(r"(medusa_head\.)?\d+\.\d+\.(linear\.)?weight|medusa_heads\..*")
+DRAFTS = re.compile(r"(model\.)?(fc\.weight|fc_gate\.weight|imadpt\..*)")
+VISION = ("vision_config", "mm_vision_tower")  # settings that only models with images have
+PLAIN_ROPE = ("default", "mrope")  # for text M-RoPE's three axes are equal
+SCALED_ROPE = ("linear", "llama3", "yarn")
+# speculators' and z-lab's other drafters: {name in config.json: how people call it}
+OTHERS = {"dflash": "DFlash", "dflash2": "DFlash 2", "dspark": "DSpark", "xpress": "XPress", "mtp": "MTP"}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A published folder, read."""
+
+    folder: Path
+    described: Mapping[str, Any]  # config.json
+    state: Mapping[str, Tensor]
+    argument: str  # how errors call the folder
+
+    @classmethod
+    def of(cls, folder: Path, argument: str) -> Checkpoint:
+        """Read config.json and all tensors, from safetensors if there are any, else from the pickle."""
+        return cls(folder, read_settings(folder / "config.json", argument), read_tensors(folder, argument), argument)
+
+    def fail(self, rule: str, fault: str, remedy: str) -> InputError:
+        """An error about this folder."""
+        return InputError(f"`{self.argument}` must {rule}, but '{self.folder}' {fault}. {remedy}")
+
+    def shape(self, name: str) -> torch.Size:
+        """The shape of a matrix. Raises InputError if it is missing or no matrix."""
+        tensor = self.state.get(name)
+        if tensor is None or tensor.dim() != 2 or not tensor.numel():
+            raise self.fail(f"hold '{name}'", "does not", "Name a draft network's folder.")
+        return tensor.shape
+
+
+def tensor_names(folder: Path, argument: str) -> frozenset[str]:
+    """The names of a folder's tensors, as far as they can be told without reading weights; a pickle must be read."""
+    if (folder / INDEX).is_file() and not (folder / WHOLE).is_file():
+        names = read_settings(folder / INDEX, argument).get("weight_map")
+        return frozenset(names) if isinstance(names, dict) else frozenset()
+    if (folder / WHOLE).is_file():
+        with (
+            damaged(f"`{argument}` must hold whole safetensors, but '{folder / WHOLE}' is damaged"),
+            safe_open(folder / WHOLE, framework="pt") as opened,
+        ):
+            return frozenset(opened.keys())
+    return frozenset(read_tensors(folder, argument)) if _pickle(folder) else frozenset()
+
+
+def drafts_published(folder: Path, argument: str) -> str:
+    """How a published folder drafts: "network" (`read_published` reads it), "medusa", or "" for anything else.
+
+    Raises: InputError for a drafter that is known and not supported.
+    """
+    names = tensor_names(folder, argument)
+    _refuse_others(read_settings(folder / "config.json", argument), names, folder, argument)
+    if any(EAGLE3.fullmatch(name) or DRAFTS.fullmatch(name) for name in names):
+        return "network"
+    return "medusa" if any(MEDUSA.fullmatch(name) for name in names) else ""
+
+
+def read_published(
+    folder: Path, argument: str, system: System | None = None, vocab_size: int | None = None
+) -> DraftNetwork:
+    """Read a published network on the CPU in the file's precision, without a target.
+
+    folder: with config.json and safetensors or pytorch_model.bin. From a pickle only tensors are read; its code is not
+        run.
+    system: for an EAGLE of a model that reads images, which looks like MSD.
+    vocab_size: the target's, if its embedding was extended after training.
+    Raises: InputError for an unsupported layout, and for a tensor that the layout does not have.
+    """
+    checkpoint = Checkpoint.of(folder, argument)
+    _refuse_others(checkpoint.described, frozenset(checkpoint.state), folder, argument)
+    if any(EAGLE3.fullmatch(name) for name in checkpoint.state):
+        if system is not None:
+            raise InputError(f"`system` must be left out for EAGLE-3's checkpoint, but is {system!r}. Leave it out.")
+        return _eagle3(checkpoint, vocab_size)
+    return _eagle(checkpoint, system, vocab_size)
+
+
+def _eagle(checkpoint: Checkpoint, system: System | None, vocab_size: int | None) -> DraftNetwork:
+    """EAGLE-1/2, MSD and ViSpec."""
+    detected = _system(checkpoint)
+    if system is not None and "vispec" in (detected, system) and system != detected:
+        raise InputError(f"`system` must be {detected} for this checkpoint, but is {system!r}. Leave it out.")
+    name = system or detected
+    state = {key: value for key, value in checkpoint.state.items() if not UNUSED.fullmatch(key)}
+    sizes = _sizes(checkpoint)
+    if vocab_size is not None:
+        sizes["vocab_size"] = vocab_size
+    if name == "vispec":
+        sizes["queries"] = len(state["imadpt.q"])
+    if name == "msd":
+        sizes["visual_token"] = "next"  # the published training and decoding use this layout
+    kind = network_class(name)
+    network = fill(lambda: kind(kind.config_class(**sizes)), state, checkpoint.argument, checkpoint.folder)
+    return network.to(state["fc.weight"].dtype)
+
+
+def _pickle(folder: Path) -> Path | None:
+    return next((folder / name for name in DRAFTER_PICKLES if (folder / name).is_file()), None)
+
+
+def read_tensors(folder: Path, argument: str) -> dict[str, Tensor]:
+    """All tensors of a folder, from safetensors if there are any, else from a pickle, of which nothing else is read."""
+    file = _pickle(folder)
+    if (folder / WHOLE).is_file() or (folder / INDEX).is_file() or file is None:
+        return read_weights(shards(folder, argument), argument)
+    if not lies_inside(file, folder):
+        raise InputError(
+            f"`{argument}` must hold its weights in its own folder, but '{file}' lies outside. Copy it there."
+        )
+    if file.stat().st_size > MAX_BYTES:
+        raise InputError(
+            f"`{argument}` must hold at most {MAX_BYTES} bytes, but '{file}' has more. Name a draft network's."
+        )
+    with damaged(f"`{argument}` must hold named tensors, but '{file}' does not"):
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        if not isinstance(state, Mapping) or not all(
+            isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
+        ):
+            raise ValueError("it holds something else than named tensors")
+    check_finite_weights(state, file, argument)
+    return dict(state)
+
+
+def _refuse_others(described: Mapping[str, Any], names: frozenset[str], folder: Path, argument: str) -> None:
+    """Raise InputError for a drafter of a kind that is known by its config or tensors, and not supported."""
+    kind = str(described.get("speculators_model_type") or "")
+    own = described.get("dflash_config")
+    architectures = " ".join(map(str, described.get("architectures") or ())).lower()
+    if not kind and ("dspark" in architectures or (isinstance(own, dict) and "markov_rank" in own)):
+        kind = "dspark"
+    elif not kind and (
+        isinstance(own, dict) or "dflash" in architectures or {"hidden_norm.weight", "fc.weight"} <= names
+    ):
+        kind = "dflash"
+    if kind in OTHERS:
+        raise _unsupported(OTHERS[kind], folder, argument)
+    if kind not in ("", "eagle3", "peagle"):
+        raise InputError(
+            f"`{argument}` must hold EAGLE-3 or P-EAGLE where it is speculators', but '{folder}' holds {kind!r:.60}. "
+            "Use another drafter."
+        )
+
+
+def _unsupported(kind: str, folder: Path, argument: str) -> InputError:
+    return InputError(
+        f"`{argument}` must hold an EAGLE-1, -2 or -3, P-EAGLE, MSD, ViSpec or Medusa drafter, but '{folder}' holds "
+        f"{kind}, which mmdec does not draft with{' yet' if kind == 'DFlash' else ''}. Use another drafter."
+    )
+
+
+def _system(checkpoint: Checkpoint) -> System:
+    """The drafter's name. Raises InputError, with the reason, for an unsupported layout."""
+    state = checkpoint.state
+    rule = "hold an EAGLE, MSD or ViSpec network"
+    if "fc_gate.weight" in state or "A" in state:
+        raise checkpoint.fail(
+            rule, "holds FLASH's, whose published decoding does not fit its training", "Train one with the recipes."
+        )
+    for name in ("fc.weight", *(f"{LAYER}{part}.weight" for part in ("self_attn.q_proj", "self_attn.k_proj"))):
+        checkpoint.shape(name)
+    checkpoint.shape(f"{LAYER}mlp.gate_proj.weight")
+    others = [name for name in state if name.startswith("layers.") and not name.startswith(LAYER)]
+    if others:
+        raise checkpoint.fail("have one layer", f"holds '{others[0]}'", "Networks of more are unknown.")
+    if "imadpt.q" in state and state["imadpt.q"].dim() == 3:
+        return "vispec"
+    return "msd" if any(checkpoint.described.get(name) for name in VISION) else "eagle"
+
+
+def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The settings of a layer: of speculators' `transformer_layer_config`, of a `text_config`, or of the config."""
+    settings = dict(checkpoint.described)
+    for name in ("text_config", "transformer_layer_config"):
+        own = checkpoint.described.get(name)
+        settings |= own if isinstance(own, dict) else {}
+    return settings
+
+
+def _attention(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of the first layer, from its shapes and the number of heads."""
+    heads = settings.get("num_attention_heads")
+    rows = checkpoint.shape(f"{LAYER}self_attn.q_proj.weight")[0]
+    if type(heads) is not int or heads < 1 or rows % heads:
+        raise InputError(
+            f"`{checkpoint.argument}` must say how many heads {rows} rows are, but `num_attention_heads` is "
+            f"{heads!r:.60}. Take the config.json that belongs to the weights."
+        )
+    dim = rows // heads
+    return {
+        "intermediate_size": checkpoint.shape(f"{LAYER}mlp.gate_proj.weight")[0],
+        "num_attention_heads": heads,
+        "num_key_value_heads": checkpoint.shape(f"{LAYER}self_attn.k_proj.weight")[0] // dim,
+        "head_dim": dim,
+        "rms_norm_eps": settings.get("rms_norm_eps", 1e-6),
+        "attention_bias": f"{LAYER}self_attn.q_proj.bias" in checkpoint.state,
+        "fc_bias": "fc.bias" in checkpoint.state,
+    }
+
+
+def _rope(checkpoint: Checkpoint, settings: Mapping[str, Any], kinds: tuple[str, ...]) -> tuple[float, dict[str, Any]]:
+    """The base of the rotations, and their settings. Raises InputError for another kind."""
+    rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
+    if kind not in kinds:
+        raise InputError(
+            f"`{checkpoint.argument}` must have rotations of a kind that is known ({', '.join(kinds)}), but "
+            f"`rope_scaling` is {kind!r:.60}. Such networks cannot be read yet."
+        )
+    return rope.get("rope_theta") or settings.get("rope_theta") or 1e4, {**rope, "rope_type": kind}
+
+
+def _sizes(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Fields of EAGLE-1/2's configuration: from shapes, or from the config if shapes do not show them."""
+    state, settings = checkpoint.state, _settings(checkpoint)
+    size, joined = checkpoint.shape("fc.weight")
+    if joined != 2 * size:
+        raise checkpoint.fail(
+            f"have an fc of 2 x {size} channels",
+            f"has one of {joined}",
+            "A network that reads several layers is EAGLE-3's, and holds 'midlayer.' or 'layers.0.hidden_norm.weight'.",
+        )
+    table = state.get("embed_tokens.weight", state.get("model.embed_tokens.weight"))
+    return {
+        **_attention(checkpoint, settings),
+        "hidden_size": size,
+        "vocab_size": len(table) if table is not None else settings.get("vocab_size"),
+        "rope_theta": _rope(checkpoint, settings, PLAIN_ROPE)[0],
+        "input_norm": f"{LAYER}input_layernorm.weight" in state,
+    }
+
+
+def _eagle3(checkpoint: Checkpoint, vocab_size: int | None) -> DraftNetwork:
+    """EAGLE-3 and P-EAGLE, flat or speculators'."""
+    state = {
+        re.sub(r"^midlayer\.", LAYER, name.removeprefix("model.")): value for name, value in checkpoint.state.items()
+    }
+    state = {name: value for name, value in state.items() if not COMPUTED.fullmatch(name)}
+    checkpoint = Checkpoint(checkpoint.folder, checkpoint.described, state, checkpoint.argument)
+    sizes = _eagle3_sizes(checkpoint, vocab_size)
+    state |= _vocabulary(checkpoint, sizes)
+    if sizes["draft_vocab_size"] == sizes["vocab_size"]:
+        state = {name: value for name, value in state.items() if name not in ("d2t", "t2d")}
+    kind = network_class("eagle3")
+    network = fill(lambda: kind(kind.config_class(**sizes)), state, checkpoint.argument, checkpoint.folder)
+    return network.to(state["fc.weight"].dtype)
+
+
+def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
+    """Fields of EAGLE-3's configuration."""
+    state, described, settings = checkpoint.state, checkpoint.described, _settings(checkpoint)
+    size, joined = checkpoint.shape("fc.weight")
+    target = described.get("target_hidden_size") or size
+    if type(target) is not int or target < 1 or joined % target:
+        raise checkpoint.fail(
+            f"say how many states of the target {joined} inputs of fc are",
+            f"has `target_hidden_size` {target!r:.60}",
+            "Set `target_hidden_size` in config.json to the target's `hidden_size`.",
+        )
+    if checkpoint.shape(f"{LAYER}self_attn.q_proj.weight")[1] != 2 * size:
+        raise checkpoint.fail(f"have a first layer that reads 2 x {size} channels", "has not", "Name EAGLE-3's folder.")
+    _check_layer(checkpoint, settings)
+    theta, rope = _rope(checkpoint, settings, (*PLAIN_ROPE, *SCALED_ROPE))
+    sections = rope.get("mrope_section") or ()
+    whole = [len(state[name]) for name in ("t2d", "embed_tokens.weight") if name in state]
+    layers = 1 + max(int(match[1]) for match in map(re.compile(r"layers\.(\d+)\.").match, state) if match)
+    options = described.get("eagle_config")
+    options = {**(options if isinstance(options, dict) else {}), **described}
+    mask = options.get("mask_token_id")
+    if "mask_hidden" in state and type(mask) is not int:
+        raise checkpoint.fail(
+            "name the token of columns without one, since it holds 'mask_hidden'",
+            f"has `mask_token_id` {mask!r:.60}",
+            "Set `mask_token_id` in config.json as in training.",
+        )
+    flags = {name: bool(options.get(name)) for name in ("norm_before_residual", "norm_output")}
+    verifier = (described.get("speculators_config") or {}).get("verifier") or {}
+    return {
+        **_attention(checkpoint, settings),
+        **flags,
+        "hidden_size": size,
+        "target_hidden_size": target,
+        "vocab_size": vocab_size or (whole[0] if whole else settings.get("vocab_size")),
+        "draft_vocab_size": checkpoint.shape("lm_head.weight")[0],
+        "num_hidden_layers": layers,
+        "features": joined // target,
+        "layers": _layers_read(checkpoint),
+        "rope_theta": theta,
+        "rope_scaling": rope if rope["rope_type"] in SCALED_ROPE else None,
+        "positions": "axes" if sections else "temporal",
+        "mrope_section": tuple(sections),
+        "mrope_interleaved": bool(rope.get("mrope_interleaved")),
+        "norm_before_fc": _by_tensor(checkpoint, options, "norm_before_fc", "input_norm.weight"),
+        "fc_norm": _by_tensor(checkpoint, options, "fc_norm", "fc_norm.0.weight"),
+        "qk_norm": f"{LAYER}self_attn.q_norm.weight" in state,
+        "output_bias": f"{LAYER}self_attn.o_proj.bias" in state,
+        "own_embedding": "embed_tokens.weight" in state,
+        "mask_token": mask if "mask_hidden" in state else None,
+        "target": str(verifier.get("name_or_path") or ""),
+    }
+
+
+def _check_layer(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
+    """Raise InputError for a decoder layer that is neither Llama's nor Qwen3's over all columns."""
+    for name, fits, rule in (
+        ("hidden_act", settings.get("hidden_act", "silu") == "silu", "silu"),
+        ("layer_types", "sliding_attention" not in (settings.get("layer_types") or ()), "full attention in all layers"),
+        ("partial_rotary_factor", settings.get("partial_rotary_factor") in (None, 1, 1.0), "1"),
+        (
+            "model_type",
+            settings.get("model_type", "llama") in ("llama", "qwen3", "eagle3", "peagle", ""),
+            "llama or qwen3",
+        ),
+    ):
+        if not fits:
+            raise checkpoint.fail(
+                f"have `{name}` {rule}", f"has {settings.get(name)!r:.60}", "Such networks cannot be read yet."
+            )
+
+
+def _by_tensor(checkpoint: Checkpoint, options: Mapping[str, Any], flag: str, tensor: str) -> bool:
+    """Whether the folder holds a norm. Raises InputError if its config says otherwise."""
+    holds = tensor in checkpoint.state
+    if flag in options and bool(options[flag]) != holds:
+        raise checkpoint.fail(
+            f"hold '{tensor}' if and only if `{flag}` is true",
+            f"has `{flag}` {options[flag]!r:.60} and {'holds it' if holds else 'lacks it'}",
+            "Take config.json and weights of one training.",
+        )
+    return holds
+
+
+def _layers_read(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """The target's layers that are read, see the module's docstring; () for the default."""
+    name, own = "eagle_aux_hidden_state_layer_ids", checkpoint.described.get("eagle_config")
+    ids = checkpoint.described.get(name)
+    outputs = False
+    if ids is None and isinstance(own, dict):
+        ids = own.get(name)
+        outputs = bool(ids) and ids[0] == 1
+    if ids is None:
+        return ()
+    boundaries = [number + outputs if type(number) is int else 0 for number in ids] if isinstance(ids, list) else [0]
+    if min(boundaries, default=0) < 1:
+        raise checkpoint.fail(
+            f"have whole numbers of at least 1 in `{name}`", f"has {ids!r:.60}", "Set them as in training."
+        )
+    return tuple(boundary - 1 for boundary in boundaries)
+
+
+def _vocabulary(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tables between the vocabularies, `d2t` as offsets and `t2d`, for `vocab_size` tokens; {} if they are one.
+
+    Raises: InputError if they are missing, or contradict each other.
+    """
+    state, drafted, total = checkpoint.state, sizes["draft_vocab_size"], sizes["vocab_size"]
+    own = torch.arange(drafted)
+    given, known = state.get("d2t"), state.get("t2d")
+    if type(total) is not int or total < drafted or (given is None and known is None and drafted < total):
+        raise checkpoint.fail(
+            f"hold 'd2t' or 't2d' for {drafted} drafted tokens of {total}",
+            "does not",
+            "Fetch the tables of its training, or set `vocab_size` in config.json to the target's.",
+        )
+    if given is None:
+        ids = own if known is None else known.nonzero()[:, 0]
+    else:
+        ids = given.long() + own
+        if known is not None and not _agree(ids, known) and _agree(given.long(), known):
+            ids = given.long()  # some files hold the tokens themselves
+    fits = ids.shape == own.shape and int(ids.min()) >= 0 and int(ids.max()) < total and len(ids.unique()) == drafted
+    if not fits or (known is not None and not _agree(ids, known)):
+        raise checkpoint.fail(
+            f"hold {drafted} different tokens below {total} in 'd2t', those of 't2d'", "does not", "Fetch it again."
+        )
+    if drafted == total and not torch.equal(ids, own):
+        raise checkpoint.fail("have a 'd2t' of zeros for a whole vocabulary", "has not", "Fetch it again.")
+    if drafted == total:
+        return {}
+    return {"d2t": ids - own, "t2d": torch.zeros(total, dtype=torch.bool).index_fill(0, ids, True)}
+
+
+def _agree(ids: Tensor, known: Tensor) -> bool:
+    """Whether ids (D,) are exactly the tokens that known (V,) bool marks."""
+    inside = int(ids.min()) >= 0 and int(ids.max()) < len(known)
+    return inside and int(known.sum()) == len(ids.unique()) and bool(known[ids].all())
+
+
+def published_card(network: DraftNetwork, folder: Path) -> str:
+    """The model card of a published network that was read from a folder."""
+    config, name = network.config, {"vispec": "ViSpec", "eagle3": "EAGLE-3"}.get(network.system, network.system.upper())
+    text = f"# {name}, converted\n\nFrom the published checkpoint '{folder.name}'. Its target has "
+    text += f"{config.target_size} channels and {config.vocab_size} tokens"
+    text += "." if network.system == "eagle3" else ", whose embedding and LM head it reads."
+    if network.system == "msd" and config.vocab_size == 32000:
+        text += (
+            "\n\nIt was trained for liuhaotian/llava-v1.5. llava-hf's has the same 32000 tokens and 64 more: convert "
+            "with `--vocab-size 32064` to draft for that one; the network holds no row of the vocabulary."
+        )
+    return text + "\n"

@@ -1,0 +1,361 @@
+"""EAGLE-3 and P-EAGLE: draft networks that read several layers of the target and have an LM head of their own.
+
+Li et al. 2025 (EAGLE-3, arXiv 2503.01840). Column t reads the embedding of token t + 1 beside a feature of token t. For
+accepted tokens the feature is fc of the target's residual stream at a few layer boundaries (Ht channels each), all
+before the final norm; for drafted tokens it is the network's own last state, without fc. The first layer norms both,
+attends from the two side by side (2 H channels) and adds the result to the feature alone. Further layers are plain
+decoder layers. `lm_head` reads the normed last state; its vocabulary may be a part of the target's (`d2t`, `t2d`).
+
+Options, each as published: the residual is the feature before or after its norm; EAGLE-3.1 (arXiv 2605.09992) norms
+each target feature (`fc_norm`), or all of them side by side (`norm_before_fc`), and hands on the normed state
+(`norm_output`); Qwen3's layers norm queries and keys (`qk_norm`).
+
+P-EAGLE (arXiv 2602.01469) drafts K tokens in one pass: behind the last column come K - 1 more, which read the embedding
+of `mask_token` and, in place of the target's features, a learned vector.
+
+The parameters have the published names; d2t holds offsets: the target's token is d + d2t[d].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from mmdec.nn.draft_network import (
+    MOST,
+    DecoderLayer,
+    DraftConfig,
+    DraftNetwork,
+    Packed,
+    Pair,
+    Prompted,
+    RMSNorm,
+    check_size,
+    rms_normed,
+)
+from mmdec.types import InputError
+
+MOST_LAYERS = 64
+Positions = Literal["text", "temporal", "axes"]
+Pictures = Literal["placeholder", "projected", "dropped"]
+
+
+@dataclass(frozen=True)
+class Eagle3Config(DraftConfig):
+    """Sizes and options of the network.
+
+    `layers` empty: EAGLE-3's three for the target's depth, see `default_layers`. `fc_norm` here norms each target
+    feature.
+    """
+
+    LEAST: ClassVar[int] = 0
+
+    layers: tuple[int, ...] = ()
+    input_norm: bool = True
+    fc_bias: bool = False
+    features: int = 3  # target features that are fused
+    target_hidden_size: int = 0  # of the target's hidden states; 0: as hidden_size
+    draft_vocab_size: int = 0  # 0: the target's vocabulary
+    num_hidden_layers: int = 1
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    norm_output: bool = False
+    qk_norm: bool = False
+    output_bias: bool = False  # of attention's output projection
+    own_embedding: bool = False  # whether the folder holds an embedding that is not the target's
+    mask_token: int | None = None  # P-EAGLE's; None: EAGLE-3
+    # {"rope_type": "linear" | "llama3" | "yarn", "factor": ...} as in transformers; None: rotations are not scaled
+    rope_scaling: dict[str, Any] | None = None
+    # where a picture's columns stand, if the target's positions have three axes: counted like text; on the first axis
+    # alone; or on all three, by `mrope_section`
+    positions: Positions = "text"
+    mrope_section: tuple[int, ...] = ()
+    mrope_interleaved: bool = False
+    # what a picture's columns read beside the target's states: the embedding of the placeholder token, or the projected
+    # one; "dropped": they are left out, and positions count without them, for a network that was trained on text
+    pictures: Pictures = "placeholder"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mrope_section", tuple(self.mrope_section))
+        super().__post_init__()
+        for name, most in (("features", 8), ("num_hidden_layers", MOST_LAYERS)):
+            check_size(name, getattr(self, name), most, "Take the published.")
+        for name in ("target_hidden_size", "draft_vocab_size"):
+            if getattr(self, name):
+                check_size(name, getattr(self, name), MOST, "Take the published.")
+        if len(self.layers) not in (0, self.features):
+            raise InputError(f"`layers` must be {self.features}, one a feature, but is {self.layers!r:.60}.")
+        if self.norm_before_fc and self.fc_norm:
+            raise InputError("`fc_norm` must be false with `norm_before_fc`, but both are true. Choose one.")
+        if self.draft_vocab_size > self.vocab_size:
+            raise InputError(
+                f"`draft_vocab_size` must be at most the target's {self.vocab_size}, but is {self.draft_vocab_size}."
+            )
+        if self.target_size != self.hidden_size and not self.own_embedding:
+            raise InputError(
+                f"`own_embedding` must be true where the network has {self.hidden_size} channels and the target "
+                f"{self.target_size}, but is false. Take the file with `embed_tokens.weight`."
+            )
+        mask = self.mask_token
+        if mask is not None and (type(mask) is not int or not 0 <= mask < self.vocab_size):
+            raise InputError(f"`mask_token` must be a token below {self.vocab_size}, but is {mask!r:.60}.")
+        self._check_positions()
+
+    def _check_positions(self) -> None:
+        pictures = ("placeholder", "projected", "dropped")
+        if self.positions not in ("text", "temporal", "axes") or self.pictures not in pictures:
+            raise InputError(
+                f"`positions` must be text, temporal or axes, and `pictures` {', '.join(pictures)}, but they are "
+                f"{self.positions!r:.60} and {self.pictures!r:.60}. Choose one."
+            )
+        sections = self.mrope_section
+        if sections and (
+            len(sections) != 3
+            or any(type(part) is not int or part < 0 for part in sections)
+            or 2 * sum(sections) != self.head_dim
+        ):
+            raise InputError(
+                f"`mrope_section` must be three numbers with the sum {self.head_dim // 2}, half of a head's channels, "
+                f"but is {sections!r:.60}. Take the target's."
+            )
+        if self.positions == "axes" and not sections:
+            raise InputError('`mrope_section` must be given with `positions` "axes", but is (). Take the target\'s.')
+        if self.rope_scaling is not None and not isinstance(self.rope_scaling, dict):
+            raise InputError(f"`rope_scaling` must be settings, but is {self.rope_scaling!r:.60}. Leave it out.")
+
+    @property
+    def target_size(self) -> int:
+        """Channels of the target's hidden states."""
+        return self.target_hidden_size or self.hidden_size
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that can be drafted."""
+        return self.draft_vocab_size or self.vocab_size
+
+    @property
+    def follows(self) -> bool:
+        """Whether its positions are the target's where these have three axes."""
+        return self.positions != "text" and self.pictures != "dropped"
+
+    @property
+    def mapped(self) -> bool:
+        """Whether the draft vocabulary is a part of the target's, with tables between the two."""
+        return self.vocabulary < self.vocab_size
+
+    def for_depth(self, layers: int) -> Self:
+        """The same configuration for a target with so many layers; where `layers` is empty, it is filled."""
+        if self.layers:
+            return self
+        if self.features != 3:
+            raise InputError(
+                f"`layers` must name the {self.features} layers that the network reads, but is (): only three have a "
+                "default. Take them from the drafter's training."
+            )
+        return replace(self, layers=default_layers(layers))
+
+
+def default_layers(depth: int) -> tuple[int, ...]:
+    """The layers before EAGLE-3's boundaries 2, n // 2 and n - 3 of a target with n layers. Boundary k is the residual
+    stream that enters layer k, so it lies after layer k - 1."""
+    return tuple(min(max(boundary, 1), depth) - 1 for boundary in (2, depth // 2, depth - 3))
+
+
+@final
+class Eagle3(DraftNetwork):
+    """EAGLE-3's network, and P-EAGLE's where `config.mask_token` is set."""
+
+    system: ClassVar[str] = "eagle3"
+    config_class: ClassVar[type[DraftConfig]] = Eagle3Config
+    config: Eagle3Config
+
+    def build(self, config: DraftConfig) -> None:
+        """Make the weights under their published names."""
+        own, size, eps = cast(Eagle3Config, config), config.hidden_size, config.rms_norm_eps
+        joined = own.features * own.target_size
+        self.fc = nn.Linear(joined, size, bias=own.fc_bias)
+        if own.norm_before_fc:
+            self.input_norm = RMSNorm(joined, eps)
+        if own.fc_norm:
+            self.fc_norm = nn.ModuleList(RMSNorm(own.target_size, eps) for _ in range(own.features))
+        self.layers = nn.ModuleList([DecoderLayer(own, 2 * size if not index else 0) for index in range(self.count)])
+        self.layers[0].hidden_norm = RMSNorm(size, eps)
+        for layer in self.layers:
+            attention: Any = layer.self_attn
+            if own.qk_norm:
+                attention.q_norm, attention.k_norm = RMSNorm(own.head_dim, eps), RMSNorm(own.head_dim, eps)
+            if own.output_bias:
+                attention.o_proj = nn.Linear(attention.o_proj.in_features, size)
+        self.norm = RMSNorm(size, eps)
+        self.lm_head = nn.Linear(size, own.vocabulary, bias=False)
+        if own.own_embedding:
+            self.embed_tokens = nn.Embedding(own.vocab_size, size)
+        if own.mask_token is not None:
+            self.mask_hidden = nn.Parameter(torch.zeros(1, 1, joined))
+        if own.mapped:
+            self.register_buffer("d2t", torch.zeros(own.vocabulary, dtype=torch.long))
+            self.register_buffer("t2d", torch.arange(own.vocab_size) < own.vocabulary)
+
+    def share_embedding(self) -> None:
+        """Drop the own embedding, which is the target's."""
+        self.config = replace(self.config, own_embedding=False)
+        del self.embed_tokens
+
+    @property
+    def count(self) -> int:
+        """Number of layers."""
+        return self.config.num_hidden_layers
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens that the network can draft."""
+        return self.config.vocabulary
+
+    def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
+        """embeds (..., H) of token t + 1, the target's features (..., k * Ht) of token t -> (..., 2 H)."""
+        return torch.cat([embeds, self.fused(features)], -1)
+
+    def fused(self, features: Tensor) -> Tensor:
+        """The target's features (..., k * Ht) -> (..., H)."""
+        if self.config.norm_before_fc:
+            features = self.input_norm(features)
+        elif self.config.fc_norm:
+            parts = features.chunk(self.config.features, -1)
+            norms = cast(nn.ModuleList, self.fc_norm)
+            features = torch.cat([norm(part) for norm, part in zip(norms, parts, strict=True)], -1)
+        return linear(features, self.fc.weight, self.fc.bias)
+
+    def follow(self, embeds: Tensor, hidden: Tensor, carry: Any = None) -> Tensor:
+        """The layer's input at drafted tokens: embeds (..., H), hidden (..., H) of the tokens before -> (..., 2 H)."""
+        return torch.cat([embeds, hidden], -1)
+
+    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
+        """As `DraftNetwork.prompt`; a column that reads a picture's token may be left out (`config.pictures`)."""
+        prompted = super().prompt(embeds, features, visual)
+        if self.config.pictures != "dropped":
+            return prompted
+        states = prompted.states[~visual[1:]]
+        return Prompted(states, prompted.positions[: len(states)], end=len(states))
+
+    def feature(self, hidden: Tensor) -> Tensor:
+        """A drafted token has no feature of the target's, see `follow`."""
+        return hidden
+
+    def fused_weights(self, carry: Any = None) -> Pair | None:
+        """None: the network's own output does not pass fc."""
+        return None
+
+    def masked(self, embed: Tensor) -> Tensor:
+        """P-EAGLE: the first layer's input (2 H,) at a column without a token. embed: (H,) of `mask_token`."""
+        return torch.cat([embed, self.fused(self.mask_hidden[0, 0])], -1)
+
+    def read(self, states: Tensor, index: int) -> Tensor:
+        """What the projections of layer `index` read: of the first layer's input both halves, normed."""
+        layer = self._layer(index)
+        if index:
+            return layer.input_layernorm(states)
+        # both norms at once: a small network's time depends on the number of operations
+        weights = torch.stack([layer.input_layernorm.weight, layer.hidden_norm.weight])
+        return rms_normed(states.unflatten(-1, (2, -1)), weights, self.config.rms_norm_eps).flatten(-2)
+
+    def residual(self, states: Tensor, index: int) -> Tensor:
+        """What attention is added to: of the first layer's input the feature, normed or not."""
+        if index:
+            return states
+        features = states.narrow(-1, self.config.hidden_size, self.config.hidden_size)
+        return self._layer(0).hidden_norm(features) if self.config.norm_before_residual else features
+
+    def head_norms(self, queries_keys: Tensor, index: int) -> Tensor:
+        """Qwen3's norms of queries and keys (B, heads + h, n, d)."""
+        if not self.config.qk_norm:
+            return queries_keys
+        attention, heads = self._layer(index).self_attn, self.config.num_attention_heads
+        return torch.cat([attention.q_norm(queries_keys[:, :heads]), attention.k_norm(queries_keys[:, heads:])], 1)
+
+    def attend(
+        self,
+        states: Tensor,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        packed: Packed | None = None,
+        index: int = 0,
+    ) -> Tensor:
+        """As `DraftNetwork.attend`; after the last layer `norm_output` norms what is handed on."""
+        hidden = super().attend(states, queries, keys, values, mask, packed, index)
+        return self.norm(hidden) if self.config.norm_output and index + 1 == self.depth else hidden
+
+    def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
+        """hidden (..., H) -> (..., `vocabulary`), by the network's own LM head; the target's `output` is not read."""
+        return self.lm_head(hidden if self.config.norm_output else self.norm(hidden))
+
+    def token_ids(self, drafted: Tensor) -> Tensor:
+        """The target's tokens of drafted ones."""
+        return drafted + cast(Tensor, self.d2t)[drafted] if self.config.mapped else drafted
+
+    def spread(self, probs: Tensor) -> Tensor:
+        """Distributions (..., `vocabulary`) over the target's vocabulary: (..., V)."""
+        if not self.config.mapped:
+            return probs
+        wide = probs.new_zeros(*probs.shape[:-1], self.config.vocab_size)
+        wide[..., self.token_ids(torch.arange(self.vocabulary, device=probs.device))] = probs
+        return wide
+
+    def layer(
+        self, states: Tensor, positions: Tensor, past: Pair | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Pair]:
+        """As `DraftNetwork.layer`, through all layers; the keys and values of a later layer follow along the heads."""
+        pairs: list[Pair] = []
+        for index in range(self.depth):
+            queries, *own = self.project(states, positions, index=index)
+            pairs.append((own[0], own[1]))
+            if past is not None:
+                own = [torch.cat([old.chunk(self.depth, 1)[index], new], 2) for old, new in zip(past, own, strict=True)]
+            states = self.attend(states, queries, own[0], own[1], mask, index=index)
+        keys, values = (torch.cat(parts, 1) for parts in zip(*pairs, strict=True))
+        return states, (keys, values)
+
+    def rotations(self, positions: Tensor | int, dtype: torch.dtype, device: torch.device) -> Pair:
+        """As `DraftNetwork.rotations`; positions (3, B, n) choose by frequency, as `mrope_section` says."""
+        if isinstance(positions, int) or positions.dim() == 2:
+            return super().rotations(positions, dtype, device)
+        axes = self._axes(device)  # (d,)
+        parts = [super(Eagle3, self).rotations(axis, dtype, device) for axis in positions]
+        cosines, sines = (torch.stack(part, -1) for part in zip(*parts, strict=True))  # (B, 1, n, d, 3)
+        index = axes.expand(cosines.shape[:-1])[..., None]
+        return cosines.gather(-1, index)[..., 0], sines.gather(-1, index)[..., 0]
+
+    def _axes(self, device: torch.device) -> Tensor:
+        """(d,) int64: the axis by whose position each channel turns."""
+        sections = self.config.mrope_section
+        if not self.config.mrope_interleaved:
+            axes = [axis for axis, size in enumerate(sections) for _ in range(size)]
+        else:  # axes 1 and 2 take every third frequency, as many as their sections say
+            axes = [0] * (self.config.head_dim // 2)
+            for axis in (1, 2):
+                for frequency in range(axis, min(3 * sections[axis], len(axes)), 3):
+                    axes[frequency] = axis
+        return torch.tensor(axes * 2, device=device)
+
+    def frequencies(self, device: torch.device) -> tuple[Tensor, float]:
+        """As `DraftNetwork.frequencies`, scaled as transformers does."""
+        scaling = self.config.rope_scaling
+        if scaling is None:
+            return super().frequencies(device)
+        from transformers import LlamaConfig
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        config = LlamaConfig(
+            hidden_size=self.config.hidden_size,
+            num_attention_heads=self.config.num_attention_heads,
+            head_dim=self.config.head_dim,
+            max_position_embeddings=scaling.get("original_max_position_embeddings") or 2048,
+            rope_parameters={**scaling, "rope_theta": self.config.rope_theta},
+        )
+        frequencies, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, device)
+        return frequencies, float(factor)

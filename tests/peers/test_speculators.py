@@ -1,0 +1,174 @@
+"""speculators' own EAGLE-3 and P-EAGLE judge ours: folders that its classes saved, loaded by us, logits step by step.
+
+`make peers` runs this in an environment of its own, because speculators pins other versions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("speculators", reason="speculators is not installed here: `make peers`")
+from speculators.config import SpeculatorsConfig, VerifierConfig
+from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig
+from speculators.proposals.greedy import GreedyTokenProposalConfig
+from transformers import LlamaConfig, Qwen3Config
+
+from mmdec.hub.drafters import convert, read_network
+
+TOKENS, DRAFTED, SIZE, STEPS = 64, 40, 32, 4
+LAYER: dict[str, Any] = {
+    "vocab_size": TOKENS,
+    "hidden_size": SIZE,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-5,
+    "attn_implementation": "eager",
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 50000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+CASES: dict[str, tuple[type[Any], dict[str, Any], dict[str, Any]]] = {
+    "plain": (LlamaConfig, {}, {}),
+    "whole-vocabulary": (LlamaConfig, {}, {"draft_vocab_size": TOKENS}),
+    "residual": (LlamaConfig, {}, {"norm_before_residual": True}),
+    "fc-norm": (LlamaConfig, {}, {"fc_norm": True, "norm_output": True}),
+    "norm-before-fc": (LlamaConfig, {}, {"norm_before_fc": True, "norm_before_residual": True}),
+    "norm-output": (LlamaConfig, {}, {"norm_output": True}),
+    "qwen3": (Qwen3Config, {}, {"norm_before_residual": True}),
+    "layers": (LlamaConfig, {"num_hidden_layers": 3}, {"norm_output": True}),
+    "qwen3-layers": (Qwen3Config, {"num_hidden_layers": 2, "attention_bias": True}, {"fc_norm": True}),
+    "two-features": (LlamaConfig, {}, {"eagle_aux_hidden_state_layer_ids": [2, 5]}),
+    "bias": (LlamaConfig, {"attention_bias": True}, {}),
+    "llama3-rope": (LlamaConfig, {"rope_parameters": LLAMA3}, {}),
+}
+
+
+def saved(folder: Path, parallel: bool, case: str) -> tuple[Any, Path]:
+    """A network of the peer with random weights, and the folder that it wrote."""
+    kind, layer, options = CASES[case]
+    verifier = VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"])
+    more = {"mask_token_id": 5} if parallel else {}
+    config = (PEagleSpeculatorConfig if parallel else Eagle3SpeculatorConfig)(
+        transformer_layer_config=kind(**{**LAYER, "num_hidden_layers": 1, **layer}),
+        speculators_config=SpeculatorsConfig(
+            algorithm="peagle" if parallel else "eagle3",
+            proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=STEPS)],
+            default_proposal_method="greedy",
+            verifier=verifier,
+        ),
+        **{"draft_vocab_size": DRAFTED, "eagle_aux_hidden_state_layer_ids": [2, 4, 6], **options, **more},
+    )
+    torch.manual_seed(0)
+    network = (PEagleDraftModel if parallel else Eagle3DraftModel)(config).eval()
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight, 0.8 if weight.dim() == 1 else 0.0, 0.3)
+    if config.draft_vocab_size < TOKENS:
+        ids = torch.randperm(TOKENS)[: config.draft_vocab_size].sort().values
+        known = torch.zeros(TOKENS, dtype=torch.bool)
+        known[ids] = True
+        network.load_vocab_mappings(known, ids - torch.arange(len(ids)))
+    network.save_pretrained(folder)
+    return network, folder
+
+
+def fused(peer: Any, features: Tensor) -> Tensor:
+    if peer.input_norm is not None:
+        features = peer.input_norm(features)
+    if peer.fc_norm is not None:
+        parts = features.chunk(len(peer.fc_norm), -1)
+        features = torch.cat([norm(part) for norm, part in zip(peer.fc_norm, parts, strict=True)], -1)
+    return peer.fc(features)
+
+
+def through(peer: Any, embeds: Tensor, hidden: Tensor) -> Tensor:
+    """The peer's layers over whole rows (1, L, H), causal, from position 1 on as it counts."""
+    length = embeds.shape[1]
+    states = torch.cat([embeds, hidden], -1)
+    positions = torch.arange(1, length + 1)[None]
+    rotations = peer.rotary_emb(states, positions)
+    mask = torch.full((1, 1, length, length), float("-inf")).triu(1)
+    for layer in peer.layers:
+        states = layer(states, attention_mask=mask, position_ids=positions, position_embeddings=rotations)
+    return states
+
+
+def peers_logits(peer: Any, tokens: Tensor, features: Tensor, drafted: list[int], parallel: bool) -> Tensor:
+    """(STEPS, D): tokens (T,) with features (T, k * H) of the ones before, then drafted tokens one by one."""
+    embeds, hidden, logits = peer.embed_tokens(tokens[None]), fused(peer, features[None]), []
+    for step in range(STEPS):
+        last = through(peer, embeds, hidden)[:, -1:]
+        out = peer.norm(last)
+        logits.append(peer.lm_head(out)[0, 0])
+        token = peer.mask_token_id if parallel else drafted[step]
+        own = fused(peer, peer.mask_hidden) if parallel else out if peer.config.norm_output else last
+        embeds = torch.cat([embeds, peer.embed_tokens(torch.tensor([[token]]))], 1)
+        hidden = torch.cat([hidden, own], 1)
+    return torch.stack(logits)
+
+
+def our_logits(network: Any, tokens: Tensor, features: Tensor, drafted: list[int]) -> Tensor:
+    """The same by ours, over a cache."""
+    embed, head = network.embed_tokens, torch.nn.Linear(1, 1)
+    positions = torch.arange(len(tokens))[None]
+    hidden, pair = network.layer(network.fuse(embed(tokens)[None], features[None]), positions)
+    logits, hidden = [], hidden[:, -1:]
+    for step in range(STEPS):
+        logits.append(network.logits(hidden[0, 0], head))
+        if network.config.mask_token is not None:
+            states = network.masked(embed(torch.tensor(network.config.mask_token)))[None, None]
+        else:
+            states = network.follow(embed(torch.tensor([[drafted[step]]])), hidden)
+        hidden, own = network.layer(states, torch.tensor([[len(tokens) + step]]), pair)
+        pair = torch.cat([pair[0], own[0]], 2), torch.cat([pair[1], own[1]], 2)
+    return torch.stack(logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("parallel", [False, True], ids=["eagle3", "peagle"])
+def test_folders_of_the_peer_give_its_logits(tmp_path: Path, parallel: bool, case: str) -> None:
+    peer, folder = saved(tmp_path / "peer", parallel, case)
+    network = read_network(folder)
+    assert network.system == "eagle3"
+    assert (network.config.mask_token is not None) == parallel
+    count = len(peer.config.eagle_aux_hidden_state_layer_ids)
+    assert network.config.layers == tuple(part - 1 for part in peer.config.eagle_aux_hidden_state_layer_ids)
+    tokens, drafted = torch.randint(TOKENS, (9,)), torch.randint(TOKENS, (STEPS,)).tolist()
+    features = torch.randn(9, count * SIZE)
+    wanted = peers_logits(peer, tokens, features, drafted, parallel)
+    for ours in (network, read_network(convert(folder, tmp_path / "converted"))):
+        found = our_logits(ours, tokens, features, drafted)
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        drawn = wanted.argmax(-1)
+        told = drawn if peer.d2t is None else drawn + peer.d2t[drawn]
+        assert torch.equal(ours.token_ids(found.argmax(-1)), told)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", ["plain", "norm-output", "qwen3", "layers"])
+def test_the_peers_own_forward_is_what_the_steps_above_say(tmp_path: Path, case: str) -> None:
+    """Its training pass feeds true tokens: our steps with these tokens give the logits that its head computed."""
+    peer, folder = saved(tmp_path / "peer", False, case)
+    network = read_network(folder)
+    length, seen = 8, list[Tensor]()
+    tokens, features = torch.randint(TOKENS, (length,)), torch.randn(length, 3 * SIZE)
+    hook = peer.lm_head.register_forward_hook(lambda module, args, out: seen.append(out[0]))
+    peer(features[None], tokens[None], torch.zeros(1, length, dtype=torch.long), ttt_steps=3)
+    hook.remove()
+    root = 4  # the row of the first step; later steps read the tokens after it, in the same column
+    found = our_logits(network, tokens[: root + 1], features[: root + 1], [*tokens[root + 1 :].tolist(), 0])
+    for step in range(3):
+        torch.testing.assert_close(found[step], seen[step][root], rtol=1e-5, atol=1e-5)

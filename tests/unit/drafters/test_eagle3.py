@@ -1,0 +1,196 @@
+"""EAGLE-3 and P-EAGLE: every draft against one recomputed from scratch, and texts that stay the target's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+import mmdec
+from mmdec.targets.text import TextTarget
+from mmdec.targets.vlm import VlmTarget
+from mmdec.types import InputError, Needs, Plan, Verdict
+from tests.support.draft_networks import PROMPTS, Checked, Watched, begun, rounds_of, texts, tree_growing
+from tests.support.tiny_text import VOCABULARY, language_model, prompts
+from tests.support.tiny_vlm import Picture, batch_of, vision_model
+from tests.support.toy import Changing
+from tests.support.vision_drafters import eagle3
+
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "part": {"draft_vocab_size": 40, "norm_output": True, "fc_norm": True},
+    "layers": {"num_hidden_layers": 3, "norm_before_residual": True, "qk_norm": True},
+    "parallel": {"mask_token": 3, "num_hidden_layers": 2},
+    "parallel-part": {"mask_token": 3, "draft_vocab_size": 40, "norm_before_fc": True},
+    "two": {"layers": (3, 0), "features": 2, "own_embedding": True},
+}
+MODEL: Any = language_model(num_hidden_layers=5)
+
+
+def mapped(drafter: Any) -> Any:
+    """Gives a part of the vocabulary tables that are not the first tokens."""
+    if drafter.network.config.mapped:
+        ids = torch.arange(40) + torch.arange(40).div(2, rounding_mode="floor")
+        drafter.network.d2t.copy_(ids - torch.arange(40))
+    return drafter
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rows", [1, 4])
+def test_the_cache_gives_what_recomputing_everything_gives(form: str, rows: int) -> None:
+    """Through rejections, plain rounds, ragged rows and rows that end: every draft, in float64."""
+    model: Any = language_model(num_hidden_layers=5).double()
+    checked = Checked(mapped(tree_growing("eagle3", model, width=3, **FORMS[form])), model)
+    rounds = rounds_of(model, checked, Changing(Random(rows)), PROMPTS[:rows], 16)
+    plain = rounds_of(model, None, Changing(Random(rows), 0), PROMPTS[:rows], 16)
+    assert checked.compared > 5
+    assert texts(rounds, rows) == texts(plain, rows)
+
+
+@pytest.mark.parametrize("form", ["part", "layers", "parallel"])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_greedy_and_sampled_texts_are_the_models_own(form: str, batch: int) -> None:
+    drafter, inputs = mapped(tree_growing("eagle3", MODEL, **FORMS[form])), prompts(batch)
+    wanted = MODEL.generate(**inputs, max_new_tokens=16, do_sample=False)
+    sampling: dict[str, Any] = {"max_new_tokens": 12, "do_sample": True, "top_k": 20, "seed": 3}
+    drawn = mmdec.generate(MODEL, inputs, None, **sampling).sequences
+    for nodes in (3, (9, 3)):
+        found = mmdec.generate(MODEL, inputs, drafter, num_speculative_tokens=nodes, max_new_tokens=16, do_sample=False)
+        assert torch.equal(found.sequences, wanted)
+        found = mmdec.generate(MODEL, inputs, drafter, num_speculative_tokens=nodes, **sampling)
+        assert torch.equal(found.sequences, drawn)
+
+
+@torch.no_grad()
+def test_a_draft_is_told_in_the_targets_tokens_with_its_distribution() -> None:
+    """Residual sampling accepts by p / q: q has no mass on tokens that cannot be drafted, and sums to 1."""
+    drafter = mapped(tree_growing("eagle3", MODEL, **FORMS["part"]))
+    memory = begun(MODEL, drafter, PROMPTS[:2], [7, 9])
+    plan = Plan(6, 3, temperature=1.0, generator=torch.Generator().manual_seed(0))
+    draft = drafter.propose(memory, torch.tensor([7, 9]), plan)
+    ids = drafter.network.token_ids(torch.arange(40))
+    assert draft.probs is not None
+    assert draft.probs.shape[2] == VOCABULARY
+    outside = torch.ones(VOCABULARY, dtype=torch.bool).index_fill(0, ids, False)
+    assert float(draft.probs[..., outside].abs().max()) == 0
+    torch.testing.assert_close(draft.probs[:, 0].sum(-1), torch.ones(2))
+    for row in range(2):
+        assert set(draft.tokens[row, 1 : int(draft.size[row])].tolist()) <= set(ids.tolist())
+
+
+def test_another_models_drafter_is_refused() -> None:
+    drafter = tree_growing("eagle3", MODEL)
+    with pytest.raises(InputError, match="must fit a model"):
+        mmdec.generate(language_model(num_hidden_layers=5, vocab_size=70), prompts(1), drafter, max_new_tokens=4)
+
+
+def test_states_are_read_before_the_final_norm() -> None:
+    """Boundary n, after the last layer: transformers' own last hidden states have passed the norm."""
+    seen: dict[int, Any] = {}
+    hook = MODEL.model.norm.register_forward_pre_hook(lambda module, args: seen.update({4: args[0]}))
+    _, context, _, _ = TextTarget(MODEL).prefill(prompts(2), Needs(layers=(4, 1, -1)))
+    hook.remove()
+    assert torch.equal(context.features[4], seen[4])
+    assert torch.equal(context.features[-1], MODEL.model.norm(seen[4]))
+    with pytest.raises(InputError, match=r"must lie in 0 \.\. 4"):
+        TextTarget(MODEL).prefill(prompts(2), Needs(layers=(5,)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("positions", ["text", "temporal", "axes"])
+@pytest.mark.parametrize("pictures", ["placeholder", "projected", "dropped"])
+def test_pictures_stand_where_the_configuration_says(positions: str, pictures: str) -> None:
+    """Two rows, one with an image: a chain against one recomputed from the target's own positions and embeddings."""
+    model = vision_model("qwen2_5_vl")
+    own: dict[str, Any] = {"mrope_section": (2, 1, 1)} if positions == "axes" else {}
+    drafter = eagle3(model, **own, positions=positions, pictures=pictures)
+    network, embedding = drafter.network, model.get_input_embeddings()
+    inputs = batch_of("qwen2_5_vl", [[[7, 8], Picture.random(1, (16, 16)), [9, 10, 11]], [[12, 13, 14]]])
+    target = VlmTarget(model)
+    needs = Needs(layers=network.config.layers, embeds=True)
+    _, context, draft, scores = target.prefill(inputs, needs)
+    assert context.positions.shape[0] == 3
+    assert context.embeds is not None
+    memory = drafter.start(context if pictures == "projected" else replace(context, embeds=None))
+    roots, zeros = torch.tensor([20, 21]), torch.zeros(2, dtype=torch.long)
+    drafter.update(memory, draft, scores, Verdict(zeros[:, None], roots, zeros.bool(), roots[:, None], zeros + 1))
+    found = drafter.propose(memory, roots, Plan(3, 3))
+    for row in range(2):
+        kept = context.mask[row]
+        embeds = embedding(context.tokens)[row, kept]
+        if pictures == "projected":
+            embeds = context.embeds[row, kept]
+        features = torch.cat([context.features[layer][row, kept] for layer in network.config.layers], -1)
+        states = network.fuse(torch.cat([embeds[1:], embedding(roots[row : row + 1])]), features)[None]
+        places = context.positions[:, row, kept]
+        begin = int(context.next_position[row])
+        if pictures == "dropped":
+            assert context.visual is not None
+            states = states[:, torch.cat([~context.visual[row, kept][1:], torch.ones(1, dtype=torch.bool)])]
+            places, begin = torch.arange(states.shape[1]).expand(3, -1), states.shape[1]
+        elif positions == "text":
+            places, begin = torch.arange(int(kept.sum())).expand(3, -1), int(kept.sum())
+        elif positions == "temporal":
+            places = places[:1].expand(3, -1)
+        for depth in range(3):
+            hidden, _ = network.layer(states, places[:, None] if positions == "axes" else places[:1])
+            token = drafter.logits(hidden[0, -1]).argmax()
+            assert int(found.tokens[row, 1 + depth]) == int(token)
+            states = torch.cat([states, network.follow(embedding(token)[None, None], hidden[:, -1:])], 1)
+            places = torch.cat([places, torch.full((3, 1), begin + depth)], 1)
+
+
+@torch.no_grad()
+def test_deepstack_is_in_the_states_that_are_read() -> None:
+    model = vision_model("qwen3_vl")
+    inputs = batch_of("qwen3_vl", [[[7, 8], Picture.random(1, (16, 16)), [9, 10, 11]]])
+    seen: list[Any] = []
+    layer = model.model.language_model.layers[1]
+    hook = layer.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    _, context, _, _ = VlmTarget(model).prefill(inputs, Needs(layers=(0,)))
+    hook.remove()
+    assert torch.equal(context.features[0], seen[0])
+    stock = model(**inputs, output_hidden_states=True).hidden_states[1]
+    differs = (context.features[0] - stock).abs().amax(-1)[0] > 0
+    assert context.visual is not None
+    assert torch.equal(differs, context.visual[0])
+
+
+@pytest.mark.parametrize("scale", [-1.0, 0.0])
+@pytest.mark.parametrize("form", ["plain", "parallel-part"])
+def test_a_head_that_turned_against_the_model_changes_no_text(form: str, scale: float) -> None:
+    """Least likely tokens first, or all alike: texts stay, drafts are rejected."""
+    drafter, inputs = mapped(tree_growing("eagle3", MODEL, **FORMS[form])), prompts(4)
+    with torch.no_grad():
+        drafter.network.lm_head.weight.mul_(scale)
+    wanted = MODEL.generate(**inputs, max_new_tokens=12, do_sample=False)
+    for nodes in (4, (9, 3)):
+        found = mmdec.generate(MODEL, inputs, drafter, num_speculative_tokens=nodes, max_new_tokens=12, do_sample=False)
+        assert torch.equal(found.sequences, wanted)
+
+
+@torch.no_grad()
+def test_turns_of_a_chat_continue_the_drafters_columns() -> None:
+    """Over a cache: the second turn's drafts come from a memory that holds the first turn's columns of all layers."""
+    drafter, cache = tree_growing("eagle3", MODEL, **FORMS["layers"]), DynamicCache()
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    first = mmdec.generate(
+        MODEL,
+        {"input_ids": ids, "past_key_values": cache, "attention_mask": torch.ones_like(ids)},
+        drafter,
+        num_speculative_tokens=3,
+        max_new_tokens=8,
+        do_sample=False,
+    ).sequences
+    whole = torch.cat([first, torch.tensor([[11, 12, 13]])], 1)
+    watched = Watched(drafter)
+    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
+    inputs = {"input_ids": whole, "past_key_values": cache, "attention_mask": torch.ones_like(whole)}
+    found = mmdec.generate(MODEL, inputs, watched, num_speculative_tokens=3, **options).sequences
+    assert torch.equal(found, MODEL.generate(whole, attention_mask=torch.ones_like(whole), **options))
+    assert watched.carried[0] is not None
+    assert watched.memories[0].cache.lengths[0] >= first.shape[1]
