@@ -54,8 +54,8 @@ DrafterName = Annotated[
     typer.Option(
         "--drafter",
         "-d",
-        help="medusa, lookup or recycling; a directory with a drafter's weights; a class as package.module:Class; or "
-        "none (no drafts).",
+        help="auto (one made for the model, else lookup), medusa, lookup or recycling; a directory with a drafter's "
+        "weights; a class as package.module:Class; or none (no drafts).",
     ),
 ]
 Language = Annotated[str | None, typer.Option("--language", "-l", help="A name or a code. Default: detected.")]
@@ -107,7 +107,7 @@ def transcribe(
     as_json: JsonLines = False,
     timestamps: Timestamps = None,
     model: Model = WHISPER_MODEL,
-    drafter: DrafterName = "medusa",
+    drafter: DrafterName = "auto",
     language: Language = None,
     task: Task = "transcribe",
     prompt: Prompt = None,
