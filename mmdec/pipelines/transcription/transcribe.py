@@ -40,7 +40,7 @@ from mmdec.pipelines.inputs import Audio, AudioList, read, recordings
 from mmdec.pipelines.threads import with_threads
 from mmdec.pipelines.transcription.request import Timestamps, TranscriptionRequest, UsageMeter, first_time
 from mmdec.pipelines.transcription.transcript import UNSPACED, Segment, Transcript, agree, words
-from mmdec.targets.whisper import attention_restored, without_own_warnings
+from mmdec.targets.whisper import attention_restored, can_twin, without_own_warnings
 from mmdec.types import InputError
 
 __all__ = ["HEADS", "KIND", "LoadedTranscriber", "TranscribeOptions", "load_transcriber", "transcribe"]
@@ -220,10 +220,11 @@ def transcribe_batch(
     meter = UsageMeter(model, speculation, len(recordings), *listeners)
     arguments = request.arguments(indices, request.is_long(len(recordings[0])))
     locks = _attention(model, request.timestamps == "word", speculation.networks)
-    with locks, without_own_warnings(), meter.running():
+    with locks, without_own_warnings():
         stopwatch.lap()  # exclude the time spent waiting for the model's lock
+        meter.start()
         try:
-            output: Any = model.generate(**inputs, **arguments, custom_generate=meter, monitor_progress=meter.window)
+            output: Any = meter.model.generate(**inputs, **arguments, custom_generate=meter, monitor_progress=meter.window)
         except (InputError, MemoryError, torch.OutOfMemoryError):
             raise
         except _CallerError as error:
@@ -335,15 +336,19 @@ def _attention(
 ) -> Iterator[None]:
     """Hold the locks of the model and of the drafter's networks (`others`) for one call of `generate`.
 
-    words: word timestamps are wanted. `generate` then sets the model's attention to "eager" and leaves it, so the lock
-        is
-    exclusive: a mask made for one implementation must not be used by another. Also hides a NumPy 2 warning.
+    words: word timestamps are wanted, which hides a NumPy 2 warning. If modules have a `forward` of their own, `generate`
+        sets the model's attention to "eager" and leaves it, so the lock is exclusive: a mask made for one implementation
+        must not be used by another.
     """
     if not words:
         with reading(model, *others):
             yield
         return
-    with reading(*others, writing=[model]), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "__array_wrap__ must accept", DeprecationWarning)
-        with attention_restored(model):
+        if can_twin(model):
+            with reading(model, *others):
+                yield
+            return
+        with reading(*others, writing=[model]), attention_restored(model):
             yield
