@@ -41,7 +41,7 @@ from mmdec.decode.watch import Stopwatch
 from mmdec.ops.tree_attention import LARGEST, TreeMask
 from mmdec.targets.cache import KVPool, RowLayout, check_cache, keep_path
 from mmdec.targets.fast_pass import FastRun, fast_pass
-from mmdec.targets.hf_target import HfTarget, check_layers, model_name
+from mmdec.targets.hf_target import HfTarget, check_layers, hooked, model_name
 from mmdec.targets.whisper_decoder import FastDecoder
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
@@ -219,7 +219,7 @@ class WhisperTarget(HfTarget):
     ) -> Scores:
         mask = None if tree is None else tree.additive
         out = self._decoder(tokens, mask, positions[0], states, cache, layers, quick)
-        return Scores(self.model.proj_out(out.last_hidden_state), self._features(out, layers))
+        return Scores(vocabulary_scores(self.model.proj_out, out.last_hidden_state), self._features(out, layers))
 
     @torch.no_grad()
     def commit(self, session: WhisperSession, verdict: Verdict) -> None:
@@ -388,6 +388,27 @@ def generate_processors(
     if timestamps:
         processors.append(WhisperTimeStampLogitsProcessor(config, begin_index=prompt_length))
     return processors
+
+
+FEW = range(2, 11)  # columns whose product with a large vocabulary is faster transposed
+LARGE = 2**14  # tokens of such a vocabulary
+
+
+def vocabulary_scores(output: nn.Module, states: Tensor) -> Tensor:
+    """The output layer of states (B, N, H) -> logits (B, N, V).
+
+    On a CPU and in float32 a few columns are multiplied as (W hT)T: matrix libraries split that product along the
+    vocabulary. Measured on an EPYC, one thread, 51,865 tokens of 512 channels: 2 / 3 / 4 / 8 columns 22 / 34 / 19 / 22
+    ms so far, 6 / 9 / 9 / 14 ms transposed; 12 and more are slower. The order of sums differs: logits by up to 1e-6.
+    """
+    columns = states.shape[0] * states.shape[1]
+    plain = type(output) is nn.Linear and output.bias is None and not hooked(output)
+    if plain and columns in FEW and states.device.type == "cpu" and states.dtype == torch.float32:
+        weight = cast(nn.Linear, output).weight
+        if len(weight) >= LARGE and weight.dtype == torch.float32:
+            scores = torch.mm(weight, states.reshape(columns, -1).t())  # (V, B N)
+            return scores.t().contiguous().view(*states.shape[:2], -1)
+    return output(states)
 
 
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
