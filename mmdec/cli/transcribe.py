@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -54,8 +55,8 @@ DrafterName = Annotated[
     typer.Option(
         "--drafter",
         "-d",
-        help="medusa, lookup or recycling; a directory with a drafter's weights; a class as package.module:Class; or "
-        "none (no drafts).",
+        help="auto (one made for the model, else lookup), medusa, lookup or recycling; a directory with a drafter's "
+        "weights; a class as package.module:Class; or none (no drafts).",
     ),
 ]
 Language = Annotated[str | None, typer.Option("--language", "-l", help="A name or a code. Default: detected.")]
@@ -107,7 +108,7 @@ def transcribe(
     as_json: JsonLines = False,
     timestamps: Timestamps = None,
     model: Model = WHISPER_MODEL,
-    drafter: DrafterName = "medusa",
+    drafter: DrafterName = "auto",
     language: Language = None,
     task: Task = "transcribe",
     prompt: Prompt = None,
@@ -158,6 +159,8 @@ def transcribe(
             jobs.failed(file.name, error)
         elif not isinstance(result, str):
             print(_report(file.path, target, result, kind, as_json, jobs.several, comparer.fields()), flush=True)
+            if result.note:
+                print(f"note: {printable(file.name)}: {result.note}", file=sys.stderr)
             comparer.tell(file.name, jobs.several)
             jobs.done(file.name, result.confidence)
     jobs.end(comparer.code)
@@ -236,7 +239,7 @@ def _report(
             f"{printable(str(source))} -> {printable(str(target))}\n  {result.text}\n"
             f"  {result.seconds:.2f} s of audio in "
             f"{result.timings['total']:.3f} s: {stages}; {result.tokens_per_round:.2f} tokens a round; "
-            f"confidence {result.confidence:.2f}"
+            f"confidence {result.confidence:.2f}{'' if result.calibrated else ', not calibrated for this model'}"
         )
     if kind != "text":
         return result.format(kind).rstrip("\n")

@@ -26,7 +26,7 @@ from mmdec.demo.layout import (
 from mmdec.demo.race import against_plain, listener, milliseconds, race_html
 from mmdec.demo.sentences import confidence, said, status
 from mmdec.pipelines.confidence import read_calibrations
-from mmdec.pipelines.transcription.transcribe import HEADS, load_transcriber, transcribe
+from mmdec.pipelines.transcription.transcribe import load_transcriber, transcribe
 from mmdec.pipelines.transcription.transcript import Transcript
 
 DRAFT = (24, 6)  # tokens of a drafted tree, and its depth: fixed, so that the race shows drafting and not a budget
@@ -92,10 +92,10 @@ def sample_work(tell: Tell, number: int) -> None:
 def transcribed(tell: Tell, samples: Tensor, spoken: str = "") -> None:
     """The text first, as it is written; then both ways, for the race. What is drawn meanwhile would cost one lane alone
     time."""
-    fast, _ = decode(tell, samples, HEADS, live=True)
+    fast, _ = decode(tell, samples, AUTO, live=True)
     tell(status=status("Transcribed. Now the race …", "busy"), text=text_html(fast, spoken))
     tokenizer = load_transcriber().tokenizer
-    heads = ("With Medusa heads", "Several tokens in a pass, guessed and checked.", decode(tell, samples, HEADS))
+    heads = ("With Medusa heads", "Several tokens in a pass, guessed and checked.", decode(tell, samples, AUTO))
     lanes = against_plain(tokenizer, [heads], decode(tell, samples, None))
     tell(
         status=status(f"Done. {lanes[0].name}: {lanes[0].verdict}.", "done"),
@@ -106,7 +106,7 @@ def transcribed(tell: Tell, samples: Tensor, spoken: str = "") -> None:
 def warm() -> None:
     """Load the model and run it once in each way."""
     for sample in shipped.english()[:1]:
-        for drafter, nodes in ((HEADS, DRAFT), (None, None)):
+        for drafter, nodes in ((AUTO, DRAFT), (None, None)):
             transcribe(sample.path, drafter=drafter, num_speculative_tokens=nodes, timestamps="word")
 
 

@@ -2,8 +2,8 @@
 
 A drafter without weights is made by its `factory`. A drafter with weights names its `drafter` class and its `network`
 class; `mmdec.hub.drafters` picks the loader by the drafter class. A drafter from outside the package may bring a
-`loader`. The entry also says whether `describe` with drafter="auto" and the demo look for the drafter by themselves. A
-drafter's module is imported when its name is first used.
+`loader`. The entry also says whether drafter="auto" looks for the drafter by itself. A drafter's module is imported when
+its name is first used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Entry:
     drafter: str | None = None  # dotted path of the class that drafts with the weights of `network`
     network: str | None = None
     loader: Loader | str | None = None  # only for a drafter from outside the package
-    auto: bool = False  # whether `describe`'s "auto" and the demo look for its weights beside a vision-language model
+    auto: bool = False  # whether "auto" and the demo look for its weights beside a model
+    speech: bool = False  # whether it drafts for models that hear; others draft for language models, also those that see
     note: str = ""  # one line on how it drafts, shown by the demo
 
     @property
@@ -45,6 +46,8 @@ class Entry:
         return self.network is not None or self.loader is not None
 
 
+AUTO = "auto"  # stands for a drafter of the model's own, see `mmdec.hub.auto_drafter`
+OTHERWISE = "lookup"  # what "auto" stands for if the model has no drafter with weights
 MEDUSA, TREE_GROWING, FLASH = (
     "mmdec.drafters.medusa:Medusa",
     "mmdec.drafters.tree_growing:TreeGrowing",
@@ -53,7 +56,7 @@ MEDUSA, TREE_GROWING, FLASH = (
 BUILT_IN = {  # in the order in which "auto" prefers them
     "lookup": Entry("mmdec.drafters.lookup:Lookup"),
     "recycling": Entry("mmdec.drafters.recycling:Recycling"),
-    "medusa": Entry(drafter=MEDUSA, network="mmdec.nn.medusa:MedusaHeads"),
+    "medusa": Entry(drafter=MEDUSA, network="mmdec.nn.medusa:MedusaHeads", auto=True, speech=True),
     "eagle": Entry(
         drafter=TREE_GROWING,
         network="mmdec.nn.draft_network:DraftNetwork",
@@ -110,15 +113,15 @@ def register_drafter(
     factory: a class or function without arguments that makes the drafter, or its dotted path "package.module:Class".
     loader: for a drafter with weights: a function (folder: Path, model) -> drafter, or its dotted path. The folder's
         config.json holds {"system": name}.
-    auto: whether `describe(drafter="auto")` and the demo look for this drafter's folder beside a model, after the
-        built-in drafters. Default False. Needs `loader`.
+    auto: whether drafter="auto" and the demo look for this drafter's folder beside a language model, with or without
+        images, after the built-in drafters. Default False. Needs `loader`.
     note: one line on how it drafts, which the demo shows. Default "".
     Raises: InputError if the name is malformed or built in, if neither `factory` nor `loader` is given, if one of them
         is neither callable nor a dotted path, or if `auto` is given without `loader`.
     """
     if not _is_text(name) or not NAME.fullmatch(name):
         raise InputError(f"`name` must be letters, digits, _ and -, but is {show(name)}. Choose a short name.")
-    if name in BUILT_IN:
+    if name in BUILT_IN or name == AUTO:
         raise InputError(f"`name` must be new, but {name!r} is one of mmdec's own drafters. Choose another name.")
     if factory is None and loader is None:
         raise InputError("`factory` must be given where there is no `loader`, but is None. Pass the drafter's class.")
@@ -156,9 +159,12 @@ def loader_names() -> list[str]:
     return [name for name, entry in _all().items() if entry.has_weights]
 
 
-def auto_names() -> list[str]:
-    """Names that `describe`'s "auto" looks for beside a model: built-in ones first, in order of preference."""
-    return [name for name, entry in _all().items() if entry.auto]
+def auto_names(speech: bool = False) -> list[str]:
+    """Names that "auto" looks for beside a model: built-in ones first, in order of preference.
+
+    speech: of drafters for models that hear. Default False: of those for language models, also those that see.
+    """
+    return [name for name, entry in _all().items() if entry.auto and entry.speech == speech]
 
 
 def network_class(system: str) -> type[DraftNetwork]:

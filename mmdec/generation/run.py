@@ -36,10 +36,19 @@ from mmdec.decode.loop import Round, decode
 from mmdec.decode.sampling import KeyedSample, Sequences, most_probable, stock_sample
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import LOSSY, BlockRule, MatchRule, ResidualRule, Rule, RuleName, Stream, TypicalRule
-from mmdec.drafters.registry import check_drafter, drafter_entry, drafter_names, is_dotted, loader_names, named_drafter
+from mmdec.drafters.registry import (
+    AUTO,
+    check_drafter,
+    drafter_entry,
+    drafter_names,
+    is_dotted,
+    loader_names,
+    named_drafter,
+)
 from mmdec.drafters.small_model import SmallModel
 from mmdec.generation.hf_bridge import Results, StockRun, check, pad_token, setting, stock_alone, stop
 from mmdec.generation.model_lock import reading
+from mmdec.hub.auto_drafter import auto_drafter
 from mmdec.hub.drafters import load_drafter
 from mmdec.hub.find import drafter_by_name
 from mmdec.targets.hf_target import HfTarget, Output
@@ -62,7 +71,7 @@ def default_statistics() -> DecodingStatistics:
 class DecodingOptions:
     """How a call decodes: the options that all calls share, checked. `mmdec.generate` says what each means."""
 
-    drafter: DraftedBy = "lookup"
+    drafter: DraftedBy = AUTO
     rule: RuleName | None = None
     num_speculative_tokens: Nodes = None
     seed: int | None = None
@@ -134,8 +143,9 @@ class Speculation:
         """Raises InputError if `options.drafter` is no drafter."""
         self.options, choice = options, options.drafter
         self.networks = (choice,) if isinstance(choice, PreTrainedModel) else ()  # models that the drafter itself runs
-        self._folder = _folder(choice) if isinstance(choice, (str, os.PathLike)) else None
-        self._drafter = None if self._folder is not None else _drafter(choice)
+        self._auto = isinstance(choice, str) and choice == AUTO
+        self._folder = _folder(choice) if isinstance(choice, (str, os.PathLike)) and not self._auto else None
+        self._drafter = None if self._folder is not None or self._auto else _drafter(choice)
         self._loaded: WeakKeyDictionary[PreTrainedModel, tuple[torch.device, torch.dtype, Drafter]]
         self._loaded = WeakKeyDictionary()
         self._lock = threading.Lock()
@@ -144,12 +154,12 @@ class Speculation:
     def drafter_for(self, model: PreTrainedModel) -> Drafter | None:
         """The drafter for a target model; weights from a folder get the model's device and precision. None means plain
         decoding."""
-        if self._folder is None:
+        if self._folder is None and not self._auto:
             return self._drafter
         with self._lock:
             device, dtype, drafter = self._loaded.get(model, (None, None, None))
             if drafter is None or (device, dtype) != (model.device, model.dtype):
-                drafter = load_drafter(self._folder, model, "drafter")
+                drafter = auto_drafter(model) if self._folder is None else load_drafter(self._folder, model, "drafter")
                 self._loaded[model] = model.device, model.dtype, drafter
             return drafter
 

@@ -74,7 +74,7 @@ class Generation:
 def generate(
     model: PreTrainedModel,
     inputs: Tensor | Mapping[str, Any],
-    drafter: DraftedBy = "lookup",
+    drafter: DraftedBy = "auto",
     rule: RuleName | None = None,
     num_speculative_tokens: Nodes = None,
     seed: int | None = None,
@@ -86,9 +86,10 @@ def generate(
 
     model: a loaded language or vision-language model of transformers.
     inputs: token ids (B, P) int64, or a tokenizer's or processor's output.
-    drafter: a registered name ("lookup", the default, or "recycling"), a folder or hub id of a drafter with weights,
+    drafter: a registered name ("lookup" or "recycling"), a folder or hub id of a drafter with weights,
         "<model>/<drafter>" for a shipped one, a dotted path "package.module:Class", a smaller model with the same
-        vocabulary, an object that implements `mmdec.types.Drafter`, or None for plain decoding.
+        vocabulary, an object that implements `mmdec.types.Drafter`, or None for plain decoding. Default "auto": the
+        first drafter in the model's folder, else one shipped for its weights, else "lookup".
     rule: how drafted tokens are accepted. "greedy" and "sampled" give exactly the tokens of plain decoding. (Sampling
         at batch 1 equals `generate` under the same `torch.manual_seed`; larger batches, or calls with a `seed`, equal
         the
@@ -118,7 +119,7 @@ def generate(
 def stream(
     model: PreTrainedModel,
     inputs: Tensor | Mapping[str, Any],
-    drafter: DraftedBy = "lookup",
+    drafter: DraftedBy = "auto",
     rule: RuleName | None = None,
     num_speculative_tokens: Nodes = None,
     seed: int | None = None,
@@ -154,7 +155,7 @@ def rounds_of(
 
 
 def speculate(
-    drafter: DraftedBy = "lookup",
+    drafter: DraftedBy = "auto",
     rule: RuleName | None = None,
     num_speculative_tokens: Nodes = None,
     seed: int | None = None,

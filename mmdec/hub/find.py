@@ -25,6 +25,11 @@ Model = TypeVar("Model")
 log = logging.getLogger(__name__)
 
 
+def model_folders() -> tuple[Path, ...]:
+    """The folders that hold the shipped models."""
+    return FOLDERS
+
+
 def names(system: str | None = "daspeech") -> list[str]:
     """Names of the shipped models with this system or transformers model type; None: of all."""
     configs = {path.parent.name: path for folder in reversed(FOLDERS) for path in folder.glob("[!.]*/config.json")}

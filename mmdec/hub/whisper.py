@@ -19,11 +19,11 @@ from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import did_you_mean, show
 from mmdec.checks.devices import check_device
 from mmdec.checks.weights import NOT_FOLLOWED, check_generation, damaged, fill_pretrained, lies_inside, read_settings
-from mmdec.drafters.medusa import Medusa
 from mmdec.drafters.registry import drafter_names
+from mmdec.hub.drafters import load_drafter
 from mmdec.hub.find import LoadedModels, find, kind, path_text, version
-from mmdec.hub.medusa import WEIGHTS, load_heads
-from mmdec.types import InputError
+from mmdec.hub.medusa import WEIGHTS
+from mmdec.types import Drafter, InputError
 
 DEFAULT_MODEL = "whisper-phrasebook"
 KIND = "whisper"  # transformers' model_type
@@ -49,7 +49,7 @@ class LoadedWhisper:
     model: WhisperForConditionalGeneration
     processor: WhisperProcessor
     directory: Path | None = None  # where heads are searched
-    _heads: dict[Path, Medusa] = field(default_factory=dict, repr=False)
+    _drafters: dict[Path, Drafter] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         """Raises InputError if the processor belongs to another model."""
@@ -85,7 +85,14 @@ class LoadedWhisper:
         """The processor's feature extractor."""
         return self.processor.feature_extractor
 
-    def heads(self, directory: str | os.PathLike[str] | None = None) -> Medusa:
+    def read_drafter(self, folder: Path) -> Drafter:
+        """The drafter in a folder, loaded once in the model's device and precision. Raises InputError."""
+        with _loading:
+            if folder not in self._drafters:
+                self._drafters[folder] = load_drafter(folder, self.model, "drafter")
+            return self._drafters[folder]
+
+    def heads(self, directory: str | os.PathLike[str] | None = None) -> Drafter:
         """Load the drafter with the heads in `directory` (None: the model's own folder). Raises InputError if there are
         none."""
         others = ", ".join(map(repr, drafter_names()))
@@ -111,10 +118,7 @@ class LoadedWhisper:
                 f"'{directory or HEADS}', and {where}. Train heads, or convert published ones with `mmdec convert "
                 "medusa IN OUT`, and give their directory."
             )
-        with _loading:
-            if folder not in self._heads:
-                self._heads[folder] = load_heads(folder, self.model)
-            return self._heads[folder]
+        return self.read_drafter(folder)
 
     def _marks(self, settings: Any) -> tuple[int | None, int | None]:
         mark: int | None = getattr(settings, "no_timestamps_token_id", None)

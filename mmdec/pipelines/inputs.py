@@ -37,10 +37,12 @@ def recordings(audio: Audio | Sequence[Audio], sample_rate: int | None) -> Batch
     return Batch(items, single)
 
 
-def read(audio: Audio, sample_rate: int | None = None, max_seconds: float = sound.MAX_SECONDS) -> Tensor:
+def read(
+    audio: Audio, sample_rate: int | None = None, max_seconds: float = sound.MAX_SECONDS, silence: bool = False
+) -> Tensor:
     """Read one recording in any accepted form to 16 kHz mono (T,). Raises InputError.
 
-    max_seconds: maximum duration of a file.
+    max_seconds: maximum duration of a file. silence: whether a silent recording is accepted.
     """
     try:
         samples = _samples(audio, sample_rate, max_seconds)
@@ -56,13 +58,17 @@ def read(audio: Audio, sample_rate: int | None = None, max_seconds: float = soun
         raise InputError(
             f"`audio` must last at least {MIN_SECONDS} seconds, but lasts {seconds:.4f}. Check the recording."
         )
-    loudest = peak(samples)
-    if loudest < SILENCE:
+    if not silence and (level := silent(samples)):
         raise InputError(
-            f"`audio` must hold speech, but is silent: its peak is {_decibels(loudest)}, below {_decibels(SILENCE)}. "
-            "Check the microphone, or turn the recording up."
+            f"`audio` must hold speech, but is {level}. Check the microphone, or turn the recording up."
         )
     return samples
+
+
+def silent(samples: Tensor) -> str:
+    """How silent samples (T,) are, in words; "" if they are not."""
+    loudest = peak(samples)
+    return "" if loudest >= SILENCE else f"silent: its peak is {_decibels(loudest)}, below {_decibels(SILENCE)}"
 
 
 def _samples(audio: Audio, sample_rate: int | None, max_seconds: float) -> Tensor:

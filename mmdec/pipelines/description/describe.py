@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -21,8 +22,9 @@ from mmdec.decode.budget import Nodes
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import RuleName
 from mmdec.decode.watch import Stopwatch
-from mmdec.drafters.registry import NAME, auto_names, drafter_entry, drafter_names
+from mmdec.drafters.registry import AUTO, NAME, auto_names, drafter_entry, drafter_names
 from mmdec.generation.run import DecodingOptions, DraftedBy
+from mmdec.hub.auto_drafter import auto_drafter
 from mmdec.hub.drafters import load_drafter
 from mmdec.hub.find import drafter_by_name, drafter_folder, version
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
@@ -38,8 +40,6 @@ __all__ = ["DescribeOptions", "describe"]
 
 PROMPT = "Describe this image."
 MAX_IMAGES = 256  # images of one question at most
-AUTO = "auto"
-OTHERWISE = "lookup"  # the drafter if the model has none with weights
 VLM = System(
     load_vlm,
     LoadedVlm,
@@ -115,8 +115,8 @@ def describe(
         folder, or beside it as <model>-eagle), "lookup", "recycling" or another registered name, a drafter's folder or
         hub id,
         "vlm-scenes/eagle" for a shipped one, a dotted path "package.module:Class", a smaller model, an
-        `mmdec.types.Drafter`, or None for plain decoding. Default "auto": the first drafter with weights that is found,
-        else "lookup".
+        `mmdec.types.Drafter`, or None for plain decoding. Default "auto": the first drafter with weights that is found
+        there, else one shipped for the model's weights, else "lookup".
     batch_size: questions answered together. Default 8.
     rule, num_speculative_tokens, seed, statistics: as for `mmdec.generate`.
     device: where a model given by name runs. Default None: a GPU if there is one, else the CPU.
@@ -234,14 +234,11 @@ def _tensors(
 def as_drafter(vlm: LoadedVlm, drafter: DraftedBy) -> DraftedBy:
     """Resolve `describe`'s argument `drafter` to one that `speculate` takes.
 
-    "auto" becomes the first drafter in the registry's `auto_names` with weights beside the model, else "lookup". The
-    name of a drafter with weights, a folder or a hub id becomes that drafter, loaded once in the model's device and
+    "auto" becomes what `auto_drafter` finds. The name of a drafter with weights, a folder or a hub id becomes that drafter, loaded once in the model's device and
     precision. Anything else stays as it is. Raises: InputError if weights are missing, damaged, or another model's.
     """
     if isinstance(drafter, str) and drafter == AUTO:
-        folders = (_beside(vlm, name) for name in auto_names())
-        folder = next((folder for folder in folders if folder is not None), None)
-        return OTHERWISE if folder is None else _loaded(vlm, folder)
+        return auto_drafter(vlm.model, vlm.directory, partial(_loaded, vlm))
     named = drafter_by_name(drafter, "drafter")
     if named is not None:
         return _loaded(vlm, named)

@@ -1,8 +1,8 @@
 """A `transcribe` call as Whisper's `generate` takes it: its checked options as arguments, and the loop that it runs.
 
 `UsageMeter` is the call's `custom_generate`. transformers' long-form code calls it once for each window and
-temperature; it runs the rounds and counts them. Two things happen outside of it. First, the encoder runs earlier; hooks
-time its passes. Second, transformers drops recordings that have ended, and decodes some again at another temperature,
+temperature; it runs the rounds and counts them. Two things happen outside of it. First, the encoder runs earlier; its
+copy that remembers windows times its passes. Second, transformers drops recordings that have ended, and decodes some again at another temperature,
 without saying which: its `monitor_progress` reveals the former, and a comparison of the encoder's features the latter.
 An index of the rows cannot travel with the call instead: of all that `generate` gets, transformers selects only the
 features and the decoder's prompts for rows that it decodes again.
@@ -15,8 +15,7 @@ their texts and the batch's total are right.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
@@ -27,13 +26,13 @@ from transformers import GenerationConfig, WhisperForConditionalGeneration
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import show
 from mmdec.decode.loop import Round
-from mmdec.decode.watch import Stopwatch, timed_passes
+from mmdec.decode.watch import Stopwatch
 from mmdec.generation.run import Speculation
 from mmdec.hub.whisper import LoadedWhisper
 from mmdec.pipelines.call import Usage
 from mmdec.pipelines.confidence import Calibration, read_calibrations
 from mmdec.targets.registry import target_of
-from mmdec.targets.whisper import LANGUAGE_CODES
+from mmdec.targets.whisper import LANGUAGE_CODES, can_twin, encoding_once
 from mmdec.types import InputError
 
 Timestamps = Literal["segment", "word"] | None
@@ -304,7 +303,7 @@ def _multilingual(settings: Any) -> bool:
 class UsageMeter:
     """Runs and counts the rounds of one `generate` call.
 
-    Use `generate(..., custom_generate=meter, monitor_progress=meter.window)` inside `with meter.running():`.
+    Use `meter.model.generate(..., custom_generate=meter, monitor_progress=meter.window)`.
     """
 
     def __init__(
@@ -316,6 +315,7 @@ class UsageMeter:
         on_round: Callable[[Round], None] | None = None,
     ) -> None:
         """recordings: number in the batch. on_window: called with what `window` gets. on_round: with each round."""
+        self.model = encoding_once(model, self._encoder_pass, can_twin(model))  # for one call
         self.usage = [Usage() for _ in range(recordings)]
         self.prompts: list[list[int]] = []  # (B, P) of the first window
         self._model, self._speculation = model, speculation
@@ -330,12 +330,9 @@ class UsageMeter:
         self._encoded: Tensor = torch.empty(0)  # (b, mels, T) the encoder's last input
         self._decoded: Tensor = torch.empty(0)  # the features of the last call's rows
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Time the encoder's passes while `generate` runs."""
-        with timed_passes(self._model.get_encoder(), self._model.device, self._encoder_pass):
-            self._stopwatch.lap()
-            yield
+    def start(self) -> None:
+        """Begin to count: time before `generate` is called does not."""
+        self._stopwatch.lap()
 
     def window(self, progress: Tensor) -> None:
         """Start a window. progress: (B, 2), the current frame of each recording and its number of frames."""
@@ -361,6 +358,7 @@ class UsageMeter:
         self._share()
         self._rounds = {}
         self._stopwatch.lap()
+        model = self._model  # the caller's: by it its target, its lock and its statistics are known
         run = self._speculation.begin(target_of(model), model, input_ids, generation_config, **inputs)
         drafter = 0.0
         for round_ in run.rounds:
@@ -368,7 +366,6 @@ class UsageMeter:
             if self._on_round is not None:
                 self._on_round(round_)
         output = run.output(generation_config)
-        # The check for silence encodes a window a second time, within the rounds.
         self._share(decoder=self._stopwatch.lap() - self._encoder - drafter)
         return output
 
@@ -406,6 +403,6 @@ class UsageMeter:
             self.usage[index].seconds["decoder"] += decoder * part
         self._encoder = 0.0
 
-    def _encoder_pass(self, seconds: float, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _encoder_pass(self, features: Tensor, seconds: float) -> None:
         self._encoder += seconds
-        self._encoded = args[0] if args else kwargs["input_features"]
+        self._encoded = features

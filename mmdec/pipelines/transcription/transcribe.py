@@ -27,19 +27,20 @@ from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import RuleName
 from mmdec.decode.watch import Stopwatch
-from mmdec.drafters.registry import drafter_entry, is_dotted
+from mmdec.drafters.registry import AUTO, drafter_entry, is_dotted
 from mmdec.generation.model_lock import reading
 from mmdec.generation.run import DecodingOptions, DraftedBy
 from mmdec.generation.speculation import option_names
+from mmdec.hub.auto_drafter import auto_drafter
 from mmdec.hub.find import drafter_by_name, kind
 from mmdec.hub.whisper import DEFAULT_MODEL, HEADS, KIND, LoadedWhisper, load_whisper
 from mmdec.pipelines.call import MAX_BATCH, Part, System, Usage, as_loaded, fitting
 from mmdec.pipelines.confidence import check_min_confidence, confidence, evidence
-from mmdec.pipelines.inputs import Audio, AudioList, read, recordings
+from mmdec.pipelines.inputs import Audio, AudioList, read, recordings, silent
 from mmdec.pipelines.threads import with_threads
 from mmdec.pipelines.transcription.request import Timestamps, TranscriptionRequest, UsageMeter, first_time
 from mmdec.pipelines.transcription.transcript import UNSPACED, Segment, Transcript, agree, words
-from mmdec.targets.whisper import attention_restored, without_own_warnings
+from mmdec.targets.whisper import attention_restored, can_twin, without_own_warnings
 from mmdec.types import InputError
 
 __all__ = ["HEADS", "KIND", "LoadedTranscriber", "TranscribeOptions", "load_transcriber", "transcribe"]
@@ -96,7 +97,7 @@ def transcribe(
     sample_rate: int | None = None,
     model: Model = DEFAULT_MODEL,
     processor: WhisperProcessor | None = None,
-    drafter: DraftedBy = HEADS,
+    drafter: DraftedBy = AUTO,
     timestamps: Timestamps = None,
     language: str | Sequence[str] | None = None,
     task: str | None = "transcribe",
@@ -120,10 +121,10 @@ def transcribe(
     sample_rate: Hz of samples; None for files, which name their own.
     model: a shipped name, a directory, a hub id, or a loaded Whisper (then give its `processor`).
     processor: the `WhisperProcessor` of a loaded model; None otherwise.
-    drafter: "medusa" (default: the heads in the model's folder), "lookup", "recycling" or another registered name, a
-        drafter's folder or hub id, "whisper-phrasebook/medusa" for the shipped one, a dotted path
-        "package.module:Class",
-        a smaller Whisper with the same vocabulary, a `Drafter`, or None for plain decoding.
+    drafter: "medusa" (the heads in the model's folder), "lookup", "recycling" or another registered name, a drafter's
+        folder or hub id, "whisper-phrasebook/medusa" for the shipped one, a dotted path "package.module:Class", a
+        smaller Whisper with the same vocabulary, a `Drafter`, or None for plain decoding. Default "auto": the first
+        drafter in the model's folder, else one shipped for its weights, else "lookup".
     timestamps: None (default), "segment" or "word" to fill `segments`. "segment" has the model's own times. "word" adds
         the times of words: a segment begins with its first word and ends where the model says; so does its last word.
     language: a name or a code; a list has one for each recording. Default None: detected.
@@ -141,7 +142,8 @@ def transcribe(
         compression_ratio_threshold, no_speech_threshold, condition_on_prev_tokens, prompt_condition_type,
         max_new_tokens,
         repetition_penalty and so on. With a ladder and word timestamps recordings are decoded one by one.
-    Returns: a `Transcript`, or for a list a list of them in the same order.
+    Returns: a `Transcript`, or for a list a list of them in the same order. That of a silent recording is empty, and its
+        `note` says so.
     Raises: InputError if an argument or a recording is refused; BatchError for a list with such recordings; it holds
         the results of the others.
     Source: Whisper (Radford et al. 2022); drafters name their own papers.
@@ -158,7 +160,7 @@ def transcribe(
     request = TranscriptionRequest.of(whisper, fitting(decoding, whisper.model), options, len(batch), *spoken)
     with with_threads(threads, whisper.model), naming_options(TranscribeOptions.__annotations__):
         return batch.run(
-            lambda given: request.check(read(given, sample_rate)),
+            lambda given: request.check(read(given, sample_rate, silence=True)),
             lambda samples: _in_batches(request, samples, batch_size, progress),
             least,
         )
@@ -167,10 +169,12 @@ def transcribe(
 def as_drafter(whisper: LoadedWhisper, drafter: DraftedBy) -> DraftedBy:
     """Resolve `transcribe`'s argument `drafter` to one that `speculate` takes.
 
-    "medusa" becomes the heads in the model's folder; a folder or hub id of heads becomes those heads, loaded once in
-    the model's device and precision. Anything else stays as it is. Raises: InputError if there are no heads for this
-    model.
+    "auto" becomes what `auto_drafter` finds; "medusa" the heads in the model's folder; a folder or hub id of heads
+    those heads, loaded once in the model's device and precision. Anything else stays as it is. Raises: InputError if
+    there are no heads for this model.
     """
+    if isinstance(drafter, str) and drafter == AUTO:
+        return auto_drafter(whisper.model, whisper.directory, whisper.read_drafter)
     if isinstance(drafter, str) and drafter != HEADS and (drafter_entry(drafter) is not None or is_dotted(drafter)):
         return drafter
     drafter = drafter_by_name(drafter, "drafter") or drafter
@@ -185,9 +189,11 @@ def _in_batches(
     request: TranscriptionRequest, samples: Mapping[int, Tensor], batch_size: int, progress: Progress | None
 ) -> dict[int, Transcript]:
     """Transcribe recordings (T,), keyed by index, `batch_size` at a time."""
-    transcripts: dict[int, Transcript] = {}
+    levels = {index: silent(recording) for index, recording in samples.items()}
+    transcripts = {index: _nothing(request, index, samples[index], level) for index, level in levels.items() if level}
     done, total = 0.0, sum(map(len, samples.values())) / SAMPLE_RATE
-    for indices in request.batches({index: len(recording) for index, recording in samples.items()}, batch_size):
+    lengths = {index: len(recording) for index, recording in samples.items() if index not in transcripts}
+    for indices in request.batches(lengths, batch_size):
         on_window = None if progress is None else _window_progress(progress, done, total, request.whisper)
         batch = [samples[index] for index in indices]
         transcripts |= zip(indices, transcribe_batch(request, indices, batch, on_window), strict=True)
@@ -195,6 +201,25 @@ def _in_batches(
     if progress is not None:
         progress(total, total)
     return transcripts
+
+
+def _nothing(request: TranscriptionRequest, index: int, samples: Tensor, level: str) -> Transcript:
+    """The transcript of a silent recording, which the model does not hear: it would make up words. level: how
+    silent."""
+    languages = request.languages
+    return Transcript(
+        text="",
+        language=languages if languages is None or isinstance(languages, str) else languages[index],
+        segments=[],
+        tokens=[],
+        rounds=0,
+        tokens_per_round=1.0,
+        timings=_timings(Usage(), 0.0, 0.0),
+        seconds=len(samples) / SAMPLE_RATE,
+        confidence=1.0,
+        windows=0,
+        note=f"the recording is {level}",
+    )
 
 
 def transcribe_batch(
@@ -217,10 +242,11 @@ def transcribe_batch(
     meter = UsageMeter(model, speculation, len(recordings), *listeners)
     arguments = request.arguments(indices, request.is_long(len(recordings[0])))
     locks = _attention(model, request.timestamps == "word", speculation.networks)
-    with locks, without_own_warnings(), meter.running():
+    with locks, without_own_warnings():
         stopwatch.lap()  # exclude the time spent waiting for the model's lock
+        meter.start()
         try:
-            output: Any = model.generate(**inputs, **arguments, custom_generate=meter, monitor_progress=meter.window)
+            output: Any = meter.model.generate(**inputs, **arguments, custom_generate=meter, monitor_progress=meter.window)
         except (InputError, MemoryError, torch.OutOfMemoryError):
             raise
         except _CallerError as error:
@@ -231,7 +257,10 @@ def transcribe_batch(
                 raise options_error(request.given, error, option_names(model)) from error
             raise
     codes = _languages(request.whisper, meter.prompts)
-    texts = [_segments(request, segments, code) for segments, code in zip(output["segments"], codes, strict=True)]
+    texts = [
+        _segments(request, segments, code, len(samples) / SAMPLE_RATE)
+        for segments, code, samples in zip(output["segments"], codes, recordings, strict=True)
+    ]
     counted = sum(sum(usage.seconds.values()) for usage in meter.usage)
     rest = (stopwatch.lap() - counted) / len(recordings)
     samples_read = sum(map(len, recordings))
@@ -247,6 +276,7 @@ def transcribe_batch(
             seconds=len(samples) / SAMPLE_RATE,
             lossless=speculation.options.lossless,
             confidence=confidence(seen, request.calibrations, TRANSCRIPT),
+            calibrated=TRANSCRIPT in request.calibrations,
             evidence=seen,
             windows=usage.prompts,
         )
@@ -266,17 +296,22 @@ def _timings(usage: Usage, features: float, rest: float) -> dict[str, float]:
     return {**parts, "total": sum(parts.values()) + rest}
 
 
-def _segments(request: TranscriptionRequest, timed: Sequence[dict[str, Any]], language: str | None) -> list[Segment]:
-    """transformers' segments with their text and, if requested, words whose times are consistent with them."""
+def _segments(
+    request: TranscriptionRequest, timed: Sequence[dict[str, Any]], language: str | None, seconds: float
+) -> list[Segment]:
+    """transformers' segments with their text and, if requested, words whose times are consistent with them.
+
+    seconds: the recording's length, at which all of them end: the model hears silence behind it.
+    """
     tokenizer, first = request.whisper.tokenizer, first_time(request.whisper.model)
     special = set(tokenizer.all_special_ids)
     segments = []
     for segment in timed:
         tokens: list[int] = segment["tokens"].tolist()
-        start, end = round(float(segment["start"]), 3), round(float(segment["end"]), 3)
+        start, end = (min(round(float(segment[name]), 3), seconds) for name in ("start", "end"))
         spoken = None
         if request.timestamps == "word":
-            starts: list[float] = [round(second, 3) for second in segment["token_timestamps"].tolist()]
+            starts = [min(round(second, 3), seconds) for second in segment["token_timestamps"].tolist()]
             ends = [*starts[1:], max(end, *starts)]
             text = [index for index, token in enumerate(tokens) if token < first and token not in special]
             spoken = words(
@@ -332,15 +367,19 @@ def _attention(
 ) -> Iterator[None]:
     """Hold the locks of the model and of the drafter's networks (`others`) for one call of `generate`.
 
-    words: word timestamps are wanted. `generate` then sets the model's attention to "eager" and leaves it, so the lock
-        is
-    exclusive: a mask made for one implementation must not be used by another. Also hides a NumPy 2 warning.
+    words: word timestamps are wanted, which hides a NumPy 2 warning. If modules have a `forward` of their own, `generate`
+        sets the model's attention to "eager" and leaves it, so the lock is exclusive: a mask made for one implementation
+        must not be used by another.
     """
     if not words:
         with reading(model, *others):
             yield
         return
-    with reading(*others, writing=[model]), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "__array_wrap__ must accept", DeprecationWarning)
-        with attention_restored(model):
+        if can_twin(model):
+            with reading(model, *others):
+                yield
+            return
+        with reading(*others, writing=[model]), attention_restored(model):
             yield

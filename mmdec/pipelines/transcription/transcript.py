@@ -70,10 +70,12 @@ class Transcript:
     confidence: float = 0.0  # in [0, 1]: the share of words that are likely right, see `mmdec.pipelines.confidence`
     evidence: Mapping[str, float] = field(default_factory=lambda: {}, repr=False)  # the evidence for the confidence
     windows: int = 1  # prompts' passes: one per window and temperature
+    calibrated: bool = True  # whether the confidence was fitted for this model; else it is the tokens' mean probability
+    note: str = ""  # why there is no text: a silent recording
 
     def __str__(self) -> str:
-        """Three lines: the text, the number of rounds, the seconds."""
-        return three_lines(self.text, rounds_line(self.rounds, self.tokens_per_round, self.lossless), self.timings)
+        """Three lines: the text, or why there is none; the number of rounds; the seconds."""
+        return three_lines(self.text or self.note, rounds_line(self.rounds, self.tokens_per_round, self.lossless), self.timings)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields except `evidence`, as plain lists, numbers and text."""
@@ -112,10 +114,18 @@ class Cue:
 
 
 CUE_LETTERS, CUE_SECONDS = 84, 6.0  # two lines of 42 letters, as broadcasters have it
+CUE_LEAST = 21  # letters of a cue that a sentence's or a clause's end may close
+SENTENCE, CLAUSE = tuple(".?!…。？！"), tuple(",;:–—、，；：")
+CLOSING = "\"'”’»)]"  # may follow such a mark
+PAUSE = 0.5  # seconds of silence that end a cue
+WORD_SECONDS, LETTER_SECONDS = 0.4, 0.08  # a word that is spoken slowly lasts so long, and so much for each letter
 
 
 def cues(segments: Iterable[Segment]) -> list[Cue]:
-    """Turn segments into subtitles: those with words are cut to readable length, empty ones are dropped."""
+    """Turn segments into subtitles: those with words are cut to readable length, empty ones are dropped.
+
+    A cue ends at a pause and with a sentence; one that grows too long, at its last clause.
+    """
     cues = []
     for segment in segments:
         if not segment.words:
@@ -124,13 +134,45 @@ def cues(segments: Iterable[Segment]) -> list[Cue]:
             continue
         group: list[Word] = []
         for word in segment.words:
-            letters = sum(len(part.text) for part in [*group, word])
-            if group and (letters > CUE_LETTERS or word.end - group[0].start > CUE_SECONDS):
+            while group and (_letters([*group, word]) > CUE_LETTERS or word.end - group[0].start > CUE_SECONDS):
+                cut = _clause(group)
+                cues.append(_cue(group[:cut]))
+                group = group[cut:]
+            group.append(word)
+            if _pause(word) >= PAUSE or (_ends(word, SENTENCE) and _letters(group) >= CUE_LEAST):
                 cues.append(_cue(group))
                 group = []
-            group.append(word)
-        cues.append(_cue(group))
+        if group:
+            cues.append(_cue(group))
     return cues
+
+
+def _clause(group: Sequence[Word]) -> int:
+    """Where to cut a cue that is too long: behind its last clause, else at its end."""
+    able = (
+        count
+        for count in range(len(group), 0, -1)
+        if _ends(group[count - 1], SENTENCE + CLAUSE) and _letters(group[:count]) >= CUE_LEAST
+    )
+    return next(able, len(group))
+
+
+def _letters(words: Iterable[Word]) -> int:
+    return sum(len(word.text) for word in words)
+
+
+def _ends(word: Word, marks: tuple[str, ...]) -> bool:
+    return word.text.rstrip(CLOSING).endswith(marks)
+
+
+def _spoken_until(word: Word) -> float:
+    """When the word is over at the latest: its end is where the next one begins, also after a pause."""
+    return min(word.end, word.start + WORD_SECONDS + LETTER_SECONDS * len(word.text.strip()))
+
+
+def _pause(word: Word) -> float:
+    """Seconds of silence behind a word."""
+    return word.end - _spoken_until(word)
 
 
 def srt(segments: Iterable[Segment]) -> str:
@@ -158,7 +200,8 @@ def clock(seconds: float, mark: str = ".") -> str:
 
 
 def _cue(words: list[Word]) -> Cue:
-    return Cue(words[0].start, words[-1].end, spoken(words))
+    end = _spoken_until(words[-1]) if _pause(words[-1]) >= PAUSE else words[-1].end
+    return Cue(words[0].start, end, spoken(words))
 
 
 def spoken(words: Iterable[Word]) -> str:

@@ -95,16 +95,19 @@ def test_subtitles_to_stdout(call, recordings: list[Path]) -> None:
 
 
 def test_one_bad_file_does_not_lose_the_others(call, recordings: list[Path], tmp_path: Path) -> None:
-    silent, out = tmp_path / "silent.wav", tmp_path / "out"
+    silent, short, out = tmp_path / "silent.wav", tmp_path / "short.wav", tmp_path / "out"
     soundfile.write(silent, np.zeros(RATE), RATE)
-    mixed = [recordings[0], silent, tmp_path / "missing.wav", recordings[2]]
+    soundfile.write(short, np.ones(9), RATE)
+    mixed = [recordings[0], silent, tmp_path / "missing.wav", recordings[2], short]
     for size in (1, 2, 8):
         result = call(*mixed, "-o", out, "--batch-size", size)
         assert result.exit_code == 1
-        assert sorted(path.name for path in out.iterdir()) == ["a.txt", "c.txt"]
-        assert f"failed: {silent}: `audio` must hold speech" in result.stderr
+        assert sorted(path.name for path in out.iterdir()) == ["a.txt", "c.txt", "silent.txt"]
+        assert (out / "silent.txt").read_text() == "\n"
+        assert f"note: {silent}: the recording is silent: its peak is -inf dB" in result.stderr
+        assert f"failed: {short}: `audio` must last at least" in result.stderr
         assert f"failed: {tmp_path / 'missing.wav'}: `audio` must be an existing file" in result.stderr
-        assert result.stderr.endswith("2 of 4 files failed\n")
+        assert result.stderr.endswith("2 of 5 files failed\n")
 
 
 def test_what_cannot_be_written_is_named(call, recordings: list[Path], tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from tests.support.short_transcripts import transcribe
 from tests.support.tiny_whisper import network, processor, write
 
 BAD_SOUND: list[tuple[Any, str]] = [
-    (np.zeros(RATE, np.float32), "must hold speech, but is silent"),
     (np.full(RATE, np.nan, np.float32), "must hold finite numbers"),
     (np.zeros(0, np.float32), "must hold at least one sample"),
     (np.ones(100, np.float32), "must last at least"),

@@ -25,8 +25,31 @@ def until(happened: Callable[[], bool]) -> None:
     raise AssertionError("it never happened")
 
 
-def test_word_timestamps_wait_until_nobody_else_is_in_the_model(whisper: LoadedWhisper) -> None:
-    """They change its attention; a mask made for one kind is wrong for the other."""
+def test_word_timestamps_change_nothing_that_others_see(whisper: LoadedWhisper) -> None:
+    """They read the maps of a decoder of their own, so a call for words runs beside one that is in the model."""
+    alone = [transcribe(model=whisper, language="en", timestamps=kind) for kind in ("word", None)]
+    together = list[Any]()
+
+    def hold(done: float, whole: float) -> None:
+        if not together:
+            thread = threading.Thread(target=words)
+            thread.start()
+            thread.join(20)
+
+    def words() -> None:
+        together.append(transcribe(model=whisper, language="en", timestamps="word"))
+        assert whisper.model.config._attn_implementation == "sdpa"
+
+    together.append(transcribe(model=whisper, language="en", progress=hold))
+    assert [one.segments for one in together] == [one.segments for one in alone]
+    assert [one.tokens for one in together] == [one.tokens for one in alone]
+
+
+def test_a_replaced_forward_waits_until_nobody_else_is_in_the_model(loose: LoadedWhisper) -> None:
+    """It reads the model's own attention, which is changed; a mask made for one kind is wrong for the other."""
+    layer: Any = loose.model.model.decoder.layers[0].fc1
+    layer.forward = layer.forward
+    whisper = loose
     begun, go, order = threading.Event(), threading.Event(), list[str]()
 
     def hold(done: float, whole: float) -> None:

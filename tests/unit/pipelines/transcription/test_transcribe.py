@@ -96,3 +96,27 @@ def test_no_hook_is_left_after_an_error(whisper: LoadedWhisper) -> None:
     assert not whisper.model.get_encoder()._forward_hooks
     assert whisper.model.config._attn_implementation == "sdpa"
     assert heads(whisper.model).config.heads == 3
+
+
+def test_silence_is_an_empty_transcript_that_says_so(whisper: LoadedWhisper, tmp_path: Path) -> None:
+    """Alone and in a list, short and long; the model would make up words. Others are as without it."""
+    quiet = np.zeros(RATE, np.float32)
+    empty = transcribe(quiet, model=whisper, timestamps="word", min_confidence=0.5)
+    assert (empty.text, empty.tokens, empty.segments, empty.rounds, empty.seconds) == ("", [], [], 0, 1.0)
+    assert empty.note == "the recording is silent: its peak is -inf dB, below -66 dB"
+    assert str(empty).startswith(empty.note)
+    assert empty.format("srt") == ""
+    assert empty.to_dict()["note"] == empty.note
+    soundfile.write(tmp_path / "quiet.wav", np.zeros(3 * RATE), RATE)
+    progress: list[tuple[float, float]] = []
+    audio: list[Any] = [buzz(0.6), tmp_path / "quiet.wav", buzz(0.7)]
+    found = transcribe(audio, model=whisper, language=["en", "de", "de"], progress=lambda *at: progress.append(at))
+    assert [bool(one.note) for one in found] == [False, True, False]
+    assert [one.language for one in found] == ["en", "de", "de"]
+    assert found[2].tokens == transcribe(buzz(0.7), model=whisper, language="de").tokens != []
+    assert progress[-1] == (pytest.approx(4.3), pytest.approx(4.3))
+
+
+def test_a_confidence_says_whether_it_was_fitted(whisper: LoadedWhisper) -> None:
+    assert not transcribe(model=whisper).calibrated
+    assert transcribe(model="whisper-phrasebook").calibrated

@@ -138,3 +138,32 @@ def test_times_that_agree_never_overlap(given_times: list[tuple[float, float, li
             inside = word.end
         assert not after.words or (after.start, after.end) == (after.words[0].start, after.words[-1].end)
         at = after.end
+
+
+def spoken(*timed: tuple[str, float, float]) -> list[Segment]:
+    """One segment of these words, each with its start and end."""
+    said = [Word(text, start, end) for text, start, end in timed]
+    return [Segment(said[0].start, said[-1].end, "".join(word.text for word in said).strip(), [], said)]
+
+
+def test_a_cue_ends_at_a_pause() -> None:
+    """A word lasts until the next one begins: what is longer than it can be spoken is silence."""
+    shown = cues(spoken((" Wait", 0.0, 0.4), (" here", 0.4, 3.0), (" and", 3.0, 3.3), (" listen", 3.3, 3.8)))
+    assert [(cue.start, cue.text) for cue in shown] == [(0.0, "Wait here"), (3.0, "and listen")]
+    assert 0.7 < shown[0].end < 2.5
+    assert shown[1].end == 3.8
+
+
+def test_a_cue_ends_with_a_sentence_and_a_long_one_with_a_clause() -> None:
+    text = "It was the best of times. It was the worst of times, it was the age of wisdom of all that we have known, yes it was."
+    timed = [(f" {word}", at * 0.2, at * 0.2 + 0.2) for at, word in enumerate(text.split())]
+    shown = cues(spoken(*timed))
+    assert [cue.text for cue in shown] == [
+        "It was the best of times.",
+        "It was the worst of times, it was the age of wisdom of all that we have known,",
+        "yes it was.",
+    ]
+    short = cues(spoken((" Yes.", 0.0, 0.4), (" No.", 0.4, 0.8)))
+    assert [cue.text for cue in short] == ["Yes. No."]
+    quoted = cues(spoken(*[(f" {word}", at * 0.2, at * 0.2 + 0.2) for at, word in enumerate("He said \u201cI am not there yet.\u201d And left".split())]))
+    assert [cue.text for cue in quoted] == ["He said \u201cI am not there yet.\u201d", "And left"]

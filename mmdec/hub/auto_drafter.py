@@ -1,0 +1,187 @@
+"""What drafter="auto" stands for: drafters in the model's folder, else those shipped for its weights, else "lookup".
+
+A folder of shipped drafters holds `drafters.json` beside them: which model they are for, by some values of each of its
+tensors. Values are compared instead of hashed, because a copy in another dtype has rounded ones. So every copy of the
+weights is recognised, wherever it comes from. A fine-tuned copy is recognised, too: its values are near, so that its
+token ids mean the same words and its states are much the same. Its drafts are right less often; the budget ends them
+where they do not pay.
+
+Nobody asked for a drafter by "auto": one that is damaged or does not fit is passed over with a warning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from mmdec.checks.files import write_whole
+from mmdec.checks.weights import lies_inside, read_settings
+from mmdec.drafters.registry import OTHERWISE, auto_names, named_drafter
+from mmdec.hub.drafters import load_drafter
+from mmdec.hub.find import drafter_folder, model_folders, version
+from mmdec.targets.hf_target import source_folder
+from mmdec.targets.registry import target_of
+from mmdec.types import Drafter, InputError
+
+SHIPPED = "drafters.json"
+FORMAT = "mmdec shipped drafters 1"
+VALUES = 2  # read of each tensor
+ROUNDED, TINY = 2**-8, 1e-7  # of a value, and absolute: differences up to these come from bfloat16 or float16
+TUNED = 0.3  # of a value: the largest median difference of a fine-tuned model; of other models it is 1 or more
+
+Load = Callable[[Path], Drafter]
+_loaded: WeakKeyDictionary[nn.Module, dict[object, Drafter]] = WeakKeyDictionary()
+_told: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()  # warnings given already
+_matches: WeakKeyDictionary[nn.Module, dict[object, str]] = WeakKeyDictionary()
+_lock = threading.RLock()
+
+
+def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load | None = None) -> Drafter:
+    """The drafter that "auto" stands for.
+
+    model: the loaded target model. folder: where it was loaded from; None: as the model itself says.
+    load: reads a drafter's folder for this model. Default None: `load_drafter`, once for each state of the folder.
+    Returns: the first drafter that fits, in the registry's order; "lookup" if there is none.
+    """
+    folder = folder or source_folder(model)
+    for path in (*_own(model, folder), *_shipped(model)):
+        try:
+            drafter = (load or partial(_once, model))(path)
+            drafter.check(target_of(model))
+        except InputError as error:
+            _tell(model, f'drafter="auto" passes over {path.name}, because it cannot be used: {error}')
+            continue
+        return drafter
+    return named_drafter(OTHERWISE)
+
+
+def _own(model: PreTrainedModel, folder: Path | None) -> Iterator[Path]:
+    """Folders of drafters inside the model's folder or beside it."""
+    if folder is not None:
+        home = folder.resolve()
+        for name in auto_names(_hears(model)):
+            path = drafter_folder(folder, name)
+            if path is not None and (path.parent != home or lies_inside(path, home)):
+                yield path
+
+
+def _shipped(model: PreTrainedModel) -> Iterator[Path]:
+    """Folders of drafters shipped for the model's weights, or for those that it was fine-tuned from."""
+    files = {file.parent.name: file for home in reversed(model_folders()) for file in home.glob(f"[!.]*/{SHIPPED}")}
+    matched = [(file, how) for file in files.values() if (how := match(model, file))]
+    for file, how in sorted(matched, key=lambda found: found[1] != "same"):
+        settings = read_settings(file)
+        if how == "tuned":
+            _tell(
+                model,
+                f"the model looks fine-tuned from {settings['model']}: the drafter shipped for that one is tried, and "
+                "drafts while it pays",
+            )
+        yield from (file.parent / name for name in settings["drafters"])
+
+
+def match(model: PreTrainedModel, file: Path) -> Literal["same", "tuned", ""]:
+    """Whether shipped drafters are for this model: "same" weights in any dtype, weights "tuned" from them, or "" for
+    neither.
+
+    file: `drafters.json` of the drafters. A file that is damaged matches nothing.
+    """
+    key = version(file)
+    with _lock:
+        known = _matches.setdefault(model, {})
+        if key not in known:
+            try:
+                settings = read_settings(file)
+                known[key] = _match(model, settings) if settings.get("format") == FORMAT else ""
+            except (InputError, KeyError, TypeError, ValueError):
+                known[key] = ""
+        return known[key]  # type: ignore[return-value] # one of the three
+
+
+def _match(model: PreTrainedModel, settings: dict[str, list[float]]) -> str:
+    if settings["network"] != network_shape(model):
+        return ""
+    own, theirs = values_of(model), settings["values"]
+    if len(own) != len(theirs):
+        return ""
+    differences = [abs(mine - value) for mine, value in zip(own, theirs, strict=True)]
+    if all(far <= ROUNDED * abs(value) + TINY for far, value in zip(differences, theirs, strict=True)):
+        return "same"
+    shares = [far / max(abs(value), TINY) for far, value in zip(differences, theirs, strict=True)]
+    return "tuned" if median(shares) <= TUNED else ""
+
+
+def network_shape(model: PreTrainedModel) -> str:
+    """A digest of the model's class and its tensors' names and shapes, whatever the dtype."""
+    shapes = sorted((name, tuple(value.shape)) for name, value in model.state_dict().items())
+    return hashlib.blake2b(f"{type(model).__name__} {shapes}".encode(), digest_size=16).hexdigest()
+
+
+@torch.no_grad()
+def values_of(model: PreTrainedModel) -> list[float]:
+    """Some values of each matrix of the model, by the names of the tensors; [] if one cannot be read."""
+    parts = list[Tensor]()
+    for _, value in sorted(model.state_dict().items()):
+        if value.ndim < 2 or not value.is_floating_point() or value.numel() < VALUES:
+            continue
+        if value.is_meta or value.layout is not torch.strided or type(value) not in (Tensor, nn.Parameter):
+            return []
+        flat = value.reshape(-1)
+        places = torch.arange(1, VALUES + 1, device=value.device) * (len(flat) // (VALUES + 1))
+        parts.append(flat[places].float().cpu())
+    values: list[float] = torch.cat(parts).tolist() if parts else []
+    return values if all(map(math.isfinite, values)) else []
+
+
+def ship(folder: Path, model: PreTrainedModel, name: str, drafters: Sequence[str]) -> Path:
+    """Write `drafters.json`, by which the drafters in `folder` are found for every copy of these weights.
+
+    model: the loaded model that they draft for. name: what messages call it, such as "openai/whisper-base".
+    drafters: names of the drafters' folders in `folder`, the preferred one first.
+    Returns: the file.
+    """
+    values = [float(f"{value:.6g}") for value in values_of(model)]
+    content = {
+        "format": FORMAT,
+        "model": name,
+        "drafters": list(drafters),
+        "network": network_shape(model),
+        "values": values,
+    }
+    return write_whole(folder / SHIPPED, (json.dumps(content) + "\n").encode())
+
+
+def _hears(model: PreTrainedModel) -> bool:
+    return hasattr(model.config, "num_mel_bins")
+
+
+def _once(model: PreTrainedModel, folder: Path) -> Drafter:
+    key = (version(folder), model.device, model.dtype)
+    with _lock:
+        drafters = _loaded.setdefault(model, {})
+        if key not in drafters:
+            drafters[key] = load_drafter(folder, model, "drafter")
+        return drafters[key]
+
+
+def _tell(model: PreTrainedModel, message: str) -> None:
+    """Warn once for each model."""
+    with _lock:
+        told = _told.setdefault(model, set())
+        if message in told:
+            return
+        told.add(message)
+    warnings.warn(message, UserWarning, stacklevel=4)

@@ -1,0 +1,174 @@
+"""Models and recordings of people: `transcribe` against `model.generate`, token for token, option by option.
+
+MMDEC_MODELS names a folder of Whisper folders, MMDEC_RECORDINGS one of recordings (`make real MODELS=... RECORDINGS=...`
+sets both). Two recordings are decoded by default, all of them with MMDEC_ALL=1. The tests are skipped where nothing is
+named.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmdec
+from mmdec.audio import SAMPLE_RATE, load_audio
+from mmdec.hub.find import kind
+from mmdec.hub.whisper import LoadedWhisper, load_whisper
+
+SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
+WHOLE = bool(os.environ.get("MMDEC_ALL"))
+SHORT = 15.0  # seconds of the recordings that are decoded by default, at most
+BATCH = 4
+NOISE = 0.003  # of full scale
+
+
+def folder(variable: str) -> list[Path]:
+    """What lies in the folder that the variable names."""
+    named = os.environ.get(variable)
+    return sorted(path for path in Path(named).iterdir() if path.name[0] != ".") if named else []
+
+
+def seconds(path: Path) -> float:
+    return len(load_audio(path)) / SAMPLE_RATE
+
+
+MODELS = [path for path in folder("MMDEC_MODELS") if path.is_dir() and kind(path) == "whisper"]
+FOUND = [path for path in folder("MMDEC_RECORDINGS") if path.suffix in SOUNDS]
+RECORDINGS = FOUND if WHOLE else [path for path in FOUND if seconds(path) <= SHORT][:2]
+pytestmark = pytest.mark.skipif(
+    not (MODELS and RECORDINGS), reason="name real models and recordings: MMDEC_MODELS, MMDEC_RECORDINGS"
+)
+
+LADDER: dict[str, Any] = {
+    "temperature": (0.0, 0.4, 0.8),
+    "logprob_threshold": -0.4,
+    "compression_ratio_threshold": 1.3,
+    "no_speech_threshold": 0.6,
+}
+SILENT: dict[str, Any] = {"no_speech_threshold": 0.6, "logprob_threshold": -1.0}
+CONDITIONED: dict[str, Any] = {"condition_on_prev_tokens": True, "temperature": 0.0}
+SEGMENTS: dict[str, Any] = {"timestamps": "segment"}
+WORDS: dict[str, Any] = {"timestamps": "word"}
+WAYS: dict[str, dict[str, Any]] = {
+    "given": {"language": "en"},
+    "detected": {},
+    "another language": {"language": "de", **SEGMENTS},
+    "translated": {"language": "fr", "task": "translate"},
+    "prompted": {"prompt": "A speech, and what came of it."},
+    "segments": SEGMENTS,
+    "words": WORDS,
+    "conditioned": {**CONDITIONED, **SEGMENTS, "prompt": "A speech.", "prompt_condition_type": "all-segments"},
+    "silence": SILENT,
+    "silence, words": {**SILENT, **WORDS},
+    "ladder": {**LADDER, **SEGMENTS},
+}
+DRAFTERS = ("auto", "recycling", None)
+
+
+def stock(whisper: LoadedWhisper, samples: list[Tensor], way: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """Each recording's segments by transformers' own loop."""
+    extractor, model = whisper.extractor, whisper.model
+    long = len(samples[0]) // extractor.hop_length > extractor.nb_max_frames
+    more: dict[str, Any] = {"padding": "longest", "truncation": False} if long else {}
+    features = extractor(
+        [one.numpy() for one in samples],
+        sampling_rate=SAMPLE_RATE,
+        return_tensors="pt",
+        return_attention_mask=True,
+        **more,
+    )
+    options = {"task": "transcribe", **way}
+    timed = options.pop("timestamps", None)
+    if "prompt" in options:
+        options["prompt_ids"] = whisper.tokenizer.get_prompt_ids(options.pop("prompt"), return_tensors="pt")
+    if not whisper.model.generation_config.is_multilingual:
+        options.pop("task")
+    if timed == "word":
+        options["return_token_timestamps"] = True
+    torch.manual_seed(0)
+    attention = model.config._attn_implementation
+    try:
+        out: Any = model.generate(
+            **features, **options, return_timestamps=long or timed is not None, return_segments=True
+        )
+    finally:
+        model.set_attn_implementation(attention)  # word timestamps leave "eager"
+    return out["segments"]
+
+
+def allowed(whisper: LoadedWhisper, way: dict[str, Any]) -> bool:
+    settings: Any = whisper.model.generation_config
+    return bool(settings.is_multilingual) or not {"language", "task"} & way.keys()
+
+
+def check(found: mmdec.Transcript, wanted: list[dict[str, Any]], timestamps: str | None) -> None:
+    assert found.tokens == [token for one in wanted for token in one["tokens"].tolist()]
+    if timestamps == "segment":
+        ends = [(round(float(one["start"]), 3), round(float(one["end"]), 3)) for one in wanted]
+        assert [(one.start, min(one.end, found.seconds)) for one in found.segments] == pytest.approx(
+            [(start, min(end, found.seconds)) for start, end in ends]
+        )
+    if timestamps == "word":
+        starts = {round(second, 3) for one in wanted for second in one["token_timestamps"].tolist()}
+        assert {word.start for one in found.segments for word in one.words or ()} <= starts
+
+
+@pytest.fixture(params=MODELS, ids=lambda path: path.name)
+def whisper(request: pytest.FixtureRequest) -> Iterator[LoadedWhisper]:
+    threads = torch.get_num_threads()
+    yield load_whisper(request.param, "cpu")
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.filterwarnings("ignore:__array_wrap__ must accept:DeprecationWarning")  # transformers' own call
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
+def test_every_recording(whisper: LoadedWhisper, path: Path, name: str) -> None:
+    """The same tokens and times, and each window is encoded once."""
+    way = WAYS[name]
+    if not allowed(whisper, way):
+        pytest.skip("the model has one language")
+    samples = load_audio(path)
+    (wanted,) = stock(whisper, [samples], way)
+    passes = list[int]()
+    hook = whisper.model.get_encoder().register_forward_hook(lambda *_: passes.append(1))
+    drafter = DRAFTERS[(list(WAYS).index(name) + RECORDINGS.index(path)) % len(DRAFTERS)]
+    try:
+        torch.manual_seed(0)
+        found = mmdec.transcribe(samples, sample_rate=SAMPLE_RATE, model=whisper, drafter=drafter, **way)
+    finally:
+        hook.remove()
+    check(found, wanted, way.get("timestamps"))
+    assert len(passes) <= found.windows
+
+
+@pytest.mark.parametrize("name", ["detected", "segments"])
+def test_batches(whisper: LoadedWhisper, name: str) -> None:
+    """Recordings of one window together, those that are longer together."""
+    way, kinds = WAYS[name], dict[bool, list[Tensor]]()
+    for path in RECORDINGS:
+        samples = load_audio(path)
+        kinds.setdefault(len(samples) > 30 * SAMPLE_RATE, []).append(samples)
+    for group in kinds.values():
+        for at in range(0, len(group), BATCH):
+            batch = group[at : at + BATCH]
+            wanted = stock(whisper, batch, way)
+            arrays: Any = [samples.numpy() for samples in batch]
+            found = mmdec.transcribe(arrays, sample_rate=SAMPLE_RATE, model=whisper, batch_size=BATCH, **way)
+            for one, theirs in zip(found, wanted, strict=True):
+                check(one, theirs, way.get("timestamps"))
+
+
+@pytest.mark.parametrize("length", [0.1, 5.0, 30.0, 30.01])
+def test_what_is_no_speech(whisper: LoadedWhisper, length: float) -> None:
+    """Noise, at and around a whole window."""
+    generator = torch.Generator().manual_seed(0)
+    samples = NOISE * torch.randn(int(length * SAMPLE_RATE), generator=generator)
+    (wanted,) = stock(whisper, [samples], WAYS["segments"])
+    check(mmdec.transcribe(samples, sample_rate=SAMPLE_RATE, model=whisper, timestamps="segment"), wanted, "segment")

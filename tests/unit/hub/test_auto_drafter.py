@@ -1,0 +1,140 @@
+"""drafter="auto": what a model's folder holds, what is shipped for its weights in any dtype, else "lookup"."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mmdec
+from mmdec.drafters.lookup import Lookup
+from mmdec.drafters.medusa import Medusa
+from mmdec.hub.auto_drafter import SHIPPED, auto_drafter, match, ship
+from mmdec.hub.medusa import save_heads
+from mmdec.hub.whisper import LoadedWhisper, load_whisper, read_model
+from mmdec.nn.medusa import MedusaConfig
+from tests.conftest import RATE, buzz
+from tests.support.tiny_text import language_model
+from tests.support.tiny_whisper import heads, medusa_heads, network, processor, write
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    return write(tmp_path / "mine" / "whisper", with_heads=False)
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of models in which heads for `bare` are shipped."""
+    home = tmp_path / "shipped" / "for-whisper"
+    model = read_model(bare)
+    save_heads(home / "medusa", heads(model))
+    ship(home, model, "some/whisper", ["medusa"])
+    monkeypatch.setattr(import_module("mmdec.hub.find"), "FOLDERS", (home.parent,))
+    return home
+
+
+def words(model: Any, **options: Any) -> list[int]:
+    return mmdec.transcribe(buzz(0.7), sample_rate=RATE, model=model, max_new_tokens=8, **options).tokens
+
+
+def test_a_plain_model_needs_no_drafter(bare: Path) -> None:
+    whisper = load_whisper(bare, "cpu")
+    assert isinstance(auto_drafter(whisper.model, whisper.directory), Lookup)
+    assert words(whisper) == words(whisper, drafter=None)
+    both = mmdec.transcribe([buzz(0.7)] * 2, sample_rate=RATE, model=whisper, max_new_tokens=8)
+    assert both[1].tokens == words(whisper, drafter=None)
+
+
+def test_heads_in_the_model_s_folder_come_first(shipped: Path, bare: Path) -> None:
+    save_heads(bare / "medusa", heads(read_model(bare), seed=5))
+    whisper = load_whisper(bare, "cpu")
+    found = auto_drafter(whisper.model, whisper.directory, whisper.read_drafter)
+    assert found is whisper.heads()
+    assert found.name != auto_drafter(read_model(write(bare.with_name("b"), with_heads=False))).name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("through", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_shipped_ones_are_found_for_every_copy(
+    shipped: Path, bare: Path, tmp_path: Path, dtype: torch.dtype, through: torch.dtype
+) -> None:
+    """Whatever dtype the weights are stored in and loaded in, wherever they lie."""
+    model: Any = read_model(bare).to(through)
+    model.save_pretrained(tmp_path / "copy")
+    copy: Any = type(model).from_pretrained(tmp_path / "copy", dtype=dtype).eval()
+    assert match(copy, shipped / SHIPPED) == "same"
+    found = auto_drafter(copy)
+    assert isinstance(found, Medusa)
+    assert auto_drafter(copy) is found  # read once
+    assert next(found.heads.parameters()).dtype == dtype
+
+
+def test_a_fine_tuned_one_is_told_and_tried(shipped: Path, bare: Path) -> None:
+    whole = processor()
+    tuned: Any = read_model(bare)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in tuned.parameters():
+            weight.mul_(1 + 0.05 * torch.randn(weight.shape, generator=generator))
+    whisper = LoadedWhisper(tuned, whole)
+    with pytest.warns(UserWarning, match="looks fine-tuned from some/whisper: the drafter .* is tried") as told:
+        drafted = words(whisper)
+    assert len(told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert words(whisper) == drafted == words(whisper, drafter=None)  # told once
+    assert isinstance(auto_drafter(tuned), Medusa)
+
+
+def test_another_model_of_this_shape_gets_lookup(shipped: Path) -> None:
+    other = network(processor().tokenizer, seed=8)  # type: ignore[attr-defined]
+    assert match(other, shipped / SHIPPED) == ""
+    assert isinstance(auto_drafter(other), Lookup)
+    assert isinstance(auto_drafter(network(processor().tokenizer, d_model=16)), Lookup)  # type: ignore[attr-defined]
+    assert isinstance(auto_drafter(language_model("llama")), Lookup)
+
+
+@pytest.mark.parametrize("damage", ["weights", "config", "another model's", "list"])
+def test_what_nobody_asked_for_is_no_error(shipped: Path, bare: Path, damage: str) -> None:
+    if damage == "weights":
+        (shipped / "medusa" / "heads.safetensors").write_bytes(b"no")
+    elif damage == "config":
+        (shipped / "medusa" / "config.json").write_text("{", encoding="utf-8")
+    elif damage == "list":
+        (shipped / SHIPPED).write_text('{"format": "mmdec shipped drafters 1", "network": 3}', encoding="utf-8")
+    else:
+        shutil.rmtree(shipped / "medusa")
+        save_heads(shipped / "medusa", medusa_heads(MedusaConfig(16, 99, heads=2)))
+    whisper = load_whisper(bare, "cpu")
+    if damage == "list":
+        assert words(whisper) == words(whisper, drafter=None)
+        return
+    with pytest.warns(UserWarning, match='drafter="auto" passes over medusa, because it cannot be used'):
+        drafted = words(whisper)
+    assert drafted == words(whisper, drafter=None)
+
+
+def test_every_door_takes_it(shipped: Path, bare: Path) -> None:
+    model: Any = type(read_model(bare)).from_pretrained(bare).eval()
+    speculation = mmdec.speculate()
+    assert isinstance(speculation.drafter_for(model), Medusa)
+    assert speculation.drafter_for(model) is speculation.drafter_for(model)
+    text = language_model("llama")
+    prompt = torch.tensor([[5, 6, 7, 5, 6]])
+    found = mmdec.generate(text, prompt, max_new_tokens=6, do_sample=False)
+    assert torch.equal(found.sequences, text.generate(prompt, max_new_tokens=6, do_sample=False))
+    with pytest.raises(mmdec.InputError, match="`name` must be new"):
+        mmdec.register_drafter("auto", Lookup)
+
+
+def test_what_is_shipped_says_which_model_it_is_for(shipped: Path) -> None:
+    settings = json.loads((shipped / SHIPPED).read_text(encoding="utf-8"))
+    assert settings["model"] == "some/whisper"
+    assert settings["drafters"] == ["medusa"]
