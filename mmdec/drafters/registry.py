@@ -45,8 +45,9 @@ class Entry:
         return self.network is not None or self.loader is not None
 
 
-MEDUSA, TREE_GROWING, FLASH = (
+MEDUSA, CTC, TREE_GROWING, FLASH = (
     "mmdec.drafters.medusa:Medusa",
+    "mmdec.drafters.ctc:Ctc",
     "mmdec.drafters.tree_growing:TreeGrowing",
     "mmdec.drafters.flash:Flash",
 )
@@ -54,6 +55,7 @@ BUILT_IN = {  # in the order in which "auto" prefers them
     "lookup": Entry("mmdec.drafters.lookup:Lookup"),
     "recycling": Entry("mmdec.drafters.recycling:Recycling"),
     "medusa": Entry(drafter=MEDUSA, network="mmdec.nn.medusa:MedusaHeads"),
+    "ctc": Entry(drafter=CTC, network="mmdec.nn.ctc_head:CtcHead"),
     "eagle": Entry(
         drafter=TREE_GROWING,
         network="mmdec.nn.draft_network:DraftNetwork",
@@ -156,13 +158,15 @@ def auto_names() -> list[str]:
 
 
 def network_class(system: str) -> type[DraftNetwork]:
-    """The network class of a built-in drafter with weights, Medusa excepted; its `config_class` makes the
+    """The network class of a built-in drafter with weights, Medusa and CTC excepted; its `config_class` makes the
     configuration.
 
     system: the drafter's name, such as "eagle".
     Raises: InputError for any other name.
     """
-    built = {name: entry.network for name, entry in BUILT_IN.items() if entry.network and entry.drafter != MEDUSA}
+    built = {
+        name: entry.network for name, entry in BUILT_IN.items() if entry.network and entry.drafter not in (MEDUSA, CTC)
+    }
     if system not in built:
         raise InputError(f"`system` must be one of {', '.join(built)}, but is {system!r:.60}. Choose one.")
     network: type[DraftNetwork] = import_dotted(built[system])

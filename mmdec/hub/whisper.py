@@ -21,7 +21,7 @@ from mmdec.checks.devices import check_device
 from mmdec.checks.weights import NOT_FOLLOWED, check_generation, damaged, fill_pretrained, lies_inside, read_settings
 from mmdec.drafters.medusa import Medusa
 from mmdec.drafters.registry import drafter_names
-from mmdec.hub.find import LoadedModels, find, kind, path_text, version
+from mmdec.hub.find import LoadedModels, drafter_folder, find, kind, path_text, version
 from mmdec.hub.medusa import WEIGHTS, load_heads
 from mmdec.types import InputError
 
@@ -115,6 +115,17 @@ class LoadedWhisper:
             if folder not in self._heads:
                 self._heads[folder] = load_heads(folder, self.model)
             return self._heads[folder]
+
+    def drafter_folder(self, name: str) -> Path:
+        """The folder of the model's own drafter with weights, such as "ctc". Raises InputError if it has none."""
+        folder = None if self.directory is None else drafter_folder(self.directory, name)
+        if folder is None:
+            where = f"'{self.directory}' has none" if self.directory is not None else "it was loaded by its user"
+            raise InputError(
+                f"`drafter` must be {', '.join(map(repr, drafter_names()))}, a directory, an object or None for a "
+                f"`model` without the drafter '{name}', and {where}. Train one, and give its directory."
+            )
+        return folder
 
     def _marks(self, settings: Any) -> tuple[int | None, int | None]:
         mark: int | None = getattr(settings, "no_timestamps_token_id", None)
