@@ -54,8 +54,8 @@ DrafterName = Annotated[
     typer.Option(
         "--drafter",
         "-d",
-        help="medusa, lookup or recycling; a directory with a drafter's weights; a class as package.module:Class; or "
-        "none (no drafts).",
+        help="medusa, ctc, lookup or recycling; a directory with a drafter's weights; a class as package.module:Class; "
+        "or none (no drafts).",
     ),
 ]
 Language = Annotated[str | None, typer.Option("--language", "-l", help="A name or a code. Default: detected.")]

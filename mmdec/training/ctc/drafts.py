@@ -3,7 +3,7 @@
 python -m mmdec.training.ctc.drafts --checkpoint runs/drafts/checkpoints/last.ckpt --pieces runs/drafts/pieces.json \\
     --model MODEL --corpus data/passages/manifest.tsv --split dev --states runs/drafts --out models/NAME-ctc
 
-For each size of chain: tokens a round, were every round drafted; and words of the head's text that are not in the
+Each recording is a window of its own, cut to 30 s. For each size of chain: tokens a round, were every round drafted; and words of the head's text that are not in the
 model's. Nothing is decoded but windows whose transcript is not kept yet. `--out` writes the folder that
 `drafter=FOLDER` takes.
 """
@@ -28,8 +28,8 @@ from mmdec.phonetics.token_pieces import FIRST, TokenPieces
 from mmdec.training.checkpoints import load_averaged
 from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.ctc.module import CtcModule
-from mmdec.training.ctc.states import Distortion
-from mmdec.training.ctc.transcripts import WindowReader, joined_windows, keep_transcripts, read_pieces
+from mmdec.training.ctc.states import CLEAN
+from mmdec.training.ctc.transcripts import JoinedWindow, WindowReader, keep_transcripts, read_pieces
 from mmdec.training.metrics.word_errors import rate, word_edits
 from mmdec.training.stores import FrameStore, TokenStore
 from mmdec.types import Context, MmdecError, Plan, Scores, Verdict
@@ -120,8 +120,8 @@ def _measure(given: argparse.Namespace, whisper: LoadedWhisper, drafter: Ctc) ->
     reader, folder = WindowReader(whisper), given.states
     store = FrameStore(folder / "states", whisper.model.config.d_model)
     transcripts = TokenStore(folder / "transcripts")
-    windows = joined_windows(read_utterances(given.corpus, given.split), given.language, 0, 0)
-    keep_transcripts(windows, whisper, store, transcripts, Distortion())
+    windows = [JoinedWindow((row,), given.language, 0) for row in read_utterances(given.corpus, given.split)]
+    keep_transcripts(windows, whisper, store, transcripts, CLEAN)
     edits, results = [], {size: list[Rounds]() for size in SIZES}
     for window in windows:
         text, states = transcripts.get(window.name) or [], store.get(window.name)

@@ -39,7 +39,7 @@ LENGTHS = (2.0, 27.0)  # seconds of a window into which short recordings are joi
 PAUSE = (0.2, 1.0)  # seconds between them
 RECALL = 12  # tokens of a known text in which the place is searched again
 AT_ONCE = 4  # windows decoded together
-NODES = 23  # tokens of a known text drafted a round
+NODES = 11  # tokens of a known text drafted a round
 LIMIT = 220  # tokens of a transcript
 
 
@@ -244,6 +244,12 @@ class TranscriptData(LightningDataModule):
             for split, windows in self.windows.items()
         }
         self.texts, self.dev_texts = ({name: text for name, text in rows.items() if text} for rows in texts.values())
+        for split, rows in (("train", self.texts), ("dev", self.dev_texts)):
+            if not rows:
+                raise InputError(
+                    f"`corpora` must have recordings in which the model hears words, but the "
+                    f"{len(self.windows[split])} windows of {split} have none. Look at the recordings."
+                )
         self.batches = EpochBatches(self.store, self.batch_states, self.seed)
 
     def train_dataloader(self) -> DataLoader:

@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 import torch
 
+import mmdec
 from mmdec.drafters.ctc import FLOOR, Alignment, Ctc, Memory, Row
-from mmdec.hub.ctc import HeardTokens, load_ctc, read_ctc, save_ctc
+from mmdec.hub.ctc import HeardTokens, load_ctc, read_ctc, save_ctc, token_merges
 from mmdec.hub.drafters import load_drafter
-from mmdec.nn.ctc_head import BLANK
-from mmdec.phonetics.token_pieces import MARK, Merges, TokenPieces, frequent_tokens
+from mmdec.hub.whisper import load_whisper
+from mmdec.nn.ctc_head import BLANK, CtcHead, CtcHeadConfig
+from mmdec.phonetics.token_pieces import FIRST, MARK, Merges, TokenPieces, frequent_tokens
+from mmdec.training.ctc.drafts import heard_tokens
 from mmdec.types import Draft, InputError, Plan, Scores, Verdict
-from tests.support.tiny_whisper import EOT, TIMESTAMPS, VOCABULARY, whisper
+from tests.support.tiny_whisper import EOT, TIMESTAMPS, VOCABULARY, whisper, write
 from tests.support.whisper_calls import ctc
 
 
@@ -149,3 +152,25 @@ def test_a_folder_drafts_for_its_model_alone(tmp_path: Path) -> None:
         (folder / "config.json").write_text(json.dumps({**config, **damage}))
         with pytest.raises(InputError):
             read_ctc(folder)
+
+
+@pytest.mark.parametrize("timestamps", [None, "segment"])
+def test_transcribe_takes_the_one_in_the_models_folder(tmp_path: Path, timestamps: str | None) -> None:
+    folder = write(tmp_path / "whisper", with_heads=False)
+    recording = 0.1 * torch.randn(40_000, generator=torch.Generator().manual_seed(0))
+    options = {"sample_rate": 16000, "model": folder, "language": "en", "timestamps": timestamps}
+    with pytest.raises(InputError, match=r"`drafter` must be .* for a `model` without the drafter 'ctc'"):
+        mmdec.transcribe(recording, drafter="ctc", **options)
+    whole = load_whisper(folder)
+    merges = token_merges(whole.tokenizer)
+    pieces = TokenPieces(merges, [token for token in (*merges.alphabet, *sorted(merges.parts)) if token >= 0])
+    torch.manual_seed(0)
+    head = CtcHead(CtcHeadConfig(whole.model.config.d_model, FIRST + len(pieces.kept), 2, 16, 1, 3))
+    torch.nn.init.normal_(head.output.weight)
+    save_ctc(folder / "ctc", head, pieces, heard_tokens(whole))
+    drafted = mmdec.transcribe(recording, drafter="ctc", num_speculative_tokens=4, **options)
+    plain = mmdec.transcribe(recording, drafter=None, **options)
+    assert drafted.text == plain.text
+    assert drafted.segments == plain.segments
+    by_folder = mmdec.transcribe(recording, drafter=folder / "ctc", num_speculative_tokens=4, **options)
+    assert by_folder.text == plain.text
