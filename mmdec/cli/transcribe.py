@@ -55,8 +55,8 @@ DrafterName = Annotated[
     typer.Option(
         "--drafter",
         "-d",
-        help="auto (one made for the model, else lookup), medusa, lookup or recycling; a directory with a drafter's "
-        "weights; a class as package.module:Class; or none (no drafts).",
+        help="auto (one made for the model, else lookup), medusa, ctc, lookup or recycling; a directory with a "
+        "drafter's weights; a class as package.module:Class; or none (no drafts).",
     ),
 ]
 Language = Annotated[str | None, typer.Option("--language", "-l", help="A name or a code. Default: detected.")]

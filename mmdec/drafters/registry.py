@@ -37,7 +37,9 @@ class Entry:
     network: str | None = None
     loader: Loader | str | None = None  # only for a drafter from outside the package
     auto: bool = False  # whether "auto" and the demo look for its weights beside a model
-    speech: bool = False  # whether it drafts for models that hear; others draft for language models, also those that see
+    speech: bool = (
+        False  # whether it drafts for models that hear; others draft for language models, also those that see
+    )
     note: str = ""  # one line on how it drafts, shown by the demo
 
     @property
@@ -48,8 +50,9 @@ class Entry:
 
 AUTO = "auto"  # stands for a drafter of the model's own, see `mmdec.hub.auto_drafter`
 OTHERWISE = "lookup"  # what "auto" stands for if the model has no drafter with weights
-MEDUSA, TREE_GROWING, FLASH = (
+MEDUSA, CTC, TREE_GROWING, FLASH = (
     "mmdec.drafters.medusa:Medusa",
+    "mmdec.drafters.ctc:Ctc",
     "mmdec.drafters.tree_growing:TreeGrowing",
     "mmdec.drafters.flash:Flash",
 )
@@ -57,6 +60,7 @@ BUILT_IN = {  # in the order in which "auto" prefers them
     "lookup": Entry("mmdec.drafters.lookup:Lookup"),
     "recycling": Entry("mmdec.drafters.recycling:Recycling"),
     "medusa": Entry(drafter=MEDUSA, network="mmdec.nn.medusa:MedusaHeads", auto=True, speech=True),
+    "ctc": Entry(drafter=CTC, network="mmdec.nn.ctc_head:CtcHead", auto=True, speech=True),
     "eagle": Entry(
         drafter=TREE_GROWING,
         network="mmdec.nn.draft_network:DraftNetwork",
@@ -168,13 +172,15 @@ def auto_names(speech: bool = False) -> list[str]:
 
 
 def network_class(system: str) -> type[DraftNetwork]:
-    """The network class of a built-in drafter with weights, Medusa excepted; its `config_class` makes the
+    """The network class of a built-in drafter with weights, Medusa and CTC excepted; its `config_class` makes the
     configuration.
 
     system: the drafter's name, such as "eagle".
     Raises: InputError for any other name.
     """
-    built = {name: entry.network for name, entry in BUILT_IN.items() if entry.network and entry.drafter != MEDUSA}
+    built = {
+        name: entry.network for name, entry in BUILT_IN.items() if entry.network and entry.drafter not in (MEDUSA, CTC)
+    }
     if system not in built:
         raise InputError(f"`system` must be one of {', '.join(built)}, but is {system!r:.60}. Choose one.")
     network: type[DraftNetwork] = import_dotted(built[system])

@@ -146,36 +146,43 @@ class DrafterModel(_Model):
     config_class = DrafterModelConfig
     base_model_prefix = "network"
 
-    def __init__(self, config: DrafterModelConfig, network: Any = None, ranks: Any = None) -> None:
+    def __init__(self, config: DrafterModelConfig, network: Any = None, *beside: Any) -> None:
+        """beside: what the folder holds besides the network; heads' ranks, or a CTC head's pieces and tokens."""
         super().__init__(config)
         if network is None:
             raise InputError("`DrafterModel` must be made with `from_pretrained`. Its recipes train a new one.")
-        self.network, self.ranks = network, ranks
+        self.network, self.beside = network, beside
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], *_: Any, **options: Any) -> Self:
         """Load a drafter's network by directory, hub id, or "<model>/<drafter>" for a shipped one
         ("vlm-scenes/eagle")."""
+        from mmdec.hub.ctc import read_ctc
         from mmdec.hub.drafters import read_network
-        from mmdec.hub.medusa import SYSTEM, read_heads
+        from mmdec.hub.medusa import read_heads
 
         dtype, fetching = _options(options)
         folder = drafter_path(pretrained_model_name_or_path, fetching)
         config = DrafterModelConfig.from_pretrained(folder)
-        network, ranks = read_heads(folder) if config.settings.get("system") == SYSTEM else (read_network(folder), None)
-        return cast(Any, cls(config, network, ranks)).to(dtype).eval()
+        readers: dict[str, Any] = {"medusa": read_heads, "ctc": read_ctc}
+        read = readers.get(str(config.settings.get("system")), lambda folder: (read_network(folder),))
+        return cast(Any, cls(config, *read(folder))).to(dtype).eval()
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """The network's own forward."""
         return self.network(*inputs, **options)
 
     def write(self, folder: Path) -> None:
+        from mmdec.hub.ctc import save_ctc
         from mmdec.hub.drafters import save_network
         from mmdec.hub.medusa import save_heads
+        from mmdec.nn.ctc_head import CtcHead
         from mmdec.nn.medusa import MedusaHeads
 
         if isinstance(self.network, MedusaHeads):
-            save_heads(folder, self.network, ranks=self.ranks)
+            save_heads(folder, self.network, ranks=self.beside[0])
+        elif isinstance(self.network, CtcHead):
+            save_ctc(folder, self.network, *self.beside)
         else:
             save_network(self.network, folder)
 

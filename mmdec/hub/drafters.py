@@ -22,6 +22,7 @@ from mmdec.checks.arguments import check_instance, check_path, check_whole, show
 from mmdec.checks.weights import WHOLE, checked_file, fill, read_settings, read_weights
 from mmdec.drafters.flash import Flash
 from mmdec.drafters.registry import (
+    CTC,
     FLASH,
     MEDUSA,
     TREE_GROWING,
@@ -33,6 +34,7 @@ from mmdec.drafters.registry import (
     network_class,
 )
 from mmdec.drafters.tree_growing import TreeGrowing
+from mmdec.hub.ctc import load_ctc
 from mmdec.hub.find import drafter_by_name
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.publish import new_folder, whole_folder
@@ -255,7 +257,7 @@ def _config(kind: type[DraftConfig], settings: dict[str, Any], folder: Path) -> 
         ) from error
 
 
-LOADERS: dict[str, Loader] = {MEDUSA: load_heads, TREE_GROWING: load_tree_growing, FLASH: load_flash}
+LOADERS: dict[str, Loader] = {MEDUSA: load_heads, CTC: load_ctc, TREE_GROWING: load_tree_growing, FLASH: load_flash}
 
 
 def draft_card(network: DraftNetwork, reads_images: bool = True) -> str:

@@ -21,7 +21,7 @@ from mmdec.checks.devices import check_device
 from mmdec.checks.weights import NOT_FOLLOWED, check_generation, damaged, fill_pretrained, lies_inside, read_settings
 from mmdec.drafters.registry import drafter_names
 from mmdec.hub.drafters import load_drafter
-from mmdec.hub.find import LoadedModels, find, kind, path_text, version
+from mmdec.hub.find import LoadedModels, drafter_folder, find, kind, path_text, version
 from mmdec.hub.medusa import WEIGHTS
 from mmdec.types import Drafter, InputError
 
@@ -119,6 +119,17 @@ class LoadedWhisper:
                 "medusa IN OUT`, and give their directory."
             )
         return self.read_drafter(folder)
+
+    def drafter_folder(self, name: str) -> Path:
+        """The folder of the model's own drafter with weights, such as "ctc". Raises InputError if it has none."""
+        folder = None if self.directory is None else drafter_folder(self.directory, name)
+        if folder is None:
+            where = f"'{self.directory}' has none" if self.directory is not None else "it was loaded by its user"
+            raise InputError(
+                f"`drafter` must be {', '.join(map(repr, drafter_names()))}, a directory, an object or None for a "
+                f"`model` without the drafter '{name}', and {where}. Train one, and give its directory."
+            )
+        return folder
 
     def _marks(self, settings: Any) -> tuple[int | None, int | None]:
         mark: int | None = getattr(settings, "no_timestamps_token_id", None)

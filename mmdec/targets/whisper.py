@@ -26,7 +26,6 @@ from transformers import (
     PreTrainedModel,
     WhisperForConditionalGeneration,
 )
-from transformers.modeling_outputs import BaseModelOutput
 from transformers.generation.logits_process import (
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
@@ -34,6 +33,7 @@ from transformers.generation.logits_process import (
     WhisperTimeStampLogitsProcessor,
 )
 from transformers.generation.utils import GenerateEncoderDecoderOutput
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from mmdec.decode.tree import single
@@ -498,7 +498,7 @@ class _Remembering:
             return None
         rows = list[int]()
         for index, row in enumerate(features):
-            order = sorted(range(len(self._last)), key=lambda other: other != index)  # noqa: B023 # used at once
+            order = sorted(range(len(self._last)), key=lambda other: other != index)  # used at once
             same = next((other for other in order if torch.equal(self._last[other], row)), None)
             if same is None:
                 return None

@@ -35,6 +35,7 @@ from tests.support.whisper_calls import (
     Oracle,
     assert_same,
     call,
+    ctc,
     heads,
     plug,
     stock,
@@ -49,7 +50,7 @@ pytestmark = [  # transformers' own: on numpy 2, and for word timestamps of wind
 
 GRID = {
     "mode": list(MODES),
-    "drafter": ["lookup", "recycling", "linear", "block", "right", "wrong"],
+    "drafter": ["lookup", "recycling", "linear", "block", "right", "wrong", "babbling", "random", "marks"],
     "nodes": [None, 5, (14, 4)],
     "batch": [1, 3, 8],
     "mels": [80, 128],
@@ -69,6 +70,8 @@ def drafter(case: dict[str, Any]) -> Any:
     name, network = case["drafter"], MODELS[case["mels"]]
     if name in SHAPES:
         return Medusa(heads(name), network.proj_out)
+    if name in ("babbling", "random", "marks"):
+        return ctc(name)
     if name in ("right", "wrong"):
         texts = windows(case["mels"], case["mode"], case["batch"])
         return Oracle(texts, name == "right", isinstance(case["nodes"], tuple))

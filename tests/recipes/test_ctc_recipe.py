@@ -7,6 +7,7 @@ from pathlib import Path
 from mmdec.training.ctc.evaluate import load_ears
 from tests.support.small_recipes import MARKS, check_same_weights, checkpoint, fit, logged
 from tests.support.tiny_sentences import SIZES, write
+from tests.support.tiny_whisper import write as write_whisper
 
 pytestmark = MARKS
 
@@ -30,3 +31,22 @@ def test_the_recipe_learns_and_resumes_to_the_same_weights(tmp_path: Path) -> No
     losses = [float(row["dev/ctc"]) for row in logged(whole, "dev/ctc")]
     assert losses[-1] < losses[0]
     assert load_ears(checkpoint(whole, 9), str(corpus / "whisper")).head.config.d_states == 32
+
+
+def test_a_head_that_drafts_learns_from_the_models_own_transcripts(tmp_path: Path) -> None:
+    corpus, whole, parts = write(tmp_path / "corpus"), tmp_path / "whole", tmp_path / "parts"
+    whisper = write_whisper(tmp_path / "whisper", with_heads=False, max_target_positions=24)
+    model = {**SIZES, "stride": 1, "warmup": 2, "lr": "5e-3"}
+    data = {
+        "corpora": f"{{{corpus / 'manifest.tsv'}: en}}",
+        "model": whisper,
+        "states": corpus / "drafts",
+        "pieces": corpus / "tokens.json",
+        "batch_states": 90,
+        "steps_per_epoch": 5,
+    }
+    fit("ctc/drafts", whole, model, data)
+    fit("ctc/drafts", parts, model, data, f"--ckpt_path={checkpoint(whole, 4)}")
+    check_same_weights(checkpoint(whole, 9), checkpoint(parts, 9))
+    losses = [float(row["dev/ctc"]) for row in logged(whole, "dev/ctc")]
+    assert losses[-1] < losses[0]

@@ -32,6 +32,7 @@ from mmdec.generation.model_lock import reading
 from mmdec.generation.run import DecodingOptions, DraftedBy
 from mmdec.generation.speculation import option_names
 from mmdec.hub.auto_drafter import auto_drafter
+from mmdec.hub.ctc import SYSTEM as CTC
 from mmdec.hub.find import drafter_by_name, kind
 from mmdec.hub.whisper import DEFAULT_MODEL, HEADS, KIND, LoadedWhisper, load_whisper
 from mmdec.pipelines.call import MAX_BATCH, Part, System, Usage, as_loaded, fitting
@@ -121,10 +122,10 @@ def transcribe(
     sample_rate: Hz of samples; None for files, which name their own.
     model: a shipped name, a directory, a hub id, or a loaded Whisper (then give its `processor`).
     processor: the `WhisperProcessor` of a loaded model; None otherwise.
-    drafter: "medusa" (the heads in the model's folder), "lookup", "recycling" or another registered name, a drafter's
-        folder or hub id, "whisper-phrasebook/medusa" for the shipped one, a dotted path "package.module:Class", a
-        smaller Whisper with the same vocabulary, a `Drafter`, or None for plain decoding. Default "auto": the first
-        drafter in the model's folder, else one shipped for its weights, else "lookup".
+    drafter: "medusa" or "ctc" (the heads in the model's folder), "lookup", "recycling" or another registered name, a
+        drafter's folder or hub id, "whisper-phrasebook/medusa" for the shipped one, a dotted path
+        "package.module:Class", a smaller Whisper with the same vocabulary, a `Drafter`, or None for plain decoding.
+        Default "auto": the first drafter in the model's folder, else one shipped for its weights, else "lookup".
     timestamps: None (default), "segment" or "word" to fill `segments`. "segment" has the model's own times. "word" adds
         the times of words: a segment begins with its first word and ends where the model says; so does its last word.
     language: a name or a code; a list has one for each recording. Default None: detected.
@@ -169,12 +170,14 @@ def transcribe(
 def as_drafter(whisper: LoadedWhisper, drafter: DraftedBy) -> DraftedBy:
     """Resolve `transcribe`'s argument `drafter` to one that `speculate` takes.
 
-    "auto" becomes what `auto_drafter` finds; "medusa" the heads in the model's folder; a folder or hub id of heads
-    those heads, loaded once in the model's device and precision. Anything else stays as it is. Raises: InputError if
-    there are no heads for this model.
+    "auto" becomes what `auto_drafter` finds; "medusa" the heads in the model's folder, and "ctc" the CTC head that lies
+    there; a folder or hub id of heads those heads, loaded once in the model's device and precision. Anything else stays
+    as it is. Raises: InputError if there are no heads for this model.
     """
     if isinstance(drafter, str) and drafter == AUTO:
         return auto_drafter(whisper.model, whisper.directory, whisper.read_drafter)
+    if isinstance(drafter, str) and drafter == CTC:
+        return whisper.drafter_folder(CTC)
     if isinstance(drafter, str) and drafter != HEADS and (drafter_entry(drafter) is not None or is_dotted(drafter)):
         return drafter
     drafter = drafter_by_name(drafter, "drafter") or drafter
@@ -246,7 +249,9 @@ def transcribe_batch(
         stopwatch.lap()  # exclude the time spent waiting for the model's lock
         meter.start()
         try:
-            output: Any = meter.model.generate(**inputs, **arguments, custom_generate=meter, monitor_progress=meter.window)
+            output: Any = meter.model.generate(
+                **inputs, **arguments, custom_generate=meter, monitor_progress=meter.window
+            )
         except (InputError, MemoryError, torch.OutOfMemoryError):
             raise
         except _CallerError as error:

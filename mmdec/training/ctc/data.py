@@ -58,6 +58,39 @@ class KeptStates(Dataset[CtcBatch]):
         )
 
 
+@dataclass(frozen=True)
+class EpochBatches:
+    """Which sounds of a store a batch has: at most `states` states, padding included."""
+
+    store: FrameStore
+    states: int
+    seed: int
+
+    def epoch(self, names: list[str], epoch: int, steps: int) -> list[list[str]]:
+        """`steps` batches, drawn anew in each epoch; all sounds come before one comes again."""
+        batches: list[list[str]] = []
+        turn = 0
+        while len(batches) < steps:
+            batches += self.of(names, np.random.default_rng([self.seed, epoch, turn]))
+            turn += 1
+        return batches[:steps]
+
+    def of(self, names: list[str], draw: np.random.Generator | None) -> list[list[str]]:
+        """All names in batches of about equal length; with `draw` in random order."""
+        noise = np.zeros(len(names)) if draw is None else draw.normal(0, 0.15, len(names))
+        length = {name: self.store.length(name) for name in names}
+        order = sorted(range(len(names)), key=lambda at: np.log(length[names[at]]) + noise[at])
+        batches: list[list[str]] = [[]]
+        longest = 0
+        for at in order:
+            longest = max(longest, length[names[at]])
+            if batches[-1] and longest * (len(batches[-1]) + 1) > self.states:
+                batches.append([])
+                longest = length[names[at]]
+            batches[-1].append(names[at])
+        return batches if draw is None else [batches[at] for at in draw.permutation(len(batches))]
+
+
 class SentenceData(LightningDataModule):
     """Recordings of sentences, by their kept states.
 
@@ -126,37 +159,16 @@ class SentenceData(LightningDataModule):
         train_views = [(row, view) for view in views for row in train]
         encoder = load_speech_encoder(self.encoder, self.top)
         self.store = keep_states([*((row, 0) for row in dev), *train_views], encoder, self.folder, self.distortion)
+        self.batches = EpochBatches(self.store, self.batch_states, self.seed)
         self.texts = {state_name(row, view): self.pieces.encode(heard(row.text)) for row, view in train_views}
         self.dev_texts = {state_name(row, 0): self.pieces.encode(heard(row.text)) for row in dev}
 
     def train_dataloader(self) -> DataLoader:
         """Batches of about equal length, drawn anew in each epoch; all recordings come before one comes again."""
         assert self.trainer is not None
-        epoch = self.trainer.current_epoch
-        batches: list[list[str]] = []
-        turn = 0
-        while len(batches) < self.steps_per_epoch:
-            draw = np.random.default_rng([self.seed, epoch, turn])
-            batches += self.batches_of(list(self.texts), draw)
-            turn += 1
-        dataset = KeptStates(self.store, self.texts, batches[: self.steps_per_epoch])
-        return DataLoader(dataset, batch_size=None, shuffle=False)
+        batches = self.batches.epoch(list(self.texts), self.trainer.current_epoch, self.steps_per_epoch)
+        return DataLoader(KeptStates(self.store, self.texts, batches), batch_size=None, shuffle=False)
 
     def val_dataloader(self) -> DataLoader:
-        batches = self.batches_of(list(self.dev_texts), None)
+        batches = self.batches.of(list(self.dev_texts), None)
         return DataLoader(KeptStates(self.store, self.dev_texts, batches), batch_size=None, shuffle=False)
-
-    def batches_of(self, names: list[str], draw: np.random.Generator | None) -> list[list[str]]:
-        """Names in batches of at most `batch_states`, padding included; with `draw` in random order."""
-        noise = np.zeros(len(names)) if draw is None else draw.normal(0, 0.15, len(names))
-        length = {name: self.store.length(name) for name in names}
-        order = sorted(range(len(names)), key=lambda at: np.log(length[names[at]]) + noise[at])
-        batches: list[list[str]] = [[]]
-        longest = 0
-        for at in order:
-            longest = max(longest, length[names[at]])
-            if batches[-1] and longest * (len(batches[-1]) + 1) > self.batch_states:
-                batches.append([])
-                longest = length[names[at]]
-            batches[-1].append(names[at])
-        return batches if draw is None else [batches[at] for at in draw.permutation(len(batches))]

@@ -48,7 +48,7 @@ from mmdec.training.whisper.window_data import (
     durations,
     plan_windows,
 )
-from mmdec.types import InputError
+from mmdec.types import Drafter, InputError
 
 
 def own_text(
@@ -59,13 +59,15 @@ def own_text(
     limit: int,
     heads: MedusaHeads | None = None,
     nodes: int = 0,
+    drafter: Drafter | None = None,
 ) -> list[list[int]]:
     """Greedy tokens of each window, EOS included where it came.
 
     states (B, S, H) of the encoder; prompts: what the decoder reads first; timed: which windows are under the rules for
-    timestamps; limit: new tokens at most, as far as the decoder's positions reach; heads draft `nodes` tokens a round.
+    timestamps; limit: new tokens at most, as far as the decoder's positions reach; heads, or the drafter, draft
+    `nodes` tokens a round.
     """
-    drafter = shape = None
+    shape = None
     if heads is not None and nodes > 0:
         shape = HeadAccuracy(expected(heads.config.heads))
         drafter = Medusa(
@@ -83,7 +85,8 @@ def own_text(
         inputs: dict[str, Any] = {"input_ids": ids, "encoder_outputs": (states[rows],)}
         if not bool(mask.all()):
             inputs["decoder_attention_mask"] = mask
-        budget = Budget.fixed(0) if shape is None else Budget.fixed(nodes, min(shape.depth, max(nodes - 1, 1)))
+        depth = None if shape is None else min(shape.depth, max(nodes - 1, 1))
+        budget = Budget.fixed(0) if drafter is None else Budget.fixed(nodes, depth)
         for _ in decode(WhisperTarget(model), inputs, text, MatchRule(), drafter, budget, shape):
             pass
         for row, tokens in zip(rows, text.tokens, strict=True):

@@ -14,13 +14,15 @@ from transformers import AutoConfig, AutoModel
 
 import mmdec
 from mmdec.hub.auto_model import DASpeechModel, DASpeechModelConfig, DrafterModel
+from mmdec.hub.ctc import HeardTokens, save_ctc
 from mmdec.hub.drafters import save_network
 from mmdec.hub.medusa import save_heads
 from mmdec.pipelines.confidence import FORMAT
 from mmdec.types import InputError
 from tests.support.draft_networks import draft_network
 from tests.support.tiny_text import language_model
-from tests.support.tiny_whisper import heads, whisper
+from tests.support.tiny_whisper import EOT, TIMESTAMPS, VOCABULARY, heads, whisper
+from tests.support.whisper_calls import ctc
 
 mmdec.register()
 MODEL = language_model()
@@ -31,10 +33,14 @@ def equal(a: torch.nn.Module, b: torch.nn.Module) -> bool:
     return mine.keys() == other.keys() and all(torch.equal(mine[name], other[name]) for name in mine)
 
 
-@pytest.mark.parametrize("system", ["eagle", "medusa"])
+@pytest.mark.parametrize("system", ["eagle", "medusa", "ctc"])
 def test_drafters_are_read_and_written(system: str, tmp_path: Path) -> None:
     if system == "medusa":
         folder = save_heads(tmp_path / "drafter", heads(whisper()), ranks=None)
+    elif system == "ctc":
+        drafter = ctc("random")
+        tokens = HeardTokens(TIMESTAMPS, EOT, VOCABULARY)
+        folder = save_ctc(tmp_path / "drafter", drafter.head, drafter.pieces, tokens)
     else:
         folder = save_network(draft_network(system, MODEL, base="tiny"), tmp_path / "drafter")
     assert AutoConfig.from_pretrained(folder).settings["system"] == system

@@ -165,5 +165,12 @@ def test_a_cue_ends_with_a_sentence_and_a_long_one_with_a_clause() -> None:
     ]
     short = cues(spoken((" Yes.", 0.0, 0.4), (" No.", 0.4, 0.8)))
     assert [cue.text for cue in short] == ["Yes. No."]
-    quoted = cues(spoken(*[(f" {word}", at * 0.2, at * 0.2 + 0.2) for at, word in enumerate("He said \u201cI am not there yet.\u201d And left".split())]))
+    quoted = cues(
+        spoken(
+            *[
+                (f" {word}", at * 0.2, at * 0.2 + 0.2)
+                for at, word in enumerate(["He", "said", "“I", "am", "not", "there", "yet.”", "And", "left"])
+            ]
+        )
+    )
     assert [cue.text for cue in quoted] == ["He said \u201cI am not there yet.\u201d", "And left"]

@@ -68,7 +68,7 @@ def test_states_are_kept_once_and_those_of_new_recordings_are_added(folder: Path
 def test_batches_hold_all_recordings_before_one_comes_again(folder: Path) -> None:
     sentences = data(folder)
     sentences.setup("fit")
-    batches = sentences.batches_of(list(sentences.texts), np.random.default_rng(0))
+    batches = sentences.batches.of(list(sentences.texts), np.random.default_rng(0))
     assert sorted(name for batch in batches for name in batch) == sorted(sentences.texts)
     assert len(sentences.texts) == 16  # two views of eight
     for batch in batches:

@@ -1,0 +1,132 @@
+"""A CTC head that drafts, on disk: config.json, model.safetensors and a card.
+
+model.safetensors holds the head's matrices in 8 bits (`mmdec.nn.row_int8`), the draft vocabulary, and the merges of the
+model's tokenizer, by which what is heard becomes the model's tokens: the folder needs no tokenizer beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from mmdec.checks.arguments import show
+from mmdec.checks.weights import WHOLE, checked_file, damaged, fill, read_settings, read_weights
+from mmdec.drafters.ctc import Ctc
+from mmdec.hub.publish import new_folder, whole_folder
+from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig
+from mmdec.nn.row_int8 import pack_rows, unpack_rows
+from mmdec.phonetics.token_pieces import Merges, TokenPieces
+from mmdec.types import InputError
+
+SYSTEM = "ctc"
+TABLES = ("pieces", "merges", "alphabet")
+
+
+@dataclass(frozen=True)
+class HeardTokens:
+    """Tokens of the model that drafts must know. base: its name; vocab_size: its tokens."""
+
+    first_time: int  # the timestamp of 0 seconds
+    end: int  # ends a text
+    vocab_size: int
+    base: str = ""
+
+
+def token_merges(tokenizer: Any) -> Merges:
+    """The byte-level BPE of a tokenizer of transformers."""
+    return Merges.of(json.loads(tokenizer.backend_tokenizer.to_str())["model"])
+
+
+def save_ctc(
+    directory: str | os.PathLike[str], head: CtcHead, pieces: TokenPieces, tokens: HeardTokens, trained: str = ""
+) -> Path:
+    """Write a folder of a head that drafts. If writing fails, no folder is left.
+
+    head: the trained head. pieces: what it writes. tokens: the model's. trained: what it was trained on, for the card.
+    """
+    target = new_folder(directory)
+    with whole_folder(target) as fresh:
+        config = {
+            "system": SYSTEM,
+            "model_type": "mmdec-drafter",
+            "head": asdict(head.config),
+            "tokens": asdict(tokens),
+        }
+        (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        tables = (pieces.kept, pieces.merges.rows, pieces.merges.alphabet)
+        numbers = {name: torch.tensor(table, dtype=torch.int32) for name, table in zip(TABLES, tables, strict=True)}
+        save_file({**pack_rows(head.state_dict()), **numbers}, fresh / WHOLE)
+        (fresh / "README.md").write_text(_card(head, tokens, trained), encoding="utf-8")
+    return target
+
+
+def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:
+    """Load the drafter for this model, on its device and in its precision.
+
+    Raises: InputError if the folder is damaged, or the head belongs to another model (other channels or tokens).
+    """
+    head, pieces, tokens = read_ctc(directory)
+    shape: Any = getattr(model, "config", None)
+    for what, expected, actual in (
+        ("channels", head.config.d_states, getattr(shape, "d_model", None)),
+        ("tokens", tokens.vocab_size, getattr(shape, "vocab_size", None)),
+    ):
+        if expected != actual:
+            raise InputError(
+                f"`model` must have {expected} {what} for this drafter, but has {actual}. It was trained for "
+                f"{tokens.base or 'another model'}; use a drafter trained for this model."
+            )
+    return Ctc(head.to(model.device, model.dtype), pieces, tokens.first_time, tokens.end)
+
+
+def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, HeardTokens]:
+    """Head, pieces and the model's tokens, in float32 on the CPU. Raises InputError for a folder that is damaged."""
+    try:
+        folder = Path(directory)
+    except TypeError as error:
+        raise InputError(f"`directory` must be a path, but is {show(directory)}. Name a folder.") from error
+    config = read_settings(folder / "config.json", "directory")
+    if config.get("system") != SYSTEM:
+        raise InputError(
+            f"`directory` must hold a CTC head, but '{folder}' holds {config.get('system')!r:.60}. Name its folder."
+        )
+    state = read_weights([checked_file(folder, WHOLE, "directory")], "directory")
+    with damaged(
+        f"`directory` must hold a whole CTC head, but '{folder}' is damaged or of another version", "Fetch it again."
+    ):
+        sizes, tokens = CtcHeadConfig(**config["head"]), HeardTokens(**config["tokens"])
+        kept, rows, alphabet = (state.pop(name).tolist() for name in TABLES)
+        merges = Merges(rows, alphabet)
+        if not all(token in merges for token in kept) or len(alphabet) != 256:
+            raise ValueError("the pieces are no tokens of the merges")
+        pieces = TokenPieces(merges, kept)
+        if len(pieces) != sizes.pieces or max(*kept, tokens.end, tokens.first_time) >= tokens.vocab_size:
+            raise ValueError(f"{len(pieces)} pieces for a head of {sizes.pieces}")
+    weights: dict[str, Tensor] = unpack_rows(state, "directory")
+    return fill(lambda: CtcHead(sizes), weights, "directory", folder), pieces, tokens
+
+
+def _card(head: CtcHead, tokens: HeardTokens, trained: str) -> str:
+    base, count = tokens.base or "the model that it was trained for", sum(w.numel() for w in head.parameters())
+    text = (
+        f"# A CTC head that drafts for {base}\n\n{count:,} parameters in 8 bits, {head.config.pieces} pieces, over the "
+        f"encoder's states ({head.config.d_states} channels). It proposes tokens; the model checks them, and its text "
+        "stays its own.\n"
+    )
+    if trained:
+        text += f"\n{trained}\n"
+    if tokens.base:
+        text += (
+            "\nPass its folder as `drafter`:\n\n```python\nimport mmdec\n\n"
+            f'out = mmdec.transcribe("recording.wav", model={json.dumps(tokens.base)}, drafter="FOLDER")\n'
+            "print(out.text, out.tokens_per_round)\n```\n"
+        )
+    return text

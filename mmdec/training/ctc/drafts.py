@@ -1,0 +1,156 @@
+"""What a CTC head saves its Whisper, counted on kept windows; and the folder that drafts.
+
+python -m mmdec.training.ctc.drafts --checkpoint runs/drafts/checkpoints/last.ckpt --pieces runs/drafts/pieces.json \\
+    --model MODEL --corpus data/passages/manifest.tsv --split dev --states runs/drafts --out models/NAME-ctc
+
+Each recording is a window of its own, cut to 30 s. For each size of chain: tokens a round, were every round drafted; and words of the head's text that are not in the
+model's. Nothing is decoded but windows whose transcript is not kept yet. `--out` writes the folder that
+`drafter=FOLDER` takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mmdec.decode.tree import single
+from mmdec.drafters.ctc import Ctc
+from mmdec.hub.ctc import HeardTokens, save_ctc, token_merges
+from mmdec.hub.whisper import LoadedWhisper, load_whisper
+from mmdec.nn.ctc_head import CtcHead
+from mmdec.phonetics.token_pieces import FIRST, TokenPieces
+from mmdec.training.checkpoints import load_averaged
+from mmdec.training.corpora.librispeech import read_utterances
+from mmdec.training.ctc.module import CtcModule
+from mmdec.training.ctc.states import CLEAN
+from mmdec.training.ctc.transcripts import JoinedWindow, WindowReader, keep_transcripts, read_pieces
+from mmdec.training.metrics.word_errors import rate, word_edits
+from mmdec.training.stores import FrameStore, TokenStore
+from mmdec.types import Context, MmdecError, Plan, Scores, Verdict
+
+SIZES = (4, 8, 16)  # nodes of a chain
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Of one window."""
+
+    tokens: int
+    rounds: int
+    drafted: int
+
+
+def rounds_of(drafter: Ctc, states: Tensor, prompt: Sequence[int], text: Sequence[int], plan: Plan) -> Rounds:
+    """Decode a text that is known already: states (S, D) of its window, the prompt, the text with its end."""
+    ids = torch.tensor([prompt])
+    positions = torch.arange(len(prompt))
+    memory = drafter.start(Context(ids, ids >= 0, positions[None, None], positions[-1:] + 1, memory=states[None]))
+    scores = Scores(torch.zeros(1, 1, 1))
+    done, rounds, drafted = 0, 0, 0
+    accepted = [text[0]]  # by the prompt's pass
+    while True:
+        done += len(accepted)
+        row = torch.tensor([accepted])
+        verdict = Verdict(row, row[:, -1], row[:, -1] < 0, row, torch.tensor([len(accepted)]))
+        drafter.update(memory, single(row[:, -1]), scores, verdict)
+        if done >= len(text):
+            return Rounds(done, rounds, drafted)
+        draft = drafter.propose(memory, row[:, -1], plan).tokens[0, 1:].tolist()
+        right = 0
+        while right < len(draft) and done + right < len(text) - 1 and draft[right] == text[done + right]:
+            right += 1
+        accepted = list(text[done : done + right + 1])
+        rounds, drafted = rounds + 1, drafted + len(draft)
+
+
+def load_head(checkpoint: Path, average: int = 1) -> CtcHead:
+    """The head of a training's checkpoint; of a folder's last ones, averaged."""
+
+    def build(options: dict[str, object]) -> CtcModule:
+        return CtcModule(**{**options, "start": None})  # type: ignore[arg-type]
+
+    files = sorted(checkpoint.glob("*.ckpt"), key=lambda file: file.stat().st_mtime)[-average:]
+    module, _ = load_averaged(build, files if checkpoint.is_dir() else [checkpoint])
+    return module.head.eval()
+
+
+def heard_tokens(whisper: LoadedWhisper, name: str = "") -> HeardTokens:
+    """Tokens of a model that its drafts must know."""
+    reader = WindowReader(whisper)
+    return HeardTokens(reader.first_time, reader.end, whisper.model.config.vocab_size, name)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0; 2 for what cannot be read."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", type=Path, required=True, help="a checkpoint, or the folder of some")
+    parser.add_argument("--average", type=int, default=1, help="checkpoints of a folder to average, the last ones")
+    parser.add_argument("--pieces", type=Path, required=True)
+    parser.add_argument("--model", required=True, help="the name or folder of the Whisper that the head drafts for")
+    parser.add_argument("--corpus", help="LibriSpeech's layout, or a manifest")
+    parser.add_argument("--split", default="dev")
+    parser.add_argument("--language", default="en")
+    parser.add_argument("--states", type=Path, help="the folder of kept states and transcripts")
+    parser.add_argument("--threshold", type=float, default=0.0, help="chance below which a chain ends")
+    parser.add_argument("--out", type=Path, help="write the drafter's folder here")
+    parser.add_argument("--base", default="", help="the model's public name, for the card")
+    parser.add_argument("--trained", default="", help="what the head was trained on, for the card")
+    given = parser.parse_args(arguments)
+    try:
+        whisper, head = load_whisper(given.model), load_head(given.checkpoint, given.average)
+        pieces = TokenPieces(token_merges(whisper.tokenizer), read_pieces(given.pieces))
+        tokens = heard_tokens(whisper, given.base)
+        if given.out is not None:
+            print(save_ctc(given.out, head, pieces, tokens, given.trained))
+        if given.corpus is not None:
+            _measure(given, whisper, Ctc(head, pieces, tokens.first_time, tokens.end))
+    except MmdecError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _measure(given: argparse.Namespace, whisper: LoadedWhisper, drafter: Ctc) -> None:
+    reader, folder = WindowReader(whisper), given.states
+    store = FrameStore(folder / "states", whisper.model.config.d_model)
+    transcripts = TokenStore(folder / "transcripts")
+    windows = [JoinedWindow((row,), given.language, 0) for row in read_utterances(given.corpus, given.split)]
+    keep_transcripts(windows, whisper, store, transcripts, CLEAN)
+    edits, results = [], {size: list[Rounds]() for size in SIZES}
+    for window in windows:
+        text, states = transcripts.get(window.name) or [], store.get(window.name)
+        if len(text) < 2:
+            continue
+        for size, rows in results.items():
+            plan = Plan(size, size, threshold=given.threshold)
+            rows.append(rounds_of(drafter, states, reader.prompt(given.language), text, plan))
+        edits.append(word_edits(_words(whisper, text, reader.first_time), _heard(drafter, states)))
+        each = "  ".join(f"{rows[-1].tokens / max(rows[-1].rounds, 1):5.2f}" for rows in results.values())
+        print(f"{each}  {window.name}", flush=True)
+    wrong = rate(edits)
+    print(f"words wrong: {wrong['value']:.1%} of {wrong['length']}, {len(edits)} windows")
+    for size, rows in results.items():
+        tokens, rounds, drafted = (sum(getattr(row, name) for row in rows) for name in ("tokens", "rounds", "drafted"))
+        print(f"chains of {size}: {tokens / max(rounds, 1):.2f} tokens a round, {drafted / max(rounds, 1):.2f} drafted")
+
+
+def _heard(drafter: Ctc, states: Tensor) -> str:
+    """The text that a head hears in states (S, D)."""
+    with torch.inference_mode():
+        logits, _ = drafter.head(states[None], torch.tensor([len(states)]))
+    path = logits[0].argmax(-1).unique_consecutive().tolist()
+    return b"".join(drafter.pieces.bytes(piece) for piece in path if piece >= FIRST).decode("utf-8", "replace")
+
+
+def _words(whisper: LoadedWhisper, text: Sequence[int], first_time: int) -> str:
+    return str(whisper.tokenizer.decode([token for token in text if token < first_time], skip_special_tokens=True))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,300 @@
+"""What a head that drafts for a Whisper is trained on: a window's encoder states, and the model's own transcript.
+
+Recordings are read as the model reads them when it decodes, in windows of 30 s; of the states, those of the sound and
+some of the silence behind it are kept. The transcript is greedy, with timestamps. Where the text of a recording is
+known it drafts, so that a transcript costs some passes instead of one for each token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from mmdec.audio import SAMPLE_RATE, load_audio, sound_seconds
+from mmdec.decode.tree import chains
+from mmdec.hub.ctc import token_merges
+from mmdec.hub.whisper import LoadedWhisper, load_whisper
+from mmdec.nn.whisper_encoder import STEP, whisper_mel
+from mmdec.phonetics.token_pieces import MARK, TokenPieces, frequent_tokens
+from mmdec.training.corpora.librispeech import Utterance, read_utterances
+from mmdec.training.ctc.data import EpochBatches, KeptStates
+from mmdec.training.ctc.states import Distortion, distort
+from mmdec.training.medusa.data import ends, own_text
+from mmdec.training.stores import FrameStore, TokenStore
+from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+
+SILENCE = 3.0  # seconds behind a sound at most whose states are kept
+LENGTHS = (2.0, 27.0)  # seconds of a window into which short recordings are joined, at least and at most
+PAUSE = (0.2, 1.0)  # seconds between them
+RECALL = 12  # tokens of a known text in which the place is searched again
+AT_ONCE = 4  # windows decoded together
+NODES = 11  # tokens of a known text drafted a round
+LIMIT = 220  # tokens of a transcript
+
+
+@final
+class KnownText:
+    """Drafts a text that is known, one for each row. The model may write numbers, names and marks otherwise: the place
+    in the text is found again from what was accepted."""
+
+    needs = Needs()
+    name = "known-text"
+
+    def __init__(self, texts: Sequence[Sequence[int]], first_time: int) -> None:
+        """texts: tokens of each row. first_time: the first timestamp's number."""
+        self.texts, self.first_time = texts, first_time
+
+    def check(self, target: Target) -> None:
+        """Accept every target."""
+
+    def start(self, context: Context) -> list[list[Any]]:
+        """For each row its text, the place in it, and the last token."""
+        return [[list(text), 0, -1] for text in self.texts]
+
+    def propose(self, memory: list[list[Any]], roots: Tensor, plan: Plan) -> Draft:
+        """The text from its place on; behind a closing timestamp the opening one comes first."""
+        drafts = []
+        for text, place, last in memory:
+            again = [last] if last >= self.first_time and place else []
+            drafts.append([*again, *text[place:]][: min(plan.nodes, plan.depth)])
+        return chains(roots, drafts)
+
+    def update(self, memory: list[list[Any]], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Follow what was accepted."""
+        for row, tokens, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
+            for token in tokens[:length]:
+                text, place, last = row
+                if token < self.first_time:
+                    near = text[place : place + RECALL]
+                    row[1] = place + near.index(token) + 1 if token in near else place
+                row[2] = -1 if token == last else token  # a segment's end and the next one's begin
+
+    def select(self, memory: list[list[Any]], live: Tensor) -> None:
+        """Keep only the rows live (K,) int64."""
+        memory[:] = [memory[index] for index in live.tolist()]
+
+
+@dataclass(frozen=True)
+class JoinedWindow:
+    """Recordings that are heard one after the other, in one way."""
+
+    rows: tuple[Utterance, ...]
+    language: str
+    view: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.rows[0].path.stem}+{len(self.rows)}@{self.view}"
+
+    @property
+    def text(self) -> str:
+        return " ".join(row.text for row in self.rows)
+
+    def sound(self, how: Distortion) -> Tensor:
+        """Its 16 kHz samples, distorted unless it is view 0."""
+        draw = np.random.default_rng([*self.name.encode()])
+        parts = []
+        for row in self.rows:
+            parts += [load_audio(row.path).numpy(), np.zeros(int(draw.uniform(*PAUSE) * SAMPLE_RATE), np.float32)]
+        joined = np.concatenate(parts[:-1])
+        return torch.from_numpy(distort(joined, how, draw) if self.view else joined)
+
+
+def joined_windows(rows: Sequence[Utterance], language: str, view: int, seed: int) -> list[JoinedWindow]:
+    """Rows in their order, joined up to a length that is drawn for each window."""
+    windows: list[JoinedWindow] = []
+    taken: list[Utterance] = []
+    seconds = 0.0
+    draw = np.random.default_rng([seed, view])
+    bound = draw.uniform(*LENGTHS)
+    for row in rows:
+        length = sound_seconds(row.path)
+        if taken and seconds + length > bound:
+            windows.append(JoinedWindow(tuple(taken), language, view))
+            taken, seconds, bound = [], 0.0, draw.uniform(*LENGTHS)
+        taken.append(row)
+        seconds += length + PAUSE[1]
+    return [*windows, JoinedWindow(tuple(taken), language, view)] if taken else windows
+
+
+@dataclass(frozen=True)
+class WindowReader:
+    """A Whisper that hears windows and writes what it hears."""
+
+    whisper: LoadedWhisper
+
+    @property
+    def first_time(self) -> int:
+        """The first timestamp's token."""
+        return int(self.whisper.model.generation_config.no_timestamps_token_id) + 1  # type: ignore[union-attr]
+
+    @property
+    def end(self) -> int:
+        """The token that ends a text."""
+        return ends(self.whisper.model)[0]
+
+    def prompt(self, language: str) -> list[int]:
+        """What the decoder reads before a transcript with timestamps."""
+        settings: Any = self.whisper.model.generation_config
+        begin = [int(settings.decoder_start_token_id)]
+        if not getattr(settings, "is_multilingual", False):
+            return begin
+        return [*begin, settings.lang_to_id[f"<|{language}|>"], settings.task_to_id["transcribe"]]
+
+    @torch.inference_mode()
+    def states(self, sounds: Sequence[Tensor]) -> Tensor:
+        """The encoder's states (B, S, D) of 16 kHz samples (T,), each in a whole window."""
+        model = self.whisper.model
+        size = model.config.max_source_positions * STEP
+        samples = (F.pad(sound[:size], (0, max(size - len(sound), 0))) for sound in sounds)
+        features = torch.cat([whisper_mel(row[None], model.config.num_mel_bins) for row in samples])
+        with torch.autocast(features.device.type, torch.bfloat16):  # kept in half precision anyway
+            states = torch.cat([model.model.encoder(row[None]).last_hidden_state for row in features])
+        return states.float()
+
+    @torch.inference_mode()
+    def read(self, windows: Sequence[JoinedWindow], how: Distortion) -> Iterable[tuple[str, Tensor, list[int]]]:
+        """Name, states (S, D) and transcript of each window."""
+        sounds = [window.sound(how) for window in windows]
+        states = self.states(sounds)
+        known = [self.whisper.tokenizer.encode(" " + w.text, add_special_tokens=False) for w in windows]
+        prompts, timed = [self.prompt(window.language) for window in windows], [True] * len(windows)
+        drafter = KnownText(known, self.first_time)
+        texts = own_text(self.whisper.model, states, prompts, timed, LIMIT, nodes=NODES, drafter=drafter)
+        for window, sound, row, text in zip(windows, sounds, states, texts, strict=True):
+            seconds = len(sound) / SAMPLE_RATE + SILENCE
+            yield window.name, row[: int(seconds * SAMPLE_RATE) // STEP], text
+
+
+class TranscriptData(LightningDataModule):
+    """Windows of recordings, by their kept states and transcripts.
+
+    corpora: manifest or folder (as `read_utterances` takes it) -> its language. model: the Whisper that drafts are for.
+    states: the folder that keeps states and transcripts; those that are missing are computed first, so that a corpus
+    may grow between two runs. pieces: the file of the draft vocabulary, chosen from the transcripts (`count` pieces at
+    most) where there is none. views: ways to hear each window: distorted, then in more ways. hours: of the recordings
+    at most, the first ones. batch_states: in a batch, padding included.
+    """
+
+    def __init__(
+        self,
+        corpora: dict[str, str],
+        model: str,
+        states: str,
+        pieces: str,
+        count: int = 1200,
+        views: int = 1,
+        distortion: Distortion | None = None,
+        hours: float | None = None,
+        batch_states: int = 12000,
+        steps_per_epoch: int = 100,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.corpora, self.folder, self.views, self.hours = corpora, Path(states), views, hours
+        self.distortion = distortion or Distortion()
+        self.whisper = load_whisper(model)
+        self.store = FrameStore(self.folder / "states", self.whisper.model.config.d_model)
+        self.transcripts = TokenStore(self.folder / "transcripts")
+        self.steps_per_epoch, self.seed, self.batch_states = steps_per_epoch, seed, batch_states
+        merges = token_merges(self.whisper.tokenizer)
+        self.windows = {split: self._windows(split) for split in ("train", "dev")}
+        keep_transcripts(
+            [*self.windows["dev"], *self.windows["train"]], self.whisper, self.store, self.transcripts, self.distortion
+        )
+        if not Path(pieces).is_file():
+            texts = (self.transcripts.get(window.name) or [] for window in self.windows["train"])
+            Path(pieces).write_text(json.dumps(frequent_tokens(texts, merges, count)), encoding="utf-8")
+        self.pieces = TokenPieces(merges, read_pieces(Path(pieces)))
+
+    @property
+    def units(self) -> list[str]:
+        """The pieces by number: what the head must know of the data."""
+        return self.pieces.names
+
+    def _windows(self, split: str) -> list[JoinedWindow]:
+        found = []
+        for corpus, language in self.corpora.items():
+            rows, left = [], self.hours and self.hours * 3600
+            for row in read_utterances(corpus, split):
+                if left is not None and split == "train":
+                    left -= sound_seconds(row.path)
+                    if left < 0:
+                        break
+                rows.append(row)
+            views = range(1, self.views + 1) if split == "train" else (0,)
+            found += [window for view in views for window in joined_windows(rows, language, view, self.seed)]
+        return found
+
+    def setup(self, stage: str) -> None:
+        first_time = WindowReader(self.whisper).first_time
+        texts = {
+            split: {w.name: labels(self.transcripts.get(w.name) or [], self.pieces, first_time) for w in windows}
+            for split, windows in self.windows.items()
+        }
+        self.texts, self.dev_texts = ({name: text for name, text in rows.items() if text} for rows in texts.values())
+        for split, rows in (("train", self.texts), ("dev", self.dev_texts)):
+            if not rows:
+                raise InputError(
+                    f"`corpora` must have recordings in which the model hears words, but the "
+                    f"{len(self.windows[split])} windows of {split} have none. Look at the recordings."
+                )
+        self.batches = EpochBatches(self.store, self.batch_states, self.seed)
+
+    def train_dataloader(self) -> DataLoader:
+        assert self.trainer is not None
+        batches = self.batches.epoch(list(self.texts), self.trainer.current_epoch, self.steps_per_epoch)
+        return DataLoader(KeptStates(self.store, self.texts, batches), batch_size=None, shuffle=False)
+
+    def val_dataloader(self) -> DataLoader:
+        batches = self.batches.of(list(self.dev_texts), None)
+        return DataLoader(KeptStates(self.store, self.dev_texts, batches), batch_size=None, shuffle=False)
+
+
+def read_pieces(path: Path) -> list[int]:
+    """The tokens that are pieces. Raises InputError for another file."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"`pieces` must be a file of tokens, but '{path}' is not ({error}).") from None
+    if not isinstance(kept, list) or not all(type(token) is int for token in kept):
+        raise InputError(f"`pieces` must hold a list of tokens, but '{path}' holds another thing. Remove it.")
+    return kept
+
+
+def labels(transcript: Sequence[int], pieces: TokenPieces, first_time: int) -> list[int]:
+    """What a head is to write for a transcript: the pieces of its tokens, and a mark between two segments."""
+    found: list[int] = []
+    for token in transcript:
+        if token >= first_time:
+            if found and found[-1] != MARK:
+                found.append(MARK)
+        else:
+            found += pieces.of_token(token)
+    return found
+
+
+def keep_transcripts(
+    windows: Sequence[JoinedWindow], whisper: LoadedWhisper, store: FrameStore, transcripts: TokenStore, how: Distortion
+) -> None:
+    """Compute and keep what is missing of the windows' states and transcripts."""
+    missing = [window for window in windows if window.name not in store or transcripts.get(window.name) is None]
+    if missing:
+        rank_zero_info(f"states and transcripts of {len(missing)} windows go to {store.lines.folder.parent}")
+    reader = WindowReader(whisper)
+    for start in range(0, len(missing), AT_ONCE):
+        found: Mapping[str, tuple[Tensor, list[int]]]
+        found = {name: (states, text) for name, states, text in reader.read(missing[start : start + AT_ONCE], how)}
+        store.add({name: states for name, (states, _) in found.items()})
+        transcripts.add({name: text for name, (_, text) in found.items()})

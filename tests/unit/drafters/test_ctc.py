@@ -1,0 +1,176 @@
+"""CTC drafts: the alignment against all paths, what is heard after it, timestamps, files."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import mmdec
+from mmdec.drafters.ctc import FLOOR, Alignment, Ctc, Memory, Row
+from mmdec.hub.ctc import HeardTokens, load_ctc, read_ctc, save_ctc, token_merges
+from mmdec.hub.drafters import load_drafter
+from mmdec.hub.whisper import load_whisper
+from mmdec.nn.ctc_head import BLANK, CtcHead, CtcHeadConfig
+from mmdec.phonetics.token_pieces import FIRST, MARK, Merges, TokenPieces, frequent_tokens
+from mmdec.training.ctc.drafts import heard_tokens
+from mmdec.types import Draft, InputError, Plan, Scores, Verdict
+from tests.support.tiny_whisper import EOT, TIMESTAMPS, VOCABULARY, whisper, write
+from tests.support.whisper_calls import ctc
+
+
+def collapsed(path: tuple[int, ...]) -> list[int]:
+    return [piece for piece, _ in itertools.groupby(path) if piece != BLANK]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_alignment_is_the_best_of_all_paths(seed: int) -> None:
+    """The text goes on from the frame where the best path through all frames, text first, leaves it."""
+    draw = np.random.default_rng(seed)
+    frames, size = 6, 3
+    logprobs = np.log(draw.dirichlet(np.full(size, 0.4), frames) + 1e-9)
+    costs = np.maximum(logprobs - logprobs.max(1, keepdims=True), -FLOOR)
+    text = draw.integers(1, size, 3).tolist()
+    alignment = Alignment(logprobs)
+    for count in range(4):
+        if count:
+            alignment.add(text[count - 1])
+        scores = {
+            place: max(
+                (
+                    sum(costs[frame, piece] for frame, piece in enumerate(path))
+                    for path in itertools.product(range(size), repeat=place)
+                    if collapsed(path) == text[:count]
+                ),
+                default=-np.inf,
+            )
+            for place in range(frames + 1)
+        }
+        best = max(scores.values())
+        assert alignment.place() == max(place for place, score in scores.items() if score > best - 1e-4)
+
+
+def spoken(path: list[int], size: int, sure: float = 0.9) -> np.ndarray:
+    """Log-probabilities of a path that is heard."""
+    table = np.full((len(path), size), (1 - sure) / (size - 1))
+    table[np.arange(len(path)), path] = sure
+    return np.log(table)
+
+
+def drafter() -> Ctc:
+    """Hears the bytes a to z, and "the" as a piece of its own."""
+    alphabet = [{32: 0}.get(value, value - 96 if 97 <= value <= 122 else -1) for value in range(256)]
+    t, h, e = 20, 8, 5
+    merges = Merges([(t, h, 40), (0, 40, 41), (41, e, 42), (40, e, 43)], alphabet)
+    made = ctc("random")
+    made.pieces = TokenPieces(merges, [*range(27), 43])
+    return made
+
+
+def run(made: Ctc, path: list[int], accepted: list[int], nodes: int = 12, timed: bool = False) -> list[int]:
+    row = Row(timed, alignment=Alignment(spoken(path, len(made.pieces))))
+    memory = Memory(torch.zeros(1, 1, 32), [row])
+    tokens = torch.tensor([accepted])
+    verdict = Verdict(tokens, tokens[:, -1], tokens[:, -1] < 0, tokens, torch.tensor([len(accepted)]))
+    empty = Draft(tokens, tokens, torch.tensor([1]))
+    made.update(memory, empty, Scores(torch.zeros(1, 1, 1)), verdict)
+    draft = made.propose(memory, torch.zeros(1, dtype=torch.long), Plan(nodes, nodes))
+    return draft.tokens[0, 1:].tolist()
+
+
+def test_what_is_heard_is_drafted_in_the_models_own_tokens() -> None:
+    made = drafter()
+    space, t, h, e, a = (made.pieces.of_token(number)[0] for number in (0, 20, 8, 5, 1))
+    path = [0, 0, a, a, 0, space, t, h, h, e, 0, 0]  # "a the", in letters
+    assert run(made, path, [1]) == [42, EOT]  # after "a"
+    assert run(made, path, [1, 41]) == [5, EOT]  # after "a th"
+    assert run(made, path, [1, 42]) == [EOT]
+    assert run(made, path, [1, 0, 19, 42]) == [EOT]  # "s", which was not heard, is passed over
+    assert run(made, path, [1], nodes=1) == [42]
+
+
+def test_segments_end_where_a_mark_is_heard() -> None:
+    made = drafter()
+    a, e = (made.pieces.of_token(number)[0] for number in (1, 5))
+    path = [0, a, 0, MARK, MARK, 0, e, 0, 0, 0]  # a frame is 0.02 s here
+    first, last = TIMESTAMPS + 3, TIMESTAMPS + 6
+    assert run(made, path, [1], timed=True) == [first, first, 5, last, EOT]
+    assert run(made, path, [1, TIMESTAMPS + 5], timed=True)[:2] == [TIMESTAMPS + 5, 5]
+    assert run(made, path, [1, TIMESTAMPS + 5, TIMESTAMPS + 5], timed=True)[:1] == [5]
+    assert run(made, path, [1]) == [5, EOT]
+
+
+def test_a_chain_ends_where_the_head_is_unsure() -> None:
+    made = drafter()
+    a, e = (made.pieces.of_token(number)[0] for number in (1, 5))
+    row = Row(False, alignment=Alignment(np.concatenate([spoken([a, 0], 31), spoken([e, 0], 31, 0.3)])))
+    memory = Memory(torch.zeros(1, 1, 32), [row])
+    roots = torch.zeros(1, dtype=torch.long)
+    assert made.propose(memory, roots, Plan(9, 9, threshold=0.5)).tokens[0, 1:].tolist() == [1]
+    assert len(made.propose(memory, roots, Plan(9, 9)).tokens[0]) > 2
+
+
+def test_every_token_can_be_spelt_and_merged_again() -> None:
+    made = ctc("random")
+    merges = made.pieces.merges
+    for token in range(60):
+        said = b"".join(made.pieces.bytes(piece) for piece in made.pieces.of_token(token))
+        spelt = all(part in made.pieces.kept for part in leaves(merges, token))
+        assert not spelt or said == merges.bytes(token)
+
+
+def leaves(merges: Merges, token: int) -> list[int]:
+    return [leaf for part in merges.parts[token] for leaf in leaves(merges, part)] if token in merges.parts else [token]
+
+
+def test_rare_tokens_are_taken_apart() -> None:
+    merges = drafter().pieces.merges
+    texts = [[1, 42]] * 5 + [[43]]
+    assert frequent_tokens(texts, merges, 256, least=1) == [1, 42, 43]
+    assert frequent_tokens(texts, merges, 256, least=3) == [1, 5, 8, 20, 42]  # "the" is t, h and e
+    assert frequent_tokens(texts, merges, 256, least=99) == [0, 1, 5, 8, 20]
+
+
+def test_a_folder_drafts_for_its_model_alone(tmp_path: Path) -> None:
+    made, model = ctc("random"), whisper()
+    tokens = HeardTokens(TIMESTAMPS, EOT, VOCABULARY, "somebody/whisper")
+    folder = save_ctc(tmp_path / "ctc", made.head, made.pieces, tokens, "Trained on nothing.")
+    found = load_drafter(folder, model)
+    assert isinstance(found, Ctc)
+    assert found.pieces.kept == made.pieces.kept
+    assert found.pieces.merges.rows == made.pieces.merges.rows
+    for name, value in made.head.state_dict().items():
+        torch.testing.assert_close(found.head.state_dict()[name], value, rtol=0.02, atol=0.05)
+    again = save_ctc(tmp_path / "again", *read_ctc(folder))
+    assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    with pytest.raises(InputError, match=r"`model` must have 32 channels .* somebody/whisper"):
+        load_ctc(folder, whisper(d_model=48))
+    config = json.loads((folder / "config.json").read_text())
+    for damage in ({"head": {**config["head"], "pieces": 9}}, {"tokens": {}}, {"system": "medusa"}):
+        (folder / "config.json").write_text(json.dumps({**config, **damage}))
+        with pytest.raises(InputError):
+            read_ctc(folder)
+
+
+@pytest.mark.parametrize("timestamps", [None, "segment"])
+def test_transcribe_takes_the_one_in_the_models_folder(tmp_path: Path, timestamps: str | None) -> None:
+    folder = write(tmp_path / "whisper", with_heads=False)
+    recording = 0.1 * torch.randn(40_000, generator=torch.Generator().manual_seed(0))
+    options = {"sample_rate": 16000, "model": folder, "language": "en", "timestamps": timestamps}
+    with pytest.raises(InputError, match=r"`drafter` must be .* for a `model` without the drafter 'ctc'"):
+        mmdec.transcribe(recording, drafter="ctc", **options)
+    whole = load_whisper(folder)
+    merges = token_merges(whole.tokenizer)
+    pieces = TokenPieces(merges, [token for token in (*merges.alphabet, *sorted(merges.parts)) if token >= 0])
+    torch.manual_seed(0)
+    head = CtcHead(CtcHeadConfig(whole.model.config.d_model, FIRST + len(pieces.kept), 2, 16, 1, 3))
+    torch.nn.init.normal_(head.output.weight)
+    save_ctc(folder / "ctc", head, pieces, heard_tokens(whole))
+    drafted = mmdec.transcribe(recording, drafter="ctc", num_speculative_tokens=4, **options)
+    plain = mmdec.transcribe(recording, drafter=None, **options)
+    assert drafted.text == plain.text
+    assert drafted.segments == plain.segments
+    by_folder = mmdec.transcribe(recording, drafter=folder / "ctc", num_speculative_tokens=4, **options)
+    assert by_folder.text == plain.text
