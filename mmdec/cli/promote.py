@@ -27,7 +27,7 @@ def promote(
         ),
     ] = False,
     corpus: Annotated[
-        Path | None, typer.Option(help="Corpus to measure on. Default: data/corpus, data/english or data/scenes.")
+        Path | None, typer.Option(help="Corpus to measure on. Default: data/natural, data/corpus, data/english or data/scenes.")
     ] = None,
     limit: Annotated[
         int | None,

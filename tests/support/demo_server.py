@@ -75,7 +75,7 @@ def sound() -> list[float]:
     """The first sample through the tab's own work, without Gradio."""
     from mmdec.demo import background, translate
 
-    way = next(iter(translate.WAYS))
+    way = translate.own_way()
     wall, processor = time.perf_counter(), time.process_time()
     reports = background.updates(lambda tell: translate.sample_work(tell, 0, way))
     while next(reports).get("speech") is None:

@@ -7,7 +7,7 @@ python -m mmdec.training.reader.export --encoder openai/whisper-base --head runs
 `--voice` is a run of the acoustic stage (tts.safetensors and tts.json), `--vocoder` one of the vocoder's. A folder that
 lacks nothing but its encoder, which is a published model's, is made whole by
 
-python -m mmdec.training.reader.export --encoder openai/whisper-base --parts recipes/reader/everyday \\
+python -m mmdec.training.reader.export --encoder openai/whisper-base --parts models/daspeech-everyday \\
     --out runs/daspeech-everyday
 """
 

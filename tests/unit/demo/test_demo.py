@@ -42,7 +42,7 @@ def last(work, *values):
     return {name: value for name, value in told.items() if name not in ("speech", "source")}
 
 blocks = page.build()
-way = next(iter(translate.WAYS))
+way = translate.own_way()
 print(json.dumps({
     "blocks": isinstance(blocks, gr.Blocks),
     "started": run_path("demos/app.py")["serve"] is page.serve,
