@@ -32,14 +32,14 @@ class Sample:
 
 
 SAMPLES = (
-    Sample("trop_grande_pour_nous", "Cette maison est trop grande pour nous.", "af_heart"),
+    Sample("trop_grande_pour_nous", "Cette maison est trop grande pour nous.", "am_michael"),
     Sample("veux_tu_boire", "Veux-tu boire ?", "bm_george"),
-    Sample("une_table_pour_quatre", "Une table pour quatre à six heures dix.", "bf_emma"),
-    Sample("pas_mariees", "Nous ne sommes pas mariées.", "am_michael"),
-    Sample("en_retard", "J'étais en retard, comme d'habitude.", "im_nicola"),
-    Sample("la_station_de_metro", "La station de métro est à côté de l'université.", "bm_george"),
-    Sample("en_entendre_davantage", "Aimeriez-vous en entendre davantage ?", "bf_emma"),
-    Sample("rendez_vous_aujourd_hui", "J'ai rendez-vous aujourd'hui à midi vingt.", "jm_kumo"),
+    Sample("une_table_pour_quatre", "Une table pour quatre à six heures dix.", "im_nicola"),
+    Sample("pas_mariees", "Nous ne sommes pas mariées.", "af_heart"),
+    Sample("perdu_mon_chien", "J'ai perdu mon chien.", "im_nicola"),
+    Sample("la_station_de_metro", "La station de métro est à côté de l'université.", "bf_emma"),
+    Sample("en_entendre_davantage", "Aimeriez-vous en entendre davantage ?", "bf_emma", 1.056),
+    Sample("rendez_vous_aujourd_hui", "J'ai rendez-vous aujourd'hui à midi vingt.", "bm_george"),
 )
 
 

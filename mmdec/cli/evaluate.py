@@ -54,7 +54,7 @@ def speech(
         list[Path] | None,
         typer.Option(
             metavar="DIR",
-            help="Folder of pairs with the translations of a .tsv or .jsonl. Repeat. Default: those of the default corpus.",
+            help="Folder of pairs with the translations of a .tsv or .jsonl. Repeat. Default: the default corpus's.",
         ),
     ] = None,
     model: Model = SPEECH_MODEL,

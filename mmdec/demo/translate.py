@@ -50,8 +50,8 @@ NOTE = (
     "confidence."
 )
 GRAPH = (
-    "In one pass the network fills all these vertices at once. Each can write a piece of English (a short word, or part "
-    "of a longer one; ‘·’ begins a word), and links say which vertex may follow. A path from left to right is a "
+    "In one pass the network fills all these vertices at once. Each can write a piece of English (a short word, or "
+    "part of a longer one; ‘·’ begins a word), and links say which vertex may follow. A path from left to right is a "
     "sentence: the bright one is the graph's own; the thicker an arc, the likelier its link. Point at a vertex to see "
     "what else it might have said. The drawing is wide: scroll it sideways."
 )
@@ -282,7 +282,7 @@ def graph_svg(drawn: list[Vertex]) -> str:
     label = f"A graph of {len(drawn)} vertices; {len(path)} of them are on the chosen path."
     return (
         f'<svg class="mm-dag" role="img" aria-label="{label}" viewBox="0 0 {width:g} {ABOVE + BELOW + 2 * RADIUS}" '
-        f'width="{width:g}" height="{ABOVE + BELOW + 2 * RADIUS}">{"".join(faint)}{"".join(bright)}{"".join(dots)}</svg>'
+        f'width="{width:g}" height="{ABOVE + BELOW + 2 * RADIUS}">{"".join([*faint, *bright, *dots])}</svg>'
     )
 
 

@@ -29,8 +29,8 @@ Commons Attribution 2.0 (https://creativecommons.org/licenses/by/2.0), attributi
 tatoeba.org. Changed: quotes, apostrophes and spaces are written in one way, pairs are grouped by French sentence, and
 pairs with rare English words are left out. Pieces, pronunciations and weights were learnt from them.
 
-**French sound** of the training: Kokoro-82M (hexgrad, Apache-2.0), ONNX export of kokoro-onnx (MIT), phones by the program
-espeak-ng (GPL-3.0). **English sound**: flite (BSD-like). No code or data of theirs is in these files.
+**French sound** of the training: Kokoro-82M (hexgrad, Apache-2.0), ONNX export of kokoro-onnx (MIT), phones by the
+program espeak-ng (GPL-3.0). **English sound**: flite (BSD-like). No code or data of theirs is in these files.
 
 **Encoder** (`encoder.safetensors`): that of openai/whisper-base, its weights in 8 bits a row, under this licence:
 
@@ -56,8 +56,8 @@ def same_layout(run: Path, target: Path, force: bool) -> str:
     """Raises InputError for a run that is not measured on the tests of the model that it would replace."""
     if hub.kind(target) and layout(run) != layout(target):
         raise InputError(
-            f"`run` must be measured on the tests of '{target}', which is of the layout {layout(target)!r}, but '{run}' "
-            f"is of {layout(run)!r}. Give its folder another name, or use it where it is: --model {run}."
+            f"`run` must be measured on the tests of '{target}', which has the layout {layout(target)!r}, but '{run}' "
+            f"has {layout(run)!r}. Give its folder another name, or use it where it is: --model {run}."
         )
     return ""
 

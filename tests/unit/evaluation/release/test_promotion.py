@@ -122,7 +122,7 @@ def test_what_has_other_tests_replaces_nothing(
     shutil.rmtree(PLACE)
     shutil.copytree(tiny_heard_model, PLACE)
     before = weights(PLACE)
-    with pytest.raises(InputError, match=r"measured on the tests of .* layout 'pieces', but .* is of 'phones'"):
+    with pytest.raises(InputError, match=r"measured on the tests of .* layout 'pieces', but .* has 'phones'"):
         promote(RUN, corpus=corpus.root, threads=1, force=force)
     assert weights(PLACE) == before
 
