@@ -32,13 +32,13 @@ class Sample:
 
 
 SAMPLES = (
-    Sample("trop_grande_pour_nous", "Cette maison est trop grande pour nous.", "am_michael"),
+    Sample("trop_grande_pour_nous", "Cette maison est trop grande pour nous.", "bf_emma", 1.0),
     Sample("veux_tu_boire", "Veux-tu boire ?", "bm_george"),
-    Sample("une_table_pour_quatre", "Une table pour quatre à six heures dix.", "im_nicola"),
+    Sample("le_theatre_ferme", "Le théâtre ferme à une heure moins le quart.", "jm_kumo", 0.946),
     Sample("pas_mariees", "Nous ne sommes pas mariées.", "af_heart"),
     Sample("perdu_mon_chien", "J'ai perdu mon chien.", "im_nicola"),
     Sample("la_station_de_metro", "La station de métro est à côté de l'université.", "bf_emma"),
-    Sample("en_entendre_davantage", "Aimeriez-vous en entendre davantage ?", "bf_emma", 1.056),
+    Sample("en_retard", "J'étais en retard, comme d'habitude.", "af_heart"),
     Sample("rendez_vous_aujourd_hui", "J'ai rendez-vous aujourd'hui à midi vingt.", "bm_george"),
 )
 
