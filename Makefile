@@ -49,7 +49,7 @@ real: .venv-dev/ready  ## the translator against openai/whisper-base in WHISPER=
 corpus: .venv-dev/ready  ## the French-English phrasebook corpus: needs espeak-ng and flite
 	$(DEV)/python data/build/phrasebook.py --out data/corpus
 
-train: .venv-dev/ready  ## train or resume the shipped models in runs/ for MINUTES=25
+train: .venv-dev/ready  ## train or resume models in runs/ for MINUTES=25: a phrasebook's translator, Whisper, pictures
 	$(DEV)/python -m mmdec train --minutes $(MINUTES)
 
 demo: .venv/ready  ## the page: translate, transcribe, describe, at http://127.0.0.1:7860

@@ -2,7 +2,6 @@
 
 python data/build/phrasebook.py --text-only 20 --seed 1       # test sentences and their references, as TSV
 python data/build/phrasebook.py --out data/corpus             # the whole corpus, resumable
-python data/build/phrasebook.py --samples data/samples        # the eight sample recordings
 python data/build/phrasebook.py --pairs data/phrasebook       # all sentences, in the layout of tatoeba.py
 python data/build/phrasebook.py --pairs data/home --patterns home    # what one says to a house, the same way
 """
@@ -73,7 +72,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--text-only", type=int, metavar="N", help="print N test sentences with all renderings, nothing else"
     )
-    parser.add_argument("--samples", type=Path, help="write the sample recordings to this folder")
     parser.add_argument("--pairs", type=Path, help="write every sentence and its references to this folder, as tables")
     parser.add_argument("--patterns", default="patterns", choices=("patterns", "home"), help="folder of the grammar")
     return parser.parse_args()
@@ -84,9 +82,9 @@ def main() -> int:
     arguments = _arguments()
     if arguments.text_only is not None:
         return print_text(arguments.text_only, arguments.seed)
-    if not (arguments.out or arguments.samples or arguments.pairs or arguments.stats):
+    if not (arguments.out or arguments.pairs or arguments.stats):
         print(
-            "`--out`, `--samples`, `--pairs`, `--text-only` or `--stats` must be given, but none is. See --help.",
+            "`--out`, `--pairs`, `--text-only` or `--stats` must be given, but none is. See --help.",
             file=sys.stderr,
         )
         return 2
@@ -97,10 +95,6 @@ def main() -> int:
             print(f"{name}: {count}")
     if arguments.pairs:
         write_pairs(arguments.pairs, sentences)
-    if arguments.samples:
-        from sampler import write_samples
-
-        write_samples(arguments.samples, sentences)
     if arguments.out:
         from recording import Plan, build
 

@@ -1,64 +1,96 @@
-"""Writes the eight sample recordings of data/samples/: test sentences in voices heard and not heard in training."""
+"""Writes the eight sample recordings of data/samples/: test sentences in natural voices of which training has none.
 
+python data/build/sampler.py --text data/everyday data/phrasebook --voices VOICES/kokoro --out data/samples
+
+Needs what natural_french.py needs. Which sentences: those that the shipped model is right about, and whose sound
+openai/whisper-base understands.
+"""
+
+import argparse
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import soundfile
-import voices
-from splits import Sentence, normalise
-
-RATE = 16000
+import yaml
+from kokoro import Kokoro
+from natural_french import HEARD, VOICES, read_aloud
+from tables import write_text
+from tatoeba import key
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample recording; `snr` in dB or None for no noise."""
+    """One sample recording: the French as it is shown, and the style that its held-out voice alone has."""
 
     name: str
     french: str
-    accent: str
-    variant: str
-    words_per_minute: int
-    pitch: int
-    snr: float | None = None
+    style: str
+    speed: float = 0.95
 
 
 SAMPLES = (
-    Sample("ou_est_la_plage", "Où est la plage ?", "fr-fr", "f4", 150, 55),
-    Sample("un_billet_pour_marseille", "Combien coûte un billet pour Marseille ?", "fr-fr", "m3", 155, 45),
-    Sample("le_train_pour_nice", "Le train pour Nice part du quai numéro huit.", "fr-be", "Andrea", 165, 50),
-    Sample("un_verre_d_eau", "Un verre d'eau et une pizza, s'il vous plaît.", "fr-ch", "Annie", 165, 50),
-    Sample("rendez_vous_jeudi", "J'ai rendez-vous jeudi à neuf heures.", "fr-fr", "m4", 150, 40),
-    Sample("pouvez_vous_repeter", "Pouvez-vous répéter, s'il vous plaît ?", "fr-be", "m1", 160, 60, snr=20),
-    Sample("voir_un_medecin", "Est-ce que je peux voir un médecin ?", "fr-ch", "f2", 145, 60),
-    Sample("vingt_quatre_degres", "Il fait vingt-quatre degrés à Paris.", "fr-fr", "victor", 150, 45, snr=25),
+    Sample("trop_grande_pour_nous", "Cette maison est trop grande pour nous.", "bf_emma", 1.0),
+    Sample("veux_tu_boire", "Veux-tu boire ?", "bm_george"),
+    Sample("le_theatre_ferme", "Le théâtre ferme à une heure moins le quart.", "jm_kumo", 0.946),
+    Sample("pas_mariees", "Nous ne sommes pas mariées.", "af_heart"),
+    Sample("perdu_mon_chien", "J'ai perdu mon chien.", "im_nicola"),
+    Sample("la_station_de_metro", "La station de métro est à côté de l'université.", "bf_emma"),
+    Sample("en_retard", "J'étais en retard, comme d'habitude.", "af_heart"),
+    Sample("rendez_vous_aujourd_hui", "J'ai rendez-vous aujourd'hui à midi vingt.", "bm_george"),
 )
 
 
-def write_samples(folder: Path, sentences: Sequence[Sentence]) -> None:
+def references(folders: Sequence[Path]) -> dict[str, list[str]]:
+    """Every English reference of the test sentences in these folders, by the French without case and marks."""
+    found: dict[str, list[str]] = {}
+    for folder in folders:
+        for line in (folder / "test.tsv").read_text(encoding="utf-8").split("\n"):
+            if line:
+                _, _, french, *english = line.split("\t")
+                found.setdefault(key(french), []).extend(english)
+    return found
+
+
+def held_out_voice(style: str, table: Mapping) -> Mapping[str, float]:
+    """The held-out mixture with this style. Raises ValueError where training hears it, or nobody does."""
+    for shares in table["held_out"]:
+        if style in shares and style != table["base"]:
+            return shares
+    raise ValueError(f"`SAMPLES` must have styles of held-out voices, but has {style!r}. Take one of {VOICES.name}.")
+
+
+def write_samples(folder: Path, samples: Sequence[Sample], text: Sequence[Path], kokoro: Kokoro) -> None:
     """Write the recordings (16 kHz mono PCM16) and samples.tsv. Raises ValueError for a sentence that is not test."""
     folder.mkdir(parents=True, exist_ok=True)
-    known = {sentence.key: sentence for sentence in sentences}
-    lines = []
-    for number, sample in enumerate(SAMPLES):
-        sentence = known.get(normalise(sample.french))
-        if sentence is None or sentence.split != "test":
-            raise ValueError(
-                f"`SAMPLES` must hold test sentences, but has {sample.french!r}. Take one from --text-only."
-            )
-        voice = voices.Speaker(sample.accent, sample.variant, "")
-        spoken = voices.speak(sample.french, voice, sample.words_per_minute, sample.pitch)
-        samples = voices.resample(spoken, voices.RATE, RATE)
-        samples = np.pad(samples, RATE // 8)
-        if sample.snr is not None:
-            noise = np.random.default_rng(number).standard_normal(len(samples))
-            samples = samples + noise * np.sqrt(np.mean(samples**2)) / 10 ** (sample.snr / 20)
+    known = references(text)
+    table = yaml.safe_load(VOICES.read_text(encoding="utf-8"))
+    rows = []
+    for sample in samples:
+        english = known.get(key(sample.french))
+        if english is None:
+            raise ValueError(f"`SAMPLES` must hold test sentences, but has {sample.french!r}. Take one of test.tsv.")
+        heard, _ = read_aloud(sample.french, kokoro, held_out_voice(sample.style, table), sample.speed)
         path = folder / f"{sample.name}.wav"
         partial = path.with_name(f"{path.name}.partial")
-        soundfile.write(partial, samples / np.abs(samples).max() * 0.6, RATE, format="WAV", subtype="PCM_16")
+        soundfile.write(partial, heard, HEARD, format="WAV", subtype="PCM_16")
         os.replace(partial, path)
-        lines.append("\t".join((path.name, sentence.french, *sentence.renderings)) + "\n")
-    (folder / "samples.tsv").write_text("".join(lines), encoding="utf-8")
+        rows.append((path.name, sample.french, *dict.fromkeys(english)))
+    write_text(folder / "samples.tsv", rows)
+
+
+def main() -> int:
+    """Exit code 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, nargs="+", required=True, help="folders of {train,dev,test}.tsv")
+    parser.add_argument("--voices", type=Path, required=True, help="Kokoro's folder: network, signs, styles")
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write")
+    arguments = parser.parse_args()
+    write_samples(arguments.out, SAMPLES, arguments.text, Kokoro(arguments.voices))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

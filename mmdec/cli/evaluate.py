@@ -11,6 +11,7 @@ from mmdec.cli.options import (
     OWN_PROMPT,
     SPEECH_CORPUS,
     SPEECH_MODEL,
+    SPEECH_TEXT,
     VLM_MODEL,
     WHISPER_CORPUS,
     WHISPER_MODEL,
@@ -51,7 +52,10 @@ def speech(
     ] = SPEECH_CORPUS,
     text: Annotated[
         list[Path] | None,
-        typer.Option(metavar="DIR", help="Folder of pairs with the translations of a .tsv or .jsonl. Repeat."),
+        typer.Option(
+            metavar="DIR",
+            help="Folder of pairs with the translations of a .tsv or .jsonl. Repeat. Default: the default corpus's.",
+        ),
     ] = None,
     model: Model = SPEECH_MODEL,
     strategy: Annotated[
@@ -84,7 +88,8 @@ def speech(
     check_threads(threads)
     common = {"allow_absolute_paths": allow_absolute_paths, "limit": limit}
     if corpus.suffix in (".tsv", ".jsonl"):
-        spoken = manifest_corpus(split, corpus, text or (), **common)
+        pairs = SPEECH_TEXT if corpus == SPEECH_CORPUS and not text else text or ()
+        spoken = manifest_corpus(split, corpus, pairs, **common)
     else:
         spoken = cvss_corpus(split, corpus, common_voice=common_voice, cvss=cvss, **common)
     hearing = None if judge is None else Judge(judge, device, threads)

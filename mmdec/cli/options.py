@@ -15,7 +15,8 @@ from mmdec import InputError
 if TYPE_CHECKING:
     import torch
 
-SPEECH_MODEL, SPEECH_CORPUS = "daspeech-phrasebook", Path("data/corpus")
+SPEECH_MODEL, SPEECH_CORPUS = "daspeech-everyday", Path("data/natural/manifest.tsv")
+SPEECH_TEXT = Path("data/everyday"), Path("data/phrasebook")
 WHISPER_MODEL, WHISPER_CORPUS = "whisper-phrasebook", Path("data/english")
 VLM_MODEL = "vlm-scenes"
 OWN_PROMPT = "Describe this image."

@@ -27,7 +27,8 @@ def promote(
         ),
     ] = False,
     corpus: Annotated[
-        Path | None, typer.Option(help="Corpus to measure on. Default: data/corpus, data/english or data/scenes.")
+        Path | None,
+        typer.Option(help="Corpus to measure on. Default: the system's own folder in data/."),
     ] = None,
     limit: Annotated[
         int | None,

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".opus", ".aiff", ".aif", ".au", ".caf", ".w64")
 
 Strategy = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--strategy",
         "-s",
         help="How text is decoded: lookahead, greedy, viterbi or joint-viterbi through the DAG; autoregressive; or "
-        "verified (the same output as autoregressive, in fewer passes).",
+        "verified (the same output as autoregressive, in fewer passes). Default: what the model's config.json says.",
     ),
 ]
 
@@ -51,7 +51,7 @@ def translate(
             "--output", "-o", metavar="OUT", help="A directory; for one input also a .wav, .flac, .ogg or .mp3 file."
         ),
     ],
-    strategy: Strategy = "lookahead",
+    strategy: Strategy = None,
     verify: Annotated[bool, typer.Option("--verify", help="The same as --strategy verified.")] = False,
     model: Model = SPEECH_MODEL,
     as_json: JsonLines = False,
@@ -80,7 +80,8 @@ def translate(
 
         if verify:
             strategy = "verified"
-        check_strategy(strategy)
+        if strategy is not None:
+            check_strategy(strategy)
         mmdec.audio.check_detector(pauses)
         check_threads(threads)
         files = input_files(inputs, "audio", SOUNDS, output)

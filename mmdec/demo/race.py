@@ -31,7 +31,7 @@ class Step:
     """One pass: the pieces that it accepted, and when it ended."""
 
     seconds: float  # since the lane began
-    pieces: list[str]  # phones, or a text's tokens with their spaces
+    pieces: list[str]  # a text's tokens with their spaces
     silent: int = 0  # tokens that show nothing: times, the end
 
     @property
@@ -65,9 +65,8 @@ def pace(lanes: Sequence[Lane]) -> float:
     return max((factor for factor in PACES if factor * longest <= SHOWN), default=PACES[0])
 
 
-def race_html(lanes: Sequence[Lane], unit: str, glue: str = "", start: str = "") -> str:
-    """The race as HTML. unit: what a piece is called, in the plural; glue: what stands between two pieces; start: a
-    sentence on when the clock begins."""
+def race_html(lanes: Sequence[Lane], unit: str, start: str = "") -> str:
+    """The race as HTML. unit: what a piece is called, in the plural; start: a sentence on when the clock begins."""
     factor = pace(lanes)
     longest = max((lane.seconds for lane in lanes), default=0.0) or 1.0
     parts = [
@@ -75,7 +74,7 @@ def race_html(lanes: Sequence[Lane], unit: str, glue: str = "", start: str = "")
         f'<div class="mm-head"><h3>The race</h3><button type="button" class="mm-again" onclick="{escape(AGAIN)}">'
         "Show it again</button></div>",
         f'<p class="mm-note">Shown {pace_words(factor)}. Each colour is one pass of the network. {escape(start)}</p>',
-        *(lane_html(lane, unit, glue, factor, longest) for lane in lanes),
+        *(lane_html(lane, unit, factor, longest) for lane in lanes),
         "</section>",
     ]
     return "".join(parts)
@@ -88,7 +87,7 @@ def pace_words(factor: float) -> str:
     return f"{factor:g} times slower than it ran" if factor > 1 else f"{1 / factor:g} times faster than it ran"
 
 
-def lane_html(lane: Lane, unit: str, glue: str, factor: float, longest: float) -> str:
+def lane_html(lane: Lane, unit: str, factor: float, longest: float) -> str:
     """One lane: name, pieces, bar and figures."""
     seconds = lane.seconds * factor
     width = 100 * lane.seconds / longest
@@ -98,7 +97,7 @@ def lane_html(lane: Lane, unit: str, glue: str, factor: float, longest: float) -
         verdict = f'<span class="mm-verdict{kind}">{escape(lane.verdict)}</span>'
     return (
         f'<article class="mm-lane"><h4>{escape(lane.name)}</h4><p class="mm-note">{escape(lane.note)}</p>'
-        f'<p class="mm-pieces" lang="en">{pieces_html(lane.steps, unit, glue, factor)}</p>'
+        f'<p class="mm-pieces" lang="en">{pieces_html(lane.steps, unit, factor)}</p>'
         f'<div class="mm-track" aria-hidden="true"><div class="mm-bar" style="width:{width:.1f}%;'
         f'--run:{seconds:.3f}s"></div></div>'
         f'<p class="mm-facts"><span>{figures(lane, unit)}</span>{verdict}</p>{steps_svg(lane.steps, unit)}</article>'
@@ -121,7 +120,7 @@ def milliseconds(seconds: float) -> str:
     return f"{value:.1f} ms" if value < 10 else f"{value:.0f} ms"
 
 
-def pieces_html(steps: Sequence[Step], unit: str, glue: str = "", factor: float = 1.0) -> str:
+def pieces_html(steps: Sequence[Step], unit: str, factor: float = 1.0) -> str:
     """Pieces in the colour of their pass, each shown when its pass was over."""
     spans = []
     for number, step in enumerate(steps, 1):
@@ -132,7 +131,7 @@ def pieces_html(steps: Sequence[Step], unit: str, glue: str = "", factor: float 
                 f'<span class="mm-piece mm-c{colour}" style="--at:{late:.3f}s" '
                 f'title="pass {number}: {many} {unit[:-1] if many == 1 else unit}">{escape(piece)}</span>'
             )
-    return glue.join(spans)
+    return "".join(spans)
 
 
 def steps_svg(steps: Sequence[Step], unit: str) -> str:

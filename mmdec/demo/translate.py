@@ -12,6 +12,7 @@ from typing import Any
 import gradio as gr
 from torch import Tensor
 
+from mmdec.checks.weights import read_settings
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import Tell
 from mmdec.demo.layout import (
@@ -28,27 +29,31 @@ from mmdec.demo.layout import (
 )
 from mmdec.demo.race import Lane, Step, milliseconds, race_html
 from mmdec.demo.sentences import confidence, said, status
+from mmdec.hub.daspeech import DEFAULT_MODEL, resolve
+from mmdec.hub.translator_files import GRAPH_STRATEGIES, Decoding
 from mmdec.pipelines.comparison import faster, verdict
 from mmdec.pipelines.translation.load import load
 from mmdec.pipelines.translation.passes import Graph, Pass
 from mmdec.pipelines.translation.translate import Translation, translate_speech
 
 WAYS = {
-    "link and phone together (lookahead, the default)": "lookahead",
-    "link by link (greedy)": "greedy",
-    "the most probable path (Viterbi)": "viterbi",
-    "the most probable path and phones (Joint-Viterbi)": "joint-viterbi",
+    "the graph drafts, the one-by-one decoder checks (verified)": "verified",
+    "one by one (autoregressive)": "autoregressive",
+    "by the graph, link and piece together (lookahead)": "lookahead",
+    "by the graph, link by link (greedy)": "greedy",
+    "by the graph, the most probable path (Viterbi)": "viterbi",
+    "by the graph, the most probable path and pieces (Joint-Viterbi)": "joint-viterbi",
 }
 NOTE = (
-    "Say a phrase that a traveller would say: greetings, directions, times, prices, tickets, hotel, restaurant. "
-    "The model learned from synthetic voices and knows this one domain; anything else comes out as the nearest thing "
-    "it knows."
+    "Say an everyday sentence, clearly and not too long. The model learned from little sound, all of it synthetic: it "
+    "mishears rare words, names and many voices, and what it mishears comes out as something else. Look at the "
+    "confidence."
 )
 GRAPH = (
-    "In one pass the network fills all these vertices at once. Each can say a sound of English (a phone: ‘iy’ is the "
-    "vowel of ‘beach’), and links say which vertex may follow. A path from left to right is a sentence: the bright one "
-    "was chosen; the thicker an arc, the likelier its link. Point at a vertex to see what else it might have "
-    "said. The drawing is wide: scroll it sideways."
+    "In one pass the network fills all these vertices at once. Each can write a piece of English (a short word, or "
+    "part of a longer one; ‘·’ begins a word), and links say which vertex may follow. A path from left to right is a "
+    "sentence: the bright one is the graph's own; the thicker an arc, the likelier its link. Point at a vertex to see "
+    "what else it might have said. The drawing is wide: scroll it sideways."
 )
 START = "The clock starts when the French sound has been encoded, which all three share."
 ID = "mm-translate"
@@ -56,8 +61,10 @@ VERTICES = 96  # drawn at most
 STRONG = 0.05  # of a link that is drawn
 LINKS = 3  # of a vertex, at most
 STEP, RADIUS, DOT = 34, 13, 5
+LETTER = 7.5  # width of one in a label
 ABOVE, BELOW = 96, 84  # room for arcs
 READABLE = {"<s>": "start", "</s>": "end", "<unk>": "?", "<pad>": "-"}
+SPACE = "▁"  # before a piece that begins a word
 
 
 def decode(tell: Tell, samples: Tensor, strategy: str) -> tuple[Translation, list[Pass]]:
@@ -81,7 +88,7 @@ def steps(passes: Sequence[Pass]) -> list[Step]:
             piece, before = pass_.piece, before + last
         last = pass_.seconds
         silent = 0 if pass_.graph is not None else pass_.tokens - len(pass_.units)  # the end
-        timeline.append(Step(before + pass_.seconds, pass_.units, silent))
+        timeline.append(Step(before + pass_.seconds, [unit.replace(SPACE, " ") for unit in pass_.units], silent))
     return timeline
 
 
@@ -90,14 +97,14 @@ def lanes(graph: list[Pass], verified: list[Pass], autoregressive: list[Pass]) -
     drawn, checked, baseline = (
         [unit for pass_ in passes for unit in pass_.units] for passes in (graph, verified, autoregressive)
     )
-    slow = Lane("One by one", "Autoregressive: every phone waits for the one before it.", steps(autoregressive))
-    fast = Lane("Graph", "All phones in one pass, along the brightest path.", steps(graph))
-    note = "The graph drafts, the one-by-one decoder checks many phones in a pass. The first pass drafts."
+    slow = Lane("One by one", "Autoregressive: every piece waits for the one before it.", steps(autoregressive))
+    fast = Lane("Graph", "All pieces in one pass, along the brightest path.", steps(graph))
+    note = "The graph drafts, the one-by-one decoder checks many pieces in a pass. The first pass drafts."
     both = Lane("Verified", note, steps(verified), equal=checked == baseline)
-    others = "here the same phones" if drawn == baseline else "other phones, which may be as good"
+    others = "here the same pieces" if drawn == baseline else "other pieces, which may be as good"
     return [
         replace(fast, verdict=f"{faster(fast.seconds, slow.seconds)}, {others}"),
-        replace(both, verdict=verdict(both.seconds, slow.seconds, checked == baseline, "phones")),
+        replace(both, verdict=verdict(both.seconds, slow.seconds, checked == baseline, "pieces")),
         slow,
     ]
 
@@ -134,23 +141,32 @@ def sample_work(tell: Tell, number: int, way: str) -> None:
 
 
 def translated(tell: Tell, samples: Tensor, way: str, french: str = "") -> None:
-    """Sound and text first; then the other two decodings, for the race."""
-    result, passes = decode(tell, samples, WAYS[way])
+    """Sound and text first; then the decodings that it was not, for the race: by graph, verified, one by one."""
+    chosen = WAYS[way]
+    result, passes = decode(tell, samples, chosen)
     tell(
         first=True,
-        status=status("Translated. Now the other two ways, for the race …", "busy"),
+        status=status("Translated. Now the other ways, for the race …", "busy"),
         speech=(result.sample_rate, playable(result.audio)),
         text=text_html(result, french),
     )
-    _, checked = decode(tell, samples, "verified")
-    _, slow = decode(tell, samples, "autoregressive")
-    drawn = next(pass_.graph for pass_ in passes if pass_.graph is not None)
-    several = " The first piece of this long recording is drawn." if passes[-1].piece else ""
+    race = (chosen if chosen in GRAPH_STRATEGIES else "lookahead", "verified", "autoregressive")
+    by_graph, checked, slow = (
+        passes if strategy == chosen else decode(tell, samples, strategy)[1] for strategy in race
+    )
+    drawn = next(pass_.graph for pass_ in by_graph if pass_.graph is not None)
+    several = " The first part of this long recording is drawn." if by_graph[-1].piece else ""
     tell(
         status=status(f"Done. {result.text}", "done"),
-        race=race_html(lanes(passes, checked, slow), "phones", " ", START),
+        race=race_html(lanes(by_graph, checked, slow), "pieces", start=START),
         graph=graph_html(drawn, GRAPH + several),
     )
+
+
+def own_way() -> str:
+    """The one that the model's config.json names."""
+    settings = read_settings(resolve(DEFAULT_MODEL) / "config.json").get("decoding", {})
+    return next(way for way, strategy in WAYS.items() if strategy == Decoding(**settings).strategy)
 
 
 def warm() -> None:
@@ -170,8 +186,8 @@ def tab() -> None:
                     buttons = [sample_button(sample.text) for sample in shipped.french()]
                 source = recording_input(ID, "French")
                 run, stop = run_and_stop(ID, "Translate")
-                with gr.Accordion("How English is read off the graph", open=False):
-                    way = gr.Radio(list(WAYS), value=next(iter(WAYS)), label="From vertex to vertex by")
+                with gr.Accordion("How English is decoded", open=False):
+                    way = gr.Radio(list(WAYS), value=own_way(), label="Decode")
             with gr.Column(scale=3, min_width=300, elem_id=f"{ID}-results"):
                 line = status_line("Press a sample, or record a phrase and press Translate.")
                 text = gr.HTML()
@@ -239,7 +255,7 @@ def graph_html(graph: Graph, explained: str) -> str:
         f'<p class="mm-note">{escape(explained)}{cut}</p>'
         '<div class="mm-scroll" tabindex="0" role="region" aria-label="Drawing of the graph, scrolls sideways">'
         f"{graph_svg(kept)}</div>"
-        "<details><summary>The chosen path as a table</summary><table><thead><tr><th>vertex</th><th>phone</th>"
+        "<details><summary>The chosen path as a table</summary><table><thead><tr><th>vertex</th><th>piece</th>"
         f"<th>what it might say</th></tr></thead><tbody>{rows}</tbody></table></details></section>"
     )
 
@@ -248,63 +264,78 @@ def graph_svg(drawn: list[Vertex]) -> str:
     """Arcs of the path above the row, other strong links below it."""
     path = [vertex for vertex in drawn if vertex.chosen is not None]
     lit = {(vertex.index, vertex.follows[0]): vertex.follows[1] for vertex in path if vertex.follows is not None}
-    width, middle = STEP * (len(drawn) + 1), ABOVE + RADIUS
+    middle = ABOVE + RADIUS
+    *at, width = centres(drawn)
     last = len(drawn) - 1
     faint = [
-        arc(vertex.index, to, middle, BELOW, value)
+        arc((vertex.index, to), at, middle, BELOW, value)
         for vertex in drawn
         for to, value in vertex.leads
         if to <= last and (vertex.index, to) not in lit
     ]
     bright = [
-        arc(start, end, middle, -ABOVE, value, order)
-        for order, ((start, end), value) in enumerate(sorted(lit.items()))
-        if end <= last
+        arc(link, at, middle, -ABOVE, value, order)
+        for order, (link, value) in enumerate(sorted(lit.items()))
+        if link[1] <= last
     ]
-    dots = [dot(vertex, middle) for vertex in drawn]
+    dots = [dot(vertex, x, middle) for vertex, x in zip(drawn, at, strict=True)]
     label = f"A graph of {len(drawn)} vertices; {len(path)} of them are on the chosen path."
     return (
-        f'<svg class="mm-dag" role="img" aria-label="{label}" viewBox="0 0 {width} {ABOVE + BELOW + 2 * RADIUS}" '
-        f'width="{width}" height="{ABOVE + BELOW + 2 * RADIUS}">{"".join(faint)}{"".join(bright)}{"".join(dots)}</svg>'
+        f'<svg class="mm-dag" role="img" aria-label="{label}" viewBox="0 0 {width:g} {ABOVE + BELOW + 2 * RADIUS}" '
+        f'width="{width:g}" height="{ABOVE + BELOW + 2 * RADIUS}">{"".join([*faint, *bright, *dots])}</svg>'
     )
 
 
-def arc(start: int, end: int, middle: float, room: float, strength: float, order: int | None = None) -> str:
+def arc(
+    link: tuple[int, int], at: Sequence[float], middle: float, room: float, strength: float, order: int | None = None
+) -> str:
     """A link as a curve over the row (room < 0) or under it; its height grows with its length. order: on the path."""
-    from_x, to_x = x_of(start), x_of(end)
+    start, end = link
+    from_x, to_x = at[start], at[end]
     height = math.copysign(min(abs(room), 18 + 12 * (end - start)), room)
     side = math.copysign(RADIUS if order is not None else DOT, room)
     kind = "mm-link" if order is None else "mm-link mm-lit"
     look = f"opacity:{0.2 + 0.7 * strength:.2f}" if order is None else f"--order:{order}"
     return (
         f'<path class="{kind}" style="{look};stroke-width:{1.2 + 2.2 * strength:.1f}" pathLength="1" '
-        f'd="M{from_x} {middle + side:g}C{from_x} {middle + height:g} {to_x} {middle + height:g} '
-        f'{to_x} {middle + side:g}"><title>from vertex {start} to vertex {end}: {percent(strength)}</title></path>'
+        f'd="M{from_x:g} {middle + side:g}C{from_x:g} {middle + height:g} {to_x:g} {middle + height:g} '
+        f'{to_x:g} {middle + side:g}"><title>from vertex {start} to vertex {end}: {percent(strength)}</title></path>'
     )
 
 
-def dot(vertex: Vertex, middle: float) -> str:
+def dot(vertex: Vertex, x: float, middle: float) -> str:
     """A vertex, with what it emits as its title."""
     title = f"<title>{escape(vertex.title)}</title>"
-    x = x_of(vertex.index)
     if vertex.chosen is None:
-        return f'<g class="mm-vertex">{title}<circle cx="{x}" cy="{middle}" r="{DOT}"/></g>'
-    name = readable(vertex.chosen)
-    small = ' class="mm-small"' if len(name) > 2 else ""
+        return f'<g class="mm-vertex">{title}<circle cx="{x:g}" cy="{middle}" r="{DOT}"/></g>'
+    wide = width_of(vertex)
     return (
-        f'<g class="mm-vertex mm-on">{title}<circle cx="{x}" cy="{middle}" r="{RADIUS}"/>'
-        f'<text x="{x}" y="{middle}"{small}>{escape(name)}</text></g>'
+        f'<g class="mm-vertex mm-on">{title}<rect x="{x - wide / 2:g}" y="{middle - RADIUS}" width="{wide:g}" '
+        f'height="{2 * RADIUS}" rx="{RADIUS}"/>'
+        f'<text x="{x:g}" y="{middle}">{escape(readable(vertex.chosen))}</text></g>'
     )
 
 
-def x_of(index: int) -> int:
-    """The x coordinate of a vertex."""
-    return STEP * (index + 1)
+def width_of(vertex: Vertex) -> float:
+    """Of what is drawn: a dot, or the label of a vertex on the path."""
+    if vertex.chosen is None:
+        return 2 * DOT
+    return max(2 * RADIUS, LETTER * len(readable(vertex.chosen)) + RADIUS)
+
+
+def centres(drawn: Sequence[Vertex]) -> list[float]:
+    """The x coordinates of the vertices, and the whole width: no label touches its neighbour."""
+    found, edge = [], float(RADIUS)
+    for vertex in drawn:
+        room = max(STEP, width_of(vertex) + 2 * DOT)
+        found.append(edge + room / 2)
+        edge += room
+    return [*found, edge + RADIUS]
 
 
 def readable(unit: str) -> str:
-    """A unit's name; the special ones in words."""
-    return READABLE.get(unit, unit)
+    """A unit's name; the special ones in words, and a mark for the space before a word."""
+    return READABLE.get(unit, unit.replace(SPACE, "·"))
 
 
 def percent(value: float) -> str:

@@ -40,7 +40,7 @@ from mmdec.phonetics.decoder import WordDecoder
 from mmdec.provenance import CARD, portable, stamp
 from mmdec.types import InputError
 
-DEFAULT_MODEL = "daspeech-phrasebook"
+DEFAULT_MODEL = "daspeech-everyday"
 LAYOUT = "phones"
 GRIFFIN_LIM = "griffin-lim"
 VOCODER_RULE = f"{GRIFFIN_LIM}, a directory"
@@ -157,7 +157,7 @@ def read_parts(
             raise InputError(
                 f"`model` must be of the system daspeech, but '{directory.name}' is {config['system']!r}. Name another."
             )
-        read = {LAYOUT: _read_daspeech, heard_translator.LAYOUT: read_heard}.get(_layout(config))
+        read = {LAYOUT: _read_daspeech, heard_translator.LAYOUT: read_heard}.get(_named(config))
         if read is None:
             raise ValueError(f"its layout is {config['layout']!r:.60}")
         parts = read(directory, config)
@@ -196,7 +196,12 @@ def _read_daspeech(directory: Path, config: Mapping[str, Any]) -> DASpeechParts:
     return DASpeechParts(model, own, WordDecoder.load(directory), tuple(units), decoding, directory.name, directory)
 
 
-def _layout(config: Mapping[str, Any]) -> str:
+def layout(directory: Path) -> str:
+    """The layout that a translator's config.json names: `LAYOUT`, or that of `hub/heard_translator.py`."""
+    return _named(read_settings(directory / "config.json"))
+
+
+def _named(config: Mapping[str, Any]) -> str:
     return str(config.get("layout", LAYOUT))
 
 
@@ -239,5 +244,4 @@ def _needed(directory: Path) -> tuple[str, ...]:
     """The files of a folder's layout. Raises InputError for a damaged config.json."""
     if not (directory / "config.json").is_file():
         return NEEDED
-    layout = _layout(read_settings(directory / "config.json"))
-    return {LAYOUT: NEEDED, heard_translator.LAYOUT: heard_translator.NEEDED}.get(layout, ("config.json",))
+    return {LAYOUT: NEEDED, heard_translator.LAYOUT: heard_translator.NEEDED}.get(layout(directory), ("config.json",))

@@ -51,7 +51,7 @@ class FastSpeech2Config:
 
     @classmethod
     def small(cls) -> FastSpeech2Config:
-        """The shipped configuration for the phrasebook: 1.1 M parameters, one voice of limited range."""
+        """The configuration for the phrasebook: 1.1 M parameters, one voice of limited range."""
         return cls(
             d_model=128,
             encoder_layers=2,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Loaded = SpeechTranslator | LoadedTranscriber | LoadedVlm
 
 TRANSLATES = "daspeech"
-DEFAULT = "daspeech-phrasebook"
+DEFAULT = "daspeech-everyday"
 
 
 def load(

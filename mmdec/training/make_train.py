@@ -1,7 +1,8 @@
 """`make train MINUTES=25`: how the minutes are shared among the systems that can be trained here, and what came of it.
 
 The minutes hold everything but the building of a corpus that is missing: loading, validation, export and comparison.
-What is made is in runs/; `mmdec promote` puts it into models/.
+What is made is in runs/; `mmdec promote` puts it into models/. The translator is one of the phrasebook and of robots'
+voices, and stays in runs/: the shipped one hears people, and is trained otherwise (docs/train/hearing.md).
 
 A model or a drafter of an earlier run is trained further if it was better, else the shipped one. A drafter's model does
 not change; a better drafter is put beside it in runs/. The heads come with a new Whisper, which was trained with them,
@@ -324,8 +325,15 @@ def main(
                 outcomes.append(system.train(part, runner or timed_run.run, fresh))
         Console(width=max(Console().width, 100)).print(table(outcomes, now() - begun))
     for folder in sorted({str(outcome.folder) for outcome in outcomes if outcome.better and outcome.folder}):
-        print(f"Into models/, if it is better there, too: python -m mmdec promote {folder}", flush=True)
+        print(advice(Path(folder)), flush=True)
     return outcomes
+
+
+def advice(folder: Path) -> str:
+    """What to do with a model that is better."""
+    if folder.name == daspeech.MODEL:  # nothing in models/ has the same tests
+        return f"It stays where it is: python -m mmdec translate recording.wav --model {folder} --output out"
+    return f"Into models/, if it is better there, too: python -m mmdec promote {folder}"
 
 
 def affordable(wishes: Sequence[tuple[str, float, float]], seconds: float) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 
 import mmdec
 from mmdec.demo.translate import WAYS
+from mmdec.hub.translator_files import STRATEGIES
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "data" / "samples"
@@ -92,10 +93,14 @@ def test_a_second_question_is_answered_rightly(question: str) -> None:
     assert chat.ask(question).text == SECOND[question]
 
 
-@pytest.mark.parametrize("strategy", [*WAYS.values(), "autoregressive", "verified"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", FRENCH)
 def test_a_recording_is_translated_rightly(name: str, strategy: str) -> None:
     assert mmdec.translate_speech(SAMPLES / name, strategy=strategy).text in FRENCH[name]
+
+
+def test_the_page_offers_every_strategy() -> None:
+    assert sorted(WAYS.values()) == sorted(STRATEGIES)
 
 
 @pytest.mark.parametrize("name", ENGLISH)

@@ -22,7 +22,7 @@ from mmdec.training.daspeech.vocoder import VocoderData, load_acoustic
 from mmdec.types import InputError
 from tests.support.quiet import LIGHTNING
 
-PHRASEBOOK = Path(__file__).parents[2] / "models" / "daspeech-phrasebook"
+EVERYDAY = Path(__file__).parents[2] / "models" / "daspeech-everyday"
 RECIPES = Path(__file__).parents[2] / "recipes" / "daspeech"
 pytestmark = [
     *LIGHTNING,
@@ -104,7 +104,7 @@ def test_the_acoustic_recipe_resumes_to_the_same_weights(corpus: Path, tmp_path:
     assert described["units"] == ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "c", "d", "e", "pau"]
 
 
-def test_the_voice_for_any_text_begins_with_the_phrasebooks(corpus: Path, tmp_path: Path):
+def test_the_voice_for_any_text_begins_with_the_shipped_one(corpus: Path, tmp_path: Path):
     fit("../voice/flite.yaml", corpus, tmp_path, "--trainer.max_steps=1", "--data.init_args.steps_per_epoch=1")
     described = json.loads((tmp_path / "tts.json").read_text(encoding="utf-8"))
     voice = PhoneVoice(FastSpeech2Config.from_values(described["config"]), len(described["units"]))
@@ -112,7 +112,7 @@ def test_the_voice_for_any_text_begins_with_the_phrasebooks(corpus: Path, tmp_pa
     voice.load_state_dict(checkpoint["state_dict"])
     learnt, exported = voice.tts.state_dict(), load_file(tmp_path / "tts.safetensors")
     assert all(torch.equal(exported[name], value) for name, value in learnt.items())
-    shipped = load_file(PHRASEBOOK / "model.safetensors")["tts.decoder.0.conv1.weight"].float()
+    shipped = load_file(EVERYDAY / "voice.safetensors")["tts.decoder.0.conv1.weight"].float()
     torch.testing.assert_close(learnt["decoder.0.conv1.weight"], shipped, rtol=0, atol=2e-3)
     with torch.inference_mode():
         mel, frames = voice.eval()(torch.tensor([[4, 5, 9, 6]]), torch.tensor([4]))

@@ -42,6 +42,12 @@ class Server:
         raise AssertionError("the server has died")
 
 
+def true_english() -> dict[str, list[str]]:
+    """What the French samples mean: every accepted English text, by the French one, in the page's order."""
+    lines = (ROOT / "data" / "samples" / "samples.tsv").read_text(encoding="utf-8").splitlines()
+    return {french: english for _, french, *english in (line.split("\t") for line in lines)}
+
+
 @contextmanager
 def serving(folder: Path, *words: str) -> Iterator[Server]:
     """A server whose uploads lie in `folder`; what it wrote to stderr lies there, too. words: "warm" runs every model
@@ -75,7 +81,7 @@ def sound() -> list[float]:
     """The first sample through the tab's own work, without Gradio."""
     from mmdec.demo import background, translate
 
-    way = next(iter(translate.WAYS))
+    way = translate.own_way()
     wall, processor = time.perf_counter(), time.process_time()
     reports = background.updates(lambda tell: translate.sample_work(tell, 0, way))
     while next(reports).get("speech") is None:

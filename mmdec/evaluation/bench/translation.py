@@ -111,7 +111,7 @@ def _report(
     """curve, lookahead, verified: a row for each length, and for each recording; calls, whole: of whole calls."""
     rates = [rate for rate, _ in calls]
     stages = {
-        "lookahead": {stage: 1e3 * statistics.median(timings[stage] for _, timings in calls) for stage in calls[0][1]}
+        whole["subject"]: {stage: 1e3 * statistics.median(row[stage] for _, row in calls) for stage in calls[0][1]}
     }
     phones = sum(row["units"] for row in verified) / sum(row["passes"] for row in verified)
     count = len(verified)
@@ -126,7 +126,7 @@ def _report(
             _together(lookahead, "lookahead"),
             _together(verified, "verified"),
             *(
-                comparison(row[other], "lookahead", other, f"{row['seconds']:g} s, whole calls", "length", timed,
+                comparison(row[other], whole["subject"], other, f"{row['seconds']:g} s, whole calls", "length", timed,
                            size=float(row["seconds"]), unit="s of source")
                 for other, timed in whole["sides"].items() for row in whole["rows"]
             ),
@@ -250,7 +250,8 @@ def _whole_calls(
             row["rate"] = (middle, "ms", len(rates), low, high)
             rows.append(row)
     return {
-        "what": "recordings joined end to end and cut; a = lookahead, b = the side that is named; with their texts",
+        "what": "recordings joined end to end and cut; a = the subject, b = the side that is named; with their texts",
+        "subject": translator.decoding.strategy,
         "sides": {name: timed for name, (timed, _) in sides.items()},
         "rows": rows,
     }

@@ -32,6 +32,7 @@ class Card:
     data: str  # what the results were measured on
     limits: str
     table: Callable[[Sequence[Report]], list[str]]  # reports -> lines of the table of results
+    licences: str = "Weights and text: Apache-2.0."
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def render(
             *(f"- {fact}" for fact in facts),
             *("", "## Results", "", measured, "", *card.table(reports), ""),
             *("## Intended use and limits", "", card.limits, ""),
-            *("## Licences", "", "Weights and text: Apache-2.0.", ""),
+            *("## Licences", "", card.licences, ""),
         ]
     )
 

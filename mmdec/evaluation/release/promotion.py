@@ -23,7 +23,9 @@ from mmdec.checks.files import read_object
 from mmdec.evaluation.release.description import DESCRIPTION, DRAFTERS
 from mmdec.evaluation.release.promotable import Promotable, Report, Setting, render
 from mmdec.evaluation.release.transcription import TRANSCRIPTION
-from mmdec.evaluation.release.translation import TRANSLATION
+from mmdec.evaluation.release.translation import HEARD, TRANSLATION
+from mmdec.hub import heard_translator
+from mmdec.hub.daspeech import layout
 from mmdec.hub.publish import PROVENANCE, whole_folder
 from mmdec.pipelines.confidence import FILE as CONFIDENCE
 from mmdec.provenance import CARD, portable, stamp, weights
@@ -33,6 +35,7 @@ from mmdec.types import InputError, MmdecError
 
 CHOSEN_BY = "dev"
 SYSTEMS = {system.system: system for system in (TRANSLATION, TRANSCRIPTION, DESCRIPTION)} | DRAFTERS
+SYSTEMS[heard_translator.LAYOUT] = HEARD  # a translator that hears people has tests of its own
 RUNS = "runs"
 
 
@@ -56,11 +59,11 @@ def promote(
     without the drafters that the old one has. Returns the folder of what is new. Raises InputError, with both figures,
     for a model that is not better, for a folder that is no model, and while `make train` writes in runs/.
     """
-    system = SYSTEMS.get(hub.kind(run))
+    system = SYSTEMS.get(_system(run))
     if system is None:
         raise InputError(
             f"`run` must be a model that `make train` made ({', '.join(SYSTEMS)}), but '{run}' is "
-            f"{hub.kind(run) or 'none'!r}. Give its folder, runs/daspeech-phrasebook say."
+            f"{hub.kind(run) or 'none'!r}. Give its folder, runs/whisper-phrasebook say."
         )
     if not re.fullmatch(r"\w[\w.-]*", run.name):
         raise InputError(f"`run` must be a folder with a plain name, but is '{run}'. Give it as runs/NAME.")
@@ -87,6 +90,12 @@ def promote(
             log(f"{run} has no {CONFIDENCE}, which {target} has: calibrate it anew, see docs/confidence.md")
         _publish(_Found(system, run, target, home, measured_weights, reports, comparison, left))
         return target
+
+
+def _system(run: Path) -> str:
+    """The name of its system in `SYSTEMS`, if it is there."""
+    kind = hub.kind(run)
+    return heard_translator.LAYOUT if kind == HEARD.system and layout(run) == heard_translator.LAYOUT else kind
 
 
 def _runs(run: Path) -> Path:

@@ -1,19 +1,78 @@
-"""How DASpeech models are measured, compared and described when they are promoted."""
+"""How translators are measured, compared and described when they are promoted: those that hear people on natural
+voices, those of phones on the phrasebook. Neither replaces the other: their tests are not the same."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mmdec.evaluation.quality.translation import cvss_corpus, evaluate_speech, own_systems
+from mmdec import hub
+from mmdec.evaluation.quality.translation import (
+    SpeechCorpus,
+    cvss_corpus,
+    evaluate_speech,
+    manifest_corpus,
+    own_systems,
+)
 from mmdec.evaluation.release.promotable import Card, Promotable, Report, Setting, percent, rate_cell, split_cell
+from mmdec.hub.daspeech import layout
 from mmdec.types import InputError
 
 STRATEGIES = ("lookahead", "autoregressive")
+MANIFEST = "manifest.tsv"
+TEXT = ("everyday", "phrasebook")  # folders of pairs beside the natural voices
+NOTICES = """\
+Head, reader, decoders, voice and vocoder: Apache-2.0.
+
+**Text**: sentences of the Tatoeba project (https://tatoeba.org) by way of https://www.manythings.org/anki, Creative
+Commons Attribution 2.0 (https://creativecommons.org/licenses/by/2.0), attribution: www.manythings.org/anki and
+tatoeba.org. Changed: quotes, apostrophes and spaces are written in one way, pairs are grouped by French sentence, and
+pairs with rare English words are left out. Pieces, pronunciations and weights were learnt from them.
+
+**French sound** of the training: Kokoro-82M (hexgrad, Apache-2.0), ONNX export of kokoro-onnx (MIT), phones by the
+program espeak-ng (GPL-3.0). **English sound**: flite (BSD-like). No code or data of theirs is in these files.
+
+**Encoder** (`encoder.safetensors`): that of openai/whisper-base, its weights in 8 bits a row, under this licence:
+
+> MIT License
+>
+> Copyright (c) 2022 OpenAI
+>
+> Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
+> documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
+> rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
+> persons to whom the Software is furnished to do so, subject to the following conditions:
+>
+> The above copyright notice and this permission notice shall be included in all copies or substantial portions of the
+> Software.
+>
+> THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
+> WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR
+> COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
+> OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE."""
+
+
+def same_layout(run: Path, target: Path, force: bool) -> str:
+    """Raises InputError for a run that is not measured on the tests of the model that it would replace."""
+    if hub.kind(target) and layout(run) != layout(target):
+        raise InputError(
+            f"`run` must be measured on the tests of '{target}', which has the layout {layout(target)!r}, but '{run}' "
+            f"has {layout(run)!r}. Give its folder another name, or use it where it is: --model {run}."
+        )
+    return ""
 
 
 def measure(model: Path, split: str, setting: Setting) -> Report:
-    corpus = cvss_corpus(split, setting.corpus, limit=setting.limit)
+    return _figures(cvss_corpus(split, setting.corpus, limit=setting.limit), model, setting)
+
+
+def measure_heard(model: Path, split: str, setting: Setting) -> Report:
+    folders = [setting.corpus.parent / name for name in TEXT]
+    text = [folder for folder in folders if (folder / f"{split}.tsv").is_file()]
+    return _figures(manifest_corpus(split, setting.corpus / MANIFEST, text, limit=setting.limit), model, setting)
+
+
+def _figures(corpus: SpeechCorpus, model: Path, setting: Setting) -> Report:
     report = evaluate_speech(corpus, own_systems(model, STRATEGIES, "cpu", setting.threads))
     return {name: entry for name, entry in report.items() if name != "texts"}  # figures alone go with a model
 
@@ -24,6 +83,25 @@ def score(report: Report) -> tuple[float, ...]:
     if not all(rates):
         raise InputError(f"`corpus` must have alignments of {report['split']}, but has none. Build it whole.")
     return (sum(rate["value"] for rate in rates) / len(rates),)
+
+
+def mean_chrf(report: Report) -> float:
+    """Of the strategies."""
+    return sum(scores["chrf"]["value"] for scores in report["systems"].values()) / len(report["systems"])
+
+
+def table_heard(reports: Sequence[Report]) -> list[str]:
+    rows = [
+        f"| {split_cell(report)} | {strategy} | {report['n']} | {_interval(scores['bleu'])} | "
+        f"{_interval(scores['chrf'])} | {rate_cell(scores['exact'])} |"
+        for report in reports
+        for strategy, scores in report["systems"].items()
+    ]
+    return ["| split | decoding | n | BLEU | chrF | exact sentences |", "|---|---|---|---|---|---|", *rows]
+
+
+def _interval(entry: Mapping[str, float]) -> str:
+    return f"{entry['value']:.1f} [{entry['low']:.1f}, {entry['high']:.1f}]"
 
 
 def table(reports: Sequence[Report]) -> list[str]:
@@ -46,6 +124,7 @@ TRANSLATION = Promotable(
     measure=measure,
     score=score,
     summary=lambda report: f"{100 * score(report)[0]:.2f} % phone errors",
+    check=same_layout,
     card=Card(
         pipeline_tag="audio-to-audio",
         tags=("speech-to-speech-translation", "non-autoregressive", "daspeech"),
@@ -65,5 +144,38 @@ TRANSLATION = Promotable(
             "warning.\n\nReal voices were not measured."
         ),
         table=table,
+    ),
+)
+
+HEARD = Promotable(
+    system="daspeech",
+    corpus=Path("data/natural"),
+    splits=("dev", "test"),
+    has_split=lambda corpus, split: (
+        (corpus / MANIFEST).is_file() and any((corpus.parent / name / f"{split}.tsv").is_file() for name in TEXT)
+    ),
+    measure=measure_heard,
+    score=lambda report: (-mean_chrf(report),),
+    summary=lambda report: f"chrF {mean_chrf(report):.2f}",
+    check=same_layout,
+    card=Card(
+        pipeline_tag="audio-to-audio",
+        tags=("speech-to-speech-translation", "non-autoregressive", "daspeech"),
+        library="mmdec",
+        languages=("fr", "en"),
+        description=(
+            "Everyday French speech in, English speech and text out. Whisper's encoder, a head that writes French "
+            "pieces, a reader, a directed acyclic graph of English pieces filled in one pass (after DASpeech, Fang et "
+            "al., NeurIPS 2023), an autoregressive decoder, and a voice."
+        ),
+        example='out = mmdec.translate_speech("bonjour.wav")\nprint(out.text)\nout.save("hello.wav")',
+        training="On synthetic voices and on text: `docs/train/hearing.md`.",
+        data="Training and test recordings are synthetic voices; those of `test` were heard in no training recording.",
+        limits=(
+            "Everyday sentences, said clearly. What it mishears comes out as something else; `out.confidence` says how "
+            "sure it is.\n\nReal voices were not measured."
+        ),
+        table=table_heard,
+        licences=NOTICES,
     ),
 )

@@ -15,6 +15,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[3] / "data" / "build"))
 import kokoro
 import natural_french
+import sampler
 
 TABLE = yaml.safe_load(natural_french.VOICES.read_text(encoding="utf-8"))
 SIGNS = " abdefijklmnopstuvwyzøœɑɔəɛɡɥɲʁʃʒʤʧˈ̃,.!?"
@@ -139,3 +140,19 @@ def test_no_sentence_is_read_for_training_that_another_folder_holds_back(text: P
     planned = natural_french.plan([text, other], [1.0, 1.0], 30, {"dev": 0, "test": 0})
     assert "Merci beaucoup." in {sentence.french for sentence in planned}
     assert "tu manges du pain bas." not in {sentence.french for sentence in planned}
+
+
+def test_samples_are_test_sentences_in_held_out_voices(text: Path, voices: kokoro.Kokoro, tmp_path: Path) -> None:
+    out, style = tmp_path / "samples", next(s for s in TABLE["held_out"][0] if s != TABLE["base"])
+    (text / "test.tsv").write_text("1\tg\tElle sort ?\tShe leaves.\tIs she leaving?\n", encoding="utf-8")
+    sampler.write_samples(out, [sampler.Sample("sort", "Elle sort ?", style)], [text], voices)
+    assert (out / "samples.tsv").read_text(encoding="utf-8") == "sort.wav\tElle sort ?\tShe leaves.\tIs she leaving?\n"
+    sound = soundfile.info(out / "sort.wav")
+    assert (sound.samplerate, sound.channels, sound.subtype) == (16_000, 1, "PCM_16")
+    for french, voice, wanted in (
+        ("Il dort.", style, "must hold test sentences"),
+        ("Elle sort ?", next(iter(TABLE["train"])), "held-out"),
+        ("Elle sort ?", TABLE["base"], "held-out"),
+    ):
+        with pytest.raises(ValueError, match=wanted):
+            sampler.write_samples(out, [sampler.Sample("x", french, voice)], [text], voices)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from itertools import pairwise
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
@@ -14,7 +15,7 @@ from PIL import Image
 
 from mmdec.demo.describe import SENT, data_address, kept_sentence, kept_svg, picture_html, side_of
 from mmdec.demo.transcribe import words_html
-from mmdec.demo.translate import VERTICES, graph_html, graph_svg, percent, vertices
+from mmdec.demo.translate import DOT, VERTICES, graph_html, graph_svg, percent, vertices
 from mmdec.pipelines.transcription.transcript import Segment, Word
 from mmdec.pipelines.translation.passes import Graph
 
@@ -53,7 +54,8 @@ def test_the_graph_is_drawn() -> None:
     faint = [path for path in svg.iter("path") if "mm-lit" not in path.get("class", "")]
     assert len(lit) == 3  # 0-1, 1-3, 3-4
     assert len(faint) == 4  # 0-2, 1-2, 2-3, 2-4: those of the path are not drawn twice
-    assert len(list(svg.iter("circle"))) == 5
+    assert len(list(svg.iter("circle"))) == 1  # the vertex that is not on the path
+    assert len(list(svg.iter("rect"))) == 4
     assert [text.text for text in svg.iter("text")] == ["start", "iy", "b", "end"]
     assert all(group.find("title") is not None for group in svg.iter("g"))
     said = [path.findtext("title") for path in lit]
@@ -67,8 +69,21 @@ def test_the_graph_is_drawn() -> None:
 def test_a_large_graph_is_cut_and_says_so() -> None:
     html = graph_html(graph(VERTICES + 20), "Explained.")
     assert f"The first {VERTICES} of {VERTICES + 20} vertices are drawn." in html
-    assert html.count("<circle") == VERTICES
+    assert html.count("<circle") + html.count("<rect") == VERTICES
     ElementTree.fromstring(html)
+
+
+def test_long_pieces_do_not_touch_their_neighbours() -> None:
+    wide = Graph(*(getattr(graph(), name) for name in ("emissions", "links", "units", "path")), [
+        "<s>", "▁understand", "ing", "</s>"
+    ])  # fmt: skip
+    svg = ElementTree.fromstring(graph_svg(vertices(wide)))
+    edges = [(float(rect.get("x", "")), float(rect.get("width", ""))) for rect in svg.iter("rect")]
+    edges += [(float(dot.get("cx", "")) - DOT, 2 * DOT) for dot in svg.iter("circle")]
+    edges.sort()
+    assert all(x + wide < after for (x, wide), (after, _) in pairwise(edges))
+    assert edges[-1][0] + edges[-1][1] < float(svg.get("width", ""))
+    assert [text.text for text in svg.iter("text")] == ["start", "·understand", "ing", "end"]
 
 
 def test_a_unit_that_looks_like_markup_is_text() -> None:

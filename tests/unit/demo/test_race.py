@@ -30,7 +30,7 @@ def test_what_takes_longer_than_shown_is_shown_faster() -> None:
 
 
 def test_every_piece_appears_when_its_pass_was_over() -> None:
-    html = race_html([FAST, SLOW], "phones", " ")
+    html = race_html([FAST, SLOW], "pieces")
     assert "100 times slower than it ran" in html
     late = [float(value) for value in re.findall(r"--at:([\d.]+)s", html)]
     assert late == [0.4, 0.4, 0.4, 1.0, 2.0, 3.0]
@@ -39,15 +39,15 @@ def test_every_piece_appears_when_its_pass_was_over() -> None:
 
 
 def test_verdicts_are_marked_by_more_than_colour() -> None:
-    assert "mm-equal" in race_html([FAST], "phones")
+    assert "mm-equal" in race_html([FAST], "pieces")
     differs = Lane("x", "", FAST.steps, "not equal", False)
-    assert "mm-differs" in race_html([differs], "phones")
-    assert "mm-equal" not in race_html([SLOW], "phones")
+    assert "mm-differs" in race_html([differs], "pieces")
+    assert "mm-equal" not in race_html([SLOW], "pieces")
 
 
 def test_figures() -> None:
-    assert re.sub("<.*?>", "", figures(FAST, "phones")) == "1 pass · 4.0 ms · 3.0 phones per pass"
-    assert re.sub("<.*?>", "", figures(SLOW, "phones")) == "4 passes · 40 ms · 1.0 phones per pass"
+    assert re.sub("<.*?>", "", figures(FAST, "pieces")) == "1 pass · 4.0 ms · 3.0 pieces per pass"
+    assert re.sub("<.*?>", "", figures(SLOW, "pieces")) == "4 passes · 40 ms · 1.0 pieces per pass"
     of_the_library = Lane("x", "", SLOW.steps, per_pass=3.25)  # its first pass is not counted there
     assert re.sub("<.*?>", "", figures(of_the_library, "tokens")) == "4 passes · 40 ms · 3.2 tokens per pass"
     assert [milliseconds(value) for value in (0.0034, 0.12, 2.41)] == ["3.4 ms", "120 ms", "2.4 s"]

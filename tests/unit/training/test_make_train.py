@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmdec.training import timed_run
-from mmdec.training.make_train import SYSTEMS, Wish, affordable, main
+from mmdec.training.make_train import SYSTEMS, Wish, advice, affordable, main
 from mmdec.training.timed_run import Allowance, Outcome
 from mmdec.types import InputError, MmdecError
 
@@ -57,6 +57,11 @@ def test_minutes_are_shared_and_kept(capsys: pytest.CaptureFixture[str]) -> None
     assert "trained in 20:00 minutes" in said
     for line in ("2.000", "1.500", "errors, %", "better", "python -m mmdec promote runs/a"):
         assert line in said
+
+
+def test_the_phrasebook_translator_stays_in_runs() -> None:
+    assert "--model runs/daspeech-phrasebook" in advice(Path("runs/daspeech-phrasebook"))
+    assert advice(Path("runs/vlm-scenes")).endswith("mmdec promote runs/vlm-scenes")
 
 
 @pytest.mark.parametrize("minutes", [0.5, 1, 2, 3, 4, 6, 25])

@@ -104,7 +104,7 @@ def test_evaluations_of_many_strategies_do_not_wrap() -> None:
     }
     names = ("lookahead", "greedy", "viterbi", "joint-viterbi", "autoregressive")
     report = {
-        "model": "daspeech-phrasebook",
+        "model": "daspeech-everyday",
         "split": "test",
         "n": 600,
         "systems": dict.fromkeys(names, scores),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import soundfile
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -17,6 +19,7 @@ from mmdec.evaluation.release.promotion import SYSTEMS, promote
 from mmdec.provenance import weights
 from mmdec.training.processes import only_one
 from mmdec.types import InputError, MmdecError
+from tests.conftest import buzz
 from tests.support import promotions
 from tests.support.tiny_corpus import TinyCorpus, write_corpus
 from tests.support.tiny_whisper import write
@@ -108,6 +111,48 @@ def test_what_cannot_be_promoted_is_named(place: Path, corpus: TinyCorpus, tmp_p
         promote(RUN, corpus=tmp_path)
     with only_one(RUN.parent, "make train"), pytest.raises(InputError, match=r"make train .* works there"):
         promote(RUN, corpus=corpus.root)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_has_other_tests_replaces_nothing(
+    place: Path, corpus: TinyCorpus, tiny_heard_model: Path, monkeypatch: pytest.MonkeyPatch, force: bool
+) -> None:
+    """A translator of the phrasebook is not measured on what people say."""
+    scored(monkeypatch, 0.1, 0.25)
+    shutil.rmtree(PLACE)
+    shutil.copytree(tiny_heard_model, PLACE)
+    before = weights(PLACE)
+    with pytest.raises(InputError, match=r"measured on the tests of .* layout 'pieces', but .* has 'phones'"):
+        promote(RUN, corpus=corpus.root, threads=1, force=force)
+    assert weights(PLACE) == before
+
+
+def test_a_translator_that_hears_is_measured_on_natural_voices(tmp_path: Path, tiny_heard_model: Path) -> None:
+    data, run = tmp_path / "data", tmp_path / "runs" / "hears"
+    shutil.copytree(tiny_heard_model, run)
+    rows = ["path\tsplit\ttext\n"]
+    for number, split in enumerate(("dev", "dev", "test")):
+        path = data / "natural" / f"everyday-{number}.wav"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(path, buzz(1.0, seed=number), 16_000)
+        rows.append(f"{path.name}\t{split}\tOù est la gare ?\n")
+    (data / "natural" / "manifest.tsv").write_text("".join(rows), encoding="utf-8")
+    (data / "everyday").mkdir()
+    for split, names in (("dev", "01"), ("test", "2")):
+        lines = [f"{name}\tg{name}\tOù est la gare ?\tHello there.\tLow there.\n" for name in names]
+        (data / "everyday" / f"{split}.tsv").write_text("".join(lines), encoding="utf-8")
+    promoted = promote(run, models=tmp_path / "models", corpus=data / "natural", threads=1)
+    assert weights(promoted) == weights(run)
+    known = json.loads((promoted / "provenance.json").read_text(encoding="utf-8"))
+    assert [(report["split"], report["n"]) for report in known["measured"]] == [("dev", 2), ("test", 1)]
+    card = (promoted / "README.md").read_text(encoding="utf-8")
+    assert "| split | decoding | n | BLEU | chrF | exact sentences |" in card
+    assert "| lookahead | 2 |" in card
+    assert re.search(r"Chosen by chrF \d+\.\d\d on dev, n = 2\.", card)
+    assert "Copyright (c) 2022 OpenAI" in card
+    assert "tatoeba.org" in card
+    with pytest.raises(InputError, match="must be better"):
+        promote(run, models=tmp_path / "models", corpus=data / "natural", threads=1)
 
 
 def test_of_equal_word_errors_better_heads_win() -> None:
