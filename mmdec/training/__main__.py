@@ -20,7 +20,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from mmdec.checks.devices import fast_bfloat16
 from mmdec.checks.files import PART, one_line
-from mmdec.training.callbacks import Resumption, Termination
+from mmdec.training.callbacks import Resumption, Termination, lightning_says
 from mmdec.training.checkpoints import FiniteNumbers, WholeCheckpoints, check_local, last_checkpoint, read_resumed
 from mmdec.training.processes import end_as_told, only_one, started_here
 from mmdec.types import InputError, MmdecError, told
@@ -97,16 +97,10 @@ class TrainingCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         # What Lightning says as it makes one is about products of its own; what recipes report comes later.
-        heard = logging.getLogger("lightning.pytorch")
-        level = heard.level
-        heard.setLevel(logging.WARNING)
-        try:
+        with lightning_says(logging.WARNING):
             plugins = self._get(self.config_init, "trainer").get("plugins") or []
             plugins = [*(plugins if isinstance(plugins, list) else [plugins]), WholeCheckpoints()]
-            trainer = super().instantiate_trainer(**kwargs, plugins=plugins)
-        finally:
-            heard.setLevel(level)
-        return trainer
+            return super().instantiate_trainer(**kwargs, plugins=plugins)
 
     def before_fit(self) -> None:
         if rank_zero_only.rank == 0 and not self.trainer.fast_dev_run:  # type: ignore[attr-defined] # undeclared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import threading
@@ -324,3 +325,15 @@ def _last_validation(trainer: Trainer) -> bool:
     if loop.max_steps != -1 and trainer.global_step >= loop.max_steps:
         return True
     return loop.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= loop.max_epochs
+
+
+@contextmanager
+def lightning_says(level: int) -> Iterator[None]:
+    """In the block, Lightning's messages below this level are not logged; afterwards they are again."""
+    heard = logging.getLogger("lightning.pytorch")
+    before = heard.level
+    heard.setLevel(level)
+    try:
+        yield
+    finally:
+        heard.setLevel(before)

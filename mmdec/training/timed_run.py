@@ -27,6 +27,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from mmdec.checks.files import write_whole
 from mmdec.hub.publish import whole_folder
 from mmdec.provenance import CARD
+from mmdec.training.callbacks import lightning_says
 from mmdec.training.checkpoints import last_checkpoint, newest, read_checkpoint
 from mmdec.training.processes import TERMINATED, started_here
 from mmdec.types import MmdecError
@@ -377,15 +378,14 @@ def run_builder(builder: Path, out: Path) -> int:
 
 def validate(module: LightningModule, data: LightningDataModule) -> Mapping[str, float]:
     """What a module logs on its development split, in one process, with nothing written or printed."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-    )
-    with warnings.catch_warnings():
+    with lightning_says(logging.ERROR), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*does not have many workers")  # a few batches need none
+        trainer = Trainer(
+            accelerator="cpu",
+            devices=1,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            enable_checkpointing=False,
+        )
         return trainer.validate(module, data, verbose=False)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from lightning.pytorch import LightningModule
 
-from mmdec.training.callbacks import Deadline, epochs_that_fit
+from mmdec.training.callbacks import Deadline, epochs_that_fit, lightning_says
 from mmdec.training.optim import Schedule
 from tests.support.pretended_training import module
 
@@ -88,3 +89,11 @@ def test_validations_are_part_of_the_time(
     seconds: float, epoch: float, validation: float, done: int, every: int | None, more: int
 ):
     assert epochs_that_fit(seconds, epoch, validation, done, every) == more
+
+
+def test_lightning_is_heard_again_afterwards() -> None:
+    logger = logging.getLogger("lightning.pytorch")
+    before = logger.level
+    with lightning_says(logging.ERROR):
+        assert logger.level == logging.ERROR
+    assert logger.level == before
