@@ -12,7 +12,6 @@ from typing import Any
 import gradio as gr
 from torch import Tensor
 
-from mmdec.checks.weights import read_settings
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import Tell
 from mmdec.demo.layout import (
@@ -29,8 +28,7 @@ from mmdec.demo.layout import (
 )
 from mmdec.demo.race import Lane, Step, milliseconds, race_html
 from mmdec.demo.sentences import confidence, said, status
-from mmdec.hub.daspeech import DEFAULT_MODEL, resolve
-from mmdec.hub.translator_files import GRAPH_STRATEGIES, Decoding
+from mmdec.hub.translator_files import GRAPH_STRATEGIES
 from mmdec.pipelines.comparison import faster, verdict
 from mmdec.pipelines.translation.load import load
 from mmdec.pipelines.translation.passes import Graph, Pass
@@ -165,8 +163,7 @@ def translated(tell: Tell, samples: Tensor, way: str, french: str = "") -> None:
 
 def own_way() -> str:
     """The one that the model's config.json names."""
-    settings = read_settings(resolve(DEFAULT_MODEL) / "config.json").get("decoding", {})
-    return next(way for way, strategy in WAYS.items() if strategy == Decoding(**settings).strategy)
+    return next(way for way, strategy in WAYS.items() if strategy == load().decoding.strategy)
 
 
 def warm() -> None:

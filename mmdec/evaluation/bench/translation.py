@@ -132,7 +132,7 @@ def _report(
             ),
         ),
         quantities=(
-            Quantity("verified: phones in each pass of the baseline", phones, "phones", count),
+            Quantity("verified: units in each pass of the baseline", phones, "units", count),
             Quantity("file to samples, for a second of source", 1e3 * statistics.median(rates), "ms", len(rates),
                      high=1e3 * max(rates)),
             *(Quantity(f"the same, {row['seconds']:g} s of speech", *row["rate"]) for row in whole["rows"]),

@@ -63,7 +63,7 @@ def promote(
     if system is None:
         raise InputError(
             f"`run` must be a model that `make train` made ({', '.join(SYSTEMS)}), but '{run}' is "
-            f"{hub.kind(run) or 'none'!r}. Give its folder, runs/whisper-phrasebook say."
+            f"{hub.kind(run) or 'none'!r}. Give its folder, runs/vlm-scenes say."
         )
     if not re.fullmatch(r"\w[\w.-]*", run.name):
         raise InputError(f"`run` must be a folder with a plain name, but is '{run}'. Give it as runs/NAME.")

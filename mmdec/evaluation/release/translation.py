@@ -21,35 +21,7 @@ from mmdec.types import InputError
 STRATEGIES = ("lookahead", "autoregressive")
 MANIFEST = "manifest.tsv"
 TEXT = ("everyday", "phrasebook")  # folders of pairs beside the natural voices
-NOTICES = """\
-Head, reader, decoders, voice and vocoder: Apache-2.0.
-
-**Text**: sentences of the Tatoeba project (https://tatoeba.org) by way of https://www.manythings.org/anki, Creative
-Commons Attribution 2.0 (https://creativecommons.org/licenses/by/2.0), attribution: www.manythings.org/anki and
-tatoeba.org. Changed: quotes, apostrophes and spaces are written in one way, pairs are grouped by French sentence, and
-pairs with rare English words are left out. Pieces, pronunciations and weights were learnt from them.
-
-**French sound** of the training: Kokoro-82M (hexgrad, Apache-2.0), ONNX export of kokoro-onnx (MIT), phones by the
-program espeak-ng (GPL-3.0). **English sound**: flite (BSD-like). No code or data of theirs is in these files.
-
-**Encoder** (`encoder.safetensors`): that of openai/whisper-base, its weights in 8 bits a row, under this licence:
-
-> MIT License
->
-> Copyright (c) 2022 OpenAI
->
-> Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
-> documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
-> rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
-> persons to whom the Software is furnished to do so, subject to the following conditions:
->
-> The above copyright notice and this permission notice shall be included in all copies or substantial portions of the
-> Software.
->
-> THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
-> WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR
-> COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
-> OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE."""
+NOTICES = Path(__file__).with_name("notices.md")  # of what a translator that hears was made from
 
 
 def same_layout(run: Path, target: Path, force: bool) -> str:
@@ -164,7 +136,7 @@ HEARD = Promotable(
         library="mmdec",
         languages=("fr", "en"),
         description=(
-            "Everyday French speech in, English speech and text out. Whisper's encoder, a head that writes French "
+            "Everyday French speech in, English speech and text out. A recogniser's encoder, a head that writes French "
             "pieces, a reader, a directed acyclic graph of English pieces filled in one pass (after DASpeech, Fang et "
             "al., NeurIPS 2023), an autoregressive decoder, and a voice."
         ),
@@ -176,6 +148,6 @@ HEARD = Promotable(
             "sure it is.\n\nReal voices were not measured."
         ),
         table=table_heard,
-        licences=NOTICES,
+        licences=NOTICES.read_text(encoding="utf-8").rstrip("\n"),
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -74,9 +75,7 @@ def test_a_large_graph_is_cut_and_says_so() -> None:
 
 
 def test_long_pieces_do_not_touch_their_neighbours() -> None:
-    wide = Graph(*(getattr(graph(), name) for name in ("emissions", "links", "units", "path")), [
-        "<s>", "▁understand", "ing", "</s>"
-    ])  # fmt: skip
+    wide = replace(graph(), chosen=["<s>", "▁understand", "ing", "</s>"])
     svg = ElementTree.fromstring(graph_svg(vertices(wide)))
     edges = [(float(rect.get("x", "")), float(rect.get("width", ""))) for rect in svg.iter("rect")]
     edges += [(float(dot.get("cx", "")) - DOT, 2 * DOT) for dot in svg.iter("circle")]
