@@ -2,8 +2,8 @@
 
 A drafter without weights is made by its `factory`. A drafter with weights names its `drafter` class and its `network`
 class; `mmdec.hub.drafters` picks the loader by the drafter class. A drafter from outside the package may bring a
-`loader`. The entry also says whether drafter="auto" looks for the drafter by itself. A drafter's module is imported when
-its name is first used.
+`loader`. The entry also says whether drafter="auto" looks for the drafter by itself. A drafter's module is imported
+when its name is first used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Entry:
     network: str | None = None
     loader: Loader | str | None = None  # only for a drafter from outside the package
     auto: bool = False  # whether "auto" and the demo look for its weights beside a model
-    speech: bool = False  # whether it drafts for models that hear; others draft for language models, also those that see
+    speech: bool = (
+        False  # whether it drafts for models that hear; others draft for language models, also those that see
+    )
     note: str = ""  # one line on how it drafts, shown by the demo
 
     @property

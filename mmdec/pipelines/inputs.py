@@ -59,9 +59,7 @@ def read(
             f"`audio` must last at least {MIN_SECONDS} seconds, but lasts {seconds:.4f}. Check the recording."
         )
     if not silence and (level := silent(samples)):
-        raise InputError(
-            f"`audio` must hold speech, but is {level}. Check the microphone, or turn the recording up."
-        )
+        raise InputError(f"`audio` must hold speech, but is {level}. Check the microphone, or turn the recording up.")
     return samples
 
 

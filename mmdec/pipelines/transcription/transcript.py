@@ -75,7 +75,9 @@ class Transcript:
 
     def __str__(self) -> str:
         """Three lines: the text, or why there is none; the number of rounds; the seconds."""
-        return three_lines(self.text or self.note, rounds_line(self.rounds, self.tokens_per_round, self.lossless), self.timings)
+        return three_lines(
+            self.text or self.note, rounds_line(self.rounds, self.tokens_per_round, self.lossless), self.timings
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """All fields except `evidence`, as plain lists, numbers and text."""

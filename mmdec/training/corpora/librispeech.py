@@ -42,9 +42,9 @@ def read_utterances(root: str | Path, split: str | None = None, admission: Admis
 
     root: a folder in LibriSpeech's layout ({split}/{speaker}/{chapter}/*.trans.txt beside the sound files), or a
     manifest, .tsv with a header or .jsonl, of `path` (relative to the manifest), `text`, perhaps `speaker`, `chapter`
-    and `split`. split: a folder below root, or the manifest's rows of that split. A manifest in which no row has a split
-    is divided into "train" and "dev" by speakers, or by recordings where there are too few. A recording that is missing is left
-    to its reader, unless all are. Raises InputError, which names file and line, for what is not there.
+    and `split`. split: a folder below root, or the manifest's rows of that split. A manifest in which no row has a
+    split is divided into "train" and "dev" by speakers, or by recordings where there are too few. A recording that is
+    missing is left to its reader, unless all are. Raises InputError, which names file and line, for what is not there.
     """
     path = Path(root)
     if path.is_file():

@@ -243,8 +243,8 @@ class HeadDataOptions:
     train_split, dev_split: folders in the corpus, or values of a manifest's column (null: all of it), several at a time
     too. longest: windows hold up to about so many seconds of speech. repeat_after: epochs after which the same windows
     come again, in another order, and need not be decoded again; 0: never. composition: noise, times, previous text; of
-    its `timestamps` a share of windows is labelled with times. language: null (default) is the one that the model hears. kept: a
-    folder for labels and durations. max_bad_share, allow_absolute_paths: see `Admission`.
+    its `timestamps` a share of windows is labelled with times. language: null (default) is the one that the model
+    hears. kept: a folder for labels and durations. max_bad_share, allow_absolute_paths: see `Admission`.
     """
 
     train_split: str | list[str] | None = "train"
