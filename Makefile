@@ -5,15 +5,26 @@ PYTHON ?= python3
 MINUTES ?= 25
 WORKERS ?= 2
 TORCH ?=
-WHISPER ?=
+MODELS ?=
+RECORDINGS ?=
+JUDGE ?= $(MODELS)/whisper-base
 NATURAL ?= data/natural
 TEXT ?= data/everyday data/phrasebook
 BIN = .venv/bin
 DEV = .venv-dev/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONUNBUFFERED = 1
+# Real models and recordings: every test that wants them reads these two variables, and is skipped without them.
+ifneq ($(MODELS),)
+export MMDEC_MODELS = $(MODELS)
+endif
+ifneq ($(RECORDINGS),)
+export MMDEC_RECORDINGS = $(RECORDINGS)
+endif
+REAL = $(foreach config,$(wildcard $(MODELS)/*/config.json),$(if $(shell grep -l '"model_type": "whisper"' $(config)),$(patsubst %/config.json,%,$(config))))
+SOUNDS = $(foreach kind,wav flac ogg mp3,$(wildcard $(RECORDINGS)/*.$(kind)))
 
-.PHONY: help translate test test-all peers check bench real corpus train demo site wheel clean
+.PHONY: help translate test test-all peers check bench real real-tables corpus train demo site wheel clean
 PEERS ?= .venv-peers
 
 help:  ## this list
@@ -27,6 +38,7 @@ test: .venv-dev/ready  ## every test, files spread over WORKERS=2 processes
 
 test-all: .venv-dev/ready  ## every test, and grids whole where `test` covers their pairs
 	MMDEC_ALL=1 OMP_NUM_THREADS=1 $(DEV)/python -m pytest -n $(WORKERS) --dist load
+	$(if $(MODELS),$(MAKE) real-tables)
 
 peers: $(PEERS)/ready  ## drafters beside the code of speculators, in an environment of its own, PEERS=.venv-peers
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(PEERS)/bin/python -m pytest --noconftest -p no:cacheprovider -W default tests/peers
@@ -40,11 +52,19 @@ check: .venv-dev/ready  ## style, types, layers
 bench: .venv-dev/ready  ## every benchmark, ten minutes at most each, into out/bench.json
 	$(DEV)/python -m mmdec bench all --json out/bench.json
 
-real: .venv-dev/ready  ## the translator against openai/whisper-base in WHISPER=DIR, on the test split of NATURAL=data/natural
-	@test -f "$(WHISPER)/config.json" || { echo "make real needs a folder with openai/whisper-base, but WHISPER='$(WHISPER)' is none. Name it: make real WHISPER=models/whisper-base"; exit 2; }
-	@test -f "$(NATURAL)/manifest.tsv" || { echo "make real needs natural voices, but '$(NATURAL)/manifest.tsv' does not exist. Build them: docs/train/hearing.md"; exit 2; }
-	for folder in $(TEXT); do $(DEV)/python -m mmdec eval speech --corpus $(NATURAL)/manifest.tsv --text $$folder --judge $(WHISPER) --threads 1 --output out/real_$$(basename $$folder).json || exit; done
-	$(DEV)/python -m mmdec bench speech --judge $(WHISPER) --threads 1 --json out/real_bench.json
+real: .venv-dev/ready  ## Whispers in MODELS=FOLDER on RECORDINGS=FOLDER: token for token with stock, then real-tables
+	@test -n "$(REAL)" || { echo "make real needs a folder of Whisper folders, but MODELS='$(MODELS)' holds none. Name both: make real MODELS=models RECORDINGS=recordings"; exit 2; }
+	@test -n "$(SOUNDS)" || { echo "make real needs recordings (wav, flac, ogg, mp3), but RECORDINGS='$(RECORDINGS)' holds none. Name both: make real MODELS=models RECORDINGS=recordings"; exit 2; }
+	MMDEC_ALL=1 OMP_NUM_THREADS=1 $(DEV)/python -m pytest -n $(WORKERS) --dist load tests/exactness/test_real_models.py
+	$(MAKE) real-tables
+
+# Each recording with drafts and without, into out/real_MODEL.jsonl; where natural voices were built (docs/train/hearing.md),
+# also the translator, judged by the Whisper of JUDGE=$(MODELS)/whisper-base.
+real-tables: .venv-dev/ready
+	mkdir -p out
+	for model in $(REAL); do $(DEV)/python -m mmdec transcribe $(SOUNDS) --model $$model --compare --threads 1 --json > out/real_$$(basename $$model).jsonl || exit; done
+	test ! -f "$(NATURAL)/manifest.tsv" || for folder in $(TEXT); do $(DEV)/python -m mmdec eval speech --corpus $(NATURAL)/manifest.tsv --text $$folder --judge $(JUDGE) --threads 1 --output out/real_$$(basename $$folder).json || exit; done
+	test ! -f "$(NATURAL)/manifest.tsv" || $(DEV)/python -m mmdec bench speech --judge $(JUDGE) --threads 1 --json out/real_bench.json
 
 corpus: .venv-dev/ready  ## the French-English phrasebook corpus: needs espeak-ng and flite
 	$(DEV)/python data/build/phrasebook.py --out data/corpus

@@ -102,7 +102,7 @@ class Needs:
 
     layers: tuple[int, ...] = ()  # residual stream after these layers, from 0; -1 is the last, final norm included
     embeds: bool = False  # the prompt's input embeddings
-    memory: bool = False  # the encoder's hidden states
+    memory: bool = False  # the encoder's hidden states, and the features that it read
     prior: Prior | None = None  # first values for tree shapes and the budget; None: the drafter shapes its own trees
     travels: bool = False  # in a chat its memory is kept for the next turn (`Context.carried`)
     stops: bool = False  # it ends chains early, as `Plan.threshold` says
@@ -140,6 +140,7 @@ class Context:
     pictures: Tensor | None = None  # (B, P) bool, True at visual tokens' placeholders among `tokens`
     images: Mapping[str, Any] | None = None  # the processor's pixels and sizes, if the target received them
     memory: Tensor | None = None  # (B, S, H), the encoder's hidden states
+    sound: Tensor | None = None  # (B, mels, T), the features that the encoder read, where they are known
     room: Tensor | None = None  # (B,) positions left before the target's maximum; None: no maximum
     columns: bool = False  # attention has a table by column: each node of a draft takes a position, not each depth
     shape: TreeShape | None = None  # learned in earlier runs; starts as the drafter's prior

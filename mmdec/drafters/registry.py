@@ -2,8 +2,8 @@
 
 A drafter without weights is made by its `factory`. A drafter with weights names its `drafter` class and its `network`
 class; `mmdec.hub.drafters` picks the loader by the drafter class. A drafter from outside the package may bring a
-`loader`. The entry also says whether drafter="auto" looks for the drafter by itself. A drafter's module is imported when
-its name is first used.
+`loader`. The entry also says whether drafter="auto" looks for the drafter by itself. A drafter's module is imported
+when its name is first used.
 """
 
 from __future__ import annotations

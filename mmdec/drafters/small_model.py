@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -78,8 +79,8 @@ class SmallModel:
     """Drafts with a small model, whose own cache follows the accepted text.
 
     A small model that reads text only does not see the columns of a picture: its positions count without them. It
-    drafts nothing beyond its positions, after a token outside its vocabulary, or if it reads images and cannot read
-    these.
+    drafts nothing beyond its positions, after a token outside its vocabulary, or if it cannot read the images or the
+    sound. (`transcribe` passes the sound on; `model.generate` has encoded it before the loop begins.)
     """
 
     def __init__(
@@ -90,16 +91,19 @@ class SmallModel:
         positions: int | None = None,
         images: bool = False,
         columns: bool = False,
+        encode: Callable[[Tensor], Tensor | None] | None = None,
     ) -> None:
         """model: the small model's target. width: maximum nodes of a layer that are expanded.
         memory: whether it reads the encoder states of the large model (a distilled decoder has no encoder).
         positions: its maximum; None: unlimited. images: whether it reads the images of the large model's prompt.
         columns: whether each node takes a position of its own; it then drafts chains only.
+        encode: the model's own encoder, features -> states or None. It is used where the target's states have another
+            size; a distilled decoder reads the target's.
         """
         if width < 1:
             raise InputError(f"`width` must be at least 1, but is {width}. 10 is EAGLE-2's.")
         self._model, self._width, self._positions, self._images = model, width, positions, images
-        self._columns = columns
+        self._columns, self._encode = columns, encode
         self.needs = Needs(memory=memory, stops=True)
 
     @property
@@ -117,12 +121,13 @@ class SmallModel:
         if self.needs.memory and self._model.vocab_size != target.vocab_size:
             raise InputError(
                 f"`drafter` must have the target's {target.vocab_size} tokens, but {self._model.name} has "
-                f"{self._model.vocab_size}. Choose one distilled from this model."
+                f"{self._model.vocab_size}. Choose a smaller model with the target's tokenizer."
             )
-        if self.needs.memory and self._model.hidden_size != target.hidden_size:
+        if self.needs.memory and self._model.hidden_size != target.hidden_size and self._encode is None:
             raise InputError(
-                f"`drafter` must read the target's encoder, which has {target.hidden_size} channels, but "
-                f"{self._model.name} has {self._model.hidden_size}. Choose one distilled with the same encoder."
+                f"`drafter` must read the target's states of {target.hidden_size} channels, or have an encoder, but "
+                f"{self._model.name} reads {self._model.hidden_size}. Choose one with the target's encoder, or a "
+                "whole model."
             )
         if self._model.device != target.device:
             raise InputError(
@@ -143,7 +148,12 @@ class SmallModel:
         if context.memory is None:
             inputs["attention_mask"] = mask.long()
         else:
-            inputs |= {"decoder_attention_mask": mask.long(), "encoder_outputs": (context.memory,)}
+            states: Tensor | None = context.memory
+            if context.memory.shape[-1] != self._model.hidden_size:
+                states = self._encode(context.sound) if self._encode and context.sound is not None else None
+            if states is None:
+                return silent  # the sound is not known here, or has other features
+            inputs |= {"decoder_attention_mask": mask.long(), "encoder_outputs": (states,)}
         try:
             session, _, _, _ = self._model.prefill(
                 inputs | dict(context.images or {}) if self._images else inputs, Needs()

@@ -54,6 +54,7 @@ from mmdec.hub.find import drafter_by_name
 from mmdec.targets.hf_target import HfTarget, Output
 from mmdec.targets.registry import target_of
 from mmdec.targets.siblings import siblings_matter
+from mmdec.targets.whisper import WhisperTarget
 from mmdec.types import Context, Draft, Drafter, InputError, Plan, Scores, Verdict
 
 RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "block", "typical")
@@ -318,7 +319,8 @@ def _drafter(choice: DraftedBy) -> Drafter | None:
         except InputError as error:
             raise InputError(str(error).replace("`model`", "`drafter`", 1)) from error
         sees = {"memory": small.reads_encoder, "images": small.reads_images, "columns": small.columns}
-        return SmallModel(small, positions=small.positions, **sees)
+        encode = small.encode if isinstance(small, WhisperTarget) else None
+        return SmallModel(small, positions=small.positions, encode=encode, **sees)
     drafter = named_drafter(choice) if isinstance(choice, str) else choice
     check_drafter(drafter)
     return drafter  # type: ignore[return-value] # `check_drafter` has seen that it is a Drafter

@@ -156,7 +156,8 @@ def _card(config: MedusaConfig) -> str:
         )
     if config.base:
         text += (
-            "\nIn the model's folder they are its drafter, `medusa`:\n\n```python\nimport mmdec\n\n"
+            "\nGive this folder as `drafter`. In the model's folder they are its drafter, `medusa`:\n\n"
+            "```python\nimport mmdec\n\n"
             f'out = mmdec.transcribe("{RECORDING}", model={json.dumps(config.base)}, drafter="medusa")\n'
             "print(out.text, out.tokens_per_round)\n```\n"
         )

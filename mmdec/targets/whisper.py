@@ -46,6 +46,7 @@ from mmdec.targets.whisper_decoder import FastDecoder
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
 ATTENTION = ("sdpa", "eager")
+SOUND = "sound"  # attribute of an encoder's output: the features that it read
 N = TypeVar("N", bound=nn.Module)
 READ = {"input_ids", "encoder_outputs", "decoder_attention_mask", "past_key_values"}
 # inputs without effect on a pass; Whisper masks no features
@@ -64,6 +65,7 @@ class WhisperPrompt:
     mask_given: Tensor | None  # if the caller gave one
     positions: Tensor  # (B, P)
     holes: bool  # whether a row has padding after its first token
+    sound: Tensor | None = None  # (B, mels, T) what was encoded, where it is known
 
     @classmethod
     def of(cls, inputs: Mapping[str, Any], most: int) -> WhisperPrompt:
@@ -89,7 +91,7 @@ class WhisperPrompt:
         if given is None:
             mask = torch.ones_like(ids, dtype=torch.bool)
             positions = torch.arange(width, device=ids.device).expand(batch, -1)
-            return cls(ids, encoded[0], mask, None, positions, False)
+            return cls(ids, encoded[0], mask, None, positions, False, getattr(encoded, SOUND, None))
         if given.shape != ids.shape or not bool(given[:, -1].all()):
             raise InputError(
                 f"`decoder_attention_mask` must be {tuple(ids.shape)} with 1 at the end of every row, but is "
@@ -98,7 +100,8 @@ class WhisperPrompt:
         mask = given.bool()
         counted = mask.long().cumsum(-1)
         holes = bool((counted[:, -1] + mask.long().argmax(1) != width).any())
-        return cls(ids, encoded[0], mask, given, (counted - 1).masked_fill(~mask, 0), holes)
+        positions = (counted - 1).masked_fill(~mask, 0)
+        return cls(ids, encoded[0], mask, given, positions, holes, getattr(encoded, SOUND, None))
 
     def rows(self) -> RowLayout:
         """The layout of the rows once their holes are closed."""
@@ -189,11 +192,21 @@ class WhisperTarget(HfTarget):
             features=features,
             embeds=self.model.get_input_embeddings()(prompt.ids) if needs.embeds else None,
             memory=prompt.states if needs.memory else None,
+            sound=prompt.sound if needs.memory else None,
             room=self.model.config.max_target_positions - 1 - prompt.positions[:, -1],
         )
         last = {layer: states[:, -1:] for layer, states in features.items()}
         logits = self.model.proj_out(out.last_hidden_state[:, -1:])
         return session, context, single(prompt.ids[:, -1]), Scores(logits, last)
+
+    @torch.no_grad()
+    def encode(self, sound: Tensor) -> Tensor | None:
+        """The encoder's states (B, S, H) of features (B, mels, T); None if it reads other features."""
+        config = self.model.config
+        if sound.shape[1:] != (config.num_mel_bins, 2 * config.max_source_positions):
+            return None
+        states: Tensor = self.model.get_encoder()(sound.to(self.model.dtype)).last_hidden_state
+        return states
 
     @torch.no_grad()
     def score(self, session: WhisperSession, draft: Draft) -> Scores:
@@ -240,7 +253,8 @@ class WhisperTarget(HfTarget):
         """Run the decoder once over the finished text (B, L) without its last token.
 
         This gives attentions and hidden states of every step, and fills an empty cache of the caller. maps: attend by
-        "eager", which "sdpa" models need for attentions. outputs: the decoder's flags. Padding after a row's end is attended to, as in transformers' loop.
+        "eager", which "sdpa" models need for attentions. outputs: the decoder's flags. Padding after a row's end is
+        attended to, as in transformers' loop.
         """
         prompt = WhisperPrompt.of({**inputs, "past_key_values": None}, self.model.config.max_target_positions)
         text = sequences[:, :-1]
@@ -453,8 +467,8 @@ def encoding_once(
     """The same model for one call of `generate`, whose encoder remembers the states of the last windows.
 
     `generate` encodes a window for its text, and once more to detect the language, to tell silence, and at each
-    temperature of a fallback. The model itself is not changed, so that other threads may use it meanwhile. Attentions of
-    the encoder are not given.
+    temperature of a fallback. The model itself is not changed, so that other threads may use it meanwhile. Attentions
+    of the encoder are not given.
 
     on_pass: called each time with the features (B, mels, T) and the seconds of the encoder's pass; 0 if remembered.
     own_config: whether `generate` may set the attention of this object (to "eager", for words) apart from the model's.
@@ -487,10 +501,12 @@ class _Remembering:
             encoded = self._encoder(input_features, attention_mask=attention_mask, **options)
             self._last, self._states = input_features, encoded.last_hidden_state
             self._on_pass(input_features, stopwatch.lap())
-            return encoded
-        self._on_pass(input_features, 0.0)
-        whole = rows == list(range(len(self._states)))
-        return BaseModelOutput(last_hidden_state=self._states if whole else self._states[rows])
+        else:
+            self._on_pass(input_features, 0.0)
+            whole = rows == list(range(len(self._states)))
+            encoded = BaseModelOutput(last_hidden_state=self._states if whole else self._states[rows])
+        setattr(encoded, SOUND, input_features)
+        return encoded
 
     def _rows(self, features: Tensor) -> list[int] | None:
         """The row of the last features that each row equals; None if one is new."""

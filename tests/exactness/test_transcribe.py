@@ -18,7 +18,7 @@ import mmdec
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from tests.conftest import RATE, buzz
-from tests.support.tiny_whisper import write
+from tests.support.tiny_whisper import network, write
 
 PROMPT = "The train leaves"
 
@@ -252,6 +252,29 @@ def test_a_window_is_encoded_once(whisper: LoadedWhisper, name: str) -> None:
     if name == "thresholds":
         assert sum(passes) < sum(one.windows for one in found)  # some were decoded again
     assert kinds == {"sdpa"}
+
+
+@pytest.mark.parametrize("name", ["short", "batch", "long batch", "long words", "thresholds"])
+def test_a_smaller_whisper_runs_its_own_encoder(whisper: LoadedWhisper, name: str) -> None:
+    """One whose encoder has another size, as tiny for base: it hears each window itself, and drafts."""
+    way = WAYS[name]
+    recordings: list[Any] = [sound(one, place) for place, one in enumerate(way.seconds)]
+    small = network(whisper.tokenizer, 5, d_model=16)
+    heard: list[int] = []
+    small.get_encoder().register_forward_hook(lambda *_: heard.append(1))
+    options: dict[str, Any] = {"sample_rate": RATE, "model": whisper, "num_speculative_tokens": 3, **way.ours}
+    found = mmdec.transcribe(recordings, drafter=small, **options)
+    wanted = mmdec.transcribe(recordings, drafter=None, **options)
+    assert heard
+    assert [one.tokens for one in found] == [one.tokens for one in wanted]
+    own = mmdec.transcribe(recordings, drafter=whisper.model, **options)  # the same states, whoever encodes
+    assert [one.tokens for one in own] == [one.tokens for one in wanted]
+
+
+def test_a_smaller_whisper_of_another_vocabulary_is_refused(whisper: LoadedWhisper) -> None:
+    small = network(whisper.tokenizer, 5, d_model=16, vocab_size=len(whisper.tokenizer) + 1)
+    with pytest.raises(mmdec.InputError, match=r"`drafter` must have at most the target's .* tokenizer"):
+        mmdec.transcribe(sound(0.7), sample_rate=RATE, model=whisper, drafter=small)
 
 
 def test_the_heads_of_a_directory_and_an_object(whisper: LoadedWhisper) -> None:

@@ -234,8 +234,9 @@ def _tensors(
 def as_drafter(vlm: LoadedVlm, drafter: DraftedBy) -> DraftedBy:
     """Resolve `describe`'s argument `drafter` to one that `speculate` takes.
 
-    "auto" becomes what `auto_drafter` finds. The name of a drafter with weights, a folder or a hub id becomes that drafter, loaded once in the model's device and
-    precision. Anything else stays as it is. Raises: InputError if weights are missing, damaged, or another model's.
+    "auto" becomes what `auto_drafter` finds. The name of a drafter with weights, a folder or a hub id becomes that
+    drafter, loaded once in the model's device and precision. Anything else stays as it is. Raises: InputError if
+    weights are missing, damaged, or another model's.
     """
     if isinstance(drafter, str) and drafter == AUTO:
         return auto_drafter(vlm.model, vlm.directory, partial(_loaded, vlm))

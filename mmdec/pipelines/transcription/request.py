@@ -2,10 +2,10 @@
 
 `UsageMeter` is the call's `custom_generate`. transformers' long-form code calls it once for each window and
 temperature; it runs the rounds and counts them. Two things happen outside of it. First, the encoder runs earlier; its
-copy that remembers windows times its passes. Second, transformers drops recordings that have ended, and decodes some again at another temperature,
-without saying which: its `monitor_progress` reveals the former, and a comparison of the encoder's features the latter.
-An index of the rows cannot travel with the call instead: of all that `generate` gets, transformers selects only the
-features and the decoder's prompts for rows that it decodes again.
+copy that remembers windows times its passes. Second, transformers drops recordings that have ended, and decodes some
+again at another temperature, without saying which: its `monitor_progress` reveals the former, and a comparison of the
+encoder's features the latter. An index of the rows cannot travel with the call instead: of all that `generate` gets,
+transformers selects only the features and the decoder's prompts for rows that it decodes again.
 
 Limit: features cannot tell equal recordings of one batch apart. If sampling at a temperature above 0 made them differ
 and one is decoded again, the first of them is assumed. Their rounds, seconds and confidence may then be exchanged;

@@ -143,8 +143,8 @@ def transcribe(
         compression_ratio_threshold, no_speech_threshold, condition_on_prev_tokens, prompt_condition_type,
         max_new_tokens,
         repetition_penalty and so on. With a ladder and word timestamps recordings are decoded one by one.
-    Returns: a `Transcript`, or for a list a list of them in the same order. That of a silent recording is empty, and its
-        `note` says so.
+    Returns: a `Transcript`, or for a list a list of them in the same order. That of a silent recording is empty, and
+        its `note` says so.
     Raises: InputError if an argument or a recording is refused; BatchError for a list with such recordings; it holds
         the results of the others.
     Source: Whisper (Radford et al. 2022); drafters name their own papers.
@@ -372,9 +372,9 @@ def _attention(
 ) -> Iterator[None]:
     """Hold the locks of the model and of the drafter's networks (`others`) for one call of `generate`.
 
-    words: word timestamps are wanted, which hides a NumPy 2 warning. If modules have a `forward` of their own, `generate`
-        sets the model's attention to "eager" and leaves it, so the lock is exclusive: a mask made for one implementation
-        must not be used by another.
+    words: word timestamps are wanted, which hides a NumPy 2 warning. If modules have a `forward` of their own,
+        `generate` sets the model's attention to "eager" and leaves it, so the lock is exclusive: a mask made for one
+        implementation must not be used by another.
     """
     if not words:
         with reading(model, *others):

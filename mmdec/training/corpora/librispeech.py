@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from mmdec.audio import load_audio
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.text_files import check_text, json_lines, problem_of, read_table, shown, text_lines
 from mmdec.types import InputError
 
 SOUNDS = (".flac", ".wav", ".mp3", ".ogg")
 MANIFEST = "a manifest with `path` and `text`"
+DEV_SHARE = 0.1  # of the speakers, or recordings, of a manifest without splits
 
 
 @dataclass(frozen=True)
 class Utterance:
-    """One recording. Those of one chapter have one speaker, and follow each other."""
+    """One recording, or a part of one. Those of one chapter have one speaker, and follow each other."""
 
     path: Path
     text: str
     speaker: str
     chapter: str
     place: str = field(default="", compare=False)  # where it is listed
+    part: tuple[int, int] | None = None  # first sample at 16 kHz, and the one behind the last; None: the whole
+
+    def samples(self) -> Tensor:
+        """The sound (T,) at 16 kHz."""
+        whole = load_audio(self.path)
+        return whole if self.part is None else whole[slice(*self.part)]
 
 
 def read_utterances(root: str | Path, split: str | None = None, admission: Admission = STRICT) -> list[Utterance]:
@@ -31,12 +42,13 @@ def read_utterances(root: str | Path, split: str | None = None, admission: Admis
 
     root: a folder in LibriSpeech's layout ({split}/{speaker}/{chapter}/*.trans.txt beside the sound files), or a
     manifest, .tsv with a header or .jsonl, of `path` (relative to the manifest), `text`, perhaps `speaker`, `chapter`
-    and `split`. split: a folder below root, or the manifest's rows of that split. A recording that is missing is left
-    to its reader, unless all are. Raises InputError, which names file and line, for what is not there.
+    and `split`. split: a folder below root, or the manifest's rows of that split. A manifest in which no row has a
+    split is divided into "train" and "dev" by speakers, or by recordings where there are too few. A recording that is
+    missing is left to its reader, unless all are. Raises InputError, which names file and line, for what is not there.
     """
     path = Path(root)
     if path.is_file():
-        utterances = list(_manifest(path, split, admission))
+        utterances = _rows_of(split, list(_manifest(path, admission)))
     elif path.suffix in (".tsv", ".jsonl"):
         raise InputError(f"`root` must be an existing manifest, but '{path}' is no file. Check the path of the corpus.")
     else:
@@ -100,8 +112,50 @@ def _chapter(file: Path, admission: Admission) -> Iterator[Utterance]:
         yield Utterance(path, check_text(text.strip(), "root", place), speaker, chapter, place)
 
 
-def _manifest(file: Path, split: str | None, admission: Admission) -> Iterator[Utterance]:
-    """The rows of a split; all rows are checked."""
+def _rows_of(split: str | None, rows: list[tuple[Utterance, object]]) -> list[Utterance]:
+    """The rows of a split. rows: each with what its column `split` holds, None where there is no such column."""
+    if split is None:
+        return [row for row, _ in rows]
+    if rows and all(own is None for _, own in rows):
+        return divided([row for row, _ in rows]).get(split, [])
+    for row, own in rows:
+        if not isinstance(own, str) or not own.strip():
+            raise InputError(
+                f"`root` must say the split of each row, but {row.place} has no `split`. Write one in every row, train "
+                "or dev, or in none: they are then divided by speakers."
+            )
+    return [row for row, own in rows if str(own).strip() == split]
+
+
+def divided(rows: Sequence[Utterance]) -> dict[str, list[Utterance]]:
+    """Rows as "train" and "dev": one in ten speakers to develop on, or recordings where there are fewer than three.
+
+    Which ones follows from their names, so that each call divides them alike.
+    """
+    speakers = {row.speaker for row in rows}
+    by_speaker = len(speakers) > 2
+
+    def name(row: Utterance) -> str:
+        return row.speaker if by_speaker else row.path.name
+
+    def chance(name: str) -> bytes:
+        return hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=8).digest()
+
+    names = sorted({name(row) for row in rows}, key=chance)
+    if len(names) < 2:
+        raise InputError(
+            f"`root` must hold at least 2 recordings where no row has a `split`, but has {len(rows)}. Add one, to "
+            "develop on."
+        )
+    dev = set(names[: max(1, round(DEV_SHARE * len(names)))])
+    return {
+        "train": [row for row in rows if name(row) not in dev],
+        "dev": [row for row in rows if name(row) in dev],
+    }
+
+
+def _manifest(file: Path, admission: Admission) -> Iterator[tuple[Utterance, object]]:
+    """The rows, checked, each with its `split`, None without such a column."""
     names, lines = admission.names(file.parent), dict[Path, int]()
     for number, row in _rows(file):
         place = f"line {number} of {shown(file)}"
@@ -110,20 +164,15 @@ def _manifest(file: Path, split: str | None, admission: Admission) -> Iterator[U
             if not isinstance(value, str) or not value.strip():
                 raise InputError(f"`root` must be {MANIFEST}, but {place} has no `{column}`. Write it there.")
             check_text(value, "root", place)
-        path, own = names(row["path"], place), row.get("split")
+        path = names(row["path"], place)
         if lines.setdefault(path, number) != number:
             raise InputError(
                 f"`root` must name each recording once, but {place} has '{row['path']:.80}' again, as line "
                 f"{lines[path]}. Remove one of them."
             )
-        if split is not None and (not isinstance(own, str) or not own.strip()):
-            raise InputError(
-                f"`root` must say the split of each row, but {place} has no `split`. Write one in every row, train "
-                "or dev, or ask for all rows (null; '' on the command line)."
-            )
-        if split is None or str(own).strip() == split:
-            speaker = str(row.get("speaker") or number)
-            yield Utterance(path, row["text"].strip(), speaker, str(row.get("chapter") or speaker), place)
+        speaker = str(row.get("speaker") or "")  # rows without one are joined, as those of one speaker are
+        utterance = Utterance(path, row["text"].strip(), speaker, str(row.get("chapter") or speaker), place)
+        yield utterance, row.get("split")
 
 
 def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -45,6 +45,7 @@ from mmdec.training.whisper.window_data import (
     chapters_of,
     check_utterances_apart,
     compose,
+    cut_long,
     durations,
     plan_windows,
 )
@@ -232,6 +233,7 @@ class HeadWindows(Dataset[HeadBatch]):
         for row in window.rows:
             utterance = self.utterances[row]
             digest.update(f"{utterance.path.name} {utterance.path.stat().st_size} {utterance.text}\n".encode())
+            digest.update(repr(utterance.part).encode() if utterance.part else b"")
         what = (FORMAT, window.seed, window.seconds, astuple(self.how), self.spelling.head)
         digest.update(repr(what).encode())
         return digest.hexdigest()
@@ -244,8 +246,8 @@ class HeadDataOptions:
     train_split, dev_split: folders in the corpus, or values of a manifest's column (null: all of it), several at a time
     too. longest: windows hold up to about so many seconds of speech. repeat_after: epochs after which the same windows
     come again, in another order, and need not be decoded again; 0: never. composition: noise, times, previous text; of
-    its `timestamps` a share of windows is labelled with times. language: null is the one that the model hears. kept: a
-    folder for labels and durations. max_bad_share, allow_absolute_paths: see `Admission`.
+    its `timestamps` a share of windows is labelled with times. language: null (default) is the one that the model
+    hears. kept: a folder for labels and durations. max_bad_share, allow_absolute_paths: see `Admission`.
     """
 
     train_split: str | list[str] | None = "train"
@@ -255,7 +257,7 @@ class HeadDataOptions:
     longest: float = 30.0
     repeat_after: int = 0
     composition: Composition | None = None
-    language: str | None = "en"
+    language: str | None = None
     task: str = "transcribe"
     dev_batches: int = 6
     kept: str = "runs/medusa/kept"
@@ -284,6 +286,7 @@ class HeadData(LightningDataModule):
         self.base, self.corpus, self.kept = base, corpus, Path(self.options.kept)
         self.composition = self.options.composition or Composition()
         self.stored: Container[str] = ()  # names of windows whose states are kept: their sound is not needed
+        self.cut: dict[str, list[Utterance]] = {}  # the rows of each split, long recordings in parts
         self.plans: dict[str, tuple[list[list[int]], list[float]]] = {}
 
     # What may be missing is looked for late: errors from here reach the user as they are.
@@ -324,6 +327,13 @@ class HeadData(LightningDataModule):
         """The tokens by their number: what the model must know of the data."""
         return token_list(self.spelling.tokenizer)
 
+    @property
+    def reads_own_text(self) -> bool:
+        """Whether labels are the model's own text: a part of a recording has no transcript."""
+        trainer: Any = self.trainer
+        module = getattr(trainer, "lightning_module", None)
+        return getattr(getattr(module, "options", None), "labels", "own") == "own"
+
     def model(self) -> WhisperForConditionalGeneration:
         """A Whisper of the caller's own, in float32."""
         return copy.deepcopy(self.whisper.model)
@@ -336,19 +346,23 @@ class HeadData(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         self.kept.mkdir(parents=True, exist_ok=True)
-        for split, rows in self.rows.items():
-            seconds = self.seconds(split)
-            fitting = {
-                row for row, length in enumerate(seconds) if length * 1.12 + self.composition.pause[1] <= SECONDS
-            }
+        for split in self.rows:
+            longest, known = (SECONDS - self.composition.pause[1]) / 1.12, self.seconds(split)
+            rows, seconds = self.rows[split], known
+            if self.reads_own_text:
+                rows, seconds = cut_long(rows, known, longest)
+            self.cut[split] = rows
+            fitting = {row for row, length in enumerate(seconds) if length <= longest}
             chapters = [[row for row in chapter if row in fitting] for chapter in chapters_of(rows)]
             chapters = [chapter for chapter in chapters if chapter]
             if not chapters:
                 raise InputError(
                     f"`corpus` must hold utterances of up to 25 s, but '{self.corpus}' has none for {split}."
                 )
+            used, heard = sum(seconds[row] for row in fitting), sum(length for length in known if length > 0)
             rank_zero_info(
-                f"{split}: {len(fitting)} utterances, {len(rows) - len(fitting)} left out as bad or too long"
+                f"{split}: {len(fitting)} utterances, {len(rows) - len(fitting)} left out as bad or too long; "
+                f"{used:.0f} of {heard:.0f} s of sound"
             )
             self.plans[split] = chapters, seconds
 
@@ -386,5 +400,5 @@ class HeadData(LightningDataModule):
     def _loader(self, split: str, how: Composition, batches: list[list[Window]]) -> DataLoader[HeadBatch]:
         mels = self.whisper.model.config.num_mel_bins
         how = how if self.spelling.recalls else replace(how, previous=0.0)
-        dataset = HeadWindows(self.rows[split], self.spelling, how, mels, batches, self.stored)
+        dataset = HeadWindows(self.cut[split], self.spelling, how, mels, batches, self.stored)
         return DataLoader(dataset, batch_size=None, num_workers=self.options.workers)

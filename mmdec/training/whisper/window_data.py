@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import WhisperTokenizer
 
-from mmdec.audio import SAMPLE_RATE, load_audio
+from mmdec.audio import SAMPLE_RATE, split_at_pauses
 from mmdec.nn.whisper_encoder import HOP, whisper_mel
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, BadRows, check_apart
 from mmdec.training.corpora.librispeech import Utterance, read_splits, read_utterances
@@ -151,7 +151,7 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
     at = 0
     for row in () if silent else window.rows:
         gap = round(np.exp(draw.uniform(*np.log(how.pause))) * SAMPLE_RATE)
-        samples = speed_perturb(load_audio(utterances[row].path).numpy(), pace)
+        samples = speed_perturb(utterances[row].samples().numpy(), pace)
         gap = gap if spoken else max(0, min(gap, limit - len(samples)))  # the first one fits
         left = limit - at - gap
         full = len(samples) > left
@@ -400,6 +400,21 @@ class WindowData(LightningDataModule):
         mine = windows[self.trainer.global_rank :: self.trainer.world_size]
         batches = [mine[start : start + 12] for start in range(0, len(mine), 12)]
         return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate)
+
+
+def cut_long(
+    rows: Sequence[Utterance], seconds: Sequence[float], longest: float
+) -> tuple[list[Utterance], list[float]]:
+    """The same rows and their seconds, those above `longest` cut at pauses, into parts whose own text is not known."""
+    cut, lengths = list[Utterance](), list[float]()
+    for row, length in zip(rows, seconds, strict=True):
+        parts: list[tuple[int, int] | None] = [None]
+        if length > longest:
+            parts = [*split_at_pauses(row.samples(), longest, long_pause=math.inf)]
+        for part in parts:
+            cut.append(row if part is None else replace(row, text="", part=part))
+            lengths.append(length if part is None else (part[1] - part[0]) / SAMPLE_RATE)
+    return cut, lengths
 
 
 def check_utterances_apart(train: Sequence[Utterance], dev: Sequence[Utterance]) -> None:

@@ -66,7 +66,8 @@ def test_shipped_ones_are_found_for_every_copy(
     shipped: Path, bare: Path, tmp_path: Path, dtype: torch.dtype, through: torch.dtype
 ) -> None:
     """Whatever dtype the weights are stored in and loaded in, wherever they lie."""
-    model: Any = read_model(bare).to(through)
+    model: Any = read_model(bare)
+    model.to(through)
     model.save_pretrained(tmp_path / "copy")
     copy: Any = type(model).from_pretrained(tmp_path / "copy", dtype=dtype).eval()
     assert match(copy, shipped / SHIPPED) == "same"
@@ -126,7 +127,7 @@ def test_every_door_takes_it(shipped: Path, bare: Path) -> None:
     speculation = mmdec.speculate()
     assert isinstance(speculation.drafter_for(model), Medusa)
     assert speculation.drafter_for(model) is speculation.drafter_for(model)
-    text = language_model("llama")
+    text: Any = language_model("llama")
     prompt = torch.tensor([[5, 6, 7, 5, 6]])
     found = mmdec.generate(text, prompt, max_new_tokens=6, do_sample=False)
     assert torch.equal(found.sequences, text.generate(prompt, max_new_tokens=6, do_sample=False))

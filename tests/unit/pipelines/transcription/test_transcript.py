@@ -155,7 +155,8 @@ def test_a_cue_ends_at_a_pause() -> None:
 
 
 def test_a_cue_ends_with_a_sentence_and_a_long_one_with_a_clause() -> None:
-    text = "It was the best of times. It was the worst of times, it was the age of wisdom of all that we have known, yes it was."
+    text = "It was the best of times. It was the worst of times, it was the age of wisdom of all that we have known, "
+    text += "yes it was."
     timed = [(f" {word}", at * 0.2, at * 0.2 + 0.2) for at, word in enumerate(text.split())]
     shown = cues(spoken(*timed))
     assert [cue.text for cue in shown] == [

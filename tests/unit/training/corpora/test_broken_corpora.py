@@ -236,14 +236,19 @@ def test_rows_of_json_lines_that_lack_something(changes: dict[str, Any], copied:
 
 @pytest.mark.parametrize("layout", ["manifest", "json lines"])
 def test_no_row_has_a_split(layout: str, copied: Callable[[str], Path]) -> None:
-    """They were taken for both splits: the run was trained on what it was measured with."""
+    """They are divided: what the run is measured with, it was not trained on."""
     root = copied(layout)
     file = root / LAYOUTS[layout].listed
     content = file.read_text(encoding="utf-8")
     for old in ("\tsplit", "\ttrain", "\tdev", ', "split": "train"', ', "split": "dev"'):
         content = content.replace(old, "")
     file.write_text(content, encoding="utf-8")
-    refused(layout, root, "has no `split`. Write one in every row", "line ", file.name)
+    whole = [row.path for row in read_utterances(file)]
+    parts = [[row.path for row in read_utterances(file, split)] for split in ("train", "dev")]
+    assert all(parts)
+    assert sorted(parts[0] + parts[1]) == sorted(whole)
+    with pytest.raises(InputError, match="has none for split 'test'"):
+        read_utterances(file, "test")
 
 
 SHARED = [

@@ -22,6 +22,7 @@ from mmdec.training.whisper.window_data import (
     chapters_of,
     collate,
     compose,
+    cut_long,
     letters_of,
     plan_windows,
 )
@@ -224,3 +225,52 @@ def test_plain_windows_are_not_changed(corpus: Path, tokenizer: WhisperTokenizer
     made = compose(Window((3,), 0, 30.0), rows, tokenizer, PLAIN)
     assert made.heard == TEXTS[3]
     assert tokenizer.decode(made.tokens, skip_special_tokens=True).strip() == TEXTS[3]
+
+
+def own_recordings(folder: Path, speakers: list[str]) -> Path:
+    """A manifest of short recordings without splits."""
+    lines = ["path\ttext\tspeaker"]
+    for number, speaker in enumerate(speakers):
+        save_audio(folder / f"{number}.wav", 0.3 * torch.sin(torch.arange(8000) * (0.05 + 0.01 * number)))
+        lines.append(f"{number}.wav\tSentence {number}.\t{speaker}")
+    (folder / "m.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder / "m.tsv"
+
+
+@pytest.mark.parametrize("speakers", [["a", "b", "c", "d"] * 3, ["a"] * 5, [""] * 12, ["a", "b"] * 4], ids=str)
+def test_rows_without_a_split_are_divided(tmp_path: Path, speakers: list[str]) -> None:
+    """No speaker on both sides; no recording, where there are too few speakers; the same ones each time."""
+    file = own_recordings(tmp_path, speakers)
+    train, dev = (read_utterances(file, split) for split in ("train", "dev"))
+    assert (train, dev) == tuple(read_utterances(file, split) for split in ("train", "dev"))
+    assert len(train) + len(dev) == len(speakers)
+    assert len(train) > len(dev) > 0
+    assert not {row.path for row in train} & {row.path for row in dev}
+    if len(set(speakers)) > 2:
+        assert not {row.speaker for row in train} & {row.speaker for row in dev}
+    if len(set(speakers)) == 1:
+        assert len(list(chapters_of(train))) == 1  # rows of one speaker, or of none, are joined
+
+
+def test_one_recording_is_not_trained_and_tested_on(tmp_path: Path) -> None:
+    file = own_recordings(tmp_path, ["a"])
+    with pytest.raises(InputError, match="at least 2 recordings where no row has a `split`"):
+        read_utterances(file, "train")
+    assert len(read_utterances(file)) == 1
+
+
+def test_long_recordings_are_cut_at_pauses(tmp_path: Path) -> None:
+    """Nothing is lost, nothing twice, and the cuts lie in the pauses."""
+    tone = 0.3 * torch.sin(torch.arange(16000 * 9) * 0.07)
+    file = own_recordings(tmp_path, ["a", "a"])
+    save_audio(tmp_path / "1.wav", torch.cat([part for _ in range(4) for part in (tone, torch.zeros(8000))]))
+    rows = read_utterances(file)
+    cut, seconds = cut_long(rows, [0.5, 38.0], 25.0)
+    assert cut[0] == rows[0]
+    assert len(cut) > 2
+    assert not any(row.text for row in cut[1:])
+    assert max(seconds) <= 25.0
+    assert sum(seconds) == pytest.approx(38.5)
+    sounds = [row.samples() for row in cut]
+    assert torch.equal(torch.cat(sounds[1:]), rows[1].samples())
+    assert all(float(sound[-100:].abs().max()) < 1e-3 for sound in sounds[1:])
