@@ -33,7 +33,8 @@ CHOICES = 6  # pieces of a frame that it considers, the blank not counted
 LEAST = -7.0  # their log-probability at least
 SILENT = -0.01  # log-probability of a blank from which on nothing else is considered
 WEIGHT, LENGTH = 0.5, 1.0  # of the n-gram's log-probability, and what each piece adds to make up for it
-EXACT = 0.3  # chance that a timestamp read from the frames is the model's own
+UNHEARD = -2.0  # log-probability that a token costs at least when it is not what was heard
+EXACT = 0.1  # chance that a timestamp read from the frames is the model's own
 ENDS = 0.7  # chance that a text ends where nothing more is heard
 
 
@@ -79,6 +80,10 @@ class Alignment:
         """The frame from which the text most likely goes on; the last of equally good ones."""
         reached = np.maximum(self._closed, self._open)
         return int(np.flatnonzero(reached >= reached.max() - EQUAL)[-1])
+
+    def score(self) -> float:
+        """Of the best path that says the accepted text; 0 where it is what was heard."""
+        return float(np.maximum(self._closed, self._open).max())
 
     def heard(self, place: int, most: int) -> list[tuple[int, int, float]]:
         """At most `most` pieces that the best path says from a frame on: (piece, frame, chance).
@@ -173,10 +178,12 @@ class Row:
     """A row of a run: the tokens that are not aligned yet, and the last two."""
 
     timed: bool  # whether the decode writes timestamps
+    first_time: int
     waiting: list[int] = field(default_factory=list[int])
     alignment: Alignment | None = None
     last: int = -1
     before: int = -1
+    unheard: bool = False  # whether the last token is not what was heard
     context: str = ""  # of the n-gram
 
 
@@ -235,7 +242,7 @@ class Ctc:
             raise InputError("`context` must hold the encoder's states, but does not. Draft for a speech model.")
         untimed = self.first_time - 1  # <|notimestamps|>
         begun = "" if self.model is None else self.model.advance("", START)
-        return Memory(context.memory, [Row(int(row[-1]) != untimed, context=begun) for row in context.tokens])
+        return Memory(context.memory, [Row(int(row[-1]) != untimed, self.first_time, context=begun) for row in context.tokens])
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
         """Draft a chain for each row: what is heard after the accepted text, as far as the head is sure."""
@@ -269,6 +276,7 @@ class Ctc:
         """The tokens below a row's root."""
         alignment = row.alignment
         assert alignment is not None
+        score = alignment.score()
         for token in row.waiting:
             if token >= self.first_time and row.last < self.first_time and row.last >= 0:
                 alignment.add(MARK)
@@ -276,6 +284,8 @@ class Ctc:
                 alignment.add(piece)
                 if self.model is not None:
                     row.context = self.model.advance(row.context, str(piece))
+            before, score = score, alignment.score()
+            row.unheard = score - before < UNHEARD
             row.before, row.last = row.last, token
         row.waiting = []
         draft: list[int] = []
@@ -295,6 +305,8 @@ class Ctc:
         else:
             most = 2 * depth
             heard = alignment.likeliest(place, most, self.model, row.context)
+        ended = len(heard) < most
+        heard = heard[self._skipped(row, [self.pieces.bytes(piece) for piece, _, _ in heard]) :]
         found: list[tuple[int, float]] = []
         closed = row.last >= self.first_time and 0 <= row.before < self.first_time
         if row.timed and closed:  # a segment has ended, the next one begins at once
@@ -312,11 +324,24 @@ class Ctc:
             if len(found) > depth:
                 return found
         found += self._tokens(words)
-        if len(heard) < most:
+        if ended:
             if row.timed and (words or spoken):
                 found.append((self._time(heard[-1][1] if heard else len(alignment.path)), EXACT))
             found.append((self.end, ENDS))
         return found
+
+    @staticmethod
+    def _skipped(row: Row, texts: Sequence[bytes]) -> int:
+        """Pieces that cannot come next. Where the last token is not what was heard, neither is the rest of its word; a
+        segment begins with a word."""
+        begins = row.timed and row.last >= 0 and row.last >= row.first_time
+        at = 0
+        while at < len(texts) and texts[at] and (begins or row.unheard):
+            sign = texts[at][:1]
+            if sign == b" " or not (begins or sign.isalnum() or sign >= b"\x80"):
+                break
+            at += 1
+        return at
 
     def _time(self, frame: int) -> int:
         """The timestamp of a frame."""

@@ -71,7 +71,7 @@ def drafter() -> Ctc:
 
 
 def run(made: Ctc, path: list[int], accepted: list[int], nodes: int = 12, timed: bool = False) -> list[int]:
-    row = Row(timed, alignment=Alignment(spoken(path, len(made.pieces))))
+    row = Row(timed, TIMESTAMPS, alignment=Alignment(spoken(path, len(made.pieces))))
     memory = Memory(torch.zeros(1, 1, 32), [row])
     tokens = torch.tensor([accepted])
     verdict = Verdict(tokens, tokens[:, -1], tokens[:, -1] < 0, tokens, torch.tensor([len(accepted)]))
@@ -99,7 +99,7 @@ def test_an_ngram_chooses_among_what_is_heard() -> None:
     table = np.exp(spoken([s, 0, a, 0], len(made.pieces)))
     table[2] = 0.01
     table[2, [a, e]] = 0.36, 0.35
-    row = Row(False, alignment=Alignment(np.log(table)))
+    row = Row(False, TIMESTAMPS, alignment=Alignment(np.log(table)))
     memory, roots = Memory(torch.zeros(1, 1, 32), [row]), torch.zeros(1, dtype=torch.long)
     assert made.propose(memory, roots, Plan(2, 2)).tokens[0, 1:].tolist() == [19, 1]
     for text, wanted in ((["s", "e"], [19, 5]), (["s", "a"], [19, 1])):
@@ -137,19 +137,29 @@ def test_a_beam_search_that_keeps_all_finds_the_likeliest_text(seed: int, monkey
 
 def test_segments_end_where_a_mark_is_heard() -> None:
     made = drafter()
-    a, e = (made.pieces.of_token(number)[0] for number in (1, 5))
-    path = [0, a, 0, MARK, MARK, 0, e, 0, 0, 0]  # a frame is 0.02 s here
-    first, last = TIMESTAMPS + 3, TIMESTAMPS + 6
-    assert run(made, path, [1], timed=True) == [first, first, 5, last, EOT]
-    assert run(made, path, [1, TIMESTAMPS + 5], timed=True)[:2] == [TIMESTAMPS + 5, 5]
-    assert run(made, path, [1, TIMESTAMPS + 5, TIMESTAMPS + 5], timed=True)[:1] == [5]
-    assert run(made, path, [1]) == [5, EOT]
+    a, e, space = (made.pieces.of_token(number)[0] for number in (1, 5, 0))
+    path = [0, a, 0, MARK, MARK, 0, space, e, 0, 0]  # a frame is 0.02 s here
+    first, last = TIMESTAMPS + 3, TIMESTAMPS + 7
+    assert run(made, path, [1], timed=True) == [first, first, 0, 5, last, EOT]
+    assert run(made, path, [1, TIMESTAMPS + 5], timed=True) == [TIMESTAMPS + 5, 0, 5, last, EOT]
+    assert run(made, path, [1, TIMESTAMPS + 5, TIMESTAMPS + 5], timed=True) == [0, 5, last, EOT]
+    assert run(made, path, [1]) == [0, 5, EOT]
+
+
+def test_the_rest_of_a_word_that_was_misheard_is_left_out() -> None:
+    made = drafter()
+    space, s, t, e, a = (made.pieces.of_token(number)[0] for number in (0, 19, 20, 5, 1))
+    path = [space, s, t, 0, space, a, 0, 0]  # " st a"
+    assert run(made, path, [0, 19]) == [20, 0, 1, EOT]
+    assert run(made, path, [0, 5]) == [0, 1, EOT]  # " e" for " s": no "t" will follow
+    path = [0, e, 0, MARK, 0, e, t, space, a, 0]
+    assert run(made, path, [5, TIMESTAMPS + 5, TIMESTAMPS + 5], timed=True)[:2] == [0, 1]  # words begin with a space
 
 
 def test_a_chain_ends_where_the_head_is_unsure() -> None:
     made = drafter()
     a, e = (made.pieces.of_token(number)[0] for number in (1, 5))
-    row = Row(False, alignment=Alignment(np.concatenate([spoken([a, 0], 31), spoken([e, 0], 31, 0.3)])))
+    row = Row(False, TIMESTAMPS, alignment=Alignment(np.concatenate([spoken([a, 0], 31), spoken([e, 0], 31, 0.3)])))
     memory = Memory(torch.zeros(1, 1, 32), [row])
     roots = torch.zeros(1, dtype=torch.long)
     assert made.propose(memory, roots, Plan(9, 9, threshold=0.5)).tokens[0, 1:].tolist() == [1]
