@@ -242,7 +242,9 @@ class Ctc:
             raise InputError("`context` must hold the encoder's states, but does not. Draft for a speech model.")
         untimed = self.first_time - 1  # <|notimestamps|>
         begun = "" if self.model is None else self.model.advance("", START)
-        return Memory(context.memory, [Row(int(row[-1]) != untimed, self.first_time, context=begun) for row in context.tokens])
+        return Memory(
+            context.memory, [Row(int(row[-1]) != untimed, self.first_time, context=begun) for row in context.tokens]
+        )
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
         """Draft a chain for each row: what is heard after the accepted text, as far as the head is sure."""
