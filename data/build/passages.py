@@ -15,7 +15,9 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from english import RATE, Reader, flite_voices, read_aloud
@@ -85,26 +87,23 @@ def passages(books: Sequence[list[str]], everyday: Sequence[str], seed: int) -> 
 
 
 @cache
-def piper(folder: Path) -> tuple[object, int]:
-    """Piper's voice in a folder, and its rate."""
-    import onnxruntime
-    from piper import PiperVoice
-    from piper.config import PiperConfig
-
+def piper(folder: Path) -> tuple[Any, Any, int]:
+    """Piper's module, its voice in a folder, and the voice's rate."""
+    onnxruntime: Any = import_module("onnxruntime")
+    module: Any = import_module("piper")
+    settings: Any = import_module("piper.config")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     model = next(folder.glob("*.onnx"))
-    config = PiperConfig.from_dict(json.loads(model.with_suffix(".onnx.json").read_text(encoding="utf-8")))
+    config = settings.PiperConfig.from_dict(json.loads(model.with_suffix(".onnx.json").read_text(encoding="utf-8")))
     session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    return PiperVoice(session=session, config=config), config.sample_rate
+    return module, module.PiperVoice(session=session, config=config), config.sample_rate
 
 
 def piper_speech(text: str, folder: Path, speed: float, noise: float) -> np.ndarray:
     """(T,) float32 at 16 kHz."""
-    from piper import SynthesisConfig
-
-    voice, rate = piper(folder)
-    settings = SynthesisConfig(length_scale=1 / speed, noise_scale=noise)
+    module, voice, rate = piper(folder)
+    settings = module.SynthesisConfig(length_scale=1 / speed, noise_scale=noise)
     parts = [chunk.audio_float_array for chunk in voice.synthesize(text, settings)]
     return resample(np.concatenate(parts), rate, RATE).astype(np.float32)
 

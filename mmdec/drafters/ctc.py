@@ -3,12 +3,13 @@
 The head writes the whole window at once, frame by frame, from the states that the decoder reads anyway. What is heard
 is wrong here and there; what the model has accepted is right. So each round the accepted text is aligned to the frames,
 and the draft goes on from the frame where it ends. What was heard is merged again into the model's own tokens, so that
-a word spelt in three pieces is drafted as the one token that the model has for it.
+a word spelt in three pieces is drafted as the one token that the model has for it. An n-gram of pieces may say which of
+several texts that are heard is likely; then a beam search from the accepted text on takes the place of the best path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from mmdec.decode.tree import chains
 from mmdec.nn.ctc_head import CtcHead
 from mmdec.nn.fingerprint import fingerprint
+from mmdec.phonetics.ngram import START, NGram
 from mmdec.phonetics.token_pieces import BLANK, FIRST, MARK, TokenPieces
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
@@ -26,7 +28,13 @@ STATES = 50  # of a Whisper's encoder in a second
 TIMES = 50  # timestamps in a second
 FLOOR = 6.0  # log-probability that one frame may cost at most: what was never heard must still be aligned
 EQUAL = 1e-3  # paths whose log-probabilities differ by less are equally good
-EXACT = 0.3  # chance that a timestamp read from the frames is the model's own
+WIDTH = 6  # texts that a beam search keeps
+CHOICES = 6  # pieces of a frame that it considers, the blank not counted
+LEAST = -7.0  # their log-probability at least
+SILENT = -0.01  # log-probability of a blank from which on nothing else is considered
+WEIGHT, LENGTH = 0.5, 1.0  # of the n-gram's log-probability, and what each piece adds to make up for it
+UNHEARD = -2.0  # log-probability that a token costs at least when it is not what was heard
+EXACT = 0.1  # chance that a timestamp read from the frames is the model's own
 ENDS = 0.7  # chance that a text ends where nothing more is heard
 
 
@@ -46,6 +54,8 @@ class Alignment:
         self._closed = self._silent.copy()  # a blank came last, or nothing
         self._open = np.full_like(self._closed, -np.inf)  # the last piece came last
         self._last = -1
+        self._logprobs = logprobs
+        self._choices: dict[int, list[tuple[int, float]]] = {}
         self.path = logprobs.argmax(1)
         self.chances = np.exp(best[:, 0])
 
@@ -71,6 +81,10 @@ class Alignment:
         reached = np.maximum(self._closed, self._open)
         return int(np.flatnonzero(reached >= reached.max() - EQUAL)[-1])
 
+    def score(self) -> float:
+        """Of the best path that says the accepted text; 0 where it is what was heard."""
+        return float(np.maximum(self._closed, self._open).max())
+
     def heard(self, place: int, most: int) -> list[tuple[int, int, float]]:
         """At most `most` pieces that the best path says from a frame on: (piece, frame, chance).
 
@@ -92,16 +106,85 @@ class Alignment:
             said = piece
         return found
 
+    def choices(self, frame: int) -> list[tuple[int, float]]:
+        """The likeliest pieces of a frame, the blank first: (piece, log-probability)."""
+        if frame not in self._choices:
+            row = self._logprobs[frame]
+            found = [(BLANK, float(row[BLANK]))]
+            if found[0][1] < SILENT:
+                best = np.argpartition(row, -CHOICES - 1)[-CHOICES - 1 :] if len(row) > CHOICES else range(len(row))
+                found += [(int(piece), float(row[piece])) for piece in best if piece != BLANK and row[piece] > LEAST]
+            self._choices[frame] = found
+        return self._choices[frame]
+
+    def likeliest(self, place: int, most: int, model: NGram, context: str) -> list[tuple[int, int, float]]:
+        """As `heard`, by a beam search with an n-gram of pieces, which has read `context`.
+
+        Prefix search (Hannun et al. 2014) by best paths. A chance is a piece's share among the texts that are kept.
+        """
+        ended = -np.inf if place and self._open[place] > self._closed[place] else 0.0
+        kept = {(): Text(ended, 0.0, context, ())}
+        for frame in range(place, len(self.path)):
+            (_, silent), *choices = self.choices(frame)
+            grown: dict[tuple[int, ...], Text] = {}
+            for pieces, text in kept.items():
+                best, last = max(text.ended, text.held), pieces[-1] if pieces else self._last
+                same = grown.setdefault(pieces, Text(-np.inf, -np.inf, text.context, text.frames))
+                same.ended = max(same.ended, best + silent)
+                for piece, logprob in choices:
+                    before = best
+                    if piece == last:
+                        same.held, before = max(same.held, text.held + logprob), text.ended
+                    longer = (*pieces, piece)
+                    if longer not in grown:
+                        grown[longer] = text.longer(piece, frame, model)
+                    found = grown[longer]
+                    found.held = max(found.held, before + logprob + found.gain)
+            kept = dict(sorted(grown.items(), key=lambda item: -max(item[1].ended, item[1].held))[:WIDTH])
+            if len(next(iter(kept))) > most:
+                break
+        scores = np.array([max(text.ended, text.held) for text in kept.values()])
+        shares = np.exp(scores - scores.max())
+        chosen, text = next(iter(kept.items()))
+        found, above = [], float(shares.sum())
+        for at, (piece, frame) in enumerate(zip(chosen[:most], text.frames, strict=False)):
+            begun = chosen[: at + 1]
+            agreeing = sum(float(share) for other, share in zip(kept, shares, strict=True) if other[: at + 1] == begun)
+            found.append((piece, frame, agreeing / above))
+            above = agreeing
+        return found
+
+
+@dataclass(slots=True)
+class Text:
+    """A text of a beam search: log-probabilities of its best path that ends in a blank, and in its last piece."""
+
+    ended: float
+    held: float
+    context: str  # of the n-gram
+    frames: tuple[int, ...]  # at which its pieces begin
+    gain: float = 0.0  # what the n-gram says of its last piece
+
+    def longer(self, piece: int, frame: int, model: NGram) -> Text:
+        """With one more piece, without its frame's log-probability. Marks are not in the n-gram."""
+        if piece == MARK:
+            return Text(-np.inf, -np.inf, self.context, (*self.frames, frame), LENGTH)
+        gain = WEIGHT * model.score(self.context, str(piece)) + LENGTH
+        return Text(-np.inf, -np.inf, model.advance(self.context, str(piece)), (*self.frames, frame), gain)
+
 
 @dataclass
 class Row:
     """A row of a run: the tokens that are not aligned yet, and the last two."""
 
     timed: bool  # whether the decode writes timestamps
+    first_time: int
     waiting: list[int] = field(default_factory=list[int])
     alignment: Alignment | None = None
     last: int = -1
     before: int = -1
+    unheard: bool = False  # whether the last token is not what was heard
+    context: str = ""  # of the n-gram
 
 
 @dataclass
@@ -118,20 +201,24 @@ class Ctc:
 
     needs = Needs(memory=True, stops=True)
 
-    def __init__(self, head: CtcHead, pieces: TokenPieces, first_time: int, end: int) -> None:
+    def __init__(
+        self, head: CtcHead, pieces: TokenPieces, first_time: int, end: int, model: NGram | None = None
+    ) -> None:
         """head: reads the encoder's states. pieces: what it writes. first_time: the token of 0 seconds. end: the token
-        that ends a text.
+        that ends a text. model: an n-gram of pieces, by number (`piece_ngram`); None: the best path alone.
         """
         if head.config.pieces != len(pieces):
             raise InputError(
                 f"`pieces` must be the {head.config.pieces} that the head writes, but are {len(pieces)}. Use its own."
             )
         self.head, self.pieces, self.first_time, self.end = head.eval(), pieces, first_time, end
+        self.model = model
 
     @property
     def name(self) -> str:
         """Names the head by a digest of its weights."""
-        return f"ctc-{fingerprint(self.head, self.pieces.kept[:8])}"
+        entries = self.model and sum(map(len, self.model.successors.values()))
+        return f"ctc-{fingerprint(self.head, self.pieces.kept[:8], entries)}"
 
     def check(self, target: Target) -> None:
         """Raises InputError if the head belongs to another model or lies on another device."""
@@ -154,7 +241,10 @@ class Ctc:
         if context.memory is None:
             raise InputError("`context` must hold the encoder's states, but does not. Draft for a speech model.")
         untimed = self.first_time - 1  # <|notimestamps|>
-        return Memory(context.memory, [Row(int(row[-1]) != untimed) for row in context.tokens])
+        begun = "" if self.model is None else self.model.advance("", START)
+        return Memory(
+            context.memory, [Row(int(row[-1]) != untimed, self.first_time, context=begun) for row in context.tokens]
+        )
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
         """Draft a chain for each row: what is heard after the accepted text, as far as the head is sure."""
@@ -188,11 +278,16 @@ class Ctc:
         """The tokens below a row's root."""
         alignment = row.alignment
         assert alignment is not None
+        score = alignment.score()
         for token in row.waiting:
             if token >= self.first_time and row.last < self.first_time and row.last >= 0:
                 alignment.add(MARK)
             for piece in self.pieces.of_token(token) if token < self.first_time else ():
                 alignment.add(piece)
+                if self.model is not None:
+                    row.context = self.model.advance(row.context, str(piece))
+            before, score = score, alignment.score()
+            row.unheard = score - before < UNHEARD
             row.before, row.last = row.last, token
         row.waiting = []
         draft: list[int] = []
@@ -206,7 +301,14 @@ class Ctc:
 
     def _continued(self, row: Row, alignment: Alignment, depth: int) -> list[tuple[int, float]]:
         """Tokens that are heard after the accepted ones, each with its chance given those before."""
-        heard = alignment.heard(alignment.place(), 3 * depth + 3)
+        most, place = 3 * depth + 3, alignment.place()
+        if self.model is None:
+            heard = alignment.heard(place, most)
+        else:
+            most = 2 * depth
+            heard = alignment.likeliest(place, most, self.model, row.context)
+        ended = len(heard) < most
+        heard = heard[self._skipped(row, [self.pieces.bytes(piece) for piece, _, _ in heard]) :]
         found: list[tuple[int, float]] = []
         closed = row.last >= self.first_time and 0 <= row.before < self.first_time
         if row.timed and closed:  # a segment has ended, the next one begins at once
@@ -224,11 +326,24 @@ class Ctc:
             if len(found) > depth:
                 return found
         found += self._tokens(words)
-        if len(heard) < 3 * depth + 3:
+        if ended:
             if row.timed and (words or spoken):
                 found.append((self._time(heard[-1][1] if heard else len(alignment.path)), EXACT))
             found.append((self.end, ENDS))
         return found
+
+    @staticmethod
+    def _skipped(row: Row, texts: Sequence[bytes]) -> int:
+        """Pieces that cannot come next. Where the last token is not what was heard, neither is the rest of its word; a
+        segment begins with a word."""
+        begins = row.timed and row.last >= 0 and row.last >= row.first_time
+        at = 0
+        while at < len(texts) and texts[at] and (begins or row.unheard):
+            sign = texts[at][:1]
+            if sign == b" " or not (begins or sign.isalnum() or sign >= b"\x80"):
+                break
+            at += 1
+        return at
 
     def _time(self, frame: int) -> int:
         """The timestamp of a frame."""
@@ -248,3 +363,10 @@ class Ctc:
                 at += 1
             found.append((token, chance))
         return found
+
+
+def piece_ngram(texts: Iterable[str], pieces: TokenPieces, order: int = 4, entries: int | None = None) -> NGram:
+    """An n-gram of the pieces of texts, such as a model's own transcripts; entries: of the highest order at most."""
+    tokens = (pieces.merges.tokens(f" {text.strip()}".encode()) for text in texts)
+    sentences = ([str(piece) for token in row for piece in pieces.of_token(token)] for row in tokens)
+    return NGram.build([row for row in sentences if row], order=order, max_entries=entries)

@@ -1,7 +1,8 @@
 """A CTC head that drafts, on disk: config.json, model.safetensors and a card.
 
 model.safetensors holds the head's matrices in 8 bits (`mmdec.nn.row_int8`), the draft vocabulary, and the merges of the
-model's tokenizer, by which what is heard becomes the model's tokens: the folder needs no tokenizer beside it.
+model's tokenizer, by which what is heard becomes the model's tokens: the folder needs no tokenizer beside it. An n-gram
+of pieces may lie there, too (`lm.arpa`).
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from mmdec.drafters.ctc import Ctc
 from mmdec.hub.publish import new_folder, whole_folder
 from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig
 from mmdec.nn.row_int8 import pack_rows, unpack_rows
+from mmdec.phonetics.ngram import NGram
 from mmdec.phonetics.token_pieces import Merges, TokenPieces
 from mmdec.types import InputError
 
 SYSTEM = "ctc"
+NGRAM = "lm.arpa"
 TABLES = ("pieces", "merges", "alphabet")
 
 
@@ -46,11 +49,17 @@ def token_merges(tokenizer: Any) -> Merges:
 
 
 def save_ctc(
-    directory: str | os.PathLike[str], head: CtcHead, pieces: TokenPieces, tokens: HeardTokens, trained: str = ""
+    directory: str | os.PathLike[str],
+    head: CtcHead,
+    pieces: TokenPieces,
+    tokens: HeardTokens,
+    ngram: NGram | None = None,
+    trained: str = "",
 ) -> Path:
     """Write a folder of a head that drafts. If writing fails, no folder is left.
 
-    head: the trained head. pieces: what it writes. tokens: the model's. trained: what it was trained on, for the card.
+    head: the trained head. pieces: what it writes. tokens: the model's. ngram: of pieces. trained: what it was
+        trained on, for the card.
     """
     target = new_folder(directory)
     with whole_folder(target) as fresh:
@@ -64,6 +73,8 @@ def save_ctc(
         tables = (pieces.kept, pieces.merges.rows, pieces.merges.alphabet)
         numbers = {name: torch.tensor(table, dtype=torch.int32) for name, table in zip(TABLES, tables, strict=True)}
         save_file({**pack_rows(head.state_dict()), **numbers}, fresh / WHOLE)
+        if ngram is not None:
+            ngram.save(fresh / NGRAM)
         (fresh / "README.md").write_text(_card(head, tokens, trained), encoding="utf-8")
     return target
 
@@ -73,7 +84,7 @@ def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:
 
     Raises: InputError if the folder is damaged, or the head belongs to another model (other channels or tokens).
     """
-    head, pieces, tokens = read_ctc(directory)
+    head, pieces, tokens, ngram = read_ctc(directory)
     shape: Any = getattr(model, "config", None)
     for what, expected, actual in (
         ("channels", head.config.d_states, getattr(shape, "d_model", None)),
@@ -84,11 +95,12 @@ def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:
                 f"`model` must have {expected} {what} for this drafter, but has {actual}. It was trained for "
                 f"{tokens.base or 'another model'}; use a drafter trained for this model."
             )
-    return Ctc(head.to(model.device, model.dtype), pieces, tokens.first_time, tokens.end)
+    return Ctc(head.to(model.device, model.dtype), pieces, tokens.first_time, tokens.end, ngram)
 
 
-def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, HeardTokens]:
-    """Head, pieces and the model's tokens, in float32 on the CPU. Raises InputError for a folder that is damaged."""
+def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, HeardTokens, NGram | None]:
+    """Head, pieces, the model's tokens, and an n-gram where there is one, in float32 on the CPU. Raises InputError for
+    a folder that is damaged."""
     try:
         folder = Path(directory)
     except TypeError as error:
@@ -111,7 +123,8 @@ def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, H
         if len(pieces) != sizes.pieces or max(*kept, tokens.end, tokens.first_time) >= tokens.vocab_size:
             raise ValueError(f"{len(pieces)} pieces for a head of {sizes.pieces}")
     weights: dict[str, Tensor] = unpack_rows(state, "directory")
-    return fill(lambda: CtcHead(sizes), weights, "directory", folder), pieces, tokens
+    ngram = NGram.load(folder / NGRAM) if (folder / NGRAM).is_file() else None
+    return fill(lambda: CtcHead(sizes), weights, "directory", folder), pieces, tokens, ngram
 
 
 def _card(head: CtcHead, tokens: HeardTokens, trained: str) -> str:

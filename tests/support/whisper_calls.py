@@ -13,6 +13,7 @@ from mmdec.decode.tree import trees_from_lists
 from mmdec.drafters.ctc import Ctc
 from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig
 from mmdec.nn.medusa import Kind, MedusaConfig, MedusaHeads
+from mmdec.phonetics.ngram import NGram
 from mmdec.phonetics.token_pieces import Merges, TokenPieces
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 from tests.support.tiny_whisper import (
@@ -183,8 +184,9 @@ def assert_same(found: Any, wanted: Any) -> None:
 
 
 def ctc(kind: str, seed: int = 0, d_states: int = 32) -> Ctc:
-    """A head of random weights that hears something in every frame ("babbling"), now and then ("random"), or nothing
-    but marks and silence ("marks"). Tokens 0 to 39 are bytes, those up to 59 are made of two others."""
+    """A head of random weights that hears something in every frame ("babbling"), now and then ("random"; "ngram": with
+    one), or nothing but marks and silence ("marks"). Tokens 0 to 39 are bytes, those up to 59 are made of two
+    others."""
     generator = torch.Generator().manual_seed(seed)
     alphabet = [value - 64 if 64 <= value < 104 else -1 for value in range(256)]
     rows = [(*torch.randint(0, token, (2,), generator=generator).tolist(), token) for token in range(40, TEXT)]
@@ -194,4 +196,6 @@ def ctc(kind: str, seed: int = 0, d_states: int = 32) -> Ctc:
     with torch.no_grad():
         head.output.weight.mul_(20)
         head.output.bias[:2] += {"babbling": torch.tensor([-99.0, -9]), "marks": torch.tensor([9.0, 9])}.get(kind, 0.0)
-    return Ctc(head, pieces, TIMESTAMPS, EOT)
+    texts = [torch.randint(2, len(pieces), (9,), generator=generator).tolist() for _ in range(9)]
+    model = NGram.build([list(map(str, text)) for text in texts], order=3) if kind == "ngram" else None
+    return Ctc(head, pieces, TIMESTAMPS, EOT, model)

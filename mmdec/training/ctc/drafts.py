@@ -3,9 +3,9 @@
 python -m mmdec.training.ctc.drafts --checkpoint runs/drafts/checkpoints/last.ckpt --pieces runs/drafts/pieces.json \\
     --model MODEL --corpus data/passages/manifest.tsv --split dev --states runs/drafts --out models/NAME-ctc
 
-Each recording is a window of its own, cut to 30 s. For each size of chain: tokens a round, were every round drafted; and words of the head's text that are not in the
-model's. Nothing is decoded but windows whose transcript is not kept yet. `--out` writes the folder that
-`drafter=FOLDER` takes.
+Each recording is a window of its own, cut to 30 s. For each size of chain: tokens a round, were every round drafted;
+and words of the head's text that are not in the model's. Nothing is decoded but windows whose transcript is not kept
+yet. `--text` adds an n-gram; `--out` writes the folder that `drafter=FOLDER` takes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mmdec.decode.tree import single
-from mmdec.drafters.ctc import Ctc
+from mmdec.drafters.ctc import Ctc, piece_ngram
 from mmdec.hub.ctc import HeardTokens, save_ctc, token_merges
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from mmdec.nn.ctc_head import CtcHead
@@ -99,6 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--states", type=Path, help="the folder of kept states and transcripts")
     parser.add_argument("--threshold", type=float, default=0.0, help="chance below which a chain ends")
     parser.add_argument("--out", type=Path, help="write the drafter's folder here")
+    parser.add_argument("--text", type=Path, nargs="*", default=[], help="texts, one a line, for an n-gram of pieces")
+    parser.add_argument("--entries", type=int, help="of the n-gram's highest order at most")
     parser.add_argument("--base", default="", help="the model's public name, for the card")
     parser.add_argument("--trained", default="", help="what the head was trained on, for the card")
     given = parser.parse_args(arguments)
@@ -106,10 +108,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         whisper, head = load_whisper(given.model), load_head(given.checkpoint, given.average)
         pieces = TokenPieces(token_merges(whisper.tokenizer), read_pieces(given.pieces))
         tokens = heard_tokens(whisper, given.base)
+        texts = [line for path in given.text for line in path.read_text(encoding="utf-8").splitlines()]
+        ngram = piece_ngram(texts, pieces, entries=given.entries) if texts else None
         if given.out is not None:
-            print(save_ctc(given.out, head, pieces, tokens, given.trained))
+            print(save_ctc(given.out, head, pieces, tokens, ngram, given.trained))
         if given.corpus is not None:
-            _measure(given, whisper, Ctc(head, pieces, tokens.first_time, tokens.end))
+            _measure(given, whisper, Ctc(head, pieces, tokens.first_time, tokens.end, ngram))
     except MmdecError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import mmdec
-from mmdec.drafters.ctc import FLOOR, Alignment, Ctc, Memory, Row
+from mmdec.drafters.ctc import FLOOR, LENGTH, WEIGHT, Alignment, Ctc, Memory, Row
 from mmdec.hub.ctc import HeardTokens, load_ctc, read_ctc, save_ctc, token_merges
 from mmdec.hub.drafters import load_drafter
 from mmdec.hub.whisper import load_whisper
 from mmdec.nn.ctc_head import BLANK, CtcHead, CtcHeadConfig
+from mmdec.phonetics.ngram import NGram
 from mmdec.phonetics.token_pieces import FIRST, MARK, Merges, TokenPieces, frequent_tokens
 from mmdec.training.ctc.drafts import heard_tokens
 from mmdec.types import Draft, InputError, Plan, Scores, Verdict
@@ -70,7 +71,7 @@ def drafter() -> Ctc:
 
 
 def run(made: Ctc, path: list[int], accepted: list[int], nodes: int = 12, timed: bool = False) -> list[int]:
-    row = Row(timed, alignment=Alignment(spoken(path, len(made.pieces))))
+    row = Row(timed, TIMESTAMPS, alignment=Alignment(spoken(path, len(made.pieces))))
     memory = Memory(torch.zeros(1, 1, 32), [row])
     tokens = torch.tensor([accepted])
     verdict = Verdict(tokens, tokens[:, -1], tokens[:, -1] < 0, tokens, torch.tensor([len(accepted)]))
@@ -91,21 +92,74 @@ def test_what_is_heard_is_drafted_in_the_models_own_tokens() -> None:
     assert run(made, path, [1], nodes=1) == [42]
 
 
+def test_an_ngram_chooses_among_what_is_heard() -> None:
+    """ "a" or "e" is heard, as likely; which of them follows "s" the n-gram knows."""
+    made = drafter()
+    s, a, e = (made.pieces.of_token(number)[0] for number in (19, 1, 5))
+    table = np.exp(spoken([s, 0, a, 0], len(made.pieces)))
+    table[2] = 0.01
+    table[2, [a, e]] = 0.36, 0.35
+    row = Row(False, TIMESTAMPS, alignment=Alignment(np.log(table)))
+    memory, roots = Memory(torch.zeros(1, 1, 32), [row]), torch.zeros(1, dtype=torch.long)
+    assert made.propose(memory, roots, Plan(2, 2)).tokens[0, 1:].tolist() == [19, 1]
+    for text, wanted in ((["s", "e"], [19, 5]), (["s", "a"], [19, 1])):
+        pieces = [str({"s": s, "e": e, "a": a}[letter]) for letter in text]
+        made.model = NGram.build([pieces] * 9, order=3, vocabulary=[str(s), str(e), str(a)])
+        assert made.propose(memory, roots, Plan(2, 2)).tokens[0, 1:].tolist() == wanted
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_beam_search_that_keeps_all_finds_the_likeliest_text(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(seed)
+    frames, size = 5, 3
+    logprobs = np.log(draw.dirichlet(np.full(size, 0.7), frames) + 1e-6)
+    monkeypatch.setattr("mmdec.drafters.ctc.WIDTH", 10_000)
+    monkeypatch.setattr("mmdec.drafters.ctc.LEAST", -99.0)
+    monkeypatch.setattr("mmdec.drafters.ctc.SILENT", 0.0)
+    model = NGram.build([["1", "2"], ["2", "2", "1"]], order=2, vocabulary=["1", "2"])
+    best: dict[tuple[int, ...], float] = {}
+    for path in itertools.product(range(size), repeat=frames):
+        text = tuple(collapsed(path))
+        score = sum(logprobs[frame, piece] for frame, piece in enumerate(path))
+        best[text] = max(best.get(text, -np.inf), score)
+
+    def worth(text: tuple[int, ...]) -> float:
+        context, total = "", best[text]
+        for piece in text:
+            total += LENGTH if piece == MARK else LENGTH + WEIGHT * model.score(context, str(piece))
+            context = context if piece == MARK else model.advance(context, str(piece))
+        return total
+
+    found = Alignment(logprobs).likeliest(0, frames, model, "")
+    assert worth(tuple(piece for piece, _, _ in found)) == pytest.approx(max(map(worth, best)))
+    assert all(0 < chance <= 1 for _, _, chance in found)
+
+
 def test_segments_end_where_a_mark_is_heard() -> None:
     made = drafter()
-    a, e = (made.pieces.of_token(number)[0] for number in (1, 5))
-    path = [0, a, 0, MARK, MARK, 0, e, 0, 0, 0]  # a frame is 0.02 s here
-    first, last = TIMESTAMPS + 3, TIMESTAMPS + 6
-    assert run(made, path, [1], timed=True) == [first, first, 5, last, EOT]
-    assert run(made, path, [1, TIMESTAMPS + 5], timed=True)[:2] == [TIMESTAMPS + 5, 5]
-    assert run(made, path, [1, TIMESTAMPS + 5, TIMESTAMPS + 5], timed=True)[:1] == [5]
-    assert run(made, path, [1]) == [5, EOT]
+    a, e, space = (made.pieces.of_token(number)[0] for number in (1, 5, 0))
+    path = [0, a, 0, MARK, MARK, 0, space, e, 0, 0]  # a frame is 0.02 s here
+    first, last = TIMESTAMPS + 3, TIMESTAMPS + 7
+    assert run(made, path, [1], timed=True) == [first, first, 0, 5, last, EOT]
+    assert run(made, path, [1, TIMESTAMPS + 5], timed=True) == [TIMESTAMPS + 5, 0, 5, last, EOT]
+    assert run(made, path, [1, TIMESTAMPS + 5, TIMESTAMPS + 5], timed=True) == [0, 5, last, EOT]
+    assert run(made, path, [1]) == [0, 5, EOT]
+
+
+def test_the_rest_of_a_word_that_was_misheard_is_left_out() -> None:
+    made = drafter()
+    space, s, t, e, a = (made.pieces.of_token(number)[0] for number in (0, 19, 20, 5, 1))
+    path = [space, s, t, 0, space, a, 0, 0]  # " st a"
+    assert run(made, path, [0, 19]) == [20, 0, 1, EOT]
+    assert run(made, path, [0, 5]) == [0, 1, EOT]  # " e" for " s": no "t" will follow
+    path = [0, e, 0, MARK, 0, e, t, space, a, 0]
+    assert run(made, path, [5, TIMESTAMPS + 5, TIMESTAMPS + 5], timed=True)[:2] == [0, 1]  # words begin with a space
 
 
 def test_a_chain_ends_where_the_head_is_unsure() -> None:
     made = drafter()
     a, e = (made.pieces.of_token(number)[0] for number in (1, 5))
-    row = Row(False, alignment=Alignment(np.concatenate([spoken([a, 0], 31), spoken([e, 0], 31, 0.3)])))
+    row = Row(False, TIMESTAMPS, alignment=Alignment(np.concatenate([spoken([a, 0], 31), spoken([e, 0], 31, 0.3)])))
     memory = Memory(torch.zeros(1, 1, 32), [row])
     roots = torch.zeros(1, dtype=torch.long)
     assert made.propose(memory, roots, Plan(9, 9, threshold=0.5)).tokens[0, 1:].tolist() == [1]
@@ -136,7 +190,7 @@ def test_rare_tokens_are_taken_apart() -> None:
 def test_a_folder_drafts_for_its_model_alone(tmp_path: Path) -> None:
     made, model = ctc("random"), whisper()
     tokens = HeardTokens(TIMESTAMPS, EOT, VOCABULARY, "somebody/whisper")
-    folder = save_ctc(tmp_path / "ctc", made.head, made.pieces, tokens, "Trained on nothing.")
+    folder = save_ctc(tmp_path / "ctc", made.head, made.pieces, tokens, trained="Trained on nothing.")
     found = load_drafter(folder, model)
     assert isinstance(found, Ctc)
     assert found.pieces.kept == made.pieces.kept
@@ -144,6 +198,10 @@ def test_a_folder_drafts_for_its_model_alone(tmp_path: Path) -> None:
     for name, value in made.head.state_dict().items():
         torch.testing.assert_close(found.head.state_dict()[name], value, rtol=0.02, atol=0.05)
     again = save_ctc(tmp_path / "again", *read_ctc(folder))
+    assert found.model is None
+    model = NGram.build([["2", "3", "4"]] * 3, order=3)
+    save_ctc(tmp_path / "ngram", made.head, made.pieces, tokens, model)
+    assert load_ctc(tmp_path / "ngram", whisper()).model is not None
     assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     with pytest.raises(InputError, match=r"`model` must have 32 channels .* somebody/whisper"):
         load_ctc(folder, whisper(d_model=48))
