@@ -441,6 +441,8 @@ def test_what_eagle3_cannot_be(tmp_path: Path, change: dict[str, Any], settings:
         ({"speculators_model_type": "dflash"}, "DFlash, which .* yet"),
         ({"speculators_model_type": "dspark"}, "DSpark"),
         ({"speculators_model_type": "mtp"}, "MTP"),
+        ({"architectures": ["DSparkDraftModel"], "dflash_config": {"markov_rank": 256}}, "DSpark"),
+        ({"architectures": ["DominoDraftModel"]}, "Domino"),
         ({"speculators_model_type": "owl"}, "'owl'"),
         ({}, "DFlash"),
     ],
